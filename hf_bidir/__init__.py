@@ -1,0 +1,65 @@
+"""Signed ("bidirectional") attention for the Hugging Face ecosystem."""
+
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForImageClassification,
+    AutoModelForMaskedLM,
+    AutoModelForMultipleChoice,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+
+from hf_bidir.modeling.activations import register_attn_activation, tanhmax
+from hf_bidir.modeling.attention import bidir_attention
+from hf_bidir.modeling.configuration_bidir_bert import BidirBertConfig
+from hf_bidir.modeling.configuration_bidir_vit import BidirViTConfig
+from hf_bidir.modeling.modeling_bidir_bert import (
+    BidirBertForMaskedLM,
+    BidirBertForMultipleChoice,
+    BidirBertForQuestionAnswering,
+    BidirBertForSequenceClassification,
+    BidirBertForTokenClassification,
+    BidirBertModel,
+)
+from hf_bidir.modeling.modeling_bidir_vit import BidirViTForImageClassification, BidirViTModel
+
+__all__ = [
+    "BidirBertConfig",
+    "BidirBertForMaskedLM",
+    "BidirBertForMultipleChoice",
+    "BidirBertForQuestionAnswering",
+    "BidirBertForSequenceClassification",
+    "BidirBertForTokenClassification",
+    "BidirBertModel",
+    "BidirViTConfig",
+    "BidirViTForImageClassification",
+    "BidirViTModel",
+    "bidir_attention",
+    "register_attn_activation",
+    "tanhmax",
+]
+__version__ = "0.1.0"
+
+# A registered class wins over a checkpoint's remote code, so every head is registered, never only some.
+for _config, _heads in (
+    (
+        BidirBertConfig,
+        {
+            AutoModel: BidirBertModel,
+            AutoModelForMaskedLM: BidirBertForMaskedLM,
+            AutoModelForMultipleChoice: BidirBertForMultipleChoice,
+            AutoModelForQuestionAnswering: BidirBertForQuestionAnswering,
+            AutoModelForSequenceClassification: BidirBertForSequenceClassification,
+            AutoModelForTokenClassification: BidirBertForTokenClassification,
+        },
+    ),
+    (
+        BidirViTConfig,
+        {AutoModel: BidirViTModel, AutoModelForImageClassification: BidirViTForImageClassification},
+    ),
+):
+    AutoConfig.register(_config.model_type, _config, exist_ok=True)
+    for _auto, _head in _heads.items():
+        _auto.register(_config, _head, exist_ok=True)

@@ -1,0 +1,132 @@
+"""Attention activations: functions that turn scores into coefficients.
+
+Every activation has the signature `fn(scores, keep=None, dim=-1)`; `tanhmax` also takes `negative_mass`. A user's own
+function joins the built-in ones under a name, by `register_attn_activation`, and a config can then name it.
+"""
+
+import math
+from collections.abc import Callable
+from difflib import get_close_matches
+
+import torch
+from torch import Tensor
+
+
+def tanhmax(scores: Tensor, keep: Tensor | None = None, dim: int = -1, negative_mass: float | Tensor = 1.0) -> Tensor:
+    """Signed softmax, `(e^s - λ e^-s) / sum(e^s + λ e^-s)`: TanhMax at `λ = 1`, softmax at `λ = 0`.
+
+    Args:
+        scores: any shape, finite; fp16 and bf16 are computed in fp32.
+        keep: boolean, broadcastable to `scores`; True = attend. A row with nothing to attend to gives zeros.
+        dim: the dimension of the keys.
+        negative_mass: `λ` in [0, 1], a number or a tensor broadcastable to `scores` (`[heads, 1, 1]`: one per head).
+            A tensor entry of exactly 0 is softmax and gets no gradient of its own.
+
+    Returns:
+        Coefficients of the shape and dtype of `scores`, in [-1, 1], whose absolute values sum to at most 1.
+
+    Raises:
+        ValueError: a negative mass outside [0, 1].
+
+    Source: Huang, Yang, Wang 2024 (doi 10.6339/24-JDS1134) for `λ = 1`.
+    """
+    check_negative_mass(negative_mass)
+    if isinstance(negative_mass, Tensor):
+        shift = score_shift(negative_mass.clamp_min(torch.finfo(torch.float32).tiny))
+        coefficients = _shifted_tanhmax(scores, keep, dim, shift.to(scores.device))
+        if torch.compiler.is_compiling() or bool((negative_mass == 0).any()):
+            coefficients = torch.where(negative_mass == 0, softmax(scores, keep, dim), coefficients)
+        return coefficients
+    if negative_mass == 0:
+        return softmax(scores, keep, dim)
+    return _shifted_tanhmax(scores, keep, dim, score_shift(negative_mass))
+
+
+def softmax(scores: Tensor, keep: Tensor | None = None, dim: int = -1) -> Tensor:
+    """Softmax over the kept keys; same shapes as `tanhmax`. A row with nothing to attend to gives zeros, not NaN."""
+    if keep is None:
+        return _in_fp32(scores).softmax(dim).to(scores.dtype)
+    # An empty row keeps its scores, so that no NaN arises in it, and is zeroed like every dropped key afterwards.
+    dropped = ~keep & keep.any(dim, keepdim=True)
+    return _in_fp32(scores).masked_fill(dropped, -math.inf).softmax(dim).masked_fill(~keep, 0).to(scores.dtype)
+
+
+def tanh(scores: Tensor, keep: Tensor | None = None, dim: int = -1) -> Tensor:
+    """Element-wise `tanh(scores)`, not normalised over the keys (`dim` is unused); dropped keys get 0."""
+    coefficients = scores.tanh()
+    return coefficients if keep is None else coefficients.masked_fill(~keep, 0)
+
+
+def score_shift(negative_mass: float | Tensor) -> float | Tensor:
+    """The number that added to every score turns `λ = 1` into `λ = negative_mass`: `-log(λ) / 2`, for `λ > 0`.
+
+    `e^s - λ e^-s` is `2 sqrt(λ) sinh(s - log(λ) / 2)`, and the same holds of `cosh` in the normaliser.
+    """
+    return -0.5 * (negative_mass.log() if isinstance(negative_mass, Tensor) else math.log(negative_mass))
+
+
+def check_negative_mass(negative_mass: float | Tensor) -> None:
+    """Raise ValueError unless every entry lies in [0, 1]; a tensor is not inspected while torch.compile traces."""
+    if isinstance(negative_mass, Tensor):
+        valid = torch.compiler.is_compiling() or bool(((negative_mass >= 0) & (negative_mass <= 1)).all())
+    else:
+        valid = 0 <= negative_mass <= 1
+    if not valid:
+        raise ValueError(
+            f"negative_mass must lie in [0, 1] (0 is softmax, 1 is TanhMax), got {negative_mass}; "
+            "set attn_negative_mass in the config, or the argument negative_mass, to a value in that range."
+        )
+
+
+def _shifted_tanhmax(scores: Tensor, keep: Tensor | None, dim: int, shift: float | Tensor) -> Tensor:
+    """`sinh(s) / sum cosh(s)` at `s = scores + shift`, without overflow and without cancellation near 0.
+
+    With `m = max|s|`, `sinh` and `cosh` are `e^(|s| - m) (1 ∓ e^(-2|s|))` up to one factor that cancels. `expm1` is
+    exact where `e^s - e^-s` would subtract two near-equal numbers. The sign enters as a constant that is never 0:
+    `torch.abs` and `torch.sign` have gradient 0 at `s = 0`, where the true Jacobian is `1/N`.
+    """
+    shifted = _in_fp32(scores) + shift
+    if keep is not None:
+        shifted = shifted.masked_fill(~keep, 0)
+    sign = torch.where(shifted < 0, -1.0, 1.0).to(shifted.dtype)
+    magnitude = sign * shifted
+    weight = (magnitude - magnitude.detach().amax(dim, keepdim=True)).exp()
+    if keep is not None:
+        weight = weight.masked_fill(~keep, 0)
+    decay = (-2 * magnitude).expm1()
+    total = (weight * (2 + decay)).sum(dim, keepdim=True)
+    if keep is not None:
+        total = total.masked_fill(total == 0, 1)
+    return (-sign * weight * decay / total).to(scores.dtype)
+
+
+def _in_fp32(scores: Tensor) -> Tensor:
+    """fp16 and bf16 as fp32; fp32 and fp64 as they are."""
+    return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+
+
+_ACTIVATIONS: dict[str, Callable[..., Tensor]] = {"softmax": softmax, "tanh": tanh, "tanhmax": tanhmax}
+
+
+def register_attn_activation(name: str, fn: Callable[..., Tensor]) -> None:
+    """Make `fn(scores, keep=None, dim=-1) -> coefficients` available as `attn_activation=name` in every config.
+
+    The function is not saved with a checkpoint: whoever loads one that names it registers it first.
+
+    Raises:
+        ValueError: the name is taken by another function, or `fn` cannot be called.
+    """
+    if not callable(fn):
+        raise ValueError(f"attn_activation {name!r} needs a function fn(scores, keep=None, dim=-1), got {fn!r}.")
+    if _ACTIVATIONS.get(name, fn) is not fn:
+        raise ValueError(f"attn_activation {name!r} is already registered as {_ACTIVATIONS[name]}; choose another name.")
+    _ACTIVATIONS[name] = fn
+
+
+def get_attn_activation(name: str) -> Callable[..., Tensor]:
+    """The function registered under `name`; ValueError lists the known names and the nearest one."""
+    if name not in _ACTIVATIONS:
+        nearest = get_close_matches(str(name), _ACTIVATIONS, n=1)
+        hint = f' Did you mean "{nearest[0]}"?' if nearest else " Add your own with register_attn_activation."
+        raise ValueError(f'attn_activation="{name}" is not known; choose one of: {", ".join(sorted(_ACTIVATIONS))}.{hint}')
+    return _ACTIVATIONS[name]

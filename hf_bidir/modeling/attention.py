@@ -1,0 +1,216 @@
+"""Attention with a free choice of activation: query, key, value -> context, one function per implementation."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers.utils import logging
+
+from .activations import check_negative_mass, get_attn_activation, score_shift, tanhmax
+from .chunked_attention import chunked_tanhmax_attention
+
+logger = logging.get_logger(__name__)
+
+IMPLEMENTATIONS = ("auto", "eager", "chunked", "compiled", "lift")
+
+NegativeMass = float | Sequence[float] | Tensor
+
+
+def bidir_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keep: Tensor | None = None,
+    *,
+    activation: str = "tanhmax",
+    negative_mass: NegativeMass = 1.0,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    implementation: str = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """Multi-head attention whose coefficients may be negative.
+
+    Args:
+        query: `[batch, heads, queries, head_dim]`.
+        key, value: `[batch, heads, keys, head_dim]`; the values may have another last size, which the context takes.
+        keep: boolean, `[batch or 1, heads or 1, queries or 1, keys]`, True = attend; None = attend everywhere.
+        activation: a built-in or registered name (`activations.py`).
+        negative_mass: `λ` of TanhMax in [0, 1], one number or one per head (a sequence or a tensor of `heads`
+            entries); the other activations do not have one.
+        scaling: factor on the scores, by default `head_dim ** -0.5`.
+        dropout: probability in [0, 1) of dropping a coefficient; give 0 outside training.
+        implementation:
+            "eager"     materialises and returns the coefficients; the only one for registered activations;
+            "chunked"   piece by piece with its own backward (`chunked_attention.py`), O(length) memory;
+            "lift"      softmax attention over the keys `[K; -K]` and values `[V; -V]` on torch's SDPA, O(length)
+                        memory on any of its kernels; refuses dropout, which would split the two halves;
+            "compiled"  torch.compile of the eager path, where a compiler exists;
+            "auto"      the fastest of them for this activation, device and dropout; logs its choice once.
+
+    Returns:
+        The context `[batch, heads, queries, head_dim]`, and the coefficients `[batch, heads, queries, keys]` (after
+        dropout) from "eager", else None. A query with nothing to attend to gets a context of zeros.
+
+    Raises:
+        ValueError: shapes that do not fit, a mask that is not boolean, an unknown name, an impossible combination.
+    """
+    _check_shapes(query, key, value, keep)
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    negative_mass = _per_head(negative_mass, query) if activation == "tanhmax" else 1.0
+    if isinstance(negative_mass, float) and negative_mass == 0:
+        activation = "softmax"
+    if implementation == "auto":
+        implementation = _choose(query.device.type, activation, negative_mass, dropout)
+    if implementation == "eager":
+        return eager_attention(query, key, value, keep, activation, negative_mass, scaling, dropout)
+    if implementation == "compiled":
+        compiled = _compiled_eager()
+        return compiled(query, key, value, keep, activation, negative_mass, scaling, dropout)[0], None
+    _check_fast_path(implementation, activation, negative_mass, dropout)
+    if activation == "softmax":
+        return softmax_attention(query, key, value, keep, scaling, dropout), None
+    shift = None if isinstance(negative_mass, float) and negative_mass == 1 else _shift(negative_mass, query)
+    if implementation == "lift":
+        return lifted_attention(query, key, value, keep, shift, scaling), None
+    return chunked_tanhmax_attention(query, key, value, keep, shift=shift, scaling=scaling, dropout=dropout), None
+
+
+def eager_attention(query, key, value, keep, activation, negative_mass, scaling, dropout) -> tuple[Tensor, Tensor]:
+    """The plain path: scores, coefficients, dropout, context; arguments as in `bidir_attention`."""
+    scores = query @ key.transpose(-1, -2) * scaling
+    if activation == "tanhmax":
+        coefficients = tanhmax(scores, keep, negative_mass=negative_mass)
+    else:
+        coefficients = get_attn_activation(activation)(scores, keep)
+    coefficients = F.dropout(coefficients, dropout)
+    return coefficients @ value, coefficients
+
+
+def softmax_attention(query, key, value, keep, scaling, dropout=0.0) -> Tensor:
+    """torch's SDPA, with zeros instead of NaN for a query that may attend to nothing."""
+    context = F.scaled_dot_product_attention(query, key, value, keep, dropout, scale=scaling)
+    return context if keep is None else context.masked_fill(~keep.any(-1, keepdim=True), 0)
+
+
+def lifted_attention(query, key, value, keep, shift, scaling) -> Tensor:
+    """TanhMax as softmax over twice the keys: `[K; -K]`, `[V; -V]`, the mask repeated (DESIGN: bipolar lift).
+
+    With a `shift` (`[heads, 1, 1]`) the scores of the two halves get `+shift` and `-shift`.
+    """
+    keys, values = torch.cat([key, -key], 2), torch.cat([value, -value], 2)
+    mask = None if keep is None else torch.cat([keep, keep], -1)
+    if shift is not None:
+        mask = _lifted_bias(shift, mask, key.shape[2]).to(query.dtype)
+    context = F.scaled_dot_product_attention(query, keys, values, mask, scale=scaling)
+    return context if keep is None else context.masked_fill(~keep.any(-1, keepdim=True), 0)
+
+
+def _lifted_bias(shift: Tensor, mask: Tensor | None, length: int) -> Tensor:
+    """`[batch or 1, heads, queries or 1, 2 * length]`: +shift, then -shift, and -inf where the mask drops a key."""
+    bias = torch.cat([shift.expand(-1, 1, length), -shift.expand(-1, 1, length)], -1).unsqueeze(0)
+    if mask is None:
+        return bias
+    # A query without any key keeps its finite scores, so that no NaN arises; its context is zeroed afterwards.
+    return bias.masked_fill(~mask & mask.any(-1, keepdim=True), -torch.inf)
+
+
+def keep_mask(attention_mask: Tensor | None) -> Tensor | None:
+    """Every 4-d mask that transformers hands to an attention layer, as one boolean keep-mask.
+
+    None stays None; boolean (sdpa) is one already; additive float (eager) keeps 0 and drops -10000 and below. Adding
+    such a number to the scores would be wrong here: `e^-s` would give the dropped key all of the weight.
+    """
+    if attention_mask is None or attention_mask.dtype == torch.bool:
+        return attention_mask
+    if not attention_mask.is_floating_point():
+        return attention_mask != 0
+    return attention_mask > -1e4
+
+
+def _choose(device: str, activation: str, negative_mass: float | Tensor, dropout: float) -> str:
+    """The fastest exact implementation; `benchmarks/attention.py` measures them.
+
+    Under torch.compile it is the eager formula, which the compiler fuses.
+    """
+    if activation == "softmax":
+        return "lift"  # without a negative half: torch's SDPA itself
+    if activation != "tanhmax" or torch.compiler.is_compiling() or _has_zero(negative_mass):
+        return "eager"
+    choice = "lift" if device == "cuda" and dropout == 0 else "chunked"
+    _log_choice(device, choice)
+    return choice
+
+
+@lru_cache
+def _log_choice(device: str, choice: str) -> None:
+    logger.info(f"signed attention on {device}: using the {choice} implementation")
+
+
+def _check_fast_path(implementation: str, activation: str, negative_mass: float | Tensor, dropout: float) -> None:
+    """Raise ValueError where `implementation` is unknown or cannot compute what is asked for."""
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"implementation={implementation!r} is not known; choose one of: {', '.join(IMPLEMENTATIONS)}.")
+    if activation not in ("tanhmax", "softmax"):
+        get_attn_activation(activation)
+        raise ValueError(f'attn_activation="{activation}" has no {implementation} path; use "eager" or "compiled".')
+    if implementation == "lift" and activation == "tanhmax" and dropout > 0:
+        raise ValueError(
+            f'implementation="lift" cannot apply dropout={dropout} to coefficients, only to the halves they are the '
+            'difference of; use "chunked", "compiled" or "eager", or dropout=0.'
+        )
+    if _has_zero(negative_mass):
+        raise ValueError(
+            f"implementation={implementation!r} needs every head's negative mass to be positive, got "
+            f'{negative_mass.flatten().tolist()}; use "eager" or "compiled" where softmax heads and signed heads mix.'
+        )
+
+
+@lru_cache
+def _compiled_eager():
+    return torch.compile(eager_attention, dynamic=True)
+
+
+def _per_head(negative_mass: NegativeMass, query: Tensor) -> float | Tensor:
+    """A float, or a tensor `[heads, 1, 1]` where the heads differ or the value is learned."""
+    if not isinstance(negative_mass, Tensor):
+        values = [negative_mass] if isinstance(negative_mass, int | float) else list(negative_mass)
+        if len(set(values)) == 1 and len(values) in (1, query.shape[1]):
+            check_negative_mass(values[0])
+            return float(values[0])
+        negative_mass = torch.tensor(values, dtype=torch.float32, device=query.device)
+    if negative_mass.numel() not in (1, query.shape[1]):
+        raise ValueError(
+            f"negative_mass needs one value, or one for each of the {query.shape[1]} heads, got {negative_mass.numel()}."
+        )
+    check_negative_mass(negative_mass)
+    return negative_mass.reshape(-1, 1, 1)
+
+
+def _shift(negative_mass: float | Tensor, query: Tensor) -> Tensor:
+    """`score_shift` as a tensor `[heads, 1, 1]` in the precision of the scores."""
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    if isinstance(negative_mass, float):
+        return torch.full((query.shape[1], 1, 1), score_shift(negative_mass), dtype=dtype, device=query.device)
+    return score_shift(negative_mass.to(query.device, dtype)).expand(query.shape[1], 1, 1)
+
+
+def _has_zero(negative_mass: float | Tensor) -> bool:
+    return isinstance(negative_mass, Tensor) and not negative_mass.requires_grad and bool((negative_mass == 0).any())
+
+
+def _check_shapes(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> None:
+    """Raise ValueError that prints the shapes where they do not fit."""
+    shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
+    if query.dim() != 4 or key.dim() != 4 or value.shape[:3] != key.shape[:3]:
+        raise ValueError(f"expected [batch, heads, length, head_dim] with equal key and value lengths, got {shapes}.")
+    if query.shape[:2] != key.shape[:2] or query.shape[3] != key.shape[3]:
+        raise ValueError(f"query and key must agree in batch, heads and head_dim, got {shapes}.")
+    if keep is None:
+        return
+    if keep.dtype != torch.bool:
+        raise ValueError(f"keep must be boolean (True = attend), got {keep.dtype}; keep_mask() converts other masks.")
+    full = (*query.shape[:3], key.shape[2])
+    if keep.dim() != 4 or keep.shape[3] != full[3] or any(k not in (1, n) for k, n in zip(keep.shape, full)):
+        raise ValueError(f"keep must broadcast to [batch, heads, queries, keys] = {full}, got {tuple(keep.shape)}.")

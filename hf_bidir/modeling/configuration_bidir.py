@@ -1,0 +1,54 @@
+"""The config fields that every bidir model has, and what they may hold."""
+
+from .activations import check_negative_mass, get_attn_activation
+
+ATTN_IMPLEMENTATIONS = ("sdpa", "eager")
+
+
+def check_bidir_config(config) -> None:
+    """Raise ValueError where a config asks for what a bidir model cannot do.
+
+    Args:
+        config: has `attn_activation` (a known name) and `attn_negative_mass` (`λ` in [0, 1]: one number, or a list
+            with one entry per layer, each a number or a list with one number per head).
+    """
+    get_attn_activation(config.attn_activation)
+    _check_negative_mass_field(config.attn_negative_mass, config.num_hidden_layers, config.num_attention_heads)
+    if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
+        raise ValueError(
+            f"{type(config).__name__} describes an encoder; got is_decoder={getattr(config, 'is_decoder', False)}, "
+            f"add_cross_attention={getattr(config, 'add_cross_attention', False)}. Leave both False."
+        )
+    position_type = getattr(config, "position_embedding_type", "absolute") or "absolute"
+    if position_type != "absolute":
+        raise ValueError(f'position_embedding_type must be "absolute", got "{position_type}".')
+
+
+def check_attn_implementation(name: str | None) -> None:
+    """Raise ValueError unless `name` is a backend that computes signed coefficients (None: not chosen yet)."""
+    if name not in (None, *ATTN_IMPLEMENTATIONS):
+        raise ValueError(
+            f'attn_implementation="{name}" cannot compute signed attention; choose "sdpa" (the fastest exact path '
+            'for the device, the default) or "eager" (returns the coefficients).'
+        )
+
+
+def layer_negative_mass(config, layer: int) -> float | list[float]:
+    """`λ` of one layer: one number, or one per head."""
+    mass = config.attn_negative_mass
+    return mass if isinstance(mass, int | float) else mass[layer]
+
+
+def _check_negative_mass_field(mass, layers: int, heads: int) -> None:
+    expected = f"a number in [0, 1], or a list of {layers} (one per layer), each a number or a list of {heads} (heads)"
+    if isinstance(mass, int | float):
+        check_negative_mass(mass)
+        return
+    if not isinstance(mass, list | tuple) or len(mass) != layers:
+        raise ValueError(f"attn_negative_mass must be {expected}; got {mass!r}.")
+    for per_layer in mass:
+        values = per_layer if isinstance(per_layer, list | tuple) else [per_layer] * heads
+        if len(values) != heads or not all(isinstance(v, int | float) for v in values):
+            raise ValueError(f"attn_negative_mass must be {expected}; got the layer {per_layer!r}.")
+        for value in values:
+            check_negative_mass(value)

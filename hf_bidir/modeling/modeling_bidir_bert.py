@@ -1,0 +1,84 @@
+"""BERT with signed attention: the stock transformers heads, each with its self-attention retyped."""
+
+from transformers.models.bert.modeling_bert import (
+    BertForMaskedLM,
+    BertForMultipleChoice,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+    BertSelfAttention,
+)
+
+from .configuration_bidir_bert import BidirBertConfig
+from .modeling_bidir import BidirMixin, signed_self_attention
+
+
+class BidirBertSelfAttention(BertSelfAttention):
+    """Self-attention with the activation and the negative mass that the config names."""
+
+    def forward(
+        self,
+        hidden_states,
+        attention_mask=None,
+        head_mask=None,
+        encoder_hidden_states=None,
+        past_key_values=None,
+        *args,
+        **kwargs,
+    ):
+        """`[batch, length, hidden]` -> context `[batch, length, hidden]`, coefficients or None."""
+        for name, argument in (
+            ("head_mask", head_mask),
+            ("encoder_hidden_states", encoder_hidden_states),
+            ("past_key_values", past_key_values),
+        ):
+            if argument is not None:
+                raise ValueError(f"signed BERT is an encoder with all its heads: {name} is not supported, leave it out.")
+        return signed_self_attention(
+            self,
+            self.query(hidden_states),
+            self.key(hidden_states),
+            self.value(hidden_states),
+            attention_mask,
+            scaling=self.attention_head_size**-0.5,
+            dropout=self.dropout.p,
+        )
+
+
+class BidirBertMixin(BidirMixin):
+    config_class = BidirBertConfig
+    stock_attention = BertSelfAttention
+    signed_attention = BidirBertSelfAttention
+
+
+class BidirBertModel(BidirBertMixin, BertModel):
+    """`BertModel` with signed attention."""
+
+
+class BidirBertForSequenceClassification(BidirBertMixin, BertForSequenceClassification):
+    """`BertForSequenceClassification` with signed attention."""
+
+
+class BidirBertForMaskedLM(BidirBertMixin, BertForMaskedLM):
+    """`BertForMaskedLM` with signed attention."""
+
+
+class BidirBertForTokenClassification(BidirBertMixin, BertForTokenClassification):
+    """`BertForTokenClassification` with signed attention."""
+
+
+class BidirBertForQuestionAnswering(BidirBertMixin, BertForQuestionAnswering):
+    """`BertForQuestionAnswering` with signed attention."""
+
+
+class BidirBertForMultipleChoice(BidirBertMixin, BertForMultipleChoice):
+    """`BertForMultipleChoice` with signed attention."""
+
+
+BidirBertModel.register_for_auto_class("AutoModel")
+BidirBertForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")
+BidirBertForMaskedLM.register_for_auto_class("AutoModelForMaskedLM")
+BidirBertForTokenClassification.register_for_auto_class("AutoModelForTokenClassification")
+BidirBertForQuestionAnswering.register_for_auto_class("AutoModelForQuestionAnswering")
+BidirBertForMultipleChoice.register_for_auto_class("AutoModelForMultipleChoice")

@@ -1,0 +1,167 @@
+"""The activations against float64 arithmetic and against their defining properties."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
+from torch.autograd import gradcheck, gradgradcheck
+
+from hf_bidir import register_attn_activation, tanhmax
+from hf_bidir.modeling import activations
+from hf_bidir.modeling.activations import get_attn_activation, softmax
+
+moderate_rows = st_numpy.arrays(np.float64, st.tuples(st.integers(1, 4), st.integers(1, 9)), elements=st.floats(-30, 30))
+masses = st.floats(1e-6, 1.0)
+
+
+def defined(scores: np.ndarray, mass: float) -> np.ndarray:
+    """The definition, in float64 and without any trick."""
+    positive, negative = np.exp(scores), mass * np.exp(-scores)
+    return (positive - negative) / (positive + negative).sum(-1, keepdims=True)
+
+
+@given(moderate_rows, masses)
+def test_tanhmax_equals_its_definition_in_float64(scores, mass):
+    coefficients = tanhmax(torch.from_numpy(scores), negative_mass=mass)
+    np.testing.assert_allclose(coefficients.numpy(), defined(scores, mass), rtol=1e-9, atol=1e-12)
+
+
+@given(moderate_rows)
+def test_a_negative_mass_of_zero_is_softmax(scores):
+    scores = torch.from_numpy(scores)
+    assert torch.equal(tanhmax(scores, negative_mass=0.0), scores.softmax(-1))
+
+
+@given(moderate_rows)
+def test_tanhmax_is_odd(scores):
+    scores = torch.from_numpy(scores)
+    torch.testing.assert_close(tanhmax(-scores), -tanhmax(scores), rtol=0, atol=0)
+
+
+@given(moderate_rows, masses)
+def test_absolute_coefficients_sum_to_at_most_one(scores, mass):
+    total = tanhmax(torch.from_numpy(scores), negative_mass=mass).abs().sum(-1)
+    assert (total <= 1 + 1e-12).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@given(data=st.data())
+def test_every_finite_score_gives_finite_coefficients_and_gradients(dtype, data):
+    largest = torch.finfo(dtype).max
+    values = data.draw(st.lists(st.floats(-largest, largest, width=32), min_size=1, max_size=8))
+    scores = torch.tensor(values, dtype=torch.float64).clamp(-largest, largest).to(dtype).requires_grad_()
+    coefficients = tanhmax(scores)
+    coefficients.sum().backward()
+    assert coefficients.isfinite().all()
+    assert scores.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-4, 1e-2, 1.0, 20.0, 80.0])
+def test_fp32_keeps_six_digits_at_every_size_of_score(size):
+    scores = size * torch.linspace(-1, 1, 9, dtype=torch.float64)
+    exact = torch.sinh(scores) / torch.cosh(scores).sum()
+    torch.testing.assert_close(tanhmax(scores.float()).double(), exact, rtol=1e-5, atol=1e-38)
+
+
+def test_fp16_is_computed_in_fp32():
+    scores = torch.tensor([12.0, -12.0, 3.0], dtype=torch.float16)
+    torch.testing.assert_close(tanhmax(scores), tanhmax(scores.double()).half(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("length", [1, 5, 197])
+def test_the_jacobian_at_zero_is_the_identity_over_n(length):
+    jacobian = torch.autograd.functional.jacobian(tanhmax, torch.zeros(length, dtype=torch.float64))
+    torch.testing.assert_close(jacobian, torch.eye(length, dtype=torch.float64) / length)
+
+
+@pytest.mark.parametrize("mass", [1.0, 0.3, 1e-4])
+def test_gradients_pass_gradcheck_with_a_mask(mass):
+    torch.manual_seed(0)
+    scores = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    keep = torch.tensor([[1, 1, 0, 1, 1], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0]], dtype=torch.bool)
+    assert gradcheck(lambda s: tanhmax(s, keep, negative_mass=mass), scores)
+    assert gradgradcheck(lambda s: tanhmax(s, keep, negative_mass=mass), scores)
+
+
+def test_the_gradient_of_the_negative_mass_is_the_closed_form():
+    torch.manual_seed(0)
+    scores = torch.randn(4, 6, dtype=torch.float64)
+    mass = torch.tensor(0.4, dtype=torch.float64, requires_grad=True)
+    upstream = torch.randn(4, 6, dtype=torch.float64)
+    tanhmax(scores, negative_mass=mass).backward(upstream)
+    total = (scores.exp() + 0.4 * (-scores).exp()).sum(-1, keepdim=True)
+    negative = (-scores).exp() / total
+    coefficients = (scores.exp() - 0.4 * (-scores).exp()) / total
+    expected = -negative - coefficients * negative.sum(-1, keepdim=True)
+    torch.testing.assert_close(mass.grad, (expected * upstream).sum())
+
+
+def test_each_head_can_have_its_own_negative_mass():
+    torch.manual_seed(0)
+    scores = torch.randn(2, 3, 4, 5, dtype=torch.float64)
+    mass = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64).view(3, 1, 1)
+    coefficients = tanhmax(scores, negative_mass=mass)
+    for head, value in enumerate((0.0, 0.5, 1.0)):
+        np.testing.assert_allclose(coefficients[:, head].numpy(), defined(scores[:, head].numpy(), value), rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["softmax", "tanh", "tanhmax"])
+@settings(max_examples=30)
+@given(data=st.data())
+def test_a_masked_key_is_as_good_as_absent(name, data):
+    scores = torch.from_numpy(data.draw(moderate_rows))
+    kept = data.draw(st.lists(st.booleans(), min_size=scores.shape[1], max_size=scores.shape[1]).filter(any))
+    keep = torch.tensor(kept)
+    fn = get_attn_activation(name)
+    coefficients = fn(scores, keep.expand_as(scores))
+    torch.testing.assert_close(coefficients[:, keep], fn(scores[:, keep]))
+    assert (coefficients[:, ~keep] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["softmax", "tanh", "tanhmax"])
+def test_a_row_with_nothing_to_attend_to_gives_zeros_and_no_nan_gradient(name):
+    scores = torch.randn(2, 4, requires_grad=True)
+    keep = torch.tensor([[True] * 4, [False] * 4])
+    coefficients = get_attn_activation(name)(scores, keep)
+    coefficients.square().sum().backward()
+    assert (coefficients[1] == 0).all()
+    assert (scores.grad[1] == 0).all()
+    assert scores.grad[0].abs().sum() > 0
+
+
+def test_a_masked_key_with_the_largest_score_leaves_no_trace():
+    scores = torch.tensor([1.0, -2.0, torch.finfo(torch.float32).max])
+    keep = torch.tensor([True, True, False])
+    torch.testing.assert_close(tanhmax(scores, keep)[:2], tanhmax(scores[:2]))
+    torch.testing.assert_close(softmax(scores, keep)[:2], scores[:2].softmax(-1))
+
+
+def test_the_keys_may_lie_in_any_dimension():
+    scores = torch.randn(3, 4, 5)
+    torch.testing.assert_close(tanhmax(scores, dim=1), tanhmax(scores.transpose(1, 2)).transpose(1, 2))
+
+
+@pytest.mark.parametrize("mass", [-0.1, 1.5, math.nan, torch.tensor([0.2, 1.2])])
+def test_a_negative_mass_outside_0_1_is_refused(mass):
+    with pytest.raises(ValueError, match=r"negative_mass must lie in \[0, 1\].*got"):
+        tanhmax(torch.zeros(2), negative_mass=mass)
+
+
+def test_a_registered_activation_is_found_by_its_name(monkeypatch):
+    monkeypatch.setattr(activations, "_ACTIVATIONS", dict(activations._ACTIVATIONS))
+    register_attn_activation("uniform", lambda scores, keep=None, dim=-1: torch.ones_like(scores) / scores.shape[dim])
+    assert get_attn_activation("uniform")(torch.zeros(2, 4))[0, 0] == 0.25
+
+
+def test_a_taken_name_is_refused():
+    with pytest.raises(ValueError, match="already registered"):
+        register_attn_activation("softmax", lambda scores, keep=None, dim=-1: scores)
+
+
+def test_an_unknown_activation_names_the_known_ones_and_the_nearest():
+    with pytest.raises(ValueError, match='"tanmax" is not known; choose one of: softmax, tanh, tanhmax.*Did you mean "tanhmax"'):
+        get_attn_activation("tanmax")
