@@ -1,0 +1,85 @@
+"""Measuring honestly on a noisy machine: interleaved runs, medians, ratios, the machine's name beside them."""
+
+import ctypes
+import gc
+import os
+import platform
+import re
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+import transformers
+from tqdm import tqdm
+
+
+def interleaved_medians(tasks: Mapping[str, Callable[[], None]], repeats: int, warm_up: int = 3) -> dict[str, float]:
+    """Median seconds of each task, all tasks taking turns so that a slow spell of the machine meets them all."""
+    seconds: dict[str, list[float]] = {name: [] for name in tasks}
+    for round_number in tqdm(range(warm_up + repeats), leave=False, unit="round"):
+        for name, task in tasks.items():
+            start = time.perf_counter()
+            task()
+            _synchronize()
+            if round_number >= warm_up:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def peak_memory(task: Callable[[], None]) -> float | None:
+    """MiB by which the process grows at its peak during the task; on the GPU if there is one. None if unknown."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        task()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    if not Path("/proc/self/clear_refs").exists():
+        return None
+    # Without this, memory that an earlier task freed would still belong to the process and hide the growth.
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    task()
+    return (_status("VmHWM") - before) / 2**10
+
+
+def machine() -> str:
+    """One line: processor or GPU, threads, versions."""
+    if torch.cuda.is_available():
+        device = torch.cuda.get_device_name()
+    else:
+        device = f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    return f"{device}; torch {torch.__version__}, transformers {transformers.__version__}, Python {platform.python_version()}"
+
+
+def write_table(path: Path, title: str, notes: str, header: list[str], rows: list[list[str]]) -> None:
+    """Print a Markdown table and write it, with the machine it was measured on, to `path`."""
+    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}", *(f"| {' | '.join(row)} |" for row in rows)]
+    text = f"# {title}\n\n{machine()}\n\n{notes}\n\n" + "\n".join(lines) + "\n"
+    print(text)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+    print(f"written to {path}")
+
+
+def _processor() -> str:
+    try:
+        match = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        match = None
+    return match.group(1) if match else platform.processor() or platform.machine()
+
+
+def _status(field: str) -> int:
+    """A field of /proc/self/status, in KiB."""
+    return int(re.search(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text()).group(1))
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
