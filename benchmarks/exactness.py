@@ -1,0 +1,89 @@
+"""How equal are the things that must be equal? The largest absolute differences, on BERT-base and ViT-base shapes.
+
+    python benchmarks/exactness.py
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from measure import write_table
+from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTForImageClassification
+
+from hf_bidir import (
+    BidirBertConfig,
+    BidirBertForSequenceClassification,
+    BidirViTConfig,
+    BidirViTForImageClassification,
+    bidir_attention,
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "exactness.md")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    rows = [*softmax_mode(), *implementations(), padding_of_a_batch()]
+    table = [[name, f"{difference:.1e}", f"{bound:.0e}"] for name, difference, bound in rows]
+    notes = "Command: `python benchmarks/exactness.py`."
+    write_table(options.output, "Exactness, fp32", notes, ["compared", "largest difference", "to reach"], table)
+
+
+def softmax_mode():
+    """Logits of the stock model beside those of the bidir model with `attn_activation="softmax"`, same weights."""
+    cases = {
+        "BERT-base": (BertForSequenceClassification, BertConfig, BidirBertForSequenceClassification, BidirBertConfig),
+        "ViT-base": (ViTForImageClassification, ViTConfig, BidirViTForImageClassification, BidirViTConfig),
+    }
+    for name, (stock_class, stock_config, bidir_class, bidir_config) in cases.items():
+        inputs = sentences() if name.startswith("BERT") else {"pixel_values": torch.randn(2, 3, 224, 224)}
+        stock = stock_class(stock_config()).eval()
+        bidir = bidir_class(bidir_config(attn_activation="softmax")).eval()
+        bidir.load_state_dict(stock.state_dict())
+        difference = largest([logits(stock, inputs)], [logits(bidir, inputs)])
+        yield f"{name} in softmax mode and the stock model, logits", difference, 1e-6
+
+
+def sentences() -> dict[str, torch.Tensor]:
+    keep = (torch.arange(128) < torch.tensor([[128], [80], [31], [5]])).long()
+    return {"input_ids": torch.randint(1, 30522, (4, 128)) * keep, "attention_mask": keep}
+
+
+def implementations():
+    """Context and gradients of each implementation beside the plain path's, with padding."""
+    inputs = [torch.randn(4, 197, 12, 64).transpose(1, 2).detach().requires_grad_() for _ in range(3)]
+    upstream = torch.randn(4, 12, 197, 64)
+    keep = (torch.arange(197) < torch.tensor([[197], [120], [50], [3]]))[:, None, None]
+    for mass in (1.0, 0.3):
+        results = {}
+        for name in ("eager", "chunked", "compiled", "lift"):
+            context, _ = bidir_attention(*inputs, keep, negative_mass=mass, implementation=name)
+            results[name] = context, *torch.autograd.grad(context, inputs, upstream)
+        for name in ("chunked", "compiled", "lift"):
+            compared = f"{name} and eager at negative mass {mass}, context and gradients of query, key and value"
+            yield compared, largest(results[name], results["eager"]), 1e-5
+
+
+def padding_of_a_batch():
+    """Logits of padded sentences beside those of each sentence alone."""
+    model = BidirBertForSequenceClassification(BidirBertConfig()).eval()
+    batch = sentences()
+    alone = [
+        logits(model, {"input_ids": row[: keep.sum()].unsqueeze(0)})
+        for row, keep in zip(batch["input_ids"], batch["attention_mask"], strict=True)
+    ]
+    return "TanhMax BERT-base, padded batch and single sentences, logits", largest([logits(model, batch)], [torch.cat(alone)]), 1e-5
+
+
+@torch.no_grad()
+def logits(model, inputs) -> torch.Tensor:
+    return model(**inputs).logits
+
+
+def largest(first, second) -> float:
+    return max((a - b).abs().max().item() for a, b in zip(first, second, strict=True))
+
+
+if __name__ == "__main__":
+    main()
