@@ -1,0 +1,34 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint clean
+
+help:  ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(VENV)/installed  ## build .venv and install the project into it
+
+demo: install  ## fine-tune a TanhMax ViT on handwritten digits, reload it elsewhere, draw its attention
+	$(BIN)/python -m training.demo
+
+test: install  ## run the tests
+	$(BIN)/python -m pytest
+
+lint: install  ## check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+clean:  ## remove .venv and caches; runs/ stays
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is newer than pyproject.toml exactly when the installation is up to date.
+$(VENV)/installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "hf_bidir needs Python 3.10 or newer, and $(PYTHON) is " + sys.version.split()[0] + "; try: make install PYTHON=python3.12")'
+	@echo "Installing hf_bidir and its dependencies into $(VENV); the first time downloads PyTorch."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable '.[dev]'
+	@touch $@
+	@echo "Installed. Next: make demo, make test"

@@ -1,0 +1,108 @@
+"""Image classification data: read, check, augment, and turn into batches of pixels."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import transformers
+from datasets import Dataset, Image
+from PIL import Image as Pillow
+from PIL import ImageOps
+from torch import Tensor
+from tqdm.auto import tqdm
+from transformers import BaseImageProcessor
+
+from hf_bidir.finetune.arguments import ImageDataArguments
+from hf_bidir.finetune.errors import InputError, as_input_error
+from hf_bidir.finetune.image_files import DIGITS, read_digits, read_images
+from hf_bidir.finetune.splits import Splits, labelled_splits, raw_splits
+
+IMAGE_COLUMNS = ("image", "img", "pixels")
+LARGEST_GUESSED_SIZE = 224
+MEAN = STD = (0.5, 0.5, 0.5)
+
+
+def read_image_splits(data: ImageDataArguments) -> Splits:
+    """Read the splits with the columns `image` (decoded when a row is read) and `label`.
+
+    Raises:
+        InputError: the data cannot be used; see `labelled_splits`, and every image must be readable.
+    """
+    from_digits = data.dataset_name == DIGITS and not data.train_file
+    raw = read_digits() if from_digits else raw_splits(data, read_images)
+    splits = labelled_splits(raw, data, data.image_column, IMAGE_COLUMNS)
+    with as_input_error("expected images, or the bytes of image files, in the image column: ", Exception):
+        splits = splits.map(lambda split: split.cast_column("image", Image()))
+    if data.check_images:
+        for name, split in splits:
+            check_images(name, split)
+    return splits
+
+
+def check_images(name: str, split: Dataset) -> None:
+    """Decode every image once.
+
+    Raises:
+        InputError: an image cannot be read; the message has its row, counted from 0.
+    """
+    for row in tqdm(range(len(split)), desc=f"checking {name} images", disable=len(split) < 5000):
+        try:
+            if split[row]["image"] is None:
+                raise ValueError("there is no image")
+        except Exception as error:
+            raise InputError(
+                f"row {row} of the {name} split (from 0) is no image that can be read: {error}"
+            ) from error
+
+
+def guessed_image_size(train: Dataset) -> int:
+    """The shorter side of the first training image, at most 224."""
+    return min(*train[0]["image"].size, LARGEST_GUESSED_SIZE)
+
+
+def new_image_processor(image_size: int) -> BaseImageProcessor:
+    """A processor that resizes to a square and maps pixels from [0, 255] to [-1, 1].
+
+    It computes with Pillow, so the numbers do not depend on whether torchvision is installed.
+    """
+    pillow_backend = getattr(transformers, "ViTImageProcessorPil", None) or transformers.ViTImageProcessor
+    # the class name goes into preprocessor_config.json, and this is the one that every version can load
+    processor_class = type("ViTImageProcessor", (pillow_backend,), {})
+    size = {"height": image_size, "width": image_size}
+    return processor_class(size=size, resample=Pillow.Resampling.BILINEAR, image_mean=MEAN, image_std=STD)
+
+
+@dataclass
+class ImageCollator:
+    """Batches of examples as pixels and labels.
+
+    Attributes:
+        processor: resizes and normalises.
+        shift: each image moves by up to this many of its own pixels along both axes.
+        rotate: each image turns by up to this many degrees.
+        flip: each image is mirrored with probability 1/2.
+    """
+
+    processor: BaseImageProcessor
+    shift: float = 0.0
+    rotate: float = 0.0
+    flip: bool = False
+
+    def __call__(self, examples: Sequence[dict]) -> dict[str, Tensor]:
+        """Return `pixel_values` [batch, 3, height, width] and `labels` [batch].
+
+        Grey images become RGB, because that is what the image-classification pipeline feeds a model.
+        """
+        images = [self._augmented(example["image"].convert("RGB")) for example in examples]
+        pixels = self.processor(images, return_tensors="pt")["pixel_values"]
+        return {"pixel_values": pixels, "labels": torch.tensor([example["label"] for example in examples])}
+
+    def _augmented(self, image: Pillow.Image) -> Pillow.Image:
+        # torch's generator, because the Trainer saves and restores it
+        if self.flip and torch.rand(()) < 0.5:
+            image = ImageOps.mirror(image)
+        if self.shift or self.rotate:
+            right, down, turn = (2 * torch.rand(3) - 1).tolist()
+            translate = (right * self.shift, down * self.shift)
+            image = image.rotate(turn * self.rotate, Pillow.Resampling.BILINEAR, translate=translate)
+        return image

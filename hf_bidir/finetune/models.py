@@ -1,0 +1,143 @@
+"""The model of a run: from scratch, from a bidir checkpoint, or from a stock softmax checkpoint."""
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PretrainedConfig, PreTrainedModel
+
+from hf_bidir.finetune.arguments import ModelArguments
+from hf_bidir.finetune.errors import InputError, as_input_error
+
+logger = logging.getLogger(__name__)
+
+UNCHANGED_BY_CHECKPOINTS = (
+    "model_name_or_path",
+    "attn_activation",
+    "attn_negative_mass",
+    "attn_implementation",
+)
+
+
+SOFTMAX_START = (
+    "%s is a softmax checkpoint: without --attn_negative_mass it starts and stays at negative mass 0, "
+    "where signed attention equals softmax."
+)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A bidir head with its config, and the model type of the stock checkpoints that load into it."""
+
+    head: type[PreTrainedModel]
+    config: type[PretrainedConfig]
+    stock_type: str
+
+
+def check_given(arguments: ModelArguments, given: Collection[str]) -> None:
+    """Refuse options that shape a new model when the model comes from a checkpoint.
+
+    Raises:
+        InputError: such an option is among the names in `given`.
+    """
+    shaping = [name for name in vars(arguments) if name not in UNCHANGED_BY_CHECKPOINTS and name in given]
+    if arguments.model_name_or_path and shaping:
+        raise InputError(
+            f"--{', --'.join(shaping)} shape a model from scratch and cannot change the checkpoint "
+            f"{arguments.model_name_or_path}; leave them out, or leave out --model_name_or_path"
+        )
+
+
+def scratch_config(
+    family: Family, arguments: ModelArguments, names: list[str], **more: Any
+) -> PretrainedConfig:
+    """The config of a new model; `more` is what only this family has.
+
+    Raises:
+        InputError: the config refuses a value, such as an unknown activation.
+    """
+    if arguments.hidden_size % arguments.num_attention_heads:
+        raise InputError(
+            f"expected num_attention_heads to divide hidden_size; "
+            f"{arguments.num_attention_heads} does not divide {arguments.hidden_size}"
+        )
+    with as_input_error():
+        return family.config(
+            hidden_size=arguments.hidden_size,
+            num_hidden_layers=arguments.num_hidden_layers,
+            num_attention_heads=arguments.num_attention_heads,
+            intermediate_size=arguments.intermediate_size,
+            hidden_dropout_prob=arguments.dropout,
+            attention_probs_dropout_prob=arguments.dropout,
+            **_label_fields(names),
+            **_attention_fields(arguments, {}),
+            **more,
+        )
+
+
+def checkpoint_config(family: Family, arguments: ModelArguments, names: list[str]) -> PretrainedConfig:
+    """The config of a checkpoint, with the labels of this run and the attention that was asked for.
+
+    A stock softmax checkpoint starts at negative mass 0, where signed attention equals its own.
+
+    Raises:
+        InputError: there is no checkpoint, it is of another model type, or the config refuses a value.
+    """
+    source = arguments.model_name_or_path
+    if Path(source).exists() and not Path(source, "config.json").is_file():
+        raise InputError(f"expected a checkpoint folder with a config.json; {source} has none")
+    with as_input_error(f"{source} is neither a checkpoint folder nor a model on the Hub: ", OSError):
+        fields, _ = PretrainedConfig.get_config_dict(source)
+    accepted = (family.config.model_type, family.stock_type)
+    if fields.get("model_type") not in accepted:
+        raise InputError(
+            f"expected a {' or '.join(accepted)} checkpoint; {source} is {fields.get('model_type')!r}"
+        )
+    if fields["model_type"] == family.stock_type:
+        fields |= {"attn_activation": "tanhmax", "attn_negative_mass": 0.0}
+        if arguments.attn_negative_mass is None and arguments.attn_activation in (None, "tanhmax"):
+            logger.warning(SOFTMAX_START, source)
+    fields = {
+        name: value
+        for name, value in fields.items()
+        if name not in ("model_type", "architectures", "auto_map")
+    }
+    fields |= _label_fields(names) | _attention_fields(arguments, fields)
+    with as_input_error():
+        return family.config.from_dict(fields)
+
+
+def _label_fields(names: list[str]) -> dict[str, Any]:
+    id2label = dict(enumerate(names))
+    return {"id2label": id2label, "label2id": {name: index for index, name in id2label.items()}}
+
+
+def _attention_fields(arguments: ModelArguments, present: dict[str, Any]) -> dict[str, Any]:
+    """The attention fields that were given, or else those that are present, or else TanhMax."""
+    activation = arguments.attn_activation or present.get("attn_activation", "tanhmax")
+    mass = arguments.attn_negative_mass
+    return {
+        "attn_activation": activation,
+        "attn_negative_mass": present.get("attn_negative_mass", 1.0) if mass is None else mass,
+    }
+
+
+def build_model(family: Family, arguments: ModelArguments, config: PretrainedConfig) -> PreTrainedModel:
+    """The model with random weights, or with those of the checkpoint; call `set_seed` before.
+
+    A classification head of another number of classes is replaced by a new one.
+
+    Raises:
+        InputError: the config or the attention implementation is refused, or the weights cannot be loaded.
+    """
+    source = arguments.model_name_or_path
+    with as_input_error("", ValueError, OSError):
+        if source is None:
+            model = family.head(config)
+        else:
+            model = family.head.from_pretrained(source, config=config, ignore_mismatched_sizes=True)
+        if arguments.attn_implementation:
+            model.set_attn_implementation(arguments.attn_implementation)
+    return model

@@ -1,0 +1,89 @@
+"""One YAML recipe plus command-line overrides, read into dataclasses."""
+
+import json
+import sys
+from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import HfArgumentParser
+
+from hf_bidir.finetune.errors import InputError, as_input_error, did_you_mean
+
+_NOT_GIVEN = object()
+
+
+class _Help(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
+    """Defaults beside the options that have one, and the description exactly as it was written."""
+
+    def _get_help_string(self, action: Action) -> str | None:
+        return action.help if action.default is None else super()._get_help_string(action)
+
+
+def parse_recipe(
+    dataclasses: Iterable[type], argv: Sequence[str] | None = None, description: str = ""
+) -> tuple[Any, ...]:
+    """Read `[recipe.yaml] [--option value ...]` into dataclass instances.
+
+    A recipe's keys are the options without dashes; an option on the command line wins over the recipe.
+
+    Args:
+        dataclasses: types for `HfArgumentParser`.
+        argv: the command line without the program's name; None reads `sys.argv`.
+        description: the text above the options in `--help`.
+
+    Returns:
+        One instance per dataclass, then the options that were given, by name, as a dictionary.
+
+    Raises:
+        InputError: the recipe is missing, is not a mapping or has an unknown key, or a value is refused.
+    """
+    parser = HfArgumentParser(
+        dataclasses,
+        description=description,
+        usage="%(prog)s [recipe.yaml] [--option value ...]",
+        formatter_class=_Help,
+        allow_abbrev=False,
+    )
+    parser.add_argument("recipe", nargs="?", default=SUPPRESS, help="a YAML file of options")
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv and not argv[0].startswith("-"):
+        known = sorted({action.dest for action in parser._actions} - {"help", "recipe"})
+        # the recipe as options, before the others: argparse converts and checks both, and the last one wins
+        argv = _recipe_options(Path(argv[0]), known) + argv[1:]
+    unset = Namespace(**{action.dest: _NOT_GIVEN for action in parser._actions})
+    options = vars(parser.parse_args(argv, unset))
+    given = {name: value for name, value in options.items() if value is not _NOT_GIVEN}
+    if "recipe" in given:
+        raise InputError(
+            f"the recipe comes first on the command line; {given['recipe']!r} came after an option"
+        )
+    with as_input_error():
+        return (*parser.parse_dict(given), given)
+
+
+def _recipe_options(path: Path, known: list[str]) -> list[str]:
+    """The recipe's entries as command-line tokens; an entry that is null keeps the default."""
+    if not path.is_file():
+        raise InputError(f"expected a YAML recipe at {path}; there is no such file")
+    try:
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"expected a YAML recipe at {path}; it cannot be read: {error}") from error
+    if not isinstance(recipe, dict):
+        raise InputError(f"expected `option: value` lines in {path}; it holds a {type(recipe).__name__}")
+    tokens: list[str] = []
+    for key, value in recipe.items():
+        if key not in known:
+            hint = did_you_mean(str(key), known) or " See --help for the options."
+            raise InputError(f"{path} has an unknown option {key!r}.{hint}")
+        if value is not None:
+            values = value if isinstance(value, list) else [value]
+            tokens += [f"--{key}", *map(_token, values)]
+    return tokens
+
+
+def _token(value: object) -> str:
+    return json.dumps(value) if isinstance(value, dict | bool) else str(value)

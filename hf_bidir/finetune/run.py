@@ -1,0 +1,127 @@
+"""One run of the Trainer, from the first step or from where it stopped, to the finished folder."""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from transformers import EarlyStoppingCallback, PreTrainedModel, Trainer
+
+from hf_bidir.finetune.arguments import DataArguments, RunArguments
+from hf_bidir.finetune.curves import save_loss_curve
+from hf_bidir.finetune.files import replacing, write_json
+from hf_bidir.finetune.folder import CARD, CURVE, RECORD, RESULTS, checkpoint_to_resume, clear_run
+from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
+from hf_bidir.finetune.record import begin_record
+from hf_bidir.finetune.splits import Splits
+from hf_bidir.finetune.trainer import FinetuneTrainer
+from hf_bidir.hub import build_model_card
+
+logger = logging.getLogger(__name__)
+
+
+def finetune(
+    model: PreTrainedModel,
+    splits: Splits,
+    *,
+    task: str,
+    args: RunArguments,
+    data: DataArguments,
+    given: dict[str, Any],
+    processing_class: Any,
+    collator: Callable,
+    eval_collator: Callable | None = None,
+) -> dict[str, Any]:
+    """Train, evaluate on validation and test, and write everything to `args.output_dir`.
+
+    The folder then holds the best checkpoint with its tokenizer or image processor and its model code,
+    all_results.json, run.json, loss_curve.png and README.md. An interrupted run in it is continued.
+
+    Args:
+        model: takes what `collator` returns, and has the classes of `splits`.
+        splits: tokenized or decodable examples.
+        task: the pipeline's name, for the record.
+        args, data, given: as `parse_recipe` returns them.
+        processing_class: the tokenizer or image processor to save beside the model.
+        collator: makes a training batch of examples.
+        eval_collator: makes an evaluation batch, if that is another thing (no augmentation).
+
+    Returns:
+        What all_results.json holds: `eval_*` (validation), `test_*`, `train_loss`, `epoch` and run times.
+
+    Raises:
+        InputError: the output folder is in use; see `checkpoint_to_resume`.
+    """
+    started, folder = time.monotonic(), Path(args.output_dir)
+    record = begin_record(task, given, data, splits, model, args)
+    checkpoint = checkpoint_to_resume(args, record)
+    PartialState().wait_for_everyone()  # everyone has judged the folder before one writes to it
+    if args.should_save:
+        _begin_folder(folder, record, clear=args.overwrite_output_dir)
+    trainer = FinetuneTrainer(
+        model=model,
+        args=args,
+        train_dataset=splits.train,
+        eval_dataset=splits.validation,
+        processing_class=processing_class,
+        data_collator=collator,
+        eval_collator=eval_collator,
+        compute_metrics=classification_metrics(splits.names),
+        preprocess_logits_for_metrics=predicted_classes,
+        callbacks=[EarlyStoppingCallback(args.early_stopping_patience)]
+        if args.early_stopping_patience
+        else None,
+    )
+    if checkpoint:
+        logger.warning("Continuing from %s.", checkpoint)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    results = _evaluate(trainer, splits)
+    trainer.save_model()
+    if args.should_save:
+        best = trainer.state.best_model_checkpoint
+        record |= {
+            "status": "finished",
+            "best_checkpoint": Path(best).name if best else None,
+            "resumed_from": Path(checkpoint).name if checkpoint else None,
+            # of this process: what came before `resumed_from` is not in it
+            "duration_seconds": round(time.monotonic() - started, 1),
+        }
+        _finish_folder(folder, record, results, trainer.state.log_history)
+    PartialState().wait_for_everyone()
+    return results
+
+
+def _evaluate(trainer: Trainer, splits: Splits) -> dict[str, Any]:
+    """Validation and test numbers of the model as it is now, and the last training loss that was logged."""
+    results = trainer.evaluate(metric_key_prefix="eval")
+    if splits.test is not None:
+        results |= trainer.evaluate(splits.test, metric_key_prefix="test")
+    # the Trainer's own train_loss counts the steps before a resume but not their losses
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    results |= {"epoch": trainer.state.epoch, "train_loss": losses[-1] if losses else None}
+    return {
+        key: None if isinstance(value, float) and math.isnan(value) else value
+        for key, value in results.items()
+    }
+
+
+def _begin_folder(folder: Path, record: dict[str, Any], clear: bool) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    if clear:
+        clear_run(folder)
+    write_json(folder / RECORD, record)
+
+
+def _finish_folder(
+    folder: Path, record: dict[str, Any], results: dict[str, Any], log_history: list[dict[str, Any]]
+) -> None:
+    """Write numbers, picture and card; the record, which says "finished", comes last."""
+    write_json(folder / RESULTS, results)
+    save_loss_curve(log_history, folder / CURVE, title=folder.name)
+    write_json(folder / RECORD, record | {"status": "running"})
+    with replacing(folder / CARD) as temporary:
+        build_model_card(folder).save(temporary)
+    write_json(folder / RECORD, record)

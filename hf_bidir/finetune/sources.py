@@ -1,0 +1,76 @@
+"""Reading one split, from a file or from a data set on the Hub, as a `datasets.Dataset`."""
+
+import logging
+from pathlib import Path
+
+from datasets import Dataset, DatasetDict, load_dataset
+from datasets.exceptions import DatasetGenerationError
+
+from hf_bidir.finetune.errors import InputError, as_input_error
+
+logger = logging.getLogger(__name__)
+
+# keep_default_na: a text such as "null" or "NA" is a text, and stays one
+_CSV = {"keep_default_na": False}
+TABLES = {
+    ".parquet": ("parquet", {}),
+    ".csv": ("csv", _CSV),
+    ".tsv": ("csv", _CSV | {"sep": "\t"}),
+    ".json": ("json", {}),
+    ".jsonl": ("json", {}),
+}
+
+
+def existing(path: str) -> Path:
+    """The path, if something is there.
+
+    Raises:
+        InputError: nothing is there.
+    """
+    if not Path(path).exists():
+        raise InputError(f"expected a data file at {path}; there is no such file or folder")
+    return Path(path)
+
+
+def read_table(path: str) -> Dataset:
+    """Read a parquet, csv, tsv, json or jsonl file.
+
+    Raises:
+        InputError: the file is missing, has another suffix or cannot be read.
+    """
+    file = existing(path)
+    if file.suffix not in TABLES:
+        raise InputError(f"expected a file that ends in {', '.join(TABLES)}; {file} ends in {file.suffix!r}")
+    builder, options = TABLES[file.suffix]
+    if file.stat().st_size == 0:
+        raise InputError(f"{file} is empty; expected a {builder} file with at least one row")
+    with as_input_error(f"cannot read {file} as {builder}: ", DatasetGenerationError, ValueError, OSError):
+        try:
+            return load_dataset(builder, data_files=str(file), split="train", **options)
+        except ValueError as error:
+            if "corresponds to no data" in str(error):
+                raise InputError(f"{file} has no rows; expected at least one") from error
+            raise
+
+
+def read_hub(name: str, config: str | None) -> dict[str, Dataset]:
+    """Read the train, validation and test splits of a data set on the Hub, as far as it has them.
+
+    A test split whose labels are all -1 (GLUE keeps them secret) is no test split: the validation split,
+    which nothing else then uses, takes its place.
+
+    Raises:
+        InputError: the data set cannot be loaded or has no train split.
+    """
+    with as_input_error(f"cannot load the data set {name!r} from the Hub: ", Exception):
+        splits = load_dataset(name, config)
+    if not isinstance(splits, DatasetDict) or "train" not in splits:
+        raise InputError(f"expected a train split in {name!r}; it has: {', '.join(map(str, splits))}")
+    chosen = {split: splits[split] for split in ("train", "validation", "test") if split in splits}
+    test = chosen.get("test")
+    if test is not None and "label" in test.column_names and set(test["label"]) == {-1}:
+        logger.warning("%s hides its test labels: its validation split becomes the test split.", name)
+        del chosen["test"]
+        if "validation" in chosen:
+            chosen["test"] = chosen.pop("validation")
+    return chosen

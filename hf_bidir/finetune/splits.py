@@ -1,0 +1,188 @@
+"""Train, validation and test split in one form: an input column, integer labels, and the classes' names."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from datasets import ClassLabel, Dataset
+from sklearn.model_selection import train_test_split
+
+from hf_bidir.finetune.arguments import DataArguments
+from hf_bidir.finetune.errors import InputError, as_input_error, did_you_mean
+from hf_bidir.finetune.sources import read_hub
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Splits:
+    """The examples of a run.
+
+    Attributes:
+        train, validation: data sets with an input column (`text` or `image`) and `label`, an index into
+            `names`.
+        test: the same, or None when there is no test data.
+        names: the class names, by label index.
+        notes: what was decided about the data on the user's behalf, in sentences.
+    """
+
+    train: Dataset
+    validation: Dataset
+    test: Dataset | None
+    names: list[str]
+    notes: list[str]
+
+    def __iter__(self):
+        """The pairs (name, data set) of the splits that exist."""
+        pairs = (("train", self.train), ("validation", self.validation), ("test", self.test))
+        return ((name, split) for name, split in pairs if split is not None)
+
+    def map(self, function: Callable[[Dataset], Dataset]) -> "Splits":
+        """The same splits, each passed through `function`."""
+        mapped = {name: function(split) for name, split in self}
+        return Splits(names=self.names, notes=self.notes, **({"test": None} | mapped))
+
+    def class_shares(self) -> dict[str, float]:
+        """The share of each class in the training split; the shares sum to 1."""
+        counts = np.bincount(self.train["label"], minlength=len(self.names))
+        return {name: float(count / counts.sum()) for name, count in zip(self.names, counts, strict=True)}
+
+
+def raw_splits(data: DataArguments, read_file: Callable[[str], Dataset]) -> dict[str, Dataset]:
+    """The splits that `data` names, as they are; files win over a data set name.
+
+    Raises:
+        InputError: there is no training data, or something named does not exist or cannot be read.
+    """
+    if not data.train_file:
+        if data.validation_file or data.test_file:
+            raise InputError("expected --train_file beside --validation_file and --test_file")
+        if not data.dataset_name:
+            raise InputError("expected training data: give --train_file or --dataset_name; see --help")
+        return read_hub(data.dataset_name, data.dataset_config)
+    files = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
+    return {name: read_file(file) for name, file in files.items() if file}
+
+
+def labelled_splits(
+    raw: dict[str, Dataset], data: DataArguments, column: str | None, guesses: tuple[str, ...]
+) -> Splits:
+    """Reduce the splits to input and label, check the labels, and hold out a validation split if needed.
+
+    Args:
+        raw: "train", and "validation" and "test" if they exist.
+        data: the label column, the class names and the share to hold out.
+        column: the input column; None looks for one of `guesses`.
+        guesses: usual names of the input column; the first is its name in the result.
+
+    Raises:
+        InputError: a missing column, an empty split, or a label that is missing, is unknown in the training
+            split or has no name.
+    """
+    notes = []
+    raw = {name: _select(name, split, data.label_column, column, guesses) for name, split in raw.items()}
+    labels = {name: _label_values(name, split) for name, split in raw.items()}
+    known, names = _classes(raw["train"], labels["train"], data.class_names)
+    for name, values in labels.items():
+        _check_known(name, values, known)
+        indices = [known[value] for value in values]
+        raw[name] = raw[name].remove_columns("label").add_column("label", indices)
+    if "validation" not in raw:
+        raw["train"], raw["validation"] = _hold_out(raw["train"], data.validation_share, data.split_seed)
+        notes.append(
+            f"No validation split was given: {len(raw['validation'])} training rows "
+            f"({data.validation_share:.0%}, stratified by class, split seed {data.split_seed}) were held out."
+        )
+    if data.max_train_samples and data.max_train_samples < len(raw["train"]):
+        raw["train"] = raw["train"].shuffle(seed=data.split_seed).select(range(data.max_train_samples))
+        notes.append(f"Trained on a random sample of {data.max_train_samples} rows only.")
+    if "test" not in raw:
+        notes.append("There was no test split with labels, so there are no test numbers.")
+    for note in notes:
+        logger.warning(note)
+    return Splits(raw["train"], raw["validation"], raw.get("test"), names, notes)
+
+
+def _select(
+    name: str, split: Dataset, label_column: str | None, column: str | None, guesses: tuple[str, ...]
+) -> Dataset:
+    """The input column and the label column alone, under their names in `Splits`."""
+    if len(split) == 0:
+        raise InputError(f"the {name} split is empty; expected at least one row")
+    wanted = {guesses[0]: (column, guesses), "label": (label_column, ("label", "labels"))}
+    found = {}
+    for role, (given, candidates) in wanted.items():
+        candidates = (given,) if given else candidates
+        found[role] = next((known for known in candidates if known in split.column_names), None)
+        if found[role] is None:
+            raise InputError(
+                f"the {name} split has no column {' or '.join(candidates)}; its columns are: "
+                f"{', '.join(split.column_names)}. Choose one with --{role}_column."
+                + did_you_mean(candidates[0], split.column_names)
+            )
+    split = split.select_columns(list(found.values()))
+    return split.rename_columns({old: new for new, old in found.items() if old != new})
+
+
+def _label_values(name: str, split: Dataset) -> list[str | int]:
+    """The labels as the user knows them: names where the data has names, else the values themselves."""
+    values, feature = split["label"][:], split.features["label"]
+    for row, value in enumerate(values):
+        named = isinstance(feature, ClassLabel)
+        if value is None or value == "" or (named and value < 0):
+            raise InputError(
+                f"row {row} of the {name} split has no label (it holds {value!r}); remove such rows"
+            )
+        if (isinstance(value, float) and not value.is_integer()) or not isinstance(value, str | int | float):
+            raise InputError(
+                f"expected integers or strings as labels; row {row} of the {name} split has {value!r}"
+            )
+    if isinstance(feature, ClassLabel):
+        return feature.int2str(values)
+    return [int(value) if isinstance(value, float) else value for value in values]
+
+
+def _classes(
+    train: Dataset, values: list[str | int], given_names: list[str] | None
+) -> tuple[dict[str | int, int], list[str]]:
+    """The label index of each value in the training split, and the name of each index."""
+    feature, present = train.features["label"], set(values)
+    with as_input_error("the train split mixes integers and strings as labels: ", TypeError):
+        order = (
+            [name for name in feature.names if name in present] if isinstance(feature, ClassLabel) else None
+        )
+        order = order or sorted(present)
+    if len(order) < 2:
+        raise InputError(
+            f"expected at least two classes; every row of the train split has the label {order[0]!r}"
+        )
+    names = given_names or [str(value) for value in order]
+    if len(names) != len(order) or len(set(names)) != len(names):
+        raise InputError(
+            f"expected {len(order)} different class names, for the labels {', '.join(map(str, order))}; "
+            f"--class_names has: {', '.join(names)}"
+        )
+    return {value: index for index, value in enumerate(order)}, names
+
+
+def _check_known(name: str, values: list[str | int], known: dict[str | int, int]) -> None:
+    unknown = Counter(value for value in values if value not in known)
+    if unknown:
+        listed = ", ".join(f"{value!r} ({count} rows)" for value, count in unknown.most_common(5))
+        raise InputError(
+            f"the {name} split has labels that the train split lacks: {listed}; "
+            f"the train split has: {', '.join(repr(value) for value in known)}"
+        )
+
+
+def _hold_out(train: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
+    """Split rows off the training split, stratified by class."""
+    if not 0 < share < 1:
+        raise InputError(f"expected a validation_share between 0 and 1; got {share}")
+    with as_input_error("cannot hold out a validation split (give --validation_file instead): "):
+        kept, held_out = train_test_split(
+            np.arange(len(train)), test_size=share, random_state=seed, stratify=train["label"][:]
+        )
+    return train.select(sorted(kept)), train.select(sorted(held_out))

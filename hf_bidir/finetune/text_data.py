@@ -1,0 +1,46 @@
+"""Text classification data: read, check, tokenize."""
+
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from hf_bidir.finetune.arguments import TextDataArguments
+from hf_bidir.finetune.errors import InputError
+from hf_bidir.finetune.sources import read_table
+from hf_bidir.finetune.splits import Splits, labelled_splits, raw_splits
+
+TEXT_COLUMNS = ("text", "sentence")
+ROWS_SHOWN = 5
+
+
+def read_texts(data: TextDataArguments) -> Splits:
+    """Read the splits with the columns `text` and `label`.
+
+    Raises:
+        InputError: the data cannot be used; see `labelled_splits`, and every text must be a non-empty string.
+    """
+    splits = labelled_splits(raw_splits(data, read_table), data, data.text_column, TEXT_COLUMNS)
+    for name, split in splits:
+        _check_texts(name, split["text"][:])
+    return splits
+
+
+def _check_texts(name: str, texts: list) -> None:
+    bad = [row for row, text in enumerate(texts) if not isinstance(text, str) or not text.strip()]
+    if bad:
+        shown = ", ".join(map(str, bad[:ROWS_SHOWN])) + (", ..." if len(bad) > ROWS_SHOWN else "")
+        raise InputError(
+            f"expected a text in every row; {len(bad)} rows of the {name} split have none (rows {shown}, from 0; "
+            f"the first holds {texts[bad[0]]!r}); remove them or choose another --text_column"
+        )
+
+
+def tokenize(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Splits:
+    """The splits with `input_ids` and `attention_mask` in place of `text`, cut to `max_length` tokens."""
+
+    def to_ids(batch: dict[str, list]) -> dict[str, list]:
+        return tokenizer(batch["text"], truncation=True, max_length=max_length, return_token_type_ids=False)
+
+    def tokenized(split: Dataset) -> Dataset:
+        return split.map(to_ids, batched=True, remove_columns="text", desc="tokenizing")
+
+    return splits.map(tokenized)

@@ -1,0 +1,59 @@
+"""A WordPiece vocabulary trained on the training texts, in the form of a BERT tokenizer."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import BertTokenizerFast, PreTrainedTokenizerBase
+
+SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+MAX_ALPHABET = 1000  # as the trainer's own default: enough for any alphabet, few enough for Chinese
+
+
+def train_wordpiece(
+    texts: Iterable[str], *, vocab_size: int, max_length: int, lowercase: bool = True
+) -> PreTrainedTokenizerBase:
+    """Train a tokenizer that `AutoTokenizer` loads again as a fast BERT tokenizer.
+
+    Args:
+        texts: the training split and nothing else; a vocabulary that has seen the test split has seen the
+            test.
+        vocab_size: the most entries of the vocabulary, the five special tokens included.
+        max_length: the length in tokens that truncation cuts to.
+        lowercase: ignore case and accents.
+    """
+    texts = list(texts)
+    tokenizer = _bert_tokenizer(models.WordPiece(unk_token="[UNK]"), lowercase)
+    alphabet = _alphabet(tokenizer.normalizer, texts)
+    # The trainer numbers "##a", "##b", ... in the order of a hash map, and breaks ties between merges by
+    # number, so that two runs learn two vocabularies. As special tokens they are numbered first, in our
+    # order; the rebuilt model below knows them as ordinary entries again.
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL_TOKENS + [f"##{character}" for character in alphabet],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer = _bert_tokenizer(models.WordPiece(tokenizer.get_vocab(), unk_token="[UNK]"), lowercase)
+    return BertTokenizerFast(tokenizer_object=tokenizer, do_lower_case=lowercase, model_max_length=max_length)
+
+
+def _bert_tokenizer(model: models.WordPiece, lowercase: bool) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    ends = [(token, SPECIAL_TOKENS.index(token)) for token in ("[SEP]", "[CLS]")]
+    tokenizer.post_processor = processors.BertProcessing(*ends)
+    return tokenizer
+
+
+def _alphabet(normalizer: normalizers.Normalizer, texts: list[str]) -> list[str]:
+    """The most frequent characters of the normalised texts, at most `MAX_ALPHABET`, in code point order."""
+    counts = Counter()
+    for text in texts:
+        counts.update(normalizer.normalize_str(text))
+    del counts[" "]
+    return sorted(sorted(counts, key=lambda character: (-counts[character], character))[:MAX_ALPHABET])

@@ -1,0 +1,53 @@
+"""The Trainer, where these models need it to be another."""
+
+from collections.abc import Callable
+from typing import Any
+
+from datasets import Dataset
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import Trainer
+
+
+class FinetuneTrainer(Trainer):
+    """A Trainer that reads its checkpoints through `from_pretrained` and may batch evaluation differently.
+
+    Since transformers 5.17 the keys of a saved ViT are not those of the ViT in memory. `from_pretrained`
+    translates them; the Trainer's own `load_state_dict(..., strict=False)` finds no encoder, warns, and goes
+    on: resuming and loading the best checkpoint would leave the weights as they are.
+
+    Args:
+        eval_collator: makes evaluation batches; None uses `data_collator` for them too.
+    """
+
+    def __init__(self, *, eval_collator: Callable | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.train_collator = self.data_collator
+        self.eval_collator = eval_collator or self.data_collator
+
+    def get_train_dataloader(self) -> DataLoader:
+        self.data_collator = self.train_collator
+        return super().get_train_dataloader()
+
+    def get_eval_dataloader(self, eval_dataset: Dataset | str | None = None) -> DataLoader:
+        self.data_collator = self.eval_collator
+        return super().get_eval_dataloader(eval_dataset)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:  # their checkpoints keep the names in memory
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        else:
+            self._load_weights(resume_from_checkpoint)
+
+    def _load_best_model(self) -> None:
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            super()._load_best_model()
+        else:
+            self._load_weights(self.state.best_model_checkpoint)
+
+    def _load_weights(self, checkpoint: str) -> None:
+        model = self.accelerator.unwrap_model(self.model)
+        saved, report = type(model).from_pretrained(checkpoint, output_loading_info=True)
+        if report["missing_keys"]:
+            raise RuntimeError(f"{checkpoint} lacks the weights {sorted(report['missing_keys'])}")
+        model.load_state_dict(saved.state_dict())

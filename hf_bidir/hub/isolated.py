@@ -1,0 +1,62 @@
+"""Run a saved checkpoint the way a stranger does: elsewhere, without `hf_bidir`, from its own files."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+CHILD = Path(__file__).with_name("isolated_child.py")
+LINES_SHOWN = 15
+
+
+def isolated_forward(
+    folder: str | Path, auto_class: str, inputs: Mapping[str, Tensor], *, timeout: float = 300
+) -> dict[str, Tensor]:
+    """Load `folder` with remote code in a fresh isolated process, run it once and return its tensor outputs.
+
+    The process starts in an empty folder with `python -I`, an empty remote-code cache and no network, and
+    `hf_bidir` cannot be imported there: what works here works for somebody who has only the folder.
+
+    Args:
+        folder: a checkpoint folder with its remote-code files.
+        auto_class: the transformers class to load through, such as "AutoModelForImageClassification".
+        inputs: the model's keyword arguments.
+        timeout: seconds to wait for the process.
+
+    Returns:
+        The outputs that are tensors (logits, last_hidden_state, ...) by name, on the CPU.
+
+    Raises:
+        FileNotFoundError: `folder` has no config.json.
+        RuntimeError: loading left a key missing or unexpected, the forward failed, or the time ran out.
+    """
+    folder = Path(folder).resolve()
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"expected a checkpoint folder with a config.json; {folder} has none")
+    with tempfile.TemporaryDirectory(prefix="isolated-") as scratch:
+        inputs_file, outputs_file = Path(scratch, "inputs.safetensors"), Path(scratch, "outputs.safetensors")
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in inputs.items()}, inputs_file)
+        command = [sys.executable, "-I", str(CHILD), str(folder), auto_class, inputs_file, outputs_file]
+        try:
+            done = subprocess.run(
+                command,
+                cwd=scratch,
+                env=os.environ | {"HF_MODULES_CACHE": str(Path(scratch, "modules")), "HF_HUB_OFFLINE": "1"},
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+            )
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"{auto_class} from {folder} did not answer within {timeout:g} s") from None
+        if done.returncode:
+            last_lines = "\n".join(done.stderr.strip().splitlines()[-LINES_SHOWN:])
+            exit_code = f"exit {done.returncode}"
+            raise RuntimeError(
+                f"{auto_class} from {folder} failed in an isolated process ({exit_code}):\n{last_lines}"
+            )
+        return load_file(outputs_file)

@@ -1,0 +1,155 @@
+"""The model card of a finished run, from the files that the run wrote and from nothing else."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+TEMPLATE = Path(__file__).with_name("card_template.md")
+BEGIN = "<!-- hf_bidir: generated from here; write above or below, not inside -->"
+END = "<!-- hf_bidir: generated up to here -->"
+PIPELINES = {
+    "AutoModelForImageClassification": "image-classification",
+    "AutoModelForSequenceClassification": "text-classification",
+    "AutoModelForTokenClassification": "token-classification",
+    "AutoModelForQuestionAnswering": "question-answering",
+    "AutoModelForMaskedLM": "fill-mask",
+}
+FIGURES = {
+    "attention.png": "Signed attention over a few inputs of the test split",
+    "loss_curve.png": "Loss over the course of training",
+}
+METRICS = {
+    "accuracy": "accuracy",
+    "macro_f1": "f1",
+}  # the run's names, and what the Hub calls the same metrics
+KEPT_WHEN_EDITED = ("license", "tags")  # generated metadata that a person may well know better
+
+
+def build_model_card(folder: str | Path) -> ModelCard:
+    """Build the card of a finished run; `build_model_card(folder).save(folder / "README.md")` writes it.
+
+    A number that no file of the run holds is left out. Where the folder has a README.md already, only the
+    part between the markers is renewed; what a person wrote around it stays, metadata included.
+
+    Args:
+        folder: holds config.json, and run.json and all_results.json if a run finished there.
+
+    Raises:
+        FileNotFoundError: `folder` has no config.json, so there is no model to describe.
+    """
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"expected a checkpoint folder with a config.json; {folder} has none")
+    config, run, results = (_read(folder / f"{name}.json") for name in ("config", "run", "all_results"))
+    facts = _facts(folder, config, run, results)
+    card = ModelCard.from_template(_metadata(facts), template_path=str(TEMPLATE), **facts)
+    card.text = f"\n{BEGIN}\n{card.text.strip()}\n{END}\n"
+    readme = folder / "README.md"
+    return _merged(ModelCard.load(readme), card) if readme.is_file() else card
+
+
+def _read(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def _facts(folder: Path, config: dict, run: dict, results: dict) -> dict[str, Any]:
+    """What the template shows; whatever the run did not write is None or empty."""
+    architecture = (config.get("architectures") or ["model"])[0]
+    auto_map = config.get("auto_map", {})
+    split = "test" if "test_accuracy" in results else "validation"
+    return {
+        "name": folder.resolve().name,
+        "architecture": architecture,
+        "auto_class": next(
+            (auto for auto, path in auto_map.items() if path.endswith(f".{architecture}")), "AutoModel"
+        ),
+        "processor_class": "AutoImageProcessor" if "patch_size" in config else "AutoTokenizer",
+        "activation": config.get("attn_activation"),
+        "negative_mass": config.get("attn_negative_mass"),
+        "parameters": run.get("num_parameters"),
+        "data": run.get("data", {}),
+        "notes": run.get("notes", []),
+        "class_shares": run.get("class_shares", {}),
+        "recipe": run.get("recipe", {}),
+        "split": split,
+        "scores": _scores(results, "test_" if split == "test" else "eval_"),
+        "figures": {file: caption for file, caption in FIGURES.items() if (folder / file).is_file()},
+        "run": _circumstances(run),
+    }
+
+
+def _scores(results: dict[str, Any], prefix: str) -> dict[str, dict[str, float]]:
+    """The measured numbers of one split: `overall` by metric and `recall` by class."""
+    measured = {key.removeprefix(prefix): value for key, value in results.items() if key.startswith(prefix)}
+    overall = {name: measured[name] for name in METRICS if measured.get(name) is not None}
+    recall = {
+        name.removeprefix("recall_").replace("|", r"\|"): value  # a bar would end the table's cell
+        for name, value in measured.items()
+        if name.startswith("recall_")
+    }
+    return {"overall": overall, "recall": recall}
+
+
+def _circumstances(run: dict[str, Any]) -> dict[str, str]:
+    """Where and how the run ran, in words."""
+    machine, facts = run.get("hardware", {}), {}
+    if "seed" in run:
+        facts["seed"] = str(run["seed"])
+    if machine:
+        gpus = "".join(f", {gpu}" for gpu in machine.get("gpus", []))
+        facts["hardware"] = f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads{gpus}"
+    if "world_size" in run:
+        facts["processes"] = str(run["world_size"])
+    if "duration_seconds" in run:
+        resumed = f" (since it was resumed from {run['resumed_from']})" if run.get("resumed_from") else ""
+        facts["duration"] = f"{run['duration_seconds']:g} s{resumed}"
+    if "versions" in run:
+        facts["versions"] = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
+    return facts
+
+
+def _metadata(facts: dict[str, Any]) -> ModelCardData:
+    """The card's YAML block, with the measured numbers as a model index."""
+    pipeline, recipe, overall = (
+        PIPELINES.get(facts["auto_class"]),
+        facts["recipe"],
+        facts["scores"]["overall"],
+    )
+    source = facts["data"].get(facts["split"], {}).get("source")
+    measured = [
+        EvalResult(
+            task_type=pipeline,
+            dataset_type=recipe.get("dataset_name") or source,
+            dataset_name=source,
+            dataset_split=facts["split"],
+            metric_type=METRICS[name],
+            metric_name=name,
+            metric_value=value,
+        )
+        for name, value in overall.items()
+        if pipeline and source
+    ]
+    return ModelCardData(
+        model_name=facts["name"],
+        license="apache-2.0",
+        library_name="transformers",
+        pipeline_tag=pipeline,
+        base_model=recipe.get("model_name_or_path"),
+        tags=[*(["tanhmax", "signed-attention"] if facts["activation"] == "tanhmax" else []), "hf_bidir"],
+        metrics=[METRICS[name] for name in overall] or None,
+        eval_results=measured or None,
+    )
+
+
+def _merged(written: ModelCard, generated: ModelCard) -> ModelCard:
+    """The written card with its generated part, and the metadata that a run decides, renewed."""
+    before, marker, rest = written.text.partition(BEGIN)
+    after = rest.partition(END)[2]
+    part = generated.text.strip()
+    text = f"{before}{part}{after}" if marker else f"{written.text.rstrip()}\n\n{part}\n"
+    theirs, ours = written.data.to_dict(), generated.data.to_dict()
+    kept = {key: value for key, value in theirs.items() if key not in ours or key in KEPT_WHEN_EDITED}
+    data = ModelCardData(**(ours | kept))
+    return ModelCard(f"---\n{data.to_yaml()}\n---\n{text}")

@@ -1,0 +1,74 @@
+"""image_heatmap: what is drawn, where, and on which scale."""
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.image import imread
+
+from hf_bidir.explain import image_heatmap
+
+IMAGES = np.linspace(0, 1, 2 * 8 * 8).reshape(2, 8, 8)
+
+
+def overlays(figure):
+    """The coloured layers, one per panel; the first layer of a panel is the grey image."""
+    return [axes.images[1] for axes in figure.axes if len(axes.images) == 2]
+
+
+def test_the_colour_scale_is_symmetrical_and_shared_by_all_panels():
+    scores = np.zeros((2, 4, 4))
+    scores[0, 0, 0], scores[1, 3, 3] = -0.75, 0.25
+    assert [layer.get_clim() for layer in overlays(image_heatmap(IMAGES, scores))] == [(-0.75, 0.75)] * 2
+
+
+def test_a_negative_patch_is_blue_with_a_minus_and_a_positive_one_red_with_a_plus():
+    scores = np.zeros((1, 4, 4))
+    scores[0, 0, 3], scores[0, 3, 0] = -1.0, 1.0
+    figure = image_heatmap(IMAGES[:1], scores)
+    colours = overlays(figure)[0].to_rgba(scores[0])
+    assert colours[0, 3, 2] > colours[0, 3, 0]
+    assert colours[3, 0, 0] > colours[3, 0, 2]
+    signs = {text.get_text(): text.get_position() for text in figure.axes[0].texts}
+    assert signs == {"−": (6.5, 0.5), "+": (0.5, 6.5)}  # pixel centres of patch (row 0, column 3) and (3, 0)
+
+
+def test_a_patch_with_score_zero_shows_the_image_untouched():
+    scores = np.zeros((1, 4, 4))
+    scores[0, 0, 0] = 1.0
+    alpha = overlays(image_heatmap(IMAGES[:1], scores))[0].get_alpha()
+    assert alpha[0, 0] > 0
+    assert alpha[1:].max() == 0
+
+
+def test_flat_patches_and_colour_images_from_torch_are_accepted():
+    scores = torch.arange(32.0).reshape(2, 16) - 16
+    figure = image_heatmap(torch.rand(2, 3, 8, 8), scores.requires_grad_())
+    np.testing.assert_array_equal(overlays(figure)[1].get_array(), scores.detach().numpy()[1].reshape(4, 4))
+
+
+def test_the_saved_picture_carries_titles_unit_and_caption(tmp_path):
+    figure = image_heatmap(
+        IMAGES,
+        np.zeros((2, 16)),
+        titles=["a 3", "a 7"],
+        unit="logit",
+        caption="Two digits",
+        path=tmp_path / "a.png",
+    )
+    assert [axes.get_title() for axes in figure.axes[:2]] == ["a 3", "a 7"]
+    assert figure.axes[-1].get_ylabel() == "logit"
+    assert figure.get_supxlabel() == "Two digits"
+    assert imread(tmp_path / "a.png").std() > 0
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        (np.zeros((2, 17)), "leave the class token out"),
+        (np.zeros((3, 16)), "2 images, 3 score grids"),
+        (np.full((2, 16), np.nan), "finite"),
+    ],
+)
+def test_scores_that_cannot_belong_to_the_images_are_refused(scores, message):
+    with pytest.raises(ValueError, match=message):
+        image_heatmap(IMAGES, scores)

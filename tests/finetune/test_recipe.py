@@ -1,0 +1,64 @@
+import pytest
+
+from hf_bidir.finetune.arguments import RunArguments, TextDataArguments, TextModelArguments
+from hf_bidir.finetune.errors import InputError
+from hf_bidir.finetune.recipe import parse_recipe
+
+OPTIONS = (TextDataArguments, TextModelArguments, RunArguments)
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        "learning_rate: 5e-4\nseed: 3\nclass_names: [bad, good]\nlowercase: false\ntext_column: null\n"
+    )
+    return str(path)
+
+
+def test_a_recipe_sets_options_of_every_type(recipe):
+    data, model, args, _ = parse_recipe(OPTIONS, [recipe])
+    assert (args.learning_rate, args.seed) == (5e-4, 3)
+    assert data.class_names == ["bad", "good"]
+    assert not model.lowercase
+
+
+def test_the_command_line_wins_over_the_recipe(recipe):
+    _, _, args, given = parse_recipe(OPTIONS, [recipe, "--seed", "7"])
+    assert args.seed == given["seed"] == 7
+    assert args.learning_rate == 5e-4
+
+
+def test_only_the_options_that_were_given_are_reported_as_given(recipe):
+    *_, given = parse_recipe(OPTIONS, [recipe, "--max_length=9"])
+    assert set(given) == {"learning_rate", "seed", "class_names", "lowercase", "max_length"}
+
+
+def test_warmup_is_a_share_of_the_steps_in_every_version_of_transformers():
+    *_, args, _ = parse_recipe(OPTIONS, ["--warmup_ratio", "0.25"])
+    assert args.get_warmup_steps(100) == 25
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("learning_rat: 1", "unknown option 'learning_rat'.*Did you mean \"learning_rate\""),
+        ("- seed", "it holds a list"),
+        ("seed: [", "cannot be read"),
+    ],
+)
+def test_a_bad_recipe_is_one_clear_error(tmp_path, content, message):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(content)
+    with pytest.raises(InputError, match=message):
+        parse_recipe(OPTIONS, [str(path)])
+
+
+def test_a_missing_recipe_is_one_clear_error():
+    with pytest.raises(InputError, match=r"expected a YAML recipe at nowhere.yaml"):
+        parse_recipe(OPTIONS, ["nowhere.yaml"])
+
+
+def test_a_recipe_after_an_option_is_one_clear_error(recipe):
+    with pytest.raises(InputError, match="the recipe comes first"):
+        parse_recipe(OPTIONS, ["--seed", "1", recipe])

@@ -1,0 +1,62 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from transformers import AutoTokenizer
+
+from hf_bidir.finetune.tokenizer import SPECIAL_TOKENS, train_wordpiece
+
+TEXTS = [
+    f"the {noun} was {verb}ing, and {verb}ed again"
+    for noun in ("Café", "film", "plot")
+    for verb in ("shin", "bor")
+]
+
+
+def wordpiece(**options):
+    return train_wordpiece(TEXTS, **({"vocab_size": 60, "max_length": 16} | options))
+
+
+def test_a_saved_tokenizer_loads_as_a_fast_tokenizer_with_the_same_output(tmp_path):
+    tokenizer = wordpiece()
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded.is_fast
+    assert loaded.model_max_length == 16
+    assert loaded("The CAFÉ shined").input_ids == tokenizer("The CAFÉ shined").input_ids
+
+
+def test_a_text_is_wrapped_in_cls_and_sep():
+    tokens = wordpiece()("the film")
+    assert tokens.tokens()[0] == "[CLS]"
+    assert tokens.tokens()[-1] == "[SEP]"
+
+
+def test_every_training_text_is_tokenized_without_unknown_tokens():
+    tokenizer = wordpiece()
+    assert not any(tokenizer.unk_token_id in tokenizer(text).input_ids for text in TEXTS)
+
+
+@pytest.mark.parametrize(("lowercase", "same"), [(True, True), (False, False)])
+def test_lowercase_decides_whether_case_matters(lowercase, same):
+    tokenizer = wordpiece(lowercase=lowercase)
+    assert (tokenizer("The film").input_ids == tokenizer("the film").input_ids) == same
+
+
+def test_special_tokens_come_first_and_word_pieces_are_not_special():
+    tokenizer = wordpiece()
+    assert tokenizer.convert_tokens_to_ids(SPECIAL_TOKENS) == [0, 1, 2, 3, 4]
+    assert set(tokenizer.all_special_tokens) == set(SPECIAL_TOKENS)
+    assert tokenizer.decode(tokenizer("the film").input_ids, skip_special_tokens=True) == "the film"
+
+
+def test_two_processes_learn_the_same_vocabulary():
+    script = (
+        "import json, sys; from hf_bidir.finetune.tokenizer import train_wordpiece;"
+        "tokenizer = train_wordpiece(json.loads(sys.argv[1]), vocab_size=60, max_length=16);"
+        "print(json.dumps(tokenizer.get_vocab()))"
+    )
+    command = [sys.executable, "-c", script, json.dumps(TEXTS)]
+    other = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert json.loads(other.splitlines()[-1]) == wordpiece().get_vocab()

@@ -1,0 +1,184 @@
+"""build_model_card: what a finished run's files say, all of it and no more."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+
+from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
+from hf_bidir.hub import build_model_card
+
+RESULTS = {
+    "eval_accuracy": 0.7,
+    "test_accuracy": 0.8125,
+    "test_macro_f1": 0.7936,
+    "test_recall_bad": 0.9,
+    "test_recall_good|fine": 0.725,
+    "test_runtime": 3.21,
+}
+RUN = {
+    "seed": 7,
+    "recipe": {
+        "dataset_name": "someone/reviews",
+        "num_train_epochs": 3,
+        "model_name_or_path": "someone/base",
+    },
+    "data": {
+        "train": {"source": "someone/reviews", "rows": 900},
+        "test": {"source": "reviews.csv", "rows": 90, "sha256": "0123456789abcdef"},
+    },
+    "notes": ["Forty rows were held out."],
+    "class_shares": {"bad": 0.25, "good|fine": 0.75},
+    "num_parameters": 12345,
+    "world_size": 2,
+    "versions": {"torch": "2.9.9"},
+    "hardware": {"cpu": "A processor", "cores": 4, "threads": 3, "gpus": ["A card"]},
+    "duration_seconds": 61.5,
+}
+
+
+def write(folder: Path, name: str, content: dict) -> None:
+    (folder / name).write_text(json.dumps(content), encoding="utf-8")
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """A saved model without any run behind it."""
+    config = BidirBertConfig(
+        vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
+    )
+    BidirBertForSequenceClassification(config).save_pretrained(tmp_path / "reviews-tanhmax")
+    return tmp_path / "reviews-tanhmax"
+
+
+@pytest.fixture
+def finished(bare):
+    write(bare, "run.json", RUN)
+    write(bare, "all_results.json", RESULTS)
+    return bare
+
+
+def test_the_results_table_has_the_test_numbers_and_the_recall_of_every_class(finished):
+    text = build_model_card(finished).text
+    for row in (
+        "accuracy | 0.8125",
+        "macro-F1 | 0.7936",
+        "recall of bad | 0.9000",
+        r"recall of good\|fine | 0.7250",
+    ):
+        assert f"| {row} |" in text
+    assert "0.7000" not in text  # the validation split chose the checkpoint; its numbers are not the result
+
+
+def test_without_test_numbers_the_card_shows_the_validation_split_and_says_what_it_chose(finished):
+    write(finished, "all_results.json", {"eval_accuracy": 0.7})
+    card = build_model_card(finished)
+    assert "| accuracy | 0.7000 |" in card.text
+    assert "also chose the checkpoint" in card.text
+
+
+def test_the_model_index_has_task_data_split_metric_and_value(finished):
+    results = build_model_card(finished).data.eval_results
+    found = [(r.task_type, r.dataset_name, r.dataset_split, r.metric_type, r.metric_value) for r in results]
+    assert found == [
+        ("text-classification", "reviews.csv", "test", "accuracy", 0.8125),
+        ("text-classification", "reviews.csv", "test", "f1", 0.7936),
+    ]
+
+
+def test_the_saved_card_is_valid_front_matter_that_the_hub_client_reads_back(finished):
+    card = build_model_card(finished)
+    card.save(finished / "README.md")
+    metadata = yaml.safe_load((finished / "README.md").read_text(encoding="utf-8").split("---\n")[1])
+    assert metadata["base_model"] == "someone/base"
+    assert metadata["license"] == "apache-2.0"
+    assert "tanhmax" in metadata["tags"]
+    assert ModelCard.load(finished / "README.md").data.to_dict() == card.data.to_dict()
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        "AutoModelForSequenceClassification.from_pretrained(source, trust_remote_code=True)",
+        "sinh(s_i) / Σ_j cosh(s_j)",
+        "| test | reviews.csv (sha256 `0123456789ab…`) | 90 |",
+        "| num_train_epochs | 3 |",
+        "Forty rows were held out.",
+        "bad (25.0 %)",
+        "12,345 parameters",
+        "seed: 7",
+        "A processor, 4 cores, 3 threads, A card",
+        "duration: 61.5 s",
+        "torch 2.9.9",
+        "gauge freedom",
+        "on a par with softmax",
+        "10.6339/24-JDS1134",
+    ],
+)
+def test_the_card_tells(finished, fact):
+    assert fact in build_model_card(finished).text
+
+
+def test_a_number_that_no_file_holds_is_left_out(bare):
+    card = build_model_card(bare)
+    assert card.data.eval_results is None
+    for heading in ("## Results", "## Data", "## Recipe", "## Run", "parameters"):
+        assert heading not in card.text
+    assert "None" not in card.text
+
+
+def test_a_softmax_checkpoint_is_not_presented_as_tanhmax(bare):
+    config = json.loads((bare / "config.json").read_text())
+    write(bare, "config.json", config | {"attn_activation": "softmax"})
+    card = build_model_card(bare)
+    assert "tanhmax" not in card.data.tags
+    assert "## TanhMax" not in card.text
+
+
+def test_a_figure_is_shown_when_its_file_is_there(finished):
+    assert "loss_curve.png" not in build_model_card(finished).text
+    (finished / "loss_curve.png").touch()
+    assert "(loss_curve.png)" in build_model_card(finished).text
+
+
+def test_what_a_person_wrote_around_the_generated_part_stays_and_the_part_is_renewed(finished):
+    readme = finished / "README.md"
+    build_model_card(finished).save(readme)
+    edited = readme.read_text(encoding="utf-8").replace("license: apache-2.0", "license: mit\nlanguage: en")
+    edited = edited.replace(
+        "<!-- hf_bidir: generated from", "A word before.\n\n<!-- hf_bidir: generated from"
+    )
+    readme.write_text(edited + "\nA word after.\n", encoding="utf-8")
+    write(finished, "all_results.json", RESULTS | {"test_accuracy": 0.5})
+
+    card = build_model_card(finished)
+    assert (
+        card.text.index("A word before.")
+        < card.text.index("| accuracy | 0.5000 |")
+        < card.text.index("A word after.")
+    )
+    assert "0.8125" not in str(card)
+    assert (card.data.license, card.data.language) == ("mit", "en")
+    assert card.data.eval_results[0].metric_value == 0.5
+
+
+def test_a_card_without_markers_is_kept_whole_and_gets_the_generated_part_at_its_end(finished):
+    (finished / "README.md").write_text("---\nlicense: mit\n---\n# Mine\n\nAll by hand.\n", encoding="utf-8")
+    text = build_model_card(finished).text
+    assert text.startswith("# Mine\n\nAll by hand.\n")
+    assert "| accuracy | 0.8125 |" in text
+
+
+def test_building_twice_changes_nothing(finished):
+    readme = finished / "README.md"
+    build_model_card(finished).save(readme)
+    once = readme.read_text(encoding="utf-8")
+    build_model_card(finished).save(readme)
+    assert readme.read_text(encoding="utf-8") == once
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        build_model_card(tmp_path)

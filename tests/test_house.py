@@ -1,0 +1,60 @@
+"""The rules of the house that a machine can check."""
+
+import ast
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "hf_bidir"
+TRAVELS = {"torch", "transformers", "triton"} | sys.stdlib_module_names  # triton only where it is installed
+
+
+def imported(file: Path) -> set[str]:
+    """Modules that a file imports, anywhere in it; relative ones keep their dots."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.add("." * node.level + (node.module or ""))
+    return names
+
+
+@pytest.mark.parametrize("file", sorted((PACKAGE / "modeling").glob("*.py")), ids=lambda file: file.name)
+def test_modeling_imports_only_torch_transformers_and_its_own_files(file):
+    siblings = {f".{sibling.stem}" for sibling in file.parent.glob("*.py")}
+    foreign = {name for name in imported(file) - siblings if name.split(".")[0] not in TRAVELS}
+    assert not foreign, f"{file.name} imports {foreign}, which does not travel with a checkpoint"
+
+
+def test_modeling_is_flat_because_remote_code_is_one_folder():
+    folders = {path.name for path in (PACKAGE / "modeling").iterdir() if path.is_dir()}
+    assert folders <= {"__pycache__"}
+
+
+def test_no_file_of_the_package_imports_training():
+    for file in PACKAGE.rglob("*.py"):
+        assert "training" not in {name.split(".")[0] for name in imported(file)}, file.name
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        (
+            "hf_bidir",
+            "BidirBertConfig BidirBertModel BidirBertForSequenceClassification BidirBertForMaskedLM "
+            "BidirBertForTokenClassification BidirBertForQuestionAnswering BidirBertForMultipleChoice "
+            "BidirViTConfig BidirViTModel BidirViTForImageClassification "
+            "tanhmax bidir_attention register_attn_activation",
+        ),
+        ("hf_bidir.explain", "image_heatmap"),
+        ("hf_bidir.hub", "build_model_card"),
+    ],
+)
+def test_public_names_import_and_are_listed(module, names):
+    module = importlib.import_module(module)
+    for name in names.split():
+        assert hasattr(module, name)
+        assert name in module.__all__

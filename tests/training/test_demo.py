@@ -1,0 +1,85 @@
+"""The demo, as `make demo` runs it: once to the end, then again over the finished run."""
+
+import json
+
+import pytest
+import torch
+from matplotlib.image import imread
+
+from hf_bidir import BidirViTConfig, BidirViTForImageClassification
+from training import demo
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A demo run to its end; the demo leaves by SystemExit if one of its own checks fails."""
+    folder = tmp_path_factory.mktemp("runs") / "digits-tanhmax"
+    try:
+        demo.main(["--output_dir", str(folder), "--disable_tqdm", "true"])
+    except SystemExit as failure:
+        pytest.fail(f"the demo failed: {failure}")
+    return folder
+
+
+def test_the_demo_reaches_the_accuracy_that_it_promises(folder):
+    assert json.loads((folder / "all_results.json").read_text())["test_accuracy"] >= 0.96
+
+
+def test_the_demo_leaves_a_picture_and_a_card_that_shows_it(folder):
+    assert imread(folder / "attention.png").std() > 0
+    assert "(attention.png)" in (folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_second_demo_uses_the_finished_run_and_says_where_everything_is(folder, capsys):
+    weights = (folder / "model.safetensors").stat()
+    demo.main(["--output_dir", str(folder)])
+    printed = capsys.readouterr().out
+    assert "Using the finished run" in printed
+    assert "largest difference of a logit 0.0e+00" in printed
+    assert f"In {folder}" in printed
+    assert (folder / "model.safetensors").stat() == weights
+
+
+def test_an_accuracy_below_the_expected_one_is_a_failure_that_says_so(folder):
+    results = folder / "all_results.json"
+    kept = results.read_text()
+    results.write_text(json.dumps(json.loads(kept) | {"test_accuracy": 0.5}))
+    try:
+        with pytest.raises(SystemExit, match=r"at least 0\.96; got 0\.5000"):
+            demo.main(["--output_dir", str(folder)])
+    finally:
+        results.write_text(kept)
+
+
+@pytest.fixture
+def tiny():
+    torch.manual_seed(0)
+    config = BidirViTConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        image_size=8, patch_size=2, initializer_range=0.5, attn_implementation="eager",
+    )  # fmt: skip
+    return BidirViTForImageClassification(config).eval()
+
+
+def flip_gauge(model, head):
+    """Negate keys and values of one head of the last layer, whatever the projections are called."""
+    width = model.config.hidden_size // model.config.num_attention_heads
+    rows = slice(head * width, (head + 1) * width)
+    names = ("key", "value", "k_proj", "v_proj")
+    projections = [m for n, m in model.named_modules() if n.rpartition(".")[2] in names][-2:]
+    with torch.no_grad():
+        for projection in projections:
+            projection.weight[rows] *= -1
+            projection.bias[rows] *= -1
+
+
+def test_contributions_do_not_depend_on_the_gauge_and_raw_coefficients_do(tiny):
+    pixels = torch.randn(2, 3, 8, 8)
+    coefficients, contributions, predicted = demo.last_layer_attention(tiny, pixels)
+    flip_gauge(tiny, head=1)
+    flipped, same, again = demo.last_layer_attention(tiny, pixels)
+    torch.testing.assert_close(same, contributions)
+    torch.testing.assert_close(flipped[:, 1], -coefficients[:, 1])
+    torch.testing.assert_close(flipped[:, 0], coefficients[:, 0])
+    assert contributions.abs().max() > 1e-3
+    assert predicted.tolist() == again.tolist()

@@ -1,0 +1,36 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hf_bidir.finetune.arguments import (
+    ImageDataArguments,
+    ImageModelArguments,
+    RunArguments,
+    TextDataArguments,
+    TextModelArguments,
+)
+from hf_bidir.finetune.recipe import parse_recipe
+
+TRAINING = Path(__file__).parents[2] / "training"
+RECIPES = sorted((TRAINING / "recipes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_has_only_known_options_and_its_own_folder(recipe):
+    text = recipe.stem.startswith("sst2")
+    options = (TextDataArguments, TextModelArguments) if text else (ImageDataArguments, ImageModelArguments)
+    _, model, args, given = parse_recipe((*options, RunArguments), [str(recipe)])
+    assert args.output_dir == f"runs/{recipe.stem}"
+    assert model.attn_activation == recipe.stem.split("-")[-1]
+    assert set(yaml.safe_load(recipe.read_text())) == set(given)
+
+
+@pytest.mark.parametrize("task", ["sst2", "digits"])
+def test_tanhmax_and_softmax_recipes_differ_in_attention_alone(task):
+    tanhmax, softmax = (
+        yaml.safe_load((TRAINING / f"recipes/{task}-{name}.yaml").read_text())
+        for name in ("tanhmax", "softmax")
+    )
+    differing = {key for key in tanhmax.keys() | softmax.keys() if tanhmax.get(key) != softmax.get(key)}
+    assert differing == {"attn_activation", "attn_negative_mass", "output_dir"}

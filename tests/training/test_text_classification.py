@@ -1,0 +1,236 @@
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+    pipeline,
+)
+
+from hf_bidir import BidirBertForSequenceClassification
+from hf_bidir.finetune.errors import InputError
+from training.text_classification import main
+
+SHAPE = shlex.split(
+    "--hidden_size 16 --num_hidden_layers 2 --num_attention_heads 2 --intermediate_size 32 "
+    "--vocab_size 80 --max_length 12"
+)
+RUN = shlex.split(
+    "--num_train_epochs 3 --per_device_train_batch_size 8 --logging_steps 1 --learning_rate 1e-2 "
+    "--attn_implementation eager --use_cpu --disable_tqdm true"
+)
+LEARN = shlex.split("--num_train_epochs 12 --dropout 0")
+SCRIPT = Path(__file__).parents[2] / "training/text_classification.py"
+
+
+def losses(folder):
+    """The logged training losses of a run, by step."""
+    state = (
+        max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1])) / "trainer_state.json"
+    )
+    return {
+        entry["step"]: entry["loss"]
+        for entry in json.loads(state.read_text())["log_history"]
+        if "loss" in entry
+    }
+
+
+def test_a_run_learns_and_leaves_a_checkpoint_with_its_numbers(texts, tmp_path):
+    folder = tmp_path / "run"
+    results = main([*texts, *SHAPE, *RUN, *LEARN, "--output_dir", str(folder)])
+    record = json.loads((folder / "run.json").read_text())
+    assert results["test_accuracy"] == 1.0
+    assert json.loads((folder / "all_results.json").read_text()) == results
+    assert {"eval_macro_f1", "test_recall_good", "test_recall_bad", "train_loss"} <= set(results)
+    assert {"loss_curve.png", "README.md", "model.safetensors", "tokenizer.json"} <= {
+        p.name for p in folder.iterdir()
+    }
+    assert record["status"] == "finished"
+    assert {split: part["rows"] for split, part in record["data"].items()} == {
+        "train": 48,
+        "validation": 12,
+        "test": 12,
+    }
+    assert record["class_shares"] == {"bad": pytest.approx(2 / 3), "good": pytest.approx(1 / 3)}
+
+
+def test_class_names_come_back_from_the_pipeline(texts, tmp_path):
+    folder = tmp_path / "run"
+    main([*texts, *SHAPE, *RUN, *LEARN, "--output_dir", str(folder)])
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    assert isinstance(model, BidirBertForSequenceClassification)
+    assert model.config.id2label == {0: "bad", 1: "good"}
+    classify = pipeline("text-classification", str(folder), device="cpu")
+    assert [answer["label"] for answer in classify(["a good film", "a bad film"])] == ["good", "bad"]
+
+
+def test_an_interrupted_run_continues_to_the_same_losses_and_numbers(texts, tmp_path, crash):
+    whole, broken = (
+        [*texts, *SHAPE, *RUN, "--output_dir", str(tmp_path / name)] for name in ("whole", "broken")
+    )
+    expected = main(whole)
+    crash(main, broken, after_steps=10)  # 6 steps an epoch: in the middle of the second
+    (tmp_path / "broken" / "checkpoint-11").mkdir()  # as if saving had been cut short
+    results = main(broken)
+    assert losses(tmp_path / "broken") == losses(tmp_path / "whole")
+    assert results["test_loss"] == expected["test_loss"]
+    assert results["train_loss"] == expected["train_loss"]
+    assert json.loads((tmp_path / "broken/run.json").read_text())["resumed_from"] == "checkpoint-6"
+
+
+def test_an_interrupted_run_is_not_continued_with_other_settings(texts, tmp_path, crash):
+    argv = [*texts, *SHAPE, *RUN, "--output_dir", str(tmp_path / "run")]
+    crash(main, argv, after_steps=7)
+    with pytest.raises(InputError, match="interrupted run with other settings: seed was not given and is 5"):
+        main([*argv, "--seed", "5"])
+
+
+def test_a_finished_run_is_overwritten_only_when_asked(texts, tmp_path):
+    argv = [*texts, *SHAPE, *RUN, "--num_train_epochs", "1", "--output_dir", str(tmp_path / "run")]
+    main(argv)
+    before = (tmp_path / "run/run.json").read_bytes()
+    with pytest.raises(InputError, match=r"holds a finished run.*--overwrite_output_dir"):
+        main(argv)
+    assert (tmp_path / "run/run.json").read_bytes() == before
+    main([*argv, "--overwrite_output_dir", "--seed", "1"])
+    assert json.loads((tmp_path / "run/run.json").read_text())["seed"] == 1
+
+
+def test_a_folder_with_other_files_is_refused(texts, tmp_path):
+    with pytest.raises(InputError, match="is not empty and holds no run"):
+        main([*texts, *SHAPE, *RUN, "--output_dir", str(tmp_path)])
+
+
+def test_the_labels_of_the_test_split_change_no_weight(texts, tmp_path):
+    main([*texts, *SHAPE, *RUN, "--output_dir", str(tmp_path / "true")])
+    file = texts[texts.index("--test_file") + 1]
+    table = Dataset.from_parquet(file, cache_dir=str(tmp_path / "cache"))
+    shuffled = table.remove_columns("label").add_column("label", table["label"][::-1])
+    shuffled.to_parquet(file)
+    main([*texts, *SHAPE, *RUN, "--output_dir", str(tmp_path / "shuffled")])
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("true", "shuffled"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_early_stopping_ends_a_run_that_no_longer_improves(texts, tmp_path):
+    options = ["--early_stopping_patience", "2", "--num_train_epochs", "30", "--learning_rate", "0"]
+    results = main([*texts, *SHAPE, *RUN, *options, "--output_dir", str(tmp_path / "run")])
+    assert results["epoch"] == 3.0
+
+
+def test_two_processes_train_together(texts, tmp_path):
+    argv = [*texts, *SHAPE, *RUN, "--output_dir", str(tmp_path / "run"), "--num_train_epochs", "1"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    done = subprocess.run([*command, str(SCRIPT), *argv], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    record = json.loads((tmp_path / "run/run.json").read_text())
+    assert record["status"] == "finished"
+    assert record["world_size"] == 2
+
+
+def test_a_stock_softmax_checkpoint_starts_unchanged(texts, tmp_path):
+    main([*texts, *SHAPE, *RUN, "--num_train_epochs", "1", "--output_dir", str(tmp_path / "first")])
+    vocabulary = BidirBertForSequenceClassification.from_pretrained(tmp_path / "first").config.vocab_size
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    stock = BertForSequenceClassification(BertConfig(vocab_size=vocabulary, **shape))
+    stock.save_pretrained(tmp_path / "stock")
+    for file in (tmp_path / "first").glob("tokenizer*"):
+        (tmp_path / "stock" / file.name).write_bytes(file.read_bytes())
+    start = ["--model_name_or_path", str(tmp_path / "stock"), "--max_length", "12", "--learning_rate", "0"]
+    main([*texts, *RUN, *start, "--num_train_epochs", "1", "--output_dir", str(tmp_path / "second")])
+    model = BidirBertForSequenceClassification.from_pretrained(tmp_path / "second")
+    assert model.config.attn_negative_mass == 0.0
+    ids = torch.arange(5, 13)[None]
+    torch.testing.assert_close(model(ids).logits, stock.eval()(ids).logits)
+
+
+def test_a_bidir_checkpoint_keeps_its_attention(texts, tmp_path):
+    first = [
+        "--attn_negative_mass",
+        "0.5",
+        "--num_train_epochs",
+        "1",
+        "--output_dir",
+        str(tmp_path / "first"),
+    ]
+    main([*texts, *SHAPE, *RUN, *first])
+    second = [
+        "--model_name_or_path",
+        str(tmp_path / "first"),
+        "--max_length",
+        "12",
+        "--num_train_epochs",
+        "1",
+    ]
+    main([*texts, *RUN, *second, "--output_dir", str(tmp_path / "second")])
+    assert (
+        BidirBertForSequenceClassification.from_pretrained(tmp_path / "second").config.attn_negative_mass
+        == 0.5
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--attn_activation", "tanmax"], "tanmax"),
+        (["--attn_negative_mass", "1.5"], "1.5"),
+        (["--num_attention_heads", "3"], "3 does not divide 16"),
+        (["--attn_implementation", "flash_attention_9"], "flash_attention_9"),
+        (["--model_name_or_path", "{tmp}"], "shape a model from scratch"),
+        (["--resume_from_checkpoint", "{tmp}"], "expected auto, never or the folder of a Trainer checkpoint"),
+    ],
+)
+def test_a_bad_option_is_one_clear_error_and_leaves_no_folder(texts, tmp_path, options, message):
+    options = [option.format(tmp=tmp_path) for option in options]
+    with pytest.raises(InputError, match=message):
+        main([*texts, *SHAPE, *RUN, *options, "--output_dir", str(tmp_path / "run")])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [(None, "expected a checkpoint folder with a config.json"), ('{"model_type": "gpt2"}', "is 'gpt2'")],
+)
+def test_a_folder_that_is_no_bert_is_one_clear_error(texts, tmp_path, config, message):
+    (tmp_path / "other").mkdir()
+    if config:
+        (tmp_path / "other/config.json").write_text(config)
+    with pytest.raises(InputError, match=message):
+        main(
+            [
+                *texts,
+                *RUN,
+                "--model_name_or_path",
+                str(tmp_path / "other"),
+                "--output_dir",
+                str(tmp_path / "run"),
+            ]
+        )
+
+
+def test_the_script_prints_one_line_for_bad_input():
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--train_file", "nowhere.csv"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert (
+        done.stderr.splitlines()[-1]
+        == "error: expected a data file at nowhere.csv; there is no such file or folder"
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_help_teaches_with_examples(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert "python training/text_classification.py training/recipes/sst2-tanhmax.yaml" in text
+    assert "--attn_negative_mass" in text

@@ -1,0 +1,144 @@
+"""The whole way in one command: handwritten digits, a TanhMax ViT, a checkpoint anybody loads, a picture.
+
+examples:
+  make demo
+  python -m training.demo --output_dir runs/another --num_train_epochs 10
+
+Options are those of training/image_classification.py and win over training/recipes/digits-tanhmax.yaml.
+An interrupted run continues; a finished one is not trained again (remove its folder for that), but reloaded,
+compared and drawn again.
+"""
+
+import json
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from datasets import Dataset
+from matplotlib.figure import Figure
+from torch import Tensor
+from transformers import AutoImageProcessor, AutoModelForImageClassification, PreTrainedModel
+
+from hf_bidir.explain import image_heatmap
+from hf_bidir.finetune.errors import run_script
+from hf_bidir.finetune.folder import CARD, CURVE, RESULTS, read_record
+from hf_bidir.finetune.image_data import ImageCollator
+from hf_bidir.finetune.image_files import read_digits
+from hf_bidir.hub import build_model_card, isolated_forward
+from training.image_classification import main as fine_tune
+
+RECIPE = Path(__file__).parent / "recipes" / "digits-tanhmax.yaml"
+EXPECTED_ACCURACY = 0.96
+LARGEST_DIFFERENCE = 1e-6
+DIGITS_SHOWN = 8
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train (or find) the run, check it, draw it, and say where everything is.
+
+    Raises:
+        SystemExit: the test accuracy is too low, or the reloaded model answers differently.
+    """
+    parser = ArgumentParser(add_help=False)
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/digits-tanhmax"))
+    options, others = parser.parse_known_args(argv)
+    folder = options.output_dir
+
+    if read_record(folder).get("status") == "finished":
+        print(f"Using the finished run in {folder}; remove the folder to train again.")
+    else:
+        fine_tune([str(RECIPE), "--output_dir", str(folder), *others])
+    accuracy = json.loads((folder / RESULTS).read_text(encoding="utf-8"))["test_accuracy"]
+
+    test = read_digits()["test"]
+    pixels = ImageCollator(AutoImageProcessor.from_pretrained(folder))(test)["pixel_values"]
+    model = AutoModelForImageClassification.from_pretrained(folder).eval()
+    difference = check_reload(folder, model, pixels)
+    model.set_attn_implementation("eager")  # which returns the coefficients
+    draw_attention(model, pixels[:DIGITS_SHOWN], test.select(range(DIGITS_SHOWN)), folder / "attention.png")
+    build_model_card(folder).save(folder / CARD)  # again, now that there is a picture to show
+
+    print(f"\nTest accuracy on {len(test)} digits: {accuracy:.4f}")
+    print(f"Reloaded in an isolated process without hf_bidir: largest difference of a logit {difference:.1e}")
+    if accuracy < EXPECTED_ACCURACY:
+        sys.exit(f"expected a test accuracy of at least {EXPECTED_ACCURACY}; got {accuracy:.4f}")
+    print_where(folder)
+
+
+def check_reload(folder: Path, model: PreTrainedModel, pixels: Tensor) -> float:
+    """The largest difference between the logits here and in a process that has only the folder."""
+    with torch.inference_mode():
+        here = model(pixels).logits
+    there = isolated_forward(folder, "AutoModelForImageClassification", {"pixel_values": pixels})["logits"]
+    difference = (here - there).abs().max().item()
+    if not difference <= LARGEST_DIFFERENCE:
+        sys.exit(f"expected equal logits from the reloaded model; the largest difference is {difference:.1e}")
+    return difference
+
+
+def draw_attention(model: PreTrainedModel, pixels: Tensor, digits: Dataset, path: Path) -> None:
+    """Draw the class token's last layer: contributions to the logit, and one head's raw coefficients."""
+    coefficients, contributions, predicted = last_layer_attention(model, pixels)
+    head = contributions.abs().sum((0, 2)).argmax().item()  # the one that matters most here
+    over_heads = contributions.sum(1)
+    ink = 255 - np.stack([np.asarray(image, dtype=int) for image in digits["image"]])
+    pairs = zip(digits["label"], predicted.tolist(), strict=True)
+    figure = Figure(figsize=(1.4 * len(ink) + 1.2, 4.1), layout="constrained")
+    above, below = figure.subfigures(2, 1)
+    image_heatmap(
+        ink,
+        over_heads / over_heads.abs().amax(-1, keepdim=True),
+        titles=[f"{true} read as {read}" for true, read in pairs],
+        unit="share of the largest",
+        caption="last layer, contribution a · ∂logit/∂a of each patch to the predicted class, "
+        "summed over heads (needs no oriented heads)",
+        figure=above,
+    )
+    image_heatmap(
+        ink,
+        coefficients[:, head],
+        unit="coefficient a",
+        caption=f"last layer, head {head}, raw coefficients of the class token "
+        "(+ and − may be swapped all at once: gauge freedom)",
+        figure=below,
+    )
+    figure.savefig(path, dpi=100)
+
+
+def last_layer_attention(model: PreTrainedModel, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What the class token does with each patch in the last layer, where its row alone reaches the logits.
+
+    Returns:
+        coefficients `a` [batch, heads, patches], contributions `a · ∂logit/∂a` to the predicted class's logit
+        (same shape), and the predicted classes [batch].
+    """
+    outputs = model(pixels, output_attentions=True)
+    top, predicted = outputs.logits.max(dim=-1)
+    attention = outputs.attentions[-1]
+    contributions = attention * torch.autograd.grad(top.sum(), attention)[0]
+    # the class token's row, without its own column
+    return attention[:, :, 0, 1:].detach(), contributions[:, :, 0, 1:].detach(), predicted
+
+
+def print_where(folder: Path) -> None:
+    """Say what lies where, and what to do next."""
+    print(f"""
+In {folder}:
+  config.json, model.safetensors, *.py   the checkpoint and its own model code
+  {CARD}                              its model card
+  attention.png                          signed attention over the digits
+  {RESULTS}, {CURVE}       every number, and the losses
+
+Next:
+  source .venv/bin/activate
+  python training/image_classification.py --help    train on your own images
+  python training/text_classification.py --help     train on your own texts
+  make test                                         check the installation
+""")
+
+
+if __name__ == "__main__":
+    run_script(main)
