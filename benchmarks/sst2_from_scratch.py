@@ -82,8 +82,8 @@ def table(runs: dict[str, list[dict[str, Any]]]) -> str:
         [
             "# SST-2 from scratch",
             "",
-            "`python benchmarks/sst2_from_scratch.py --data-dir DIR --seeds N`: test numbers in percent, mean",
-            "and standard deviation over seeds, of the checkpoint with the best validation accuracy.",
+            "`python benchmarks/sst2_from_scratch.py --data-dir DIR --seeds N`: test numbers in percent,",
+            "mean and standard deviation over seeds, of the checkpoint with the best validation accuracy.",
             f"Rows: {rows}. {first['num_parameters']:,} parameters.",
             "",
             *lines,

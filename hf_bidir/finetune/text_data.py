@@ -29,7 +29,7 @@ def _check_texts(name: str, texts: list) -> None:
     if bad:
         shown = ", ".join(map(str, bad[:ROWS_SHOWN])) + (", ..." if len(bad) > ROWS_SHOWN else "")
         raise InputError(
-            f"expected a text in every row; {len(bad)} rows of the {name} split have none (rows {shown}, from 0; "
+            f"expected a text in every row; {len(bad)} rows of the {name} split have none (from 0: {shown}; "
             f"the first holds {texts[bad[0]]!r}); remove them or choose another --text_column"
         )
 

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from accelerate.commands.config.config_args import load_config_from_file
 
 from hf_bidir.finetune.arguments import (
     ImageDataArguments,
@@ -34,3 +35,10 @@ def test_tanhmax_and_softmax_recipes_differ_in_attention_alone(task):
     )
     differing = {key for key in tanhmax.keys() | softmax.keys() if tanhmax.get(key) != softmax.get(key)}
     assert differing == {"attn_activation", "attn_negative_mass", "output_dir"}
+
+
+@pytest.mark.parametrize("file", sorted((TRAINING / "accelerate").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_accelerate_configuration_is_accepted(file):
+    config = load_config_from_file(str(file))
+    assert config.num_processes > 1
+    assert config.mixed_precision == "bf16"
