@@ -2,6 +2,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# The models of the demo and the tests are so small that threads cost more than they give, above all on a busy
+# machine, where they wait for one another.
+export OMP_NUM_THREADS ?= 1
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo test lint clean
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hf_bidir import BidirBertConfig, BidirViTConfig
+
 PACKAGE = Path(__file__).parents[1] / "hf_bidir"
 TRAVELS = {"torch", "transformers", "triton"} | sys.stdlib_module_names  # triton only where it is installed
 
@@ -22,6 +24,11 @@ def imported(file: Path) -> set[str]:
     return names
 
 
+def siblings_of(module: str) -> set[str]:
+    """The files of modeling/ that one of them imports."""
+    return {name[1:] for name in imported(PACKAGE / "modeling" / f"{module}.py") if name.startswith(".")}
+
+
 @pytest.mark.parametrize("file", sorted((PACKAGE / "modeling").glob("*.py")), ids=lambda file: file.name)
 def test_modeling_imports_only_torch_transformers_and_its_own_files(file):
     siblings = {f".{sibling.stem}" for sibling in file.parent.glob("*.py")}
@@ -32,6 +39,17 @@ def test_modeling_imports_only_torch_transformers_and_its_own_files(file):
 def test_modeling_is_flat_because_remote_code_is_one_folder():
     folders = {path.name for path in (PACKAGE / "modeling").iterdir() if path.is_dir()}
     assert folders <= {"__pycache__"}
+
+
+@pytest.mark.parametrize("config", [BidirBertConfig, BidirViTConfig])
+def test_a_remote_module_names_every_file_it_needs_because_early_transformers_copy_no_others(config):
+    for module in {path.partition(".")[0] for path in config().auto_map.values()}:
+        direct = siblings_of(module)
+        needed, found = set(), set(direct)
+        while found:
+            needed |= found
+            found = set().union(*map(siblings_of, found)) - needed
+        assert needed == direct, f"{module}.py needs these imports of its own as well: {needed - direct}"
 
 
 def test_no_file_of_the_package_imports_training():
