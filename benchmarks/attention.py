@@ -29,30 +29,31 @@ def main() -> None:
     parser.add_argument("--padding", type=float, default=0.0, help="share of the keys that a padding mask drops")
     parser.add_argument("--implementations", nargs="+", default=["auto", "chunked", "compiled", "lift", "eager"])
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "attention.md")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--output", type=Path, help="default: results/attention[-padded].md")
     options = parser.parse_args()
+    name = f"attention{'-padded' if options.padding else ''}.md"
+    output = options.output or Path(__file__).parent / "results" / name
     rows = [row for length in options.lengths for row in measure_length(length, options)]
     header = ["length", "implementation", "forward", "forward + backward", "peak MiB", "baseline ms"]
     notes = (
         f"{options.heads} heads of {options.head_dim}, fp32, batch = {options.tokens} // length, "
         f"{options.padding:.0%} padding, medians of {options.repeats} interleaved runs. "
-        f"Times are ratios to {BASELINE} (lower is better); its own times are in the last column. "
-        f"Command: `python benchmarks/attention.py{'' if not options.padding else f' --padding {options.padding}'}`."
+        f"Times are ratios to {BASELINE} (lower is better); its own times are in the last column."
     )
-    write_table(options.output, "Attention alone", notes, header, rows)
+    write_table(output, "Attention alone", notes, header, rows, options.device)
 
 
 def measure_length(length: int, options: argparse.Namespace) -> list[list[str]]:
     """One table row per implementation."""
     batch = max(1, options.tokens // length)
     shape = (batch, length, options.heads, options.head_dim)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    inputs = [torch.randn(shape, device=device).transpose(1, 2).detach().requires_grad_() for _ in range(3)]
-    upstream = torch.randn(shape, device=device).transpose(1, 2)
+    inputs = [torch.randn(shape, device=options.device).transpose(1, 2).detach().requires_grad_() for _ in range(3)]
+    upstream = torch.randn(shape, device=options.device).transpose(1, 2)
     keep = None
     if options.padding:
-        kept = torch.linspace(1, 1 - 2 * options.padding, batch, device=device).mul(length).round().clamp_min(1)
-        keep = (torch.arange(length, device=device) < kept.unsqueeze(1))[:, None, None]
+        kept = torch.linspace(1, 1 - 2 * options.padding, batch, device=options.device).mul(length).round().clamp_min(1)
+        keep = (torch.arange(length, device=options.device) < kept.unsqueeze(1))[:, None, None]
     attend = {BASELINE: lambda: F.scaled_dot_product_attention(*inputs, keep)}
     for name in options.implementations:
         attend[name] = partial(lambda name: bidir_attention(*inputs, keep, implementation=name)[0], name)
@@ -62,7 +63,7 @@ def measure_length(length: int, options: argparse.Namespace) -> list[list[str]]:
     both_time = interleaved_medians(both, options.repeats)
     rows = []
     for name in attend:
-        memory = peak_memory(both[name])
+        memory = peak_memory(both[name], options.device)
         row = [str(length), name]
         row += [f"{times[name] / times[BASELINE]:.2f}" for times in (forward_time, both_time)]
         row.append("" if memory is None else f"{memory:.0f}")

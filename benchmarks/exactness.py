@@ -1,6 +1,6 @@
 """How equal are the things that must be equal? The largest absolute differences, on BERT-base and ViT-base shapes.
 
-    python benchmarks/exactness.py
+python benchmarks/exactness.py
 """
 
 import argparse
@@ -26,8 +26,8 @@ def main() -> None:
     torch.manual_seed(0)
     rows = [*softmax_mode(), *implementations(), padding_of_a_batch()]
     table = [[name, f"{difference:.1e}", f"{bound:.0e}"] for name, difference, bound in rows]
-    notes = "Command: `python benchmarks/exactness.py`."
-    write_table(options.output, "Exactness, fp32", notes, ["compared", "largest difference", "to reach"], table)
+    notes = "Largest absolute differences."
+    write_table(options.output, "Exactness, fp32", notes, ["compared", "largest difference", "to reach"], table, "cpu")
 
 
 def softmax_mode():
@@ -73,7 +73,11 @@ def padding_of_a_batch():
         logits(model, {"input_ids": row[: keep.sum()].unsqueeze(0)})
         for row, keep in zip(batch["input_ids"], batch["attention_mask"], strict=True)
     ]
-    return "TanhMax BERT-base, padded batch and single sentences, logits", largest([logits(model, batch)], [torch.cat(alone)]), 1e-5
+    return (
+        "TanhMax BERT-base, padded batch and single sentences, logits",
+        largest([logits(model, batch)], [torch.cat(alone)]),
+        1e-5,
+    )
 
 
 @torch.no_grad()

@@ -5,7 +5,9 @@ import gc
 import os
 import platform
 import re
+import shlex
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +15,8 @@ from pathlib import Path
 import torch
 import transformers
 from tqdm import tqdm
+
+from hf_bidir.finetune.record import cpu_model
 
 
 def interleaved_medians(tasks: Mapping[str, Callable[[], None]], repeats: int, warm_up: int = 3) -> dict[str, float]:
@@ -28,10 +32,10 @@ def interleaved_medians(tasks: Mapping[str, Callable[[], None]], repeats: int, w
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def peak_memory(task: Callable[[], None]) -> float | None:
-    """MiB by which the process grows at its peak during the task; on the GPU if there is one. None if unknown."""
+def peak_memory(task: Callable[[], None], device: str) -> float | None:
+    """MiB by which the process grows at its peak during the task; on the device. None if unknown."""
     gc.collect()
-    if torch.cuda.is_available():
+    if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         task()
@@ -46,33 +50,27 @@ def peak_memory(task: Callable[[], None]) -> float | None:
     return (_status("VmHWM") - before) / 2**10
 
 
-def machine() -> str:
-    """One line: processor or GPU, threads, versions."""
-    if torch.cuda.is_available():
-        device = torch.cuda.get_device_name()
+def machine(device: str) -> str:
+    """One line: the processor or GPU that was measured, threads, versions."""
+    if device == "cuda":
+        name = torch.cuda.get_device_name()
     else:
-        device = f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
-    return f"{device}; torch {torch.__version__}, transformers {transformers.__version__}, Python {platform.python_version()}"
+        name = f"{cpu_model()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    return f"{name}; {versions}, Python {platform.python_version()}"
 
 
-def write_table(path: Path, title: str, notes: str, header: list[str], rows: list[list[str]]) -> None:
-    """Print a Markdown table and write it, with the machine it was measured on, to `path`."""
+def write_table(path: Path, title: str, notes: str, header: list[str], rows: list[list[str]], device: str) -> None:
+    """Print a Markdown table and write it to `path`, with the machine and the command that measured it."""
     lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}", *(f"| {' | '.join(row)} |" for row in rows)]
-    text = f"# {title}\n\n{machine()}\n\n{notes}\n\n" + "\n".join(lines) + "\n"
+    command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    text = f"# {title}\n\n{machine(device)}\n\n{notes} Command: `{command}`.\n\n" + "\n".join(lines) + "\n"
     print(text)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
     print(f"written to {path}")
-
-
-def _processor() -> str:
-    try:
-        match = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
-    except OSError:
-        match = None
-    return match.group(1) if match else platform.processor() or platform.machine()
 
 
 def _status(field: str) -> int:

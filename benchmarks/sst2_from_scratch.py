@@ -25,14 +25,10 @@ METRICS = ("accuracy", "macro_f1", "recall_negative", "recall_positive")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True, help="holds {train,validation,test}.parquet")
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds, from 0 on")
-    parser.add_argument(
-        "--runs", type=Path, default=ROOT / "runs/sst2-from-scratch", help="where the runs go"
-    )
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs/sst2-from-scratch", help="where the runs go")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results/sst2_from_scratch.md")
     options = parser.parse_args()
     runs = {
@@ -50,8 +46,7 @@ def finished_run(activation: str, seed: int, options: argparse.Namespace) -> dic
     folder = options.runs / f"{activation}-seed{seed}"
     if read_record(folder).get("status") != "finished":
         files = [
-            (f"--{split}_file", options.data_dir / f"{split}.parquet")
-            for split in ("train", "validation", "test")
+            (f"--{split}_file", options.data_dir / f"{split}.parquet") for split in ("train", "validation", "test")
         ]
         recipe = ROOT / f"training/recipes/sst2-{activation}.yaml"
         finetune_text([str(recipe), *(str(word) for pair in files for word in pair), f"--seed={seed}",

@@ -28,10 +28,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=128, help="tokens of BERT")
     parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "training_step.md")
     options = parser.parse_args()
     rows = []
     for name, models, batch in (*bert_cases(options), vit_case(options)):
+        batch = {field: tensor.to(options.device) for field, tensor in batch.items()}
+        models = {label: model.to(options.device) for label, model in models.items()}
         steps = {label: partial(training_step, model, optimizer(model), batch) for label, model in models.items()}
         medians = interleaved_medians(steps, options.repeats, warm_up=2)
         stock, signed = medians["stock softmax"], medians["TanhMax"]
@@ -39,11 +42,10 @@ def main() -> None:
         print(rows[-1], flush=True)
     notes = (
         f"Batch {options.batch}, {options.layers} layers, fp32, medians of {options.repeats} interleaved steps "
-        "(zero_grad, forward, backward, AdamW). The ratio is TanhMax over the stock softmax model on sdpa. "
-        "Command: `python benchmarks/training_step.py`."
+        "(zero_grad, forward, backward, AdamW). The ratio is TanhMax over the stock softmax model on sdpa."
     )
     header = ["model", "ratio", "stock softmax, s", "TanhMax, s"]
-    write_table(options.output, "A whole training step", notes, header, rows)
+    write_table(options.output, "A whole training step", notes, header, rows, options.device)
 
 
 def bert_cases(options):

@@ -32,8 +32,9 @@ def tanhmax(scores: Tensor, keep: Tensor | None = None, dim: int = -1, negative_
     """
     check_negative_mass(negative_mass)
     if isinstance(negative_mass, Tensor):
+        negative_mass = negative_mass.to(scores.device, torch.promote_types(scores.dtype, torch.float32))
         shift = score_shift(negative_mass.clamp_min(torch.finfo(torch.float32).tiny))
-        coefficients = _shifted_tanhmax(scores, keep, dim, shift.to(scores.device))
+        coefficients = _shifted_tanhmax(scores, keep, dim, shift)
         if torch.compiler.is_compiling() or bool((negative_mass == 0).any()):
             coefficients = torch.where(negative_mass == 0, softmax(scores, keep, dim), coefficients)
         return coefficients
@@ -70,7 +71,7 @@ def check_negative_mass(negative_mass: float | Tensor) -> None:
     if isinstance(negative_mass, Tensor):
         valid = torch.compiler.is_compiling() or bool(((negative_mass >= 0) & (negative_mass <= 1)).all())
     else:
-        valid = 0 <= negative_mass <= 1
+        valid = isinstance(negative_mass, int | float) and 0 <= negative_mass <= 1
     if not valid:
         raise ValueError(
             f"negative_mass must lie in [0, 1] (0 is softmax, 1 is TanhMax), got {negative_mass}; "
@@ -111,7 +112,8 @@ _ACTIVATIONS: dict[str, Callable[..., Tensor]] = {"softmax": softmax, "tanh": ta
 def register_attn_activation(name: str, fn: Callable[..., Tensor]) -> None:
     """Make `fn(scores, keep=None, dim=-1) -> coefficients` available as `attn_activation=name` in every config.
 
-    The function is not saved with a checkpoint: whoever loads one that names it registers it first.
+    The function is not saved with a checkpoint: whoever loads one that names it has `hf_bidir` installed and
+    registers it first. Code loaded with `trust_remote_code` has a registry of its own, with the built-in names only.
 
     Raises:
         ValueError: the name is taken by another function, or `fn` cannot be called.
@@ -119,7 +121,9 @@ def register_attn_activation(name: str, fn: Callable[..., Tensor]) -> None:
     if not callable(fn):
         raise ValueError(f"attn_activation {name!r} needs a function fn(scores, keep=None, dim=-1), got {fn!r}.")
     if _ACTIVATIONS.get(name, fn) is not fn:
-        raise ValueError(f"attn_activation {name!r} is already registered as {_ACTIVATIONS[name]}; choose another name.")
+        raise ValueError(
+            f"attn_activation {name!r} is already registered as {_ACTIVATIONS[name]}; choose another name."
+        )
     _ACTIVATIONS[name] = fn
 
 
@@ -127,6 +131,8 @@ def get_attn_activation(name: str) -> Callable[..., Tensor]:
     """The function registered under `name`; ValueError lists the known names and the nearest one."""
     if name not in _ACTIVATIONS:
         nearest = get_close_matches(str(name), _ACTIVATIONS, n=1)
-        hint = f' Did you mean "{nearest[0]}"?' if nearest else " Add your own with register_attn_activation."
-        raise ValueError(f'attn_activation="{name}" is not known; choose one of: {", ".join(sorted(_ACTIVATIONS))}.{hint}')
+        hint = f' Did you mean "{nearest[0]}"?' if nearest else " hf_bidir.register_attn_activation adds another."
+        raise ValueError(
+            f'attn_activation="{name}" is not known; choose one of: {", ".join(sorted(_ACTIVATIONS))}.{hint}'
+        )
     return _ACTIVATIONS[name]

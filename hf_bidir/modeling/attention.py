@@ -45,9 +45,11 @@ def bidir_attention(
             "eager"     materialises and returns the coefficients; the only one for registered activations;
             "chunked"   piece by piece with its own backward (`chunked_attention.py`), O(length) memory;
             "lift"      softmax attention over the keys `[K; -K]` and values `[V; -V]` on torch's SDPA, O(length)
-                        memory on any of its kernels; refuses dropout, which would split the two halves;
+                        memory where one of its fused kernels takes the mask; refuses dropout, which would act on
+                        the two halves separately, and loses digits where all scores are below 1e-3;
             "compiled"  torch.compile of the eager path, where a compiler exists;
-            "auto"      the fastest of them for this activation, device and dropout; logs its choice once.
+            "auto"      the fastest of them, by device and dropout (at no length and in no dtype did
+                        benchmarks/attention.py find another order); logs its choice once.
 
     Returns:
         The context `[batch, heads, queries, head_dim]`, and the coefficients `[batch, heads, queries, keys]` (after
@@ -57,6 +59,8 @@ def bidir_attention(
         ValueError: shapes that do not fit, a mask that is not boolean, an unknown name, an impossible combination.
     """
     _check_shapes(query, key, value, keep)
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must lie in [0, 1), got {dropout}.")
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     negative_mass = _per_head(negative_mass, query) if activation == "tanhmax" else 1.0
     if isinstance(negative_mass, float) and negative_mass == 0:
@@ -68,7 +72,7 @@ def bidir_attention(
     if implementation == "compiled":
         compiled = _compiled_eager()
         return compiled(query, key, value, keep, activation, negative_mass, scaling, dropout)[0], None
-    _check_fast_path(implementation, activation, negative_mass, dropout)
+    _check_implementation(implementation, activation, negative_mass, dropout)
     if activation == "softmax":
         return softmax_attention(query, key, value, keep, scaling, dropout), None
     shift = None if isinstance(negative_mass, float) and negative_mass == 1 else _shift(negative_mass, query)
@@ -119,8 +123,9 @@ def _lifted_bias(shift: Tensor, mask: Tensor | None, length: int) -> Tensor:
 def keep_mask(attention_mask: Tensor | None) -> Tensor | None:
     """Every 4-d mask that transformers hands to an attention layer, as one boolean keep-mask.
 
-    None stays None; boolean (sdpa) is one already; additive float (eager) keeps 0 and drops -10000 and below. Adding
-    such a number to the scores would be wrong here: `e^-s` would give the dropped key all of the weight.
+    None stays None; boolean (sdpa) is one already; additive float (eager) drops -10000 and below and keeps the rest,
+    so it must be a mask, not a bias. Adding it to the scores would be wrong here: `e^-s` would give the dropped key
+    all of the weight.
     """
     if attention_mask is None or attention_mask.dtype == torch.bool:
         return attention_mask
@@ -136,22 +141,33 @@ def _choose(device: str, activation: str, negative_mass: float | Tensor, dropout
     """
     if activation == "softmax":
         return "lift"  # without a negative half: torch's SDPA itself
-    if activation != "tanhmax" or torch.compiler.is_compiling() or _has_zero(negative_mass):
+    if torch.compiler.is_compiling():
         return "eager"
-    choice = "lift" if device == "cuda" and dropout == 0 else "chunked"
-    _log_choice(device, choice)
+    if activation != "tanhmax":
+        choice, reason = "eager", f"{activation} has no other path"
+    elif _has_zero(negative_mass):
+        choice, reason = "eager", "softmax heads and signed heads mix in one layer"
+    elif device == "cuda" and dropout == 0:
+        choice, reason = "lift", "torch's fused kernels compute it"
+    else:
+        choice, reason = "chunked", f"dropout {dropout} on {device}"
+    _log_choice(choice, reason)
     return choice
 
 
 @lru_cache
-def _log_choice(device: str, choice: str) -> None:
-    logger.info(f"signed attention on {device}: using the {choice} implementation")
+def _log_choice(choice: str, reason: str) -> None:
+    """One line for each different choice; a choice that needs memory quadratic in the length is a warning."""
+    log = logger.warning if choice == "eager" else logger.info
+    log(f'signed attention: "auto" runs the {choice} implementation ({reason})')
 
 
-def _check_fast_path(implementation: str, activation: str, negative_mass: float | Tensor, dropout: float) -> None:
+def _check_implementation(implementation: str, activation: str, negative_mass: float | Tensor, dropout: float) -> None:
     """Raise ValueError where `implementation` is unknown or cannot compute what is asked for."""
     if implementation not in IMPLEMENTATIONS:
-        raise ValueError(f"implementation={implementation!r} is not known; choose one of: {', '.join(IMPLEMENTATIONS)}.")
+        raise ValueError(
+            f"implementation={implementation!r} is not known; choose one of: {', '.join(IMPLEMENTATIONS)}."
+        )
     if activation not in ("tanhmax", "softmax"):
         get_attn_activation(activation)
         raise ValueError(f'attn_activation="{activation}" has no {implementation} path; use "eager" or "compiled".')
@@ -174,18 +190,23 @@ def _compiled_eager():
 
 def _per_head(negative_mass: NegativeMass, query: Tensor) -> float | Tensor:
     """A float, or a tensor `[heads, 1, 1]` where the heads differ or the value is learned."""
-    if not isinstance(negative_mass, Tensor):
-        values = [negative_mass] if isinstance(negative_mass, int | float) else list(negative_mass)
-        if len(set(values)) == 1 and len(values) in (1, query.shape[1]):
-            check_negative_mass(values[0])
-            return float(values[0])
-        negative_mass = torch.tensor(values, dtype=torch.float32, device=query.device)
-    if negative_mass.numel() not in (1, query.shape[1]):
-        raise ValueError(
-            f"negative_mass needs one value, or one for each of the {query.shape[1]} heads, got {negative_mass.numel()}."
-        )
-    check_negative_mass(negative_mass)
-    return negative_mass.reshape(-1, 1, 1)
+    heads = query.shape[1]
+    if isinstance(negative_mass, int | float):
+        check_negative_mass(negative_mass)
+        return float(negative_mass)
+    if isinstance(negative_mass, str):
+        raise ValueError(f"negative_mass must be a number in [0, 1] or one per head, got {negative_mass!r}.")
+    count = negative_mass.numel() if isinstance(negative_mass, Tensor) else len(negative_mass)
+    if count not in (1, heads):
+        raise ValueError(f"negative_mass needs one value, or one for each of the {heads} heads, got {count}.")
+    if isinstance(negative_mass, Tensor):
+        check_negative_mass(negative_mass)
+        return negative_mass.reshape(-1, 1, 1)
+    for value in negative_mass:
+        check_negative_mass(value)
+    if len(set(negative_mass)) == 1:
+        return float(negative_mass[0])
+    return torch.tensor(negative_mass, dtype=torch.float32, device=query.device).view(-1, 1, 1)
 
 
 def _shift(negative_mass: float | Tensor, query: Tensor) -> Tensor:
@@ -197,7 +218,7 @@ def _shift(negative_mass: float | Tensor, query: Tensor) -> Tensor:
 
 
 def _has_zero(negative_mass: float | Tensor) -> bool:
-    return isinstance(negative_mass, Tensor) and not negative_mass.requires_grad and bool((negative_mass == 0).any())
+    return isinstance(negative_mass, Tensor) and bool((negative_mass == 0).any())
 
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> None:
@@ -207,10 +228,16 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None
         raise ValueError(f"expected [batch, heads, length, head_dim] with equal key and value lengths, got {shapes}.")
     if query.shape[:2] != key.shape[:2] or query.shape[3] != key.shape[3]:
         raise ValueError(f"query and key must agree in batch, heads and head_dim, got {shapes}.")
+    if query.numel() == 0 or value.numel() == 0:
+        raise ValueError(f"no size may be 0, got {shapes}.")
     if keep is None:
         return
     if keep.dtype != torch.bool:
         raise ValueError(f"keep must be boolean (True = attend), got {keep.dtype}; keep_mask() converts other masks.")
     full = (*query.shape[:3], key.shape[2])
-    if keep.dim() != 4 or keep.shape[3] != full[3] or any(k not in (1, n) for k, n in zip(keep.shape, full)):
+    if (
+        keep.dim() != 4
+        or keep.shape[3] != full[3]
+        or any(k not in (1, n) for k, n in zip(keep.shape, full, strict=True))
+    ):
         raise ValueError(f"keep must broadcast to [batch, heads, queries, keys] = {full}, got {tuple(keep.shape)}.")

@@ -10,6 +10,11 @@ from transformers.models.bert.modeling_bert import (
     BertSelfAttention,
 )
 
+# transformers 4.57 fetches only the files that this one imports itself, so every file of the model stands here.
+from .activations import tanhmax  # noqa: F401
+from .attention import bidir_attention  # noqa: F401
+from .chunked_attention import chunked_tanhmax_attention  # noqa: F401
+from .configuration_bidir import check_bidir_config  # noqa: F401
 from .configuration_bidir_bert import BidirBertConfig
 from .modeling_bidir import BidirMixin, signed_self_attention
 
@@ -34,7 +39,9 @@ class BidirBertSelfAttention(BertSelfAttention):
             ("past_key_values", past_key_values),
         ):
             if argument is not None:
-                raise ValueError(f"signed BERT is an encoder with all its heads: {name} is not supported, leave it out.")
+                raise ValueError(
+                    f"signed BERT is an encoder with all its heads: {name} is not supported, leave it out."
+                )
         return signed_self_attention(
             self,
             self.query(hidden_states),

@@ -2,6 +2,11 @@
 
 from transformers.models.vit.modeling_vit import ViTForImageClassification, ViTModel
 
+# transformers 4.57 fetches only the files that this one imports itself, so every file of the model stands here.
+from .activations import tanhmax  # noqa: F401
+from .attention import bidir_attention  # noqa: F401
+from .chunked_attention import chunked_tanhmax_attention  # noqa: F401
+from .configuration_bidir import check_bidir_config  # noqa: F401
 from .configuration_bidir_vit import BidirViTConfig
 from .modeling_bidir import BidirMixin, signed_self_attention
 

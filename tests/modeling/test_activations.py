@@ -14,7 +14,9 @@ from hf_bidir import register_attn_activation, tanhmax
 from hf_bidir.modeling import activations
 from hf_bidir.modeling.activations import get_attn_activation, softmax
 
-moderate_rows = st_numpy.arrays(np.float64, st.tuples(st.integers(1, 4), st.integers(1, 9)), elements=st.floats(-30, 30))
+moderate_rows = st_numpy.arrays(
+    np.float64, st.tuples(st.integers(1, 4), st.integers(1, 9)), elements=st.floats(-30, 30)
+)
 masses = st.floats(1e-6, 1.0)
 
 
@@ -109,6 +111,13 @@ def test_each_head_can_have_its_own_negative_mass():
         np.testing.assert_allclose(coefficients[:, head].numpy(), defined(scores[:, head].numpy(), value), rtol=1e-9)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_negative_mass_of_zero_in_one_head_gives_finite_gradients(dtype):
+    scores = torch.randn(2, 4, 5).to(dtype).requires_grad_()
+    tanhmax(scores, negative_mass=torch.tensor([0.0, 0.5]).to(dtype).view(2, 1, 1)).sum().backward()
+    assert scores.grad.isfinite().all()
+
+
 @pytest.mark.parametrize("name", ["softmax", "tanh", "tanhmax"])
 @settings(max_examples=30)
 @given(data=st.data())
@@ -163,5 +172,7 @@ def test_a_taken_name_is_refused():
 
 
 def test_an_unknown_activation_names_the_known_ones_and_the_nearest():
-    with pytest.raises(ValueError, match='"tanmax" is not known; choose one of: softmax, tanh, tanhmax.*Did you mean "tanhmax"'):
+    with pytest.raises(
+        ValueError, match=r'"tanmax" is not known; choose one of: softmax, tanh, tanhmax\..*Did you mean "tanhmax"'
+    ):
         get_attn_activation("tanmax")
