@@ -2,7 +2,7 @@
 
 The plain path writes and reads the whole `[batch, heads, queries, keys]` score tensor once per elementary operation.
 Here each piece goes from scores to context before the next one is begun. Memory beyond inputs and outputs is
-therefore one piece, and the keys that padding drops at the end of an example are not computed at all.
+therefore linear in the length, and the keys that padding drops at the end of an example are not computed at all.
 """
 
 from collections.abc import Iterator
@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-# Scores in one piece: 1 MiB of fp32, the second-level cache of a core. On other devices it only bounds the memory.
-CPU_PIECE, DEVICE_PIECE = 2**18, 2**26
+# Scores in one piece. On a CPU 2 MiB of fp32, which the caches of two cores hold (2**18 and 2**20 were slower); on
+# other devices it only bounds the memory.
+CPU_PIECE, DEVICE_PIECE = 2**19, 2**26
 
 # While every |score| is below SMALL_SCORE, four terms of the power series of sinh are exact in fp32; while it is
 # below SAFE_SCORE, neither e^s nor a row's sum of cosh(s) leaves the range of fp32.
@@ -44,9 +45,9 @@ def chunked_tanhmax_attention(
     """
     keep_factor = None if keep is None else keep.to(torch.promote_types(query.dtype, torch.float32))
     needs_grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (query, key, value, shift))
-    # Up to this length the coefficients take no more memory than query, key, value and context do together, and
+    # Up to this length the coefficients take at most twice the memory of query, key, value and context together, and
     # keeping them spares the backward pass one of its five matrix products and all of its exponentials.
-    store = needs_grad and key.shape[2] <= 4 * key.shape[3]
+    store = needs_grad and key.shape[2] <= 8 * key.shape[3]
     seed = int(torch.randint(2**62, ())) if dropout > 0 else 0
     return _ChunkedTanhMax.apply(query, key, value, shift, keep_factor, scaling, dropout, seed, store)
 
@@ -78,7 +79,8 @@ class _ChunkedTanhMax(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_context):
         query, key, value, shift, keep_factor, context, *stored = ctx.saved_tensors
-        grad_query, grad_key, grad_value = (torch.zeros_like(t) for t in (query, key, value))
+        # Every query is visited once. Keys are met again with each block of queries, or not at all behind the last kept.
+        grad_query, grad_key, grad_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
         grad_shift = None if shift is None else torch.zeros_like(shift)
         with torch.autocast(query.device.type, enabled=False):
             for index, (query_block, key_block) in enumerate(_pieces(query, key, keep_factor)):
@@ -95,7 +97,8 @@ class _ChunkedTanhMax(torch.autograd.Function):
                     dropout_factors = _dropout_factors(coefficients, ctx.dropout, ctx.seed + index)
                     applied = coefficients * dropout_factors
                     grad_coefficients.mul_(dropout_factors)
-                grad_value[key_block] += applied.mT @ grad_output
+                accumulate = Tensor.add_ if query_block[2].start else Tensor.copy_
+                accumulate(grad_value[key_block], applied.mT @ grad_output)
                 # c from a, since cosh^2 = 1 + sinh^2: no exponential is needed again.
                 grad_scores = (
                     torch.addcmul(inverse_normaliser.square(), coefficients, coefficients)
@@ -108,8 +111,8 @@ class _ChunkedTanhMax(torch.autograd.Function):
                 if shift is not None:
                     grad_shift[query_block[1]] += grad_scores.sum((0, 2, 3)).view(-1, 1, 1)
                 grad_scores.mul_(ctx.scaling)
-                grad_query[query_block] += grad_scores @ _upcast(key[key_block])
-                grad_key[key_block] += grad_scores.mT @ _upcast(query[query_block])
+                grad_query[query_block] = grad_scores @ _upcast(key[key_block])
+                accumulate(grad_key[key_block], grad_scores.mT @ _upcast(query[query_block]))
         return grad_query, grad_key, grad_value, grad_shift, None, None, None, None, None
 
 
