@@ -11,6 +11,7 @@ compared and drawn again.
 
 import json
 import sys
+import time
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,9 +46,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(add_help=False)
     parser.add_argument("--output_dir", type=Path, default=Path("runs/digits-tanhmax"))
     options, others = parser.parse_known_args(argv)
-    folder = options.output_dir
+    started, folder = time.monotonic(), options.output_dir
 
-    if read_record(folder).get("status") == "finished":
+    finished = read_record(folder).get("status") == "finished"
+    if finished:
         print(f"Using the finished run in {folder}; remove the folder to train again.")
     else:
         fine_tune([str(RECIPE), "--output_dir", str(folder), *others])
@@ -63,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     print(f"\nTest accuracy on {len(test)} digits: {accuracy:.4f}")
     print(f"Reloaded in an isolated process without hf_bidir: largest difference of a logit {difference:.1e}")
+    print(f"{'Reload' if finished else 'Training, reload'} and picture took {time.monotonic() - started:.0f} seconds")
     if accuracy < EXPECTED_ACCURACY:
         sys.exit(f"expected a test accuracy of at least {EXPECTED_ACCURACY}; got {accuracy:.4f}")
     print_where(folder)

@@ -8,6 +8,8 @@ import transformers
 from packaging.version import Version
 from transformers import TrainingArguments
 
+from hf_bidir.finetune.errors import InputError
+
 
 def option(default: Any, help: str, **metadata: Any) -> Any:
     """A dataclass field with a help text."""
@@ -27,9 +29,7 @@ class DataArguments:
     )
     test_file: str | None = option(None, "Examples used once, at the very end, for the reported numbers.")
     dataset_name: str | None = option(None, "A data set on the Hub, such as stanfordnlp/sst2.")
-    dataset_config: str | None = option(
-        None, "The configuration of the data set on the Hub, when it has several."
-    )
+    dataset_config: str | None = option(None, "The configuration of the data set on the Hub, when it has several.")
     label_column: str | None = option(None, "The column with the class; guessed when it is called label.")
     class_names: list[str] | None = field(
         default=None,
@@ -41,14 +41,16 @@ class DataArguments:
     split_seed: int = option(0, "Chooses the held-out examples; the same whatever --seed is.")
     max_train_samples: int | None = option(None, "Train on a random sample of this size, for a quick trial.")
 
+    def __post_init__(self) -> None:
+        if self.max_train_samples is not None and self.max_train_samples < 1:
+            raise InputError(f"expected max_train_samples of at least 1; got {self.max_train_samples}")
+
 
 @dataclass
 class TextDataArguments(DataArguments):
     """Data options of text classification."""
 
-    text_column: str | None = option(
-        None, "The column with the text; guessed when it is called text or sentence."
-    )
+    text_column: str | None = option(None, "The column with the text; guessed when it is called text or sentence.")
     max_length: int = option(128, "Longer texts are cut to this many tokens.")
 
 
@@ -59,13 +61,9 @@ class ImageDataArguments(DataArguments):
     image_column: str | None = option(
         None, "The column with the image; guessed when it is called image, img or pixels."
     )
-    shift: float = option(
-        0.0, "Augmentation: shift a training image by up to this many pixels along both axes."
-    )
+    shift: float = option(0.0, "Augmentation: shift a training image by up to this many pixels along both axes.")
     rotate: float = option(0.0, "Augmentation: turn a training image by up to this many degrees, either way.")
-    flip: bool = option(
-        False, "Augmentation: mirror each training image, left to right, with probability 1/2."
-    )
+    flip: bool = option(False, "Augmentation: mirror each training image, left to right, with probability 1/2.")
     check_images: bool = option(
         True, "Decode every image once before training; --no_check_images trusts a large data set."
     )
@@ -87,9 +85,7 @@ class ModelArguments:
         None,
         "0 is softmax, 1 is TanhMax. From scratch: 1; a stock softmax checkpoint starts unchanged, at 0.",
     )
-    attn_implementation: str | None = option(
-        None, "How attention is computed: sdpa (the fastest exact path), eager."
-    )
+    attn_implementation: str | None = option(None, "How attention is computed: sdpa (the fastest exact path), eager.")
     hidden_size: int = option(128, "From scratch: the width of the model.")
     num_hidden_layers: int = option(4, "From scratch: the number of layers.")
     num_attention_heads: int = option(4, "From scratch: the number of heads; it divides hidden_size.")
@@ -102,9 +98,7 @@ class TextModelArguments(ModelArguments):
     """Model options of text classification."""
 
     vocab_size: int = option(8000, "From scratch: the size of the WordPiece vocabulary.")
-    lowercase: bool = option(
-        True, "From scratch: the tokenizer ignores case and accents; --no_lowercase keeps them."
-    )
+    lowercase: bool = option(True, "From scratch: the tokenizer ignores case and accents; --no_lowercase keeps them.")
 
 
 @dataclass
@@ -127,12 +121,8 @@ class RunArguments(TrainingArguments):
 
     _argument_group_name = "training (transformers.TrainingArguments)"
 
-    output_dir: str = option(
-        "runs/finetuned", "The folder of the run: checkpoint, model card, numbers, curve."
-    )
-    overwrite_output_dir: bool = option(
-        False, "Start again in a folder that holds a run, and replace its files."
-    )
+    output_dir: str = option("runs/finetuned", "The folder of the run: checkpoint, model card, numbers, curve.")
+    overwrite_output_dir: bool = option(False, "Start again in a folder that holds a run, and replace its files.")
     resume_from_checkpoint: str | None = option(
         "auto",
         "auto continues an interrupted run in output_dir; never does not; or the folder of a checkpoint.",
@@ -144,9 +134,7 @@ class RunArguments(TrainingArguments):
     warmup_ratio: float | None = option(0.1, "Share of the steps over which the learning rate rises from 0.")
     per_device_train_batch_size: int = option(32, "Training examples per process and step.")
     per_device_eval_batch_size: int = option(64, "Evaluation examples per process and step.")
-    eval_strategy: str = option(
-        "epoch", "When to evaluate: no, steps or epoch.", choices=["no", "steps", "epoch"]
-    )
+    eval_strategy: str = option("epoch", "When to evaluate: no, steps or epoch.", choices=["no", "steps", "epoch"])
     save_strategy: str = option(
         "epoch", "When to save: no, steps, epoch or best.", choices=["no", "steps", "epoch", "best"]
     )
@@ -162,13 +150,16 @@ class RunArguments(TrainingArguments):
     report_to: str | None = option("none", "Where to log as well: tensorboard, wandb, ...")
 
     def __post_init__(self) -> None:
+        if self.early_stopping_patience and not self.load_best_model_at_end:
+            raise InputError(
+                "expected load_best_model_at_end with early_stopping_patience "
+                f"{self.early_stopping_patience}; it is false. Set it to true, or early_stopping_patience to 0."
+            )
         if self.bf16 is None:
             on_gpu = torch.cuda.is_available() and not self.use_cpu
             self.bf16 = on_gpu and not self.fp16 and torch.cuda.is_bf16_supported(including_emulation=False)
         self.dataloader_pin_memory = self.dataloader_pin_memory and torch.cuda.is_available()
-        if (
-            Version(transformers.__version__).major >= 5
-        ):  # where a share of the steps is a fractional warmup_steps
+        if Version(transformers.__version__).major >= 5:  # where a share of the steps is a fractional warmup_steps
             self.warmup_steps = self.warmup_steps or self.warmup_ratio or 0
             self.warmup_ratio = None
         super().__post_init__()

@@ -1,6 +1,7 @@
 """The output folder: new, interrupted or finished, and never overwritten silently."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,51 +13,60 @@ from hf_bidir.finetune.record import differences
 RECORD, RESULTS, CURVE, CARD = "run.json", "all_results.json", "loss_curve.png", "README.md"
 
 
-def checkpoint_to_resume(args: RunArguments, record: dict[str, Any]) -> str | None:
+def checkpoint_to_resume(args: RunArguments, record: dict[str, Any], model: str | None = None) -> str | None:
     """Decide, without writing anything, whether a run may use its output folder and where it continues.
 
     Args:
         args: `output_dir`, `overwrite_output_dir` and `resume_from_checkpoint` ("auto", "never" or a folder).
         record: the record of the run that is about to start.
+        model: the checkpoint that the weights start from, or None.
 
     Returns:
         The checkpoint to continue from, or None to start at the first step.
 
     Raises:
-        InputError: the folder holds a finished run, another run or other files, or the checkpoint is not one.
+        InputError: the folder holds a finished run, another run or other files, what it holds and would be removed is
+            needed, or the checkpoint is not one.
     """
     folder, resume = Path(args.output_dir), args.resume_from_checkpoint
     in_use = folder.exists() and any(folder.iterdir())
-    if in_use and not args.overwrite_output_dir:
-        _check_resumable(folder, record, resume)
+    if in_use:
+        if not (folder / RECORD).is_file():
+            raise InputError(
+                f"{folder} is not empty and holds no run ({RECORD} is missing). Choose another --output_dir."
+            )
+        if args.overwrite_output_dir:
+            _check_not_inside(folder, "--model_name_or_path", model)
+            _check_not_inside(folder, "--resume_from_checkpoint", resume)
+        else:
+            _check_resumable(folder, record, resume)
     if resume == "auto":
         return None if args.overwrite_output_dir else last_checkpoint(folder)
     if resume in ("never", None):
         return None
     if not _is_complete(Path(resume)):
         raise InputError(f"expected auto, never or the folder of a Trainer checkpoint; {resume} is not one")
-    if args.overwrite_output_dir and Path(resume).resolve().parent == folder.resolve():
-        raise InputError(
-            f"--overwrite_output_dir would remove {resume}, which --resume_from_checkpoint names"
-        )
     return resume
+
+
+def _check_not_inside(folder: Path, option: str, source: str | None) -> None:
+    if source and Path(source).exists() and Path(source).resolve().is_relative_to(folder.resolve()):
+        raise InputError(
+            f"--overwrite_output_dir would remove {source}, which {option} names. Choose another --output_dir."
+        )
 
 
 def _check_resumable(folder: Path, record: dict[str, Any], resume: str | None) -> None:
     earlier = read_record(folder)
     hint = "Choose another --output_dir, or start again in this one with --overwrite_output_dir."
     if not earlier:
-        raise InputError(f"{folder} is not empty and holds no run ({RECORD} is missing). {hint}")
+        raise InputError(f"{folder} holds a run whose {RECORD} cannot be read. {hint}")
     if earlier.get("status") == "finished":
         raise InputError(f"{folder} holds a finished run. {hint}")
     if resume in ("never", None):
-        raise InputError(
-            f"{folder} holds an interrupted run, and --resume_from_checkpoint is {resume}. {hint}"
-        )
+        raise InputError(f"{folder} holds an interrupted run, and --resume_from_checkpoint is {resume}. {hint}")
     if changed := differences(earlier, record):
-        raise InputError(
-            f"{folder} holds an interrupted run with other settings: {'; '.join(changed)}. {hint}"
-        )
+        raise InputError(f"{folder} holds an interrupted run with other settings: {'; '.join(changed)}. {hint}")
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -69,8 +79,13 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 def last_checkpoint(folder: Path) -> str | None:
     """The checkpoint with the most steps that was saved to its end, or None."""
-    checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    return next((str(path) for path in reversed(checkpoints) if _is_complete(path)), None)
+    return next((str(path) for path in reversed(_checkpoints(folder)) if _is_complete(path)), None)
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """The Trainer's checkpoint folders, by their number of steps; a `checkpoint-best` is somebody else's."""
+    numbered = [path for path in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
+    return sorted(filter(Path.is_dir, numbered), key=lambda path: int(path.name.rpartition("-")[2]))
 
 
 def _is_complete(checkpoint: Path) -> bool:
@@ -84,7 +99,7 @@ def _is_complete(checkpoint: Path) -> bool:
 
 def clear_run(folder: Path) -> None:
     """Remove what an earlier run left: its checkpoints, record, numbers and curve; other files stay."""
-    for checkpoint in folder.glob("checkpoint-*"):
+    for checkpoint in _checkpoints(folder):
         shutil.rmtree(checkpoint)
-    for name in (RECORD, RESULTS, CURVE):
+    for name in (RESULTS, CURVE, RECORD):  # the record last: until then the folder holds a run
         (folder / name).unlink(missing_ok=True)

@@ -28,7 +28,7 @@ def read_image_splits(data: ImageDataArguments) -> Splits:
     Raises:
         InputError: the data cannot be used; see `labelled_splits`, and every image must be readable.
     """
-    from_digits = data.dataset_name == DIGITS and not data.train_file
+    from_digits = data.dataset_name == DIGITS and not (data.train_file or data.validation_file or data.test_file)
     raw = read_digits() if from_digits else raw_splits(data, read_images)
     splits = labelled_splits(raw, data, data.image_column, IMAGE_COLUMNS)
     with as_input_error("expected images, or the bytes of image files, in the image column: ", Exception):
@@ -50,9 +50,7 @@ def check_images(name: str, split: Dataset) -> None:
             if split[row]["image"] is None:
                 raise ValueError("there is no image")
         except Exception as error:
-            raise InputError(
-                f"row {row} of the {name} split (from 0) is no image that can be read: {error}"
-            ) from error
+            raise InputError(f"row {row} of the {name} split (from 0) is no image that can be read: {error}") from error
 
 
 def guessed_image_size(train: Dataset) -> int:

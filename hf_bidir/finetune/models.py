@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_bidir.finetune.arguments import ModelArguments
@@ -19,8 +20,7 @@ UNCHANGED_BY_CHECKPOINTS = (
     "attn_negative_mass",
     "attn_implementation",
 )
-
-
+KEYS_SHOWN = 3
 SOFTMAX_START = (
     "%s is a softmax checkpoint: without --attn_negative_mass it starts and stays at negative mass 0, "
     "where signed attention equals softmax."
@@ -50,9 +50,7 @@ def check_given(arguments: ModelArguments, given: Collection[str]) -> None:
         )
 
 
-def scratch_config(
-    family: Family, arguments: ModelArguments, names: list[str], **more: Any
-) -> PretrainedConfig:
+def scratch_config(family: Family, arguments: ModelArguments, names: list[str], **more: Any) -> PretrainedConfig:
     """The config of a new model; `more` is what only this family has.
 
     Raises:
@@ -92,18 +90,12 @@ def checkpoint_config(family: Family, arguments: ModelArguments, names: list[str
         fields, _ = PretrainedConfig.get_config_dict(source)
     accepted = (family.config.model_type, family.stock_type)
     if fields.get("model_type") not in accepted:
-        raise InputError(
-            f"expected a {' or '.join(accepted)} checkpoint; {source} is {fields.get('model_type')!r}"
-        )
+        raise InputError(f"expected a {' or '.join(accepted)} checkpoint; {source} is {fields.get('model_type')!r}")
     if fields["model_type"] == family.stock_type:
         fields |= {"attn_activation": "tanhmax", "attn_negative_mass": 0.0}
         if arguments.attn_negative_mass is None and arguments.attn_activation in (None, "tanhmax"):
             logger.warning(SOFTMAX_START, source)
-    fields = {
-        name: value
-        for name, value in fields.items()
-        if name not in ("model_type", "architectures", "auto_map")
-    }
+    fields = {name: value for name, value in fields.items() if name not in ("model_type", "architectures", "auto_map")}
     fields |= _label_fields(names) | _attention_fields(arguments, fields)
     with as_input_error():
         return family.config.from_dict(fields)
@@ -130,14 +122,32 @@ def build_model(family: Family, arguments: ModelArguments, config: PretrainedCon
     A classification head of another number of classes is replaced by a new one.
 
     Raises:
-        InputError: the config or the attention implementation is refused, or the weights cannot be loaded.
+        InputError: the config or the attention implementation is refused, or the checkpoint cannot be read or lacks
+            weights of the encoder.
     """
     source = arguments.model_name_or_path
-    with as_input_error("", ValueError, OSError):
-        if source is None:
-            model = family.head(config)
-        else:
-            model = family.head.from_pretrained(source, config=config, ignore_mismatched_sizes=True)
+    with as_input_error():
+        model = family.head(config) if source is None else _pretrained(family, source, config)
         if arguments.attn_implementation:
             model.set_attn_implementation(arguments.attn_implementation)
+    return model
+
+
+def _pretrained(family: Family, source: str, config: PretrainedConfig) -> PreTrainedModel:
+    """The checkpoint's weights under a head that may be new; never an encoder that stayed random."""
+    refused = f"{source} is not a usable checkpoint: "
+    with as_input_error(refused, ValueError, OSError, SafetensorError):
+        model, report = family.head.from_pretrained(
+            source, config=config, ignore_mismatched_sizes=True, output_loading_info=True
+        )
+    encoder = family.head.base_model_prefix
+    for problem in ("missing_keys", "mismatched_keys"):
+        keys = sorted(key if isinstance(key, str) else key[0] for key in report[problem])  # or (key, shape, shape)
+        keys = [key for key in keys if key.startswith(f"{encoder}.") and not key.startswith(f"{encoder}.pooler.")]
+        if keys:
+            shown = ", ".join(keys[:KEYS_SHOWN]) + (", ..." if len(keys) > KEYS_SHOWN else "")
+            raise InputError(
+                f"{refused}expected every weight of the encoder in the shape that config.json describes; "
+                f"{len(keys)} {problem.replace('_', ' ')}: {shown}"
+            )
     return model

@@ -2,6 +2,7 @@
 
 import os
 import platform
+from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ MAY_CHANGE = {
     "run_name",
 }
 FILES = ("train_file", "validation_file", "test_file")
+SCRATCH, FOLDER, HUB = "scratch", "folder", "hub"  # what weights may start from
 
 
 def begin_record(
@@ -40,17 +42,12 @@ def begin_record(
         task: the pipeline's name, such as "text-classification".
         given: the options that the user gave, as `parse_recipe` returns them.
     """
-    # a data file is named without its folder and known by its hash, so that a published record tells no local
-    # paths
-    recipe = {name: Path(value).name if name in FILES else _plain(value) for name, value in given.items()}
-    for name in ("model_name_or_path", "output_dir"):
-        if recipe.get(name) and Path(recipe[name]).is_absolute():
-            recipe[name] = Path(recipe[name]).name
     return {
         "status": "running",
         "task": task,
         "seed": args.seed,
-        "recipe": recipe,
+        "recipe": publishable(given),
+        "started_from": _start(given.get("model_name_or_path")),
         "data": {name: _source(name, data) | {"rows": len(split)} for name, split in splits},
         "notes": splits.notes,
         "label_names": splits.names,
@@ -62,24 +59,47 @@ def begin_record(
     }
 
 
+def publishable(given: dict[str, Any]) -> dict[str, Any]:
+    """The options as anybody may read them: without secrets, and without the folders of this machine.
+
+    A data file is named without its folder in any case; its hash tells which one it was.
+    """
+    return {
+        name: Path(value).name if name in FILES and value else _without_folders(value)
+        for name, value in given.items()
+        if name != "token" and not name.endswith("_token")
+    }
+
+
+def _without_folders(value: Any) -> Any:
+    """The value with every absolute path in it shortened to its last part."""
+    if isinstance(value, dict):
+        return {key: _without_folders(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_folders(entry) for entry in value]
+    value = value.value if isinstance(value, Enum) else value
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+
+
+def _start(source: str | None) -> str:
+    """What kind of thing the weights came from; the recipe says which one."""
+    if source is None:
+        return SCRATCH
+    return FOLDER if Path(source).exists() else HUB
+
+
 def _source(name: str, data: DataArguments) -> dict[str, str]:
     """Where a split came from: a file with its hash, or a data set's name."""
     file = getattr(data, f"{name}_file") or data.train_file  # what was held out comes from the training file
     if file is None:
-        return {"source": data.dataset_name}
+        return {"source": _without_folders(data.dataset_name)}
     path = Path(file)
     return {"source": path.name} | ({"sha256": sha256(path)} if path.is_file() else {})
 
 
-def _plain(value: Any) -> Any:
-    return value.value if hasattr(value, "value") else value
-
-
 def differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """What makes the losses of two records differ, in words; nothing when one can continue the other."""
-    before, after = (
-        {k: v for k, v in run.get("recipe", {}).items() if k not in MAY_CHANGE} for run in (earlier, now)
-    )
+    before, after = ({k: v for k, v in run.get("recipe", {}).items() if k not in MAY_CHANGE} for run in (earlier, now))
     found = [
         f"{name} was {before.get(name, 'not given')} and is {after.get(name, 'not given')}"
         for name in sorted(before.keys() | after.keys())
@@ -95,10 +115,11 @@ def differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
 def hardware() -> dict[str, Any]:
     """The machine by what it is, never by its name: CPU model, cores, threads in use, and GPUs."""
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return {"cpu": _cpu_model(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "gpus": gpus}
+    return {"cpu": cpu_model(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "gpus": gpus}
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """The processor's model, as the system names it."""
     information = Path("/proc/cpuinfo")
     if information.is_file():
         for line in information.read_text().splitlines():

@@ -57,7 +57,7 @@ def finetune(
     """
     started, folder = time.monotonic(), Path(args.output_dir)
     record = begin_record(task, given, data, splits, model, args)
-    checkpoint = checkpoint_to_resume(args, record)
+    checkpoint = checkpoint_to_resume(args, record, given.get("model_name_or_path"))
     PartialState().wait_for_everyone()  # everyone has judged the folder before one writes to it
     if args.should_save:
         _begin_folder(folder, record, clear=args.overwrite_output_dir)
@@ -71,9 +71,7 @@ def finetune(
         eval_collator=eval_collator,
         compute_metrics=classification_metrics(splits.names),
         preprocess_logits_for_metrics=predicted_classes,
-        callbacks=[EarlyStoppingCallback(args.early_stopping_patience)]
-        if args.early_stopping_patience
-        else None,
+        callbacks=[EarlyStoppingCallback(args.early_stopping_patience)] if args.early_stopping_patience else None,
     )
     if checkpoint:
         logger.warning("Continuing from %s.", checkpoint)
@@ -102,10 +100,7 @@ def _evaluate(trainer: Trainer, splits: Splits) -> dict[str, Any]:
     # the Trainer's own train_loss counts the steps before a resume but not their losses
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     results |= {"epoch": trainer.state.epoch, "train_loss": losses[-1] if losses else None}
-    return {
-        key: None if isinstance(value, float) and math.isnan(value) else value
-        for key, value in results.items()
-    }
+    return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in results.items()}
 
 
 def _begin_folder(folder: Path, record: dict[str, Any], clear: bool) -> None:

@@ -1,14 +1,11 @@
 """Reading one split, from a file or from a data set on the Hub, as a `datasets.Dataset`."""
 
-import logging
 from pathlib import Path
 
 from datasets import Dataset, DatasetDict, load_dataset
 from datasets.exceptions import DatasetGenerationError
 
 from hf_bidir.finetune.errors import InputError, as_input_error
-
-logger = logging.getLogger(__name__)
 
 # keep_default_na: a text such as "null" or "NA" is a text, and stays one
 _CSV = {"keep_default_na": False}
@@ -56,9 +53,6 @@ def read_table(path: str) -> Dataset:
 def read_hub(name: str, config: str | None) -> dict[str, Dataset]:
     """Read the train, validation and test splits of a data set on the Hub, as far as it has them.
 
-    A test split whose labels are all -1 (GLUE keeps them secret) is no test split: the validation split,
-    which nothing else then uses, takes its place.
-
     Raises:
         InputError: the data set cannot be loaded or has no train split.
     """
@@ -66,11 +60,4 @@ def read_hub(name: str, config: str | None) -> dict[str, Dataset]:
         splits = load_dataset(name, config)
     if not isinstance(splits, DatasetDict) or "train" not in splits:
         raise InputError(f"expected a train split in {name!r}; it has: {', '.join(map(str, splits))}")
-    chosen = {split: splits[split] for split in ("train", "validation", "test") if split in splits}
-    test = chosen.get("test")
-    if test is not None and "label" in test.column_names and set(test["label"]) == {-1}:
-        logger.warning("%s hides its test labels: its validation split becomes the test split.", name)
-        del chosen["test"]
-        if "validation" in chosen:
-            chosen["test"] = chosen.pop("validation")
-    return chosen
+    return {split: splits[split] for split in ("train", "validation", "test") if split in splits}

@@ -81,8 +81,9 @@ def labelled_splits(
         InputError: a missing column, an empty split, or a label that is missing, is unknown in the training
             split or has no name.
     """
-    notes = []
     raw = {name: _select(name, split, data.label_column, column, guesses) for name, split in raw.items()}
+    # in a user's own file -1 is a label like any other
+    notes = [] if data.train_file else _replace_hidden_test(raw)
     labels = {name: _label_values(name, split) for name, split in raw.items()}
     known, names = _classes(raw["train"], labels["train"], data.class_names)
     for name, values in labels.items():
@@ -126,19 +127,30 @@ def _select(
     return split.rename_columns({old: new for new, old in found.items() if old != new})
 
 
+def _replace_hidden_test(raw: dict[str, Dataset]) -> list[str]:
+    """Let the validation split take the place of a test split whose labels are all -1 (GLUE keeps them secret).
+
+    Returns:
+        What was done, as notes.
+    """
+    if "test" not in raw or set(raw["test"]["label"]) != {-1}:
+        return []
+    del raw["test"]
+    if "validation" not in raw:
+        return ["The data set hides its test labels."]
+    raw["test"] = raw.pop("validation")
+    return ["The data set hides its test labels: its validation split became the test split."]
+
+
 def _label_values(name: str, split: Dataset) -> list[str | int]:
     """The labels as the user knows them: names where the data has names, else the values themselves."""
     values, feature = split["label"][:], split.features["label"]
     for row, value in enumerate(values):
         named = isinstance(feature, ClassLabel)
         if value is None or value == "" or (named and value < 0):
-            raise InputError(
-                f"row {row} of the {name} split has no label (it holds {value!r}); remove such rows"
-            )
+            raise InputError(f"row {row} of the {name} split has no label (it holds {value!r}); remove such rows")
         if (isinstance(value, float) and not value.is_integer()) or not isinstance(value, str | int | float):
-            raise InputError(
-                f"expected integers or strings as labels; row {row} of the {name} split has {value!r}"
-            )
+            raise InputError(f"expected integers or strings as labels; row {row} of the {name} split has {value!r}")
     if isinstance(feature, ClassLabel):
         return feature.int2str(values)
     return [int(value) if isinstance(value, float) else value for value in values]
@@ -150,14 +162,10 @@ def _classes(
     """The label index of each value in the training split, and the name of each index."""
     feature, present = train.features["label"], set(values)
     with as_input_error("the train split mixes integers and strings as labels: ", TypeError):
-        order = (
-            [name for name in feature.names if name in present] if isinstance(feature, ClassLabel) else None
-        )
+        order = [name for name in feature.names if name in present] if isinstance(feature, ClassLabel) else None
         order = order or sorted(present)
     if len(order) < 2:
-        raise InputError(
-            f"expected at least two classes; every row of the train split has the label {order[0]!r}"
-        )
+        raise InputError(f"expected at least two classes; every row of the train split has the label {order[0]!r}")
     names = given_names or [str(value) for value in order]
     if len(names) != len(order) or len(set(names)) != len(names):
         raise InputError(

@@ -51,3 +51,5 @@ class FinetuneTrainer(Trainer):
         if report["missing_keys"]:
             raise RuntimeError(f"{checkpoint} lacks the weights {sorted(report['missing_keys'])}")
         model.load_state_dict(saved.state_dict())
+        # weights belong to the negative mass that they were trained with, which a schedule may have moved on
+        model.config.attn_negative_mass = saved.config.attn_negative_mass

@@ -62,9 +62,7 @@ def _facts(folder: Path, config: dict, run: dict, results: dict) -> dict[str, An
     return {
         "name": folder.resolve().name,
         "architecture": architecture,
-        "auto_class": next(
-            (auto for auto, path in auto_map.items() if path.endswith(f".{architecture}")), "AutoModel"
-        ),
+        "auto_class": next((auto for auto, path in auto_map.items() if path.endswith(f".{architecture}")), "AutoModel"),
         "processor_class": "AutoImageProcessor" if "patch_size" in config else "AutoTokenizer",
         "activation": config.get("attn_activation"),
         "negative_mass": config.get("attn_negative_mass"),
@@ -73,6 +71,7 @@ def _facts(folder: Path, config: dict, run: dict, results: dict) -> dict[str, An
         "notes": run.get("notes", []),
         "class_shares": run.get("class_shares", {}),
         "recipe": run.get("recipe", {}),
+        "started_from": run.get("started_from"),
         "split": split,
         "scores": _scores(results, "test_" if split == "test" else "eval_"),
         "figures": {file: caption for file, caption in FIGURES.items() if (folder / file).is_file()},
@@ -136,7 +135,8 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
         license="apache-2.0",
         library_name="transformers",
         pipeline_tag=pipeline,
-        base_model=recipe.get("model_name_or_path"),
+        # a folder of this machine is nothing that the Hub could link to
+        base_model=recipe.get("model_name_or_path") if facts["started_from"] == "hub" else None,
         tags=[*(["tanhmax", "signed-attention"] if facts["activation"] == "tanhmax" else []), "hf_bidir"],
         metrics=[METRICS[name] for name in overall] or None,
         eval_results=measured or None,

@@ -56,9 +56,7 @@ def test_every_kind_of_source_gives_the_same_images(tmp_path, kind):
     path = {
         "idx": lambda: write_idx(tmp_path),
         "raw bytes": lambda: write_parquet(tmp_path / "t.parquet", encoded),
-        "struct": lambda: write_parquet(
-            tmp_path / "t.parquet", [{"bytes": b, "path": None} for b in encoded]
-        ),
+        "struct": lambda: write_parquet(tmp_path / "t.parquet", [{"bytes": b, "path": None} for b in encoded]),
         "folder": lambda: write_folder(tmp_path / "train"),
     }[kind]()
     splits = read(path)
@@ -72,6 +70,13 @@ def test_the_digits_are_split_by_class_without_overlap():
     assert sizes == {"train": 1257, "validation": 180, "test": 360}
     assert splits.names == list("0123456789")
     assert min(np.bincount(splits.test["label"])) >= 34
+
+
+@pytest.mark.parametrize("option", ["validation_file", "test_file"])
+def test_a_file_beside_the_digits_is_refused_rather_than_ignored(tmp_path, option):
+    data = ImageDataArguments(dataset_name="digits", **{option: write_idx(tmp_path)})
+    with pytest.raises(InputError, match="expected --train_file beside"):
+        read_image_splits(data)
 
 
 def test_an_unreadable_image_is_named_by_its_row(tmp_path):
@@ -123,14 +128,18 @@ def test_a_shifted_image_moves_by_at_most_the_shift_and_leaves_black_behind():
     assert (batch[:, :, 3:6, 3:6] == 1).all()
 
 
-def test_a_turned_image_keeps_its_centre():
+def test_a_turned_image_turns_about_its_centre_both_ways_and_by_at_most_the_angle():
     torch.manual_seed(0)
-    point = Image.new("L", (9, 9))
-    point.putpixel((4, 4), 255)
-    batch = ImageCollator(new_image_processor(9), rotate=45)([{"image": point, "label": 0}] * 10)[
-        "pixel_values"
-    ]
-    assert (batch[:, :, 4, 4] == 1).all()
+    bar = Image.new("L", (9, 9))
+    bar.paste(255, (0, 4, 9, 5))  # level, through the centre
+    pixels = ImageCollator(new_image_processor(9), rotate=45)([{"image": bar, "label": 0}] * 30)["pixel_values"][:, 0]
+    ink = (pixels + 1) / 2
+    assert (ink[:, 4, 4] == 1).all()
+    assert (ink[:, [0, 1, 7, 8], 3:6] == 0).all()  # never steeper than the diagonals
+    falls, rises = ink[:, 2, 2] > 0.5, ink[:, 2, 6] > 0.5  # on one diagonal or the other
+    assert falls.any()
+    assert rises.any()
+    assert not (falls & rises).any()
 
 
 def test_a_flipped_image_is_the_mirror_image_or_itself():
@@ -139,8 +148,7 @@ def test_a_flipped_image_is_the_mirror_image_or_itself():
     processor = new_image_processor(6)
     plain = ImageCollator(processor)(examples[:1])["pixel_values"][0]
     flipped = [
-        torch.equal(image, plain.flip(-1))
-        for image in ImageCollator(processor, flip=True)(examples)["pixel_values"]
+        torch.equal(image, plain.flip(-1)) for image in ImageCollator(processor, flip=True)(examples)["pixel_values"]
     ]
     assert 0 < sum(flipped) < 20
 
@@ -150,10 +158,6 @@ def test_the_image_processor_is_saved_under_the_name_that_every_version_loads(tm
     processor.save_pretrained(tmp_path)
     image = Image.fromarray(PIXELS[0]).convert("RGB")
     loaded = AutoImageProcessor.from_pretrained(tmp_path)
-    assert (
-        '"image_processor_type": "ViTImageProcessor"' in (tmp_path / "preprocessor_config.json").read_text()
-    )
+    assert '"image_processor_type": "ViTImageProcessor"' in (tmp_path / "preprocessor_config.json").read_text()
     expected = processor(image, return_tensors="pt")["pixel_values"]
-    torch.testing.assert_close(
-        loaded(image, return_tensors="pt")["pixel_values"], expected, atol=1e-6, rtol=0
-    )
+    torch.testing.assert_close(loaded(image, return_tensors="pt")["pixel_values"], expected, atol=1e-6, rtol=0)

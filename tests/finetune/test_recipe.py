@@ -10,9 +10,7 @@ OPTIONS = (TextDataArguments, TextModelArguments, RunArguments)
 @pytest.fixture
 def recipe(tmp_path):
     path = tmp_path / "recipe.yaml"
-    path.write_text(
-        "learning_rate: 5e-4\nseed: 3\nclass_names: [bad, good]\nlowercase: false\ntext_column: null\n"
-    )
+    path.write_text("learning_rate: 5e-4\nseed: 3\nclass_names: [bad, good]\nlowercase: false\ntext_column: null\n")
     return str(path)
 
 
@@ -37,6 +35,22 @@ def test_only_the_options_that_were_given_are_reported_as_given(recipe):
 def test_warmup_is_a_share_of_the_steps_in_every_version_of_transformers():
     *_, args, _ = parse_recipe(OPTIONS, ["--warmup_ratio", "0.25"])
     assert args.get_warmup_steps(100) == 25
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--early_stopping_patience", "2", "--load_best_model_at_end", "false"],
+            "expected load_best_model_at_end with early_stopping_patience 2; it is false",
+        ),
+        (["--max_train_samples", "0"], "expected max_train_samples of at least 1; got 0"),
+        (["--max_train_samples", "-5"], "got -5"),
+    ],
+)
+def test_options_that_cannot_work_are_one_clear_error(options, message):
+    with pytest.raises(InputError, match=message):
+        parse_recipe(OPTIONS, options)
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,12 @@ def test_class_labels_of_two_splits_are_matched_by_name():
     assert splits.validation["label"][:] == [1, 0, 1, 0]
 
 
+def test_a_test_file_with_one_label_of_minus_one_keeps_it(tmp_path):
+    path = write(tmp_path / "train.parquet", labels=[1, -1] * 20)
+    test = write(tmp_path / "test.parquet", ["x"] * 3, [-1] * 3)
+    assert len(read(path, test_file=test).test) == 3
+
+
 def test_class_shares_sum_to_one(train):
     assert read(train).class_shares() == {"neg": 0.5, "pos": 0.5}
 

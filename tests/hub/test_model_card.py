@@ -19,6 +19,7 @@ RESULTS = {
     "test_runtime": 3.21,
 }
 RUN = {
+    "started_from": "hub",
     "seed": 7,
     "recipe": {
         "dataset_name": "someone/reviews",
@@ -98,6 +99,12 @@ def test_the_saved_card_is_valid_front_matter_that_the_hub_client_reads_back(fin
     assert ModelCard.load(finished / "README.md").data.to_dict() == card.data.to_dict()
 
 
+@pytest.mark.parametrize("kind", ["folder", "scratch"])
+def test_only_a_model_on_the_hub_is_a_base_model(finished, kind):
+    write(finished, "run.json", RUN | {"started_from": kind})
+    assert build_model_card(finished).data.base_model is None
+
+
 @pytest.mark.parametrize(
     "fact",
     [
@@ -147,17 +154,13 @@ def test_what_a_person_wrote_around_the_generated_part_stays_and_the_part_is_ren
     readme = finished / "README.md"
     build_model_card(finished).save(readme)
     edited = readme.read_text(encoding="utf-8").replace("license: apache-2.0", "license: mit\nlanguage: en")
-    edited = edited.replace(
-        "<!-- hf_bidir: generated from", "A word before.\n\n<!-- hf_bidir: generated from"
-    )
+    edited = edited.replace("<!-- hf_bidir: generated from", "A word before.\n\n<!-- hf_bidir: generated from")
     readme.write_text(edited + "\nA word after.\n", encoding="utf-8")
     write(finished, "all_results.json", RESULTS | {"test_accuracy": 0.5})
 
     card = build_model_card(finished)
     assert (
-        card.text.index("A word before.")
-        < card.text.index("| accuracy | 0.5000 |")
-        < card.text.index("A word after.")
+        card.text.index("A word before.") < card.text.index("| accuracy | 0.5000 |") < card.text.index("A word after.")
     )
     assert "0.8125" not in str(card)
     assert (card.data.license, card.data.language) == ("mit", "en")

@@ -33,14 +33,8 @@ SCRIPT = Path(__file__).parents[2] / "training/text_classification.py"
 
 def losses(folder):
     """The logged training losses of a run, by step."""
-    state = (
-        max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1])) / "trainer_state.json"
-    )
-    return {
-        entry["step"]: entry["loss"]
-        for entry in json.loads(state.read_text())["log_history"]
-        if "loss" in entry
-    }
+    state = max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1])) / "trainer_state.json"
+    return {entry["step"]: entry["loss"] for entry in json.loads(state.read_text())["log_history"] if "loss" in entry}
 
 
 def test_a_run_learns_and_leaves_a_checkpoint_with_its_numbers(texts, tmp_path):
@@ -50,9 +44,7 @@ def test_a_run_learns_and_leaves_a_checkpoint_with_its_numbers(texts, tmp_path):
     assert results["test_accuracy"] == 1.0
     assert json.loads((folder / "all_results.json").read_text()) == results
     assert {"eval_macro_f1", "test_recall_good", "test_recall_bad", "train_loss"} <= set(results)
-    assert {"loss_curve.png", "README.md", "model.safetensors", "tokenizer.json"} <= {
-        p.name for p in folder.iterdir()
-    }
+    assert {"loss_curve.png", "README.md", "model.safetensors", "tokenizer.json"} <= {p.name for p in folder.iterdir()}
     assert record["status"] == "finished"
     assert {split: part["rows"] for split, part in record["data"].items()} == {
         "train": 48,
@@ -60,6 +52,16 @@ def test_a_run_learns_and_leaves_a_checkpoint_with_its_numbers(texts, tmp_path):
         "test": 12,
     }
     assert record["class_shares"] == {"bad": pytest.approx(2 / 3), "good": pytest.approx(1 / 3)}
+
+
+def test_neither_a_token_nor_a_local_path_is_published(texts, tmp_path):
+    folder = tmp_path / "run"
+    secret = ["--hub_token", "hf_secret", "--run_name", str(tmp_path / "name")]
+    main([*texts, *SHAPE, *RUN, *secret, "--num_train_epochs", "1", "--output_dir", str(folder)])
+    for name in ("run.json", "README.md"):
+        text = (folder / name).read_text()
+        assert "hf_secret" not in text
+        assert str(tmp_path) not in text
 
 
 def test_class_names_come_back_from_the_pipeline(texts, tmp_path):
@@ -73,9 +75,7 @@ def test_class_names_come_back_from_the_pipeline(texts, tmp_path):
 
 
 def test_an_interrupted_run_continues_to_the_same_losses_and_numbers(texts, tmp_path, crash):
-    whole, broken = (
-        [*texts, *SHAPE, *RUN, "--output_dir", str(tmp_path / name)] for name in ("whole", "broken")
-    )
+    whole, broken = ([*texts, *SHAPE, *RUN, "--output_dir", str(tmp_path / name)] for name in ("whole", "broken"))
     expected = main(whole)
     crash(main, broken, after_steps=10)  # 6 steps an epoch: in the middle of the second
     (tmp_path / "broken" / "checkpoint-11").mkdir()  # as if saving had been cut short
@@ -171,10 +171,7 @@ def test_a_bidir_checkpoint_keeps_its_attention(texts, tmp_path):
         "1",
     ]
     main([*texts, *RUN, *second, "--output_dir", str(tmp_path / "second")])
-    assert (
-        BidirBertForSequenceClassification.from_pretrained(tmp_path / "second").config.attn_negative_mass
-        == 0.5
-    )
+    assert BidirBertForSequenceClassification.from_pretrained(tmp_path / "second").config.attn_negative_mass == 0.5
 
 
 @pytest.mark.parametrize(
@@ -184,6 +181,8 @@ def test_a_bidir_checkpoint_keeps_its_attention(texts, tmp_path):
         (["--attn_negative_mass", "1.5"], "1.5"),
         (["--num_attention_heads", "3"], "3 does not divide 16"),
         (["--attn_implementation", "flash_attention_9"], "flash_attention_9"),
+        (["--early_stopping_patience", "2", "--load_best_model_at_end", "false"], "expected load_best_model_at_end"),
+        (["--max_train_samples", "0"], "expected max_train_samples of at least 1"),
         (["--model_name_or_path", "{tmp}"], "shape a model from scratch"),
         (["--resume_from_checkpoint", "{tmp}"], "expected auto, never or the folder of a Trainer checkpoint"),
     ],
@@ -217,14 +216,9 @@ def test_a_folder_that_is_no_bert_is_one_clear_error(texts, tmp_path, config, me
 
 
 def test_the_script_prints_one_line_for_bad_input():
-    done = subprocess.run(
-        [sys.executable, SCRIPT, "--train_file", "nowhere.csv"], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, SCRIPT, "--train_file", "nowhere.csv"], capture_output=True, text=True)
     assert done.returncode == 2
-    assert (
-        done.stderr.splitlines()[-1]
-        == "error: expected a data file at nowhere.csv; there is no such file or folder"
-    )
+    assert done.stderr.splitlines()[-1] == "error: expected a data file at nowhere.csv; there is no such file or folder"
     assert "Traceback" not in done.stderr
 
 
