@@ -2,11 +2,13 @@
 
 import ast
 import importlib
+import inspect
 import sys
 from pathlib import Path
 
 import pytest
 
+import hf_bidir
 from hf_bidir import BidirBertConfig, BidirViTConfig
 
 PACKAGE = Path(__file__).parents[1] / "hf_bidir"
@@ -76,3 +78,18 @@ def test_public_names_import_and_are_listed(module, names):
     for name in names.split():
         assert hasattr(module, name)
         assert name in module.__all__
+
+
+def test_the_frozen_signatures_are_as_published():
+    published = {
+        "tanhmax": ["scores", "keep=None", "dim=-1", "negative_mass=1.0"],
+        "bidir_attention": [
+            *("query", "key", "value", "keep=None", "activation='tanhmax'", "negative_mass=1.0"),
+            *("scaling=None", "dropout=0.0", "implementation='auto'"),
+        ],
+        "register_attn_activation": ["name", "fn"],
+    }
+    for name, expected in published.items():
+        parameters = inspect.signature(getattr(hf_bidir, name)).parameters.values()
+        shown = [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in parameters]
+        assert shown == expected

@@ -46,9 +46,7 @@ VIT = Family(BidirViTForImageClassification, BidirViTConfig, stock_type="vit")
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the script with the command line `argv`; return the numbers of all_results.json."""
-    data, arguments, args, given = parse_recipe(
-        (ImageDataArguments, ImageModelArguments, RunArguments), argv, __doc__
-    )
+    data, arguments, args, given = parse_recipe((ImageDataArguments, ImageModelArguments, RunArguments), argv, __doc__)
     check_given(arguments, given)
     splits = read_image_splits(data)
     if arguments.model_name_or_path:
@@ -84,9 +82,7 @@ def from_scratch(arguments: ImageModelArguments, splits: Splits) -> BidirViTConf
 def checkpoint_processor(source: str, config: BidirViTConfig) -> BaseImageProcessor:
     """The checkpoint's own image processor, or a new one for its image size when it was saved without."""
     if config.num_channels != 3:
-        raise InputError(
-            f"expected a checkpoint for RGB images; {source} has num_channels={config.num_channels}"
-        )
+        raise InputError(f"expected a checkpoint for RGB images; {source} has num_channels={config.num_channels}")
     try:
         return AutoImageProcessor.from_pretrained(source)
     except OSError:

@@ -41,16 +41,12 @@ BERT = Family(BidirBertForSequenceClassification, BidirBertConfig, stock_type="b
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the script with the command line `argv`; return the numbers of all_results.json."""
-    data, arguments, args, given = parse_recipe(
-        (TextDataArguments, TextModelArguments, RunArguments), argv, __doc__
-    )
+    data, arguments, args, given = parse_recipe((TextDataArguments, TextModelArguments, RunArguments), argv, __doc__)
     check_given(arguments, given)
     splits = read_texts(data)
     if arguments.model_name_or_path:
         config = checkpoint_config(BERT, arguments, splits.names)
-        with as_input_error(
-            f"cannot load the tokenizer of {arguments.model_name_or_path}: ", OSError, ValueError
-        ):
+        with as_input_error(f"cannot load the tokenizer of {arguments.model_name_or_path}: ", OSError, ValueError):
             tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
     else:
         tokenizer, config = from_scratch(data, arguments, splits)
@@ -77,9 +73,7 @@ def from_scratch(
 ) -> tuple[PreTrainedTokenizerBase, BidirBertConfig]:
     """A tokenizer trained on the training split, and the config of a new model for it."""
     configure = {"pad_token_id": 0, "max_position_embeddings": data.max_length}
-    scratch_config(
-        BERT, arguments, splits.names, **configure
-    )  # refuses bad options before the vocabulary is made
+    scratch_config(BERT, arguments, splits.names, **configure)  # refuses bad options before the vocabulary is made
     tokenizer = train_wordpiece(
         splits.train["text"],
         vocab_size=arguments.vocab_size,

@@ -42,9 +42,7 @@ def read_idx(images_file: Path) -> Dataset:
     labels_name = images_file.name.replace("images-idx3", "labels-idx1")
     labels_file = images_file.with_name(labels_name)
     if not labels_file.is_file() or labels_file == images_file:
-        raise InputError(
-            f"expected the labels of {images_file} beside it, in {labels_name}; there is no such file"
-        )
+        raise InputError(f"expected the labels of {images_file} beside it, in {labels_name}; there is no such file")
     images, labels = _idx_array(images_file, 3), _idx_array(labels_file, 1)
     if len(images) != len(labels):
         raise InputError(f"{images_file} has {len(images)} images and {labels_file} has {len(labels)} labels")
@@ -87,6 +85,4 @@ def _to_dataset(images: np.ndarray, labels: np.ndarray) -> Dataset:
     """Grey images [count, height, width] and their labels, kept as PNG."""
     encode = Image().encode_example
     features = Features({"image": Image(), "label": Value("int64")})
-    return Dataset.from_dict(
-        {"image": [encode(image) for image in images], "label": labels.tolist()}, features
-    )
+    return Dataset.from_dict({"image": [encode(image) for image in images], "label": labels.tolist()}, features)

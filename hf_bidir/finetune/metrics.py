@@ -26,10 +26,7 @@ def classification_metrics(names: list[str]) -> Callable[[EvalPrediction], dict[
         return {
             "accuracy": float(accuracy_score(truth, predicted)),
             "macro_f1": float(f1_score(truth, predicted, average="macro")),
-            **{
-                f"recall_{names[index]}": float(recall)
-                for index, recall in zip(present, recalls, strict=True)
-            },
+            **{f"recall_{names[index]}": float(recall) for index, recall in zip(present, recalls, strict=True)},
         }
 
     return compute

@@ -57,9 +57,7 @@ def parse_recipe(
     options = vars(parser.parse_args(argv, unset))
     given = {name: value for name, value in options.items() if value is not _NOT_GIVEN}
     if "recipe" in given:
-        raise InputError(
-            f"the recipe comes first on the command line; {given['recipe']!r} came after an option"
-        )
+        raise InputError(f"the recipe comes first on the command line; {given['recipe']!r} came after an option")
     with as_input_error():
         return (*parser.parse_dict(given), given)
 

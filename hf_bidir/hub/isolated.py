@@ -56,7 +56,5 @@ def isolated_forward(
         if done.returncode:
             last_lines = "\n".join(done.stderr.strip().splitlines()[-LINES_SHOWN:])
             exit_code = f"exit {done.returncode}"
-            raise RuntimeError(
-                f"{auto_class} from {folder} failed in an isolated process ({exit_code}):\n{last_lines}"
-            )
+            raise RuntimeError(f"{auto_class} from {folder} failed in an isolated process ({exit_code}):\n{last_lines}")
         return load_file(outputs_file)

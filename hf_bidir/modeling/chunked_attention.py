@@ -79,7 +79,7 @@ class _ChunkedTanhMax(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_context):
         query, key, value, shift, keep_factor, context, *stored = ctx.saved_tensors
-        # Every query is visited once. Keys are met again with each block of queries, or not at all behind the last kept.
+        # Each query is visited once; a key once per block of queries, or never behind the last kept one.
         grad_query, grad_key, grad_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
         grad_shift = None if shift is None else torch.zeros_like(shift)
         with torch.autocast(query.device.type, enabled=False):

@@ -8,9 +8,7 @@ from transformers import AutoTokenizer
 from hf_bidir.finetune.tokenizer import SPECIAL_TOKENS, train_wordpiece
 
 TEXTS = [
-    f"the {noun} was {verb}ing, and {verb}ed again"
-    for noun in ("Café", "film", "plot")
-    for verb in ("shin", "bor")
+    f"the {noun} was {verb}ing, and {verb}ed again" for noun in ("Café", "film", "plot") for verb in ("shin", "bor")
 ]
 
 

@@ -21,9 +21,7 @@ RUN = shlex.split(
 
 def test_a_run_learns_and_its_pipeline_agrees_with_its_numbers(tmp_path):
     folder = tmp_path / "run"
-    results = main(
-        [*RUN, "--num_train_epochs", "15", "--max_train_samples", "300", "--output_dir", str(folder)]
-    )
+    results = main([*RUN, "--num_train_epochs", "15", "--max_train_samples", "300", "--output_dir", str(folder)])
     assert results["test_accuracy"] > 0.5  # chance: 0.1
     digits = load_digits()
     images = [Image.fromarray(np.uint8(image * 255 / 16)) for image in digits.images[:100]]
@@ -50,18 +48,14 @@ def test_the_best_checkpoint_is_what_the_folder_holds(tmp_path):
         ]
     )
     record = json.loads((tmp_path / "run/run.json").read_text())
-    best, final = (
-        load_file(tmp_path / "run" / name / "model.safetensors") for name in (record["best_checkpoint"], "")
-    )
+    best, final = (load_file(tmp_path / "run" / name / "model.safetensors") for name in (record["best_checkpoint"], ""))
     assert record["best_checkpoint"] != "checkpoint-12"
     assert all(torch.equal(best[name], final[name]) for name in best)
 
 
 @pytest.mark.parametrize("augmentation", [[], ["--flip", "--shift", "1"]], ids=["plain", "augmented"])
 def test_an_interrupted_run_continues_to_the_same_weights(tmp_path, crash, augmentation):
-    whole, broken = (
-        [*RUN, *augmentation, "--output_dir", str(tmp_path / name)] for name in ("whole", "broken")
-    )
+    whole, broken = ([*RUN, *augmentation, "--output_dir", str(tmp_path / name)] for name in ("whole", "broken"))
     expected = main(whole)
     crash(main, broken, after_steps=4)  # 3 steps an epoch
     results = main(broken)

@@ -30,8 +30,7 @@ def test_every_recipe_has_only_known_options_and_its_own_folder(recipe):
 @pytest.mark.parametrize("task", ["sst2", "digits"])
 def test_tanhmax_and_softmax_recipes_differ_in_attention_alone(task):
     tanhmax, softmax = (
-        yaml.safe_load((TRAINING / f"recipes/{task}-{name}.yaml").read_text())
-        for name in ("tanhmax", "softmax")
+        yaml.safe_load((TRAINING / f"recipes/{task}-{name}.yaml").read_text()) for name in ("tanhmax", "softmax")
     )
     differing = {key for key in tanhmax.keys() | softmax.keys() if tanhmax.get(key) != softmax.get(key)}
     assert differing == {"attn_activation", "attn_negative_mass", "output_dir"}
