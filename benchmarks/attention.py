@@ -39,7 +39,8 @@ def main() -> None:
     notes = (
         f"{options.heads} heads of {options.head_dim}, fp32, batch = {options.tokens} // length, "
         f"{options.padding:.0%} padding, medians of {options.repeats} interleaved runs. "
-        f"Times are ratios to {BASELINE} (lower is better); its own times, measured in the same turns, are in the last column (forward / both)."
+        f"Times are ratios to {BASELINE} (lower is better); its own times, measured in the same turns, are in the last "
+        "column (forward / both)."
     )
     write_table(output, "Attention alone", notes, header, rows, options.device)
 

@@ -1,6 +1,7 @@
 """The Trainer, where these models need it to be another."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
@@ -32,6 +33,11 @@ class FinetuneTrainer(Trainer):
     def get_eval_dataloader(self, eval_dataset: Dataset | str | None = None) -> DataLoader:
         self.data_collator = self.eval_collator
         return super().get_eval_dataloader(eval_dataset)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        # A pickle of all options, tokens included, that nothing reads; run.json is the record.
+        Path(output_dir or self.args.output_dir, "training_args.bin").unlink(missing_ok=True)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:  # their checkpoints keep the names in memory

@@ -62,6 +62,7 @@ def test_neither_a_token_nor_a_local_path_is_published(texts, tmp_path):
         text = (folder / name).read_text()
         assert "hf_secret" not in text
         assert str(tmp_path) not in text
+    assert not list(folder.rglob("training_args.bin"))  # the Trainer's pickle of every option
 
 
 def test_class_names_come_back_from_the_pipeline(texts, tmp_path):
