@@ -14,6 +14,7 @@ from transformers import (
 from hf_bidir.modeling.activations import register_attn_activation, tanhmax
 from hf_bidir.modeling.attention import bidir_attention
 from hf_bidir.modeling.configuration_bidir_bert import BidirBertConfig
+from hf_bidir.modeling.configuration_bidir_deit import BidirDeiTConfig
 from hf_bidir.modeling.configuration_bidir_vit import BidirViTConfig
 from hf_bidir.modeling.modeling_bidir_bert import (
     BidirBertForMaskedLM,
@@ -23,6 +24,7 @@ from hf_bidir.modeling.modeling_bidir_bert import (
     BidirBertForTokenClassification,
     BidirBertModel,
 )
+from hf_bidir.modeling.modeling_bidir_deit import BidirDeiTForImageClassification, BidirDeiTModel
 from hf_bidir.modeling.modeling_bidir_vit import BidirViTForImageClassification, BidirViTModel
 
 __all__ = [
@@ -33,6 +35,9 @@ __all__ = [
     "BidirBertForSequenceClassification",
     "BidirBertForTokenClassification",
     "BidirBertModel",
+    "BidirDeiTConfig",
+    "BidirDeiTForImageClassification",
+    "BidirDeiTModel",
     "BidirViTConfig",
     "BidirViTForImageClassification",
     "BidirViTModel",
@@ -54,6 +59,10 @@ for _config, _heads in (
             AutoModelForSequenceClassification: BidirBertForSequenceClassification,
             AutoModelForTokenClassification: BidirBertForTokenClassification,
         },
+    ),
+    (
+        BidirDeiTConfig,
+        {AutoModel: BidirDeiTModel, AutoModelForImageClassification: BidirDeiTForImageClassification},
     ),
     (
         BidirViTConfig,

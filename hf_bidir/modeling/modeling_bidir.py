@@ -22,6 +22,30 @@ class BidirMixin:
         check_bidir_config(config)
         check_attn_implementation(getattr(config, "_attn_implementation", None))
         super().__init__(config, *args, **kwargs)
+        self._retype_attention()
+
+    @classmethod
+    def from_stock(cls, model, config):
+        """Turn an instance of the stock class into one of this class, in place: no weight is copied.
+
+        Args:
+            model: an instance of exactly the stock class that this class extends.
+            config: a bidir config of the same shape.
+
+        Returns:
+            The same object, now of this class and with `config`.
+        """
+        check_bidir_config(config)
+        config._attn_implementation = model.config._attn_implementation
+        stock_config = model.config
+        model.__class__ = cls
+        for module in model.modules():
+            if getattr(module, "config", None) is stock_config:
+                module.config = config
+        model._retype_attention()
+        return model
+
+    def _retype_attention(self) -> None:
         layers = [module for module in self.modules() if isinstance(module, self.stock_attention)]
         for index, module in enumerate(layers):
             module.__class__ = self.signed_attention
@@ -69,3 +93,38 @@ def signed_self_attention(
         implementation="eager" if config._attn_implementation == "eager" else "auto",
     )
     return context.transpose(1, 2).flatten(2), coefficients
+
+
+def signed_image_attention(self: nn.Module, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs):
+    """The forward of a retyped ViT or DeiT layer: `[batch, length, hidden]` -> the same, and coefficients or None.
+
+    Where the stock layer includes the output projection (`o_proj`), so does this one.
+    """
+    merged = hasattr(self, "o_proj")
+    if not merged and attention_mask is not None:
+        raise ValueError("signed ViT keeps all its heads: head_mask is not supported, leave it out.")
+    names = ("q_proj", "k_proj", "v_proj") if merged else ("query", "key", "value")
+    query, key, value = (getattr(self, name)(hidden_states) for name in names)
+    dropout = self.config.attention_probs_dropout_prob
+    context, coefficients = signed_self_attention(
+        self, query, key, value, attention_mask, scaling=self.scaling, dropout=dropout
+    )
+    return (self.o_proj(context) if merged else context), coefficients
+
+
+def read_checkpoint_keys_like(stock: str, bidir: str) -> None:
+    """Let the encoder class `bidir` read the checkpoint key names that `stock` reads.
+
+    transformers since 5.17 renames checkpoint keys by exact class name. Without this, a bidir encoder would keep its
+    random weights and only a load report would say so.
+    """
+    try:
+        from transformers.conversion_mapping import (
+            get_checkpoint_conversion_mapping,
+            register_checkpoint_conversion_mapping,
+        )
+    except ImportError:
+        return
+    mapping = get_checkpoint_conversion_mapping(stock)
+    if mapping is not None:
+        register_checkpoint_conversion_mapping(bidir, mapping, overwrite=True)

@@ -1,0 +1,211 @@
+"""Softmax checkpoints (transformers BERT, ViT, DeiT; timm ViT) to signed ones, and back where `λ = 0`.
+
+A stock model is not copied but retyped in place (`BidirMixin.from_stock`): a conversion needs hardly more memory
+than the checkpoint, and at `λ = 0` there is nothing that could differ.
+"""
+
+import logging
+import tempfile
+from pathlib import Path
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+
+import hf_bidir
+from hf_bidir.timm_vit import TIMM_PREFIX, read_timm, vit_from_timm
+
+logger = logging.getLogger(__name__)
+
+FAMILIES = {"bert": "Bert", "vit": "ViT", "deit": "DeiT"}
+TOLERANCE, TIMM_TOLERANCE = 1e-6, 1e-5
+
+
+def convert_checkpoint(
+    source: str | Path | nn.Module,
+    output_dir: str | Path,
+    *,
+    attn_activation: str = "tanhmax",
+    negative_mass: float = 0.0,
+    weights: str | Path | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write a signed copy of a softmax checkpoint, with its tokenizer or image processor.
+
+    Args:
+        source: a folder, a name on the Hub, "timm:NAME", or an instantiated timm VisionTransformer.
+        output_dir: a folder that is new or empty, unless `overwrite`.
+        attn_activation: the activation of the copy.
+        negative_mass: its `λ` in [0, 1]. At 0 its outputs on random input are compared with the source's before
+            anything is written; above 0 the difference is logged.
+        weights: for "timm:NAME", a file of weights (safetensors, or a torch file without pickled code).
+        overwrite: replace what `output_dir` holds.
+
+    Returns:
+        `output_dir`, complete. A failure leaves it as it was.
+
+    Raises:
+        ValueError: the source is of another family or signed already, or the outputs are not equal at `λ = 0`.
+        FileNotFoundError: there is no such source, or it is incomplete.
+        FileExistsError: `output_dir` is in use.
+    """
+    output_dir = _free_folder(output_dir, overwrite)
+    model, processors, tolerance = _read_source(source, weights)
+    inputs = _random_inputs(model.config)
+    before = _outputs(model, inputs)
+    config = _signed_config(model.config, attn_activation, negative_mass)
+    model = _bidir_class(model).from_stock(model, config)
+    difference = _largest_difference(before, _outputs(model, inputs))
+    unchanged = attn_activation == "softmax" or (attn_activation == "tanhmax" and negative_mass == 0)
+    if unchanged and not difference <= tolerance:
+        raise ValueError(f"the converted model's outputs differ from the source's by {difference:.1e}; nothing written.")
+    logger.warning("Largest difference of an output on random input: %.1e", difference)
+    return _write(output_dir, model, *processors)
+
+
+def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bool = False) -> Path:
+    """The way back: a bidir checkpoint that computes softmax (`λ = 0`, or that activation) as a stock checkpoint.
+
+    Args and errors as in `convert_checkpoint`; ValueError where the checkpoint has negative mass, because no softmax
+    model equals it.
+    """
+    output_dir = _free_folder(output_dir, overwrite)
+    config = _read_config(source)
+    if not config.model_type.startswith("bidir_"):
+        raise ValueError(f"{source} is a {config.model_type} checkpoint, not a bidir one; there is nothing to restore.")
+    masses = torch.tensor(0.0 if config.attn_activation == "softmax" else _flat(config.attn_negative_mass))
+    if config.attn_activation not in ("softmax", "tanhmax") or masses.any():
+        raise ValueError(
+            f"{source} computes {config.attn_activation} with attn_negative_mass={config.attn_negative_mass}; only a "
+            "checkpoint with attn_negative_mass=0, or with softmax, equals a stock one."
+        )
+    bidir = getattr(hf_bidir, config.architectures[0]).from_pretrained(source).eval()
+    stock_class = getattr(transformers, config.architectures[0].removeprefix("Bidir"))
+    fields = _fields(config)
+    model = stock_class(stock_class.config_class(**fields)).eval()
+    model.load_state_dict(bidir.state_dict())
+    inputs = _random_inputs(config)
+    difference = _largest_difference(_outputs(bidir, inputs), _outputs(model, inputs))
+    if not difference <= TOLERANCE:
+        raise ValueError(f"the restored model's outputs differ from the source's by {difference:.1e}; nothing written.")
+    return _write(output_dir, model, *_processors(source))
+
+
+def _free_folder(output_dir: str | Path, overwrite: bool) -> Path:
+    output_dir = Path(output_dir)
+    if output_dir.exists() and not output_dir.is_dir():
+        raise FileExistsError(f"{output_dir} is a file; name a folder.")
+    if output_dir.exists() and any(output_dir.iterdir()) and not overwrite:
+        raise FileExistsError(f"{output_dir} is not empty; name another folder, or replace it with overwrite=True.")
+    return output_dir
+
+
+def _read_source(source, weights) -> tuple[PreTrainedModel, list, float]:
+    """The stock model, its tokenizer or image processor, and how exact its conversion must be."""
+    if isinstance(source, nn.Module) or str(source).startswith(TIMM_PREFIX):
+        timm_model = source if isinstance(source, nn.Module) else read_timm(str(source), weights)
+        model, processor = vit_from_timm(timm_model)
+        return model, [processor], TIMM_TOLERANCE
+    if weights is not None:
+        raise ValueError(f"weights={weights} goes with a timm model only; {source} has its own.")
+    config = _read_config(source)
+    if config.model_type.startswith("bidir_"):
+        raise ValueError(f"{source} is signed already ({config.model_type}); convert a softmax checkpoint.")
+    if config.model_type not in FAMILIES:
+        raise ValueError(
+            f"{source} is a {config.model_type} checkpoint; supported are {', '.join(FAMILIES)} of transformers, and "
+            'timm ViTs as "timm:NAME".'
+        )
+    stock_class = getattr(transformers, (config.architectures or [f"{FAMILIES[config.model_type]}Model"])[0])
+    _bidir_class_of(stock_class)
+    model, report = stock_class.from_pretrained(source, output_loading_info=True)
+    if report["missing_keys"]:
+        raise ValueError(f"{source} is incomplete: it lacks the weights {sorted(report['missing_keys'])}.")
+    return model.eval(), _processors(source), TOLERANCE
+
+
+def _read_config(source) -> PreTrainedConfig:
+    path = Path(source)
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise FileNotFoundError(f"{source} has no config.json, so it is not a checkpoint folder.")
+    try:
+        return AutoConfig.from_pretrained(source)
+    except OSError as error:
+        raise FileNotFoundError(f"{source} is neither a checkpoint folder nor a name the Hub knows: {error}") from error
+
+
+def _processors(source) -> list:
+    """The tokenizer and the image processor beside a checkpoint, where it has them."""
+    found = []
+    for auto in (AutoTokenizer, AutoImageProcessor):
+        try:
+            found.append(auto.from_pretrained(source))
+        except (OSError, ValueError, KeyError):
+            logger.info("%s has nothing for %s", source, auto.__name__)
+    return found
+
+
+def _bidir_class_of(stock_class: type) -> type:
+    bidir_class = getattr(hf_bidir, f"Bidir{stock_class.__name__}", None)
+    if bidir_class is None:
+        heads = sorted(name for name in hf_bidir.__all__ if name.startswith("Bidir") and not name.endswith("Config"))
+        raise ValueError(f"{stock_class.__name__} has no signed counterpart; there are {', '.join(heads)}.")
+    return bidir_class
+
+
+def _bidir_class(model: PreTrainedModel) -> type:
+    return _bidir_class_of(type(model))
+
+
+def _fields(config: PreTrainedConfig) -> dict:
+    """The fields of a config that are not about its class."""
+    ours = ("model_type", "architectures", "auto_map", "attn_activation", "attn_negative_mass", "transformers_version")
+    return {name: value for name, value in config.to_dict().items() if name not in ours}
+
+
+def _signed_config(config: PreTrainedConfig, attn_activation: str, negative_mass: float) -> PreTrainedConfig:
+    config_class = getattr(hf_bidir, f"Bidir{FAMILIES[config.model_type]}Config")
+    return config_class(attn_activation=attn_activation, attn_negative_mass=negative_mass, **_fields(config))
+
+
+def _random_inputs(config: PreTrainedConfig) -> dict[str, Tensor]:
+    """Two random sentences, one padded, or two random images."""
+    generator = torch.Generator().manual_seed(0)
+    if hasattr(config, "image_size"):
+        size = config.image_size if isinstance(config.image_size, list | tuple) else (config.image_size,) * 2
+        return {"pixel_values": torch.randn(2, config.num_channels, *size, generator=generator)}
+    length = min(64, config.max_position_embeddings)
+    keep = (torch.arange(length) < torch.tensor([[length], [length - length // 3]])).long()
+    return {
+        "input_ids": torch.randint(config.vocab_size, (2, length), generator=generator),
+        "attention_mask": keep,
+    }
+
+
+@torch.inference_mode()
+def _outputs(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Tensor]:
+    if "MultipleChoice" in type(model).__name__:
+        inputs = {name: tensor.unsqueeze(0) for name, tensor in inputs.items()}
+    return [value for value in model(**inputs).values() if isinstance(value, Tensor)]
+
+
+def _largest_difference(first: list[Tensor], second: list[Tensor]) -> float:
+    return max((a - b).abs().max().item() for a, b in zip(first, second, strict=True))
+
+
+def _flat(mass) -> list[float]:
+    return [mass] if not isinstance(mass, list | tuple) else [value for entry in mass for value in _flat(entry)]
+
+
+def _write(output_dir: Path, *parts) -> Path:
+    """Save model and processors beside the target, then rename."""
+    output_dir.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output_dir.parent, prefix=f".{output_dir.name}-") as scratch:
+        complete = Path(scratch, "complete")
+        for part in parts:
+            part.save_pretrained(complete)
+        if output_dir.exists():
+            output_dir.rename(Path(scratch, "replaced"))
+        complete.rename(output_dir)
+    return output_dir

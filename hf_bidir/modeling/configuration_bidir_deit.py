@@ -1,0 +1,40 @@
+"""Config of DeiT with signed attention."""
+
+from transformers import DeiTConfig
+
+from .configuration_bidir import check_bidir_config
+
+_HEADS = {
+    "AutoModel": "BidirDeiTModel",
+    "AutoModelForImageClassification": "BidirDeiTForImageClassification",
+}
+
+
+class BidirDeiTConfig(DeiTConfig):
+    """A `DeiTConfig` with two more fields.
+
+    Args:
+        attn_activation: "tanhmax" (default), "softmax", "tanh" or a name given to `register_attn_activation`.
+        attn_negative_mass: `λ` of TanhMax in [0, 1] (1 is TanhMax, 0 is softmax): one number, or a list with one
+            entry per layer, each a number or a list with one number per head.
+        kwargs: the fields of `DeiTConfig`.
+
+    Raises:
+        ValueError: an unknown activation, or a negative mass out of range or of the wrong length.
+    """
+
+    model_type = "bidir_deit"
+
+    def __init__(self, attn_activation: str = "tanhmax", attn_negative_mass=1.0, **kwargs):
+        self.attn_activation = attn_activation
+        self.attn_negative_mass = attn_negative_mass
+        # Every head, always: by itself save_pretrained names only the head that was saved.
+        kwargs["auto_map"] = {
+            "AutoConfig": "configuration_bidir_deit.BidirDeiTConfig",
+            **{auto: f"modeling_bidir_deit.{name}" for auto, name in _HEADS.items()},
+        }
+        super().__init__(**kwargs)
+        check_bidir_config(self)
+
+
+BidirDeiTConfig.register_for_auto_class()

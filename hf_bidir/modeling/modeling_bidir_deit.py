@@ -1,0 +1,36 @@
+"""DeiT with signed attention: the stock transformers heads, each with its self-attention retyped."""
+
+from transformers.models.deit.modeling_deit import DeiTForImageClassification, DeiTModel
+
+from .configuration_bidir_deit import BidirDeiTConfig
+from .modeling_bidir import BidirMixin, read_checkpoint_keys_like, signed_image_attention
+
+try:  # transformers up to 5.16: projections in DeiTSelfAttention, the output projection outside it
+    from transformers.models.deit.modeling_deit import DeiTSelfAttention
+except ImportError:  # later: all four projections in DeiTAttention
+    from transformers.models.deit.modeling_deit import DeiTAttention as DeiTSelfAttention
+
+
+class BidirDeiTSelfAttention(DeiTSelfAttention):
+    """Self-attention with the activation and the negative mass that the config names."""
+
+    forward = signed_image_attention
+
+
+class BidirDeiTMixin(BidirMixin):
+    config_class = BidirDeiTConfig
+    stock_attention = DeiTSelfAttention
+    signed_attention = BidirDeiTSelfAttention
+
+
+class BidirDeiTModel(BidirDeiTMixin, DeiTModel):
+    """`DeiTModel` with signed attention."""
+
+
+class BidirDeiTForImageClassification(BidirDeiTMixin, DeiTForImageClassification):
+    """`DeiTForImageClassification` with signed attention."""
+
+
+read_checkpoint_keys_like("DeiTModel", "BidirDeiTModel")
+BidirDeiTModel.register_for_auto_class("AutoModel")
+BidirDeiTForImageClassification.register_for_auto_class("AutoModelForImageClassification")

@@ -1,0 +1,132 @@
+"""timm's VisionTransformer as transformers' ViT: which ones are the same model, and their weights under new names."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, ViTConfig, ViTForImageClassification, ViTImageProcessor, ViTModel
+
+TIMM_PREFIX = "timm:"
+
+
+def read_timm(source: str, weights: str | Path | None) -> nn.Module:
+    """The model "timm:NAME" with its published weights, or with those of a file.
+
+    Raises:
+        ImportError: timm is not installed (the extra `vision`).
+        ValueError: timm knows no such model. FileNotFoundError: no such file.
+    """
+    try:
+        import timm
+    except ImportError as error:
+        raise ImportError("timm models need timm: pip install 'hf-bidir[vision]'") from error
+    name = source.removeprefix(TIMM_PREFIX)
+    if not timm.is_model(name):
+        similar = ", ".join(timm.list_models(f"*{name.split('.')[0]}*")[:5])
+        raise ValueError(f'timm has no model "{name}".{f" Similar: {similar}." if similar else ""}')
+    if weights is not None and not Path(weights).is_file():
+        raise FileNotFoundError(f"expected a file of weights at {weights}; there is none.")
+    if weights is None:
+        return timm.create_model(name, pretrained=True)
+    return timm.create_model(name, checkpoint_path=str(weights))
+
+
+def vit_from_timm(model: nn.Module) -> tuple[PreTrainedModel, ViTImageProcessor]:
+    """The same network as a stock transformers ViT, and its preprocessing.
+
+    Args:
+        model: a timm VisionTransformer with a class token that it classifies by; without a classifier
+            (`num_classes=0`) the result is a ViTModel.
+
+    Raises:
+        ValueError: the model has parts that a ViT does not have; the message names them.
+    """
+    _check_architecture(model)
+    block, classes = model.blocks[0], model.num_classes
+    config = ViTConfig(
+        hidden_size=model.embed_dim,
+        num_hidden_layers=len(model.blocks),
+        num_attention_heads=block.attn.num_heads,
+        intermediate_size=block.mlp.fc1.out_features,
+        layer_norm_eps=block.norm1.eps,
+        image_size=list(model.patch_embed.img_size),
+        patch_size=model.patch_embed.patch_size[0],
+        num_channels=model.patch_embed.proj.in_channels,
+        qkv_bias=block.attn.qkv.bias is not None,
+        num_labels=classes or 2,
+    )
+    vit = ViTForImageClassification(config) if classes else ViTModel(config, add_pooling_layer=False)
+    vit.load_state_dict(_renamed(model.state_dict(), vit))
+    return vit.eval(), _image_processor(model)
+
+
+def _check_architecture(model: nn.Module) -> None:
+    """Raise ValueError unless the model is the plain ViT of Dosovitskiy et al. 2021."""
+    if type(model).__name__ != "VisionTransformer":
+        raise ValueError(f"expected a timm VisionTransformer, got {type(model).__name__}.")
+    block = model.blocks[0]
+    parts = {
+        "no class token": not model.has_class_token,
+        "register tokens": model.num_reg_tokens > 0,
+        f"pooling {model.global_pool!r}": model.num_classes > 0 and model.global_pool != "token",
+        "a norm before the blocks": not isinstance(model.norm_pre, nn.Identity),
+        "no norm after the blocks": not isinstance(model.norm, nn.LayerNorm),
+        "a norm before the classifier": not isinstance(model.fc_norm, nn.Identity),
+        "position embeddings without the class token": model.pos_embed is None or model.no_embed_class,
+        "a norm of the patches": not isinstance(model.patch_embed.norm, nn.Identity),
+        "a norm of queries and keys": not isinstance(block.attn.q_norm, nn.Identity),
+        "layer scale": not isinstance(getattr(block, "ls1", nn.Identity()), nn.Identity),
+        f"the activation {type(block.mlp.act).__name__}": not isinstance(block.mlp.act, nn.GELU),
+    }
+    found = [name for name, present in parts.items() if present]
+    if found:
+        raise ValueError(f"a ViT of transformers cannot hold this timm model; it has {', '.join(found)}.")
+
+
+def _renamed(weights: dict[str, Tensor], vit: PreTrainedModel) -> dict[str, Tensor]:
+    """timm's weights under the names, in memory, of the transformers model."""
+    merged = any(".q_proj." in name for name in vit.state_dict())
+    prefix = "vit." if isinstance(vit, ViTForImageClassification) else ""
+    block_names = {
+        "norm1": "layernorm_before",
+        "norm2": "layernorm_after",
+        "attn.proj": "attention.o_proj" if merged else "attention.output.dense",
+        "mlp.fc1": "mlp.fc1" if merged else "intermediate.dense",
+        "mlp.fc2": "mlp.fc2" if merged else "output.dense",
+    }
+    qkv = "attention.{}_proj" if merged else "attention.attention.{}"
+    qkv_names = [qkv.format(letter if merged else word) for letter, word in zip("qkv", ("query", "key", "value"))]
+    names = {
+        "cls_token": f"{prefix}embeddings.cls_token",
+        "pos_embed": f"{prefix}embeddings.position_embeddings",
+        "patch_embed.proj.weight": f"{prefix}embeddings.patch_embeddings.projection.weight",
+        "patch_embed.proj.bias": f"{prefix}embeddings.patch_embeddings.projection.bias",
+        "norm.weight": f"{prefix}layernorm.weight",
+        "norm.bias": f"{prefix}layernorm.bias",
+        "head.weight": "classifier.weight",
+        "head.bias": "classifier.bias",
+    }
+    renamed = {names[name]: tensor for name, tensor in weights.items() if name in names}
+    layers = f"{prefix}layers" if merged else f"{prefix}encoder.layer"
+    for name, tensor in weights.items():
+        if not name.startswith("blocks."):
+            continue
+        _, index, part = name.split(".", 2)
+        part, _, kind = part.rpartition(".")
+        if part == "attn.qkv":
+            renamed |= {f"{layers}.{index}.{n}.{kind}": t for n, t in zip(qkv_names, tensor.chunk(3), strict=True)}
+        else:
+            renamed[f"{layers}.{index}.{block_names[part]}.{kind}"] = tensor
+    return renamed
+
+
+def _image_processor(model: nn.Module) -> ViTImageProcessor:
+    """The preprocessing that the timm model was evaluated with, up to its centre crop."""
+    settings = getattr(model, "pretrained_cfg", None) or {}
+    height, width = model.patch_embed.img_size
+    return ViTImageProcessor(
+        size={"height": height, "width": width},
+        resample=3 if settings.get("interpolation") == "bicubic" else 2,
+        image_mean=list(settings.get("mean", (0.5,) * 3)),
+        image_std=list(settings.get("std", (0.5,) * 3)),
+    )
