@@ -11,6 +11,7 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
+from hf_bidir.convert import convert_checkpoint
 from hf_bidir.modeling.activations import register_attn_activation, tanhmax
 from hf_bidir.modeling.attention import bidir_attention
 from hf_bidir.modeling.configuration_bidir_bert import BidirBertConfig
@@ -42,6 +43,7 @@ __all__ = [
     "BidirViTForImageClassification",
     "BidirViTModel",
     "bidir_attention",
+    "convert_checkpoint",
     "register_attn_activation",
     "tanhmax",
 ]

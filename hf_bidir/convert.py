@@ -59,7 +59,9 @@ def convert_checkpoint(
     difference = _largest_difference(before, _outputs(model, inputs))
     unchanged = attn_activation == "softmax" or (attn_activation == "tanhmax" and negative_mass == 0)
     if unchanged and not difference <= tolerance:
-        raise ValueError(f"the converted model's outputs differ from the source's by {difference:.1e}; nothing written.")
+        raise ValueError(
+            f"the converted model's outputs differ from the source's by {difference:.1e}; nothing written."
+        )
     logger.warning("Largest difference of an output on random input: %.1e", difference)
     return _write(output_dir, model, *processors)
 

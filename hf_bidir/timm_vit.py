@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, ViTConfig, ViTForImageClassification, ViTImageProcessor, ViTModel
 
@@ -26,9 +25,10 @@ def read_timm(source: str, weights: str | Path | None) -> nn.Module:
         raise ValueError(f'timm has no model "{name}".{f" Similar: {similar}." if similar else ""}')
     if weights is not None and not Path(weights).is_file():
         raise FileNotFoundError(f"expected a file of weights at {weights}; there is none.")
-    if weights is None:
-        return timm.create_model(name, pretrained=True)
-    return timm.create_model(name, checkpoint_path=str(weights))
+    try:
+        return timm.create_model(name, pretrained=weights is None, checkpoint_path=str(weights or ""))
+    except RuntimeError as error:  # a tag that the architecture lacks, or weights of another architecture
+        raise ValueError(f"timm cannot build {name}: {error}") from error
 
 
 def vit_from_timm(model: nn.Module) -> tuple[PreTrainedModel, ViTImageProcessor]:

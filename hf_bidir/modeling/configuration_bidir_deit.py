@@ -2,6 +2,8 @@
 
 from transformers import DeiTConfig
 
+# transformers 4.57 fetches only the files that this one imports itself, so both stand here.
+from .activations import get_attn_activation  # noqa: F401
 from .configuration_bidir import check_bidir_config
 
 _HEADS = {

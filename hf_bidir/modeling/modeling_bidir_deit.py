@@ -2,6 +2,11 @@
 
 from transformers.models.deit.modeling_deit import DeiTForImageClassification, DeiTModel
 
+# transformers 4.57 fetches only the files that this one imports itself, so every file of the model stands here.
+from .activations import tanhmax  # noqa: F401
+from .attention import bidir_attention  # noqa: F401
+from .chunked_attention import chunked_tanhmax_attention  # noqa: F401
+from .configuration_bidir import check_bidir_config  # noqa: F401
 from .configuration_bidir_deit import BidirDeiTConfig
 from .modeling_bidir import BidirMixin, read_checkpoint_keys_like, signed_image_attention
 
