@@ -190,7 +190,7 @@ def test_a_checkpoint_that_lacks_weights_is_refused_and_nothing_is_written(tmp_p
     removed = next(name for name in weights if "query.weight" in name)
     del weights[removed]
     save_file(weights, source / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match="is incomplete: it lacks the weights .*query"):
+    with pytest.raises(ValueError, match=r"is incomplete: it lacks the weights .*query"):
         convert_checkpoint(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -209,5 +209,5 @@ def test_a_folder_in_use_is_kept_unless_overwriting_is_asked_for(tmp_path):
 
 def test_a_checkpoint_with_negative_mass_has_no_way_back(tmp_path):
     converted = convert_checkpoint(saved("BertModel", tmp_path / "stock"), tmp_path / "signed", negative_mass=0.5)
-    with pytest.raises(ValueError, match="attn_negative_mass=0.5; only a checkpoint with attn_negative_mass=0"):
+    with pytest.raises(ValueError, match=r"attn_negative_mass=0\.5; only a checkpoint with attn_negative_mass=0"):
         restore_softmax(converted, tmp_path / "out")
