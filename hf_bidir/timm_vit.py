@@ -95,7 +95,9 @@ def _renamed(weights: dict[str, Tensor], vit: PreTrainedModel) -> dict[str, Tens
         "mlp.fc2": "mlp.fc2" if merged else "output.dense",
     }
     qkv = "attention.{}_proj" if merged else "attention.attention.{}"
-    qkv_names = [qkv.format(letter if merged else word) for letter, word in zip("qkv", ("query", "key", "value"))]
+    qkv_names = [
+        qkv.format(letter if merged else word) for letter, word in zip("qkv", ("query", "key", "value"), strict=True)
+    ]
     names = {
         "cls_token": f"{prefix}embeddings.cls_token",
         "pos_embed": f"{prefix}embeddings.position_embeddings",
