@@ -10,6 +10,7 @@ compared and drawn again.
 """
 
 import json
+import os
 import sys
 import time
 from argparse import ArgumentParser
@@ -46,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(add_help=False)
     parser.add_argument("--output_dir", type=Path, default=Path("runs/digits-tanhmax"))
     options, others = parser.parse_known_args(argv)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # this model is so small that threads would mostly wait for one another
     started, folder = time.monotonic(), options.output_dir
 
     finished = read_record(folder).get("status") == "finished"

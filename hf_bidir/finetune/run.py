@@ -88,6 +88,8 @@ def finetune(
             "duration_seconds": round(time.monotonic() - started, 1),
         }
         _finish_folder(folder, record, results, trainer.state.log_history)
+        split = "eval" if splits.test is None else "test"
+        print(f"\nFinished {folder}: {split} accuracy {results[f'{split}_accuracy']:.4f}; {CARD} there says the rest.")
     PartialState().wait_for_everyone()
     return results
 
