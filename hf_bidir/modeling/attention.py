@@ -48,8 +48,8 @@ def bidir_attention(
                         memory where one of its fused kernels takes the mask; refuses dropout, which would act on
                         the two halves separately, and loses digits where all scores are below 1e-3;
             "compiled"  torch.compile of the eager path, where a compiler exists;
-            "auto"      the fastest of them, by device and dropout (at no length and in no dtype did
-                        benchmarks/attention.py find another order); logs its choice once.
+            "auto"      chosen by activation, device and dropout, not by length or dtype: on a CPU "chunked", on a
+                        GPU "lift" where there is no dropout (measured in fp32 on a CPU only); logs its choice once.
 
     Returns:
         The context `[batch, heads, queries, head_dim]`, and the coefficients `[batch, heads, queries, keys]` (after
@@ -135,7 +135,7 @@ def keep_mask(attention_mask: Tensor | None) -> Tensor | None:
 
 
 def _choose(device: str, activation: str, negative_mass: float | Tensor, dropout: float) -> str:
-    """The fastest exact implementation; `benchmarks/attention.py` measures them.
+    """The implementation that "auto" stands for; `benchmarks/attention.py` compares them.
 
     Under torch.compile it is the eager formula, which the compiler fuses.
     """

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-# Scores in one piece. On a CPU 2 MiB of fp32, which the caches of two cores hold (2**18 and 2**20 were slower); on
-# other devices it only bounds the memory.
+# Scores in one piece. On a CPU 2 MiB of fp32, about what a core's caches hold; on other devices it only bounds
+# the memory.
 CPU_PIECE, DEVICE_PIECE = 2**19, 2**26
 
 # While every |score| is below SMALL_SCORE, four terms of the power series of sinh are exact in fp32; while it is
