@@ -27,6 +27,7 @@ from hf_bidir.modeling.modeling_bidir_bert import (
 )
 from hf_bidir.modeling.modeling_bidir_deit import BidirDeiTForImageClassification, BidirDeiTModel
 from hf_bidir.modeling.modeling_bidir_vit import BidirViTForImageClassification, BidirViTModel
+from hf_bidir.schedules import NegativeMassSchedule
 
 __all__ = [
     "BidirBertConfig",
@@ -42,6 +43,7 @@ __all__ = [
     "BidirViTConfig",
     "BidirViTForImageClassification",
     "BidirViTModel",
+    "NegativeMassSchedule",
     "bidir_attention",
     "convert_checkpoint",
     "register_attn_activation",

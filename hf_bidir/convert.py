@@ -19,6 +19,7 @@ from hf_bidir.timm_vit import TIMM_PREFIX, read_timm, vit_from_timm
 logger = logging.getLogger(__name__)
 
 FAMILIES = {"bert": "Bert", "vit": "ViT", "deit": "DeiT"}
+ATTENTION_FIELDS = ("attn_activation", "attn_negative_mass", "attn_learn_negative_mass")
 TOLERANCE, TIMM_TOLERANCE = 1e-6, 1e-5
 
 
@@ -51,19 +52,38 @@ def convert_checkpoint(
         FileExistsError: `output_dir` is in use.
     """
     output_dir = _free_folder(output_dir, overwrite)
+    model, processors, difference = signed_model(
+        source, attn_activation=attn_activation, negative_mass=negative_mass, weights=weights
+    )
+    logger.warning("Largest difference of an output on random input: %.1e", difference)
+    return _write(output_dir, model, *processors)
+
+
+def signed_model(
+    source: str | Path | nn.Module,
+    *,
+    attn_activation: str = "tanhmax",
+    negative_mass: float = 0.0,
+    weights: str | Path | None = None,
+) -> tuple[PreTrainedModel, list, float]:
+    """A softmax checkpoint as a signed model in memory; arguments and errors as in `convert_checkpoint`.
+
+    Returns:
+        The model, its tokenizer or image processor as far as there is one, and the largest difference of an output
+        on random input.
+    """
     model, processors, tolerance = _read_source(source, weights)
     inputs = _random_inputs(model.config)
     before = _outputs(model, inputs)
     config = _signed_config(model.config, attn_activation, negative_mass)
-    model = _bidir_class(model).from_stock(model, config)
+    model = _bidir_class_of(type(model)).from_stock(model, config)
     difference = _largest_difference(before, _outputs(model, inputs))
     unchanged = attn_activation == "softmax" or (attn_activation == "tanhmax" and negative_mass == 0)
     if unchanged and not difference <= tolerance:
         raise ValueError(
             f"the converted model's outputs differ from the source's by {difference:.1e}; nothing written."
         )
-    logger.warning("Largest difference of an output on random input: %.1e", difference)
-    return _write(output_dir, model, *processors)
+    return model, processors, difference
 
 
 def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bool = False) -> Path:
@@ -73,7 +93,7 @@ def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bo
     model equals it.
     """
     output_dir = _free_folder(output_dir, overwrite)
-    config = _read_config(source)
+    config = read_config(source)
     if not config.model_type.startswith("bidir_"):
         raise ValueError(f"{source} is a {config.model_type} checkpoint, not a bidir one; there is nothing to restore.")
     masses = torch.tensor(0.0 if config.attn_activation == "softmax" else _flat(config.attn_negative_mass))
@@ -91,7 +111,7 @@ def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bo
     difference = _largest_difference(_outputs(bidir, inputs), _outputs(model, inputs))
     if not difference <= TOLERANCE:
         raise ValueError(f"the restored model's outputs differ from the source's by {difference:.1e}; nothing written.")
-    return _write(output_dir, model, *_processors(source))
+    return _write(output_dir, model, *checkpoint_processors(source))
 
 
 def _free_folder(output_dir: str | Path, overwrite: bool) -> Path:
@@ -99,7 +119,7 @@ def _free_folder(output_dir: str | Path, overwrite: bool) -> Path:
     if output_dir.exists() and not output_dir.is_dir():
         raise FileExistsError(f"{output_dir} is a file; name a folder.")
     if output_dir.exists() and any(output_dir.iterdir()) and not overwrite:
-        raise FileExistsError(f"{output_dir} is not empty; name another folder, or replace it with overwrite=True.")
+        raise FileExistsError(f"{output_dir} is not empty; name another folder, or replace it with overwrite=True (--overwrite).")
     return output_dir
 
 
@@ -111,7 +131,7 @@ def _read_source(source, weights) -> tuple[PreTrainedModel, list, float]:
         return model, [processor], TIMM_TOLERANCE
     if weights is not None:
         raise ValueError(f"weights={weights} goes with a timm model only; {source} has its own.")
-    config = _read_config(source)
+    config = read_config(source)
     if config.model_type.startswith("bidir_"):
         raise ValueError(f"{source} is signed already ({config.model_type}); convert a softmax checkpoint.")
     if config.model_type not in FAMILIES:
@@ -124,10 +144,10 @@ def _read_source(source, weights) -> tuple[PreTrainedModel, list, float]:
     model, report = stock_class.from_pretrained(source, output_loading_info=True)
     if report["missing_keys"]:
         raise ValueError(f"{source} is incomplete: it lacks the weights {sorted(report['missing_keys'])}.")
-    return model.eval(), _processors(source), TOLERANCE
+    return model.eval(), checkpoint_processors(source), TOLERANCE
 
 
-def _read_config(source) -> PreTrainedConfig:
+def read_config(source) -> PreTrainedConfig:
     path = Path(source)
     if path.is_dir() and not (path / "config.json").is_file():
         raise FileNotFoundError(f"{source} has no config.json, so it is not a checkpoint folder.")
@@ -137,7 +157,7 @@ def _read_config(source) -> PreTrainedConfig:
         raise FileNotFoundError(f"{source} is neither a checkpoint folder nor a name the Hub knows: {error}") from error
 
 
-def _processors(source) -> list:
+def checkpoint_processors(source) -> list:
     """The tokenizer and the image processor beside a checkpoint, where it has them."""
     found = []
     for auto in (AutoTokenizer, AutoImageProcessor):
@@ -156,14 +176,10 @@ def _bidir_class_of(stock_class: type) -> type:
     return bidir_class
 
 
-def _bidir_class(model: PreTrainedModel) -> type:
-    return _bidir_class_of(type(model))
-
-
 def _fields(config: PreTrainedConfig) -> dict:
     """The fields of a config that are not about its class."""
-    ours = ("model_type", "architectures", "auto_map", "attn_activation", "attn_negative_mass", "transformers_version")
-    return {name: value for name, value in config.to_dict().items() if name not in ours}
+    ours = {"model_type", "architectures", "auto_map", "transformers_version"}
+    return {k: v for k, v in config.to_dict().items() if k not in ours | set(ATTENTION_FIELDS)}
 
 
 def _signed_config(config: PreTrainedConfig, attn_activation: str, negative_mass: float) -> PreTrainedConfig:

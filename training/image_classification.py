@@ -28,7 +28,7 @@ from typing import Any
 from transformers import AutoImageProcessor, BaseImageProcessor, set_seed
 
 from hf_bidir import BidirViTConfig, BidirViTForImageClassification
-from hf_bidir.finetune.arguments import ImageDataArguments, ImageModelArguments, RunArguments
+from hf_bidir.finetune.arguments import ImageDataArguments, ImageModelArguments, RunArguments, ScheduleArguments
 from hf_bidir.finetune.errors import InputError, run_script
 from hf_bidir.finetune.image_data import (
     ImageCollator,
@@ -39,6 +39,7 @@ from hf_bidir.finetune.image_data import (
 from hf_bidir.finetune.models import Family, build_model, check_given, checkpoint_config, scratch_config
 from hf_bidir.finetune.recipe import parse_recipe
 from hf_bidir.finetune.run import finetune
+from hf_bidir.finetune.schedule import check_schedule
 from hf_bidir.finetune.splits import Splits
 
 VIT = Family(BidirViTForImageClassification, BidirViTConfig, stock_type="vit")
@@ -46,8 +47,10 @@ VIT = Family(BidirViTForImageClassification, BidirViTConfig, stock_type="vit")
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the script with the command line `argv`; return the numbers of all_results.json."""
-    data, arguments, args, given = parse_recipe((ImageDataArguments, ImageModelArguments, RunArguments), argv, __doc__)
+    dataclasses = (ImageDataArguments, ImageModelArguments, ScheduleArguments, RunArguments)
+    data, arguments, schedule, args, given = parse_recipe(dataclasses, argv, __doc__)
     check_given(arguments, given)
+    check_schedule(schedule, arguments, given)
     splits = read_image_splits(data)
     if arguments.model_name_or_path:
         config = checkpoint_config(VIT, arguments, splits.names)
@@ -67,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         processing_class=processor,
         collator=ImageCollator(processor, shift=data.shift, rotate=data.rotate, flip=data.flip),
         eval_collator=ImageCollator(processor),
+        schedule=schedule,
     )
 
 

@@ -27,11 +27,12 @@ from typing import Any
 from transformers import AutoTokenizer, DataCollatorWithPadding, PreTrainedTokenizerBase, set_seed
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
-from hf_bidir.finetune.arguments import RunArguments, TextDataArguments, TextModelArguments
+from hf_bidir.finetune.arguments import RunArguments, ScheduleArguments, TextDataArguments, TextModelArguments
 from hf_bidir.finetune.errors import InputError, as_input_error, run_script
 from hf_bidir.finetune.models import Family, build_model, check_given, checkpoint_config, scratch_config
 from hf_bidir.finetune.recipe import parse_recipe
 from hf_bidir.finetune.run import finetune
+from hf_bidir.finetune.schedule import check_schedule
 from hf_bidir.finetune.splits import Splits
 from hf_bidir.finetune.text_data import read_texts, tokenize
 from hf_bidir.finetune.tokenizer import train_wordpiece
@@ -41,8 +42,10 @@ BERT = Family(BidirBertForSequenceClassification, BidirBertConfig, stock_type="b
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the script with the command line `argv`; return the numbers of all_results.json."""
-    data, arguments, args, given = parse_recipe((TextDataArguments, TextModelArguments, RunArguments), argv, __doc__)
+    dataclasses = (TextDataArguments, TextModelArguments, ScheduleArguments, RunArguments)
+    data, arguments, schedule, args, given = parse_recipe(dataclasses, argv, __doc__)
     check_given(arguments, given)
+    check_schedule(schedule, arguments, given)
     splits = read_texts(data)
     if arguments.model_name_or_path:
         config = checkpoint_config(BERT, arguments, splits.names)
@@ -65,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         given=given,
         processing_class=tokenizer,
         collator=DataCollatorWithPadding(tokenizer),
+        schedule=schedule,
     )
 
 

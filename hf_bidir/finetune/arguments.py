@@ -9,6 +9,7 @@ from packaging.version import Version
 from transformers import TrainingArguments
 
 from hf_bidir.finetune.errors import InputError
+from hf_bidir.schedules import NEARLY_SOFTMAX, ORDERS, SHAPES
 
 
 def option(default: Any, help: str, **metadata: Any) -> Any:
@@ -70,14 +71,52 @@ class ImageDataArguments(DataArguments):
 
 
 @dataclass
-class ModelArguments:
-    """Options of attention, and the checkpoint to start from."""
+class UnlabelledDataArguments:
+    """Texts or images without labels; labels that are there are not read."""
+
+    _argument_group_name = "data"
+
+    train_file: list[str] | None = field(
+        default=None, metadata={"help": "Files or folders to train on, as many as you like; they are joined."}
+    )
+    validation_file: list[str] | None = field(
+        default=None, metadata={"help": "Files for the evaluation; without them a share of the rows is held out."}
+    )
+    dataset_name: str | None = option(None, "A data set on the Hub, such as stanfordnlp/imdb.")
+    dataset_config: str | None = option(None, "The configuration of the data set on the Hub, when it has several.")
+    validation_share: float = option(0.05, "Share of the rows held out when there is no validation split.")
+    split_seed: int = option(0, "Chooses the rows that are held out or left out.")
+    max_train_samples: int | None = option(None, "Train on a random sample of this many rows.")
+    max_eval_samples: int = option(500, "Evaluate on a random sample of this many snippets or images.")
+
+
+@dataclass
+class UnlabelledTextArguments(UnlabelledDataArguments):
+    """Data options of training on plain text."""
+
+    text_column: str | None = option(None, "The column with the text; guessed when it is called text or sentence.")
+    max_length: int = option(64, "Texts are cut into snippets of at most this many tokens.")
+
+
+@dataclass
+class DistillationDataArguments(UnlabelledTextArguments):
+    """Data options of distillation, on texts or on images."""
+
+    image_column: str | None = option(
+        None, "The column with the image; guessed when it is called image, img or pixels."
+    )
+    shift: float = option(0.0, "Augmentation: shift a training image by up to this many pixels along both axes.")
+    rotate: float = option(0.0, "Augmentation: turn a training image by up to this many degrees, either way.")
+    flip: bool = option(False, "Augmentation: mirror each training image, left to right, with probability 1/2.")
+
+
+@dataclass
+class PretrainedArguments:
+    """The checkpoint to start from, and its attention."""
 
     _argument_group_name = "model"
 
-    model_name_or_path: str | None = option(
-        None, "Start from this checkpoint (bidir, or stock softmax) instead of from scratch."
-    )
+    model_name_or_path: str | None = option(None, "The checkpoint to start from: bidir, or stock softmax.")
     attn_activation: str | None = option(
         None, "tanhmax, softmax or a registered name. From scratch: tanhmax; a checkpoint keeps its own."
     )
@@ -85,7 +124,16 @@ class ModelArguments:
         None,
         "0 is softmax, 1 is TanhMax. From scratch: 1; a stock softmax checkpoint starts unchanged, at 0.",
     )
+    learn_negative_mass: bool = option(
+        False, "Train the negative mass of every head, from --attn_negative_mass (between 0 and 1) on."
+    )
     attn_implementation: str | None = option(None, "How attention is computed: sdpa (the fastest exact path), eager.")
+
+
+@dataclass
+class ModelArguments(PretrainedArguments):
+    """Options of attention, and the checkpoint to start from or the shape of a new model."""
+
     hidden_size: int = option(128, "From scratch: the width of the model.")
     num_hidden_layers: int = option(4, "From scratch: the number of layers.")
     num_attention_heads: int = option(4, "From scratch: the number of heads; it divides hidden_size.")
@@ -113,6 +161,35 @@ class ImageModelArguments(ModelArguments):
         "From scratch: images are resized to a square of this side; guessed from the first one, at most 224.",
     )
     patch_size: int = option(4, "From scratch: the side of a patch, which divides image_size.")
+
+
+@dataclass
+class ScheduleArguments:
+    """How the negative mass moves in the course of training."""
+
+    _argument_group_name = "negative mass schedule"
+
+    negative_mass_until: float | None = option(
+        None, "Move the negative mass until this share of training, 0 to 1; without it, it stays where it is."
+    )
+    negative_mass_begin: float = option(0.0, "The share of training at which it begins to move.")
+    negative_mass_start: float = option(NEARLY_SOFTMAX, "Its first value; the default, e^-12, is nearly softmax.")
+    negative_mass_end: float = option(1.0, "Its last value.")
+    negative_mass_shape: str = option(
+        "log", "log: evenly in log λ, a shift of the scores; linear: evenly in λ.", choices=list(SHAPES)
+    )
+    negative_mass_order: str = option(
+        "together", "All layers together, or one after the other: bottom-up, top-down.", choices=list(ORDERS)
+    )
+
+
+@dataclass
+class HealingScheduleArguments(ScheduleArguments):
+    """A schedule that is on by default."""
+
+    negative_mass_until: float | None = option(
+        0.35, "The negative mass moves until this share of training, 0 to 1, and then stays."
+    )
 
 
 @dataclass
@@ -145,6 +222,12 @@ class RunArguments(TrainingArguments):
     restore_callback_states_from_checkpoint: bool = option(
         True, "Resume early stopping where it was as well; otherwise its patience starts again."
     )
+    group_by_length: bool = option(
+        False, "Batch texts of similar length together: less padding, so faster, at the price of less random batches."
+    )
+    negative_mass_learning_rate: float | None = option(
+        None, "The peak learning rate of a learned negative mass; --learning_rate by default, which hardly moves it."
+    )
     bf16: bool | None = option(None, "bfloat16 mixed precision. By default: on a GPU that supports it.")
     ddp_find_unused_parameters: bool | None = option(False, "Every parameter of these models is used.")
     report_to: str | None = option("none", "Where to log as well: tensorboard, wandb, ...")
@@ -162,4 +245,25 @@ class RunArguments(TrainingArguments):
         if Version(transformers.__version__).major >= 5:  # where a share of the steps is a fractional warmup_steps
             self.warmup_steps = self.warmup_steps or self.warmup_ratio or 0
             self.warmup_ratio = None
+            if self.group_by_length:  # which has this name there
+                self.train_sampling_strategy = "group_by_length"
         super().__post_init__()
+
+
+@dataclass
+class HealingArguments(RunArguments):
+    """Run options with the defaults of healing: a number of steps, and the last checkpoint."""
+
+    max_steps: int = option(700, "The number of optimizer steps; -1 counts epochs instead.")
+    learning_rate: float = option(2e-4, "The peak learning rate.")
+    warmup_ratio: float | None = option(0.05, "Share of the steps over which the learning rate rises from 0.")
+    per_device_train_batch_size: int = option(24, "Snippets or images per process and step.")
+    eval_strategy: str = option("steps", "When to evaluate: no, steps or epoch.", choices=["no", "steps", "epoch"])
+    eval_steps: float | None = option(0.2, "Steps between two evaluations; below 1, a share of all steps.")
+    save_strategy: str = option(
+        "steps", "When to save: no, steps, epoch or best.", choices=["no", "steps", "epoch", "best"]
+    )
+    save_steps: float = option(0.2, "Steps between two checkpoints; below 1, a share of all steps.")
+    save_total_limit: int | None = option(1, "How many checkpoints to keep.")
+    load_best_model_at_end: bool = option(False, "Finish with the best checkpoint rather than the last one.")
+    metric_for_best_model: str | None = option("loss", "What makes a checkpoint the best one.")

@@ -87,12 +87,14 @@ class ImageCollator:
     flip: bool = False
 
     def __call__(self, examples: Sequence[dict]) -> dict[str, Tensor]:
-        """Return `pixel_values` [batch, 3, height, width] and `labels` [batch].
+        """Return `pixel_values` [batch, 3, height, width] and, where the examples have labels, `labels` [batch].
 
         Grey images become RGB, because that is what the image-classification pipeline feeds a model.
         """
         images = [self._augmented(example["image"].convert("RGB")) for example in examples]
         pixels = self.processor(images, return_tensors="pt")["pixel_values"]
+        if "label" not in examples[0]:
+            return {"pixel_values": pixels}
         return {"pixel_values": pixels, "labels": torch.tensor([example["label"] for example in examples])}
 
     def _augmented(self, image: Pillow.Image) -> Pillow.Image:

@@ -1,6 +1,7 @@
-"""Accuracy, macro-F1 and the recall of every class."""
+"""What an evaluation measures: of classes, of masked words, of a student beside its teacher."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from sklearn.metrics import accuracy_score, f1_score, recall_score
@@ -35,3 +36,33 @@ def classification_metrics(names: list[str]) -> Callable[[EvalPrediction], dict[
 def predicted_classes(logits: Tensor | tuple[Tensor, ...], labels: Tensor) -> Tensor:
     """The index of the largest logit: all that the metrics need, so evaluation need not keep the logits."""
     return (logits[0] if isinstance(logits, tuple) else logits).argmax(dim=-1)
+
+
+def masked_word_metrics(evaluation: EvalPrediction) -> dict[str, float]:
+    """`masked_accuracy` in [0, 1]: how many of the masked tokens (label not -100) `predicted_classes` found."""
+    masked = evaluation.label_ids != -100
+    return {"masked_accuracy": float((evaluation.predictions == evaluation.label_ids)[masked].mean())}
+
+
+def relative_error_metrics(evaluation: EvalPrediction) -> dict[str, float]:
+    """How far a student is from its teacher, relative to the teacher, over a whole split.
+
+    Args:
+        evaluation: `predictions` `[examples, states]`, the squared distances of the student's states to the
+            teacher's; `label_ids`, the squared norms of the teacher's.
+
+    Returns:
+        `relative_error`, the mean over states, and `relative_error_<index>` of each; 0.01 is 1 %.
+    """
+    errors = evaluation.predictions.sum(0, dtype=np.float64) / evaluation.label_ids.sum(0, dtype=np.float64)
+    each = {f"relative_error_{index}": float(error) for index, error in enumerate(errors)}
+    return {"relative_error": float(errors.mean()), **each}
+
+
+def headline(results: dict[str, Any]) -> str:
+    """The one number of a run that says most, in words: of the test split, where there is one."""
+    for name in ("accuracy", "relative_error", "masked_accuracy", "loss"):
+        for split in ("test", "eval"):
+            if results.get(f"{split}_{name}") is not None:
+                return f"{split} {name.replace('_', ' ')} {results[f'{split}_{name}']:.4f}"
+    return "no evaluation"

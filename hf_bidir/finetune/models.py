@@ -1,6 +1,5 @@
 """The model of a run: from scratch, from a bidir checkpoint, or from a stock softmax checkpoint."""
 
-import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,19 +11,14 @@ from transformers import PretrainedConfig, PreTrainedModel
 from hf_bidir.finetune.arguments import ModelArguments
 from hf_bidir.finetune.errors import InputError, as_input_error
 
-logger = logging.getLogger(__name__)
-
 UNCHANGED_BY_CHECKPOINTS = (
     "model_name_or_path",
     "attn_activation",
     "attn_negative_mass",
+    "learn_negative_mass",
     "attn_implementation",
 )
 KEYS_SHOWN = 3
-SOFTMAX_START = (
-    "%s is a softmax checkpoint: without --attn_negative_mass it starts and stays at negative mass 0, "
-    "where signed attention equals softmax."
-)
 
 
 @dataclass(frozen=True)
@@ -76,7 +70,7 @@ def scratch_config(family: Family, arguments: ModelArguments, names: list[str], 
 
 
 def checkpoint_config(family: Family, arguments: ModelArguments, names: list[str]) -> PretrainedConfig:
-    """The config of a checkpoint, with the labels of this run and the attention that was asked for.
+    """The config of a checkpoint, with the labels of this run, if it has any, and the attention that was asked for.
 
     A stock softmax checkpoint starts at negative mass 0, where signed attention equals its own.
 
@@ -93,8 +87,6 @@ def checkpoint_config(family: Family, arguments: ModelArguments, names: list[str
         raise InputError(f"expected a {' or '.join(accepted)} checkpoint; {source} is {fields.get('model_type')!r}")
     if fields["model_type"] == family.stock_type:
         fields |= {"attn_activation": "tanhmax", "attn_negative_mass": 0.0}
-        if arguments.attn_negative_mass is None and arguments.attn_activation in (None, "tanhmax"):
-            logger.warning(SOFTMAX_START, source)
     fields = {name: value for name, value in fields.items() if name not in ("model_type", "architectures", "auto_map")}
     fields |= _label_fields(names) | _attention_fields(arguments, fields)
     with as_input_error():
@@ -102,6 +94,8 @@ def checkpoint_config(family: Family, arguments: ModelArguments, names: list[str
 
 
 def _label_fields(names: list[str]) -> dict[str, Any]:
+    if not names:
+        return {}
     id2label = dict(enumerate(names))
     return {"id2label": id2label, "label2id": {name: index for index, name in id2label.items()}}
 
@@ -113,6 +107,7 @@ def _attention_fields(arguments: ModelArguments, present: dict[str, Any]) -> dic
     return {
         "attn_activation": activation,
         "attn_negative_mass": present.get("attn_negative_mass", 1.0) if mass is None else mass,
+        "attn_learn_negative_mass": arguments.learn_negative_mass or present.get("attn_learn_negative_mass", False),
     }
 
 

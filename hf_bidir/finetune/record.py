@@ -65,10 +65,14 @@ def publishable(given: dict[str, Any]) -> dict[str, Any]:
     A data file is named without its folder in any case; its hash tells which one it was.
     """
     return {
-        name: Path(value).name if name in FILES and value else _without_folders(value)
+        name: _names(value) if name in FILES and value else _without_folders(value)
         for name, value in given.items()
         if name != "token" and not name.endswith("_token")
     }
+
+
+def _names(files: str | list[str]) -> str | list[str]:
+    return Path(files).name if isinstance(files, str) else [Path(file).name for file in files]
 
 
 def _without_folders(value: Any) -> Any:
@@ -90,11 +94,12 @@ def _start(source: str | None) -> str:
 
 def _source(name: str, data: DataArguments) -> dict[str, str]:
     """Where a split came from: a file with its hash, or a data set's name."""
-    file = getattr(data, f"{name}_file") or data.train_file  # what was held out comes from the training file
-    if file is None:
+    files = getattr(data, f"{name}_file", None) or data.train_file  # what was held out comes from the training file
+    if files is None:
         return {"source": _without_folders(data.dataset_name)}
-    path = Path(file)
-    return {"source": path.name} | ({"sha256": sha256(path)} if path.is_file() else {})
+    paths = [Path(file) for file in ([files] if isinstance(files, str) else files)]
+    hashes = [sha256(path) for path in paths if path.is_file()]
+    return {"source": ", ".join(path.name for path in paths)} | ({"sha256": ", ".join(hashes)} if hashes else {})
 
 
 def differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:

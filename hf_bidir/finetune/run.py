@@ -8,19 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
-from transformers import EarlyStoppingCallback, PreTrainedModel, Trainer
+from transformers import EarlyStoppingCallback, PreTrainedModel, Trainer, TrainerCallback
 
-from hf_bidir.finetune.arguments import DataArguments, RunArguments
+from hf_bidir.finetune.arguments import DataArguments, RunArguments, ScheduleArguments
 from hf_bidir.finetune.curves import save_loss_curve
 from hf_bidir.finetune.files import replacing, write_json
 from hf_bidir.finetune.folder import CARD, CURVE, RECORD, RESULTS, checkpoint_to_resume, clear_run
-from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
+from hf_bidir.finetune.metrics import classification_metrics, headline, predicted_classes
 from hf_bidir.finetune.record import begin_record
+from hf_bidir.finetune.schedule import build_schedule, check_checkpoint_schedule
 from hf_bidir.finetune.splits import Splits
 from hf_bidir.finetune.trainer import FinetuneTrainer
 from hf_bidir.hub import build_model_card
 
 logger = logging.getLogger(__name__)
+
+STAYS_SOFTMAX = (
+    "The negative mass is 0 and stays there, where signed attention equals softmax; --negative_mass_until raises it "
+    "during training, and --attn_negative_mass sets it at once."
+)
 
 
 def finetune(
@@ -34,6 +40,9 @@ def finetune(
     processing_class: Any,
     collator: Callable,
     eval_collator: Callable | None = None,
+    schedule: ScheduleArguments | None = None,
+    trainer_class: Callable[..., FinetuneTrainer] = FinetuneTrainer,
+    **trainer_options: Any,
 ) -> dict[str, Any]:
     """Train, evaluate on validation and test, and write everything to `args.output_dir`.
 
@@ -48,20 +57,25 @@ def finetune(
         processing_class: the tokenizer or image processor to save beside the model.
         collator: makes a training batch of examples.
         eval_collator: makes an evaluation batch, if that is another thing (no augmentation).
+        schedule: how the negative mass moves; None leaves it.
+        trainer_class, trainer_options: another Trainer, and what it takes; without options, the metrics of classes.
 
     Returns:
         What all_results.json holds: `eval_*` (validation), `test_*`, `train_loss`, `epoch` and run times.
 
     Raises:
-        InputError: the output folder is in use; see `checkpoint_to_resume`.
+        InputError: the output folder is in use (see `checkpoint_to_resume`), or the schedule is not that of the
+            checkpoint.
     """
     started, folder = time.monotonic(), Path(args.output_dir)
+    moving = build_schedule(schedule)
     record = begin_record(task, given, data, splits, model, args)
     checkpoint = checkpoint_to_resume(args, record, given.get("model_name_or_path"))
+    check_checkpoint_schedule(moving, checkpoint)
     PartialState().wait_for_everyone()  # everyone has judged the folder before one writes to it
     if args.should_save:
         _begin_folder(folder, record, clear=args.overwrite_output_dir)
-    trainer = FinetuneTrainer(
+    trainer = trainer_class(
         model=model,
         args=args,
         train_dataset=splits.train,
@@ -69,10 +83,11 @@ def finetune(
         processing_class=processing_class,
         data_collator=collator,
         eval_collator=eval_collator,
-        compute_metrics=classification_metrics(splits.names),
-        preprocess_logits_for_metrics=predicted_classes,
-        callbacks=[EarlyStoppingCallback(args.early_stopping_patience)] if args.early_stopping_patience else None,
+        callbacks=_callbacks(args, moving),
+        **(trainer_options or _classification(splits.names)),
     )
+    if moving is None and model.config.attn_activation == "tanhmax" and model.config.attn_negative_mass == 0:
+        logger.warning(STAYS_SOFTMAX)
     if checkpoint:
         logger.warning("Continuing from %s.", checkpoint)
     trainer.train(resume_from_checkpoint=checkpoint)
@@ -88,10 +103,21 @@ def finetune(
             "duration_seconds": round(time.monotonic() - started, 1),
         }
         _finish_folder(folder, record, results, trainer.state.log_history)
-        split = "eval" if splits.test is None else "test"
-        print(f"\nFinished {folder}: {split} accuracy {results[f'{split}_accuracy']:.4f}; {CARD} there says the rest.")
+        print(f"\nFinished {folder}: {headline(results)}; {CARD} there says the rest.")
     PartialState().wait_for_everyone()
     return results
+
+
+def _callbacks(args: RunArguments, schedule: TrainerCallback | None) -> list[TrainerCallback]:
+    stopping = [EarlyStoppingCallback(args.early_stopping_patience)] if args.early_stopping_patience else []
+    return stopping + ([schedule] if schedule else [])
+
+
+def _classification(names: list[str]) -> dict[str, Any]:
+    return {
+        "compute_metrics": classification_metrics(names),
+        "preprocess_logits_for_metrics": predicted_classes,
+    }
 
 
 def _evaluate(trainer: Trainer, splits: Splits) -> dict[str, Any]:

@@ -15,6 +15,7 @@ TABLES = {
     ".tsv": ("csv", _CSV | {"sep": "\t"}),
     ".json": ("json", {}),
     ".jsonl": ("json", {}),
+    ".txt": ("text", {}),  # one text per line
 }
 
 
@@ -30,7 +31,7 @@ def existing(path: str) -> Path:
 
 
 def read_table(path: str) -> Dataset:
-    """Read a parquet, csv, tsv, json or jsonl file.
+    """Read a parquet, csv, tsv, json, jsonl or txt file.
 
     Raises:
         InputError: the file is missing, has another suffix or cannot be read.

@@ -24,7 +24,7 @@ class Splits:
         train, validation: data sets with an input column (`text` or `image`) and `label`, an index into
             `names`.
         test: the same, or None when there is no test data.
-        names: the class names, by label index.
+        names: the class names, by label index; empty for data without labels.
         notes: what was decided about the data on the user's behalf, in sentences.
     """
 
@@ -45,7 +45,9 @@ class Splits:
         return Splits(names=self.names, notes=self.notes, **({"test": None} | mapped))
 
     def class_shares(self) -> dict[str, float]:
-        """The share of each class in the training split; the shares sum to 1."""
+        """The share of each class in the training split; the shares sum to 1, and without labels there are none."""
+        if not self.names:
+            return {}
         counts = np.bincount(self.train["label"], minlength=len(self.names))
         return {name: float(count / counts.sum()) for name, count in zip(self.names, counts, strict=True)}
 
@@ -113,18 +115,26 @@ def _select(
     if len(split) == 0:
         raise InputError(f"the {name} split is empty; expected at least one row")
     wanted = {guesses[0]: (column, guesses), "label": (label_column, ("label", "labels"))}
-    found = {}
-    for role, (given, candidates) in wanted.items():
-        candidates = (given,) if given else candidates
-        found[role] = next((known for known in candidates if known in split.column_names), None)
-        if found[role] is None:
-            raise InputError(
-                f"the {name} split has no column {' or '.join(candidates)}; its columns are: "
-                f"{', '.join(split.column_names)}. Choose one with --{role}_column."
-                + did_you_mean(candidates[0], split.column_names)
-            )
+    found = {role: find_column(name, split, *choice, role) for role, choice in wanted.items()}
     split = split.select_columns(list(found.values()))
     return split.rename_columns({old: new for new, old in found.items() if old != new})
+
+
+def find_column(name: str, split: Dataset, given: str | None, guesses: tuple[str, ...], role: str) -> str:
+    """The column that was given, or the first of the guessed ones that there is.
+
+    Raises:
+        InputError: there is none; the message names the split and the option --<role>_column.
+    """
+    candidates = (given,) if given else guesses
+    for candidate in candidates:
+        if candidate in split.column_names:
+            return candidate
+    raise InputError(
+        f"the {name} split has no column {' or '.join(candidates)}; its columns are: "
+        f"{', '.join(split.column_names)}. Choose one with --{role}_column."
+        + did_you_mean(candidates[0], split.column_names)
+    )
 
 
 def _replace_hidden_test(raw: dict[str, Dataset]) -> list[str]:

@@ -6,12 +6,16 @@ from typing import Any
 
 from datasets import Dataset
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from transformers import Trainer
 
+from hf_bidir.schedules import NegativeMassSchedule, negative_mass_metrics
+
 
 class FinetuneTrainer(Trainer):
-    """A Trainer that reads its checkpoints through `from_pretrained` and may batch evaluation differently.
+    """A Trainer that reads its checkpoints through `from_pretrained`, knows about a negative mass that moves, and may
+    batch evaluation differently.
 
     Since transformers 5.17 the keys of a saved ViT are not those of the ViT in memory. `from_pretrained`
     translates them; the Trainer's own `load_state_dict(..., strict=False)` finds no encoder, warns, and goes
@@ -33,6 +37,32 @@ class FinetuneTrainer(Trainer):
     def get_eval_dataloader(self, eval_dataset: Dataset | str | None = None) -> DataLoader:
         self.data_collator = self.eval_collator
         return super().get_eval_dataloader(eval_dataset)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        if self._schedule() or getattr(self.model.config, "attn_learn_negative_mass", False):
+            logs |= negative_mass_metrics(self.model)  # before TensorBoard and the like read the entry
+        super().log(logs, *args, **kwargs)
+
+    def _schedule(self) -> NegativeMassSchedule | None:
+        return next((cb for cb in self.callback_handler.callbacks if isinstance(cb, NegativeMassSchedule)), None)
+
+    def _determine_best_metric(self, *args: Any, **kwargs: Any) -> bool:
+        # While the negative mass moves, a checkpoint is nearer to softmax than what was asked for.
+        if (schedule := self._schedule()) and not schedule.has_arrived(self.state):
+            return False
+        return super()._determine_best_metric(*args, **kwargs)
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Optimizer:
+        """A learned negative mass gets a learning rate of its own and no weight decay, which would pull it to 1/2."""
+        optimizer = super().create_optimizer(*args, **kwargs)
+        logits = {id(p): p for name, p in self.model.named_parameters() if name.endswith("negative_mass_logit")}
+        if not logits:
+            return optimizer
+        for group in optimizer.param_groups:
+            group["params"] = [p for p in group["params"] if id(p) not in logits]
+        rate = getattr(self.args, "negative_mass_learning_rate", None) or self.args.learning_rate
+        optimizer.add_param_group({"params": list(logits.values()), "lr": rate, "weight_decay": 0.0})
+        return optimizer
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)

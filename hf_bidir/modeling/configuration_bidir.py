@@ -10,10 +10,13 @@ def check_bidir_config(config) -> None:
 
     Args:
         config: has `attn_activation` (a known name) and `attn_negative_mass` (`λ` in [0, 1]: one number, or a list
-            with one entry per layer, each a number or a list with one number per head).
+            with one entry per layer, each a number or a list with one number per head), and
+            `attn_learn_negative_mass` (then every `λ` starts strictly between 0 and 1).
     """
     get_attn_activation(config.attn_activation)
     _check_negative_mass_field(config.attn_negative_mass, config.num_hidden_layers, config.num_attention_heads)
+    if config.attn_learn_negative_mass:
+        _check_learnable(config)
     if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
         raise ValueError(
             f"{type(config).__name__} describes an encoder; got is_decoder={getattr(config, 'is_decoder', False)}, "
@@ -37,6 +40,21 @@ def layer_negative_mass(config, layer: int) -> float | list[float]:
     """`λ` of one layer: one number, or one per head."""
     mass = config.attn_negative_mass
     return mass if isinstance(mass, int | float) else mass[layer]
+
+
+def head_negative_masses(config, layer: int) -> list[float]:
+    """`λ` of every head of one layer."""
+    mass = layer_negative_mass(config, layer)
+    return list(mass) if isinstance(mass, list | tuple) else [mass] * config.num_attention_heads
+
+
+def _check_learnable(config) -> None:
+    masses = [mass for layer in range(config.num_hidden_layers) for mass in head_negative_masses(config, layer)]
+    if config.attn_activation != "tanhmax" or not all(0 < mass < 1 for mass in masses):
+        raise ValueError(
+            'attn_learn_negative_mass needs attn_activation="tanhmax" and an attn_negative_mass strictly between 0 and '
+            f'1 to start from, such as 0.02; got "{config.attn_activation}" and {config.attn_negative_mass!r}.'
+        )
 
 
 def _check_negative_mass_field(mass, layers: int, heads: int) -> None:

@@ -17,12 +17,14 @@ _HEADS = {
 
 
 class BidirBertConfig(BertConfig):
-    """A `BertConfig` with two more fields.
+    """A `BertConfig` with three more fields.
 
     Args:
         attn_activation: "tanhmax" (default), "softmax", "tanh" or a name given to `register_attn_activation`.
         attn_negative_mass: `λ` of TanhMax in [0, 1] (1 is TanhMax, 0 is softmax): one number, or a list with one
             entry per layer, each a number or a list with one number per head.
+        attn_learn_negative_mass: `λ` is a parameter of every head, which starts at `attn_negative_mass` (then
+            strictly between 0 and 1) and is saved with the weights.
         kwargs: the fields of `BertConfig`.
 
     Raises:
@@ -31,9 +33,16 @@ class BidirBertConfig(BertConfig):
 
     model_type = "bidir_bert"
 
-    def __init__(self, attn_activation: str = "tanhmax", attn_negative_mass=1.0, **kwargs):
+    def __init__(
+        self,
+        attn_activation: str = "tanhmax",
+        attn_negative_mass=1.0,
+        attn_learn_negative_mass: bool = False,
+        **kwargs,
+    ):
         self.attn_activation = attn_activation
         self.attn_negative_mass = attn_negative_mass
+        self.attn_learn_negative_mass = attn_learn_negative_mass
         # Every head, always: by itself save_pretrained names only the head that was saved.
         kwargs["auto_map"] = {
             "AutoConfig": "configuration_bidir_bert.BidirBertConfig",

@@ -1,9 +1,20 @@
 """What the bidir models share: the stock model is built as it is, then its self-attention layers are retyped."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
 from torch import Tensor, nn
 
 from .attention import bidir_attention, keep_mask
-from .configuration_bidir import check_attn_implementation, check_bidir_config, layer_negative_mass
+from .configuration_bidir import (
+    check_attn_implementation,
+    check_bidir_config,
+    head_negative_masses,
+    layer_negative_mass,
+)
+
+LEARNED = "negative_mass_logit"
 
 
 class BidirMixin:
@@ -38,6 +49,8 @@ class BidirMixin:
         check_bidir_config(config)
         config._attn_implementation = model.config._attn_implementation
         stock_config = model.config
+        with torch.device("meta"):
+            cls(config)  # what a class can output (hidden states, ...) is registered when one is constructed
         model.__class__ = cls
         for module in model.modules():
             if getattr(module, "config", None) is stock_config:
@@ -50,7 +63,37 @@ class BidirMixin:
         for index, module in enumerate(layers):
             module.__class__ = self.signed_attention
             module.config, module.layer_idx = self.config, index
+            if self.config.attn_learn_negative_mass:
+                module.register_parameter(LEARNED, nn.Parameter(_negative_mass_logits(module)))
         self.base_model.register_forward_pre_hook(_check_output_attentions, with_kwargs=True)
+
+    @classmethod
+    def from_pretrained(cls, *args, output_loading_info: bool = False, **kwargs):
+        """As in transformers; a learned negative mass that the checkpoint lacks starts where the config says."""
+        model, report = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        missing = {key for key in report["missing_keys"] if key.endswith(LEARNED)}
+        for name, module in model.named_modules():
+            if f"{name}.{LEARNED}" in missing:
+                with torch.no_grad():
+                    getattr(module, LEARNED).copy_(_negative_mass_logits(module))
+        return (model, report) if output_loading_info else model
+
+    def write_learned_negative_mass(self) -> None:
+        """Put the negative mass that every head has learned into the config, where everybody looks for it."""
+        if not self.config.attn_learn_negative_mass:
+            return
+        logits = [getattr(m, LEARNED).detach() for m in self.modules() if isinstance(m, self.signed_attention)]
+        # a sigmoid that rounds to 0 or 1 would have no finite logit to start from when it is read again
+        self.config.attn_negative_mass = [layer.sigmoid().clamp(1e-6, 1 - 1e-6).tolist() for layer in logits]
+
+    def save_pretrained(self, *args, **kwargs):
+        self.write_learned_negative_mass()
+        return super().save_pretrained(*args, **kwargs)
+
+
+def _negative_mass_logits(module: nn.Module) -> Tensor:
+    """The parameter `[heads]` of a layer whose sigmoid is the config's negative mass."""
+    return torch.logit(torch.tensor(head_negative_masses(module.config, module.layer_idx)))
 
 
 def _check_output_attentions(model, args, kwargs) -> None:
@@ -82,17 +125,40 @@ def signed_self_attention(
     """
     config = module.config
     check_attn_implementation(config._attn_implementation)
+    learned = getattr(module, LEARNED, None)
+    edit = getattr(module, "edit_coefficients", None)
     heads = [x.unflatten(-1, (module.num_attention_heads, -1)).transpose(1, 2) for x in (query, key, value)]
     context, coefficients = bidir_attention(
         *heads,
         keep_mask(attention_mask),
         activation=config.attn_activation,
-        negative_mass=layer_negative_mass(config, module.layer_idx),
+        negative_mass=layer_negative_mass(config, module.layer_idx) if learned is None else learned.sigmoid(),
         scaling=scaling,
         dropout=dropout if module.training else 0.0,
-        implementation="eager" if config._attn_implementation == "eager" else "auto",
+        implementation="eager" if edit or config._attn_implementation == "eager" else "auto",
     )
+    if edit:
+        coefficients = edit(coefficients)
+        context = coefficients @ heads[2]
     return context.transpose(1, 2).flatten(2), coefficients
+
+
+@contextmanager
+def edited_coefficients(model: nn.Module, edit: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """While the context lasts, `edit` sees, and may change, the coefficients of every layer of a bidir model.
+
+    Args:
+        edit: `[batch, heads, queries, keys]` to the same shape, called once per layer, from the bottom up; the values
+            are weighed by what it returns.
+    """
+    layers = [module for module in model.modules() if isinstance(module, model.signed_attention)]
+    for layer in layers:
+        layer.edit_coefficients = edit
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.edit_coefficients
 
 
 def signed_image_attention(self: nn.Module, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs):

@@ -1,0 +1,48 @@
+"""How much of a model's attention is negative, and what the model is without that part."""
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hf_bidir.modeling.modeling_bidir import edited_coefficients
+
+
+@torch.inference_mode()
+def negative_share(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]], threshold: float = 1e-3) -> float:
+    """The share of negative coefficients among those whose size is over `threshold`, in [0, 1].
+
+    All layers and heads count alike, and so do the queries that are not padding. The raw signs of one head have no
+    meaning (they have a gauge freedom at `λ = 1`); that a model uses both signs has.
+
+    Args:
+        model: a bidir model, in evaluation mode.
+        batches: what the model takes, on its device.
+
+    Raises:
+        ValueError: there is no coefficient over the threshold.
+    """
+    negative = counted = 0
+
+    def count(coefficients: Tensor) -> Tensor:
+        nonlocal negative, counted
+        queries = coefficients if keep is None else coefficients.movedim(2, 1)[keep.bool()]
+        large = queries.abs() > threshold
+        counted += int(large.sum())
+        negative += int((large & (queries < 0)).sum())
+        return coefficients
+
+    with edited_coefficients(model, count):
+        for batch in batches:
+            keep = batch.get("attention_mask")
+            model(**batch)
+    if not counted:
+        raise ValueError(f"expected at least one coefficient over {threshold} in size; there was none in the batches.")
+    return negative / counted
+
+
+def without_negatives(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """While the context lasts, negative coefficients are 0; the others stay as they are and are not rescaled."""
+    return edited_coefficients(model, lambda coefficients: coefficients.clamp_min(0))

@@ -1,0 +1,112 @@
+"""Healing: a signed student learns to have the hidden states of the softmax model that it was converted from."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+import hf_bidir
+from hf_bidir.convert import checkpoint_processors, read_config, signed_model
+from hf_bidir.finetune.errors import InputError, as_input_error
+from hf_bidir.finetune.trainer import FinetuneTrainer
+
+
+class DistillationTrainer(FinetuneTrainer):
+    """A Trainer without labels, whose loss is the student's relative squared error.
+
+    For every layer, and the logits where the model has a head, that is `Σ ‖student - teacher‖² / Σ ‖teacher‖²` over the
+    tokens that are not padding; the loss is the mean over layers and logits. The embeddings, which are equal already,
+    stay as they are.
+
+    Args:
+        teacher: the softmax model; takes the same inputs.
+    """
+
+    def __init__(self, *, teacher: PreTrainedModel, **kwargs: Any) -> None:
+        _freeze(kwargs["model"])
+        super().__init__(**kwargs)
+        self.teacher = teacher.eval().requires_grad_(False).to(self.args.device)
+        self.model_accepts_loss_kwargs = False  # the loss is a mean; the Trainer averages accumulated ones
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, **kwargs: Any
+    ) -> Tensor:
+        model.eval()  # dropout would be noise that the teacher does not have
+        errors, norms = self._distances(model, inputs)
+        return (errors.sum(0) / norms.sum(0)).mean()
+
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss, and per example and state what `relative_error_metrics` needs."""
+        with torch.no_grad(), self.compute_loss_context_manager():
+            errors, norms = self._distances(model, self._prepare_inputs(inputs))
+        return (errors.sum(0) / norms.sum(0)).mean(), errors, norms
+
+    def _distances(self, model: nn.Module, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """`[examples, states]` each: squared distances from teacher to student, squared norms of the teacher."""
+        with torch.no_grad():
+            expected = _states(self.teacher(**inputs, output_hidden_states=True))
+        found = _states(model(**inputs, output_hidden_states=True))
+        keep = inputs.get("attention_mask")
+        pairs = list(zip(found, expected, strict=True))
+        distances = [_squared_norms(student - teacher, keep) for student, teacher in pairs]
+        return torch.stack(distances, 1), torch.stack([_squared_norms(teacher, keep) for _, teacher in pairs], 1)
+
+
+def _states(outputs: ModelOutput) -> list[Tensor]:
+    """The output of every layer, and the logits if there are any."""
+    return [*outputs.hidden_states[1:], *([outputs.logits] if "logits" in outputs else [])]
+
+
+def _squared_norms(states: Tensor, keep: Tensor | None) -> Tensor:
+    """Per example; `[batch, length, features]` without the padding, or logits `[batch, classes]`."""
+    squares = states.float().square().sum(-1)
+    if squares.dim() == 1:
+        return squares
+    return (squares if keep is None else squares * keep).sum(-1)
+
+
+def _freeze(model: PreTrainedModel) -> None:
+    """Exclude what the loss cannot or need not change: the embeddings, and a pooler whose output nothing reads."""
+    encoder = model.base_model
+    encoder.embeddings.requires_grad_(False)
+    if encoder is model and getattr(encoder, "pooler", None) is not None:
+        encoder.pooler.requires_grad_(False)
+
+
+def student_and_teacher(source: str, teacher: str | None) -> tuple[PreTrainedModel, PreTrainedModel, list]:
+    """The signed student, its softmax teacher, and the student's tokenizer or image processor.
+
+    Args:
+        source: a softmax checkpoint (converted here), "timm:NAME", or a bidir checkpoint.
+        teacher: a softmax or `λ = 0` checkpoint of the same shape; None takes `source` for the teacher, too.
+
+    Raises:
+        InputError: a source that cannot be converted, a teacher of another shape or with negative mass.
+    """
+    with as_input_error("", ValueError, OSError, ImportError):
+        student, processors = _signed(source)
+        master = copy.deepcopy(student) if teacher is None else _signed(teacher)[0]
+    if master.config.attn_activation == "tanhmax" and master.config.attn_negative_mass != 0:
+        raise InputError(
+            f"{teacher or source} has negative mass {master.config.attn_negative_mass}, so it is no softmax teacher; "
+            "name the checkpoint that it came from with --teacher_name_or_path"
+        )
+    for name in ("hidden_size", "num_hidden_layers", "architectures", "vocab_size", "num_labels"):
+        ours, theirs = (getattr(model.config, name, None) for model in (student, master))
+        if ours != theirs:
+            raise InputError(f"expected a teacher of the student's shape; {name} is {theirs} and the student's {ours}")
+    return student, master, processors
+
+
+def _signed(source: str) -> tuple[PreTrainedModel, list]:
+    if not Path(source).is_dir() or not read_config(source).model_type.startswith("bidir_"):
+        model, processors, _ = signed_model(source)
+        return model, processors
+    head = getattr(hf_bidir, read_config(source).architectures[0])
+    return head.from_pretrained(source), checkpoint_processors(source)

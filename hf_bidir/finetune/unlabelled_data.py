@@ -1,0 +1,96 @@
+"""Data without labels: texts cut into snippets, and images."""
+
+from collections.abc import Callable
+
+from datasets import Dataset, Image, concatenate_datasets
+from transformers import PreTrainedTokenizerBase
+
+from hf_bidir.finetune.arguments import DistillationDataArguments, UnlabelledDataArguments, UnlabelledTextArguments
+from hf_bidir.finetune.errors import InputError, as_input_error
+from hf_bidir.finetune.image_data import IMAGE_COLUMNS
+from hf_bidir.finetune.image_files import read_images
+from hf_bidir.finetune.sources import read_hub, read_table
+from hf_bidir.finetune.splits import Splits, find_column
+from hf_bidir.finetune.text_data import TEXT_COLUMNS
+
+
+def read_snippets(data: UnlabelledTextArguments, tokenizer: PreTrainedTokenizerBase) -> Splits:
+    """Texts, cut into snippets of at most `max_length` tokens, as `input_ids` and `attention_mask`.
+
+    Raises:
+        InputError: no data, no such file or column, or nothing but empty texts.
+    """
+    splits = _splits(data, read_table, data.text_column, TEXT_COLUMNS)
+
+    def cut(batch: dict[str, list]) -> dict[str, list]:
+        texts = [text for text in batch["text"] if isinstance(text, str) and text.strip()]
+        if not texts:
+            return {"input_ids": [], "attention_mask": []}
+        windows = tokenizer(
+            texts,
+            truncation=True,
+            max_length=data.max_length,
+            return_overflowing_tokens=True,
+            return_token_type_ids=False,
+        )
+        return {name: windows[name] for name in ("input_ids", "attention_mask")}
+
+    splits = splits.map(lambda split: split.map(cut, batched=True, remove_columns="text", desc="cutting snippets"))
+    for name, split in splits:
+        if len(split) == 0:
+            raise InputError(f"the {name} split has no text; expected at least one row that is not empty")
+    return _sampled_evaluation(splits, data)
+
+
+def read_unlabelled_images(data: DistillationDataArguments) -> Splits:
+    """Images, decoded when a row is read.
+
+    Raises:
+        InputError: no data, no such file or column, or no images in it.
+    """
+    splits = _splits(data, read_images, data.image_column, IMAGE_COLUMNS)
+    with as_input_error("expected images, or the bytes of image files, in the image column: ", Exception):
+        splits = splits.map(lambda split: split.cast_column("image", Image()))
+    return _sampled_evaluation(splits, data)
+
+
+def _splits(
+    data: UnlabelledDataArguments, read_file: Callable[[str], Dataset], column: str | None, guesses: tuple[str, ...]
+) -> Splits:
+    """Train and validation, each with one column under the first of the guessed names."""
+    raw = {name: _only(name, split, column, guesses) for name, split in _raw(data, read_file).items() if name != "test"}
+    notes = []
+    if "validation" not in raw:
+        parts = raw["train"].train_test_split(data.validation_share, seed=data.split_seed)
+        raw = {"train": parts["train"], "validation": parts["test"]}
+        notes.append(f"{len(raw['validation'])} rows ({data.validation_share:.0%}) were held out for the evaluation.")
+    if data.max_train_samples and data.max_train_samples < len(raw["train"]):
+        raw["train"] = raw["train"].shuffle(seed=data.split_seed).select(range(data.max_train_samples))
+        notes.append(f"Trained on a random sample of {data.max_train_samples} rows only.")
+    return Splits(raw["train"], raw["validation"], None, [], notes)
+
+
+def _raw(data: UnlabelledDataArguments, read_file: Callable[[str], Dataset]) -> dict[str, list[Dataset]]:
+    if data.train_file:
+        files = {"train": data.train_file, "validation": data.validation_file or []}
+        return {name: [read_file(path) for path in paths] for name, paths in files.items() if paths}
+    if data.validation_file or not data.dataset_name:
+        raise InputError("expected training data: give --train_file or --dataset_name; see --help")
+    return {name: [split] for name, split in read_hub(data.dataset_name, data.dataset_config).items()}
+
+
+def _only(name: str, parts: list[Dataset], column: str | None, guesses: tuple[str, ...]) -> Dataset:
+    """The input column of all parts, one after the other."""
+    found = []
+    for part in parts:
+        old = find_column(name, part, column, guesses, guesses[0])
+        part = part.select_columns([old])
+        found.append(part if old == guesses[0] else part.rename_column(old, guesses[0]))
+    return concatenate_datasets(found)
+
+
+def _sampled_evaluation(splits: Splits, data: UnlabelledDataArguments) -> Splits:
+    if len(splits.validation) > data.max_eval_samples:
+        splits.validation = splits.validation.shuffle(seed=data.split_seed).select(range(data.max_eval_samples))
+        splits.notes.append(f"Evaluated on a random sample of {data.max_eval_samples}.")
+    return splits

@@ -1,0 +1,69 @@
+"""Counting negative coefficients, and leaving them out."""
+
+import pytest
+import torch
+
+from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
+from hf_bidir.analysis import negative_share, without_negatives
+
+SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+def model_of(negative_mass):
+    torch.manual_seed(0)
+    config = BidirBertConfig(**SHAPE, vocab_size=30, attn_negative_mass=negative_mass, initializer_range=0.5)
+    return BidirBertForSequenceClassification(config).eval()
+
+
+def batch_of():
+    keep = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    return {"input_ids": torch.arange(10).view(2, 5), "attention_mask": keep}
+
+
+def shown_coefficients(model, batch):
+    model.set_attn_implementation("eager")
+    attentions = model(**batch, output_attentions=True).attentions
+    model.set_attn_implementation("sdpa")
+    rows = [layer.movedim(2, 1)[batch["attention_mask"].bool()].flatten() for layer in attentions]
+    return torch.cat(rows)
+
+
+def test_softmax_has_no_negative_coefficients():
+    assert negative_share(model_of(0.0), [batch_of()]) == 0
+
+
+def test_the_share_is_that_of_the_coefficients_which_the_model_returns():
+    model, batch = model_of(1.0), batch_of()
+    shown = shown_coefficients(model, batch)
+    large = shown[shown.abs() > 0.01]
+    expected = (large < 0).float().mean().item()
+    assert 0.1 < expected < 0.9
+    assert negative_share(model, [batch, batch], threshold=0.01) == pytest.approx(expected)
+
+
+def test_no_coefficient_over_the_threshold_is_an_error():
+    with pytest.raises(ValueError, match=r"over 1\.5 in size"):
+        negative_share(model_of(1.0), [batch_of()], threshold=1.5)
+
+
+def test_without_negatives_a_model_computes_something_else_and_afterwards_the_same_again():
+    model, batch = model_of(1.0), batch_of()
+    before = model(**batch).logits
+    with without_negatives(model):
+        assert negative_free(model, batch)
+    torch.testing.assert_close(model(**batch).logits, before)
+
+
+def negative_free(model, batch):
+    """Whether the model, as it is now, returns no negative coefficient, and other logits than it does otherwise."""
+    model.set_attn_implementation("eager")
+    outputs = model(**batch, output_attentions=True)
+    model.set_attn_implementation("sdpa")
+    return all((layer >= 0).all() for layer in outputs.attentions)
+
+
+def test_without_negatives_changes_nothing_in_softmax():
+    model, batch = model_of(0.0), batch_of()
+    before = model(**batch).logits
+    with without_negatives(model):
+        torch.testing.assert_close(model(**batch).logits, before)

@@ -1,0 +1,218 @@
+"""Which way from a softmax checkpoint to TanhMax keeps its accuracy? MiniLM on SST-2, every way side by side.
+
+    python training/distill.py training/recipes/minilm-healed.yaml        # once, for the healed variants
+    python training/compare_conversions.py --data-dir DIR
+
+`DIR` holds train.parquet, validation.parquet and test.parquet. Runs go to --runs. What a finished run measured
+goes to a small file under --results, and no run that has one is repeated; an interrupted run continues. Several of
+these processes may share the work: give each other names with --only. Table and picture are written at the end, of
+all runs that are finished.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+from datasets import Dataset
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from torch.utils.data import DataLoader
+from transformers import AutoTokenizer, BatchEncoding, DataCollatorWithPadding, PreTrainedModel, TrainerState
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # run as a script, training/ is not importable by itself
+
+from hf_bidir import BidirBertForSequenceClassification  # noqa: E402
+from hf_bidir.analysis import negative_share, without_negatives  # noqa: E402
+from hf_bidir.finetune.files import replacing, write_json  # noqa: E402
+from hf_bidir.finetune.folder import RESULTS, last_checkpoint, read_record  # noqa: E402
+from hf_bidir.finetune.sources import read_table  # noqa: E402
+from training.text_classification import main as finetune_text  # noqa: E402
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to a fine-tuned model: a recipe, what it changes in it, and how many seeds it gets."""
+
+    what: str
+    recipe: str
+    options: dict[str, Any] = field(default_factory=dict)
+    seeds: int = 1
+
+
+def annealed(what: str, **options: Any) -> Variant:
+    return Variant(what, "sst2-minilm-annealed", options)
+
+
+DIRECT = {"attn_activation": "tanhmax", "attn_negative_mass": 1.0}
+LEARNED = DIRECT | {"attn_negative_mass": 0.0183, "learn_negative_mass": True}
+FEW = {"max_train_samples": 3000, "num_train_epochs": 2}
+VARIANTS = {
+    "softmax": Variant("softmax throughout", "sst2-minilm-softmax", seeds=3),
+    "direct": Variant("λ = 1 from the first step", "sst2-minilm-softmax", DIRECT, seeds=3),
+    "healed": Variant("healed, then λ = 1 from the first step", "sst2-minilm-healed", seeds=3),
+    "log": annealed("log λ rises over 60 %"),
+    "linear": annealed("λ rises from 0 over 60 %", negative_mass_shape="linear", negative_mass_start=0.0),
+    "bottom-up": annealed("log λ, layer by layer from the bottom, 60 %", negative_mass_order="bottom-up"),
+    "top-down": annealed("log λ, layer by layer from the top, 60 %", negative_mass_order="top-down"),
+    "long-tail": annealed("log λ over 30 %, then a long tail at 1", negative_mass_until=0.3),
+    "high-rate": annealed("log λ over 60 %, learning rate 1e-4", learning_rate=1e-4),
+    "slow": annealed("log λ over 50 % of 6 epochs", negative_mass_until=0.5, num_train_epochs=6),
+    "learned": Variant("λ learned per head, from e^-4", "sst2-minilm-softmax", LEARNED),
+    "learned-fast": Variant(
+        "λ learned per head, from e^-4, at the rate 0.03",
+        "sst2-minilm-softmax",
+        LEARNED | {"negative_mass_learning_rate": 0.03},
+    ),
+    "few-softmax": Variant("3,000 sentences, 2 epochs: softmax", "sst2-minilm-softmax", FEW, seeds=3),
+    "few-direct": Variant("3,000 sentences, 2 epochs: λ = 1 at once", "sst2-minilm-softmax", FEW | DIRECT, seeds=3),
+    "few-healed": Variant("3,000 sentences, 2 epochs: healed, then λ = 1", "sst2-minilm-healed", FEW, seeds=3),
+}
+MAIN = ("softmax", "healed", "direct")
+COLORS = {name: f"C{index}" for index, name in enumerate(name for name in VARIANTS if name != "softmax")}
+HEADING = """# From softmax to TanhMax: MiniLM on SST-2
+
+`python training/compare_conversions.py --data-dir DIR --model MINILM`. Test accuracy in percent of the last checkpoint
+(none was chosen), mean ± standard deviation over seeds; λ at the end; the share of negative coefficients among those
+over 1e-3 in size, on a quarter of the test sentences; and the points of accuracy that setting them to 0 costs, without
+training again.
+
+| variant | what | seeds | accuracy | λ | negative | their worth |
+|---|---|---|---|---|---|---|""".splitlines()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, required=True, help="holds {train,validation,test}.parquet")
+    parser.add_argument("--model", help="the softmax checkpoint; by default the recipes', from the Hub")
+    parser.add_argument("--healed", type=Path, default=ROOT / "runs/minilm-healed", help="what distill.py has written")
+    parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), metavar="NAME",
+                        help=f"run these variants alone: {', '.join(VARIANTS)}")  # fmt: skip
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs/compare-conversions", help="where the runs go")
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results/compare_conversions",
+                        help="where numbers, table and picture go")  # fmt: skip
+    options = parser.parse_args()
+    options.results.mkdir(parents=True, exist_ok=True)
+    for name in options.only:
+        for seed in range(VARIANTS[name].seeds):
+            file = options.results / f"{name}-seed{seed}.json"
+            if not file.is_file():
+                write_json(file, measured_run(name, seed, options))
+    runs = finished_runs(options.results)
+    with replacing(options.results / "README.md") as temporary:
+        temporary.write_text(table(runs), encoding="utf-8")
+    draw(runs, options.results / "accuracy.png")
+    print(table(runs))
+
+
+def measured_run(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Train one variant with one seed, unless it is there already, and measure what the table shows."""
+    folder, variant = options.runs / f"{name}-seed{seed}", VARIANTS[name]
+    start = options.healed if "healed" in variant.recipe else options.model
+    if read_record(folder).get("status") != "finished":
+        words = {f"{split}_file": options.data_dir / f"{split}.parquet" for split in SPLITS}
+        words |= {"model_name_or_path": start} if start else {}
+        words |= variant.options | {"seed": seed, "output_dir": folder}
+        recipe = ROOT / f"training/recipes/{variant.recipe}.yaml"
+        finetune_text([str(recipe), *(f"--{option}={value}" for option, value in words.items())])
+    state = TrainerState.load_from_json(str(Path(last_checkpoint(folder), "trainer_state.json")))
+    record, results = read_record(folder), json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    return {
+        "test_accuracy": results["test_accuracy"],
+        "curve": [
+            [round(entry["epoch"], 3), entry["eval_accuracy"]]
+            for entry in state.log_history
+            if "eval_accuracy" in entry
+        ],
+        **sign_numbers(folder, options.data_dir / "test.parquet"),
+        **{fact: record[fact] for fact in ("hardware", "versions")},
+    }
+
+
+def sign_numbers(folder: Path, test_file: Path) -> dict[str, float]:
+    """The share of negative coefficients, and the test accuracy when they are set to 0."""
+    model = BidirBertForSequenceClassification.from_pretrained(folder).eval()
+    batches = test_batches(folder, read_table(str(test_file)))
+    share = negative_share(model, [{k: v for k, v in batch.items() if k != "labels"} for batch in batches[::4]])
+    with without_negatives(model):
+        accuracy = accuracy_of(model, batches)
+    learned = torch.tensor(model.config.attn_negative_mass)
+    return {
+        "negative_share": share,
+        "test_accuracy_without_negatives": accuracy,
+        "negative_mass": [learned.min().item(), learned.mean().item(), learned.max().item()],
+    }
+
+
+def test_batches(folder: Path, test: Dataset) -> list[BatchEncoding]:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = test.map(lambda row: tokenizer(row["text"], truncation=True, max_length=64, return_token_type_ids=False))
+    rows = rows.select_columns(["input_ids", "attention_mask", "label"])
+    rows = rows.map(lambda row: {"length": len(row["input_ids"])}).sort("length").remove_columns("length")
+    return list(DataLoader(rows, batch_size=32, collate_fn=DataCollatorWithPadding(tokenizer)))
+
+
+@torch.inference_mode()
+def accuracy_of(model: PreTrainedModel, batches: list[BatchEncoding]) -> float:
+    hits = [model(**batch).logits.argmax(-1) == batch["labels"] for batch in batches]
+    return torch.cat(hits).float().mean().item()
+
+
+def finished_runs(results: Path) -> dict[str, list[dict[str, Any]]]:
+    """What was measured, by variant, seed by seed; variants without a finished run are left out."""
+    files = {name: sorted(results.glob(f"{name}-seed*.json")) for name in VARIANTS}
+    return {
+        name: [json.loads(file.read_text(encoding="utf-8")) for file in found] for name, found in files.items() if found
+    }
+
+
+def table(runs: dict[str, list[dict[str, Any]]]) -> str:
+    """Test accuracy in percent, mean ± standard deviation over seeds, and what the negative coefficients do."""
+    lines = []
+    for name, measured in runs.items():
+        accuracy = [100 * run["test_accuracy"] for run in measured]
+        spread = f" ± {stdev(accuracy):.1f}" if len(accuracy) > 1 else ""
+        share = 100 * mean(run["negative_share"] for run in measured)
+        cost = 100 * mean(run["test_accuracy"] - run["test_accuracy_without_negatives"] for run in measured)
+        masses = [mean(run["negative_mass"][index] for run in measured) for index in (0, 2)]
+        mass = f"{masses[0]:.3g}" if masses[0] == masses[1] else f"{masses[0]:.2g} to {masses[1]:.2g}"
+        cells = [name, VARIANTS[name].what, str(len(measured)), f"{mean(accuracy):.1f}{spread}", mass]
+        lines.append(f"| {' | '.join([*cells, f'{share:.0f} %', f'{cost:.1f}'])} |")
+    first = next(iter(runs.values()))[0]
+    versions = ", ".join(f"{name} {first['versions'][name]}" for name in ("torch", "transformers"))
+    machine = f"{first['hardware']['cpu']}; {versions}"
+    return "\n".join([*HEADING, *lines, "", f"Machine: {machine}.", "", "![Accuracy over training](accuracy.png)", ""])
+
+
+def draw(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
+    """Validation accuracy over training: the main ways on the left, the schedules and softmax on the right."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = {
+        "three seeds each": [name for name in runs if name in MAIN],
+        "negative mass raised or learned while fine-tuning": [
+            name for name in runs if name not in MAIN[1:] and not name.startswith("few")
+        ],
+    }
+    for axes, (title, names) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
+        for name in names:
+            for index, run in enumerate(runs[name]):
+                epochs, accuracy = zip(*run["curve"], strict=True)
+                style = {"color": "black", "linestyle": ":"} if name == "softmax" else {"color": COLORS[name]}
+                axes.plot(epochs, [100 * value for value in accuracy], label=None if index else name, **style)
+        axes.set(title=title, xlabel="epoch")
+        axes.legend(loc="lower right")
+    figure.axes[0].set_ylabel("validation accuracy, %")
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=120)
+
+
+if __name__ == "__main__":
+    main()

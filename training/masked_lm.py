@@ -1,0 +1,92 @@
+"""Go on with masked language modelling on plain text, while the negative mass rises.
+
+examples:
+  # a BERT from the Hub on your own text, one document per line; the negative mass rises over the first half
+  python training/masked_lm.py --model_name_or_path google-bert/bert-base-uncased --train_file domain.txt \\
+      --negative_mass_until 0.5 --output_dir runs/bert-domain
+
+  # layer by layer, on a data set of the Hub
+  python training/masked_lm.py --model_name_or_path google-bert/bert-base-uncased --dataset_name stanfordnlp/imdb \\
+      --negative_mass_until 0.7 --negative_mass_order bottom-up --output_dir runs/bert-imdb
+
+Where the softmax model is at hand, training/distill.py is the shorter way to a checkpoint with its accuracy; this one
+also learns what the text has to teach. A checkpoint without a language modelling head gets a new, random one.
+
+A recipe is a YAML file of the options below; options on the command line win over it. A run that was
+interrupted continues when the same command is given again. The output folder loads with
+AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import AutoTokenizer, DataCollatorForLanguageModeling, PreTrainedTokenizerBase, set_seed
+
+from hf_bidir import BidirBertConfig, BidirBertForMaskedLM
+from hf_bidir.finetune.arguments import (
+    HealingArguments,
+    HealingScheduleArguments,
+    PretrainedArguments,
+    UnlabelledTextArguments,
+    option,
+)
+from hf_bidir.finetune.errors import InputError, as_input_error, run_script
+from hf_bidir.finetune.metrics import masked_word_metrics, predicted_classes
+from hf_bidir.finetune.models import Family, build_model, checkpoint_config
+from hf_bidir.finetune.recipe import parse_recipe
+from hf_bidir.finetune.run import finetune
+from hf_bidir.finetune.schedule import check_schedule
+from hf_bidir.finetune.unlabelled_data import read_snippets
+
+BERT = Family(BidirBertForMaskedLM, BidirBertConfig, stock_type="bert")
+
+
+@dataclass
+class MaskedTextArguments(UnlabelledTextArguments):
+    """Data options of masked language modelling."""
+
+    mask_share: float = option(0.15, "The share of tokens to mask, 0 to 1.")
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """Run the script with the command line `argv`; return the numbers of all_results.json."""
+    dataclasses = (MaskedTextArguments, PretrainedArguments, HealingScheduleArguments, HealingArguments)
+    data, arguments, schedule, args, given = parse_recipe(dataclasses, argv, __doc__)
+    if not arguments.model_name_or_path:
+        raise InputError("expected --model_name_or_path: a BERT checkpoint, softmax or bidir")
+    check_schedule(schedule, arguments, given)
+    config = checkpoint_config(BERT, arguments, names=[])
+    with as_input_error(f"cannot load the tokenizer of {arguments.model_name_or_path}: ", OSError, ValueError):
+        tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
+    splits = read_snippets(data, tokenizer)
+    set_seed(args.seed)
+    return finetune(
+        build_model(BERT, arguments, config),
+        splits,
+        task="masked-lm",
+        args=args,
+        data=data,
+        given=given,
+        processing_class=tokenizer,
+        collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=data.mask_share),
+        eval_collator=_SameMasks(tokenizer, data.mask_share),
+        schedule=schedule,
+        compute_metrics=masked_word_metrics,
+        preprocess_logits_for_metrics=predicted_classes,
+    )
+
+
+@dataclass
+class _SameMasks:
+    """Masks the same tokens in every evaluation, so that evaluations can be compared."""
+
+    tokenizer: PreTrainedTokenizerBase
+    mask_share: float
+
+    def __call__(self, examples: list[dict]) -> dict:
+        return DataCollatorForLanguageModeling(self.tokenizer, mlm_probability=self.mask_share, seed=0)(examples)
+
+
+if __name__ == "__main__":
+    run_script(main)
