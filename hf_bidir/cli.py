@@ -22,7 +22,9 @@ def convert(
     attn_activation: Annotated[str, typer.Option(help="The activation of the copy.")] = "tanhmax",
     negative_mass: Annotated[float, typer.Option(min=0, max=1, help="λ: 0 is softmax, 1 is TanhMax.")] = 0.0,
     weights: Annotated[Path | None, typer.Option(help="A file of weights for timm:NAME.")] = None,
-    to_softmax: Annotated[bool, typer.Option("--to-softmax", help="The way back: from λ = 0 to a stock model.")] = False,
+    to_softmax: Annotated[
+        bool, typer.Option("--to-softmax", help="The way back: from λ = 0 to a stock model.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what OUT holds.")] = False,
 ) -> None:
     """Write a signed copy of a softmax checkpoint, with its tokenizer or image processor.

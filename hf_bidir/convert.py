@@ -119,7 +119,9 @@ def _free_folder(output_dir: str | Path, overwrite: bool) -> Path:
     if output_dir.exists() and not output_dir.is_dir():
         raise FileExistsError(f"{output_dir} is a file; name a folder.")
     if output_dir.exists() and any(output_dir.iterdir()) and not overwrite:
-        raise FileExistsError(f"{output_dir} is not empty; name another folder, or replace it with overwrite=True (--overwrite).")
+        raise FileExistsError(
+            f"{output_dir} is not empty; name another folder, or replace it with overwrite=True (--overwrite)."
+        )
     return output_dir
 
 

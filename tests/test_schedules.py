@@ -41,7 +41,9 @@ def trained(folder, *callbacks, trainer=Trainer, resume=None, model=None, **opti
     return run
 
 
-@given(MASSES, MASSES, SHARES, st.sampled_from(["log", "linear"]), st.sampled_from(["together", "bottom-up", "top-down"]))
+@given(
+    MASSES, MASSES, SHARES, st.sampled_from(["log", "linear"]), st.sampled_from(["together", "bottom-up", "top-down"])
+)
 def test_a_schedule_goes_from_start_to_end_without_turning_back(start, end, window, shape, order):
     schedule = NegativeMassSchedule(start, end, begin=window[0], until=window[1], shape=shape, order=order)
     values = torch.tensor([schedule.values(step, STEPS, LAYERS) for step in range(STEPS)]).reshape(STEPS, -1)

@@ -17,6 +17,8 @@ interrupted continues when the same command is given again. The output folder lo
 AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True).
 """
 
+import json
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,8 +71,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         data=data,
         given=given,
         processing_class=tokenizer,
-        collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=data.mask_share),
-        eval_collator=_SameMasks(tokenizer, data.mask_share),
+        collator=MaskingCollator(tokenizer, data.mask_share),
         schedule=schedule,
         compute_metrics=masked_word_metrics,
         preprocess_logits_for_metrics=predicted_classes,
@@ -78,14 +79,20 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 @dataclass
-class _SameMasks:
-    """Masks the same tokens in every evaluation, so that evaluations can be compared."""
+class MaskingCollator:
+    """Masks tokens at random, the same ones whenever the same batch comes.
+
+    So all evaluations mask alike, and a resumed run masks what the uninterrupted one would have: a stream of random
+    numbers would have been read ahead by the data loader when the checkpoint was saved. Every epoch shuffles the
+    batches, and so has other masks.
+    """
 
     tokenizer: PreTrainedTokenizerBase
     mask_share: float
 
     def __call__(self, examples: list[dict]) -> dict:
-        return DataCollatorForLanguageModeling(self.tokenizer, mlm_probability=self.mask_share, seed=0)(examples)
+        seed = zlib.crc32(json.dumps([example["input_ids"] for example in examples]).encode())
+        return DataCollatorForLanguageModeling(self.tokenizer, mlm_probability=self.mask_share, seed=seed)(examples)
 
 
 if __name__ == "__main__":

@@ -97,11 +97,18 @@ def student_and_teacher(source: str, teacher: str | None) -> tuple[PreTrainedMod
             f"{teacher or source} has negative mass {master.config.attn_negative_mass}, so it is no softmax teacher; "
             "name the checkpoint that it came from with --teacher_name_or_path"
         )
-    for name in ("hidden_size", "num_hidden_layers", "architectures", "vocab_size", "num_labels"):
-        ours, theirs = (getattr(model.config, name, None) for model in (student, master))
-        if ours != theirs:
-            raise InputError(f"expected a teacher of the student's shape; {name} is {theirs} and the student's {ours}")
+    ours, theirs = (_shape(model) for model in (student, master))
+    for name, expected in ours.items():
+        if theirs[name] != expected:
+            raise InputError(
+                f"expected a teacher of the student's shape; its {name} is {theirs[name]} and the student's {expected}"
+            )
     return student, master, processors
+
+
+def _shape(model: PreTrainedModel) -> dict[str, Any]:
+    fields = ("hidden_size", "num_hidden_layers", "vocab_size", "num_labels")
+    return {"class": type(model).__name__} | {name: getattr(model.config, name, None) for name in fields}
 
 
 def _signed(source: str) -> tuple[PreTrainedModel, list]:

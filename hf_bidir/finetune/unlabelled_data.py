@@ -20,7 +20,8 @@ def read_snippets(data: UnlabelledTextArguments, tokenizer: PreTrainedTokenizerB
     Raises:
         InputError: no data, no such file or column, or nothing but empty texts.
     """
-    splits = _splits(data, read_table, data.text_column, TEXT_COLUMNS)
+    # a text gives at least one snippet, so more texts than this need not be cut
+    splits = _sampled_evaluation(_splits(data, read_table, data.text_column, TEXT_COLUMNS), data)
 
     def cut(batch: dict[str, list]) -> dict[str, list]:
         texts = [text for text in batch["text"] if isinstance(text, str) and text.strip()]
@@ -92,5 +93,6 @@ def _only(name: str, parts: list[Dataset], column: str | None, guesses: tuple[st
 def _sampled_evaluation(splits: Splits, data: UnlabelledDataArguments) -> Splits:
     if len(splits.validation) > data.max_eval_samples:
         splits.validation = splits.validation.shuffle(seed=data.split_seed).select(range(data.max_eval_samples))
-        splits.notes.append(f"Evaluated on a random sample of {data.max_eval_samples}.")
+        note = f"Evaluated on a random sample of {data.max_eval_samples}."
+        splits.notes += [note] if note not in splits.notes else []
     return splits

@@ -10,6 +10,7 @@ TEMPLATE = Path(__file__).with_name("card_template.md")
 BEGIN = "<!-- hf_bidir: generated from here; write above or below, not inside -->"
 END = "<!-- hf_bidir: generated up to here -->"
 PIPELINES = {
+    "AutoModel": "feature-extraction",
     "AutoModelForImageClassification": "image-classification",
     "AutoModelForSequenceClassification": "text-classification",
     "AutoModelForTokenClassification": "token-classification",
@@ -20,10 +21,12 @@ FIGURES = {
     "attention.png": "Signed attention over a few inputs of the test split",
     "loss_curve.png": "Loss over the course of training",
 }
-METRICS = {
+METRICS = {  # the run's names, and what the Hub calls the same metrics, if it knows them
     "accuracy": "accuracy",
     "macro_f1": "f1",
-}  # the run's names, and what the Hub calls the same metrics
+    "masked_accuracy": None,
+    "relative_error": None,
+}
 KEPT_WHEN_EDITED = ("license", "tags")  # generated metadata that a person may well know better
 
 
@@ -128,7 +131,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
             metric_value=value,
         )
         for name, value in overall.items()
-        if pipeline and source
+        if pipeline and source and METRICS[name]
     ]
     return ModelCardData(
         model_name=facts["name"],
@@ -138,7 +141,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
         # a folder of this machine is nothing that the Hub could link to
         base_model=recipe.get("model_name_or_path") if facts["started_from"] == "hub" else None,
         tags=[*(["tanhmax", "signed-attention"] if facts["activation"] == "tanhmax" else []), "hf_bidir"],
-        metrics=[METRICS[name] for name in overall] or None,
+        metrics=[METRICS[name] for name in overall if METRICS[name]] or None,
         eval_results=measured or None,
     )
 

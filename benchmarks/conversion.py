@@ -1,0 +1,88 @@
+"""What does converting a BERT-base-shaped checkpoint cost in seconds and memory?
+
+    python benchmarks/conversion.py
+
+Each repeat is a process of its own, in turns: `convert_checkpoint`, and, for comparison, loading the stock model and
+saving it again. Seconds are medians without the imports; memory is by how much the process grows at its peak,
+relative to the checkpoint's size. The table goes to benchmarks/results/conversion.md.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from measure import write_table
+from transformers import BertConfig, BertForMaskedLM
+from transformers.utils import logging
+
+RESULTS = Path(__file__).parent / "results"
+CHILD = """
+import json, resource, sys, time
+from pathlib import Path
+from transformers import BertForMaskedLM
+from hf_bidir import convert_checkpoint
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+task, source, target = sys.argv[1:]
+before, start = resident(), time.perf_counter()
+if task == "convert":
+    convert_checkpoint(source, target)
+else:
+    BertForMaskedLM.from_pretrained(source).save_pretrained(target)
+print(json.dumps({"seconds": time.perf_counter() - start, "bytes": peak() - before}))
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--results", type=Path, default=RESULTS / "conversion.md")
+    options = parser.parse_args()
+    logging.set_verbosity_error()
+    tasks = {"convert": "convert_checkpoint, λ = 0", "copy": "from_pretrained, save_pretrained"}
+    measured = {task: [] for task in tasks}
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "bert-base")
+        BertForMaskedLM(BertConfig()).save_pretrained(source)
+        size = (source / "model.safetensors").stat().st_size
+        for repeat in range(options.repeats):
+            for task, runs in measured.items():
+                runs.append(run_alone(task, source, Path(folder, f"{task}-{repeat}")))
+    medians = {
+        task: {key: statistics.median(run[key] for run in runs) for key in ("seconds", "bytes")}
+        for task, runs in measured.items()
+    }
+    rows = [
+        [
+            tasks[task],
+            f"{median['seconds']:.1f}",
+            f"{median['seconds'] / medians['copy']['seconds']:.2f}",
+            f"{median['bytes'] / size:.2f}",
+        ]
+        for task, median in medians.items()
+    ]
+    notes = f"A BertForMaskedLM of the shape of BERT-base, {size / 2**20:.0f} MiB; {options.repeats} repeats."
+    header = ["", "seconds", "relative to a copy", "memory / checkpoint size"]
+    write_table(options.results, "Converting BERT-base", notes, header, rows, "cpu")
+
+
+def run_alone(task: str, source: Path, target: Path) -> dict[str, float]:
+    """One task in a new process: seconds, and the bytes by which it grew at its peak."""
+    words = [sys.executable, "-c", CHILD, task, str(source), str(target)]
+    done = subprocess.run(words, check=True, capture_output=True, text=True)
+    shutil.rmtree(target)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    main()

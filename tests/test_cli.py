@@ -1,0 +1,64 @@
+"""The command line: what it writes, what it says, and how it refuses."""
+
+import json
+
+import pytest
+from transformers import BertConfig, BertModel
+from typer.testing import CliRunner
+
+from hf_bidir.cli import app
+
+SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 30}
+
+
+@pytest.fixture
+def stock(tmp_path):
+    BertModel(BertConfig(**SHAPE)).save_pretrained(tmp_path / "stock")
+    return str(tmp_path / "stock")
+
+
+def run(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def model_type(folder):
+    return json.loads((folder / "config.json").read_text())["model_type"]
+
+
+def test_convert_writes_a_signed_checkpoint_and_the_way_back_a_stock_one(stock, tmp_path):
+    assert run("convert", stock, tmp_path / "signed").exit_code == 0
+    assert run("convert", tmp_path / "signed", tmp_path / "back", "--to-softmax").exit_code == 0
+    assert (model_type(tmp_path / "signed"), model_type(tmp_path / "back")) == ("bidir_bert", "bert")
+
+
+def test_convert_sets_the_negative_mass_that_was_asked_for(stock, tmp_path):
+    run("convert", stock, tmp_path / "signed", "--negative-mass", "0.25")
+    assert json.loads((tmp_path / "signed/config.json").read_text())["attn_negative_mass"] == 0.25
+
+
+def test_an_output_folder_in_use_is_replaced_only_when_asked(stock, tmp_path):
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used/precious").touch()
+    refused = run("convert", stock, tmp_path / "used")
+    assert (refused.exit_code, "--overwrite" in refused.output) == (2, True)
+    assert (tmp_path / "used/precious").exists()
+    assert run("convert", stock, tmp_path / "used", "--overwrite").exit_code == 0
+    assert not (tmp_path / "used/precious").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere/at-all-here"], "neither a checkpoint folder nor a name the Hub knows"),
+        (["{stock}", "--attn-activation", "tanmax"], 'Did you mean "tanhmax"?'),
+        (["{stock}", "--to-softmax"], "nothing to restore"),
+        (["{stock}", "--to-softmax", "--negative-mass", "0.5"], "--to-softmax takes neither"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(stock, tmp_path, monkeypatch, words, message):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    source, *options = (word.format(stock=stock) for word in words)
+    result = run("convert", source, tmp_path / "out", *options)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,143 @@
+"""Healing brings a converted model back to its teacher, on texts and on images, and can be interrupted."""
+
+import json
+import shlex
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from PIL import Image
+from safetensors.torch import load_file
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    BertTokenizer,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from hf_bidir.finetune.errors import InputError
+from hf_bidir.finetune.image_data import new_image_processor
+from training.distill import main
+from training.text_classification import main as finetune_text
+
+SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+RUN = shlex.split(
+    "--max_steps 60 --per_device_train_batch_size 8 --learning_rate 1e-2 --logging_steps 1 --use_cpu "
+    "--disable_tqdm true --eval_steps 30 --save_steps 20 --save_total_limit 5"
+)
+WORDS = [f"w{index}" for index in range(40)]
+
+
+@pytest.fixture
+def bert(tmp_path):
+    """Options that name a softmax BERT, whose attention is far from uniform, and a text of random words."""
+    folder = tmp_path / "bert"
+    torch.manual_seed(0)
+    BertModel(BertConfig(**SHAPE, vocab_size=45, initializer_range=0.3)).save_pretrained(folder)
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
+    BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(folder)
+    generator = np.random.default_rng(0)
+    texts = [" ".join(generator.choice(WORDS, size)) for size in generator.integers(4, 12, 300)]
+    Dataset.from_dict({"text": texts}).to_parquet(str(tmp_path / "texts.parquet"))
+    return ["--model_name_or_path", str(folder), "--train_file", str(tmp_path / "texts.parquet")]
+
+
+@pytest.fixture
+def vit(tmp_path):
+    """Options that name a softmax ViT with a classifier, and a folder of images without classes."""
+    folder, images = tmp_path / "vit", tmp_path / "images"
+    torch.manual_seed(0)
+    config = ViTConfig(**SHAPE, image_size=8, patch_size=4, initializer_range=0.3, num_labels=3)
+    ViTForImageClassification(config).save_pretrained(folder)
+    new_image_processor(8).save_pretrained(folder)
+    images.mkdir()
+    for index, pixels in enumerate(np.random.default_rng(0).integers(0, 255, (100, 8, 8, 3), dtype=np.uint8)):
+        Image.fromarray(pixels).save(images / f"{index}.png")
+    return ["--model_name_or_path", str(folder), "--train_file", str(images)]
+
+
+def error_without_training(options, folder):
+    """The relative error of a student that is at λ = 1 from the first step and hardly trained."""
+    words = shlex.split("--max_steps 1 --learning_rate 0 --negative_mass_until 0 --warmup_ratio 0")
+    return main([*options, *RUN, *words, "--output_dir", str(folder)])["eval_relative_error"]
+
+
+@pytest.mark.parametrize("family", ["bert", "vit"])
+def test_healing_brings_the_student_near_its_teacher_at_full_negative_mass(family, request, tmp_path):
+    options = request.getfixturevalue(family)
+    healed = main([*options, *RUN, "--output_dir", str(tmp_path / "healed")])
+    assert healed["eval_relative_error"] < 0.5 * error_without_training(options, tmp_path / "swapped")
+    config = json.loads((tmp_path / "healed/config.json").read_text())
+    assert config["attn_negative_mass"] == 1.0
+
+
+def test_a_head_s_logits_are_matched_as_well(vit, tmp_path):
+    results = main([*vit, *RUN, "--max_steps", "2", "--output_dir", str(tmp_path / "healed")])
+    layers_and_logits = SHAPE["num_hidden_layers"] + 1
+    assert sum(name.startswith("eval_relative_error_") for name in results) == layers_and_logits
+
+
+def test_the_embeddings_stay_the_teacher_s(bert, tmp_path):
+    main([*bert, *RUN, "--max_steps", "2", "--output_dir", str(tmp_path / "healed")])
+    before, after = (load_file(folder / "model.safetensors") for folder in (tmp_path / "bert", tmp_path / "healed"))
+    name = "embeddings.word_embeddings.weight"
+    torch.testing.assert_close(after[name], before[name])
+    assert not torch.equal(after["encoder.layer.0.output.dense.weight"], before["encoder.layer.0.output.dense.weight"])
+
+
+def test_an_interrupted_healing_continues_to_the_same_weights(bert, tmp_path, crash):
+    main([*bert, *RUN, "--output_dir", str(tmp_path / "whole")])
+    again = [*bert, *RUN, "--output_dir", str(tmp_path / "crashed")]
+    crash(main, again, after_steps=30)
+    main(again)
+    whole, crashed = (load_file(tmp_path / run / "model.safetensors") for run in ("whole", "crashed"))
+    for name, weight in whole.items():
+        torch.testing.assert_close(crashed[name], weight, msg=name)
+
+
+def test_a_healed_encoder_is_fine_tuned_at_full_negative_mass(bert, texts, tmp_path):
+    main([*bert, *RUN, "--max_steps", "2", "--output_dir", str(tmp_path / "healed")])
+    options = shlex.split("--max_steps 2 --save_steps 1 --max_length 12 --use_cpu --disable_tqdm true")
+    start = ["--model_name_or_path", str(tmp_path / "healed"), "--output_dir", str(tmp_path / "tuned")]
+    finetune_text([*texts, *options, *start])
+    assert json.loads((tmp_path / "tuned/config.json").read_text())["attn_negative_mass"] == 1.0
+
+
+def test_healing_goes_on_from_a_healed_student_with_its_teacher_named(bert, tmp_path):
+    main([*bert, *RUN, "--output_dir", str(tmp_path / "healed")])
+    options = [*bert, *RUN, "--model_name_or_path", str(tmp_path / "healed"), "--negative_mass_until", "0"]
+    with pytest.raises(InputError, match="--teacher_name_or_path"):
+        main([*options, "--output_dir", str(tmp_path / "more")])
+    words = ["--teacher_name_or_path", str(tmp_path / "bert"), "--output_dir", str(tmp_path / "more")]
+    first = json.loads((tmp_path / "healed/all_results.json").read_text())
+    assert main([*options, "--learning_rate", "3e-3", *words])["eval_relative_error"] < first["eval_relative_error"]
+
+
+def test_a_teacher_of_another_shape_is_refused(bert, tmp_path):
+    BertForSequenceClassification(BertConfig(**SHAPE, vocab_size=45)).save_pretrained(tmp_path / "other")
+    with pytest.raises(InputError, match="teacher of the student's shape"):
+        main([*bert, *RUN, "--teacher_name_or_path", str(tmp_path / "other"), "--output_dir", str(tmp_path / "out")])
+
+
+def test_resuming_a_folder_with_another_schedule_is_refused(bert, tmp_path, crash):
+    options = [*bert, *RUN, "--output_dir", str(tmp_path / "run")]
+    crash(main, options, after_steps=25)
+    with pytest.raises(InputError, match="negative_mass_until"):
+        main([*options, "--negative_mass_until", "0.9"])
+    elsewhere = [
+        "--output_dir",
+        str(tmp_path / "other"),
+        "--resume_from_checkpoint",
+        str(tmp_path / "run/checkpoint-20"),
+    ]
+    with pytest.raises(InputError, match="resume with the schedule of the checkpoint"):
+        main([*options, *elsewhere, "--negative_mass_until", "0.9"])
+
+
+def test_a_schedule_that_ends_before_it_begins_is_refused_before_anything_is_written(bert, tmp_path):
+    with pytest.raises(InputError, match="begin <= until"):
+        main([*bert, *RUN, "--negative_mass_begin", "0.9", "--output_dir", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
