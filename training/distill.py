@@ -57,10 +57,12 @@ class StudentArguments:
     )
 
 
+OPTIONS = (DistillationDataArguments, StudentArguments, HealingScheduleArguments, HealingArguments)
+
+
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the script with the command line `argv`; return the numbers of all_results.json."""
-    dataclasses = (DistillationDataArguments, StudentArguments, HealingScheduleArguments, HealingArguments)
-    data, arguments, schedule, args, given = parse_recipe(dataclasses, argv, __doc__)
+    data, arguments, schedule, args, given = parse_recipe(OPTIONS, argv, __doc__)
     if not arguments.model_name_or_path:
         raise InputError("expected --model_name_or_path: a softmax checkpoint, timm:NAME or a bidir checkpoint")
     student, teacher, processors = student_and_teacher(arguments.model_name_or_path, arguments.teacher_name_or_path)

@@ -42,13 +42,13 @@ from hf_bidir.finetune.run import finetune
 from hf_bidir.finetune.schedule import check_schedule
 from hf_bidir.finetune.splits import Splits
 
+OPTIONS = (ImageDataArguments, ImageModelArguments, ScheduleArguments, RunArguments)
 VIT = Family(BidirViTForImageClassification, BidirViTConfig, stock_type="vit")
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the script with the command line `argv`; return the numbers of all_results.json."""
-    dataclasses = (ImageDataArguments, ImageModelArguments, ScheduleArguments, RunArguments)
-    data, arguments, schedule, args, given = parse_recipe(dataclasses, argv, __doc__)
+    data, arguments, schedule, args, given = parse_recipe(OPTIONS, argv, __doc__)
     check_given(arguments, given)
     check_schedule(schedule, arguments, given)
     splits = read_image_splits(data)

@@ -51,10 +51,12 @@ class MaskedTextArguments(UnlabelledTextArguments):
     mask_share: float = option(0.15, "The share of tokens to mask, 0 to 1.")
 
 
+OPTIONS = (MaskedTextArguments, PretrainedArguments, HealingScheduleArguments, HealingArguments)
+
+
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the script with the command line `argv`; return the numbers of all_results.json."""
-    dataclasses = (MaskedTextArguments, PretrainedArguments, HealingScheduleArguments, HealingArguments)
-    data, arguments, schedule, args, given = parse_recipe(dataclasses, argv, __doc__)
+    data, arguments, schedule, args, given = parse_recipe(OPTIONS, argv, __doc__)
     if not arguments.model_name_or_path:
         raise InputError("expected --model_name_or_path: a BERT checkpoint, softmax or bidir")
     check_schedule(schedule, arguments, given)

@@ -37,13 +37,13 @@ from hf_bidir.finetune.splits import Splits
 from hf_bidir.finetune.text_data import read_texts, tokenize
 from hf_bidir.finetune.tokenizer import train_wordpiece
 
+OPTIONS = (TextDataArguments, TextModelArguments, ScheduleArguments, RunArguments)
 BERT = Family(BidirBertForSequenceClassification, BidirBertConfig, stock_type="bert")
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the script with the command line `argv`; return the numbers of all_results.json."""
-    dataclasses = (TextDataArguments, TextModelArguments, ScheduleArguments, RunArguments)
-    data, arguments, schedule, args, given = parse_recipe(dataclasses, argv, __doc__)
+    data, arguments, schedule, args, given = parse_recipe(OPTIONS, argv, __doc__)
     check_given(arguments, given)
     check_schedule(schedule, arguments, given)
     splits = read_texts(data)

@@ -40,7 +40,7 @@ class FinetuneTrainer(Trainer):
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if self._schedule() or getattr(self.model.config, "attn_learn_negative_mass", False):
-            logs |= negative_mass_metrics(self.model)  # before TensorBoard and the like read the entry
+            logs = logs | negative_mass_metrics(self.model)  # before TensorBoard and the like read the entry
         super().log(logs, *args, **kwargs)
 
     def _schedule(self) -> NegativeMassSchedule | None:
