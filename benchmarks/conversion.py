@@ -22,24 +22,22 @@ from transformers.utils import logging
 
 RESULTS = Path(__file__).parent / "results"
 CHILD = """
-import json, resource, sys, time
-from pathlib import Path
+import json, sys, time
+from measure import peak_memory
 from transformers import BertForMaskedLM
 from hf_bidir import convert_checkpoint
 
-def resident():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+name, source, target = sys.argv[1:]
 
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def task():
+    if name == "convert":
+        convert_checkpoint(source, target)
+    else:
+        BertForMaskedLM.from_pretrained(source).save_pretrained(target)
 
-task, source, target = sys.argv[1:]
-before, start = resident(), time.perf_counter()
-if task == "convert":
-    convert_checkpoint(source, target)
-else:
-    BertForMaskedLM.from_pretrained(source).save_pretrained(target)
-print(json.dumps({"seconds": time.perf_counter() - start, "bytes": peak() - before}))
+start = time.perf_counter()
+grown = peak_memory(task, "cpu")
+print(json.dumps({"seconds": time.perf_counter() - start, "bytes": grown * 2**20}))
 """
 
 
@@ -79,7 +77,7 @@ def main() -> None:
 def run_alone(task: str, source: Path, target: Path) -> dict[str, float]:
     """One task in a new process: seconds, and the bytes by which it grew at its peak."""
     words = [sys.executable, "-c", CHILD, task, str(source), str(target)]
-    done = subprocess.run(words, check=True, capture_output=True, text=True)
+    done = subprocess.run(words, check=True, capture_output=True, text=True, cwd=Path(__file__).parent)
     shutil.rmtree(target)
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -4,9 +4,9 @@
     python benchmarks/healing.py vit --fashion-mnist DIR
 
 MINILM is sentence-transformers/all-MiniLM-L6-v2 or a folder with its weights; a DIR holds the files of the data set.
-Runs go to runs/healing; a finished run is not repeated, an interrupted one continues. Held out are, for MiniLM, snippets of the
-test reviews of IMDB and the validation sentences of SST-2, and for the ViT the test images. The tables go to
-benchmarks/results/healing_*.md.
+Runs go to runs/healing; a finished run is not repeated (remove its folder for another model or other data), an
+interrupted one continues. Held out are, for MiniLM, snippets of the test reviews of IMDB and the validation sentences
+of SST-2, and for the ViT the test images. The tables go to benchmarks/results/healing_*.md.
 """
 
 import argparse
@@ -32,14 +32,15 @@ HEADER = ["student", "steps", "relative squared error", "worst layer", "minutes"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["minilm", "vit"])
-    parser.add_argument("--model", help="MiniLM: its softmax checkpoint, a folder or a name on the Hub")
-    parser.add_argument("--imdb", type=Path, help="holds train.parquet and test.parquet")
-    parser.add_argument("--sst2", type=Path, help="holds train.parquet and validation.parquet")
-    parser.add_argument("--fashion-mnist", type=Path, help="holds the four IDX files")
-    parser.add_argument(
-        "--steps", type=int, nargs="+", help="lengths of healing to compare; by default as in the table"
-    )
+    commands = parser.add_subparsers(dest="what", required=True)
+    text = commands.add_parser("minilm", help="MiniLM on reviews")
+    text.add_argument("--model", required=True, help="the softmax MiniLM, a folder or a name on the Hub")
+    text.add_argument("--imdb", type=Path, required=True, help="holds train.parquet and test.parquet")
+    text.add_argument("--sst2", type=Path, required=True, help="holds train.parquet and validation.parquet")
+    images = commands.add_parser("vit", help="a small ViT on Fashion-MNIST")
+    images.add_argument("--fashion-mnist", type=Path, required=True, help="holds the four IDX files")
+    for command in (text, images):
+        command.add_argument("--steps", type=int, nargs="+", help="lengths of healing; by default those of the table")
     options = parser.parse_args()
     (minilm if options.what == "minilm" else vit)(options)
 
@@ -50,7 +51,7 @@ def minilm(options: argparse.Namespace) -> None:
         *("--validation_file", str(options.imdb / "test.parquet"), str(options.sst2 / "validation.parquet")),
     ]
     given = ["minilm-healed", *texts, "--model_name_or_path", options.model]
-    rows = healed_rows("minilm", given, options.steps or [1000, 3000])
+    rows = healed_rows("minilm", given, options.steps or [900, 1000, 3000])
     notes = "MiniLM-L6 at λ = 1 beside its softmax teacher, on 500 held-out snippets of IMDB and SST-2."
     write_table(TABLES / "healing_minilm.md", "Healing MiniLM", notes, HEADER, rows, "cpu")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
@@ -65,18 +66,22 @@ def signed_model(
     attn_activation: str = "tanhmax",
     negative_mass: float = 0.0,
     weights: str | Path | None = None,
+    dtype: torch.dtype | str = "auto",
 ) -> tuple[PreTrainedModel, list, float]:
     """A softmax checkpoint as a signed model in memory; arguments and errors as in `convert_checkpoint`.
+
+    Args:
+        dtype: of the weights; "auto" keeps that of the checkpoint.
 
     Returns:
         The model, its tokenizer or image processor as far as there is one, and the largest difference of an output
         on random input.
     """
-    model, processors, tolerance = _read_source(source, weights)
+    model, processors, tolerance = _read_source(source, weights, dtype)
     inputs = _random_inputs(model.config)
     before = _outputs(model, inputs)
     config = _signed_config(model.config, attn_activation, negative_mass)
-    model = _bidir_class_of(type(model)).from_stock(model, config)
+    model = _bidir_class_of(type(model).__name__).from_stock(model, config)
     difference = _largest_difference(before, _outputs(model, inputs))
     unchanged = attn_activation == "softmax" or (attn_activation == "tanhmax" and negative_mass == 0)
     if unchanged and not difference <= tolerance:
@@ -96,13 +101,12 @@ def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bo
     config = read_config(source)
     if not config.model_type.startswith("bidir_"):
         raise ValueError(f"{source} is a {config.model_type} checkpoint, not a bidir one; there is nothing to restore.")
-    masses = torch.tensor(0.0 if config.attn_activation == "softmax" else _flat(config.attn_negative_mass))
-    if config.attn_activation not in ("softmax", "tanhmax") or masses.any():
+    if not is_softmax(config):
         raise ValueError(
             f"{source} computes {config.attn_activation} with attn_negative_mass={config.attn_negative_mass}; only a "
             "checkpoint with attn_negative_mass=0, or with softmax, equals a stock one."
         )
-    bidir = getattr(hf_bidir, config.architectures[0]).from_pretrained(source).eval()
+    bidir = read_bidir(source)
     stock_class = getattr(transformers, config.architectures[0].removeprefix("Bidir"))
     fields = _fields(config)
     model = stock_class(stock_class.config_class(**fields)).eval()
@@ -125,7 +129,7 @@ def _free_folder(output_dir: str | Path, overwrite: bool) -> Path:
     return output_dir
 
 
-def _read_source(source, weights) -> tuple[PreTrainedModel, list, float]:
+def _read_source(source, weights, dtype) -> tuple[PreTrainedModel, list, float]:
     """The stock model, its tokenizer or image processor, and how exact its conversion must be."""
     if isinstance(source, nn.Module) or str(source).startswith(TIMM_PREFIX):
         timm_model = source if isinstance(source, nn.Module) else read_timm(str(source), weights)
@@ -141,12 +145,30 @@ def _read_source(source, weights) -> tuple[PreTrainedModel, list, float]:
             f"{source} is a {config.model_type} checkpoint; supported are {', '.join(FAMILIES)} of transformers, and "
             'timm ViTs as "timm:NAME".'
         )
-    stock_class = getattr(transformers, (config.architectures or [f"{FAMILIES[config.model_type]}Model"])[0])
-    _bidir_class_of(stock_class)
-    model, report = stock_class.from_pretrained(source, output_loading_info=True)
+    name = (config.architectures or [f"{FAMILIES[config.model_type]}Model"])[0]
+    _bidir_class_of(name)
+    return _complete(getattr(transformers, name), source, dtype), checkpoint_processors(source), TOLERANCE
+
+
+def read_bidir(source: str | Path, dtype: torch.dtype | str = "auto") -> PreTrainedModel:
+    """The bidir checkpoint, with the head that it was saved with, in evaluation mode.
+
+    Raises:
+        ValueError: a head that there is not, or weights that are missing or cannot be read.
+    """
+    name = (read_config(source).architectures or ["none"])[0]
+    return _complete(_bidir_class_of(name.removeprefix("Bidir")), source, dtype)
+
+
+def _complete(head: type[PreTrainedModel], source, dtype) -> PreTrainedModel:
+    """The checkpoint as `head`; ValueError unless every weight of it is there and fits."""
+    try:
+        model, report = head.from_pretrained(source, dtype=dtype, output_loading_info=True)
+    except (SafetensorError, RuntimeError) as error:
+        raise ValueError(f"{source} cannot be read: {error}") from error
     if report["missing_keys"]:
         raise ValueError(f"{source} is incomplete: it lacks the weights {sorted(report['missing_keys'])}.")
-    return model.eval(), checkpoint_processors(source), TOLERANCE
+    return model.eval()
 
 
 def read_config(source) -> PreTrainedConfig:
@@ -170,11 +192,11 @@ def checkpoint_processors(source) -> list:
     return found
 
 
-def _bidir_class_of(stock_class: type) -> type:
-    bidir_class = getattr(hf_bidir, f"Bidir{stock_class.__name__}", None)
+def _bidir_class_of(stock_name: str) -> type[PreTrainedModel]:
+    bidir_class = getattr(hf_bidir, f"Bidir{stock_name}", None)
     if bidir_class is None:
         heads = sorted(name for name in hf_bidir.__all__ if name.startswith("Bidir") and not name.endswith("Config"))
-        raise ValueError(f"{stock_class.__name__} has no signed counterpart; there are {', '.join(heads)}.")
+        raise ValueError(f"{stock_name} has no signed counterpart; there are {', '.join(heads)}.")
     return bidir_class
 
 
@@ -212,6 +234,12 @@ def _outputs(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Tensor]:
 
 def _largest_difference(first: list[Tensor], second: list[Tensor]) -> float:
     return max((a - b).abs().max().item() for a, b in zip(first, second, strict=True))
+
+
+def is_softmax(config: PreTrainedConfig) -> bool:
+    """Whether a bidir model with this config computes softmax attention, in every head."""
+    without_mass = not config.attn_learn_negative_mass and not any(_flat(config.attn_negative_mass))
+    return config.attn_activation == "softmax" or (config.attn_activation == "tanhmax" and without_mass)
 
 
 def _flat(mass) -> list[float]:

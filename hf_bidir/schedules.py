@@ -1,9 +1,17 @@
 """Raising (or lowering) the negative mass `λ` in the course of training, as a callback of the Trainer."""
 
 import math
+from itertools import pairwise
 from typing import Any
 
-from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    PreTrainedConfig,
+    PreTrainedModel,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.trainer_callback import ExportableState
 
 from hf_bidir.modeling.activations import check_negative_mass
@@ -20,8 +28,8 @@ class NegativeMassSchedule(TrainerCallback, ExportableState):
     weights were trained with. The value depends on the step alone; an interrupted run resumes where it was.
 
     Args:
-        start, end: `λ` in [0, 1] before and after; neither is 0 with the shape "log". The default start, `e^-12`,
-            changes the outputs of a softmax checkpoint by about 1e-3.
+        start, end: `λ` in [0, 1] before and after; neither is 0 with the shape "log". The default start, `e^-12`, is
+            close to softmax; a model that has more negative mass than `start` falls back to it.
         begin, until: the shares of training, in [0, 1], at which the value starts to move and arrives.
         shape: "log" is linear in `log λ`, that is in the shift `-½ log λ` of the scores; "linear" is linear in `λ`.
         order: "together" moves all layers at once; "bottom-up" and "top-down" move one layer after the other, each
@@ -65,18 +73,20 @@ class NegativeMassSchedule(TrainerCallback, ExportableState):
                 f"begin={begin}, until={until}."
             )
         self.start, self.end, self.begin, self.until, self.shape, self.order = start, end, begin, until, shape, order
+        self.max_steps: int | None = None  # of the training that this is the schedule of, once it has begun
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """What a checkpoint saves: the arguments; there is nothing else to remember."""
-        return {"args": vars(self).copy(), "attributes": {}}
+        """What a checkpoint saves: the arguments, and the number of steps that the shares refer to."""
+        arguments = {name: value for name, value in vars(self).items() if name != "max_steps"}
+        return {"args": arguments, "attributes": {"max_steps": self.max_steps}}
 
     def values(self, step: int, max_steps: int, layers: int) -> float | list[float]:
         """`λ` during the step number `step` (from 0) of `max_steps`: one number, or one per layer."""
         progress = step / max(1, max_steps - 1)
         if self.order == "together":
             return self._value(progress, self.begin, self.until)
-        part = (self.until - self.begin) / layers
-        windows = [(self.begin + index * part, self.begin + (index + 1) * part) for index in range(layers)]
+        bounds = [self.begin + (self.until - self.begin) * index / layers for index in range(layers)] + [self.until]
+        windows = list(pairwise(bounds))
         if self.order == "top-down":
             windows.reverse()
         return [self._value(progress, *window) for window in windows]
@@ -95,13 +105,32 @@ class NegativeMassSchedule(TrainerCallback, ExportableState):
         """Whether the last step was trained at the end value."""
         return state.global_step - 1 >= self.until * max(1, state.max_steps - 1)
 
-    def check_saved(self, state: TrainerState) -> None:
-        """Raise ValueError unless a checkpoint's state was saved with this very schedule."""
-        saved = saved_schedule(state)
-        if saved != self.state()["args"]:
+    def check_saved(self, state: TrainerState, max_steps: int | None = None) -> None:
+        """Raise ValueError unless a checkpoint's state was saved with this very schedule.
+
+        Args:
+            max_steps: the steps of this run, if they are known already; the checkpoint's have to be as many.
+        """
+        saved, own = saved_schedule(state), self.state()["args"]
+        if saved is not None and max_steps is not None:
+            own |= {"max_steps": max_steps}
+        elif saved is not None:
+            saved = {name: value for name, value in saved.items() if name != "max_steps"}
+        if saved != own:
             raise ValueError(
                 f"the checkpoint at step {state.global_step} was trained with the negative mass schedule {saved}, and "
-                f"this run has {self.state()['args']}; resume with the schedule of the checkpoint, or start anew."
+                f"this run has {own}; resume with the schedule of the checkpoint, or start anew."
+            )
+
+    @staticmethod
+    def check_model(config: PreTrainedConfig) -> None:
+        """Raise ValueError unless the model has a negative mass that a schedule may set."""
+        activation, learned = (getattr(config, name, None) for name in ("attn_activation", "attn_learn_negative_mass"))
+        if activation != "tanhmax" or learned:
+            raise ValueError(
+                'a negative mass schedule needs a bidir model with attn_activation="tanhmax" that does not learn its '
+                f"negative mass; got {type(config).__name__} with attn_activation={activation!r} and "
+                f"attn_learn_negative_mass={learned}."
             )
 
     def on_train_begin(
@@ -112,14 +141,10 @@ class NegativeMassSchedule(TrainerCallback, ExportableState):
         model: PreTrainedModel,
         **kwargs: Any,
     ) -> None:
-        config = model.config
-        if getattr(config, "attn_activation", None) != "tanhmax" or getattr(config, "attn_learn_negative_mass", False):
-            raise ValueError(
-                'a negative mass schedule needs a bidir model with attn_activation="tanhmax" that does not learn its '
-                f"negative mass; got {type(config).__name__} with {getattr(config, 'attn_activation', 'none')}."
-            )
+        self.check_model(model.config)
         if state.global_step > 0:
-            self.check_saved(state)
+            self.check_saved(state, state.max_steps)
+        self.max_steps = state.max_steps
 
     def on_step_begin(
         self,
@@ -147,10 +172,10 @@ class NegativeMassSchedule(TrainerCallback, ExportableState):
 
 
 def saved_schedule(state: TrainerState) -> dict[str, Any] | None:
-    """The arguments of the schedule that a checkpoint was saved with, or None where it had none."""
+    """What a checkpoint was saved with, arguments and `max_steps`, or None where it had no schedule."""
     saved = (state.stateful_callbacks or {}).get(NegativeMassSchedule.__name__)
     saved = saved[0] if isinstance(saved, list) else saved
-    return saved and saved["args"]
+    return saved and saved["args"] | saved["attributes"]
 
 
 def negative_mass_metrics(model: PreTrainedModel) -> dict[str, float]:

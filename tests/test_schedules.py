@@ -118,6 +118,12 @@ def test_resuming_with_another_schedule_is_refused(tmp_path, saved):
         trained(tmp_path, NegativeMassSchedule(until=0.7), resume=str(tmp_path / "checkpoint-4"))
 
 
+def test_resuming_with_another_number_of_steps_is_refused(tmp_path):
+    trained(tmp_path, NegativeMassSchedule())
+    with pytest.raises(ValueError, match=r"'max_steps': 10\}.*'max_steps': 20\}"):
+        trained(tmp_path, NegativeMassSchedule(), max_steps=20, resume=str(tmp_path / "checkpoint-4"))
+
+
 def test_a_model_without_negative_mass_is_refused(tmp_path):
     model = BidirBertForSequenceClassification(BidirBertConfig(attn_activation="softmax", num_hidden_layers=1))
     with pytest.raises(ValueError, match='attn_activation="tanhmax"'):
@@ -144,5 +150,7 @@ def test_only_checkpoints_at_the_end_value_can_be_the_best(tmp_path):
     # the loss of the first checkpoint is the best one: the learning rate is ruinous
     run = trained(tmp_path, NegativeMassSchedule(until=0.6), trainer=FinetuneTrainer, learning_rate=1.0,
                   load_best_model_at_end=True, **options)  # fmt: skip
+    losses = {entry["step"]: entry["eval_loss"] for entry in run.state.log_history if "eval_loss" in entry}
+    assert min(losses, key=losses.get) < 7  # which without the schedule would be the best
     assert run.state.best_global_step >= 7
     assert run.model.config.attn_negative_mass == 1.0

@@ -32,6 +32,8 @@ from hf_bidir.analysis import negative_share, without_negatives  # noqa: E402
 from hf_bidir.finetune.files import replacing, write_json  # noqa: E402
 from hf_bidir.finetune.folder import RESULTS, last_checkpoint, read_record  # noqa: E402
 from hf_bidir.finetune.sources import read_table  # noqa: E402
+from hf_bidir.finetune.splits import find_column  # noqa: E402
+from hf_bidir.finetune.text_data import TEXT_COLUMNS  # noqa: E402
 from training.text_classification import main as finetune_text  # noqa: E402
 
 SPLITS = ("train", "validation", "test")
@@ -153,9 +155,10 @@ def sign_numbers(folder: Path, test_file: Path) -> dict[str, float]:
 
 def test_batches(folder: Path, test: Dataset) -> list[BatchEncoding]:
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    rows = test.map(lambda row: tokenizer(row["text"], truncation=True, max_length=64, return_token_type_ids=False))
+    column = find_column("test", test, None, TEXT_COLUMNS, "text")
+    rows = test.map(lambda row: tokenizer(row[column], truncation=True, max_length=64, return_token_type_ids=False))
+    rows = rows.map(lambda row: {"length": len(row["input_ids"])}).sort("length")
     rows = rows.select_columns(["input_ids", "attention_mask", "label"])
-    rows = rows.map(lambda row: {"length": len(row["input_ids"])}).sort("length").remove_columns("length")
     return list(DataLoader(rows, batch_size=32, collate_fn=DataCollatorWithPadding(tokenizer)))
 
 

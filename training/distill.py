@@ -22,11 +22,11 @@ A recipe is a YAML file of the options below; options on the command line win ov
 interrupted continues when the same command is given again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import BaseImageProcessor, DataCollatorWithPadding, PreTrainedTokenizerBase, set_seed
+from transformers import BaseImageProcessor, DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from hf_bidir.finetune.arguments import (
     DistillationDataArguments,
@@ -40,6 +40,8 @@ from hf_bidir.finetune.image_data import ImageCollator
 from hf_bidir.finetune.metrics import relative_error_metrics
 from hf_bidir.finetune.recipe import parse_recipe
 from hf_bidir.finetune.run import finetune
+from hf_bidir.finetune.splits import Splits
+from hf_bidir.finetune.text_data import check_max_length
 from hf_bidir.finetune.unlabelled_data import read_snippets, read_unlabelled_images
 
 
@@ -65,8 +67,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     data, arguments, schedule, args, given = parse_recipe(OPTIONS, argv, __doc__)
     if not arguments.model_name_or_path:
         raise InputError("expected --model_name_or_path: a softmax checkpoint, timm:NAME or a bidir checkpoint")
-    student, teacher, processors = student_and_teacher(arguments.model_name_or_path, arguments.teacher_name_or_path)
-    splits, collators, processor = prepared(data, args, processors)
+    source = arguments.model_name_or_path
+    student, teacher, processors = student_and_teacher(source, arguments.teacher_name_or_path)
+    splits, collators, processor = prepared(data, args, source, student, processors)
     set_seed(args.seed)
     return finetune(
         student,
@@ -85,17 +88,20 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     )
 
 
-def prepared(data: DistillationDataArguments, args: HealingArguments, processors: list) -> tuple:
+def prepared(
+    data: DistillationDataArguments, args: HealingArguments, source: str, student: PreTrainedModel, processors: list
+) -> tuple[Splits, tuple[Callable, Callable], PreTrainedTokenizerBase | BaseImageProcessor]:
     """The splits, the collators for training and evaluation, and the tokenizer or image processor."""
     for processor in processors:
         if isinstance(processor, PreTrainedTokenizerBase):
+            check_max_length(data.max_length, student.config, source)
             collator = DataCollatorWithPadding(processor)
             return read_snippets(data, processor), (collator, collator), processor
         if isinstance(processor, BaseImageProcessor):
             args.remove_unused_columns = False  # the collator, not the model, takes the image column
             collator = ImageCollator(processor, shift=data.shift, rotate=data.rotate, flip=data.flip)
             return read_unlabelled_images(data), (collator, ImageCollator(processor)), processor
-    raise InputError("the checkpoint has neither a tokenizer nor an image processor beside it; save one there")
+    raise InputError(f"{source} has neither a tokenizer nor an image processor beside it; save one there")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Fine-tune a bidir ViT to classify images, from scratch or from a checkpoint.
+"""Fine-tune a bidir ViT or DeiT to classify images, from scratch or from a checkpoint.
 
 examples:
   # the handwritten digits that scikit-learn carries: no download, about a minute on two cores
@@ -25,9 +25,14 @@ AutoModelForImageClassification.from_pretrained(folder, trust_remote_code=True).
 from collections.abc import Sequence
 from typing import Any
 
-from transformers import AutoImageProcessor, BaseImageProcessor, set_seed
+from transformers import AutoImageProcessor, BaseImageProcessor, PretrainedConfig, set_seed
 
-from hf_bidir import BidirViTConfig, BidirViTForImageClassification
+from hf_bidir import (
+    BidirDeiTConfig,
+    BidirDeiTForImageClassification,
+    BidirViTConfig,
+    BidirViTForImageClassification,
+)
 from hf_bidir.finetune.arguments import ImageDataArguments, ImageModelArguments, RunArguments, ScheduleArguments
 from hf_bidir.finetune.errors import InputError, run_script
 from hf_bidir.finetune.image_data import (
@@ -36,14 +41,15 @@ from hf_bidir.finetune.image_data import (
     new_image_processor,
     read_image_splits,
 )
-from hf_bidir.finetune.models import Family, build_model, check_given, checkpoint_config, scratch_config
+from hf_bidir.finetune.models import Family, build_model, check_given, checkpoint_config, family_of, scratch_config
 from hf_bidir.finetune.recipe import parse_recipe
 from hf_bidir.finetune.run import finetune
-from hf_bidir.finetune.schedule import check_schedule
+from hf_bidir.finetune.schedule_options import check_schedule
 from hf_bidir.finetune.splits import Splits
 
 OPTIONS = (ImageDataArguments, ImageModelArguments, ScheduleArguments, RunArguments)
 VIT = Family(BidirViTForImageClassification, BidirViTConfig, stock_type="vit")
+DEIT = Family(BidirDeiTForImageClassification, BidirDeiTConfig, stock_type="deit")
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -51,9 +57,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     data, arguments, schedule, args, given = parse_recipe(OPTIONS, argv, __doc__)
     check_given(arguments, given)
     check_schedule(schedule, arguments, given)
+    family = family_of((VIT, DEIT), arguments.model_name_or_path)
     splits = read_image_splits(data)
     if arguments.model_name_or_path:
-        config = checkpoint_config(VIT, arguments, splits.names)
+        config = checkpoint_config(family, arguments, splits.names)
         processor = checkpoint_processor(arguments.model_name_or_path, config)
     else:
         config = from_scratch(arguments, splits)
@@ -61,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     args.remove_unused_columns = False  # the collator, not the model, takes the image column
     set_seed(args.seed)
     return finetune(
-        build_model(VIT, arguments, config),
+        build_model(family, arguments, config),
         splits,
         task="image-classification",
         args=args,
@@ -83,7 +90,7 @@ def from_scratch(arguments: ImageModelArguments, splits: Splits) -> BidirViTConf
     return scratch_config(VIT, arguments, splits.names, image_size=size, patch_size=patch, num_channels=3)
 
 
-def checkpoint_processor(source: str, config: BidirViTConfig) -> BaseImageProcessor:
+def checkpoint_processor(source: str, config: PretrainedConfig) -> BaseImageProcessor:
     """The checkpoint's own image processor, or a new one for its image size when it was saved without."""
     if config.num_channels != 3:
         raise InputError(f"expected a checkpoint for RGB images; {source} has num_channels={config.num_channels}")

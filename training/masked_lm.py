@@ -23,13 +23,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling, PreTrainedTokenizerBase, set_seed
 
 from hf_bidir import BidirBertConfig, BidirBertForMaskedLM
 from hf_bidir.finetune.arguments import (
     HealingArguments,
-    HealingScheduleArguments,
     PretrainedArguments,
+    ScheduleArguments,
     UnlabelledTextArguments,
     option,
 )
@@ -38,7 +39,8 @@ from hf_bidir.finetune.metrics import masked_word_metrics, predicted_classes
 from hf_bidir.finetune.models import Family, build_model, checkpoint_config
 from hf_bidir.finetune.recipe import parse_recipe
 from hf_bidir.finetune.run import finetune
-from hf_bidir.finetune.schedule import check_schedule
+from hf_bidir.finetune.schedule_options import check_schedule
+from hf_bidir.finetune.text_data import check_max_length
 from hf_bidir.finetune.unlabelled_data import read_snippets
 
 BERT = Family(BidirBertForMaskedLM, BidirBertConfig, stock_type="bert")
@@ -48,10 +50,15 @@ BERT = Family(BidirBertForMaskedLM, BidirBertConfig, stock_type="bert")
 class MaskedTextArguments(UnlabelledTextArguments):
     """Data options of masked language modelling."""
 
-    mask_share: float = option(0.15, "The share of tokens to mask, 0 to 1.")
+    mask_share: float = option(0.15, "The share of tokens to mask, between 0 and 1.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.mask_share < 1:
+            raise InputError(f"expected mask_share between 0 and 1; got {self.mask_share}")
 
 
-OPTIONS = (MaskedTextArguments, PretrainedArguments, HealingScheduleArguments, HealingArguments)
+OPTIONS = (MaskedTextArguments, PretrainedArguments, ScheduleArguments, HealingArguments)
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -63,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     config = checkpoint_config(BERT, arguments, names=[])
     with as_input_error(f"cannot load the tokenizer of {arguments.model_name_or_path}: ", OSError, ValueError):
         tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
+    check_max_length(data.max_length, config, arguments.model_name_or_path)
     splits = read_snippets(data, tokenizer)
     set_seed(args.seed)
     return finetune(
@@ -94,7 +102,9 @@ class MaskingCollator:
 
     def __call__(self, examples: list[dict]) -> dict:
         seed = zlib.crc32(json.dumps([example["input_ids"] for example in examples]).encode())
-        return DataCollatorForLanguageModeling(self.tokenizer, mlm_probability=self.mask_share, seed=seed)(examples)
+        masking = DataCollatorForLanguageModeling(self.tokenizer, mlm_probability=self.mask_share, seed=seed)
+        masking.generator = torch.Generator().manual_seed(seed)  # its own would depend on the data loader's worker
+        return masking(examples)
 
 
 if __name__ == "__main__":

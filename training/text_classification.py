@@ -28,13 +28,13 @@ from transformers import AutoTokenizer, DataCollatorWithPadding, PreTrainedToken
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
 from hf_bidir.finetune.arguments import RunArguments, ScheduleArguments, TextDataArguments, TextModelArguments
-from hf_bidir.finetune.errors import InputError, as_input_error, run_script
+from hf_bidir.finetune.errors import as_input_error, run_script
 from hf_bidir.finetune.models import Family, build_model, check_given, checkpoint_config, scratch_config
 from hf_bidir.finetune.recipe import parse_recipe
 from hf_bidir.finetune.run import finetune
-from hf_bidir.finetune.schedule import check_schedule
+from hf_bidir.finetune.schedule_options import check_schedule
 from hf_bidir.finetune.splits import Splits
-from hf_bidir.finetune.text_data import read_texts, tokenize
+from hf_bidir.finetune.text_data import check_max_length, read_texts, tokenize
 from hf_bidir.finetune.tokenizer import train_wordpiece
 
 OPTIONS = (TextDataArguments, TextModelArguments, ScheduleArguments, RunArguments)
@@ -53,11 +53,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
     else:
         tokenizer, config = from_scratch(data, arguments, splits)
-    if data.max_length > config.max_position_embeddings:
-        raise InputError(
-            f"expected max_length to be at most {config.max_position_embeddings}, the positions that "
-            f"{arguments.model_name_or_path} has; got {data.max_length}"
-        )
+    check_max_length(data.max_length, config, arguments.model_name_or_path)
     set_seed(args.seed)
     return finetune(
         build_model(BERT, arguments, config),

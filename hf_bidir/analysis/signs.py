@@ -14,8 +14,8 @@ from hf_bidir.modeling.modeling_bidir import edited_coefficients
 def negative_share(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]], threshold: float = 1e-3) -> float:
     """The share of negative coefficients among those whose size is over `threshold`, in [0, 1].
 
-    All layers and heads count alike, and so do the queries that are not padding. The raw signs of one head have no
-    meaning (they have a gauge freedom at `λ = 1`); that a model uses both signs has.
+    Counted together over all layers, heads and queries that are not padding. Which sign a head uses for what has no
+    meaning by itself (a gauge freedom at `λ = 1`); that it uses both has.
 
     Args:
         model: a bidir model, in evaluation mode.

@@ -9,7 +9,7 @@ from packaging.version import Version
 from transformers import TrainingArguments
 
 from hf_bidir.finetune.errors import InputError
-from hf_bidir.schedules import NEARLY_SOFTMAX, ORDERS, SHAPES
+from hf_bidir.schedules import ORDERS, SHAPES
 
 
 def option(default: Any, help: str, **metadata: Any) -> Any:
@@ -56,8 +56,8 @@ class TextDataArguments(DataArguments):
 
 
 @dataclass
-class ImageDataArguments(DataArguments):
-    """Data options of image classification."""
+class ImageColumnArguments:
+    """Which images, and how they are varied in training."""
 
     image_column: str | None = option(
         None, "The column with the image; guessed when it is called image, img or pixels."
@@ -68,6 +68,11 @@ class ImageDataArguments(DataArguments):
     check_images: bool = option(
         True, "Decode every image once before training; --no_check_images trusts a large data set."
     )
+
+
+@dataclass
+class ImageDataArguments(ImageColumnArguments, DataArguments):
+    """Data options of image classification."""
 
 
 @dataclass
@@ -89,6 +94,14 @@ class UnlabelledDataArguments:
     max_train_samples: int | None = option(None, "Train on a random sample of this many rows.")
     max_eval_samples: int = option(500, "Evaluate on a random sample of this many snippets or images.")
 
+    def __post_init__(self) -> None:
+        if not 0 < self.validation_share < 1:
+            raise InputError(f"expected validation_share between 0 and 1; got {self.validation_share}")
+        for name in ("max_train_samples", "max_eval_samples"):
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                raise InputError(f"expected {name} of at least 1; got {count}")
+
 
 @dataclass
 class UnlabelledTextArguments(UnlabelledDataArguments):
@@ -99,15 +112,8 @@ class UnlabelledTextArguments(UnlabelledDataArguments):
 
 
 @dataclass
-class DistillationDataArguments(UnlabelledTextArguments):
+class DistillationDataArguments(ImageColumnArguments, UnlabelledTextArguments):
     """Data options of distillation, on texts or on images."""
-
-    image_column: str | None = option(
-        None, "The column with the image; guessed when it is called image, img or pixels."
-    )
-    shift: float = option(0.0, "Augmentation: shift a training image by up to this many pixels along both axes.")
-    rotate: float = option(0.0, "Augmentation: turn a training image by up to this many degrees, either way.")
-    flip: bool = option(False, "Augmentation: mirror each training image, left to right, with probability 1/2.")
 
 
 @dataclass
@@ -173,7 +179,9 @@ class ScheduleArguments:
         None, "Move the negative mass until this share of training, 0 to 1; without it, it stays where it is."
     )
     negative_mass_begin: float = option(0.0, "The share of training at which it begins to move.")
-    negative_mass_start: float = option(NEARLY_SOFTMAX, "Its first value; the default, e^-12, is nearly softmax.")
+    negative_mass_start: float | None = option(
+        None, "Its first value; without one, that of the model, or e^-12 (nearly softmax) where that is 0."
+    )
     negative_mass_end: float = option(1.0, "Its last value.")
     negative_mass_shape: str = option(
         "log", "log: evenly in log λ, a shift of the scores; linear: evenly in λ.", choices=list(SHAPES)

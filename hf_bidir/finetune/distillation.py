@@ -1,7 +1,6 @@
 """Healing: a signed student learns to have the hidden states of the softmax model that it was converted from."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,10 +8,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-import hf_bidir
-from hf_bidir.convert import checkpoint_processors, read_config, signed_model
+from hf_bidir.convert import checkpoint_processors, is_softmax, read_bidir, read_config, signed_model
 from hf_bidir.finetune.errors import InputError, as_input_error
 from hf_bidir.finetune.trainer import FinetuneTrainer
+from hf_bidir.timm_vit import TIMM_PREFIX
 
 
 class DistillationTrainer(FinetuneTrainer):
@@ -59,8 +58,12 @@ class DistillationTrainer(FinetuneTrainer):
 
 
 def _states(outputs: ModelOutput) -> list[Tensor]:
-    """The output of every layer, and the logits if there are any."""
-    return [*outputs.hidden_states[1:], *([outputs.logits] if "logits" in outputs else [])]
+    """The output of every layer and the logits, or without a head the last output of the encoder (after its norm)."""
+    logits = [outputs[name] for name in ("logits", "start_logits", "end_logits") if name in outputs]
+    if not logits:
+        return [*outputs.hidden_states[1:-1], outputs.last_hidden_state]
+    spans = "start_logits" in outputs  # [batch, length], where other logits have their classes last
+    return [*outputs.hidden_states[1:], *(x.unsqueeze(-1) if spans else x for x in logits)]
 
 
 def _squared_norms(states: Tensor, keep: Tensor | None) -> Tensor:
@@ -87,15 +90,18 @@ def student_and_teacher(source: str, teacher: str | None) -> tuple[PreTrainedMod
         teacher: a softmax or `λ = 0` checkpoint of the same shape; None takes `source` for the teacher, too.
 
     Raises:
-        InputError: a source that cannot be converted, a teacher of another shape or with negative mass.
+        InputError: a source that cannot be converted or has no states to match, a teacher of another shape or with
+            negative mass.
     """
-    with as_input_error("", ValueError, OSError, ImportError):
-        student, processors = _signed(source)
-        master = copy.deepcopy(student) if teacher is None else _signed(teacher)[0]
-    if master.config.attn_activation == "tanhmax" and master.config.attn_negative_mass != 0:
+    student, processors = _signed(source)
+    master = copy.deepcopy(student) if teacher is None else _signed(teacher)[0]
+    if "MultipleChoice" in type(student).__name__:
+        raise InputError(f"{source} ranks choices, and plain text has none; heal the encoder that it came from")
+    if not is_softmax(master.config):
         raise InputError(
-            f"{teacher or source} has negative mass {master.config.attn_negative_mass}, so it is no softmax teacher; "
-            "name the checkpoint that it came from with --teacher_name_or_path"
+            f"{teacher or source} computes {master.config.attn_activation} with negative mass "
+            f"{master.config.attn_negative_mass}, so it is no softmax teacher; name the checkpoint that it came from "
+            "with --teacher_name_or_path"
         )
     ours, theirs = (_shape(model) for model in (student, master))
     for name, expected in ours.items():
@@ -103,6 +109,8 @@ def student_and_teacher(source: str, teacher: str | None) -> tuple[PreTrainedMod
             raise InputError(
                 f"expected a teacher of the student's shape; its {name} is {theirs[name]} and the student's {expected}"
             )
+    if student.config.attn_activation == "softmax":
+        student.config.attn_activation, student.config.attn_negative_mass = "tanhmax", 0.0
     return student, master, processors
 
 
@@ -112,8 +120,9 @@ def _shape(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _signed(source: str) -> tuple[PreTrainedModel, list]:
-    if not Path(source).is_dir() or not read_config(source).model_type.startswith("bidir_"):
-        model, processors, _ = signed_model(source)
-        return model, processors
-    head = getattr(hf_bidir, read_config(source).architectures[0])
-    return head.from_pretrained(source), checkpoint_processors(source)
+    """The checkpoint as a signed model in fp32, converted if need be, and its tokenizer or image processor."""
+    with as_input_error("", ValueError, OSError, ImportError):
+        if source.startswith(TIMM_PREFIX) or not read_config(source).model_type.startswith("bidir_"):
+            model, processors, _ = signed_model(source, dtype=torch.float32)
+            return model, processors
+        return read_bidir(source, dtype=torch.float32), checkpoint_processors(source)

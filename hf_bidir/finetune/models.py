@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -28,6 +29,19 @@ class Family:
     head: type[PreTrainedModel]
     config: type[PretrainedConfig]
     stock_type: str
+
+
+def family_of(families: Collection[Family], source: str | None) -> Family:
+    """The family that the checkpoint belongs to; the first one where there is no checkpoint, or none fits it."""
+    first, *others = families
+    if source is None or not others:
+        return first
+    try:
+        fields, _ = PretrainedConfig.get_config_dict(source)
+    except OSError:  # reading it for good says what is wrong
+        return first
+    known = (family for family in families if fields.get("model_type") in (family.stock_type, family.config.model_type))
+    return next(known, first)
 
 
 def check_given(arguments: ModelArguments, given: Collection[str]) -> None:
@@ -107,7 +121,8 @@ def _attention_fields(arguments: ModelArguments, present: dict[str, Any]) -> dic
     return {
         "attn_activation": activation,
         "attn_negative_mass": present.get("attn_negative_mass", 1.0) if mass is None else mass,
-        "attn_learn_negative_mass": arguments.learn_negative_mass or present.get("attn_learn_negative_mass", False),
+        "attn_learn_negative_mass": arguments.learn_negative_mass
+        or (mass is None and present.get("attn_learn_negative_mass", False)),
     }
 
 
@@ -133,7 +148,7 @@ def _pretrained(family: Family, source: str, config: PretrainedConfig) -> PreTra
     refused = f"{source} is not a usable checkpoint: "
     with as_input_error(refused, ValueError, OSError, SafetensorError):
         model, report = family.head.from_pretrained(
-            source, config=config, ignore_mismatched_sizes=True, output_loading_info=True
+            source, config=config, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32
         )
     encoder = family.head.base_model_prefix
     for problem in ("missing_keys", "mismatched_keys"):

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from hf_bidir.finetune.arguments import DataArguments, RunArguments
 from hf_bidir.finetune.files import sha256
 from hf_bidir.finetune.splits import Splits
+from hf_bidir.timm_vit import TIMM_PREFIX
 
 LIBRARIES = ("torch", "transformers", "datasets", "accelerate", "tokenizers", "scikit-learn")
 # changing one of these in an interrupted run changes none of its losses
@@ -25,7 +26,7 @@ MAY_CHANGE = {
     "run_name",
 }
 FILES = ("train_file", "validation_file", "test_file")
-SCRATCH, FOLDER, HUB = "scratch", "folder", "hub"  # what weights may start from
+SCRATCH, FOLDER, HUB, TIMM = "scratch", "folder", "hub", "timm"  # what weights may start from
 
 
 def begin_record(
@@ -89,6 +90,8 @@ def _start(source: str | None) -> str:
     """What kind of thing the weights came from; the recipe says which one."""
     if source is None:
         return SCRATCH
+    if source.startswith(TIMM_PREFIX):
+        return TIMM
     return FOLDER if Path(source).exists() else HUB
 
 

@@ -10,13 +10,14 @@ from typing import Any
 from accelerate import PartialState
 from transformers import EarlyStoppingCallback, PreTrainedModel, Trainer, TrainerCallback
 
+from hf_bidir.convert import is_softmax
 from hf_bidir.finetune.arguments import DataArguments, RunArguments, ScheduleArguments
 from hf_bidir.finetune.curves import save_loss_curve
 from hf_bidir.finetune.files import replacing, write_json
 from hf_bidir.finetune.folder import CARD, CURVE, RECORD, RESULTS, checkpoint_to_resume, clear_run
 from hf_bidir.finetune.metrics import classification_metrics, headline, predicted_classes
 from hf_bidir.finetune.record import begin_record
-from hf_bidir.finetune.schedule import build_schedule, check_checkpoint_schedule
+from hf_bidir.finetune.schedule_options import build_schedule, check_checkpoint_schedule
 from hf_bidir.finetune.splits import Splits
 from hf_bidir.finetune.trainer import FinetuneTrainer
 from hf_bidir.hub import build_model_card
@@ -68,7 +69,7 @@ def finetune(
             checkpoint.
     """
     started, folder = time.monotonic(), Path(args.output_dir)
-    moving = build_schedule(schedule)
+    moving = build_schedule(schedule, model.config)
     record = begin_record(task, given, data, splits, model, args)
     checkpoint = checkpoint_to_resume(args, record, given.get("model_name_or_path"))
     check_checkpoint_schedule(moving, checkpoint)
@@ -86,7 +87,7 @@ def finetune(
         callbacks=_callbacks(args, moving),
         **(trainer_options or _classification(splits.names)),
     )
-    if moving is None and model.config.attn_activation == "tanhmax" and model.config.attn_negative_mass == 0:
+    if moving is None and model.config.attn_activation == "tanhmax" and is_softmax(model.config):
         logger.warning(STAYS_SOFTMAX)
     if checkpoint:
         logger.warning("Continuing from %s.", checkpoint)
@@ -94,7 +95,7 @@ def finetune(
     results = _evaluate(trainer, splits)
     trainer.save_model()
     if args.should_save:
-        best = trainer.state.best_model_checkpoint
+        best = trainer.state.best_model_checkpoint if args.load_best_model_at_end else None
         record |= {
             "status": "finished",
             "best_checkpoint": Path(best).name if best else None,

@@ -1,7 +1,7 @@
 """Text classification data: read, check, tokenize."""
 
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from hf_bidir.finetune.arguments import TextDataArguments
 from hf_bidir.finetune.errors import InputError
@@ -44,3 +44,12 @@ def tokenize(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int
         return split.map(to_ids, batched=True, remove_columns="text", desc="tokenizing")
 
     return splits.map(tokenized)
+
+
+def check_max_length(max_length: int, config: PretrainedConfig, source: str | None) -> None:
+    """Raise InputError where the model of this config, read from `source`, has fewer positions than `max_length`."""
+    if not 2 < max_length <= config.max_position_embeddings:
+        raise InputError(
+            f"expected max_length to be above 2 and at most {config.max_position_embeddings}, the positions that "
+            f"{source} has; got {max_length}"
+        )

@@ -10,6 +10,8 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from transformers import Trainer
 
+from hf_bidir.finetune.errors import InputError
+from hf_bidir.modeling.modeling_bidir import LEARNED
 from hf_bidir.schedules import NegativeMassSchedule, negative_mass_metrics
 
 
@@ -29,6 +31,11 @@ class FinetuneTrainer(Trainer):
         super().__init__(**kwargs)
         self.train_collator = self.data_collator
         self.eval_collator = eval_collator or self.data_collator
+        learns = getattr(self.model.config, "attn_learn_negative_mass", False)
+        if learns and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+            raise InputError("a learned negative mass cannot be sharded; train it without FSDP and DeepSpeed")
+        if getattr(self.args, "negative_mass_learning_rate", None) and not learns:
+            raise InputError("--negative_mass_learning_rate needs --learn_negative_mass; nothing else is trained by it")
 
     def get_train_dataloader(self) -> DataLoader:
         self.data_collator = self.train_collator
@@ -55,7 +62,7 @@ class FinetuneTrainer(Trainer):
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Optimizer:
         """A learned negative mass gets a learning rate of its own and no weight decay, which would pull it to 1/2."""
         optimizer = super().create_optimizer(*args, **kwargs)
-        logits = {id(p): p for name, p in self.model.named_parameters() if name.endswith("negative_mass_logit")}
+        logits = {id(p): p for name, p in self.model.named_parameters() if name.endswith(LEARNED)}
         if not logits:
             return optimizer
         for group in optimizer.param_groups:

@@ -1,17 +1,20 @@
 """Data without labels: texts cut into snippets, and images."""
 
+import logging
 from collections.abc import Callable
 
-from datasets import Dataset, Image, concatenate_datasets
+from datasets import Dataset, Image, Value, concatenate_datasets
 from transformers import PreTrainedTokenizerBase
 
 from hf_bidir.finetune.arguments import DistillationDataArguments, UnlabelledDataArguments, UnlabelledTextArguments
 from hf_bidir.finetune.errors import InputError, as_input_error
-from hf_bidir.finetune.image_data import IMAGE_COLUMNS
+from hf_bidir.finetune.image_data import IMAGE_COLUMNS, check_images
 from hf_bidir.finetune.image_files import read_images
 from hf_bidir.finetune.sources import read_hub, read_table
 from hf_bidir.finetune.splits import Splits, find_column
 from hf_bidir.finetune.text_data import TEXT_COLUMNS
+
+logger = logging.getLogger(__name__)
 
 
 def read_snippets(data: UnlabelledTextArguments, tokenizer: PreTrainedTokenizerBase) -> Splits:
@@ -20,8 +23,12 @@ def read_snippets(data: UnlabelledTextArguments, tokenizer: PreTrainedTokenizerB
     Raises:
         InputError: no data, no such file or column, or nothing but empty texts.
     """
+    if not tokenizer.is_fast:
+        raise InputError(
+            f"expected a fast tokenizer, which can cut a text into snippets; got {type(tokenizer).__name__}"
+        )
     # a text gives at least one snippet, so more texts than this need not be cut
-    splits = _sampled_evaluation(_splits(data, read_table, data.text_column, TEXT_COLUMNS), data)
+    splits = _sampled_evaluation(_splits(data, read_table, data.text_column, TEXT_COLUMNS, Value("string")), data)
 
     def cut(batch: dict[str, list]) -> dict[str, list]:
         texts = [text for text in batch["text"] if isinstance(text, str) and text.strip()]
@@ -49,25 +56,35 @@ def read_unlabelled_images(data: DistillationDataArguments) -> Splits:
     Raises:
         InputError: no data, no such file or column, or no images in it.
     """
-    splits = _splits(data, read_images, data.image_column, IMAGE_COLUMNS)
-    with as_input_error("expected images, or the bytes of image files, in the image column: ", Exception):
-        splits = splits.map(lambda split: split.cast_column("image", Image()))
-    return _sampled_evaluation(splits, data)
+    splits = _sampled_evaluation(_splits(data, read_images, data.image_column, IMAGE_COLUMNS, Image()), data)
+    if data.check_images:
+        for name, split in splits:
+            check_images(name, split)
+    return splits
 
 
 def _splits(
-    data: UnlabelledDataArguments, read_file: Callable[[str], Dataset], column: str | None, guesses: tuple[str, ...]
+    data: UnlabelledDataArguments,
+    read_file: Callable[[str], Dataset],
+    column: str | None,
+    guesses: tuple[str, ...],
+    kind: Value | Image,
 ) -> Splits:
-    """Train and validation, each with one column under the first of the guessed names."""
-    raw = {name: _only(name, split, column, guesses) for name, split in _raw(data, read_file).items() if name != "test"}
+    """Train and validation, each with one column of this kind under the first of the guessed names."""
+    files = _raw(data, read_file)
+    raw = {name: _only(name, parts, column, guesses, kind) for name, parts in files.items() if name != "test"}
     notes = []
     if "validation" not in raw:
+        if len(raw["train"]) < 2:
+            raise InputError("expected at least two rows, one of them to be held out; there is one")
         parts = raw["train"].train_test_split(data.validation_share, seed=data.split_seed)
         raw = {"train": parts["train"], "validation": parts["test"]}
         notes.append(f"{len(raw['validation'])} rows ({data.validation_share:.0%}) were held out for the evaluation.")
     if data.max_train_samples and data.max_train_samples < len(raw["train"]):
         raw["train"] = raw["train"].shuffle(seed=data.split_seed).select(range(data.max_train_samples))
         notes.append(f"Trained on a random sample of {data.max_train_samples} rows only.")
+    for note in notes:
+        logger.warning(note)
     return Splits(raw["train"], raw["validation"], None, [], notes)
 
 
@@ -75,18 +92,24 @@ def _raw(data: UnlabelledDataArguments, read_file: Callable[[str], Dataset]) -> 
     if data.train_file:
         files = {"train": data.train_file, "validation": data.validation_file or []}
         return {name: [read_file(path) for path in paths] for name, paths in files.items() if paths}
-    if data.validation_file or not data.dataset_name:
+    if data.validation_file:
+        raise InputError("expected --train_file beside --validation_file")
+    if not data.dataset_name:
         raise InputError("expected training data: give --train_file or --dataset_name; see --help")
     return {name: [split] for name, split in read_hub(data.dataset_name, data.dataset_config).items()}
 
 
-def _only(name: str, parts: list[Dataset], column: str | None, guesses: tuple[str, ...]) -> Dataset:
+def _only(
+    name: str, parts: list[Dataset], column: str | None, guesses: tuple[str, ...], kind: Value | Image
+) -> Dataset:
     """The input column of all parts, one after the other."""
     found = []
     for part in parts:
         old = find_column(name, part, column, guesses, guesses[0])
         part = part.select_columns([old])
-        found.append(part if old == guesses[0] else part.rename_column(old, guesses[0]))
+        part = part if old == guesses[0] else part.rename_column(old, guesses[0])
+        with as_input_error(f"expected {guesses[0]}s in the column {old} of the {name} split: ", Exception):
+            found.append(part.cast_column(guesses[0], kind))
     return concatenate_datasets(found)
 
 

@@ -76,6 +76,7 @@ def _facts(folder: Path, config: dict, run: dict, results: dict) -> dict[str, An
         "recipe": run.get("recipe", {}),
         "started_from": run.get("started_from"),
         "split": split,
+        "chosen": run.get("best_checkpoint"),
         "scores": _scores(results, "test_" if split == "test" else "eval_"),
         "figures": {file: caption for file, caption in FIGURES.items() if (folder / file).is_file()},
         "run": _circumstances(run),

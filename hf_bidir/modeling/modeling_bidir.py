@@ -14,7 +14,7 @@ from .configuration_bidir import (
     layer_negative_mass,
 )
 
-LEARNED = "negative_mass_logit"
+LEARNED, EDIT = "negative_mass_logit", "edit_coefficients"
 
 
 class BidirMixin:
@@ -126,7 +126,7 @@ def signed_self_attention(
     config = module.config
     check_attn_implementation(config._attn_implementation)
     learned = getattr(module, LEARNED, None)
-    edit = getattr(module, "edit_coefficients", None)
+    edit = getattr(module, EDIT, None)
     heads = [x.unflatten(-1, (module.num_attention_heads, -1)).transpose(1, 2) for x in (query, key, value)]
     context, coefficients = bidir_attention(
         *heads,
@@ -152,13 +152,14 @@ def edited_coefficients(model: nn.Module, edit: Callable[[Tensor], Tensor]) -> I
             are weighed by what it returns.
     """
     layers = [module for module in model.modules() if isinstance(module, model.signed_attention)]
+    outer = getattr(layers[0], EDIT, None)  # of a context that surrounds this one; its edit comes first
     for layer in layers:
-        layer.edit_coefficients = edit
+        setattr(layer, EDIT, edit if outer is None else lambda coefficients: edit(outer(coefficients)))
     try:
         yield
     finally:
         for layer in layers:
-            del layer.edit_coefficients
+            setattr(layer, EDIT, outer)
 
 
 def signed_image_attention(self: nn.Module, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
+from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, register_attn_activation, tanhmax
 from hf_bidir.analysis import negative_share, without_negatives
 
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
@@ -46,20 +46,25 @@ def test_no_coefficient_over_the_threshold_is_an_error():
         negative_share(model_of(1.0), [batch_of()], threshold=1.5)
 
 
-def test_without_negatives_a_model_computes_something_else_and_afterwards_the_same_again():
+def test_without_negatives_a_model_computes_what_its_positive_coefficients_give():
     model, batch = model_of(1.0), batch_of()
+    register_attn_activation("positive_part", lambda scores, keep=None, dim=-1: tanhmax(scores, keep, dim).clamp_min(0))
+    model.config.attn_activation = "positive_part"
+    expected = model(**batch).logits
+    model.config.attn_activation = "tanhmax"
     before = model(**batch).logits
     with without_negatives(model):
-        assert negative_free(model, batch)
+        torch.testing.assert_close(model(**batch).logits, expected)
     torch.testing.assert_close(model(**batch).logits, before)
+    assert (before - expected).abs().max() > 1e-3
 
 
-def negative_free(model, batch):
-    """Whether the model, as it is now, returns no negative coefficient, and other logits than it does otherwise."""
-    model.set_attn_implementation("eager")
-    outputs = model(**batch, output_attentions=True)
-    model.set_attn_implementation("sdpa")
-    return all((layer >= 0).all() for layer in outputs.attentions)
+def test_inside_one_another_the_outer_edit_comes_first():
+    model, batch = model_of(1.0), batch_of()
+    with without_negatives(model):
+        assert negative_share(model, [batch]) == 0
+        assert negative_share(model, [batch]) == 0
+    assert negative_share(model, [batch]) > 0
 
 
 def test_without_negatives_changes_nothing_in_softmax():

@@ -3,7 +3,13 @@ import pytest
 import torch
 from transformers import EvalPrediction
 
-from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
+from hf_bidir.finetune.metrics import (
+    classification_metrics,
+    headline,
+    masked_word_metrics,
+    predicted_classes,
+    relative_error_metrics,
+)
 
 
 def test_metrics_equal_a_count_by_hand():
@@ -24,3 +30,19 @@ def test_a_class_without_examples_has_no_recall():
 def test_only_the_largest_logit_is_kept():
     logits = torch.tensor([[0.1, 0.9], [2.0, -1.0]])
     assert predicted_classes((logits, None), torch.zeros(2)).tolist() == [1, 0]
+
+
+def test_the_relative_error_is_that_of_the_whole_split_not_a_mean_over_examples():
+    distances, norms = np.array([[1.0, 0.0], [0.0, 4.0]]), np.array([[1.0, 2.0], [3.0, 6.0]])
+    metrics = relative_error_metrics(EvalPrediction(distances, norms))
+    assert metrics == {"relative_error_0": 0.25, "relative_error_1": 0.5, "relative_error": 0.375}
+
+
+def test_only_masked_words_are_counted():
+    truth, predicted = np.array([[-100, 3, 4], [5, -100, -100]]), np.array([[9, 3, 9], [5, 9, 9]])
+    assert masked_word_metrics(EvalPrediction(predicted, truth))["masked_accuracy"] == pytest.approx(2 / 3)
+
+
+def test_the_headline_prefers_accuracy_on_test_data():
+    assert headline({"eval_loss": 1.0, "eval_accuracy": 0.5, "test_accuracy": 0.25}) == "test accuracy 0.2500"
+    assert headline({"eval_loss": 1.0, "eval_relative_error": 0.5}) == "eval relative error 0.5000"

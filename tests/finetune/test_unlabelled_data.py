@@ -3,7 +3,7 @@
 import pytest
 from datasets import Dataset
 from PIL import Image
-from transformers import BertTokenizer
+from transformers import BertTokenizerFast
 
 from hf_bidir.finetune.arguments import DistillationDataArguments, UnlabelledTextArguments
 from hf_bidir.finetune.errors import InputError
@@ -16,7 +16,7 @@ WORDS = [f"w{index}" for index in range(40)]
 def tokenizer(tmp_path_factory):
     vocabulary = tmp_path_factory.mktemp("tokenizer") / "vocab.txt"
     vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
-    return BertTokenizer(str(vocabulary))
+    return BertTokenizerFast(str(vocabulary))
 
 
 def table(path, texts, column="text"):
@@ -64,6 +64,9 @@ def test_the_evaluation_is_a_sample_of_the_size_that_was_asked_for(tokenizer, tm
         ({"train_file": ["{file}"], "text_column": "body"}, "no column body"),
         ({"train_file": ["nowhere.txt"]}, "no such file"),
         ({"train_file": ["{empty}"], "validation_file": ["{file}"]}, "train split has no text"),
+        ({"validation_file": ["{file}"]}, "--train_file beside --validation_file"),
+        ({"train_file": ["{file}"], "validation_share": 1.5}, "validation_share between 0 and 1"),
+        ({"train_file": ["{file}"], "max_eval_samples": 0}, "max_eval_samples of at least 1"),
     ],
 )
 def test_bad_data_is_an_input_error(tokenizer, tmp_path, options, message):
@@ -71,6 +74,14 @@ def test_bad_data_is_an_input_error(tokenizer, tmp_path, options, message):
     options = {k: [f.format(**names) for f in v] if isinstance(v, list) else v for k, v in options.items()}
     with pytest.raises(InputError, match=message):
         read_snippets(UnlabelledTextArguments(**options), tokenizer)
+
+
+def test_an_image_that_cannot_be_read_is_named_before_training(tmp_path):
+    for index in range(4):
+        Image.new("L", (4, 4), index).save(tmp_path / f"{index}.png")
+    (tmp_path / "4.png").write_bytes(b"no image")
+    with pytest.raises(InputError, match="no image that can be read"):
+        read_unlabelled_images(DistillationDataArguments(train_file=[str(tmp_path)]))
 
 
 def test_a_flat_folder_of_images_needs_no_labels(tmp_path):

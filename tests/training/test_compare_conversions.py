@@ -12,7 +12,6 @@ from hf_bidir.finetune.recipe import parse_recipe
 from training.compare_conversions import VARIANTS, draw, finished_runs, sign_numbers, table
 from training.text_classification import OPTIONS
 
-
 RECIPES = Path(__file__).parents[2] / "training/recipes"
 
 

@@ -11,16 +11,21 @@ from PIL import Image
 from safetensors.torch import load_file
 from transformers import (
     BertConfig,
+    BertForMultipleChoice,
+    BertForQuestionAnswering,
     BertForSequenceClassification,
     BertModel,
-    BertTokenizer,
+    BertTokenizerFast,
     ViTConfig,
     ViTForImageClassification,
+    ViTModel,
 )
 
+from hf_bidir.finetune.arguments import DistillationDataArguments, HealingArguments
+from hf_bidir.finetune.distillation import DistillationTrainer, student_and_teacher
 from hf_bidir.finetune.errors import InputError
 from hf_bidir.finetune.image_data import new_image_processor
-from training.distill import main
+from training.distill import main, prepared
 from training.text_classification import main as finetune_text
 
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -38,7 +43,7 @@ def bert(tmp_path):
     torch.manual_seed(0)
     BertModel(BertConfig(**SHAPE, vocab_size=45, initializer_range=0.3)).save_pretrained(folder)
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
-    BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(folder)
+    BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(folder)
     generator = np.random.default_rng(0)
     texts = [" ".join(generator.choice(WORDS, size)) for size in generator.integers(4, 12, 300)]
     Dataset.from_dict({"text": texts}).to_parquet(str(tmp_path / "texts.parquet"))
@@ -114,6 +119,68 @@ def test_healing_goes_on_from_a_healed_student_with_its_teacher_named(bert, tmp_
     words = ["--teacher_name_or_path", str(tmp_path / "bert"), "--output_dir", str(tmp_path / "more")]
     first = json.loads((tmp_path / "healed/all_results.json").read_text())
     assert main([*options, "--learning_rate", "3e-3", *words])["eval_relative_error"] < first["eval_relative_error"]
+
+
+def test_a_run_that_was_trained_with_softmax_can_be_healed(bert, texts, tmp_path):
+    """The student of a bidir checkpoint whose activation is softmax becomes a TanhMax one."""
+    softmax = shlex.split("--attn_activation softmax --max_steps 1 --save_steps 1 --max_length 12 --use_cpu")
+    finetune_text([*texts, *softmax, *bert[:2], "--output_dir", str(tmp_path / "softmax")])
+    options = [*bert, *RUN, "--model_name_or_path", str(tmp_path / "softmax"), "--max_steps", "4"]
+    main([*options, "--output_dir", str(tmp_path / "healed")])
+    config = json.loads((tmp_path / "healed/config.json").read_text())
+    assert (config["attn_activation"], config["attn_negative_mass"]) == ("tanhmax", 1.0)
+
+
+@pytest.mark.parametrize("head", [BertForQuestionAnswering, BertForSequenceClassification])
+def test_every_parameter_that_is_not_frozen_gets_a_gradient(bert, head, tmp_path):
+    """Otherwise training in several processes would stop."""
+    head(BertConfig(**SHAPE, vocab_size=45)).save_pretrained(tmp_path / "bert")
+    assert_all_trained(bert, tmp_path)
+
+
+def test_every_parameter_of_a_headless_vit_gets_a_gradient(vit, tmp_path):
+    ViTModel(ViTConfig(**SHAPE, image_size=8, patch_size=4)).save_pretrained(tmp_path / "vit")
+    assert_all_trained(vit, tmp_path)
+
+
+def assert_all_trained(options, folder):
+    student, teacher, processors = student_and_teacher(options[1], None)
+    args = HealingArguments(output_dir=str(folder / "run"), use_cpu=True, max_steps=1)
+    data = DistillationDataArguments(train_file=options[3:])
+    splits, (collator, _), _ = prepared(data, args, options[1], student, processors)
+    trainer = DistillationTrainer(model=student, teacher=teacher, args=args, train_dataset=splits.train,
+                                  data_collator=collator)  # fmt: skip
+    student.config.attn_negative_mass = 1.0
+    batch = next(iter(trainer.get_train_dataloader()))
+    trainer.compute_loss(student, batch).backward()
+    assert [name for name, p in student.named_parameters() if p.requires_grad and p.grad is None] == []
+
+
+def test_padding_does_not_count(bert):
+    """The error of a batch of sentences is that of the sentences alone, added up."""
+    student, teacher, _ = student_and_teacher(bert[1], None)
+    student.config.attn_negative_mass = 1.0
+    args = HealingArguments(output_dir="unused", use_cpu=True)
+    trainer = DistillationTrainer(model=student, teacher=teacher, args=args)
+    long, short = torch.arange(5, 13)[None], torch.arange(20, 23)[None]
+    batch = {"input_ids": torch.zeros(2, 8, dtype=torch.long), "attention_mask": torch.zeros(2, 8, dtype=torch.long)}
+    for row, ids in enumerate((long, short)):
+        batch["input_ids"][row, : ids.shape[1]], batch["attention_mask"][row, : ids.shape[1]] = ids, 1
+    _, together, norms = trainer.prediction_step(student, batch)
+    for row, ids in enumerate((long, short)):
+        _, alone, norm = trainer.prediction_step(student, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+        torch.testing.assert_close((together[row], norms[row]), (alone[0], norm[0]))
+
+
+def test_a_model_that_ranks_choices_is_refused(bert, tmp_path):
+    BertForMultipleChoice(BertConfig(**SHAPE, vocab_size=45)).save_pretrained(tmp_path / "bert")
+    with pytest.raises(InputError, match="ranks choices"):
+        main([*bert, *RUN, "--output_dir", str(tmp_path / "out")])
+
+
+def test_snippets_longer_than_the_model_are_refused(bert, tmp_path):
+    with pytest.raises(InputError, match="at most 512"):
+        main([*bert, *RUN, "--max_length", "600", "--output_dir", str(tmp_path / "out")])
 
 
 def test_a_teacher_of_another_shape_is_refused(bert, tmp_path):

@@ -6,15 +6,17 @@ import shlex
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForMaskedLM, BertConfig, BertModel, BertTokenizer
+from torch.utils.data import DataLoader
+from transformers import AutoModelForMaskedLM, AutoTokenizer, BertConfig, BertModel, BertTokenizerFast
 
 from hf_bidir.finetune.errors import InputError
-from training.masked_lm import main
+from training.masked_lm import MaskingCollator, main
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 RUN = shlex.split(
     "--max_steps 80 --per_device_train_batch_size 16 --learning_rate 1e-2 --logging_steps 1 --use_cpu "
-    "--disable_tqdm true --eval_steps 40 --save_steps 20 --save_total_limit 5 --attn_implementation eager"
+    "--disable_tqdm true --negative_mass_until 0.3 --eval_steps 40 --save_steps 20 --save_total_limit 5 "
+    "--attn_implementation eager"
 )
 WORDS = "one two three four five six seven eight"
 
@@ -26,7 +28,7 @@ def options(tmp_path):
     torch.manual_seed(0)
     BertModel(BertConfig(**SHAPE, vocab_size=13)).save_pretrained(folder)
     vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS.split()]))
-    BertTokenizer(str(vocabulary)).save_pretrained(folder)
+    BertTokenizerFast(str(vocabulary)).save_pretrained(folder)
     (tmp_path / "text.txt").write_text("\n".join([WORDS] * 200))
     return ["--model_name_or_path", str(folder), "--train_file", str(tmp_path / "text.txt"), *RUN]
 
@@ -51,3 +53,37 @@ def test_an_interrupted_run_continues_to_the_same_weights(options, tmp_path, cra
 def test_a_checkpoint_to_start_from_is_required():
     with pytest.raises(InputError, match="expected --model_name_or_path"):
         main(["--train_file", "text.txt"])
+
+
+def test_a_model_goes_on_from_its_own_negative_mass(options, tmp_path):
+    main([*options, "--max_steps", "2", "--negative_mass_end", "0.5", "--output_dir", str(tmp_path / "half")])
+    again = [*options, "--model_name_or_path", str(tmp_path / "half"), "--max_steps", "2", "--save_steps", "1"]
+    main([*again, "--negative_mass_until", "1", "--output_dir", str(tmp_path / "whole")])
+    first = json.loads((tmp_path / "whole/checkpoint-1/config.json").read_text())
+    assert first["attn_negative_mass"] == 0.5
+
+
+def test_masks_do_not_depend_on_the_worker_that_makes_the_batch(options, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(options[1])
+    rows = [tokenizer(WORDS) for _ in range(8)]
+    for row in rows:
+        row.pop("token_type_ids", None)
+    collator = MaskingCollator(tokenizer, 0.3)
+    batches = [list(DataLoader(rows, batch_size=2, collate_fn=collator, num_workers=workers)) for workers in (0, 2)]
+    for one, other in zip(*batches, strict=True):
+        assert torch.equal(one["input_ids"], other["input_ids"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--mask_share", "1.5"], "mask_share between 0 and 1"),
+        (["--attn_negative_mass", "0.5"], "leave out --attn_negative_mass"),
+        (["--attn_activation", "softmax"], "leave out --attn_activation"),
+        (["--max_length", "600"], "at most 512"),
+        (["--negative_mass_learning_rate", "0.1"], "needs --learn_negative_mass"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, tmp_path, words, message):
+    with pytest.raises(InputError, match=message):
+        main([*options, *words, "--output_dir", str(tmp_path / "out")])

@@ -2,24 +2,30 @@
 
 from pathlib import Path
 
-from transformers import TrainerState
+from transformers import PreTrainedConfig, TrainerState
 
-from hf_bidir.finetune.arguments import ModelArguments, ScheduleArguments
+from hf_bidir.finetune.arguments import PretrainedArguments, ScheduleArguments
 from hf_bidir.finetune.errors import InputError, as_input_error
-from hf_bidir.schedules import NegativeMassSchedule, saved_schedule
+from hf_bidir.schedules import NEARLY_SOFTMAX, NegativeMassSchedule, saved_schedule
 
 
-def build_schedule(options: ScheduleArguments | None) -> NegativeMassSchedule | None:
-    """The callback that the options describe, or None where they ask for none.
+def build_schedule(options: ScheduleArguments | None, config: PreTrainedConfig) -> NegativeMassSchedule | None:
+    """The callback that the options describe for a model with this config, or None where they ask for none.
+
+    Without a start it starts from the model's own negative mass, or close to softmax where that is 0.
 
     Raises:
-        InputError: a value out of range, or a schedule that ends before it begins.
+        InputError: a value out of range, a schedule that ends before it begins, or a model that has no negative mass.
     """
     if options is None or options.negative_mass_until is None:
         return None
+    start, own = options.negative_mass_start, config.attn_negative_mass
+    if start is None:
+        start = own if isinstance(own, int | float) and own > 0 else NEARLY_SOFTMAX
     with as_input_error("--negative_mass_*: "):
+        NegativeMassSchedule.check_model(config)
         return NegativeMassSchedule(
-            options.negative_mass_start,
+            start,
             options.negative_mass_end,
             begin=options.negative_mass_begin,
             until=options.negative_mass_until,
@@ -28,24 +34,26 @@ def build_schedule(options: ScheduleArguments | None) -> NegativeMassSchedule | 
         )
 
 
-def check_schedule(options: ScheduleArguments, arguments: ModelArguments, given: dict) -> None:
+def check_schedule(options: ScheduleArguments, arguments: PretrainedArguments, given: dict) -> None:
     """Refuse options of a schedule that nothing would read, or that contradict the model's.
 
     Raises:
         InputError: a schedule's option without --negative_mass_until, or a schedule beside a negative mass that is
             fixed, learned or not used at all.
     """
-    named = [name for name in vars(options) if name in given]
     if options.negative_mass_until is None:
+        named = [name for name in vars(options) if name in given]
         if named:
             raise InputError(f"--{named[0]} needs --negative_mass_until, the share of training that a schedule takes")
         return
-    fixed = [name for name in ("attn_negative_mass", "learn_negative_mass") if getattr(arguments, name)]
-    if fixed or arguments.attn_activation not in (None, "tanhmax"):
-        raise InputError(
-            f"--negative_mass_until moves the negative mass of tanhmax; leave out --{[*fixed, 'attn_activation'][0]}"
-        )
-    build_schedule(options)
+    conflicts = {
+        "attn_negative_mass": arguments.attn_negative_mass is not None,
+        "learn_negative_mass": arguments.learn_negative_mass,
+        "attn_activation": arguments.attn_activation not in (None, "tanhmax"),
+    }
+    for name, conflicting in conflicts.items():
+        if conflicting:
+            raise InputError(f"--negative_mass_until moves the negative mass of tanhmax; leave out --{name}")
 
 
 def check_checkpoint_schedule(schedule: NegativeMassSchedule | None, checkpoint: str | None) -> None:
