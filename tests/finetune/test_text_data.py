@@ -120,7 +120,7 @@ def test_a_single_class_is_one_clear_error(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("train.txt", "good\n", "expected a file that ends in .parquet, .csv"),
+        ("train.log", "good\n", "expected a file that ends in .parquet, .csv"),
         ("train.parquet", "not a table", "cannot read .* as parquet"),
         ("train.csv", "", "is empty"),
     ],

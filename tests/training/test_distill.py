@@ -145,7 +145,7 @@ def test_every_parameter_of_a_headless_vit_gets_a_gradient(vit, tmp_path):
 
 def assert_all_trained(options, folder):
     student, teacher, processors = student_and_teacher(options[1], None)
-    args = HealingArguments(output_dir=str(folder / "run"), use_cpu=True, max_steps=1)
+    args = HealingArguments(output_dir=str(folder / "run"), use_cpu=True, eval_strategy="no")
     data = DistillationDataArguments(train_file=options[3:])
     splits, (collator, _), _ = prepared(data, args, options[1], student, processors)
     trainer = DistillationTrainer(model=student, teacher=teacher, args=args, train_dataset=splits.train,
@@ -160,7 +160,7 @@ def test_padding_does_not_count(bert):
     """The error of a batch of sentences is that of the sentences alone, added up."""
     student, teacher, _ = student_and_teacher(bert[1], None)
     student.config.attn_negative_mass = 1.0
-    args = HealingArguments(output_dir="unused", use_cpu=True)
+    args = HealingArguments(output_dir="unused", use_cpu=True, eval_strategy="no")
     trainer = DistillationTrainer(model=student, teacher=teacher, args=args)
     long, short = torch.arange(5, 13)[None], torch.arange(20, 23)[None]
     batch = {"input_ids": torch.zeros(2, 8, dtype=torch.long), "attention_mask": torch.zeros(2, 8, dtype=torch.long)}
