@@ -12,7 +12,7 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
 import hf_bidir
 from hf_bidir.timm_vit import TIMM_PREFIX, read_timm, vit_from_timm
@@ -171,7 +171,7 @@ def _complete(head: type[PreTrainedModel], source, dtype) -> PreTrainedModel:
     return model.eval()
 
 
-def read_config(source) -> PreTrainedConfig:
+def read_config(source) -> PretrainedConfig:
     path = Path(source)
     if path.is_dir() and not (path / "config.json").is_file():
         raise FileNotFoundError(f"{source} has no config.json, so it is not a checkpoint folder.")
@@ -187,7 +187,7 @@ def checkpoint_processors(source) -> list:
     for auto in (AutoTokenizer, AutoImageProcessor):
         try:
             found.append(auto.from_pretrained(source))
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):  # TypeError: transformers 4.57 without a vocabulary
             logger.info("%s has nothing for %s", source, auto.__name__)
     return found
 
@@ -200,18 +200,18 @@ def _bidir_class_of(stock_name: str) -> type[PreTrainedModel]:
     return bidir_class
 
 
-def _fields(config: PreTrainedConfig) -> dict:
+def _fields(config: PretrainedConfig) -> dict:
     """The fields of a config that are not about its class."""
     ours = {"model_type", "architectures", "auto_map", "transformers_version"}
     return {k: v for k, v in config.to_dict().items() if k not in ours | set(ATTENTION_FIELDS)}
 
 
-def _signed_config(config: PreTrainedConfig, attn_activation: str, negative_mass: float) -> PreTrainedConfig:
+def _signed_config(config: PretrainedConfig, attn_activation: str, negative_mass: float) -> PretrainedConfig:
     config_class = getattr(hf_bidir, f"Bidir{FAMILIES[config.model_type]}Config")
     return config_class(attn_activation=attn_activation, attn_negative_mass=negative_mass, **_fields(config))
 
 
-def _random_inputs(config: PreTrainedConfig) -> dict[str, Tensor]:
+def _random_inputs(config: PretrainedConfig) -> dict[str, Tensor]:
     """Two random sentences, one padded, or two random images."""
     generator = torch.Generator().manual_seed(0)
     if hasattr(config, "image_size"):
@@ -236,7 +236,7 @@ def _largest_difference(first: list[Tensor], second: list[Tensor]) -> float:
     return max((a - b).abs().max().item() for a, b in zip(first, second, strict=True))
 
 
-def is_softmax(config: PreTrainedConfig) -> bool:
+def is_softmax(config: PretrainedConfig) -> bool:
     """Whether a bidir model with this config computes softmax attention, in every head."""
     without_mass = not config.attn_learn_negative_mass and not any(_flat(config.attn_negative_mass))
     return config.attn_activation == "softmax" or (config.attn_activation == "tanhmax" and without_mass)

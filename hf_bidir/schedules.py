@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 from transformers import (
-    PreTrainedConfig,
+    PretrainedConfig,
     PreTrainedModel,
     TrainerCallback,
     TrainerControl,
@@ -123,7 +123,7 @@ class NegativeMassSchedule(TrainerCallback, ExportableState):
             )
 
     @staticmethod
-    def check_model(config: PreTrainedConfig) -> None:
+    def check_model(config: PretrainedConfig) -> None:
         """Raise ValueError unless the model has a negative mass that a schedule may set."""
         activation, learned = (getattr(config, name, None) for name in ("attn_activation", "attn_learn_negative_mass"))
         if activation != "tanhmax" or learned:

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from transformers import PreTrainedConfig, TrainerState
+from transformers import PretrainedConfig, TrainerState
 
 from hf_bidir.finetune.arguments import PretrainedArguments, ScheduleArguments
 from hf_bidir.finetune.errors import InputError, as_input_error
 from hf_bidir.schedules import NEARLY_SOFTMAX, NegativeMassSchedule, saved_schedule
 
 
-def build_schedule(options: ScheduleArguments | None, config: PreTrainedConfig) -> NegativeMassSchedule | None:
+def build_schedule(options: ScheduleArguments | None, config: PretrainedConfig) -> NegativeMassSchedule | None:
     """The callback that the options describe for a model with this config, or None where they ask for none.
 
     Without a start it starts from the model's own negative mass, or close to softmax where that is 0.
