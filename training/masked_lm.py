@@ -17,13 +17,10 @@ interrupted continues when the same command is given again. The output folder lo
 AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True).
 """
 
-import json
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling, PreTrainedTokenizerBase, set_seed
 
 from hf_bidir import BidirBertConfig, BidirBertForMaskedLM
@@ -37,6 +34,7 @@ from hf_bidir.finetune.arguments import (
 from hf_bidir.finetune.errors import InputError, as_input_error, run_script
 from hf_bidir.finetune.metrics import masked_word_metrics, predicted_classes
 from hf_bidir.finetune.models import Family, build_model, checkpoint_config
+from hf_bidir.finetune.randomness import batch_generator
 from hf_bidir.finetune.recipe import parse_recipe
 from hf_bidir.finetune.run import finetune
 from hf_bidir.finetune.schedule_options import check_schedule
@@ -90,20 +88,14 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 @dataclass
 class MaskingCollator:
-    """Masks tokens at random, the same ones whenever the same batch comes.
-
-    So all evaluations mask alike, and a resumed run masks what the uninterrupted one would have: a stream of random
-    numbers would have been read ahead by the data loader when the checkpoint was saved. Every epoch shuffles the
-    batches, and so has other masks.
-    """
+    """Masks tokens at random, the same ones whenever the same batch comes: so all evaluations mask alike."""
 
     tokenizer: PreTrainedTokenizerBase
     mask_share: float
 
     def __call__(self, examples: list[dict]) -> dict:
-        seed = zlib.crc32(json.dumps([example["input_ids"] for example in examples]).encode())
-        masking = DataCollatorForLanguageModeling(self.tokenizer, mlm_probability=self.mask_share, seed=seed)
-        masking.generator = torch.Generator().manual_seed(seed)  # its own would depend on the data loader's worker
+        masking = DataCollatorForLanguageModeling(self.tokenizer, mlm_probability=self.mask_share, seed=0)
+        masking.generator = batch_generator(bytes(str(example["input_ids"]), "ascii") for example in examples)
         return masking(examples)
 
 

@@ -15,6 +15,7 @@ from transformers import BaseImageProcessor
 from hf_bidir.finetune.arguments import ImageDataArguments
 from hf_bidir.finetune.errors import InputError, as_input_error
 from hf_bidir.finetune.image_files import DIGITS, read_digits, read_images
+from hf_bidir.finetune.randomness import batch_generator
 from hf_bidir.finetune.splits import Splits, labelled_splits, raw_splits
 
 IMAGE_COLUMNS = ("image", "img", "pixels")
@@ -91,18 +92,20 @@ class ImageCollator:
 
         Grey images become RGB, because that is what the image-classification pipeline feeds a model.
         """
-        images = [self._augmented(example["image"].convert("RGB")) for example in examples]
+        images = [example["image"].convert("RGB") for example in examples]
+        if self.flip or self.shift or self.rotate:
+            generator = batch_generator(image.tobytes() for image in images)
+            images = [self._augmented(image, generator) for image in images]
         pixels = self.processor(images, return_tensors="pt")["pixel_values"]
         if "label" not in examples[0]:
             return {"pixel_values": pixels}
         return {"pixel_values": pixels, "labels": torch.tensor([example["label"] for example in examples])}
 
-    def _augmented(self, image: Pillow.Image) -> Pillow.Image:
-        # torch's generator, because the Trainer saves and restores it
-        if self.flip and torch.rand(()) < 0.5:
+    def _augmented(self, image: Pillow.Image, generator: torch.Generator) -> Pillow.Image:
+        if self.flip and torch.rand((), generator=generator) < 0.5:
             image = ImageOps.mirror(image)
         if self.shift or self.rotate:
-            right, down, turn = (2 * torch.rand(3) - 1).tolist()
+            right, down, turn = (2 * torch.rand(3, generator=generator) - 1).tolist()
             translate = (right * self.shift, down * self.shift)
             image = image.rotate(turn * self.rotate, Pillow.Resampling.BILINEAR, translate=translate)
         return image

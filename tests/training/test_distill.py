@@ -93,9 +93,11 @@ def test_the_embeddings_stay_the_teacher_s(bert, tmp_path):
     assert not torch.equal(after["encoder.layer.0.output.dense.weight"], before["encoder.layer.0.output.dense.weight"])
 
 
-def test_an_interrupted_healing_continues_to_the_same_weights(bert, tmp_path, crash):
-    main([*bert, *RUN, "--output_dir", str(tmp_path / "whole")])
-    again = [*bert, *RUN, "--output_dir", str(tmp_path / "crashed")]
+@pytest.mark.parametrize("family", ["bert", "vit"])
+def test_an_interrupted_healing_continues_to_the_same_weights(family, request, tmp_path, crash):
+    options = [*request.getfixturevalue(family), *RUN, *(["--flip", "--shift", "1"] if family == "vit" else [])]
+    main([*options, "--output_dir", str(tmp_path / "whole")])
+    again = [*options, "--output_dir", str(tmp_path / "crashed")]
     crash(main, again, after_steps=30)
     main(again)
     whole, crashed = (load_file(tmp_path / run / "model.safetensors") for run in ("whole", "crashed"))

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
-from transformers import pipeline
+from transformers import DeiTConfig, DeiTForImageClassification, pipeline
 
 from hf_bidir.finetune.errors import InputError
 from training.image_classification import main
@@ -62,6 +62,14 @@ def test_an_interrupted_run_continues_to_the_same_weights(tmp_path, crash, augme
     assert results["train_loss"] == expected["train_loss"]
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "broken"))
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_stock_deit_is_fine_tuned_as_a_signed_deit(tmp_path):
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    DeiTForImageClassification(DeiTConfig(**shape, image_size=8, patch_size=4)).save_pretrained(tmp_path / "deit")
+    words = shlex.split("--dataset_name digits --max_train_samples 32 --max_steps 1 --save_steps 1 --use_cpu")
+    main([*words, "--model_name_or_path", str(tmp_path / "deit"), "--output_dir", str(tmp_path / "run")])
+    assert json.loads((tmp_path / "run/config.json").read_text())["model_type"] == "bidir_deit"
 
 
 @pytest.mark.parametrize(
