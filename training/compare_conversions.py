@@ -49,18 +49,21 @@ class Variant:
     seeds: int = 1
 
 
-def annealed(what: str, **options: Any) -> Variant:
-    return Variant(what, "sst2-minilm-annealed", options)
+def annealed(what: str, centre: bool = False, **options: Any) -> Variant:
+    return Variant(what, "sst2-minilm-annealed", {"centre": centre, **options})
 
 
-DIRECT = {"attn_activation": "tanhmax", "attn_negative_mass": 1.0}
+DIRECT = {"attn_activation": "tanhmax", "attn_negative_mass": 1.0, "centre": False}
+CENTRED = DIRECT | {"centre": True}
 LEARNED = DIRECT | {"attn_negative_mass": 0.0183, "learn_negative_mass": True}
 FEW = {"max_train_samples": 3000, "num_train_epochs": 2}
 VARIANTS = {
     "softmax": Variant("softmax throughout", "sst2-minilm-softmax", seeds=3),
     "direct": Variant("λ = 1 from the first step", "sst2-minilm-softmax", DIRECT, seeds=3),
-    "healed": Variant("healed, then λ = 1 from the first step", "sst2-minilm-healed", seeds=3),
+    "centred": Variant("centred, then λ = 1 from the first step", "sst2-minilm-softmax", CENTRED, seeds=3),
+    "healed": Variant("centred and healed, then λ = 1 from the first step", "sst2-minilm-healed", seeds=3),
     "log": annealed("log λ rises over 60 %"),
+    "centred-log": annealed("centred, then log λ rises over 60 %", centre=True),
     "linear": annealed("λ rises from 0 over 60 %", negative_mass_shape="linear", negative_mass_start=0.0),
     "bottom-up": annealed("log λ, layer by layer from the bottom, 60 %", negative_mass_order="bottom-up"),
     "top-down": annealed("log λ, layer by layer from the top, 60 %", negative_mass_order="top-down"),
@@ -75,9 +78,10 @@ VARIANTS = {
     ),
     "few-softmax": Variant("3,000 sentences, 2 epochs: softmax", "sst2-minilm-softmax", FEW, seeds=3),
     "few-direct": Variant("3,000 sentences, 2 epochs: λ = 1 at once", "sst2-minilm-softmax", FEW | DIRECT, seeds=3),
-    "few-healed": Variant("3,000 sentences, 2 epochs: healed, then λ = 1", "sst2-minilm-healed", FEW, seeds=3),
+    "few-centred": Variant("3,000 sentences, 2 epochs: centred", "sst2-minilm-softmax", FEW | CENTRED, seeds=3),
+    "few-healed": Variant("3,000 sentences, 2 epochs: centred and healed", "sst2-minilm-healed", FEW, seeds=3),
 }
-MAIN = ("softmax", "healed", "direct")
+MAIN = ("softmax", "healed", "centred", "direct")
 COLORS = {name: f"C{index}" for index, name in enumerate(name for name in VARIANTS if name != "softmax")}
 HEADING = """# From softmax to TanhMax: MiniLM on SST-2
 

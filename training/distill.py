@@ -28,6 +28,7 @@ from typing import Any
 
 from transformers import BaseImageProcessor, DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
+from hf_bidir.convert import is_softmax
 from hf_bidir.finetune.arguments import (
     DistillationDataArguments,
     HealingArguments,
@@ -57,6 +58,11 @@ class StudentArguments:
     teacher_name_or_path: str | None = option(
         None, "The softmax teacher, when the student starts from a checkpoint that has negative mass already."
     )
+    centre: bool = option(
+        True,
+        "When a softmax checkpoint gets negative mass: first subtract mean keys and values, which changes nothing in "
+        "the softmax model and a lot behind it.",
+    )
 
 
 OPTIONS = (DistillationDataArguments, StudentArguments, HealingScheduleArguments, HealingArguments)
@@ -82,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         collator=collators[0],
         eval_collator=collators[1],
         schedule=schedule,
+        centre=arguments.centre and is_softmax(student.config),
         trainer_class=DistillationTrainer,
         teacher=teacher,
         compute_metrics=relative_error_metrics,

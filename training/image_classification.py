@@ -41,7 +41,15 @@ from hf_bidir.finetune.image_data import (
     new_image_processor,
     read_image_splits,
 )
-from hf_bidir.finetune.models import Family, build_model, check_given, checkpoint_config, family_of, scratch_config
+from hf_bidir.finetune.models import (
+    Family,
+    build_model,
+    check_given,
+    checkpoint_config,
+    family_of,
+    scratch_config,
+    starts_as_softmax,
+)
 from hf_bidir.finetune.recipe import parse_recipe
 from hf_bidir.finetune.run import finetune
 from hf_bidir.finetune.schedule_options import check_schedule
@@ -78,6 +86,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         collator=ImageCollator(processor, shift=data.shift, rotate=data.rotate, flip=data.flip),
         eval_collator=ImageCollator(processor),
         schedule=schedule,
+        centre=arguments.centre and starts_as_softmax(arguments.model_name_or_path),
     )
 
 

@@ -33,7 +33,7 @@ from hf_bidir.finetune.arguments import (
 )
 from hf_bidir.finetune.errors import InputError, as_input_error, run_script
 from hf_bidir.finetune.metrics import masked_word_metrics, predicted_classes
-from hf_bidir.finetune.models import Family, build_model, checkpoint_config
+from hf_bidir.finetune.models import Family, build_model, checkpoint_config, starts_as_softmax
 from hf_bidir.finetune.randomness import batch_generator
 from hf_bidir.finetune.recipe import parse_recipe
 from hf_bidir.finetune.run import finetune
@@ -81,6 +81,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         processing_class=tokenizer,
         collator=MaskingCollator(tokenizer, data.mask_share),
         schedule=schedule,
+        centre=arguments.centre and starts_as_softmax(arguments.model_name_or_path),
         compute_metrics=masked_word_metrics,
         preprocess_logits_for_metrics=predicted_classes,
     )

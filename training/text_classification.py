@@ -29,7 +29,14 @@ from transformers import AutoTokenizer, DataCollatorWithPadding, PreTrainedToken
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
 from hf_bidir.finetune.arguments import RunArguments, ScheduleArguments, TextDataArguments, TextModelArguments
 from hf_bidir.finetune.errors import as_input_error, run_script
-from hf_bidir.finetune.models import Family, build_model, check_given, checkpoint_config, scratch_config
+from hf_bidir.finetune.models import (
+    Family,
+    build_model,
+    check_given,
+    checkpoint_config,
+    scratch_config,
+    starts_as_softmax,
+)
 from hf_bidir.finetune.recipe import parse_recipe
 from hf_bidir.finetune.run import finetune
 from hf_bidir.finetune.schedule_options import check_schedule
@@ -65,6 +72,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         processing_class=tokenizer,
         collator=DataCollatorWithPadding(tokenizer),
         schedule=schedule,
+        centre=arguments.centre and starts_as_softmax(arguments.model_name_or_path),
     )
 
 

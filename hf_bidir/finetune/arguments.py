@@ -133,6 +133,11 @@ class PretrainedArguments:
     learn_negative_mass: bool = option(
         False, "Train the negative mass of every head, from --attn_negative_mass (between 0 and 1) on."
     )
+    centre: bool = option(
+        True,
+        "When a softmax checkpoint gets negative mass: first subtract mean keys and values, which changes nothing in "
+        "the softmax model and a lot behind it.",
+    )
     attn_implementation: str | None = option(None, "How attention is computed: sdpa (the fastest exact path), eager.")
 
 

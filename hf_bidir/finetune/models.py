@@ -3,12 +3,14 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from transformers import PretrainedConfig, PreTrainedModel
 
+from hf_bidir.convert import is_softmax
 from hf_bidir.finetune.arguments import ModelArguments
 from hf_bidir.finetune.errors import InputError, as_input_error
 
@@ -17,6 +19,7 @@ UNCHANGED_BY_CHECKPOINTS = (
     "attn_activation",
     "attn_negative_mass",
     "learn_negative_mass",
+    "centre",
     "attn_implementation",
 )
 KEYS_SHOWN = 3
@@ -42,6 +45,15 @@ def family_of(families: Collection[Family], source: str | None) -> Family:
         return first
     known = (family for family in families if fields.get("model_type") in (family.stock_type, family.config.model_type))
     return next(known, first)
+
+
+def starts_as_softmax(source: str | None) -> bool:
+    """Whether a checkpoint's own config says that its attention is softmax; False where there is no checkpoint."""
+    if source is None:
+        return False
+    fields, _ = PretrainedConfig.get_config_dict(source)
+    defaults = {"attn_activation": "tanhmax", "attn_negative_mass": 1.0, "attn_learn_negative_mass": False}
+    return not fields["model_type"].startswith("bidir_") or is_softmax(SimpleNamespace(**defaults | fields))
 
 
 def check_given(arguments: ModelArguments, given: Collection[str]) -> None:

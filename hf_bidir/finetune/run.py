@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
+from datasets import Dataset
 from transformers import EarlyStoppingCallback, PreTrainedModel, Trainer, TrainerCallback
 
+from hf_bidir.centring import centre_attention
 from hf_bidir.convert import is_softmax
 from hf_bidir.finetune.arguments import DataArguments, RunArguments, ScheduleArguments
 from hf_bidir.finetune.curves import save_loss_curve
+from hf_bidir.finetune.errors import as_input_error
 from hf_bidir.finetune.files import replacing, write_json
 from hf_bidir.finetune.folder import CARD, CURVE, RECORD, RESULTS, checkpoint_to_resume, clear_run
 from hf_bidir.finetune.metrics import classification_metrics, headline, predicted_classes
@@ -24,6 +27,7 @@ from hf_bidir.hub import build_model_card
 
 logger = logging.getLogger(__name__)
 
+CENTRING_EXAMPLES = 256
 STAYS_SOFTMAX = (
     "The negative mass is 0 and stays there, where signed attention equals softmax; --negative_mass_until raises it "
     "during training, and --attn_negative_mass sets it at once."
@@ -42,6 +46,7 @@ def finetune(
     collator: Callable,
     eval_collator: Callable | None = None,
     schedule: ScheduleArguments | None = None,
+    centre: bool = False,
     trainer_class: Callable[..., FinetuneTrainer] = FinetuneTrainer,
     **trainer_options: Any,
 ) -> dict[str, Any]:
@@ -59,6 +64,7 @@ def finetune(
         collator: makes a training batch of examples.
         eval_collator: makes an evaluation batch, if that is another thing (no augmentation).
         schedule: how the negative mass moves; None leaves it.
+        centre: the weights are those of a softmax model, and are centred if they get negative mass.
         trainer_class, trainer_options: another Trainer, and what it takes; without options, the metrics of classes.
 
     Returns:
@@ -87,10 +93,13 @@ def finetune(
         callbacks=_callbacks(args, moving),
         **(trainer_options or _classification(splits.names)),
     )
-    if moving is None and model.config.attn_activation == "tanhmax" and is_softmax(model.config):
+    gets_negative_mass = moving is not None or not is_softmax(model.config)
+    if not gets_negative_mass and model.config.attn_activation == "tanhmax":
         logger.warning(STAYS_SOFTMAX)
     if checkpoint:
         logger.warning("Continuing from %s.", checkpoint)
+    elif centre and gets_negative_mass and model.config.attn_activation == "tanhmax":
+        _centre(trainer, splits.train, args)
     trainer.train(resume_from_checkpoint=checkpoint)
     results = _evaluate(trainer, splits)
     trainer.save_model()
@@ -107,6 +116,13 @@ def finetune(
         print(f"\nFinished {folder}: {headline(results)}; {CARD} there says the rest.")
     PartialState().wait_for_everyone()
     return results
+
+
+def _centre(trainer: FinetuneTrainer, train: Dataset, args: RunArguments) -> None:
+    sample = train.shuffle(seed=args.seed).select(range(min(CENTRING_EXAMPLES, len(train))))
+    with as_input_error("with --no_centre the run starts without: "):
+        centre_attention(trainer.model, trainer.get_eval_dataloader(sample))
+    logger.info("Centred keys and values over %s training examples.", len(sample))
 
 
 def _callbacks(args: RunArguments, schedule: TrainerCallback | None) -> list[TrainerCallback]:
