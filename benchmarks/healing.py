@@ -20,14 +20,20 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from measure import write_table  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
 
+from hf_bidir.analysis import negative_share  # noqa: E402
+from hf_bidir.finetune.distillation import student_and_teacher  # noqa: E402
 from hf_bidir.finetune.folder import RESULTS, read_record  # noqa: E402
+from hf_bidir.finetune.recipe import parse_recipe  # noqa: E402
+from training.distill import OPTIONS, prepared  # noqa: E402
 from training.distill import main as distill  # noqa: E402
 from training.image_classification import main as finetune_images  # noqa: E402
 
 RUNS, TABLES = ROOT / "runs/healing", ROOT / "benchmarks/results"
-SWAPPED = "--max_steps 1 --learning_rate 0 --warmup_ratio 0 --negative_mass_until 0"  # λ = 1, and nothing learned
-HEADER = ["student", "steps", "relative squared error", "worst layer", "minutes"]
+# at λ = 1, and nothing learned
+SWAPPED = shlex.split("--max_steps 1 --learning_rate 0 --warmup_ratio 0 --negative_mass_until 0")
+HEADER = ["student", "steps", "relative squared error", "worst layer", "negative coefficients", "minutes"]
 
 
 def main() -> None:
@@ -51,7 +57,7 @@ def minilm(options: argparse.Namespace) -> None:
         *("--validation_file", str(options.imdb / "test.parquet"), str(options.sst2 / "validation.parquet")),
     ]
     given = ["minilm-healed", *texts, "--model_name_or_path", options.model]
-    rows = healed_rows("minilm", given, options.steps or [900, 1000, 3000])
+    rows = healed_rows("minilm", given, options.steps or [250, 700, 2000])
     notes = "MiniLM-L6 at λ = 1 beside its softmax teacher, on 500 held-out snippets of IMDB and SST-2."
     write_table(TABLES / "healing_minilm.md", "Healing MiniLM", notes, HEADER, rows, "cpu")
 
@@ -64,8 +70,8 @@ def vit(options: argparse.Namespace) -> None:
     trained = finished(finetune_images, "fashion-mnist-softmax", [*labelled, "--num_train_epochs", "3"], teacher)
     given = ["fashion-mnist-healed", *files, "--validation_file", str(test), "--model_name_or_path", str(teacher)]
     rows = healed_rows("vit", given, options.steps or [1500, 4500])
-    for row in rows:
-        student = RUNS / f"vit-{row[1]}-steps"
+    for row, name in zip(rows, ("swapped", "centred", *(f"{row[1]}-steps" for row in rows[2:])), strict=True):
+        student = RUNS / f"vit-{name}"
         words = shlex.split("--max_steps 1 --learning_rate 0 --warmup_ratio 0 --save_steps 1 --eval_strategy no "
                             "--load_best_model_at_end false")  # fmt: skip
         given = [*labelled, "--model_name_or_path", str(student), *words]
@@ -80,23 +86,39 @@ def vit(options: argparse.Namespace) -> None:
 
 
 def healed_rows(name: str, given: list[str], lengths: list[int]) -> list[list[str]]:
-    """One row per length of healing, after one for the student that nothing healed."""
+    """Two rows for students that nothing healed, one of them centred, then one for each length of healing."""
     recipe, *given = given
-    runs = {1: shlex.split(SWAPPED)} | {steps: ["--max_steps", str(steps)] for steps in lengths}
+    runs = {
+        ("swapped in", "swapped"): [*SWAPPED, "--centre", "false"],
+        ("centred, swapped in", "centred"): SWAPPED,
+        **{("centred, healed", f"{steps}-steps"): ["--max_steps", str(steps)] for steps in lengths},
+    }
     rows = []
-    for steps, words in runs.items():
-        folder = RUNS / f"{name}-{steps}-steps"
+    for (student, folder), words in runs.items():
+        folder = RUNS / f"{name}-{folder}"
         results = finished(distill, recipe, [*given, *words], folder)
         worst = max(value for key, value in results.items() if key.startswith("eval_relative_error_"))
+        healed = student.endswith("healed")
         minutes = read_record(folder)["duration_seconds"] / 60
         rows.append([
-            "healed" if steps > 1 else "swapped in",
-            str(steps),
+            student,
+            folder.name.split("-")[1] if healed else "0",
             f"{100 * results['eval_relative_error']:.2f} %",
             f"{100 * worst:.2f} %",
-            f"{minutes:.1f}" if steps > 1 else "-",
+            f"{100 * share(folder, recipe, given):.0f} %",
+            f"{minutes:.1f}" if healed else "-",
         ])  # fmt: skip
     return rows
+
+
+def share(folder: Path, recipe: str, given: list[str]) -> float:
+    """The share of negative coefficients of a student on the data that was held out."""
+    path = str(ROOT / f"training/recipes/{recipe}.yaml")
+    data, arguments, _, args, _ = parse_recipe(OPTIONS, [path, *given])
+    student, _, processors = student_and_teacher(str(folder), arguments.model_name_or_path)
+    splits, (_, collator), _ = prepared(data, args, str(folder), student, processors)
+    batches = DataLoader(splits.validation, batch_size=32, collate_fn=collator)
+    return negative_share(student.eval(), batches)
 
 
 def finished(script: Any, recipe: str | None, words: list[str], folder: Path) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """Which way from a softmax checkpoint to TanhMax keeps its accuracy? MiniLM on SST-2, every way side by side.
 
     python training/distill.py training/recipes/minilm-healed.yaml        # once, for the healed variants
+    python training/distill.py training/recipes/minilm-healed.yaml --max_steps 250 \\
+        --output_dir runs/minilm-healed-briefly
     python training/compare_conversions.py --data-dir DIR
 
 `DIR` holds train.parquet, validation.parquet and test.parquet. Runs go to --runs. What a finished run measured
@@ -41,12 +43,13 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to a fine-tuned model: a recipe, what it changes in it, and how many seeds it gets."""
+    """One way to a fine-tuned model: a recipe, what it changes in it, how many seeds it gets, and which checkpoint."""
 
     what: str
     recipe: str
     options: dict[str, Any] = field(default_factory=dict)
     seeds: int = 1
+    start: str = "model"
 
 
 def annealed(what: str, centre: bool = False, **options: Any) -> Variant:
@@ -56,12 +59,16 @@ def annealed(what: str, centre: bool = False, **options: Any) -> Variant:
 DIRECT = {"attn_activation": "tanhmax", "attn_negative_mass": 1.0, "centre": False}
 CENTRED = DIRECT | {"centre": True}
 LEARNED = DIRECT | {"attn_negative_mass": 0.0183, "learn_negative_mass": True}
+HEALED = "sst2-minilm-healed"
 FEW = {"max_train_samples": 3000, "num_train_epochs": 2}
 VARIANTS = {
     "softmax": Variant("softmax throughout", "sst2-minilm-softmax", seeds=3),
     "direct": Variant("λ = 1 from the first step", "sst2-minilm-softmax", DIRECT, seeds=3),
     "centred": Variant("centred, then λ = 1 from the first step", "sst2-minilm-softmax", CENTRED, seeds=3),
-    "healed": Variant("centred and healed, then λ = 1 from the first step", "sst2-minilm-healed", seeds=3),
+    "healed-briefly": Variant(
+        "centred and healed for 250 steps, then λ = 1 from the first step", HEALED, seeds=3, start="briefly"
+    ),
+    "healed": Variant("centred and healed, then λ = 1 from the first step", HEALED, seeds=3, start="healed"),
     "log": annealed("log λ rises over 60 %"),
     "centred-log": annealed("centred, then log λ rises over 60 %", centre=True),
     "linear": annealed("λ rises from 0 over 60 %", negative_mass_shape="linear", negative_mass_start=0.0),
@@ -79,9 +86,9 @@ VARIANTS = {
     "few-softmax": Variant("3,000 sentences, 2 epochs: softmax", "sst2-minilm-softmax", FEW, seeds=3),
     "few-direct": Variant("3,000 sentences, 2 epochs: λ = 1 at once", "sst2-minilm-softmax", FEW | DIRECT, seeds=3),
     "few-centred": Variant("3,000 sentences, 2 epochs: centred", "sst2-minilm-softmax", FEW | CENTRED, seeds=3),
-    "few-healed": Variant("3,000 sentences, 2 epochs: centred and healed", "sst2-minilm-healed", FEW, seeds=3),
+    "few-healed": Variant("3,000 sentences, 2 epochs: centred and healed", HEALED, FEW, seeds=3, start="healed"),
 }
-MAIN = ("softmax", "healed", "centred", "direct")
+MAIN = ("softmax", "healed", "healed-briefly", "centred", "direct")
 COLORS = {name: f"C{index}" for index, name in enumerate(name for name in VARIANTS if name != "softmax")}
 HEADING = """# From softmax to TanhMax: MiniLM on SST-2
 
@@ -98,7 +105,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True, help="holds {train,validation,test}.parquet")
     parser.add_argument("--model", help="the softmax checkpoint; by default the recipes', from the Hub")
-    parser.add_argument("--healed", type=Path, default=ROOT / "runs/minilm-healed", help="what distill.py has written")
+    for name in ("healed", "healed-briefly"):
+        folder = ROOT / f"runs/minilm-{name}"
+        parser.add_argument(f"--{name}", dest=name.removeprefix("healed-"), type=Path, default=folder,
+                            help="what distill.py has written, as above")  # fmt: skip
     parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), metavar="NAME",
                         help=f"run these variants alone: {', '.join(VARIANTS)}")  # fmt: skip
     parser.add_argument("--runs", type=Path, default=ROOT / "runs/compare-conversions", help="where the runs go")
@@ -121,7 +131,7 @@ def main() -> None:
 def measured_run(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """Train one variant with one seed, unless it is there already, and measure what the table shows."""
     folder, variant = options.runs / f"{name}-seed{seed}", VARIANTS[name]
-    start = options.healed if "healed" in variant.recipe else options.model
+    start = getattr(options, variant.start)
     if read_record(folder).get("status") != "finished":
         words = {f"{split}_file": options.data_dir / f"{split}.parquet" for split in SPLITS}
         words |= {"model_name_or_path": start} if start else {}

@@ -14,9 +14,12 @@ examples:
   python training/distill.py --model_name_or_path timm:vit_tiny_patch16_224 --train_file photos/ \\
       --output_dir runs/vit-tiny-healed
 
-The student starts as the teacher (negative mass 0 is softmax), and while the negative mass rises to 1 it keeps
-the hidden states of every layer, and the logits. No labels are needed, and one healed checkpoint serves every later
-task: fine-tune it with text_classification.py or image_classification.py --model_name_or_path FOLDER.
+The student starts as the teacher, with mean keys and values moved out of its attention, which changes nothing in
+softmax. Then its negative mass becomes 1, at once or slowly (--negative_mass_until), and it learns to keep the hidden
+states of every layer, and the logits. No labels are needed, and one healed checkpoint serves every later task:
+fine-tune it with text_classification.py or image_classification.py --model_name_or_path FOLDER.
+
+How long to heal is a choice: the longer, the nearer to the teacher, and the fewer coefficients remain negative.
 
 A recipe is a YAML file of the options below; options on the command line win over it. A run that was
 interrupted continues when the same command is given again.

@@ -201,7 +201,7 @@ class HealingScheduleArguments(ScheduleArguments):
     """A schedule that is on by default."""
 
     negative_mass_until: float | None = option(
-        0.35, "The negative mass moves until this share of training, 0 to 1, and then stays."
+        0.0, "The negative mass moves until this share of training, 0 to 1, and then stays; 0 sets it at once."
     )
 
 
@@ -267,8 +267,8 @@ class RunArguments(TrainingArguments):
 class HealingArguments(RunArguments):
     """Run options with the defaults of healing: a number of steps, and the last checkpoint."""
 
-    max_steps: int = option(1000, "The number of optimizer steps; -1 counts epochs instead.")
-    learning_rate: float = option(2e-4, "The peak learning rate.")
+    max_steps: int = option(700, "The number of optimizer steps; -1 counts epochs instead.")
+    learning_rate: float = option(2.5e-4, "The peak learning rate.")
     warmup_ratio: float | None = option(0.05, "Share of the steps over which the learning rate rises from 0.")
     per_device_train_batch_size: int = option(24, "Snippets or images per process and step.")
     eval_strategy: str = option("steps", "When to evaluate: no, steps or epoch.", choices=["no", "steps", "epoch"])

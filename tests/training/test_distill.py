@@ -66,7 +66,7 @@ def vit(tmp_path):
 
 def error_without_training(options, folder):
     """The relative error of a student that is at λ = 1 from the first step and hardly trained."""
-    words = shlex.split("--max_steps 1 --learning_rate 0 --negative_mass_until 0 --warmup_ratio 0")
+    words = shlex.split("--max_steps 1 --learning_rate 0 --warmup_ratio 0 --centre false")
     return main([*options, *RUN, *words, "--output_dir", str(folder)])["eval_relative_error"]
 
 
