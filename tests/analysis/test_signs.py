@@ -5,6 +5,7 @@ import torch
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, register_attn_activation, tanhmax
 from hf_bidir.analysis import negative_share, without_negatives
+from hf_bidir.modeling import activations
 
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 
@@ -46,8 +47,9 @@ def test_no_coefficient_over_the_threshold_is_an_error():
         negative_share(model_of(1.0), [batch_of()], threshold=1.5)
 
 
-def test_without_negatives_a_model_computes_what_its_positive_coefficients_give():
+def test_without_negatives_a_model_computes_what_its_positive_coefficients_give(monkeypatch):
     model, batch = model_of(1.0), batch_of()
+    monkeypatch.setattr(activations, "_ACTIVATIONS", dict(activations._ACTIVATIONS))
     register_attn_activation("positive_part", lambda scores, keep=None, dim=-1: tanhmax(scores, keep, dim).clamp_min(0))
     model.config.attn_activation = "positive_part"
     expected = model(**batch).logits

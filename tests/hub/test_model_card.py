@@ -21,6 +21,7 @@ RESULTS = {
 RUN = {
     "started_from": "hub",
     "seed": 7,
+    "best_checkpoint": "checkpoint-3",
     "recipe": {
         "dataset_name": "someone/reviews",
         "num_train_epochs": 3,
@@ -78,6 +79,19 @@ def test_without_test_numbers_the_card_shows_the_validation_split_and_says_what_
     card = build_model_card(finished)
     assert "| accuracy | 0.7000 |" in card.text
     assert "also chose the checkpoint" in card.text
+
+
+def test_a_run_that_kept_its_last_checkpoint_does_not_say_that_validation_chose_it(finished):
+    write(finished, "all_results.json", {"eval_accuracy": 0.7})
+    write(finished, "run.json", RUN | {"best_checkpoint": None})
+    assert "also chose the checkpoint" not in build_model_card(finished).text
+
+
+def test_a_healed_model_says_how_far_from_its_teacher_it_is(finished):
+    write(finished, "all_results.json", {"eval_relative_error": 0.004})
+    text = build_model_card(finished).text
+    assert "| relative error | 0.0040 |" in text
+    assert "0.01 is 1 %" in text
 
 
 def test_the_model_index_has_task_data_split_metric_and_value(finished):
