@@ -105,17 +105,11 @@ class NegativeMassSchedule(TrainerCallback, ExportableState):
         """Whether the last step was trained at the end value."""
         return state.global_step - 1 >= self.until * max(1, state.max_steps - 1)
 
-    def check_saved(self, state: TrainerState, max_steps: int | None = None) -> None:
-        """Raise ValueError unless a checkpoint's state was saved with this very schedule.
-
-        Args:
-            max_steps: the steps of this run, if they are known already; the checkpoint's have to be as many.
-        """
-        saved, own = saved_schedule(state), self.state()["args"]
-        if saved is not None and max_steps is not None:
-            own |= {"max_steps": max_steps}
-        elif saved is not None:
-            saved = {name: value for name, value in saved.items() if name != "max_steps"}
+    def check_saved(self, state: TrainerState) -> None:
+        """Raise ValueError unless a checkpoint's state was saved with this very schedule."""
+        saved, own = saved_schedule(state), self.state()
+        if saved and self.max_steps is None:  # training has not begun
+            own["attributes"] = saved["attributes"]
         if saved != own:
             raise ValueError(
                 f"the checkpoint at step {state.global_step} was trained with the negative mass schedule {saved}, and "
@@ -142,9 +136,9 @@ class NegativeMassSchedule(TrainerCallback, ExportableState):
         **kwargs: Any,
     ) -> None:
         self.check_model(model.config)
-        if state.global_step > 0:
-            self.check_saved(state, state.max_steps)
         self.max_steps = state.max_steps
+        if state.global_step > 0:
+            self.check_saved(state)
 
     def on_step_begin(
         self,
@@ -171,11 +165,10 @@ class NegativeMassSchedule(TrainerCallback, ExportableState):
         state.log_history[-1] |= values
 
 
-def saved_schedule(state: TrainerState) -> dict[str, Any] | None:
-    """What a checkpoint was saved with, arguments and `max_steps`, or None where it had no schedule."""
+def saved_schedule(state: TrainerState) -> dict[str, dict[str, Any]] | None:
+    """The `NegativeMassSchedule.state()` that a checkpoint was saved with, or None where it had no schedule."""
     saved = (state.stateful_callbacks or {}).get(NegativeMassSchedule.__name__)
-    saved = saved[0] if isinstance(saved, list) else saved
-    return saved and saved["args"] | saved["attributes"]
+    return saved[0] if isinstance(saved, list) else saved
 
 
 def negative_mass_metrics(model: PreTrainedModel) -> dict[str, float]:
