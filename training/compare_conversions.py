@@ -197,11 +197,11 @@ def table(runs: dict[str, list[dict[str, Any]]]) -> str:
         accuracy = [100 * run["test_accuracy"] for run in measured]
         spread = f" ± {stdev(accuracy):.1f}" if len(accuracy) > 1 else ""
         share = 100 * mean(run["negative_share"] for run in measured)
-        cost = 100 * mean(run["test_accuracy"] - run["test_accuracy_without_negatives"] for run in measured)
+        worth = 100 * mean(run["test_accuracy"] - run["test_accuracy_without_negatives"] for run in measured)
         masses = [mean(run["negative_mass"][index] for run in measured) for index in (0, 2)]
         mass = f"{masses[0]:.3g}" if masses[0] == masses[1] else f"{masses[0]:.2g} to {masses[1]:.2g}"
         cells = [name, VARIANTS[name].what, str(len(measured)), f"{mean(accuracy):.1f}{spread}", mass]
-        lines.append(f"| {' | '.join([*cells, f'{share:.0f} %', f'{cost:.1f}'])} |")
+        lines.append(f"| {' | '.join([*cells, f'{share:.0f} %', f'{round(worth, 1) + 0:.1f}'])} |")
     first = next(iter(runs.values()))[0]
     versions = ", ".join(f"{name} {first['versions'][name]}" for name in ("torch", "transformers"))
     machine = f"{first['hardware']['cpu']}; {versions}"
@@ -224,7 +224,7 @@ def draw(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
                 epochs, accuracy = zip(*run["curve"], strict=True)
                 style = {"color": "black", "linestyle": ":"} if name == "softmax" else {"color": COLORS[name]}
                 axes.plot(epochs, [100 * value for value in accuracy], label=None if index else name, **style)
-        axes.set(title=title, xlabel="epoch")
+        axes.set(title=title, xlabel="epoch", ylim=(70, None))  # all start at chance
         axes.legend(loc="lower right")
     figure.axes[0].set_ylabel("validation accuracy, %")
     with replacing(path) as temporary:
