@@ -23,7 +23,7 @@ def centre_attention(model: PreTrainedModel, batches: Iterable[Mapping[str, Tens
 
     Args:
         model: a bidir model whose keys, values and output projections have biases.
-        batches: what the model takes, on its device; a few hundred examples are enough.
+        batches: what the model takes, on its device; the training scripts take 256 examples.
 
     Raises:
         ValueError: a projection has no bias, or there is no batch.

@@ -213,7 +213,7 @@ def draw(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     panels = {
-        "three seeds each": [name for name in runs if name in MAIN],
+        "λ = 1 from the first step of fine-tuning, and softmax": [name for name in runs if name in MAIN],
         "negative mass raised or learned while fine-tuning": [
             name for name in runs if name not in MAIN[1:] and not name.startswith("few")
         ],

@@ -5,7 +5,7 @@ examples:
   python training/distill.py --model_name_or_path google-bert/bert-base-uncased --train_file wiki.txt \\
       --output_dir runs/bert-healed
 
-  # MiniLM on reviews: about a quarter of an hour on two CPU cores
+  # MiniLM on reviews
   python training/distill.py training/recipes/minilm-healed.yaml --train_file imdb.parquet sst2.parquet
 
   # a ViT of transformers, or of timm, on images
@@ -33,6 +33,7 @@ from transformers import BaseImageProcessor, DataCollatorWithPadding, PreTrained
 
 from hf_bidir.convert import is_softmax
 from hf_bidir.finetune.arguments import (
+    CentringArguments,
     DistillationDataArguments,
     HealingArguments,
     HealingScheduleArguments,
@@ -50,7 +51,7 @@ from hf_bidir.finetune.unlabelled_data import read_snippets, read_unlabelled_ima
 
 
 @dataclass
-class StudentArguments:
+class StudentArguments(CentringArguments):
     """The student and its teacher."""
 
     _argument_group_name = "model"
@@ -60,11 +61,6 @@ class StudentArguments:
     )
     teacher_name_or_path: str | None = option(
         None, "The softmax teacher, when the student starts from a checkpoint that has negative mass already."
-    )
-    centre: bool = option(
-        True,
-        "When a softmax checkpoint gets negative mass: first subtract mean keys and values, which changes nothing in "
-        "the softmax model and a lot behind it.",
     )
 
 

@@ -117,7 +117,18 @@ class DistillationDataArguments(ImageColumnArguments, UnlabelledTextArguments):
 
 
 @dataclass
-class PretrainedArguments:
+class CentringArguments:
+    """How weights of a softmax model get negative mass."""
+
+    centre: bool = option(
+        True,
+        "When a softmax checkpoint gets negative mass: first subtract mean keys and values, which the softmax model "
+        "does not notice; --no_centre does not.",
+    )
+
+
+@dataclass
+class PretrainedArguments(CentringArguments):
     """The checkpoint to start from, and its attention."""
 
     _argument_group_name = "model"
@@ -132,11 +143,6 @@ class PretrainedArguments:
     )
     learn_negative_mass: bool = option(
         False, "Train the negative mass of every head, from --attn_negative_mass (between 0 and 1) on."
-    )
-    centre: bool = option(
-        True,
-        "When a softmax checkpoint gets negative mass: first subtract mean keys and values, which changes nothing in "
-        "the softmax model and a lot behind it.",
     )
     attn_implementation: str | None = option(None, "How attention is computed: sdpa (the fastest exact path), eager.")
 

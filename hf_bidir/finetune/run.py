@@ -104,18 +104,22 @@ def finetune(
     results = _evaluate(trainer, splits)
     trainer.save_model()
     if args.should_save:
-        best = trainer.state.best_model_checkpoint if args.load_best_model_at_end else None
-        record |= {
-            "status": "finished",
-            "best_checkpoint": Path(best).name if best else None,
-            "resumed_from": Path(checkpoint).name if checkpoint else None,
-            # of this process: what came before `resumed_from` is not in it
-            "duration_seconds": round(time.monotonic() - started, 1),
-        }
+        record |= _ending(trainer, checkpoint, time.monotonic() - started)
         _finish_folder(folder, record, results, trainer.state.log_history)
         print(f"\nFinished {folder}: {headline(results)}; {CARD} there says the rest.")
     PartialState().wait_for_everyone()
     return results
+
+
+def _ending(trainer: Trainer, checkpoint: str | None, seconds: float) -> dict[str, Any]:
+    """What the record gets at the end; `seconds` are of this process, without what came before `resumed_from`."""
+    best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
+    return {
+        "status": "finished",
+        "best_checkpoint": Path(best).name if best else None,
+        "resumed_from": Path(checkpoint).name if checkpoint else None,
+        "duration_seconds": round(seconds, 1),
+    }
 
 
 def _centre(trainer: FinetuneTrainer, train: Dataset, args: RunArguments) -> None:
