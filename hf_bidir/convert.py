@@ -6,6 +6,9 @@ than the checkpoint, and at `λ = 0` there is nothing that could differ.
 
 import logging
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
 import hf_bidir
-from hf_bidir.timm_vit import TIMM_PREFIX, read_timm, vit_from_timm
+from hf_bidir.timm_vit import TIMM_PREFIX, read_timm, timm_outputs, vit_from_timm
 
 logger = logging.getLogger(__name__)
 
@@ -77,18 +80,18 @@ def signed_model(
         The model, its tokenizer or image processor as far as there is one, and the largest difference of an output
         on random input.
     """
-    model, processors, tolerance = _read_source(source, weights, dtype)
-    inputs = _random_inputs(model.config)
-    before = _outputs(model, inputs)
-    config = _signed_config(model.config, attn_activation, negative_mass)
-    model = _bidir_class_of(type(model).__name__).from_stock(model, config)
+    read = _read_source(source, weights, dtype)
+    inputs = _random_inputs(read.model.config)
+    before = read.outputs(inputs)
+    config = _signed_config(read.model.config, attn_activation, negative_mass)
+    model = _bidir_class_of(type(read.model).__name__).from_stock(read.model, config)
     difference = _largest_difference(before, _outputs(model, inputs))
     unchanged = attn_activation == "softmax" or (attn_activation == "tanhmax" and negative_mass == 0)
-    if unchanged and not difference <= tolerance:
+    if unchanged and not difference <= read.tolerance:
         raise ValueError(
             f"the converted model's outputs differ from the source's by {difference:.1e}; nothing written."
         )
-    return model, processors, difference
+    return model, read.processors, difference
 
 
 def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bool = False) -> Path:
@@ -129,12 +132,21 @@ def _free_folder(output_dir: str | Path, overwrite: bool) -> Path:
     return output_dir
 
 
-def _read_source(source, weights, dtype) -> tuple[PreTrainedModel, list, float]:
-    """The stock model, its tokenizer or image processor, and how exact its conversion must be."""
+@dataclass(frozen=True)
+class _Source:
+    """A stock model, its tokenizer or image processor, what it must be equal to, and how exactly."""
+
+    model: PreTrainedModel
+    processors: list
+    outputs: Callable[[dict[str, Tensor]], list[Tensor]]
+    tolerance: float
+
+
+def _read_source(source, weights, dtype) -> _Source:
     if isinstance(source, nn.Module) or str(source).startswith(TIMM_PREFIX):
         timm_model = source if isinstance(source, nn.Module) else read_timm(str(source), weights)
         model, processor = vit_from_timm(timm_model)
-        return model, [processor], TIMM_TOLERANCE
+        return _Source(model, [processor], partial(timm_outputs, timm_model), TIMM_TOLERANCE)
     if weights is not None:
         raise ValueError(f"weights={weights} goes with a timm model only; {source} has its own.")
     config = read_config(source)
@@ -147,7 +159,8 @@ def _read_source(source, weights, dtype) -> tuple[PreTrainedModel, list, float]:
         )
     name = (config.architectures or [f"{FAMILIES[config.model_type]}Model"])[0]
     _bidir_class_of(name)
-    return _complete(getattr(transformers, name), source, dtype), checkpoint_processors(source), TOLERANCE
+    model = _complete(getattr(transformers, name), source, dtype)
+    return _Source(model, checkpoint_processors(source), partial(_outputs, model), TOLERANCE)
 
 
 def read_bidir(source: str | Path, dtype: torch.dtype | str = "auto") -> PreTrainedModel:
@@ -233,7 +246,8 @@ def _outputs(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Tensor]:
 
 
 def _largest_difference(first: list[Tensor], second: list[Tensor]) -> float:
-    return max((a - b).abs().max().item() for a, b in zip(first, second, strict=True))
+    """Relative to the largest output where that is above 1: rounding grows with the numbers."""
+    return max(((a - b).abs().max() / a.abs().max().clamp_min(1)).item() for a, b in zip(first, second, strict=True))
 
 
 def is_softmax(config: PretrainedConfig) -> bool:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, ViTConfig, ViTForImageClassification, ViTImageProcessor, ViTModel
 
@@ -58,6 +59,17 @@ def vit_from_timm(model: nn.Module) -> tuple[PreTrainedModel, ViTImageProcessor]
     vit = ViTForImageClassification(config) if classes else ViTModel(config, add_pooling_layer=False)
     vit.load_state_dict(_renamed(model.state_dict(), vit))
     return vit.eval(), _image_processor(model)
+
+
+@torch.inference_mode()
+def timm_outputs(model: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
+    """The logits `[batch, classes]` of a timm model in evaluation, or without a classifier its hidden states."""
+    training = model.training
+    try:
+        model.eval()
+        return [(model if model.num_classes else model.forward_features)(inputs["pixel_values"])]
+    finally:
+        model.train(training)
 
 
 def _check_architecture(model: nn.Module) -> None:

@@ -128,6 +128,16 @@ def test_a_timm_vit_converts_to_1e_5(classes, tmp_path):
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
 
 
+def test_a_timm_model_whose_outputs_would_change_is_not_written(tmp_path):
+    timm = pytest.importorskip("timm")
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32)
+    model.norm.register_forward_hook(lambda module, args, output: 1.01 * output)  # no ViT has this
+    with pytest.raises(ValueError, match="outputs differ from the source's by .*; nothing written"):
+        convert_checkpoint(model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert model.training
+
+
 def test_a_timm_name_takes_the_weights_of_a_file(tmp_path):
     timm = pytest.importorskip("timm")
     from safetensors.torch import save_file
