@@ -69,7 +69,7 @@ VARIANTS = {
     "centred": Variant("centred, then λ = 1 at once", "sst2-minilm-softmax", CENTRED, seeds=3),
     "healed-barely": Variant("centred, healed for 30 steps, then λ = 1", HEALED, seeds=3, start="barely"),
     "healed-briefly": Variant("centred, healed for 250 steps, then λ = 1", HEALED, start="briefly"),
-    "healed": Variant("centred, healed for 700 steps, then λ = 1", HEALED, seeds=3, start="healed"),
+    "healed": Variant("centred, healed for 700 steps, then λ = 1", HEALED, start="healed"),
     "log": annealed("log λ rises over 60 %"),
     "centred-log": annealed("centred, then log λ rises over 60 %", centre=True),
     "linear": annealed("λ rises from 0 over 60 %", negative_mass_shape="linear", negative_mass_start=0.0),
