@@ -69,7 +69,7 @@ def vit(options: argparse.Namespace) -> None:
     labelled = [*files, "--test_file", str(test)]
     trained = finished(finetune_images, "fashion-mnist-softmax", [*labelled, "--num_train_epochs", "3"], teacher)
     given = ["fashion-mnist-healed", *files, "--validation_file", str(test), "--model_name_or_path", str(teacher)]
-    rows = healed_rows("vit", given, options.steps or [1500, 4500])
+    rows = healed_rows("vit", given, options.steps or [1500])
     for row, name in zip(rows, ("swapped", "centred", *(f"{row[1]}-steps" for row in rows[2:])), strict=True):
         student = RUNS / f"vit-{name}"
         words = shlex.split("--max_steps 1 --learning_rate 0 --warmup_ratio 0 --save_steps 1 --eval_strategy no "
