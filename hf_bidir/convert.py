@@ -178,7 +178,9 @@ def _complete(head: type[PreTrainedModel], source, dtype) -> PreTrainedModel:
     try:
         model, report = head.from_pretrained(source, dtype=dtype, output_loading_info=True)
     except (SafetensorError, RuntimeError) as error:
-        raise ValueError(f"{source} cannot be read: {error}") from error
+        raise ValueError(
+            f"the weights in {source} cannot be read ({error}); if the file is incomplete, copy or download it again."
+        ) from error
     if report["missing_keys"]:
         raise ValueError(f"{source} is incomplete: it lacks the weights {sorted(report['missing_keys'])}.")
     return model.eval()
@@ -188,6 +190,8 @@ def read_config(source) -> PretrainedConfig:
     path = Path(source)
     if path.is_dir() and not (path / "config.json").is_file():
         raise FileNotFoundError(f"{source} has no config.json, so it is not a checkpoint folder.")
+    if path.is_absolute() and not path.exists():
+        raise FileNotFoundError(f"expected a checkpoint folder at {source}; there is none.")
     try:
         return AutoConfig.from_pretrained(source)
     except OSError as error:

@@ -69,8 +69,8 @@ class NegativeMassSchedule(TrainerCallback, ExportableState):
             )
         if not 0 <= begin <= until <= 1:
             raise ValueError(
-                f"a schedule begins at a share of training and lasts until a later one, 0 <= begin <= until <= 1; got "
-                f"begin={begin}, until={until}."
+                f"a schedule ends no earlier than it begins, 0 <= begin <= until <= 1, as shares of training; got "
+                f"begin={begin}, until={until}. Choose a later until, or an earlier begin."
             )
         self.start, self.end, self.begin, self.until, self.shape, self.order = start, end, begin, until, shape, order
         self.max_steps: int | None = None  # of the training that this is the schedule of, once it has begun

@@ -1,8 +1,11 @@
 """timm's VisionTransformer as transformers' ViT: which ones are the same model, and their weights under new names."""
 
+from difflib import get_close_matches
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel, ViTConfig, ViTForImageClassification, ViTImageProcessor, ViTModel
 
@@ -22,14 +25,16 @@ def read_timm(source: str, weights: str | Path | None) -> nn.Module:
         raise ImportError("timm models need timm: pip install 'hf-bidir[vision]'") from error
     name = source.removeprefix(TIMM_PREFIX)
     if not timm.is_model(name):
-        similar = ", ".join(timm.list_models(f"*{name.split('.')[0]}*")[:5])
+        similar = ", ".join(get_close_matches(name, timm.list_models()))
         raise ValueError(f'timm has no model "{name}".{f" Similar: {similar}." if similar else ""}')
     if weights is not None and not Path(weights).is_file():
         raise FileNotFoundError(f"expected a file of weights at {weights}; there is none.")
     try:
         return timm.create_model(name, pretrained=weights is None, checkpoint_path=str(weights or ""))
-    except RuntimeError as error:  # a tag that the architecture lacks, or weights of another architecture
-        raise ValueError(f"timm cannot build {name}: {error}") from error
+    except (RuntimeError, SafetensorError, UnpicklingError, EOFError) as error:
+        # a tag that the architecture lacks, weights of another architecture (a line per tensor), or half a file
+        reason = " ".join(" ".join(str(error).split("\n")[:2]).split())
+        raise ValueError(f"timm cannot build {name} with {weights or 'its published weights'}: {reason}") from error
 
 
 def vit_from_timm(model: nn.Module) -> tuple[PreTrainedModel, ViTImageProcessor]:

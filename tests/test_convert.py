@@ -151,6 +151,20 @@ def test_a_timm_name_takes_the_weights_of_a_file(tmp_path):
     assert torch.equal(got.vit.embeddings.cls_token, model.cls_token)
 
 
+@pytest.mark.parametrize("damage", ["half a file", "of a wider model"])
+def test_timm_weights_that_do_not_fit_are_one_clear_error(damage, tmp_path):
+    timm = pytest.importorskip("timm")
+    from safetensors.torch import save_file
+
+    weights = tmp_path / "weights.safetensors"
+    save_file(timm.create_model("vit_tiny_patch16_224").state_dict(), weights)
+    if damage == "half a file":
+        weights.write_bytes(weights.read_bytes()[:100_000])
+    name = "vit_tiny_patch16_224" if damage == "half a file" else "vit_small_patch16_224"
+    with pytest.raises(ValueError, match=f"timm cannot build {name} with .*weights.safetensors: [^\n]+$"):
+        convert_checkpoint(f"timm:{name}", tmp_path / "out", weights=weights)
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [

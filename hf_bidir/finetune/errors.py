@@ -32,13 +32,23 @@ def as_input_error(prefix: str = "", *kinds: type[Exception]) -> Iterator[None]:
 
 
 def run_script(main: Callable[[], object]) -> None:
-    """Run a script's `main`; an `InputError` becomes one line on stderr, of the first process, and exit 2."""
+    """Run a script's `main`; an `InputError` becomes one line on stderr, of the first process, and exit 2.
+
+    So does Ctrl-C, with the exit status 130 that shells give it.
+    """
     try:
         main()
     except InputError as error:
-        if os.environ.get("RANK", "0") == "0":
-            print(f"error: {error}", file=sys.stderr)
+        _say(f"error: {error}")
         sys.exit(2)
+    except KeyboardInterrupt:
+        _say("interrupted; the same command goes on from the last checkpoint")
+        sys.exit(130)
     finally:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+
+
+def _say(line: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        print(line, file=sys.stderr)

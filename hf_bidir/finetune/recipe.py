@@ -38,7 +38,8 @@ def parse_recipe(
         One instance per dataclass, then the options that were given, by name, as a dictionary.
 
     Raises:
-        InputError: the recipe is missing, is not a mapping or has an unknown key, or a value is refused.
+        InputError: the recipe is missing, is not a mapping or has an unknown key, an option is unknown, or a value is
+            refused.
     """
     parser = HfArgumentParser(
         dataclasses,
@@ -54,7 +55,12 @@ def parse_recipe(
         # the recipe as options, before the others: argparse converts and checks both, and the last one wins
         argv = _recipe_options(Path(argv[0]), known) + argv[1:]
     unset = Namespace(**{action.dest: _NOT_GIVEN for action in parser._actions})
-    options = vars(parser.parse_args(argv, unset))
+    options, unknown = parser.parse_known_args(argv, unset)
+    if unknown:
+        known = [f"--{action.dest}" for action in parser._actions]
+        hint = did_you_mean(unknown[0].partition("=")[0], known) or " See --help for the options."
+        raise InputError(f"unknown on the command line: {' '.join(unknown)}.{hint}")
+    options = vars(options)
     given = {name: value for name, value in options.items() if value is not _NOT_GIVEN}
     if "recipe" in given:
         raise InputError(f"the recipe comes first on the command line; {given['recipe']!r} came after an option")

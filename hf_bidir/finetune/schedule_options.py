@@ -24,6 +24,11 @@ def build_schedule(options: ScheduleArguments | None, config: PretrainedConfig) 
         start = own if isinstance(own, int | float) and own > 0 else NEARLY_SOFTMAX
     with as_input_error("--negative_mass_*: "):
         NegativeMassSchedule.check_model(config)
+    return _schedule(options, start)
+
+
+def _schedule(options: ScheduleArguments, start: float) -> NegativeMassSchedule:
+    with as_input_error("--negative_mass_*: "):
         return NegativeMassSchedule(
             start,
             options.negative_mass_end,
@@ -35,11 +40,11 @@ def build_schedule(options: ScheduleArguments | None, config: PretrainedConfig) 
 
 
 def check_schedule(options: ScheduleArguments, arguments: PretrainedArguments, given: dict) -> None:
-    """Refuse options of a schedule that nothing would read, or that contradict the model's.
+    """Refuse options of a schedule that nothing would read, that are out of range, or that contradict the model's.
 
     Raises:
-        InputError: a schedule's option without --negative_mass_until, or a schedule beside a negative mass that is
-            fixed, learned or not used at all.
+        InputError: a schedule's option without --negative_mass_until, a bad value, or a schedule beside a negative
+            mass that is fixed, learned or not used at all.
     """
     if options.negative_mass_until is None:
         named = [name for name in vars(options) if name in given]
@@ -54,6 +59,8 @@ def check_schedule(options: ScheduleArguments, arguments: PretrainedArguments, g
     for name, conflicting in conflicts.items():
         if conflicting:
             raise InputError(f"--negative_mass_until moves the negative mass of tanhmax; leave out --{name}")
+    start = options.negative_mass_start
+    _schedule(options, NEARLY_SOFTMAX if start is None else start)  # refuses bad values before any data are read
 
 
 def check_checkpoint_schedule(schedule: NegativeMassSchedule | None, checkpoint: str | None) -> None:

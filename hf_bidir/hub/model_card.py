@@ -136,7 +136,8 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
     ]
     return ModelCardData(
         model_name=facts["name"],
-        license="apache-2.0",
+        # weights that came from elsewhere keep the licence that they came with, which no file here says
+        license=None if facts["started_from"] else "apache-2.0",
         library_name="transformers",
         pipeline_tag=pipeline,
         # a folder of this machine is nothing that the Hub could link to

@@ -71,11 +71,12 @@ class BidirMixin:
     def from_pretrained(cls, *args, output_loading_info: bool = False, **kwargs):
         """As in transformers; a learned negative mass that the checkpoint lacks starts where the config says."""
         model, report = super().from_pretrained(*args, output_loading_info=True, **kwargs)
-        missing = {key for key in report["missing_keys"] if key.endswith(LEARNED)}
         for name, module in model.named_modules():
-            if f"{name}.{LEARNED}" in missing:
+            key = f"{name}.{LEARNED}"
+            if key in report["missing_keys"]:
                 with torch.no_grad():
                     getattr(module, LEARNED).copy_(_negative_mass_logits(module))
+                report["missing_keys"].remove(key)
         return (model, report) if output_loading_info else model
 
     def write_learned_negative_mass(self) -> None:

@@ -26,8 +26,8 @@ def rewrite_weights(folder, change):
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def build(folder, names=("no", "yes")):
-    arguments = TextModelArguments(model_name_or_path=str(folder))
+def build(folder, names=("no", "yes"), **options):
+    arguments = TextModelArguments(model_name_or_path=str(folder), **options)
     return build_model(BERT, arguments, checkpoint_config(BERT, arguments, list(names)))
 
 
@@ -40,6 +40,11 @@ def test_an_encoder_without_a_head_or_a_pooler_is_a_start(stock):
 def test_a_head_for_another_number_of_classes_is_replaced(stock, tmp_path):
     build(stock).save_pretrained(tmp_path / "two")
     assert build(tmp_path / "two", names=("bad", "fair", "good")).classifier.out_features == 3
+
+
+def test_a_softmax_checkpoint_can_start_to_learn_its_negative_mass(stock):
+    model = build(stock, learn_negative_mass=True, attn_negative_mass=0.25)
+    assert model.bert.encoder.layer[0].attention.self.negative_mass_logit.sigmoid().tolist() == pytest.approx([0.25])
 
 
 @pytest.mark.parametrize(

@@ -76,3 +76,8 @@ def test_a_missing_recipe_is_one_clear_error():
 def test_a_recipe_after_an_option_is_one_clear_error(recipe):
     with pytest.raises(InputError, match="the recipe comes first"):
         parse_recipe(OPTIONS, ["--seed", "1", recipe])
+
+
+def test_a_misspelt_option_is_one_clear_error_with_the_right_name():
+    with pytest.raises(InputError, match=r'unknown on the command line: --max_stepz\. Did you mean "--max_steps"\?'):
+        parse_recipe(OPTIONS, ["--max_stepz", "3"])

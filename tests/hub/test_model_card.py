@@ -108,7 +108,7 @@ def test_the_saved_card_is_valid_front_matter_that_the_hub_client_reads_back(fin
     card.save(finished / "README.md")
     metadata = yaml.safe_load((finished / "README.md").read_text(encoding="utf-8").split("---\n")[1])
     assert metadata["base_model"] == "someone/base"
-    assert metadata["license"] == "apache-2.0"
+    assert "license" not in metadata  # that of the base model, which no file here names
     assert "tanhmax" in metadata["tags"]
     assert ModelCard.load(finished / "README.md").data.to_dict() == card.data.to_dict()
 
@@ -167,7 +167,7 @@ def test_a_figure_is_shown_when_its_file_is_there(finished):
 def test_what_a_person_wrote_around_the_generated_part_stays_and_the_part_is_renewed(finished):
     readme = finished / "README.md"
     build_model_card(finished).save(readme)
-    edited = readme.read_text(encoding="utf-8").replace("license: apache-2.0", "license: mit\nlanguage: en")
+    edited = readme.read_text(encoding="utf-8").replace("library_name:", "license: mit\nlanguage: en\nlibrary_name:")
     edited = edited.replace("<!-- hf_bidir: generated from", "A word before.\n\n<!-- hf_bidir: generated from")
     readme.write_text(edited + "\nA word after.\n", encoding="utf-8")
     write(finished, "all_results.json", RESULTS | {"test_accuracy": 0.5})

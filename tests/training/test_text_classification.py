@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from hf_bidir import BidirBertForSequenceClassification
-from hf_bidir.finetune.errors import InputError
+from hf_bidir.finetune.errors import InputError, run_script
 from training.text_classification import main
 
 SHAPE = shlex.split(
@@ -221,6 +221,15 @@ def test_the_script_prints_one_line_for_bad_input():
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == "error: expected a data file at nowhere.csv; there is no such file or folder"
     assert "Traceback" not in done.stderr
+
+
+def test_an_interrupted_script_says_in_one_line_how_to_go_on(capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit, match="130"):
+        run_script(interrupted)
+    assert capsys.readouterr().err == "interrupted; the same command goes on from the last checkpoint\n"
 
 
 def test_help_teaches_with_examples(capsys):
