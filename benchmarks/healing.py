@@ -33,7 +33,7 @@ from training.image_classification import main as finetune_images  # noqa: E402
 RUNS, TABLES = ROOT / "runs/healing", ROOT / "benchmarks/results"
 # at λ = 1, and nothing learned
 SWAPPED = shlex.split("--max_steps 1 --learning_rate 0 --warmup_ratio 0 --negative_mass_until 0")
-HEADER = ["student", "steps", "relative squared error", "worst layer", "negative coefficients", "minutes"]
+HEADER = ["student", "steps", "relative squared error", "worst layer", "negative coefficients", "minutes (threads)"]
 
 
 def main() -> None:
@@ -99,14 +99,15 @@ def healed_rows(name: str, given: list[str], lengths: list[int]) -> list[list[st
         results = finished(distill, recipe, [*given, *words], folder)
         worst = max(value for key, value in results.items() if key.startswith("eval_relative_error_"))
         healed = student.endswith("healed")
-        minutes = read_record(folder)["duration_seconds"] / 60
+        record = read_record(folder)
+        minutes = f"{record['duration_seconds'] / 60:.1f} ({record['hardware']['threads']})"
         rows.append([
             student,
             folder.name.split("-")[1] if healed else "0",
             f"{100 * results['eval_relative_error']:.2f} %",
             f"{100 * worst:.2f} %",
             f"{100 * share(folder, recipe, given):.0f} %",
-            f"{minutes:.1f}" if healed else "-",
+            minutes if healed else "-",
         ])  # fmt: skip
     return rows
 
