@@ -54,8 +54,8 @@ class Variant:
     start: str = "model"
 
 
-def annealed(what: str, centre: bool = False, **options: Any) -> Variant:
-    return Variant(what, "sst2-minilm-annealed", {"centre": centre, **options})
+def annealed(what: str, centre: bool = False, seeds: int = 1, **options: Any) -> Variant:
+    return Variant(what, "sst2-minilm-annealed", {"centre": centre, **options}, seeds)
 
 
 DIRECT = {"attn_activation": "tanhmax", "attn_negative_mass": 1.0, "centre": False}
@@ -71,7 +71,7 @@ VARIANTS = {
     "healed-briefly": Variant("centred, healed for 250 steps, then λ = 1", HEALED, start="briefly"),
     "healed": Variant("centred, healed for 700 steps, then λ = 1", HEALED, start="healed"),
     "log": annealed("log λ rises over 60 %"),
-    "centred-log": annealed("centred, then log λ rises over 60 %", centre=True),
+    "centred-log": annealed("centred, then log λ rises over 60 %", centre=True, seeds=3),
     "linear": annealed("λ rises from 0 over 60 %", negative_mass_shape="linear", negative_mass_start=0.0),
     "bottom-up": annealed("log λ, layer by layer from the bottom, 60 %", negative_mass_order="bottom-up"),
     "top-down": annealed("log λ, layer by layer from the top, 60 %", negative_mass_order="top-down"),
@@ -88,7 +88,7 @@ VARIANTS = {
     "few-direct": Variant("3,000 sentences, 2 epochs: λ = 1 at once", "sst2-minilm-softmax", FEW | DIRECT, seeds=3),
     "few-healed": Variant("3,000 sentences, 2 epochs: centred and healed", HEALED, FEW, seeds=3, start="healed"),
 }
-MAIN = ("softmax", "healed", "healed-briefly", "healed-barely", "centred", "direct")
+MAIN = ("softmax", "centred-log", "healed", "healed-barely", "centred", "direct")
 COLORS = {name: f"C{index}" for index, name in enumerate(name for name in VARIANTS if name != "softmax")}
 HEADING = """# From softmax to TanhMax: MiniLM on SST-2
 
