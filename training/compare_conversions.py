@@ -88,7 +88,7 @@ VARIANTS = {
     "few-direct": Variant("3,000 sentences, 2 epochs: λ = 1 at once", "sst2-minilm-softmax", FEW | DIRECT, seeds=3),
     "few-healed": Variant("3,000 sentences, 2 epochs: centred and healed", HEALED, FEW, seeds=3, start="healed"),
 }
-MAIN = ("softmax", "centred-log", "healed", "healed-barely", "centred", "direct")
+MAIN = ("softmax", "healed", "healed-briefly", "healed-barely", "centred", "direct")
 COLORS = {name: f"C{index}" for index, name in enumerate(name for name in VARIANTS if name != "softmax")}
 HEADING = """# From softmax to TanhMax: MiniLM on SST-2
 
