@@ -86,7 +86,7 @@ VARIANTS = {
     ),
     "few-softmax": Variant("3,000 sentences, 2 epochs: softmax", "sst2-minilm-softmax", FEW, seeds=3),
     "few-direct": Variant("3,000 sentences, 2 epochs: λ = 1 at once", "sst2-minilm-softmax", FEW | DIRECT, seeds=3),
-    "few-healed": Variant("3,000 sentences, 2 epochs: centred and healed", HEALED, FEW, seeds=3, start="healed"),
+    "few-healed": Variant("3,000 sentences, 2 epochs: healed for 30 steps", HEALED, FEW, seeds=3, start="barely"),
 }
 MAIN = ("softmax", "healed", "healed-briefly", "healed-barely", "centred", "direct")
 COLORS = {name: f"C{index}" for index, name in enumerate(name for name in VARIANTS if name != "softmax")}
