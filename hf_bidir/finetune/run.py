@@ -24,6 +24,7 @@ from hf_bidir.finetune.schedule_options import build_schedule, check_checkpoint_
 from hf_bidir.finetune.splits import Splits
 from hf_bidir.finetune.trainer import FinetuneTrainer
 from hf_bidir.hub import build_model_card
+from hf_bidir.schedules import NegativeMassSchedule
 
 logger = logging.getLogger(__name__)
 
@@ -77,11 +78,7 @@ def finetune(
     started, folder = time.monotonic(), Path(args.output_dir)
     moving = build_schedule(schedule, model.config)
     record = begin_record(task, given, data, splits, model, args)
-    checkpoint = checkpoint_to_resume(args, record, given.get("model_name_or_path"))
-    check_checkpoint_schedule(moving, checkpoint)
-    PartialState().wait_for_everyone()  # everyone has judged the folder before one writes to it
-    if args.should_save:
-        _begin_folder(folder, record, clear=args.overwrite_output_dir)
+    checkpoint = _begin_folder(record, args, given, moving)
     trainer = trainer_class(
         model=model,
         args=args,
@@ -94,11 +91,9 @@ def finetune(
         **(trainer_options or _classification(splits.names)),
     )
     gets_negative_mass = moving is not None or not is_softmax(model.config)
-    if not gets_negative_mass and model.config.attn_activation == "tanhmax":
+    if model.config.attn_activation == "tanhmax" and not gets_negative_mass:
         logger.warning(STAYS_SOFTMAX)
-    if checkpoint:
-        logger.warning("Continuing from %s.", checkpoint)
-    elif centre and gets_negative_mass and model.config.attn_activation == "tanhmax":
+    if model.config.attn_activation == "tanhmax" and gets_negative_mass and centre and not checkpoint:
         _centre(trainer, splits.train, args)
     trainer.train(resume_from_checkpoint=checkpoint)
     results = _evaluate(trainer, splits)
@@ -152,11 +147,22 @@ def _evaluate(trainer: Trainer, splits: Splits) -> dict[str, Any]:
     return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in results.items()}
 
 
-def _begin_folder(folder: Path, record: dict[str, Any], clear: bool) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    if clear:
-        clear_run(folder)
-    write_json(folder / RECORD, record)
+def _begin_folder(
+    record: dict[str, Any], args: RunArguments, given: dict[str, Any], schedule: NegativeMassSchedule | None
+) -> str | None:
+    """Write the record of a run that begins, and return the checkpoint to continue from, if there is one."""
+    checkpoint = checkpoint_to_resume(args, record, given.get("model_name_or_path"))
+    check_checkpoint_schedule(schedule, checkpoint)
+    PartialState().wait_for_everyone()  # everyone has judged the folder before one writes to it
+    if args.should_save:
+        folder = Path(args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        if args.overwrite_output_dir:
+            clear_run(folder)
+        write_json(folder / RECORD, record)
+    if checkpoint:
+        logger.warning("Continuing from %s.", checkpoint)
+    return checkpoint
 
 
 def _finish_folder(
