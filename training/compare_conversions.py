@@ -79,14 +79,9 @@ VARIANTS = {
     "high-rate": annealed("log λ over 60 %, learning rate 1e-4", learning_rate=1e-4),
     "slow": annealed("log λ over 50 % of 6 epochs", negative_mass_until=0.5, num_train_epochs=6),
     "learned": Variant("λ learned per head, from e^-4", "sst2-minilm-softmax", LEARNED),
-    "learned-fast": Variant(
-        "λ learned per head, from e^-4, at the rate 0.03",
-        "sst2-minilm-softmax",
-        LEARNED | {"negative_mass_learning_rate": 0.03},
-    ),
     "few-softmax": Variant("3,000 sentences, 2 epochs: softmax", "sst2-minilm-softmax", FEW, seeds=3),
-    "few-direct": Variant("3,000 sentences, 2 epochs: λ = 1 at once", "sst2-minilm-softmax", FEW | DIRECT, seeds=3),
-    "few-healed": Variant("3,000 sentences, 2 epochs: healed for 30 steps", HEALED, FEW, seeds=3, start="barely"),
+    "few-direct": Variant("3,000 sentences, 2 epochs: λ = 1 at once", "sst2-minilm-softmax", FEW | DIRECT),
+    "few-healed": Variant("3,000 sentences, 2 epochs: healed for 30 steps", HEALED, FEW, start="barely"),
 }
 MAIN = ("softmax", "healed", "healed-briefly", "healed-barely", "centred", "direct")
 COLORS = {name: f"C{index}" for index, name in enumerate(name for name in VARIANTS if name != "softmax")}
