@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hf_bidir.projections import projections
+
 
 @torch.no_grad()
 def centre_attention(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]) -> None:
@@ -28,7 +30,7 @@ def centre_attention(model: PreTrainedModel, batches: Iterable[Mapping[str, Tens
     Raises:
         ValueError: a projection has no bias, or there is no batch.
     """
-    layers = list(_projections(model))
+    layers = list(projections(model))
     for layer in layers:
         if any(projection.bias is None for projection in layer):
             raise ValueError("centring changes the biases of keys, values and outputs; this model has none (qkv_bias).")
@@ -75,15 +77,3 @@ def _softmax_in_evaluation(model: PreTrainedModel) -> Iterator[None]:
     finally:
         model.config.attn_activation = activation
         model.train(training)
-
-
-def _projections(model: PreTrainedModel) -> Iterator[tuple[nn.Module, nn.Module, nn.Module]]:
-    """Key, value and output projection of every attention layer, wherever this transformers version keeps them."""
-    for name, attention in model.named_modules():
-        if not isinstance(attention, model.signed_attention):
-            continue
-        if hasattr(attention, "o_proj"):
-            yield attention.k_proj, attention.v_proj, attention.o_proj
-        else:
-            around = model.get_submodule(name.rpartition(".")[0])
-            yield attention.key, attention.value, around.output.dense

@@ -1,10 +1,17 @@
 """`hf-bidir`: one thin sub-command per capability."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+# the keys of hf_bidir.explain.METHODS, which is slow to import
+METHOD_NAMES = (
+    *("contributions", "erasure", "erasure-mask", "erasure-token", "gradient", "integrated-gradients"),
+    *("signed-attention", "signed-rollout", "signed-flow", "attention", "rollout", "flow", "values"),
+)
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
@@ -41,14 +48,60 @@ def convert(
     from hf_bidir.convert import convert_checkpoint, restore_softmax  # slow to import, so not for --help
 
     options = {"attn_activation": attn_activation, "negative_mass": negative_mass, "weights": weights}
-    try:
+    with one_line_errors():
         if to_softmax and options != {"attn_activation": "tanhmax", "negative_mass": 0.0, "weights": None}:
             raise ValueError("--to-softmax takes neither an activation, nor a negative mass, nor weights.")
         if to_softmax:
             restore_softmax(source, output_dir, overwrite=overwrite)
         else:
             convert_checkpoint(source, output_dir, overwrite=overwrite, **options)
+    typer.echo(f"Written to {output_dir}")
+
+
+@app.command()
+def explain(
+    checkpoint: Annotated[
+        str, typer.Argument(help="A folder, a name on the Hub, or timm:NAME; signed, or softmax (BERT, ViT, DeiT).")
+    ],
+    text_or_image: Annotated[str, typer.Argument(metavar="TEXT|IMAGE", help="A text, or the file of an image.")],
+    method: Annotated[str, typer.Option(help=f"One of: {', '.join(METHOD_NAMES)}.")] = "contributions",
+    target: Annotated[
+        str | None, typer.Option(help="The class to explain, by name or number; by default the predicted one.")
+    ] = None,
+    layer: Annotated[int | None, typer.Option(help="This layer alone; for rollout and flow, up to it.")] = None,
+    head: Annotated[int | None, typer.Option(help="This head alone.")] = None,
+    position: Annotated[
+        int | None, typer.Option(help="For heads that answer per token: whose answer; by default that of [MASK].")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="The folder for figures and page.")] = Path("explanation"),
+    top: Annotated[int, typer.Option(min=1, help="How many tokens to print.")] = 10,
+) -> None:
+    """Show what speaks for and against an answer of a model, token by token.
+
+    Prints the tokens with the largest signed scores, and writes scores.png, rollout-flow.png, heads.png and index.html,
+    a page of its own with all of them. Positive scores speak for the target, negative ones against it; attention,
+    rollout, flow and values have no sign and say how much, not what for.
+
+    \b
+    hf-bidir explain runs/sst2-tanhmax "not a good film, but the acting is a delight"
+    hf-bidir explain runs/sst2-tanhmax "a dull film" --target negative --method erasure
+    hf-bidir explain google/vit-base-patch16-224 cat.png --layer 11 --head 3
+    """
+    from hf_bidir.explain.report import explain_checkpoint, write_explanation  # slow to import, so not for --help
+
+    chosen = {"target": target, "position": position, "layer": layer, "head": head}
+    with one_line_errors():
+        explanation = explain_checkpoint(checkpoint, text_or_image, method=method, **chosen)
+        written = write_explanation(explanation, output)
+    typer.echo(explanation.summary(top))
+    typer.echo(f"Written: {', '.join(map(str, written))}")
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """What is wrong with the input becomes one line, and exit code 2."""
+    try:
+        yield
     except (ValueError, OSError, ImportError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
-    typer.echo(f"Written to {output_dir}")

@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForImageClassification, PreTrainedModel
 
-from hf_bidir.explain import image_heatmap
+from hf_bidir.explain import edge_contributions, image_heatmap
 from hf_bidir.finetune.errors import run_script
 from hf_bidir.finetune.folder import CARD, CURVE, RESULTS, read_record
 from hf_bidir.finetune.image_data import ImageCollator
@@ -121,12 +121,11 @@ def last_layer_attention(model: PreTrainedModel, pixels: Tensor) -> tuple[Tensor
         coefficients `a` [batch, heads, patches], contributions `a · ∂logit/∂a` to the predicted class's logit
         (same shape), and the predicted classes [batch].
     """
-    outputs = model(pixels, output_attentions=True)
-    top, predicted = outputs.logits.max(dim=-1)
-    attention = outputs.attentions[-1]
-    contributions = attention * torch.autograd.grad(top.sum(), attention)[0]
+    with torch.inference_mode():
+        outputs = model(pixels, output_attentions=True)
+    contributions = edge_contributions(model, {"pixel_values": pixels})[-1]
     # the class token's row, without its own column
-    return attention[:, :, 0, 1:].detach(), contributions[:, :, 0, 1:].detach(), predicted
+    return outputs.attentions[-1][:, :, 0, 1:], contributions[:, :, 0, 1:], outputs.logits.argmax(-1)
 
 
 def print_where(folder: Path) -> None:

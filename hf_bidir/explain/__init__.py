@@ -1,5 +1,39 @@
-"""Pictures and numbers that say what a model attended to, sign included."""
+"""Pictures and numbers that say what a model attended to, for and against.
 
-from hf_bidir.explain.figures import image_heatmap
+`token_scores` gives one number per token by any of the methods; each also has a function of its own. Every signed
+one is either independent of the arbitrary signs of TanhMax heads, or says that it needs oriented heads.
+"""
 
-__all__ = ["image_heatmap"]
+from hf_bidir.explain.checkpoint import load_checkpoint, read_image, read_text
+from hf_bidir.explain.contributions import contributions, edge_contributions, pooled_contributions, value_weighted
+from hf_bidir.explain.erasure import erasure
+from hf_bidir.explain.figures import image_heatmap, layer_head_grid, word_scatter
+from hf_bidir.explain.flow import attention_flow
+from hf_bidir.explain.gradients import gradient_times_input, integrated_gradients
+from hf_bidir.explain.methods import METHODS, token_scores
+from hf_bidir.explain.orient import flip_heads, orient_heads
+from hf_bidir.explain.rollout import attention_rollout
+from hf_bidir.explain.text_heatmap import text_heatmap
+
+__all__ = [
+    "METHODS",
+    "attention_flow",
+    "attention_rollout",
+    "contributions",
+    "edge_contributions",
+    "erasure",
+    "flip_heads",
+    "gradient_times_input",
+    "image_heatmap",
+    "integrated_gradients",
+    "layer_head_grid",
+    "load_checkpoint",
+    "orient_heads",
+    "pooled_contributions",
+    "read_image",
+    "read_text",
+    "text_heatmap",
+    "token_scores",
+    "value_weighted",
+    "word_scatter",
+]

@@ -1,5 +1,6 @@
-"""Signed scores drawn over the input they belong to."""
+"""Signed scores drawn: over images, over layers and heads, over words."""
 
+import textwrap
 from collections.abc import Sequence
 from math import isqrt
 from pathlib import Path
@@ -8,7 +9,11 @@ import numpy as np
 from matplotlib.figure import Figure, SubFigure
 from torch import Tensor
 
-MARKED_SHARE = 0.3  # a patch beyond this share of the largest score gets its sign printed
+from hf_bidir.explain.colors import COLORS, as_array, color_of, limit_of, signed, signed_colorbar, text_color_on
+
+LABELLED = 8  # words of each polarity whose names are written into a scatter
+CAPTION_DENSITY = 15  # characters per inch, at the size of a caption
+MARKED_SHARE = 0.3  # a patch beyond this share of the largest score gets its sign printed, where there are both
 
 
 def image_heatmap(
@@ -46,40 +51,35 @@ def image_heatmap(
             f"got {len(images)} images, {len(scores)} score grids, {len(titles)} titles"
         )
     if figure is None:
-        figure = Figure(figsize=(1.6 * len(images) + 1.2, 2.3), layout="constrained")
+        side = 1.6 if len(images) > 3 else 2.8  # inches
+        figure = Figure(figsize=(side * len(images) + 1.2, side + 0.7), layout="constrained")
     panels = figure.subplots(1, len(images), squeeze=False)[0]
-    limit = float(np.abs(scores).max()) or 1.0
+    limit, both_signs = limit_of(scores), scores.min() < 0 < scores.max()
     for panel, image, grid, title in zip(panels, images, scores, titles, strict=True):
-        overlay = _draw_panel(panel, image, grid, limit)
+        _draw_panel(panel, image, grid, limit, MARKED_SHARE * limit if both_signs else np.inf)
         panel.set_title(title, fontsize=9)
-    bar = figure.colorbar(overlay, ax=panels, label=unit, ticks=[-limit, 0, limit], shrink=0.9)
-    bar.set_ticklabels([f"−{limit:.2g}", "0", f"+{limit:.2g}"])
-    if caption:
-        figure.supxlabel(caption, fontsize=8)
-    if path is not None:
-        figure.savefig(path, dpi=120)
-    return figure
+    signed_colorbar(figure, limit, unit, ax=panels, shrink=0.9)
+    return _finish(figure, caption, path)
 
 
-def _draw_panel(panel, image: np.ndarray, grid: np.ndarray, limit: float):
+def _draw_panel(panel, image: np.ndarray, grid: np.ndarray, limit: float, marked_from: float) -> None:
     height, width = image.shape
     extent = (-0.5, width - 0.5, height - 0.5, -0.5)
     panel.set(xticks=[], yticks=[])
     panel.spines[:].set_color("lightgrey")
     panel.imshow(image, cmap="gray")
-    overlay = panel.imshow(grid, cmap="RdBu_r", vmin=-limit, vmax=limit, extent=extent)
+    overlay = panel.imshow(grid, cmap=COLORS, vmin=-limit, vmax=limit, extent=extent)
     overlay.set_alpha(0.85 * np.sqrt(np.abs(grid) / limit))  # 0 shows the image, not the map's white centre
     rows, columns = grid.shape
-    for row, column in np.argwhere(np.abs(grid) >= MARKED_SHARE * limit):
+    for row, column in np.argwhere(np.abs(grid) >= marked_from):
         x, y = (column + 0.5) * width / columns - 0.5, (row + 0.5) * height / rows - 0.5
         sign = "+" if grid[row, column] > 0 else "−"
         disc = {"boxstyle": "circle,pad=0.05", "facecolor": "white", "alpha": 0.6, "linewidth": 0}
         panel.text(x, y, sign, ha="center", va="center", fontsize=9, fontweight="bold", bbox=disc)
-    return overlay
 
 
 def _grey(images: Tensor | np.ndarray) -> np.ndarray:
-    images = _array(images)
+    images = as_array(images)
     if images.ndim == 4:
         images = images.mean(axis=1)
     if images.ndim != 3 or not len(images):
@@ -90,7 +90,7 @@ def _grey(images: Tensor | np.ndarray) -> np.ndarray:
 
 
 def _grid(scores: Tensor | np.ndarray) -> np.ndarray:
-    scores = _array(scores)
+    scores = as_array(scores)
     if scores.ndim == 2 and isqrt(scores.shape[1]) ** 2 == scores.shape[1]:
         side = isqrt(scores.shape[1])
         scores = scores.reshape(-1, side, side)
@@ -104,7 +104,83 @@ def _grid(scores: Tensor | np.ndarray) -> np.ndarray:
     return scores
 
 
-def _array(values: Tensor | np.ndarray) -> np.ndarray:
-    if isinstance(values, Tensor):
-        values = values.detach().float().cpu().numpy()
-    return np.asarray(values, dtype=float)
+def layer_head_grid(
+    values: Tensor | np.ndarray,
+    *,
+    unit: str = "score",
+    caption: str | None = None,
+    path: str | Path | None = None,
+) -> Figure:
+    """One coloured cell per layer and head, with its signed number in it unless it is nearly 0.
+
+    Args:
+        values: `[layers, heads]`; the bottom layer is drawn at the bottom.
+        unit, caption, path: as in `image_heatmap`.
+    """
+    values = as_array(values)
+    if values.ndim != 2 or not values.size or not np.isfinite(values).all():
+        raise ValueError(f"expected finite values [layers, heads], got {values.shape}")
+    layers, heads = values.shape
+    figure = Figure(figsize=(0.48 * heads + 2.2, 0.36 * layers + 1.2), layout="constrained")
+    panel, limit = figure.subplots(), limit_of(values)
+    panel.imshow(values, cmap=COLORS, vmin=-limit, vmax=limit, origin="lower", aspect="auto")
+    panel.set(xlabel="head", ylabel="layer", xticks=range(heads), yticks=range(layers))
+    for (layer, head), value in np.ndenumerate(values):
+        if abs(value) >= 0.05 * limit:
+            color = text_color_on(color_of(value, limit))
+            panel.text(head, layer, signed(value), ha="center", va="center", fontsize=6, color=color)
+    signed_colorbar(figure, limit, unit, ax=panel)
+    return _finish(figure, caption, path)
+
+
+def word_scatter(
+    words: Sequence[str],
+    coefficients: Tensor | np.ndarray,
+    polarity: Sequence[int] | np.ndarray,
+    counts: Sequence[int] | np.ndarray,
+    *,
+    unit: str = "mean coefficient",
+    caption: str | None = None,
+    path: str | Path | None = None,
+) -> Figure:
+    """Every word at its frequency and its mean coefficient; positive, negative and neutral words marked differently.
+
+    As in Huang, Yang, Wang 2024. The markers +, − and a grey dot differ without colour too, and the
+    farthest words of each polarity are written beside their markers.
+
+    Args:
+        words: `length` of them.
+        coefficients: `[length]`, each word's mean over its occurrences.
+        polarity: `[length]`, above 0 for positive words, below for negative ones.
+        counts: `[length]`, how often each occurs.
+        unit, caption, path: as in `image_heatmap`.
+    """
+    coefficients, polarity, counts = as_array(coefficients), np.sign(as_array(polarity)), as_array(counts)
+    if not coefficients.shape == polarity.shape == counts.shape == (len(words),) or not len(words):
+        raise ValueError(
+            f"expected a coefficient, a polarity and a count for each of {len(words)} words, got "
+            f"{coefficients.shape}, {polarity.shape} and {counts.shape}"
+        )
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    panel = figure.subplots()
+    groups = (("neutral", 0, ".", "0.7"), ("positive", 1, "+", COLORS(0.95)), ("negative", -1, "_", COLORS(0.05)))
+    for name, sign, marker, color in groups:
+        chosen = polarity == sign
+        panel.scatter(counts[chosen], coefficients[chosen], s=40, marker=marker, color=color, label=f"{name} words")
+        farthest = np.flatnonzero(chosen)[np.argsort(-np.abs(coefficients[chosen]))[: LABELLED * abs(sign)]]
+        for index in farthest:
+            place = (counts[index], coefficients[index])
+            panel.annotate(words[index], place, (4, 2), textcoords="offset points", fontsize=7, parse_math=False)
+    panel.axhline(0, color="black", linewidth=0.5)
+    panel.set(xscale="log", xlabel="occurrences", ylabel=unit)
+    panel.legend(fontsize=8)
+    return _finish(figure, caption, path)
+
+
+def _finish(figure: Figure, caption: str | None, path: str | Path | None) -> Figure:
+    if caption:
+        width = (figure.bbox.width / figure.dpi) * CAPTION_DENSITY
+        figure.supxlabel(textwrap.fill(caption, int(width)), fontsize=8, parse_math=False)
+    if path is not None:
+        figure.savefig(path, dpi=120)
+    return figure

@@ -1,7 +1,7 @@
 """What the bidir models share: the stock model is built as it is, then its self-attention layers are retyped."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from .configuration_bidir import (
     layer_negative_mass,
 )
 
-LEARNED, EDIT = "negative_mass_logit", "edit_coefficients"
+LEARNED, EDIT, KEEP = "negative_mass_logit", "edit_coefficients", "keep_keys"
 
 
 class BidirMixin:
@@ -128,10 +128,13 @@ def signed_self_attention(
     check_attn_implementation(config._attn_implementation)
     learned = getattr(module, LEARNED, None)
     edit = getattr(module, EDIT, None)
+    keep, kept = keep_mask(attention_mask), getattr(module, KEEP, None)
+    if kept is not None:
+        keep = kept if keep is None else keep & kept
     heads = [x.unflatten(-1, (module.num_attention_heads, -1)).transpose(1, 2) for x in (query, key, value)]
     context, coefficients = bidir_attention(
         *heads,
-        keep_mask(attention_mask),
+        keep,
         activation=config.attn_activation,
         negative_mass=layer_negative_mass(config, module.layer_idx) if learned is None else learned.sigmoid(),
         scaling=scaling,
@@ -152,15 +155,35 @@ def edited_coefficients(model: nn.Module, edit: Callable[[Tensor], Tensor]) -> I
         edit: `[batch, heads, queries, keys]` to the same shape, called once per layer, from the bottom up; the values
             are weighed by what it returns.
     """
-    layers = [module for module in model.modules() if isinstance(module, model.signed_attention)]
-    outer = getattr(layers[0], EDIT, None)  # of a context that surrounds this one; its edit comes first
+    outer = getattr(_attention_layers(model)[0], EDIT, None)  # of a context that surrounds this one; it comes first
+    with _set_on_layers(model, EDIT, edit if outer is None else lambda coefficients: edit(outer(coefficients))):
+        yield
+
+
+def kept_keys(model: nn.Module, keep: Tensor) -> AbstractContextManager[None]:
+    """While the context lasts, every layer of a bidir model leaves out the keys where `keep` is False.
+
+    Args:
+        keep: boolean `[batch, 1, 1, keys]`; padding is left out as well, as ever.
+    """
+    return _set_on_layers(model, KEEP, keep)
+
+
+def _attention_layers(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(module, model.signed_attention)]
+
+
+@contextmanager
+def _set_on_layers(model: nn.Module, name: str, value: object) -> Iterator[None]:
+    layers = _attention_layers(model)
+    before = [getattr(layer, name, None) for layer in layers]
     for layer in layers:
-        setattr(layer, EDIT, edit if outer is None else lambda coefficients: edit(outer(coefficients)))
+        setattr(layer, name, value)
     try:
         yield
     finally:
-        for layer in layers:
-            setattr(layer, EDIT, outer)
+        for layer, old in zip(layers, before, strict=True):
+            setattr(layer, name, old)
 
 
 def signed_image_attention(self: nn.Module, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs):

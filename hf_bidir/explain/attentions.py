@@ -1,0 +1,64 @@
+"""What rollout and flow start from: one stack of coefficients per layer, checked, and its heads made one."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Heads = Literal["mean", "max"] | int
+
+
+def check_attentions(attentions: Sequence[Tensor], keep: Tensor | None) -> Tensor:
+    """Raise ValueError unless these are the square coefficients of all layers, `[batch, heads, length, length]` each.
+
+    Returns:
+        The keep-mask as a boolean `[batch, length]` on the coefficients' device; without one, True everywhere.
+    """
+    missing = attentions is None or len(attentions) == 0 or any(layer is None for layer in attentions)
+    if missing:
+        raise ValueError(
+            "expected the coefficients of every layer, got none: this attention backend does not keep them. Choose "
+            'model.set_attn_implementation("eager") and call the model with output_attentions=True.'
+        )
+    shapes = [tuple(layer.shape) for layer in attentions]
+    batch, length = shapes[0][0], shapes[0][-1]
+    expected = [(batch, shape[1] if len(shape) == 4 else 0, length, length) for shape in shapes]
+    if shapes != expected or 0 in shapes[0]:
+        raise ValueError(
+            "expected coefficients [batch, heads, length, length] of one length in every layer, got "
+            f"{', '.join(map(str, dict.fromkeys(shapes)))}."
+        )
+    if keep is None:
+        return torch.ones(batch, length, dtype=torch.bool, device=attentions[0].device)
+    if tuple(keep.shape) != (batch, length):
+        raise ValueError(
+            f"expected keep [batch, length] = {(batch, length)}, such as a tokenizer's attention_mask; "
+            f"got {tuple(keep.shape)}."
+        )
+    return keep.to(attentions[0].device).bool()
+
+
+def combine_heads(attention: Tensor, heads: Heads, *, magnitude: bool) -> Tensor:
+    """One matrix `[batch, queries, keys]` from the coefficients `[batch, heads, queries, keys]`, at least in fp32.
+
+    Args:
+        heads: "mean"; "max", the coefficient that is largest in size; or the number of one head.
+        magnitude: combine `|a|` instead of `a`.
+    """
+    attention = attention.to(torch.promote_types(attention.dtype, torch.float32))
+    count = attention.shape[1]
+    if heads == "mean":
+        return (attention.abs() if magnitude else attention).mean(1)
+    if heads == "max":
+        highest, lowest = attention.amax(1), attention.amin(1)
+        largest = torch.where(highest >= -lowest, highest, lowest)
+        return largest.abs() if magnitude else largest
+    if not isinstance(heads, int) or not -count <= heads < count:
+        raise ValueError(f'expected heads "mean", "max" or one of 0 to {count - 1}, got {heads!r}.')
+    return attention[:, heads].abs() if magnitude else attention[:, heads]
+
+
+def check_residual(residual: float) -> None:
+    if not 0 <= residual <= 1:
+        raise ValueError(f"residual is the share of the skip connection, in [0, 1]; got {residual}.")

@@ -1,0 +1,106 @@
+"""Any checkpoint, signed or softmax, and one text or image, ready to be explained."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hf_bidir.convert import checkpoint_processors, read_bidir, read_config, signed_model
+from hf_bidir.explain.running import patch_grid
+from hf_bidir.timm_vit import TIMM_PREFIX
+
+
+def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, object]:
+    """A bidir checkpoint as it is; a softmax one of BERT, ViT, DeiT or timm as the bidir model equal to it (`λ = 0`).
+
+    Returns:
+        The model, in fp32 and evaluation mode, and its tokenizer or image processor.
+
+    Raises:
+        FileNotFoundError: there is no such checkpoint, or it has no tokenizer or image processor.
+        ValueError: it is of another family.
+    """
+    if not str(source).startswith(TIMM_PREFIX) and read_config(source).model_type.startswith("bidir_"):
+        model, processors = read_bidir(source, torch.float32), checkpoint_processors(source)
+    else:
+        model, processors, _ = signed_model(source, dtype=torch.float32)
+    if not processors:
+        raise FileNotFoundError(f"{source} has neither a tokenizer nor an image processor beside its weights.")
+    return model.eval(), processors[0]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One text or image as a model reads it, with a name for everything that can get a score."""
+
+    inputs: dict[str, Tensor]
+    tokens: list[str]  # words as they stand in the text, or patches, and the special tokens among them
+    special: list[bool]
+    token_of_piece: Tensor  # [length]: which token a position of the model belongs to
+    truncated: int = 0  # how many word pieces did not fit
+    grid: tuple[int, int] | None = None  # rows and columns of patches
+
+    def by_token(self, scores: Tensor, add: bool = True) -> Tensor:
+        """Scores `[..., length]` of the model's positions as those of tokens, `[..., tokens]`.
+
+        Args:
+            add: sum the scores of a word's pieces; else take the largest in size.
+        """
+        pieces = torch.nn.functional.one_hot(self.token_of_piece).bool().T.to(scores.device)  # [tokens, length]
+        table = scores.unsqueeze(-2) * pieces
+        if add:
+            return table.sum(-1)
+        return table.gather(-1, table.abs().argmax(-1, keepdim=True)).squeeze(-1)
+
+
+def read_text(tokenizer, text: str | Sequence[str], limit: int) -> Example:
+    """Tokenize a text, or one that is split into words already, and cut it at `limit` word pieces.
+
+    Raises:
+        ValueError: there is no word in it.
+    """
+    split = not isinstance(text, str)
+    if not (any(map(str.strip, text)) if split else text.strip()):
+        raise ValueError("expected a text with at least one word, got an empty one.")
+    text = list(text) if split else text
+    whole = len(tokenizer(text, is_split_into_words=split, verbose=False)["input_ids"])
+    options = {"truncation": True, "max_length": limit, "return_tensors": "pt", "return_offsets_mapping": True}
+    encoding = tokenizer(text, is_split_into_words=split, **options)
+    offsets = encoding.pop("offset_mapping")[0].tolist()
+    pieces = tokenizer.convert_ids_to_tokens(encoding["input_ids"][0])
+    tokens, special, token_of_piece, last = [], [], [], None
+    for piece, word, (start, end) in zip(pieces, encoding.word_ids(), offsets, strict=True):
+        if word is None or word != last:
+            tokens.append(piece if word is None else text[word] if split else text[start:end])
+            special.append(word is None)
+        elif not split:
+            tokens[-1] += text[start:end]
+        token_of_piece.append(len(tokens) - 1)
+        last = word
+    return Example(dict(encoding), tokens, special, torch.tensor(token_of_piece), whole - len(pieces))
+
+
+def read_image(model: PreTrainedModel, processor, file: str | Path) -> Example:
+    """An image file as the model's input.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is not an image.
+    """
+    if not Path(file).is_file():
+        raise FileNotFoundError(f"expected an image file, there is none at {file}.")
+    try:
+        with Image.open(file) as opened:
+            image = opened.convert("L" if model.config.num_channels == 1 else "RGB")
+    except (UnidentifiedImageError, OSError) as error:
+        raise ValueError(f"expected an image (png, jpeg, ...), {file} cannot be read as one.") from error
+    pixels = processor([image], return_tensors="pt")["pixel_values"]
+    rows, columns = patch_grid(model, pixels)
+    leading = ["class token", "distillation token"][: 1 + ("deit" in model.config.model_type)]
+    patches = [f"patch in row {row}, column {column}" for row in range(rows) for column in range(columns)]
+    tokens, special = leading + patches, [True] * len(leading) + [False] * len(patches)
+    return Example({"pixel_values": pixels}, tokens, special, torch.arange(len(tokens)), grid=(rows, columns))

@@ -1,0 +1,121 @@
+"""Leave-one-out: how much the output falls when a token is taken away."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Literal
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from hf_bidir.explain.readout import Readout, Target, choose_readout
+from hf_bidir.explain.running import in_evaluation, keep_mask_of, patch_grid, patch_size, prepared_inputs
+from hf_bidir.modeling.modeling_bidir import edited_coefficients, kept_keys
+
+
+@torch.inference_mode()
+def erasure(
+    model: PreTrainedModel,
+    inputs: Mapping[str, Tensor],
+    target: Target = None,
+    how: Literal["renormalise", "mask", "token"] = "renormalise",
+    *,
+    position: int | Tensor | None = None,
+    chunk_size: int = 64,
+    progress: bool = True,
+) -> Tensor:
+    """`y - y without token i`, for every token: positive where the token speaks for the target.
+
+    Args:
+        model, inputs, target, position: as in `contributions`.
+        how: what "without" means.
+            "renormalise"  in every layer nobody attends to the token any more, and each query's other coefficients grow
+                           until their sizes have the sum that they had. Merely setting the coefficient to 0 would
+                           measure `a_i` times a constant, whatever the model does.
+            "mask"         in every layer the token is left out before the activation, as padding is. On softmax this is
+                           "renormalise", because `e^{s_j} / Σ_{k≠i} e^{s_k} = a_j / (1 - a_i)`.
+            "token"        it is taken from the input: a word piece is deleted and the text closes up, a patch is
+                           painted with the processor's mean colour.
+        chunk_size: tokens erased in one call of the model.
+        progress: show a progress bar where there is more than one call.
+
+    Returns:
+        `[batch, length]`, with one entry per patch behind the class token for images. Padding has zeros; so has, for
+        "token", what cannot be deleted: the token that `y` is read from, and what stands before an image's patches.
+
+    Raises:
+        ValueError: an unknown `how`, and as in `contributions`.
+    """
+    if how not in ("renormalise", "mask", "token"):
+        raise ValueError(f'expected how "renormalise", "mask" or "token", got {how!r}.')
+    inputs = prepared_inputs(model, inputs)
+    with in_evaluation(model):
+        outputs = model(**inputs, output_hidden_states=True)
+        readout = choose_readout(model, outputs, target, position)
+        whole = readout(outputs)
+        keep = keep_mask_of(inputs, outputs.hidden_states[-1].shape[1])
+        effects = torch.zeros(keep.shape, dtype=whole.dtype, device=whole.device)
+        erasable = keep if how != "token" else keep & ~_indispensable(model, inputs, readout, keep)
+        chunks = erasable.nonzero().split(chunk_size)
+        for chunk in tqdm(
+            chunks, desc="erasure", unit="call", leave=False, delay=1, disable=not progress or len(chunks) < 2
+        ):
+            examples, tokens = chunk.unbind(1)
+            rows, own = {name: value[examples] for name, value in inputs.items()}, readout.of(examples)
+            if how == "token":
+                reduced, own = _without_input(model, rows, own, tokens, keep.shape[1])
+                remaining = own(model(**reduced))
+            else:
+                others = torch.arange(keep.shape[1], device=tokens.device) != tokens.unsqueeze(1)
+                with _unattended(model, others[:, None, None], how):
+                    remaining = own(model(**rows))
+            effects[examples, tokens] = whole[examples] - remaining
+    return effects
+
+
+def _unattended(model: PreTrainedModel, others: Tensor, how: str) -> AbstractContextManager[None]:
+    """Nobody attends to any but the `others`, boolean `[rows, 1, 1, keys]`."""
+    if how == "mask":
+        return kept_keys(model, others)
+
+    def renormalised(coefficients: Tensor) -> Tensor:
+        rest = coefficients * others
+        total, left = (values.abs().sum(-1, keepdim=True) for values in (coefficients, rest))
+        return rest * torch.where(left > 0, total / left, 0)
+
+    return edited_coefficients(model, renormalised)
+
+
+def _indispensable(model: PreTrainedModel, inputs: Mapping[str, Tensor], readout: Readout, keep: Tensor) -> Tensor:
+    """Boolean like `keep`: the token that `y` is read from, and what stands before the patches of an image."""
+    positions = torch.arange(keep.shape[1], device=keep.device)
+    if "pixel_values" in inputs:
+        return (positions < keep.shape[1] - _patches(model, inputs)).expand_as(keep)
+    return positions == (0 if readout.positions is None else readout.positions.unsqueeze(1))
+
+
+def _without_input(model, rows: dict, readout: Readout, tokens: Tensor, length: int) -> tuple[dict, Readout]:
+    """The input rows, each without its token, and where `y` stands then."""
+    if "pixel_values" in rows:
+        patches = tokens - (length - _patches(model, rows))
+        return {**rows, "pixel_values": _painted(rows["pixel_values"], patches, patch_size(model))}, readout
+    remaining = torch.arange(length - 1, device=tokens.device)
+    remaining = remaining + (remaining >= tokens.unsqueeze(1))
+    shorter = {name: value.gather(1, remaining) for name, value in rows.items()}
+    positions = None if readout.positions is None else readout.positions - (tokens < readout.positions).long()
+    return shorter, Readout(readout.weights, positions)
+
+
+def _patches(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> int:
+    rows, columns = patch_grid(model, inputs["pixel_values"])
+    return rows * columns
+
+
+def _painted(pixels: Tensor, patches: Tensor, size: tuple[int, int]) -> Tensor:
+    """Images `[rows, channels, height, width]`, each with one patch set to 0, the mean after normalisation."""
+    height, width = size
+    row, column = patches // (pixels.shape[3] // width), patches % (pixels.shape[3] // width)
+    in_row = torch.arange(pixels.shape[2], device=pixels.device) // height == row.unsqueeze(1)
+    in_column = torch.arange(pixels.shape[3], device=pixels.device) // width == column.unsqueeze(1)
+    return pixels.masked_fill((in_row.unsqueeze(2) & in_column.unsqueeze(1)).unsqueeze(1), 0)

@@ -1,0 +1,148 @@
+"""Attention flow: the most that can pass from a token of the top layer down to each input token."""
+
+import os
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from joblib import Parallel, delayed
+from scipy.sparse import coo_array, csr_array
+from scipy.sparse.csgraph import maximum_flow
+from torch import Tensor
+from tqdm import tqdm
+
+from hf_bidir.explain.attentions import Heads, check_attentions, check_residual, combine_heads
+
+UNIT = 2**30  # the solver takes 32-bit integers; a capacity of 1 becomes this many
+WORTH_A_POOL = 5e8  # edges times flows, some 30 seconds of one core; starting the processes takes about 6
+
+
+def attention_flow(
+    attentions: Sequence[Tensor],
+    keep: Tensor | None = None,
+    source: int | Sequence[int] | Tensor = 0,
+    residual: float = 0.5,
+    signed: bool = False,
+    *,
+    heads: Heads = "mean",
+    workers: int | None = None,
+    progress: bool = True,
+) -> Tensor:
+    """Maximum flow from a token of the top layer to each input token, through all layers at once.
+
+    Every layer is a set of edges from its tokens to those below, of capacity `(1 - r) |a_ij|`, and each token has an
+    edge of capacity `r` to itself, its skip connection (Abnar & Zuidema 2020, section 3). One flow is computed per
+    input token; where rollout multiplies, flow is limited by the narrowest place on the way.
+
+    Signed, every token is there twice, as a positive and a negative copy. Edges of positive coefficients stay among
+    copies of one sign, edges of negative ones cross over, and the result is the flow to the positive copy minus the
+    flow to the negative one. No path of softmax coefficients leads to a negative copy, so there it is the classic flow.
+
+    Args:
+        attentions: per layer, from the bottom up, `[batch, heads, length, length]`, signed or not.
+        keep: `[batch, length]`, True or 1 where there is a token; a tokenizer's `attention_mask`.
+        source: the token of the top layer, one position for all examples or one each.
+        residual: the share `r` of the skip connection, in [0, 1].
+        signed: follow the signs. Needs oriented heads (`orient_heads`): at `λ = 1` the sign of a whole head is
+            arbitrary.
+        heads: "mean" over heads (of `|a|` unless signed); "max", the largest in size; or one head's number.
+        workers: processes; by default one per core where the work is worth starting them, else this one.
+        progress: show a progress bar.
+
+    Returns:
+        `[batch, length]` on the device of the coefficients: in [0, 1], signed in [-1, 1], as long as the sizes of
+        each query's coefficients sum to at most 1. Zero at padding. Capacities are rounded to 1e-9.
+
+    Raises:
+        ValueError: no coefficients, layers of different lengths, a source that is no token.
+    """
+    keep = check_attentions(attentions, keep)
+    check_residual(residual)
+    sources = _sources(source, keep)
+    stacked = torch.stack([combine_heads(layer.detach(), heads, magnitude=not signed) for layer in attentions], 1)
+    stacked, present = stacked.cpu().double().numpy(), keep.cpu().numpy()
+    graphs = [
+        _Graph(layers[:, tokens][:, :, tokens], residual, signed, int(tokens[:at].sum()))
+        for layers, tokens, at in zip(stacked, present, sources, strict=True)
+    ]
+    flow = np.zeros(present.shape)
+    flow[present] = np.fromiter(_all_flows(graphs, workers, progress), float)
+    return torch.from_numpy(flow).to(attentions[0].device, torch.promote_types(attentions[0].dtype, torch.float32))
+
+
+class _Graph:
+    """The tokens of one example in every layer, and the edges between them.
+
+    Node `(level * copies + copy) * length + token`; level 0 is the input, copy 1 (signed only) the negative one.
+    """
+
+    def __init__(self, layers: np.ndarray, residual: float, signed: bool, source: int):
+        """`layers` `[layers, queries, keys]` from the bottom up, without padding, as `source` is counted."""
+        self.signed, self.length = signed, layers.shape[-1]
+        steps = [self._step((1 - residual) * layer, residual) for layer in layers]
+        width = len(steps[0])
+        # a flow is at most what leaves its source, which has to fit into the solver's integers as well
+        self.unit = UNIT / max(1.0, max(step.sum(1).max() for step in steps))
+        self.source = len(steps) * width + source
+        self.reached = np.zeros((len(steps) + 1, width), bool)
+        self.reached[-1, source] = True
+        blocks = []
+        for level in reversed(range(len(steps))):
+            block = coo_array(np.rint(steps[level] * self.reached[level + 1, :, None] * self.unit).astype(np.int32))
+            self.reached[level, block.col] = True  # edges that nothing can reach would only slow the solver down
+            blocks.append((block.data, block.row + (level + 1) * width, block.col + level * width))
+        capacities, heads, tails = map(np.concatenate, zip(*blocks, strict=True))
+        self.edges = csr_array((capacities, (heads, tails)), shape=(self.reached.size,) * 2)
+
+    def _step(self, layer: np.ndarray, residual: float) -> np.ndarray:
+        skip = residual * np.eye(self.length)
+        if not self.signed:
+            return np.abs(layer) + skip
+        positive, negative = layer.clip(min=0) + skip, (-layer).clip(min=0)
+        return np.block([[positive, negative], [negative, positive]])
+
+    def flow_to(self, token: int) -> float:
+        flow = self._maximum(token)
+        return (flow - self._maximum(self.length + token) if self.signed else flow) / self.unit
+
+    def _maximum(self, sink: int) -> int:
+        return maximum_flow(self.edges, self.source, sink, method="dinic").flow_value if self.reached[0, sink] else 0
+
+
+def _all_flows(graphs: list[_Graph], workers: int | None, progress: bool) -> Iterator[float]:
+    """The flow to each token of each graph, in order."""
+    work = sum(graph.edges.nnz * graph.length * (1 + graph.signed) for graph in graphs)
+    if workers is None:
+        workers = (os.cpu_count() or 1) if work > WORTH_A_POOL else 1
+    # a task is several sinks of one graph, because the graph has to travel to the process that solves it
+    tasks = [
+        (graph, range(start, min(start + 32, graph.length))) for graph in graphs for start in range(0, graph.length, 32)
+    ]
+    results = Parallel(n_jobs=workers, return_as="generator")(delayed(_flows)(*task) for task in tasks)
+    with tqdm(
+        total=sum(graph.length for graph in graphs),
+        desc="flow",
+        unit="token",
+        leave=False,
+        delay=1,
+        disable=not progress,
+    ) as bar:
+        for flows in results:
+            bar.update(len(flows))
+            yield from flows
+
+
+def _flows(graph: _Graph, tokens: range) -> list[float]:
+    return [graph.flow_to(token) for token in tokens]
+
+
+def _sources(source: int | Sequence[int] | Tensor, keep: Tensor) -> list[int]:
+    batch, length = keep.shape
+    positions = torch.as_tensor(source, device=keep.device)
+    if positions.dim() > 1 or positions.numel() not in (1, batch) or positions.is_floating_point():
+        raise ValueError(f"expected one source position, or one per example ({batch}), got {source}.")
+    positions = positions.expand(batch) if positions.dim() == 0 else positions.reshape(-1).expand(batch)
+    outside = (positions < 0) | (positions >= length)
+    if outside.any() or not keep.gather(1, positions.long().unsqueeze(1)).all():
+        raise ValueError(f"source must be the position of a token, of {length} with padding; got {source}.")
+    return positions.tolist()

@@ -1,0 +1,170 @@
+"""Every explanation under one name and one signature: a signed or unsigned number per token."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hf_bidir.explain.attentions import combine_heads
+from hf_bidir.explain.contributions import contributions, value_weighted
+from hf_bidir.explain.erasure import erasure
+from hf_bidir.explain.flow import attention_flow
+from hf_bidir.explain.gradients import gradient_times_input, integrated_gradients
+from hf_bidir.explain.readout import Target
+from hf_bidir.explain.rollout import attention_rollout
+from hf_bidir.explain.running import keep_mask_of, prepared_inputs, record_coefficients
+from hf_bidir.finetune.errors import did_you_mean
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to explain: a batch, a target, and which layer and head; None is all of them, or the method's default."""
+
+    model: PreTrainedModel
+    inputs: Mapping[str, Tensor]
+    target: Target = None
+    position: int | Tensor | None = None
+    layer: int | None = None
+    head: int | None = None
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to give each token a number: what it is, its unit, and what it needs."""
+
+    what: str
+    unit: str
+    scores: Callable[[Request], Tensor]
+    layers: bool = True  # can be asked for one layer and one head
+    signed: bool = True
+    additive: bool = True  # the pieces of a word add up to what the word has
+    oriented: bool = False  # at λ = 1 it means something only after `orient_heads`
+
+
+def token_scores(
+    model: PreTrainedModel,
+    inputs: Mapping[str, Tensor],
+    method: str = "contributions",
+    target: Target = None,
+    *,
+    position: int | Tensor | None = None,
+    layer: int | None = None,
+    head: int | None = None,
+) -> Tensor:
+    """One number per token by any method of `METHODS`, `[batch, length]`.
+
+    Args:
+        model, inputs, target, position: as in `contributions`.
+        layer: for contributions, values and attention, that layer alone (attention and values: the last by default);
+            for rollout and flow, the layers up to it.
+        head: that head alone, instead of all of them together.
+
+    Raises:
+        ValueError: an unknown method, layer or head, or one of these where the method has none.
+    """
+    if method not in METHODS:
+        raise ValueError(
+            f"unknown method {method!r}; choose one of {', '.join(METHODS)}.{did_you_mean(method, list(METHODS))}"
+        )
+    check_layer_and_head(model, layer, head)
+    if not METHODS[method].layers and (layer is not None or head is not None):
+        raise ValueError(f"{method} looks at the whole model; leave layer and head out, or choose another method.")
+    return METHODS[method].scores(Request(model, prepared_inputs(model, inputs), target, position, layer, head))
+
+
+def check_layer_and_head(model: PreTrainedModel, layer: int | None, head: int | None) -> None:
+    config = model.config
+    for name, value, count in (("layer", layer, config.num_hidden_layers), ("head", head, config.num_attention_heads)):
+        if value is not None and not 0 <= value < count:
+            raise ValueError(f"{name} {value} does not exist; there are 0 to {count - 1}.")
+
+
+def _contributions(request: Request) -> Tensor:
+    scores = contributions(request.model, request.inputs, request.target, position=request.position)
+    layers = slice(None) if request.layer is None else slice(request.layer, request.layer + 1)
+    heads = slice(None) if request.head is None else slice(request.head, request.head + 1)
+    return scores[:, layers, heads].sum((1, 2))
+
+
+def _values(request: Request) -> Tensor:
+    norms = value_weighted(request.model, request.inputs)[-1 if request.layer is None else request.layer]
+    return _from_source(norms.sum(1) if request.head is None else norms[:, request.head], request)
+
+
+def _attention(request: Request, signed: bool) -> Tensor:
+    attention = _coefficients(request)[-1]
+    return _from_source(combine_heads(attention, _heads(request), magnitude=not signed), request)
+
+
+def _rollout(request: Request, signed: bool) -> Tensor:
+    attentions = _coefficients(request)
+    keep = keep_mask_of(request.inputs, attentions[0].shape[-1])
+    mode = "signed" if signed else "magnitude"
+    return _from_source(attention_rollout(attentions, keep, mode=mode, heads=_heads(request)), request)
+
+
+def _flow(request: Request, signed: bool) -> Tensor:
+    attentions = _coefficients(request)
+    keep = keep_mask_of(request.inputs, attentions[0].shape[-1])
+    return attention_flow(attentions, keep, _source(request), signed=signed, heads=_heads(request))
+
+
+def _coefficients(request: Request) -> list[Tensor]:
+    """Of the layers up to the one that was asked for."""
+    with torch.no_grad():
+        _, coefficients = record_coefficients(request.model, request.inputs)
+    return coefficients if request.layer is None else coefficients[: request.layer + 1]
+
+
+def _heads(request: Request) -> str | int:
+    return "mean" if request.head is None else request.head
+
+
+def _source(request: Request) -> int | Tensor:
+    """The token whose state is read: the first one, unless the head answers per token."""
+    return 0 if request.position is None else request.position
+
+
+def _from_source(matrix: Tensor, request: Request) -> Tensor:
+    """The source's row of `[batch, queries, keys]`."""
+    source = torch.as_tensor(_source(request), device=matrix.device).expand(len(matrix))
+    return matrix[torch.arange(len(matrix), device=matrix.device), source]
+
+
+def _whole(function: Callable[..., Tensor], request: Request) -> Tensor:
+    return function(request.model, request.inputs, request.target, position=request.position)
+
+
+METHODS: dict[str, Method] = {
+    "contributions": Method(
+        "contribution a · ∂y/∂a, summed over layers, heads and queries", "a · ∂y/∂a", _contributions
+    ),
+    "erasure": Method(
+        "fall of y when nobody attends to the token, other coefficients renormalised",
+        "Δy",
+        partial(_whole, erasure),
+        False,
+    ),
+    "erasure-mask": Method(
+        "fall of y when the token is masked like padding", "Δy", partial(_whole, partial(erasure, how="mask")), False
+    ),
+    "erasure-token": Method(
+        "fall of y when the token is taken from the input", "Δy", partial(_whole, partial(erasure, how="token")), False
+    ),
+    "gradient": Method("input times gradient", "x · ∂y/∂x", partial(_whole, gradient_times_input), False),
+    "integrated-gradients": Method(
+        "integrated gradients from padding, or a grey image", "share of y", partial(_whole, integrated_gradients), False
+    ),
+    "signed-attention": Method("coefficients a, mean over heads", "a", partial(_attention, signed=True), oriented=True),
+    "signed-rollout": Method("signed rollout", "rollout", partial(_rollout, signed=True), oriented=True),
+    "signed-flow": Method("signed maximum flow", "flow", partial(_flow, signed=True), additive=False, oriented=True),
+    "attention": Method(
+        "size of the coefficients |a|, mean over heads", "|a|", partial(_attention, signed=False), signed=False
+    ),
+    "rollout": Method("rollout of |a|", "rollout", partial(_rollout, signed=False), signed=False),
+    "flow": Method("maximum flow through |a|", "flow", partial(_flow, signed=False), signed=False, additive=False),
+    "values": Method("size of the weighted values ‖a v W_o‖, summed over heads", "‖a v W_o‖", _values, signed=False),
+}

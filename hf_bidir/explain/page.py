@@ -1,0 +1,71 @@
+"""Explanations as one HTML page that holds everything in itself and runs nothing."""
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jinja2 import Environment, PackageLoader
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+from hf_bidir.explain.colors import COLORS, color_of, limit_of, signed, text_color_on
+from hf_bidir.finetune.files import replacing
+
+
+@dataclass(frozen=True)
+class TextBlock:
+    """A text with one row of scores `[length]`, under a heading."""
+
+    heading: str
+    tokens: Sequence[str]
+    scores: np.ndarray
+    unit: str
+
+    @property
+    def limit(self) -> float:
+        return limit_of(self.scores)
+
+    @property
+    def words(self) -> list[dict[str, str]]:
+        colors = [color_of(score, self.limit) for score in self.scores]
+        return [
+            {"text": token, "score": signed(score), "background": to_hex(color), "color": text_color_on(color)}
+            for token, score, color in zip(self.tokens, self.scores, colors, strict=True)
+        ]
+
+
+def html_page(
+    title: str,
+    *,
+    blocks: Sequence[TextBlock] = (),
+    figures: Mapping[str, Figure] | None = None,
+    caption: str | None = None,
+) -> str:
+    """A page of texts with their scores, then figures under their names.
+
+    Whatever stands in a token, title or caption is shown as text: all of it is escaped, and the page's own policy
+    forbids scripts and anything from elsewhere.
+    """
+    template = Environment(loader=PackageLoader("hf_bidir.explain", "."), autoescape=True).get_template("page.html")
+    return template.render(
+        title=title,
+        blocks=blocks,
+        figures={name: _png(figure) for name, figure in (figures or {}).items()},
+        caption=caption,
+        gradient=", ".join(to_hex(COLORS(step)) for step in np.linspace(0, 1, 9)),
+        signed=signed,
+    )
+
+
+def write_page(path: str | Path, page: str) -> None:
+    with replacing(Path(path)) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+
+
+def _png(figure: Figure) -> str:
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=110)
+    return base64.b64encode(stream.getvalue()).decode("ascii")
