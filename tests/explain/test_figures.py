@@ -1,11 +1,11 @@
-"""image_heatmap: what is drawn, where, and on which scale."""
+"""What is drawn, where, and on which scale."""
 
 import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
 
-from hf_bidir.explain import image_heatmap
+from hf_bidir.explain import image_heatmap, layer_head_grid, word_scatter
 
 IMAGES = np.linspace(0, 1, 2 * 8 * 8).reshape(2, 8, 8)
 
@@ -72,3 +72,39 @@ def test_the_saved_picture_carries_titles_unit_and_caption(tmp_path):
 def test_scores_that_cannot_belong_to_the_images_are_refused(scores, message):
     with pytest.raises(ValueError, match=message):
         image_heatmap(IMAGES, scores)
+
+
+def texts_of(figure):
+    return [text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text"))]
+
+
+def test_a_grid_has_a_signed_number_in_every_strong_cell():
+    texts = texts_of(layer_head_grid(torch.tensor([[0.5, -0.25], [0.0, 0.01]]), unit="share", caption="all tokens"))
+    assert {"+0.5", "−0.25", "share", "all tokens", "layer", "head"} <= set(texts)
+    assert "+0.01" not in texts
+
+
+def test_a_grid_of_another_shape_is_refused():
+    with pytest.raises(ValueError, match=r"expected finite values \[layers, heads\], got \(3,\)"):
+        layer_head_grid([1.0, 2.0, 3.0])
+
+
+def test_a_scatter_marks_positive_negative_and_neutral_words_differently():
+    figure = word_scatter(["good", "bad", "film"], [0.4, -0.3, 0.0], [2, -1, 0], [10, 20, 30])
+    groups = {collection.get_label(): collection for collection in figure.axes[0].collections}
+    assert groups["positive words"].get_offsets().tolist() == [[10, 0.4]]
+    assert groups["negative words"].get_offsets().tolist() == [[20, -0.3]]
+    assert groups["neutral words"].get_offsets().tolist() == [[30, 0.0]]
+    markers = {tuple(map(tuple, collection.get_paths()[0].vertices)) for collection in groups.values()}
+    assert len(markers) == 3
+    assert {"good", "bad"} <= set(texts_of(figure))
+
+
+def test_a_scatter_of_unequal_lengths_is_refused():
+    with pytest.raises(ValueError, match="for each of 2 words"):
+        word_scatter(["good", "bad"], [0.4], [1, -1], [10, 20])
+
+
+def test_a_long_caption_is_broken_into_lines():
+    figure = layer_head_grid([[1.0]], caption="many words " * 30)
+    assert max(len(line) for line in figure.get_supxlabel().split("\n")) < 60

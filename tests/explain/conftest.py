@@ -1,0 +1,102 @@
+"""Tiny models, one text-like batch and one batch of images."""
+
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+from hf_bidir import (
+    BidirBertConfig,
+    BidirBertForSequenceClassification,
+    BidirViTConfig,
+    BidirViTForImageClassification,
+)
+
+WIDTHS = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 16}
+# weights so large that coefficients are far from uniform, and a tiny model's outputs from constant
+SHAPE = WIDTHS | {"vocab_size": 40, "max_position_embeddings": 12, "initializer_range": 0.4}
+
+
+def bert(negative_mass: float = 1.0, head=BidirBertForSequenceClassification, **options):
+    torch.manual_seed(0)
+    return head(BidirBertConfig(**SHAPE, attn_negative_mass=negative_mass, **options)).eval()
+
+
+def vit(negative_mass: float = 1.0, **options):
+    torch.manual_seed(0)
+    config = BidirViTConfig(
+        **WIDTHS, image_size=8, patch_size=2, initializer_range=0.4, attn_negative_mass=negative_mass, **options
+    )
+    return BidirViTForImageClassification(config).eval()
+
+
+def sentences():
+    """Two sentences, the second one padded by two."""
+    keep = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
+    return {"input_ids": torch.arange(12).view(2, 6) + 5, "attention_mask": keep}
+
+
+def images():
+    return {"pixel_values": torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))}
+
+
+def random_softmax(layers: int = 3, batch: int = 2, heads: int = 2, length: int = 5, seed: int = 0):
+    """Coefficients of every layer, as a softmax model makes them."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = 2 * torch.randn(layers, batch, heads, length, length, generator=generator, dtype=torch.float64)
+    return list(scores.softmax(-1))
+
+
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "a",
+    "good",
+    "bad",
+    "film",
+    "un",
+    "##believ",
+    "##ably",
+    "<b>",
+    "!",
+]
+
+
+def tokenizer():
+    """A real WordPiece tokenizer of fourteen pieces."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    pieces = Tokenizer(models.WordPiece({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    pieces.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    pieces.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = {
+        "unk_token": "[UNK]",
+        "pad_token": "[PAD]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "mask_token": "[MASK]",
+    }
+    return PreTrainedTokenizerFast(tokenizer_object=pieces, **names)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A signed text classifier with its tokenizer."""
+    bert(id2label={0: "negative", 1: "positive"}, label2id={"negative": 0, "positive": 1}).save_pretrained(
+        tmp_path / "signed"
+    )
+    tokenizer().save_pretrained(tmp_path / "signed")
+    return tmp_path / "signed"
+
+
+@pytest.fixture
+def stock_checkpoint(tmp_path):
+    """A softmax text classifier of plain transformers, with its tokenizer."""
+    torch.manual_seed(0)
+    BertForSequenceClassification(BertConfig(**SHAPE)).save_pretrained(tmp_path / "stock")
+    tokenizer().save_pretrained(tmp_path / "stock")
+    return tmp_path / "stock"

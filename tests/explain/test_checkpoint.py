@@ -1,0 +1,70 @@
+"""Reading any checkpoint, texts and images."""
+
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoModelForSequenceClassification, ViTImageProcessor
+
+from hf_bidir.explain import load_checkpoint, read_image, read_text
+from tests.explain.conftest import tokenizer, vit
+
+
+def test_a_softmax_checkpoint_is_read_with_the_outputs_of_the_stock_model(stock_checkpoint):
+    model, _ = load_checkpoint(stock_checkpoint)
+    stock = AutoModelForSequenceClassification.from_pretrained(stock_checkpoint).eval()
+    batch = {"input_ids": torch.arange(6).unsqueeze(0)}
+    with torch.no_grad():
+        torch.testing.assert_close(model(**batch).logits, stock(**batch).logits)
+
+
+def test_a_signed_checkpoint_is_read_as_it_is(checkpoint):
+    model, processor = load_checkpoint(checkpoint)
+    assert model.config.attn_negative_mass == 1
+    assert processor("a")["input_ids"] == [2, 5, 3]
+
+
+def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path):
+    vit().save_pretrained(tmp_path)
+    with pytest.raises(FileNotFoundError, match="neither a tokenizer nor an image processor"):
+        load_checkpoint(tmp_path)
+
+
+def test_word_pieces_are_joined_to_the_words_of_the_text():
+    example = read_text(tokenizer(), "a unbelievably good film", limit=12)
+    assert example.tokens == ["[CLS]", "a", "unbelievably", "good", "film", "[SEP]"]
+    assert example.special == [True, False, False, False, False, True]
+    scores = torch.tensor([[10.0, 20, 1, 2, -4, 30, 40, 50]])
+    assert example.by_token(scores).tolist() == [[10, 20, -1, 30, 40, 50]]
+    assert example.by_token(scores, add=False).tolist() == [[10, 20, -4, 30, 40, 50]]
+
+
+def test_a_text_that_is_split_into_words_keeps_them():
+    example = read_text(tokenizer(), ["a", "unbelievably", "<b>"], limit=12)
+    assert example.tokens == ["[CLS]", "a", "unbelievably", "<b>", "[SEP]"]
+
+
+def test_a_long_text_is_cut_and_counted():
+    example = read_text(tokenizer(), "a " * 30, limit=12)
+    assert (example.inputs["input_ids"].shape[1], example.truncated) == (12, 20)
+
+
+@pytest.mark.parametrize("text", ["", "   \n", [], [" "]])
+def test_an_empty_text_is_refused(text):
+    with pytest.raises(ValueError, match="at least one word"):
+        read_text(tokenizer(), text, limit=12)
+
+
+def test_an_image_becomes_pixels_and_named_patches(tmp_path):
+    Image.new("L", (20, 10), 200).save(tmp_path / "grey.png")
+    example = read_image(vit(), ViTImageProcessor(size={"height": 8, "width": 8}), tmp_path / "grey.png")
+    assert example.inputs["pixel_values"].shape == (1, 3, 8, 8)
+    assert example.grid == (4, 4)
+    assert example.tokens[:3] == ["class token", "patch in row 0, column 0", "patch in row 0, column 1"]
+
+
+def test_what_is_no_image_is_refused(tmp_path):
+    (tmp_path / "text.png").write_text("not an image")
+    with pytest.raises(ValueError, match=r"text\.png cannot be read as one"):
+        read_image(vit(), ViTImageProcessor(), tmp_path / "text.png")
+    with pytest.raises(FileNotFoundError, match="there is none at"):
+        read_image(vit(), ViTImageProcessor(), tmp_path / "absent.png")

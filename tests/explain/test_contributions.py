@@ -1,0 +1,198 @@
+"""What a token adds to an output: signed, per layer and head, and the same whatever the gauge."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import BertConfig, BertForSequenceClassification
+
+from hf_bidir import BidirBertForMaskedLM, BidirBertForQuestionAnswering, BidirBertModel
+from hf_bidir.explain import contributions, edge_contributions, flip_heads, pooled_contributions, value_weighted
+from hf_bidir.modeling.modeling_bidir import edited_coefficients
+from tests.explain.conftest import bert, images, sentences, vit
+
+BATCHES = [pytest.param(bert, sentences, id="bert"), pytest.param(vit, images, id="vit")]
+GAUGES = st.lists(st.lists(st.booleans(), min_size=2, max_size=2), min_size=3, max_size=3)
+
+
+def weighted_values(model, inputs):
+    """`a_ij v_j W_o` of every layer and head as vectors, from the model's own modules; bert only."""
+    values, layers = [], [layer.attention for layer in model.bert.encoder.layer]
+    hooks = [layer.self.value.register_forward_hook(lambda *call: values.append(call[-1])) for layer in layers]
+    model.set_attn_implementation("eager")
+    attentions = model(**inputs, output_attentions=True).attentions
+    for hook in hooks:
+        hook.remove()
+    vectors = []
+    for a, v, layer in zip(attentions, values, layers, strict=True):
+        by_head = v.unflatten(-1, (2, -1)).transpose(1, 2)
+        out = layer.output.dense.weight.unflatten(1, (2, -1))
+        vectors.append(torch.einsum("bhqk,bhkd,ohd->bhqko", a, by_head, out).detach())
+    return vectors
+
+
+@pytest.mark.parametrize(("model", "inputs"), BATCHES)
+@settings(max_examples=10, deadline=None)
+@given(gauge=GAUGES)
+def test_contributions_do_not_change_under_a_gauge_flip(model, inputs, gauge):
+    model, inputs = model(), inputs()
+    before = edge_contributions(model, inputs)
+    flip_heads(model, torch.tensor(gauge))
+    for was, now in zip(before, edge_contributions(model, inputs), strict=True):
+        torch.testing.assert_close(now, was, atol=1e-6, rtol=1e-5)
+    assert max(layer.abs().max() for layer in before) > 0.01
+
+
+@settings(max_examples=10, deadline=None)
+@given(gauge=GAUGES)
+def test_weighted_values_do_not_change_under_a_gauge_flip(gauge):
+    model, inputs = bert(), sentences()
+    vectors, norms = weighted_values(model, inputs), value_weighted(model, inputs)
+    flip_heads(model, torch.tensor(gauge))
+    flipped = weighted_values(model, inputs), value_weighted(model, inputs)
+    for was, now in zip((*vectors, *norms), (*flipped[0], *flipped[1]), strict=True):
+        torch.testing.assert_close(now, was, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("negative_mass", [0.0, 1.0])
+def test_value_weighted_is_the_norm_of_what_a_query_takes_from_a_key(negative_mass):
+    model, inputs = bert(negative_mass), sentences()
+    for vectors, norms in zip(weighted_values(model, inputs), value_weighted(model, inputs), strict=True):
+        torch.testing.assert_close(norms, vectors.norm(dim=-1), atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("model", "inputs"), BATCHES)
+def test_an_edge_is_the_first_order_effect_of_scaling_its_coefficient(model, inputs):
+    model, inputs = model().double(), inputs()
+    inputs = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
+    layer, head, query, key, step = 1, 1, 2, 3, 1e-4
+    edges = edge_contributions(model, inputs, target=1)
+
+    def scaled(factor):
+        calls = iter(range(3))
+
+        def edit(coefficients):
+            if next(calls) != layer:
+                return coefficients
+            scaling = torch.ones_like(coefficients)
+            scaling[:, head, query, key] = factor
+            return coefficients * scaling
+
+        with torch.no_grad(), edited_coefficients(model, edit):
+            return model(**inputs).logits[:, 1]
+
+    slope = (scaled(1 + step) - scaled(1 - step)) / (2 * step)
+    torch.testing.assert_close(edges[layer][:, head, query, key].double(), slope, atol=1e-5, rtol=1e-4)
+    assert slope.abs().max() > 1e-4
+
+
+def test_contributions_sum_the_edges_over_the_queries():
+    model, inputs = bert(), sentences()
+    total = contributions(model, inputs)
+    assert total.shape == (2, 3, 2, 6)
+    torch.testing.assert_close(total[:, 1], edge_contributions(model, inputs)[1].sum(2))
+
+
+def test_a_padded_sentence_contributes_what_it_does_alone():
+    model, inputs = bert(), sentences()
+    alone = contributions(model, {"input_ids": inputs["input_ids"][1:, :4]})
+    both = contributions(model, inputs)
+    torch.testing.assert_close(both[1:, ..., :4], alone, atol=1e-6, rtol=1e-5)
+    assert not both[1, ..., 4:].any()
+
+
+def test_the_default_target_is_the_predicted_class():
+    model, inputs = bert(), sentences()
+    predicted = model(**inputs).logits.argmax(-1)
+    torch.testing.assert_close(contributions(model, inputs), contributions(model, inputs, target=predicted))
+
+
+def test_a_target_may_be_named_as_the_config_names_it():
+    model, inputs = bert(id2label={0: "against", 1: "for"}, label2id={"against": 0, "for": 1}), sentences()
+    torch.testing.assert_close(contributions(model, inputs, "for"), contributions(model, inputs, 1))
+
+
+def test_frozen_weights_and_training_mode_and_no_grad_change_nothing():
+    model, inputs = bert(), sentences()
+    expected = contributions(model, inputs)
+    model.requires_grad_(False).train()
+    with torch.no_grad():
+        torch.testing.assert_close(contributions(model, inputs), expected)
+    assert model.training
+
+
+def test_a_masked_language_model_is_explained_at_a_position():
+    model, inputs = bert(head=BidirBertForMaskedLM), sentences()
+    total = contributions(model, inputs, target=7, position=2)[:, -1]
+
+    def edit(coefficients):  # at the top, only the row of that position reaches the answer
+        calls.append(coefficients)
+        return coefficients
+
+    calls = []
+    with edited_coefficients(model, edit):
+        logit = model(**inputs).logits[:, 2, 7].sum()
+    expected = calls[-1] * torch.autograd.grad(logit, calls[-1])[0]
+    torch.testing.assert_close(total, expected[:, :, 2].detach())
+
+
+def test_a_model_without_a_head_is_explained_along_its_first_state():
+    model, inputs = bert(head=BidirBertModel), sentences()
+    state = model(**inputs).last_hidden_state[:, 0].detach()
+    coefficients = []
+
+    def record(a):
+        coefficients.append(a)
+        return a
+
+    with edited_coefficients(model, record):
+        moving = model(**inputs).last_hidden_state[:, 0]
+    along = (moving * state / state.norm(dim=-1, keepdim=True)).sum()
+    expected = [a * g for a, g in zip(coefficients, torch.autograd.grad(along, coefficients), strict=True)]
+    torch.testing.assert_close(contributions(model, inputs)[:, 0], expected[0].sum(2).detach())
+
+
+class Pooling(torch.nn.Module):
+    """One attention layer over the tokens, then a linear map: the paper's model."""
+
+    def __init__(self):
+        super().__init__()
+        self.score, self.value, self.readout = torch.nn.Linear(4, 1), torch.nn.Linear(4, 6), torch.nn.Linear(6, 3)
+
+    def forward(self, tokens):
+        scores = self.score(tokens).squeeze(-1)
+        coefficients = torch.sinh(scores) / torch.cosh(scores).sum(-1, keepdim=True)
+        values = self.value(tokens)
+        return self.readout((coefficients.unsqueeze(-1) * values).sum(1)), coefficients, values
+
+
+def test_pooled_contributions_add_up_to_the_logit_without_its_bias():
+    torch.manual_seed(0)
+    model = Pooling()
+    logits, coefficients, values = model(torch.randn(2, 5, 4))
+    shares = pooled_contributions(coefficients, values, model.readout.weight[1])
+    torch.testing.assert_close(shares.sum(-1), logits[:, 1] - model.readout.bias[1])
+    flipped = pooled_contributions(-coefficients, -values, model.readout.weight[1])
+    torch.testing.assert_close(flipped, shares)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "options", "message"),
+    [
+        (bert, sentences, {"target": 2}, r"target 2 does not exist; there are \['LABEL_0', 'LABEL_1'\]"),
+        (bert, sentences, {"target": "LABEL_9"}, 'Did you mean "LABEL_'),
+        (bert, sentences, {"target": [0, 1, 1]}, r"one per example \(2\)"),
+        (bert, sentences, {"position": 1}, "answers once per example; leave position out"),
+        (bert, dict, {}, "expected input_ids"),
+        (bert, lambda: {"input_ids": torch.ones(1, 0).long()}, {}, "not empty"),
+        (bert, lambda: {"input_ids": torch.ones(1, 13).long()}, {}, "truncation=True, max_length=12"),
+        (lambda: bert(head=BidirBertForMaskedLM), sentences, {}, "say with position="),
+        (lambda: bert(head=BidirBertForMaskedLM), sentences, {"position": 6}, "position must lie in 0 to 5, got 6"),
+        (lambda: bert(head=BidirBertModel), sentences, {"target": 1}, "has no classes, so target must be None"),
+        (lambda: bert(head=BidirBertForQuestionAnswering), sentences, {}, "explained are logits and hidden states"),
+        (lambda: BertForSequenceClassification(BertConfig(num_hidden_layers=1)), sentences, {}, "load_checkpoint"),
+    ],
+)
+def test_bad_input_is_one_error_that_says_what_was_expected(model, inputs, options, message):
+    with pytest.raises(ValueError, match=message):
+        contributions(model(), inputs(), **options)

@@ -1,0 +1,122 @@
+"""Leave-one-out, three ways, each against one plain call per token."""
+
+import pytest
+import torch
+
+from hf_bidir import BidirBertForMaskedLM
+from hf_bidir.explain import erasure
+from hf_bidir.modeling.modeling_bidir import edited_coefficients
+from tests.explain.conftest import bert, images, sentences, vit
+
+BATCHES = [pytest.param(bert, sentences, id="bert"), pytest.param(vit, images, id="vit")]
+
+
+@torch.no_grad()
+def logit(model, inputs, target=1):
+    return model(**inputs).logits[:, target]
+
+
+@pytest.mark.parametrize(("model", "inputs"), BATCHES)
+@pytest.mark.parametrize("negative_mass", [0.0, 1.0])
+def test_renormalising_keeps_the_sum_of_sizes_of_the_others(model, inputs, negative_mass):
+    model, inputs = model(negative_mass), inputs()
+    effects = erasure(model, inputs, target=1)
+    for token in (0, 3):
+
+        def edit(a, token=token):
+            others = a.clone()
+            others[..., token] = 0
+            return others * a.abs().sum(-1, keepdim=True) / others.abs().sum(-1, keepdim=True)
+
+        with edited_coefficients(model, edit):
+            without = logit(model, inputs)
+        torch.testing.assert_close(effects[:, token], logit(model, inputs) - without, atol=1e-5, rtol=1e-4)
+
+
+def test_a_masked_token_is_padding():
+    model, inputs = bert(), sentences()
+    effects = erasure(model, inputs, target=1, how="mask")
+    for token in (0, 3):
+        keep = inputs["attention_mask"].clone()
+        keep[:, token] = 0
+        without = logit(model, {**inputs, "attention_mask": keep})
+        torch.testing.assert_close(effects[:, token], logit(model, inputs) - without, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("model", "inputs"), BATCHES)
+def test_on_softmax_masking_and_renormalising_are_the_same(model, inputs):
+    model, inputs = model(0.0), inputs()
+    masked = erasure(model, inputs, how="mask")
+    torch.testing.assert_close(masked, erasure(model, inputs), atol=1e-5, rtol=1e-4)
+    assert masked.abs().max() > 0.01
+
+
+def test_on_tanhmax_they_differ_because_the_activation_sees_the_others_only():
+    model, inputs = bert(), sentences()
+    assert (erasure(model, inputs, how="mask") - erasure(model, inputs)).abs().max() > 1e-3
+
+
+def test_renormalised_deletion_is_not_the_gradient_of_zeroing():
+    model, inputs = bert(), sentences()
+
+    def zero(a):
+        a = a.clone()
+        a[..., 2] = 0
+        return a
+
+    with edited_coefficients(model, zero):
+        zeroed = logit(model, inputs)
+    assert (erasure(model, inputs, target=1)[:, 2] - (logit(model, inputs) - zeroed)).abs().max() > 1e-3
+
+
+def test_a_token_is_deleted_from_the_text():
+    model, inputs = bert(), sentences()
+    effects = erasure(model, inputs, target=1, how="token")
+    for token in (1, 3):
+        shorter = {k: torch.cat([v[:, :token], v[:, token + 1 :]], 1) for k, v in inputs.items()}
+        without = logit(model, shorter)
+        torch.testing.assert_close(effects[:, token], logit(model, inputs) - without, atol=1e-5, rtol=1e-4)
+    assert not effects[:, 0].any()  # the answer is read from the first token
+
+
+def test_the_answer_is_found_again_where_a_token_before_it_was_deleted():
+    model, inputs = bert(head=BidirBertForMaskedLM), sentences()
+    effects = erasure(model, inputs, target=7, how="token", position=2)
+    with torch.no_grad():
+        whole = model(**inputs).logits[:, 2, 7]
+        for token, place in ((1, 1), (3, 2)):
+            shorter = {k: torch.cat([v[:, :token], v[:, token + 1 :]], 1) for k, v in inputs.items()}
+            without = model(**shorter).logits[:, place, 7]
+            torch.testing.assert_close(effects[:, token], whole - without, atol=1e-5, rtol=1e-4)
+
+
+def test_a_patch_is_painted_over():
+    model, inputs = vit(), images()
+    effects = erasure(model, inputs, target=1, how="token")
+    painted = inputs["pixel_values"].clone()
+    painted[:, :, 2:4, 6:8] = 0  # row 1, column 3 of four: patch 7, token 8
+    without = logit(model, {"pixel_values": painted})
+    torch.testing.assert_close(effects[:, 8], logit(model, inputs) - without, atol=1e-5, rtol=1e-4)
+    assert effects.shape == (2, 17)
+    assert not effects[:, 0].any()
+
+
+@pytest.mark.parametrize("how", ["renormalise", "mask", "token"])
+def test_padding_has_no_effect_and_chunks_do_not_matter(how):
+    model, inputs = bert(), sentences()
+    effects = erasure(model, inputs, how=how)
+    torch.testing.assert_close(erasure(model, inputs, how=how, chunk_size=3), effects, atol=1e-5, rtol=1e-4)
+    assert not effects[1, 4:].any()
+
+
+def test_the_model_is_as_before_afterwards():
+    model, inputs = bert(), sentences()
+    before = logit(model, inputs)
+    for how in ("renormalise", "mask"):
+        erasure(model, inputs, how=how)
+    torch.testing.assert_close(logit(model, inputs), before)
+
+
+def test_an_unknown_way_is_an_error_that_names_the_known_ones():
+    with pytest.raises(ValueError, match='"renormalise", "mask" or "token", got \'delete\''):
+        erasure(bert(), sentences(), how="delete")

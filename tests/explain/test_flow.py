@@ -1,0 +1,118 @@
+"""Attention flow: networkx's maximum flow on softmax; signed, the difference of two flows in a doubled graph."""
+
+import networkx
+import numpy as np
+import pytest
+import torch
+
+from hf_bidir import tanhmax
+from hf_bidir.explain import attention_flow
+from tests.explain.conftest import random_softmax
+
+
+def plain_flow(matrices, source):
+    """Flow from a top token to each input token by networkx; matrices [layers, length, length] of capacities."""
+    graph = networkx.DiGraph()
+    for level, matrix in enumerate(matrices):
+        for query, row in enumerate(matrix):
+            for key, capacity in enumerate(row):
+                graph.add_edge((level + 1, query), (level, key), capacity=float(capacity))
+    top = (len(matrices), source)
+    return [
+        networkx.maximum_flow_value(graph, top, (0, key), flow_func=networkx.algorithms.flow.edmonds_karp)
+        for key in range(len(matrices[0]))
+    ]
+
+
+def plain_signed_flow(layers, source):
+    """The same with two copies of each node, written out edge by edge."""
+    length, graph = len(layers[0]), networkx.DiGraph()
+    for level, matrix in enumerate(layers):
+        for query in range(length):
+            for sign in (1, -1):
+                graph.add_edge((level + 1, query, sign), (level, query, sign), capacity=0.5)
+            for key in range(length):
+                a = 0.5 * float(matrix[query][key])
+                for sign in (1, -1):
+                    tail, head = (level + 1, query, sign), (level, key, sign if a > 0 else -sign)
+                    already = graph.edges[tail, head]["capacity"] if graph.has_edge(tail, head) else 0.0
+                    graph.add_edge(tail, head, capacity=already + abs(a))
+    top = (len(layers), source, 1)
+
+    def to(sink):
+        return networkx.maximum_flow_value(graph, top, sink)
+
+    return [to((0, key, 1)) - to((0, key, -1)) for key in range(length)]
+
+
+def with_residual(attentions, example):
+    return [0.5 * layer[example].mean(0).numpy() + 0.5 * np.eye(layer.shape[-1]) for layer in attentions]
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("source", [0, 3])
+def test_on_softmax_it_is_the_classic_flow(signed, source):
+    attentions = random_softmax()
+    flow = attention_flow(attentions, source=source, signed=signed)
+    for example in range(2):
+        expected = plain_flow(with_residual(attentions, example), source)
+        np.testing.assert_allclose(flow[example].numpy(), expected, atol=1e-6)
+
+
+def test_signed_flow_equals_networkx_on_the_doubled_graph():
+    generator = torch.Generator().manual_seed(0)
+    attentions = [tanhmax(3 * torch.randn(1, 1, 4, 4, generator=generator)) for _ in range(3)]
+    flows = [attention_flow(attentions, source=source, signed=True)[0] for source in range(4)]
+    for source, flow in enumerate(flows):
+        expected = plain_signed_flow([layer[0, 0] for layer in attentions], source)
+        np.testing.assert_allclose(flow.numpy(), expected, atol=1e-6)
+    assert torch.stack(flows).min() < -0.1
+
+
+def test_an_edge_of_negative_coefficient_carries_flow_that_classic_tools_drop():
+    attention = torch.tensor([[[[0.0, -0.8], [0.0, 0.0]]]])
+    assert attention_flow([attention])[0].tolist() == pytest.approx([0.5, 0.4])
+    assert attention_flow([attention], signed=True)[0].tolist() == pytest.approx([0.5, -0.4])
+
+
+def test_a_padded_example_has_the_flow_it_has_alone():
+    attentions = random_softmax()
+    for layer in attentions:
+        layer[1, :, :, 3:] = 0
+    flow = attention_flow(attentions, torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]), source=2)
+    alone = attention_flow([layer[1:, :, :3, :3] for layer in attentions], source=2)
+    torch.testing.assert_close(flow[1, :3], alone[0])
+    assert not flow[1, 3:].any()
+
+
+def test_every_example_may_have_a_source_of_its_own():
+    attentions = random_softmax()
+    both = attention_flow(attentions, source=[4, 1])
+    torch.testing.assert_close(both[0], attention_flow(attentions, source=4)[0])
+    torch.testing.assert_close(both[1], attention_flow(attentions, source=1)[1])
+
+
+def test_several_processes_find_the_same_flow():
+    attentions = random_softmax()
+    torch.testing.assert_close(attention_flow(attentions, workers=2), attention_flow(attentions, workers=1))
+
+
+def test_coefficients_beyond_one_do_not_overflow_the_solver():
+    attentions = [10 * layer for layer in random_softmax(batch=1)]
+    expected = plain_flow([0.5 * layer[0].mean(0).numpy() + 0.5 * np.eye(5) for layer in attentions], 0)
+    assert max(expected) > 2
+    np.testing.assert_allclose(attention_flow(attentions)[0].numpy(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"attentions": (None,)}, r'set_attn_implementation\("eager"\)'),
+        ({"source": 5}, "position of a token, of 5 with padding; got 5"),
+        ({"source": [0, 1, 2]}, r"one per example \(2\)"),
+        ({"source": 4, "keep": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])}, "position of a token"),
+    ],
+)
+def test_bad_input_is_one_error_that_says_what_was_expected(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        attention_flow(**{"attentions": random_softmax(), **arguments})

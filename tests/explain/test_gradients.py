@@ -1,0 +1,44 @@
+"""captum's attributions of tokens and patches."""
+
+import pytest
+import torch
+
+from hf_bidir.explain import gradient_times_input, integrated_gradients
+from tests.explain.conftest import bert, images, sentences, vit
+
+
+def test_gradient_times_input_is_that_of_the_word_embeddings():
+    model, inputs = bert(), sentences()
+    embeddings = model.bert.embeddings.word_embeddings(inputs["input_ids"]).detach().requires_grad_()
+    logits = model(inputs_embeds=embeddings, attention_mask=inputs["attention_mask"]).logits
+    expected = (embeddings * torch.autograd.grad(logits[:, 1].sum(), embeddings)[0]).sum(-1)
+    torch.testing.assert_close(gradient_times_input(model, inputs, target=1), expected.detach())
+
+
+def test_gradient_times_input_of_an_image_is_summed_over_each_patch():
+    model, inputs = vit(), images()
+    pixels = inputs["pixel_values"].clone().requires_grad_()
+    products = (pixels * torch.autograd.grad(model(pixels).logits[:, 1].sum(), pixels)[0]).detach()
+    scores = gradient_times_input(model, inputs, target=1)
+    torch.testing.assert_close(scores[:, 8], products[:, :, 2:4, 6:8].sum((1, 2, 3)))  # row 1, column 3 of four
+    assert not scores[:, 0].any()
+    assert not inputs["pixel_values"].requires_grad
+
+
+@pytest.mark.parametrize(("model", "inputs"), [(bert, sentences), (vit, images)])
+def test_integrated_gradients_add_up_to_the_change_from_the_baseline(model, inputs):
+    model, inputs = model(), inputs()
+    if "input_ids" in inputs:
+        baseline = {**inputs, "input_ids": torch.zeros_like(inputs["input_ids"])}
+    else:
+        baseline = {"pixel_values": torch.zeros_like(inputs["pixel_values"])}
+    with torch.no_grad():
+        change = (model(**inputs).logits - model(**baseline).logits)[:, 1]
+    scores = integrated_gradients(model, inputs, target=1, steps=400)
+    torch.testing.assert_close(scores.sum(-1), change, atol=0.02, rtol=0.02)
+
+
+def test_padding_has_no_score():
+    model, inputs = bert(), sentences()
+    assert not gradient_times_input(model, inputs)[1, 4:].any()
+    assert not integrated_gradients(model, inputs, steps=5)[1, 4:].any()

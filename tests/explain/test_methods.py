@@ -1,0 +1,87 @@
+"""One name and one signature for every explanation."""
+
+import pytest
+import torch
+
+from hf_bidir import BidirBertForMaskedLM, cli
+from hf_bidir.explain import METHODS, attention_flow, attention_rollout, contributions, flip_heads, token_scores
+from hf_bidir.explain.running import record_coefficients
+from tests.explain.conftest import bert, images, sentences, vit
+
+
+def coefficients(model, inputs):
+    with torch.no_grad():
+        return record_coefficients(model, inputs)[1]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("model", "inputs", "length"), [(bert, sentences, 6), (vit, images, 17)])
+def test_every_method_gives_a_number_per_token_and_none_to_padding(method, model, inputs, length):
+    inputs = inputs()
+    scores = token_scores(model(), inputs, method)
+    assert scores.shape == (2, length)
+    assert torch.isfinite(scores).all()
+    if "attention_mask" in inputs:
+        assert not scores[1, 4:].any()
+        assert scores[1, :4].any()
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.oriented])
+def test_a_method_that_asks_for_no_orientation_gives_the_same_in_every_gauge(method):
+    model, inputs = bert(), sentences()
+    before = token_scores(model, inputs, method, target=1)
+    flip_heads(model, torch.tensor([[True, False], [False, True], [True, True]]))
+    torch.testing.assert_close(token_scores(model, inputs, method, target=1), before, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.oriented])
+def test_a_method_that_asks_for_orientation_needs_it(method):
+    model, inputs = bert(), sentences()
+    before = token_scores(model, inputs, method)
+    flip_heads(model, torch.tensor([[True, False], [False, False], [True, False]]))
+    assert (token_scores(model, inputs, method) - before).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.signed])
+def test_an_unsigned_method_has_no_negative_score(method):
+    assert token_scores(bert(), sentences(), method).min() >= 0
+
+
+def test_layer_and_head_choose_what_is_looked_at():
+    model, inputs = bert(), sentences()
+    attentions, keep = coefficients(model, inputs), inputs["attention_mask"]
+    chosen = {"layer": 1, "head": 1}
+    expected = {
+        "contributions": contributions(model, inputs)[:, 1, 1],
+        "signed-attention": attentions[1][:, 1, 0],
+        "attention": attentions[1][:, 1, 0].abs(),
+        "rollout": attention_rollout(attentions[:2], keep, heads=1)[:, 0],
+        "flow": attention_flow(attentions[:2], keep, heads=1),
+    }
+    for method, scores in expected.items():
+        torch.testing.assert_close(token_scores(model, inputs, method, **chosen), scores)
+
+
+def test_scores_of_an_answer_per_token_start_at_its_position():
+    model, inputs = bert(head=BidirBertForMaskedLM), sentences()
+    attentions = coefficients(model, inputs)
+    scores = token_scores(model, inputs, "signed-attention", position=torch.tensor([2, 1]))
+    torch.testing.assert_close(scores, torch.stack([attentions[-1][0, :, 2].mean(0), attentions[-1][1, :, 1].mean(0)]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "rolout"}, "unknown method 'rolout'.*Did you mean \"rollout\""),
+        ({"layer": 3}, "layer 3 does not exist; there are 0 to 2"),
+        ({"head": 2}, "head 2 does not exist; there are 0 to 1"),
+        ({"method": "erasure", "head": 1}, "erasure looks at the whole model"),
+    ],
+)
+def test_bad_input_is_one_error_that_says_what_was_expected(options, message):
+    with pytest.raises(ValueError, match=message):
+        token_scores(bert(), sentences(), **options)
+
+
+def test_the_command_line_names_the_methods_that_there_are():
+    assert tuple(METHODS) == cli.METHOD_NAMES

@@ -1,0 +1,100 @@
+"""Orientation of heads: signs that can be read, outputs that do not change."""
+
+import warnings
+
+import pytest
+import torch
+
+from hf_bidir.explain import edge_contributions, flip_heads, orient_heads
+from hf_bidir.explain.running import record_coefficients
+from tests.explain.conftest import bert, images, sentences, vit
+
+BATCHES = [pytest.param(bert, sentences, id="bert"), pytest.param(vit, images, id="vit")]
+
+
+def quietly(model, batches, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return orient_heads(model, batches, progress=False, **options)
+
+
+def supports(model, inputs, target):
+    """`|a|` and `u = ∂y/∂a` of every layer, by head."""
+    with torch.no_grad():
+        _, coefficients = record_coefficients(model, inputs)
+    edges = edge_contributions(model, inputs, target)
+    return [(a.abs(), torch.where(a == 0, 0, e / a)) for a, e in zip(coefficients, edges, strict=True)]
+
+
+@pytest.mark.parametrize(("model", "inputs"), BATCHES)
+def test_outputs_do_not_change(model, inputs):
+    model, inputs = model(), inputs()
+    flip_heads(model, torch.tensor([[True, False], [False, True], [True, True]]))
+    before = model(**inputs).logits
+    quietly(model, [inputs])
+    torch.testing.assert_close(model(**inputs).logits, before, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("model", "inputs"), BATCHES)
+def test_flipping_changes_the_sign_of_a_heads_coefficients_and_of_no_others(model, inputs):
+    model, inputs = model(), inputs()
+    with torch.no_grad():
+        _, before = record_coefficients(model, inputs)
+        flip_heads(model, torch.tensor([[False, False], [False, True], [False, False]]))
+        _, after = record_coefficients(model, inputs)
+    torch.testing.assert_close(after[0], before[0])
+    torch.testing.assert_close(after[1][:, 0], before[1][:, 0], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(after[1][:, 1], -before[1][:, 1], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("model", "inputs"), BATCHES)
+def test_afterwards_positive_coefficients_support_the_target_on_average(model, inputs):
+    model, inputs = model(), inputs()
+    quietly(model, [inputs], target=1)
+    for size, support in supports(model, inputs, target=1):
+        assert ((size * support).sum((0, 2, 3)) >= -1e-7).all()
+
+
+def test_every_gauge_is_oriented_to_the_same_model():
+    oriented, twin = bert(), bert()
+    flip_heads(twin, torch.tensor([[True, False], [True, True], [False, True]]))
+    for model in (oriented, twin):
+        quietly(model, [sentences()])
+    for first, second in zip(oriented.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(first, second)
+
+
+def test_the_share_is_how_much_attention_agrees_with_the_orientation():
+    model, inputs = bert(), sentences()
+    share = quietly(model, [inputs], target=1)
+    for layer, (size, support) in enumerate(supports(model, inputs, target=1)):
+        reaching = size * (support != 0)
+        expected = (size * (support > 0)).sum((0, 2, 3)) / reaching.sum((0, 2, 3))
+        torch.testing.assert_close(share[layer], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_head_without_a_consistent_sign_is_named_in_a_warning():
+    with pytest.warns(UserWarning, match=r"no consistent sign in \d of 6 heads: layer \d head \d \(0\.\d\d\)"):
+        orient_heads(bert(), [sentences()], progress=False)
+
+
+def test_labels_in_a_batch_are_ignored():
+    model = bert()
+    assert quietly(model, [{**sentences(), "labels": torch.tensor([0, 1])}]).shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "batches", "message"),
+    [
+        (lambda: bert(0.5), [sentences()], "only where λ = 1 in every head"),
+        (lambda: bert(attn_activation="softmax"), [sentences()], "only where λ = 1 in every head"),
+        (bert, [], "at least one batch"),
+    ],
+)
+def test_what_cannot_be_oriented_is_refused(model, batches, message):
+    with pytest.raises(ValueError, match=message):
+        orient_heads(model(), batches, progress=False)
+
+
+def test_another_odd_activation_can_be_oriented():
+    assert quietly(bert(attn_activation="tanh"), [sentences()]).shape == (3, 2)

@@ -1,0 +1,127 @@
+"""`hf-bidir explain`: what it prints, what it writes, how it refuses."""
+
+import re
+
+import pytest
+import torch
+from PIL import Image
+from transformers import ViTImageProcessor
+from typer.testing import CliRunner
+
+from hf_bidir import BidirBertForMaskedLM, BidirBertModel
+from hf_bidir.cli import app
+from hf_bidir.explain import read_text, token_scores
+from hf_bidir.explain.report import explain_checkpoint
+from tests.explain.conftest import bert, tokenizer, vit
+
+TEXT = "a unbelievably good film !"
+
+
+def run(*words):
+    return CliRunner().invoke(app, ["explain", *(str(word) for word in words)])
+
+
+def saved(model, processor, folder):
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def picture(tmp_path):
+    Image.effect_noise((16, 16), 80).save(tmp_path / "noise.png")
+    return tmp_path / "noise.png"
+
+
+@pytest.fixture
+def image_checkpoint(tmp_path):
+    return saved(vit(), ViTImageProcessor(size={"height": 8, "width": 8}), tmp_path / "vit")
+
+
+def test_it_writes_figures_and_a_page_and_prints_signed_tokens(checkpoint, tmp_path):
+    result = run(checkpoint, TEXT, "--output", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"scores.png", "rollout-flow.png", "heads.png", "index.html"}
+    assert re.search(r"Answer: (positive|negative) \(\d+\.\d%\)", result.output)
+    assert re.search(r"[+−]\d\S*  unbelievably", result.output)
+
+
+def test_the_printed_scores_are_those_of_the_method_by_word(checkpoint):
+    explanation = explain_checkpoint(checkpoint, TEXT, target="negative", layer=1, head=0)
+    example = read_text(tokenizer(), TEXT, 12)
+    model = bert(id2label={0: "negative", 1: "positive"}, label2id={"negative": 0, "positive": 1})
+    scores = token_scores(model, example.inputs, target=0, layer=1, head=0)
+    torch.testing.assert_close(explanation.scores, example.by_token(scores[0]))
+    assert "Explained: the logit of negative" in explanation.summary()
+
+
+def test_a_stock_softmax_checkpoint_is_explained_too(stock_checkpoint, tmp_path):
+    result = run(stock_checkpoint, TEXT, "--method", "erasure", "--output", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "renormalised" in result.output
+
+
+def test_an_image_is_explained_patch_by_patch(image_checkpoint, picture, tmp_path):
+    result = run(image_checkpoint, picture, "--output", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"[+−]\d\S*  patch in row \d, column \d", result.output)
+    assert (tmp_path / "out/scores.png").is_file()
+
+
+def test_a_masked_language_model_is_explained_at_the_mask(tmp_path):
+    folder = saved(bert(head=BidirBertForMaskedLM), tokenizer(), tmp_path / "mlm")
+    result = run(folder, "a [MASK] film", "--target", "good", "--output", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "Explained: the logit of good" in result.output
+    refused = run(folder, "a film")
+    assert (refused.exit_code, "needs a [MASK] in the text" in refused.output) == (2, True)
+
+
+def test_a_model_without_a_head_is_explained_along_its_own_state(tmp_path):
+    folder = saved(bert(head=BidirBertModel), tokenizer(), tmp_path / "encoder")
+    result = run(folder, TEXT, "--output", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "has no head" in result.output
+
+
+def test_a_text_that_is_too_long_is_cut_and_it_says_so(checkpoint, tmp_path):
+    result = run(checkpoint, "a " * 20, "--output", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "its last 10 word pieces were left out" in result.output
+    assert "its last 10 word pieces were left out" in (tmp_path / "out/index.html").read_text(encoding="utf-8")
+
+
+def test_a_method_that_needs_oriented_heads_says_so(checkpoint, tmp_path):
+    result = run(checkpoint, TEXT, "--method", "signed-rollout", "--output", tmp_path / "out")
+    assert "needs oriented heads" in result.output
+
+
+def test_nothing_in_the_text_is_run_by_the_page(checkpoint, tmp_path):
+    run(checkpoint, "a <script>alert(1)</script> film", "--output", tmp_path / "out")
+    page = (tmp_path / "out/index.html").read_text(encoding="utf-8")
+    assert "&lt;script&gt;" in page
+    assert "<script" not in page
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("{folder}", ""), "at least one word"),
+        (("{folder}", TEXT, "--target", "postive"), 'Did you mean "positive"?'),
+        (("{folder}", TEXT, "--method", "rolout"), 'Did you mean "rollout"?'),
+        (("{folder}", TEXT, "--layer", "7"), "layer 7 does not exist; there are 0 to 2"),
+        (("{folder}/absent", TEXT), "there is none"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(checkpoint, tmp_path, words, message):
+    result = run(*(word.format(folder=checkpoint) for word in words), "--output", tmp_path / "out")
+    *_, last = result.output.splitlines()
+    assert (result.exit_code, last.startswith("error: "), message in last) == (2, True, True), result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_no_image_is_one_line_and_exit_code_2(image_checkpoint, tmp_path):
+    (tmp_path / "notes.txt").write_text("not an image")
+    result = run(image_checkpoint, tmp_path / "notes.txt", "--output", tmp_path / "out")
+    assert (result.exit_code, "cannot be read as one" in result.output) == (2, True)

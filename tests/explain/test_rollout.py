@@ -1,0 +1,117 @@
+"""Attention rollout: the classic one on softmax, bounded and sign-keeping on signed coefficients."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_bidir import tanhmax
+from hf_bidir.explain import attention_rollout
+from tests.explain.conftest import random_softmax
+
+
+def published_rollout(attentions):
+    """Abnar & Zuidema 2020 in plain loops, one example: [layers, heads, length, length] -> [length, length]."""
+    rollout = np.eye(attentions.shape[-1])
+    for layer in attentions:
+        mixed = layer.mean(0) + np.eye(layer.shape[-1])
+        mixed = np.array([row / row.sum() for row in mixed])
+        rollout = np.array([[sum(mixed[i, k] * rollout[k, j] for k in range(len(mixed))) for j in range(len(mixed))]
+                            for i in range(len(mixed))])  # fmt: skip
+    return rollout
+
+
+def signed_attentions(seed, layers=3, batch=2, heads=2, length=4):
+    generator = torch.Generator().manual_seed(seed)
+    return [tanhmax(3 * torch.randn(batch, heads, length, length, generator=generator)) for _ in range(layers)]
+
+
+@pytest.mark.parametrize("mode", ["magnitude", "signed"])
+def test_on_softmax_every_mode_is_the_published_rollout(mode):
+    attentions = random_softmax()
+    rollout = attention_rollout(attentions, mode=mode)
+    for example in range(2):
+        expected = published_rollout(torch.stack(attentions)[:, example].numpy())
+        np.testing.assert_allclose(rollout[example].numpy(), expected, atol=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000), residual=st.floats(0, 1), heads=st.sampled_from(["mean", "max", 0, 1]))
+def test_signed_rollout_stays_within_minus_one_and_one(seed, residual, heads):
+    rollout = attention_rollout(signed_attentions(seed), residual=residual, mode="signed", heads=heads)
+    assert rollout.abs().sum(-1).max() <= 1 + 1e-6
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000), heads=st.sampled_from(["mean", "max", 0, 1]))
+def test_magnitude_rows_sum_to_one(seed, heads):
+    rollout = attention_rollout(signed_attentions(seed), heads=heads)
+    torch.testing.assert_close(rollout.sum(-1), torch.ones(2, 4))
+
+
+def test_one_signed_layer_keeps_the_signs_by_the_formula():
+    attention = torch.tensor([[[[0.2, -0.6], [-0.1, 0.0]]]])
+    expected = torch.tensor([[[1.2, -0.6], [-0.1, 1.0]]]) / torch.tensor([[[1.8], [1.1]]])
+    torch.testing.assert_close(attention_rollout([attention], mode="signed"), expected)
+
+
+def test_two_negative_steps_give_a_positive_share():
+    attention = torch.tensor([[[[0.0, -1.0], [-1.0, 0.0]]]])
+    rollout = attention_rollout([attention, attention], residual=0.0, mode="signed")
+    torch.testing.assert_close(rollout, torch.eye(2).unsqueeze(0))
+
+
+def test_magnitude_ignores_the_signs_of_heads_and_signed_does_not():
+    attentions = signed_attentions(1)
+    flipped = [layer * torch.tensor([1.0, -1.0]).view(1, 2, 1, 1) for layer in attentions]
+    torch.testing.assert_close(attention_rollout(flipped), attention_rollout(attentions))
+    assert (attention_rollout(flipped, mode="signed") - attention_rollout(attentions, mode="signed")).abs().max() > 0.01
+
+
+def test_a_padded_example_has_the_rollout_it_has_alone():
+    attentions = signed_attentions(2, length=5)
+    for layer in attentions:
+        layer[1, :, :, 3:] = 0  # what a model gives padded keys; padded queries hold anything
+    keep = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    rollout = attention_rollout(attentions, keep)
+    alone = attention_rollout([layer[1:, :, :3, :3] for layer in attentions])
+    torch.testing.assert_close(rollout[1:, :3, :3], alone)
+    assert not rollout[1, 3:].any()
+    assert not rollout[1, :, 3:].any()
+
+
+def test_heads_are_averaged_taken_at_their_largest_or_chosen():
+    attention = torch.tensor([[[[0.0, 0.4], [0.0, 0.0]], [[0.0, -0.8], [0.0, 0.0]]]])
+
+    def first_row(heads, mode="signed"):
+        return attention_rollout([attention], residual=0.5, mode=mode, heads=heads)[0, 0].tolist()
+
+    assert first_row("mean") == pytest.approx([1 / 1.2, -0.2 / 1.2])
+    assert first_row("mean", "magnitude") == pytest.approx([1 / 1.6, 0.6 / 1.6])
+    assert first_row("max") == pytest.approx([1 / 1.8, -0.8 / 1.8])
+    assert first_row(0) == pytest.approx([1 / 1.4, 0.4 / 1.4])
+
+
+def test_half_precision_is_computed_in_single():
+    attentions = [layer.half() for layer in signed_attentions(3)]
+    assert attention_rollout(attentions).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"attentions": None}, r'set_attn_implementation\("eager"\)'),
+        ({"attentions": (None, None)}, r'set_attn_implementation\("eager"\)'),
+        ({"attentions": ()}, r'set_attn_implementation\("eager"\)'),
+        ({"attentions": [torch.ones(1, 2, 3, 3), torch.ones(1, 2, 4, 4)]}, r"\(1, 2, 3, 3\), \(1, 2, 4, 4\)"),
+        ({"attentions": [torch.ones(3, 3)]}, r"\[batch, heads, length, length\]"),
+        ({"keep": torch.ones(2, 7)}, r"keep \[batch, length\] = \(2, 5\).*\(2, 7\)"),
+        ({"mode": "sign"}, 'expected mode "magnitude" or "signed"'),
+        ({"heads": 2}, "one of 0 to 1"),
+        ({"residual": 1.5}, r"in \[0, 1\]; got 1.5"),
+    ],
+)
+def test_bad_input_is_one_error_that_says_what_was_expected(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        attention_rollout(**{"attentions": random_softmax(), **arguments})

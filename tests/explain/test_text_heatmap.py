@@ -1,0 +1,115 @@
+"""Texts with signed scores: as a figure, and as a page that runs nothing."""
+
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.patches import Rectangle
+
+from hf_bidir.explain import text_heatmap
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+class Elements(HTMLParser):
+    """The start tags and the text of a page, as a browser's parser sees them."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.attributes, self.text = [], [], ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += attributes
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def written(figure):
+    return [text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text"))]
+
+
+def colors_behind(figure):
+    return [box.get_facecolor() for box in figure.artists if isinstance(box, Rectangle)]
+
+
+def page_of(tmp_path, tokens, scores, **options):
+    text_heatmap(tokens, scores, path=tmp_path / "page.html", **options)
+    return (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_positive_is_red_negative_blue_and_zero_white_on_one_scale():
+    red, blue, white = colors_behind(text_heatmap(["for", "against", "neither"], [0.5, -0.5, 0.0]))
+    assert red[0] > red[2]
+    assert blue[2] > blue[0]
+    assert min(white[:3]) > 0.95
+    assert sum(red[:3]) == pytest.approx(sum(blue[:3]), abs=0.3)  # equally strong, equally dark
+
+
+def test_strong_words_carry_their_signed_number_so_that_grey_prints_can_be_read():
+    texts = written(text_heatmap(["for", "against", "weak"], [0.5, -0.25, 0.01]))
+    assert {"+0.5", "−0.25"} <= set(texts)
+    assert "+0.01" not in texts
+
+
+def test_the_figure_says_its_unit_and_caption():
+    texts = written(text_heatmap(["a"], [1.0], unit="share of y", caption="what this is"))
+    assert {"share of y", "what this is"} <= set(texts)
+
+
+def test_several_rows_of_scores_have_scales_of_their_own():
+    texts = written(text_heatmap(["a", "b"], {"rollout": [0.1, 0.2], "flow": torch.tensor([3.0, 4.0])}))
+    assert {"rollout", "flow", "+0.2", "+4"} <= set(texts)
+
+
+def test_a_long_text_grows_the_figure_instead_of_leaving_it():
+    tokens = ["word"] * 200
+    figure = text_heatmap(tokens, np.linspace(-1, 1, 200))
+    boxes = [box for box in figure.artists if isinstance(box, Rectangle)]
+    assert len(boxes) == 200
+    assert max(box.get_x() + box.get_width() for box in boxes) <= 1
+    assert min(box.get_y() for box in boxes) >= 0
+    assert figure.get_size_inches()[1] > 4
+
+
+def test_dollars_and_underscores_are_no_formula(tmp_path):
+    text_heatmap(["$x_1$", "$"], [1.0, -1.0], caption="$", path=tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_nothing_of_a_token_is_run_by_the_page(tmp_path):
+    hostile = [HOSTILE, '"><img src=x onerror=alert(1)>', "{{ 7 * 7 }}"]
+    page = Elements(page_of(tmp_path, hostile, [1.0, -1.0, 0.5], unit=HOSTILE, caption=HOSTILE))
+    assert "script" not in page.tags
+    assert "img" not in page.tags
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
+    assert all(token in page.text for token in hostile)
+
+
+def test_the_page_needs_nothing_from_elsewhere_and_forbids_it(tmp_path):
+    page = page_of(tmp_path, ["word"], [1.0])
+    assert "default-src 'none'" in page
+    assert not re.search(r"(src|href)\s*=|url\(|https?:", page)
+
+
+def test_the_page_shows_every_signed_number(tmp_path):
+    page = page_of(tmp_path, ["for", "against"], [0.5, -0.003], unit="a")
+    assert re.findall(r">([^<>]+)</b><small>([^<>]+)<", page) == [("for", "+0.5"), ("against", "−0.003")]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "scores", "message"),
+    [
+        ([], [], "at least one token"),
+        (["a"], {}, "at least one"),
+        (["a", "b"], [1.0], r"expected 2 finite scores, one per token; got the shape \(1,\)"),
+        (["a"], {"flow": [float("nan")]}, "for flow; got the shape .* with NaN"),
+    ],
+)
+def test_bad_input_is_one_error_that_says_what_was_expected(tokens, scores, message):
+    with pytest.raises(ValueError, match=message):
+        text_heatmap(tokens, scores)
