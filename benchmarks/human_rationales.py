@@ -1,0 +1,90 @@
+"""Do explanations find what people marked as the reason? Movie reviews with human rationales (ERASER).
+
+    for a in softmax healed; do
+    python training/text_classification.py training/recipes/sst2-minilm-$a.yaml --max_length 512 \\
+        --per_device_train_batch_size 8 --num_train_epochs 2 --eval_steps 0.5 --train_file DIR/train.parquet \\
+        --validation_file DIR/validation.parquet --test_file DIR/test.parquet --output_dir runs/movies-$a
+    done
+    python benchmarks/human_rationales.py --data-dir DIR --models softmax=runs/movies-softmax tanhmax=runs/movies-healed
+
+`DIR` is movie_rationales with {train,test}.parquet. The score of every word is for the true class; what is measured is
+the area under the precision-recall curve against the words that people marked, mean over documents, of which the first
+--max-length word pieces are read. The table goes to benchmarks/results/human_rationales.md.
+"""
+
+import argparse
+from pathlib import Path
+from statistics import mean, stdev
+
+import numpy as np
+from explained import load, named_folder, orient, sample, words_of
+from measure import write_table
+from sklearn.metrics import average_precision_score
+from tqdm import tqdm
+
+from hf_bidir.explain import METHODS, token_scores
+
+RESULTS = Path(__file__).parent / "results"
+SLOW = ("erasure", "integrated-gradients", "flow", "signed-flow")  # seconds per document
+VARIANTS = ("erasure-mask", "erasure-token")  # not measured here
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, required=True, help="holds {train,test}.parquet")
+    parser.add_argument("--models", type=named_folder, nargs="+", required=True, metavar="NAME=FOLDER")
+    parser.add_argument("--documents", type=int, default=199, help="of the test split")
+    parser.add_argument("--slow-documents", type=int, default=20, help=f"the first of them, for {', '.join(SLOW)}")
+    parser.add_argument("--max-length", type=int, default=256, help="word pieces read of a document")
+    parser.add_argument("--results", type=Path, default=RESULTS / "human_rationales.md")
+    options = parser.parse_args()
+    documents = sample(options.data_dir / "test.parquet", options.documents)
+    train = [row["text"] for row in sample(options.data_dir / "train.parquet", 64)]
+    rows, shares = [], []
+    for name, folder in options.models:
+        model, tokenizer = load(folder)
+        orient(model, tokenizer, train, target=1)
+        found, shares = areas(model, tokenizer, documents, options, name)
+        few = options.slow_documents
+        rows += [[name, method, summary(values) if method not in SLOW else "", summary(values[:few])]
+                 for method, values in found.items()]  # fmt: skip
+    notes = (
+        f"Test split, the first {options.max_length} word pieces of {len(shares)} documents with a rationale in them, "
+        f"{mean(shares):.0%} of whose words are marked, which is what chance gets; mean ± standard error. "
+        + " ".join(f"{name}: `{folder.name}`." for name, folder in options.models)
+    )
+    header = ["model", "method", "AUPRC, all documents", f"AUPRC, first {options.slow_documents}"]
+    write_table(options.results, "Explanations and human rationales", notes, header, rows, "cpu")
+
+
+def areas(model, tokenizer, documents, options, name) -> tuple[dict[str, list[float]], list[float]]:
+    """By method, the area for every document; and the share of marked words in each."""
+    found = {method: [] for method in METHODS if method not in VARIANTS}
+    shares = []
+    for row in tqdm(documents, desc=name, unit="document"):
+        words = row["text"].split()
+        example = words_of(tokenizer, words, options.max_length)
+        if example is None:
+            continue
+        shown = ~np.array(example.special)
+        marked = np.array(row["rationale_mask"])[: shown.sum()]
+        if not 0 < marked.sum() < len(marked):
+            continue
+        for method, values in found.items():
+            if method in SLOW and len(shares) >= options.slow_documents:
+                continue
+            target = None if not METHODS[method].signed or METHODS[method].oriented else int(row["label"])
+            scores = example.by_token(token_scores(model, example.inputs, method, target)[0], METHODS[method].additive)
+            if METHODS[method].oriented and row["label"] == 0:
+                scores = -scores  # heads were oriented towards the class 1
+            values.append(average_precision_score(marked, scores.numpy()[shown]))
+        shares.append(marked.mean())
+    return found, shares
+
+
+def summary(values: list[float]) -> str:
+    return f"{mean(values):.3f} ± {stdev(values) / len(values) ** 0.5:.3f}"
+
+
+if __name__ == "__main__":
+    main()

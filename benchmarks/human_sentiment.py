@@ -1,0 +1,110 @@
+"""Do signed explanations agree with human word sentiment? Stanford Sentiment Treebank, a trained SST-2 model.
+
+    python benchmarks/human_sentiment.py --data-dir DIR \\
+        --models softmax=runs/compare-conversions/softmax-seed0 \\
+                 tanhmax=runs/compare-conversions/healed-barely-seed0
+
+`DIR` holds sst_trees/{train,test}.parquet. The models are those of training/compare_conversions.py. Every word gets a
+score for the class "positive", by every method, and people have called it negative (-2, -1), neutral or positive
+(1, 2) out of context. For the methods that need oriented heads, heads are oriented by training sentences. The table
+goes to benchmarks/results/human_sentiment.md, the scatter of mean coefficients per word to a picture beside it.
+"""
+
+import argparse
+from collections import defaultdict
+from pathlib import Path
+from statistics import mean, stdev
+
+import numpy as np
+from explained import load, named_folder, orient, sample, words_of
+from measure import write_table
+from scipy.stats import kendalltau
+from tqdm import tqdm
+
+from hf_bidir.explain import METHODS, token_scores, word_scatter
+
+RESULTS = Path(__file__).parent / "results"
+POSITIVE = 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, required=True, help="holds sst_trees/{train,test}.parquet")
+    parser.add_argument("--models", type=named_folder, nargs="+", required=True, metavar="NAME=FOLDER")
+    parser.add_argument("--sentences", type=int, default=200, help="of the test split")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD")
+    parser.add_argument("--results", type=Path, default=RESULTS / "human_sentiment.md")
+    options = parser.parse_args()
+    sentences = sample(options.data_dir / "sst_trees/test.parquet", options.sentences)
+    train = [row["text"] for row in sample(options.data_dir / "sst_trees/train.parquet", 256)]
+    rows, positive_share = [], None
+    for name, folder in options.models:
+        model, tokenizer = load(folder)
+        orient(model, tokenizer, train, POSITIVE)
+        scored = score_words(model, tokenizer, sentences, options.methods, name)
+        positive_share = share_of_positive(scored)
+        rows += [[name, method, *agreement([(labels, scores[method]) for _, labels, scores in scored])]
+                 for method in options.methods]  # fmt: skip
+        if "signed-attention" in options.methods:
+            draw(scored, name, options.results.with_name(f"{options.results.stem}_{name}.png"))
+    notes = (
+        f"{len(sentences)} sentences of the test split, {positive_share:.0%} of their polar words positive, which is "
+        "what a method without signs gets in the first column. τ: Kendall's tau-b within a sentence, mean ± standard "
+        "error, over sentences with a polar word; of the signed score with the label, and of its size with the label's size. "
+        + " ".join(f"{name}: `{folder.name}`." for name, folder in options.models)
+    )
+    header = ["model", "method", "human sign, % of polar words", "τ, signed", "τ, size"]
+    write_table(options.results, "Explanations and human word sentiment", notes, header, rows, "cpu")
+
+
+def score_words(model, tokenizer, sentences, methods, name) -> list[tuple]:
+    """Words, labels -2 to 2 and the scores by method of every sentence that the tokenizer keeps whole."""
+    scored = []
+    for row in tqdm(sentences, desc=name, unit="sentence"):
+        example = words_of(tokenizer, row["tokens"], model.config.max_position_embeddings)
+        labels = np.array(row["token_labels"]) - 2
+        if example is None or example.truncated or not labels.any():
+            continue
+        words = ~np.array(example.special)
+        scores = {
+            method: example.by_token(token_scores(model, example.inputs, method, POSITIVE)[0], METHODS[method].additive)
+            .numpy()[words]
+            for method in methods
+        }  # fmt: skip
+        scored.append((row["tokens"], labels, scores))
+    return scored
+
+
+def agreement(scored: list[tuple[np.ndarray, np.ndarray]]) -> list[str]:
+    """Percent of polar words with the human sign, and both taus."""
+    labels, scores = (np.concatenate(part) for part in zip(*scored, strict=True))
+    polar = labels != 0
+    same = 100 * np.mean(np.sign(scores[polar]) == np.sign(labels[polar]))
+    return [f"{same:.1f}", taus(scored), taus([(abs(label), abs(score)) for label, score in scored])]
+
+
+def taus(scored: list[tuple[np.ndarray, np.ndarray]]) -> str:
+    values = [kendalltau(labels, scores).statistic for labels, scores in scored]
+    values = [value for value in values if not np.isnan(value)]
+    return f"{mean(values):.3f} ± {stdev(values) / len(values) ** 0.5:.3f}"
+
+
+def share_of_positive(scored: list[tuple]) -> float:
+    labels = np.concatenate([labels for _, labels, _ in scored])
+    return np.mean(labels[labels != 0] > 0)
+
+
+def draw(scored: list[tuple], name: str, path: Path) -> None:
+    """The paper's picture: the mean oriented coefficient of every word, by what people think of the word."""
+    found = defaultdict(list)
+    for words, labels, scores in scored:
+        for word, label, score in zip(words, labels, scores["signed-attention"], strict=True):
+            found[word.lower(), int(np.sign(label))].append(score)
+    words, polarity = zip(*found, strict=True)
+    means, counts = [mean(values) for values in found.values()], [len(values) for values in found.values()]
+    caption = f"{name}: mean over occurrences of the first token's coefficients in the last layer, mean over heads"
+    word_scatter(words, means, polarity, counts, caption=caption, path=path)
+
+
+if __name__ == "__main__":
+    main()
