@@ -50,8 +50,8 @@ def main() -> None:
     notes = (
         f"{len(sentences)} sentences of the test split, {positive_share:.0%} of their polar words positive, which is "
         "what a method without signs gets in the first column. τ: Kendall's tau-b within a sentence, mean ± standard "
-        "error, over sentences with a polar word; of the signed score with the label, and of its size with the label's size. "
-        + " ".join(f"{name}: `{folder.name}`." for name, folder in options.models)
+        "error, over sentences with a polar word; of the signed score with the label, and of its size with the "
+        "label's size. " + " ".join(f"{name}: `{folder.name}`." for name, folder in options.models)
     )
     header = ["model", "method", "human sign, % of polar words", "τ, signed", "τ, size"]
     write_table(options.results, "Explanations and human word sentiment", notes, header, rows, "cpu")
