@@ -71,7 +71,7 @@ def _attribute(model, inputs, target, position, method, *, use_baseline: bool, *
         start = start.clone().requires_grad_()
         scores = method(forward).attribute(start, additional_forward_args=extra, **options).detach().float()
     if not images:
-        return scores.sum(-1) * inputs.get("attention_mask", 1)
+        return scores.sum(-1)
     height, width = patch_size(model)
     by_patch = scores.unfold(2, height, height).unfold(3, width, width).sum((1, 4, 5)).flatten(1)
     return torch.nn.functional.pad(by_patch, (outputs.hidden_states[-1].shape[1] - by_patch.shape[1], 0))

@@ -18,7 +18,7 @@ SHAPE = WIDTHS | {"vocab_size": 40, "max_position_embeddings": 12, "initializer_
 
 def bert(negative_mass: float = 1.0, head=BidirBertForSequenceClassification, **options):
     torch.manual_seed(0)
-    return head(BidirBertConfig(**SHAPE, attn_negative_mass=negative_mass, **options)).eval()
+    return with_biases(head(BidirBertConfig(**SHAPE, attn_negative_mass=negative_mass, **options)))
 
 
 def vit(negative_mass: float = 1.0, **options):
@@ -26,7 +26,15 @@ def vit(negative_mass: float = 1.0, **options):
     config = BidirViTConfig(
         **WIDTHS, image_size=8, patch_size=2, initializer_range=0.4, attn_negative_mass=negative_mass, **options
     )
-    return BidirViTForImageClassification(config).eval()
+    return with_biases(BidirViTForImageClassification(config))
+
+
+def with_biases(model):
+    """A new model's biases are 0, a trained one's are not."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.2)
+    return model.eval()
 
 
 def sentences():

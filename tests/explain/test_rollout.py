@@ -70,9 +70,7 @@ def test_magnitude_ignores_the_signs_of_heads_and_signed_does_not():
 
 
 def test_a_padded_example_has_the_rollout_it_has_alone():
-    attentions = signed_attentions(2, length=5)
-    for layer in attentions:
-        layer[1, :, :, 3:] = 0  # what a model gives padded keys; padded queries hold anything
+    attentions = signed_attentions(2, length=5)  # padding holds anything
     keep = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
     rollout = attention_rollout(attentions, keep)
     alone = attention_rollout([layer[1:, :, :3, :3] for layer in attentions])
