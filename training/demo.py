@@ -36,6 +36,7 @@ RECIPE = Path(__file__).parent / "recipes" / "digits-tanhmax.yaml"
 EXPECTED_ACCURACY = 0.96
 LARGEST_DIFFERENCE = 1e-6
 DIGITS_SHOWN = 8
+DIGIT = "digit.png"  # one to explain
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -63,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     model = AutoModelForImageClassification.from_pretrained(folder).eval()
     difference = check_reload(folder, model, pixels)
     model.set_attn_implementation("eager")  # which returns the coefficients
+    test[0]["image"].save(folder / DIGIT)
     draw_attention(model, pixels[:DIGITS_SHOWN], test.select(range(DIGITS_SHOWN)), folder / "attention.png")
     build_model_card(folder).save(folder / CARD)  # again, now that there is a picture to show
 
@@ -135,10 +137,12 @@ In {folder}:
   config.json, model.safetensors, *.py   the checkpoint and its own model code
   {CARD}                              its model card
   attention.png                          signed attention over the digits
+  {DIGIT}                              one of them, to explain
   {RESULTS}, {CURVE}       every number, and the losses
 
 Next:
   source .venv/bin/activate
+  hf-bidir explain {folder} {folder / DIGIT}    what speaks for and against the answer
   python training/image_classification.py --help    train on your own images
   python training/text_classification.py --help     train on your own texts
   make test                                         check the installation

@@ -8,6 +8,7 @@ import torch
 from matplotlib.image import imread
 
 from hf_bidir import BidirViTConfig, BidirViTForImageClassification
+from hf_bidir.explain import flip_heads
 from training import demo
 
 
@@ -28,6 +29,7 @@ def test_the_demo_reaches_the_accuracy_that_it_promises(folder):
 
 def test_the_demo_leaves_a_picture_and_a_card_that_shows_it(folder):
     assert imread(folder / "attention.png").std() > 0
+    assert imread(folder / "digit.png").shape[:2] == (8, 8)
     assert "(attention.png)" in (folder / "README.md").read_text(encoding="utf-8")
 
 
@@ -64,22 +66,10 @@ def tiny():
     return BidirViTForImageClassification(config).eval()
 
 
-def flip_gauge(model, head):
-    """Negate keys and values of one head of the last layer, whatever the projections are called."""
-    width = model.config.hidden_size // model.config.num_attention_heads
-    rows = slice(head * width, (head + 1) * width)
-    names = ("key", "value", "k_proj", "v_proj")
-    projections = [m for n, m in model.named_modules() if n.rpartition(".")[2] in names][-2:]
-    with torch.no_grad():
-        for projection in projections:
-            projection.weight[rows] *= -1
-            projection.bias[rows] *= -1
-
-
 def test_contributions_do_not_depend_on_the_gauge_and_raw_coefficients_do(tiny):
     pixels = torch.randn(2, 3, 8, 8)
     coefficients, contributions, predicted = demo.last_layer_attention(tiny, pixels)
-    flip_gauge(tiny, head=1)
+    flip_heads(tiny, torch.tensor([[False, False], [False, True]]))
     flipped, same, again = demo.last_layer_attention(tiny, pixels)
     torch.testing.assert_close(same, contributions)
     torch.testing.assert_close(flipped[:, 1], -coefficients[:, 1])
