@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import hf_bidir
+import hf_bidir.explain
 from hf_bidir import BidirBertConfig, BidirViTConfig
 
 PACKAGE = Path(__file__).parents[1] / "hf_bidir"
@@ -69,7 +70,10 @@ def test_no_file_of_the_package_imports_training():
             "BidirViTConfig BidirViTModel BidirViTForImageClassification "
             "tanhmax bidir_attention register_attn_activation",
         ),
-        ("hf_bidir.explain", "image_heatmap"),
+        (
+            "hf_bidir.explain",
+            "attention_rollout attention_flow contributions erasure orient_heads text_heatmap image_heatmap",
+        ),
         ("hf_bidir.hub", "build_model_card"),
     ],
 )
@@ -90,6 +94,22 @@ def test_the_frozen_signatures_are_as_published():
         "register_attn_activation": ["name", "fn"],
     }
     for name, expected in published.items():
-        parameters = inspect.signature(getattr(hf_bidir, name)).parameters.values()
-        shown = [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in parameters]
-        assert shown == expected
+        assert signature_of(getattr(hf_bidir, name)) == expected
+
+
+def test_the_signatures_of_explanations_begin_as_published():
+    published = {
+        "attention_rollout": ["attentions", "keep=None", "residual=0.5", "mode='magnitude'", "heads='mean'"],
+        "attention_flow": ["attentions", "keep=None", "source=0", "residual=0.5", "signed=False"],
+        "contributions": ["model", "inputs", "target=None"],
+        "erasure": ["model", "inputs", "target=None", "how='renormalise'"],
+        "orient_heads": ["model", "dataloader"],
+    }
+    for name, expected in published.items():
+        assert signature_of(getattr(hf_bidir.explain, name))[: len(expected)] == expected
+
+
+def signature_of(function) -> list[str]:
+    """The parameters with their defaults, as one would type them."""
+    parameters = inspect.signature(function).parameters.values()
+    return [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in parameters]
