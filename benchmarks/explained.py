@@ -5,14 +5,14 @@ import random
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import mean, stdev
 
 import torch
 from transformers import PreTrainedModel
 
-from hf_bidir.convert import is_softmax
 from hf_bidir.explain import load_checkpoint, orient_heads, read_text
 from hf_bidir.explain.checkpoint import Example
-from hf_bidir.explain.orient import CONSISTENT
+from hf_bidir.explain.orient import CONSISTENT, signs_are_free
 from hf_bidir.finetune.sources import read_table
 
 
@@ -36,15 +36,15 @@ def sample(file: Path, count: int) -> list[dict]:
 
 
 def words_of(tokenizer, words: Sequence[str], limit: int) -> Example | None:
-    """The sentence as the model reads it, or None where some word has no piece in the vocabulary, or too many."""
+    """The sentence as the model reads it, cut at `limit` word pieces; None where a word has no piece."""
     example = read_text(tokenizer, words, limit)
     kept = [token for token, special in zip(example.tokens, example.special, strict=True) if not special]
     return example if kept == list(words[: len(kept)]) else None
 
 
 def orient(model: PreTrainedModel, tokenizer, texts: Iterable[str], target: int) -> None:
-    """Orient the heads by training texts, where their signs are free; softmax heads have none."""
-    if is_softmax(model.config):
+    """Orient the heads by training texts, where their signs are free (not in softmax)."""
+    if not signs_are_free(model):
         return
     batches = [
         dict(tokenizer(list(batch), padding=True, truncation=True, max_length=256, return_tensors="pt"))
@@ -57,3 +57,9 @@ def orient(model: PreTrainedModel, tokenizer, texts: Iterable[str], target: int)
     print(
         f"heads oriented; {consistent} of {share.numel()} have a consistent sign, median share {share.nanmedian():.2f}"
     )
+
+
+def mean_and_error(values: Sequence[float]) -> str:
+    """Mean ± standard error, or what there is of them."""
+    error = f" ± {stdev(values) / len(values) ** 0.5:.3f}" if len(values) > 1 else ""
+    return f"{mean(values):.3f}{error}" if values else ""

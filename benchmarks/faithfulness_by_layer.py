@@ -79,7 +79,10 @@ def table_of(model, tokenizer, texts: list[str], name: str) -> list[list[str]]:
                     correlation = spearmanr(measured, values).statistic
                     if not np.isnan(correlation):
                         found[reference, measure][layer].append(correlation)
-    return [[name, *key, *(f"{mean(values):.2f}" for values in by_layer)] for key, by_layer in found.items()]
+    return [
+        [name, *key, *(f"{mean(values):.2f}" if values else "" for values in by_layer)]
+        for key, by_layer in found.items()
+    ]
 
 
 if __name__ == "__main__":

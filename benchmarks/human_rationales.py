@@ -14,10 +14,10 @@ the area under the precision-recall curve against the words that people marked, 
 
 import argparse
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 import numpy as np
-from explained import load, named_folder, orient, sample, words_of
+from explained import load, mean_and_error, named_folder, orient, sample, words_of
 from measure import write_table
 from sklearn.metrics import average_precision_score
 from tqdm import tqdm
@@ -46,7 +46,7 @@ def main() -> None:
         orient(model, tokenizer, train, target=1)
         found, shares = areas(model, tokenizer, documents, options, name)
         few = options.slow_documents
-        rows += [[name, method, summary(values) if method not in SLOW else "", summary(values[:few])]
+        rows += [[name, method, mean_and_error(values) if method not in SLOW else "", mean_and_error(values[:few])]
                  for method, values in found.items()]  # fmt: skip
     notes = (
         f"Test split, the first {options.max_length} word pieces of {len(shares)} documents with a rationale in them, "
@@ -80,10 +80,6 @@ def areas(model, tokenizer, documents, options, name) -> tuple[dict[str, list[fl
             values.append(average_precision_score(marked, scores.numpy()[shown]))
         shares.append(marked.mean())
     return found, shares
-
-
-def summary(values: list[float]) -> str:
-    return f"{mean(values):.3f} ± {stdev(values) / len(values) ** 0.5:.3f}"
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ goes to benchmarks/results/human_sentiment.md, the scatter of mean coefficients 
 import argparse
 from collections import defaultdict
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 import numpy as np
-from explained import load, named_folder, orient, sample, words_of
+from explained import load, mean_and_error, named_folder, orient, sample, words_of
 from measure import write_table
 from scipy.stats import kendalltau
 from tqdm import tqdm
@@ -85,8 +85,7 @@ def agreement(scored: list[tuple[np.ndarray, np.ndarray]]) -> list[str]:
 
 def taus(scored: list[tuple[np.ndarray, np.ndarray]]) -> str:
     values = [kendalltau(labels, scores).statistic for labels, scores in scored]
-    values = [value for value in values if not np.isnan(value)]
-    return f"{mean(values):.3f} ± {stdev(values) / len(values) ** 0.5:.3f}"
+    return mean_and_error([value for value in values if not np.isnan(value)])
 
 
 def share_of_positive(scored: list[tuple]) -> float:

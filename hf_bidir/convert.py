@@ -94,6 +94,12 @@ def signed_model(
     return model, read.processors, difference
 
 
+def signed_encoder(model: PreTrainedModel) -> PreTrainedModel:
+    """The encoder inside a bidir model with a head, as a bidir model of its own; they share their weights."""
+    encoder = model.base_model
+    return _bidir_class_of(type(encoder).__name__).from_stock(encoder, model.config)
+
+
 def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bool = False) -> Path:
     """The way back: a bidir checkpoint that computes softmax (`λ = 0`, or that activation) as a stock checkpoint.
 

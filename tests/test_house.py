@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import re
 import sys
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import hf_bidir
 import hf_bidir.explain
 from hf_bidir import BidirBertConfig, BidirViTConfig
 
-PACKAGE = Path(__file__).parents[1] / "hf_bidir"
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "hf_bidir"
 TRAVELS = {"torch", "transformers", "triton"} | sys.stdlib_module_names  # triton only where it is installed
 
 
@@ -113,3 +115,11 @@ def signature_of(function) -> list[str]:
     """The parameters with their defaults, as one would type them."""
     parameters = inspect.signature(function).parameters.values()
     return [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in parameters]
+
+
+@pytest.mark.parametrize("page", ["README.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/*.md"))])
+def test_every_file_that_a_page_links_to_is_there(page):
+    links = re.findall(r"\]\(([^)#]+)", (ROOT / page).read_text(encoding="utf-8"))
+    local = [link for link in links if "://" not in link]
+    assert local
+    assert [link for link in local if not (ROOT / page).parent.joinpath(link).exists()] == []

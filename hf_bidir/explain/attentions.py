@@ -62,3 +62,25 @@ def combine_heads(attention: Tensor, heads: Heads, *, magnitude: bool) -> Tensor
 def check_residual(residual: float) -> None:
     if not 0 <= residual <= 1:
         raise ValueError(f"residual is the share of the skip connection, in [0, 1]; got {residual}.")
+
+
+def check_finite(coefficients: Tensor) -> None:
+    if not coefficients.isfinite().all():
+        raise ValueError("expected finite coefficients, got NaN or infinity.")
+
+
+def token_positions(position: int | Sequence[int] | Tensor, keep: Tensor) -> Tensor:
+    """One position for all examples, or one each, as `[batch]` on the device of `keep` `[batch, length]`.
+
+    Raises:
+        ValueError: another number of them, or a position that is padding or outside.
+    """
+    batch, length = keep.shape
+    positions = torch.as_tensor(position, device=keep.device)
+    if positions.dim() > 1 or positions.numel() not in (1, batch) or positions.is_floating_point():
+        raise ValueError(f"expected one position, or one per example ({batch}), got {position}.")
+    positions = positions.long().reshape(-1).expand(batch)
+    inside = (positions >= 0) & (positions < length)
+    if not (inside & keep.gather(1, positions.clamp(0, length - 1).unsqueeze(1)).squeeze(1)).all():
+        raise ValueError(f"expected the position of a token, of {length} with padding; got {position}.")
+    return positions

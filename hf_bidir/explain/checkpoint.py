@@ -33,6 +33,9 @@ def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, object]:
     return model.eval(), processors[0]
 
 
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # what Pillow reads without starting another program
+
+
 @dataclass(frozen=True)
 class Example:
     """One text or image as a model reads it, with a name for everything that can get a score."""
@@ -63,9 +66,11 @@ def read_text(tokenizer, text: str | Sequence[str], limit: int) -> Example:
     Raises:
         ValueError: there is no word in it.
     """
+    if not tokenizer.is_fast:
+        raise ValueError(
+            f"{type(tokenizer).__name__} does not say where its tokens are in a text; use a fast tokenizer."
+        )
     split = not isinstance(text, str)
-    if not (any(map(str.strip, text)) if split else text.strip()):
-        raise ValueError("expected a text with at least one word, got an empty one.")
     text = list(text) if split else text
     whole = len(tokenizer(text, is_split_into_words=split, verbose=False)["input_ids"])
     options = {"truncation": True, "max_length": limit, "return_tensors": "pt", "return_offsets_mapping": True}
@@ -81,6 +86,8 @@ def read_text(tokenizer, text: str | Sequence[str], limit: int) -> Example:
             tokens[-1] += text[start:end]
         token_of_piece.append(len(tokens) - 1)
         last = word
+    if all(special):
+        raise ValueError(f"expected a text with at least one word, got {text!r}.")
     return Example(dict(encoding), tokens, special, torch.tensor(token_of_piece), whole - len(pieces))
 
 
@@ -94,10 +101,12 @@ def read_image(model: PreTrainedModel, processor, file: str | Path) -> Example:
     if not Path(file).is_file():
         raise FileNotFoundError(f"expected an image file, there is none at {file}.")
     try:
-        with Image.open(file) as opened:
+        with Image.open(file, formats=FORMATS) as opened:
+            if opened.mode in ("I;16", "I", "F"):
+                raise ValueError(f"{file} has more than 8 bits per channel ({opened.mode}); save it with 8.")
             image = opened.convert("L" if model.config.num_channels == 1 else "RGB")
-    except (UnidentifiedImageError, OSError) as error:
-        raise ValueError(f"expected an image (png, jpeg, ...), {file} cannot be read as one.") from error
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
+        raise ValueError(f"expected an image ({', '.join(FORMATS)}), {file} cannot be read as one.") from error
     pixels = processor([image], return_tensors="pt")["pixel_values"]
     rows, columns = patch_grid(model, pixels)
     leading = ["class token", "distillation token"][: 1 + ("deit" in model.config.model_type)]

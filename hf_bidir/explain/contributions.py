@@ -50,13 +50,26 @@ def edge_contributions(
     position: int | Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """`a_ij · ∂y/∂a_ij` of every layer, `[batch, heads, queries, keys]`; arguments and errors as in `contributions`."""
-    inputs = prepared_inputs(model, inputs)
-    with torch.enable_grad():
-        outputs, coefficients = record_coefficients(model, inputs)
+    coefficients, gradients = coefficients_and_gradients(model, inputs, target, position)
+    return tuple(_precise(a) * _precise(g) for a, g in zip(coefficients, gradients, strict=True))
+
+
+def coefficients_and_gradients(
+    model: PreTrainedModel, inputs: Mapping[str, Tensor], target: Target, position: int | Tensor | None
+) -> tuple[list[Tensor], list[Tensor]]:
+    """`a` and `∂y/∂a` of every layer, `[batch, heads, queries, keys]` each; arguments and errors as in `contributions`.
+
+    Coefficients that do not reach y, such as those of padding, have a gradient of 0.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        outputs, coefficients = record_coefficients(model, prepared_inputs(model, inputs))
         score = choose_readout(model, outputs, target, position)(outputs)
-        # a layer that does not reach y, such as all but a readout's own row at the top, gets a gradient of 0
         gradients = torch.autograd.grad(score.sum(), coefficients, materialize_grads=True)
-    return tuple(a.detach().float() * g.float() for a, g in zip(coefficients, gradients, strict=True))
+    return [a.detach() for a in coefficients], list(gradients)
+
+
+def _precise(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 @torch.no_grad()
@@ -75,7 +88,7 @@ def value_weighted(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> tupl
         for hook in hooks:
             hook.remove()
     return tuple(
-        a.float().abs() * _transformed_norms(v, output.weight, heads=a.shape[1]).unsqueeze(2)
+        _precise(a).abs() * _transformed_norms(v, output.weight, heads=a.shape[1]).unsqueeze(2)
         for a, v, (_, _, output) in zip(coefficients, values, layers, strict=True)
     )
 
@@ -83,8 +96,8 @@ def value_weighted(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> tupl
 def _transformed_norms(values: Tensor, weight: Tensor, heads: int) -> Tensor:
     """`‖v_j W_o‖` `[batch, heads, keys]` from values `[batch, keys, heads * d]` and `W_o` `[hidden, heads * d]`."""
     # with W = Q R, ‖W v‖ = ‖R v‖: as many numbers as the head has, instead of as many as the model's hidden size
-    triangle = torch.linalg.qr(weight.float().unflatten(1, (heads, -1)).movedim(1, 0), mode="r").R
-    by_head = values.float().unflatten(-1, (heads, -1)).transpose(1, 2)
+    triangle = torch.linalg.qr(_precise(weight).unflatten(1, (heads, -1)).movedim(1, 0), mode="r").R
+    by_head = _precise(values).unflatten(-1, (heads, -1)).transpose(1, 2)
     return (by_head @ triangle.mT).norm(dim=-1)
 
 

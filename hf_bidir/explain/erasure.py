@@ -14,7 +14,7 @@ from hf_bidir.explain.running import in_evaluation, keep_mask_of, patch_grid, pa
 from hf_bidir.modeling.modeling_bidir import edited_coefficients, kept_keys
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def erasure(
     model: PreTrainedModel,
     inputs: Mapping[str, Tensor],
@@ -36,7 +36,7 @@ def erasure(
             "mask"         in every layer the token is left out before the activation, as padding is. On softmax this is
                            "renormalise", because `e^{s_j} / Σ_{k≠i} e^{s_k} = a_j / (1 - a_i)`.
             "token"        it is taken from the input: a word piece is deleted and the text closes up, a patch is
-                           painted with the processor's mean colour.
+                           painted with 0, the mean colour after normalisation.
         chunk_size: tokens erased in one call of the model.
         progress: show a progress bar where there is more than one call.
 
@@ -45,19 +45,21 @@ def erasure(
         "token", what cannot be deleted: the token that `y` is read from, and what stands before an image's patches.
 
     Raises:
-        ValueError: an unknown `how`, and as in `contributions`.
+        ValueError: an unknown `how`, no chunk size, and as in `contributions`.
     """
     if how not in ("renormalise", "mask", "token"):
         raise ValueError(f'expected how "renormalise", "mask" or "token", got {how!r}.')
+    if chunk_size < 1:
+        raise ValueError(f"expected a chunk_size of at least 1, got {chunk_size}.")
     inputs = prepared_inputs(model, inputs)
     with in_evaluation(model):
-        outputs = model(**inputs, output_hidden_states=True)
+        outputs = model(**inputs, output_hidden_states=True, return_dict=True)
         readout = choose_readout(model, outputs, target, position)
         whole = readout(outputs)
         keep = keep_mask_of(inputs, outputs.hidden_states[-1].shape[1])
         effects = torch.zeros(keep.shape, dtype=whole.dtype, device=whole.device)
         erasable = keep if how != "token" else keep & ~_indispensable(model, inputs, readout, keep)
-        chunks = erasable.nonzero().split(chunk_size)
+        chunks = [chunk for chunk in erasable.nonzero().split(chunk_size) if len(chunk)]
         for chunk in tqdm(
             chunks, desc="erasure", unit="call", leave=False, delay=1, disable=not progress or len(chunks) < 2
         ):
@@ -65,11 +67,11 @@ def erasure(
             rows, own = {name: value[examples] for name, value in inputs.items()}, readout.of(examples)
             if how == "token":
                 reduced, own = _without_input(model, rows, own, tokens, keep.shape[1])
-                remaining = own(model(**reduced))
+                remaining = own(model(**reduced, return_dict=True))
             else:
                 others = torch.arange(keep.shape[1], device=tokens.device) != tokens.unsqueeze(1)
                 with _unattended(model, others[:, None, None], how):
-                    remaining = own(model(**rows))
+                    remaining = own(model(**rows, return_dict=True))
             effects[examples, tokens] = whole[examples] - remaining
     return effects
 
@@ -81,8 +83,10 @@ def _unattended(model: PreTrainedModel, others: Tensor, how: str) -> AbstractCon
 
     def renormalised(coefficients: Tensor) -> Tensor:
         rest = coefficients * others
-        total, left = (values.abs().sum(-1, keepdim=True) for values in (coefficients, rest))
-        return rest * torch.where(left > 0, total / left, 0)
+        # in this order, and not in half precision: total / left may be beyond every number, rest / left is not
+        total, left = (values.float().abs().sum(-1, keepdim=True) for values in (coefficients, rest))
+        share = rest.float() / left.clamp_min(torch.finfo(torch.float32).tiny)
+        return (share * total).to(coefficients.dtype)
 
     return edited_coefficients(model, renormalised)
 
@@ -103,6 +107,8 @@ def _without_input(model, rows: dict, readout: Readout, tokens: Tensor, length: 
     remaining = torch.arange(length - 1, device=tokens.device)
     remaining = remaining + (remaining >= tokens.unsqueeze(1))
     shorter = {name: value.gather(1, remaining) for name, value in rows.items()}
+    if "position_ids" in rows:  # places remain, tokens move up
+        shorter["position_ids"] = rows["position_ids"][:, :-1]
     positions = None if readout.positions is None else readout.positions - (tokens < readout.positions).long()
     return shorter, Readout(readout.weights, positions)
 

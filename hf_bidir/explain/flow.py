@@ -11,7 +11,14 @@ from scipy.sparse.csgraph import maximum_flow
 from torch import Tensor
 from tqdm import tqdm
 
-from hf_bidir.explain.attentions import Heads, check_attentions, check_residual, combine_heads
+from hf_bidir.explain.attentions import (
+    Heads,
+    check_attentions,
+    check_finite,
+    check_residual,
+    combine_heads,
+    token_positions,
+)
 
 UNIT = 2**30  # the solver takes 32-bit integers; a capacity of 1 becomes this many
 WORTH_A_POOL = 5e8  # edges times flows, some 30 seconds of one core; starting the processes takes about 6
@@ -54,12 +61,14 @@ def attention_flow(
         each query's coefficients sum to at most 1. Zero at padding. Capacities are rounded to 1e-9.
 
     Raises:
-        ValueError: no coefficients, layers of different lengths, a source that is no token.
+        ValueError: no coefficients, or NaN; layers of different lengths, a source that is no token.
     """
     keep = check_attentions(attentions, keep)
     check_residual(residual)
-    sources = _sources(source, keep)
+    sources = token_positions(source, keep).tolist()
     stacked = torch.stack([combine_heads(layer.detach(), heads, magnitude=not signed) for layer in attentions], 1)
+    stacked = stacked.masked_fill(~(keep[:, None, :, None] & keep[:, None, None]), 0)
+    check_finite(stacked)
     stacked, present = stacked.cpu().double().numpy(), keep.cpu().numpy()
     graphs = [
         _Graph(layers[:, tokens][:, :, tokens], residual, signed, int(tokens[:at].sum()))
@@ -91,8 +100,8 @@ class _Graph:
             block = coo_array(np.rint(steps[level] * self.reached[level + 1, :, None] * self.unit).astype(np.int32))
             self.reached[level, block.col] = True  # edges that nothing can reach would only slow the solver down
             blocks.append((block.data, block.row + (level + 1) * width, block.col + level * width))
-        capacities, heads, tails = map(np.concatenate, zip(*blocks, strict=True))
-        self.edges = csr_array((capacities, (heads, tails)), shape=(self.reached.size,) * 2)
+        capacities, above, below = map(np.concatenate, zip(*blocks, strict=True))
+        self.edges = csr_array((capacities, (above, below)), shape=(self.reached.size,) * 2)
 
     def _step(self, layer: np.ndarray, residual: float) -> np.ndarray:
         skip = residual * np.eye(self.length)
@@ -134,15 +143,3 @@ def _all_flows(graphs: list[_Graph], workers: int | None, progress: bool) -> Ite
 
 def _flows(graph: _Graph, tokens: range) -> list[float]:
     return [graph.flow_to(token) for token in tokens]
-
-
-def _sources(source: int | Sequence[int] | Tensor, keep: Tensor) -> list[int]:
-    batch, length = keep.shape
-    positions = torch.as_tensor(source, device=keep.device)
-    if positions.dim() > 1 or positions.numel() not in (1, batch) or positions.is_floating_point():
-        raise ValueError(f"expected one source position, or one per example ({batch}), got {source}.")
-    positions = positions.expand(batch) if positions.dim() == 0 else positions.reshape(-1).expand(batch)
-    outside = (positions < 0) | (positions >= length)
-    if outside.any() or not keep.gather(1, positions.long().unsqueeze(1)).all():
-        raise ValueError(f"source must be the position of a token, of {length} with padding; got {source}.")
-    return positions.tolist()

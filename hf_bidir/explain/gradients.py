@@ -38,8 +38,8 @@ def integrated_gradients(
 ) -> Tensor:
     """`(x - x') · ∫ ∂y/∂x` on the way from a baseline x' (Sundararajan et al. 2017); captum's `IntegratedGradients`.
 
-    The baseline is the embedding of the padding token at every position, or an image of the processor's mean colour;
-    the scores of an example sum to `y(x) - y(x')`, up to the error of the integral.
+    The baseline is the embedding of the padding token at every position, or an image of zeros, the mean colour after
+    normalisation; the scores of an example sum to `y(x) - y(x')`, up to the error of the integral.
 
     Arguments, result and errors as in `gradient_times_input`.
 
@@ -52,11 +52,12 @@ def integrated_gradients(
 
 
 def _attribute(model, inputs, target, position, method, *, use_baseline: bool, **options) -> Tensor:
-    inputs = prepared_inputs(model, inputs)
+    with torch.inference_mode(False):
+        inputs = prepared_inputs(model, inputs)
     images = "pixel_values" in inputs
-    with in_evaluation(model):
+    with torch.inference_mode(False), in_evaluation(model):
         with torch.no_grad():
-            outputs = model(**inputs, output_hidden_states=True)
+            outputs = model(**inputs, output_hidden_states=True, return_dict=True)
             start = inputs["pixel_values"] if images else model.get_input_embeddings()(inputs["input_ids"])
         readout = choose_readout(model, outputs, target, position)
         rest = {key: value for key, value in inputs.items() if key not in ("input_ids", "pixel_values")}
@@ -69,7 +70,7 @@ def _attribute(model, inputs, target, position, method, *, use_baseline: bool, *
             *rest.values(),
         )  # captum repeats tensors with the rows they go with
         start = start.clone().requires_grad_()
-        scores = method(forward).attribute(start, additional_forward_args=extra, **options).detach().float()
+        scores = method(forward).attribute(start, additional_forward_args=extra, **options).detach()
     if not images:
         return scores.sum(-1)
     height, width = patch_size(model)
@@ -81,7 +82,7 @@ def _scorer(model: PreTrainedModel, name: str, rest: list[str]) -> Callable[...,
     """`y` `[rows]` of the model as a function of its input alone, as captum wants it."""
 
     def score(start: Tensor, weights: Tensor, positions: Tensor | None, *values: Tensor) -> Tensor:
-        outputs = model(**{name: start}, **dict(zip(rest, values, strict=True)))
+        outputs = model(**{name: start}, **dict(zip(rest, values, strict=True)), return_dict=True)
         return Readout(weights, positions)(outputs)
 
     return score

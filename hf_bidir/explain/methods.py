@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_bidir.explain.attentions import combine_heads
+from hf_bidir.explain.attentions import combine_heads, token_positions
 from hf_bidir.explain.contributions import contributions, value_weighted
 from hf_bidir.explain.erasure import erasure
 from hf_bidir.explain.flow import attention_flow
 from hf_bidir.explain.gradients import gradient_times_input, integrated_gradients
-from hf_bidir.explain.readout import Target
+from hf_bidir.explain.readout import Target, check_position
 from hf_bidir.explain.rollout import attention_rollout
 from hf_bidir.explain.running import keep_mask_of, prepared_inputs, record_coefficients
 from hf_bidir.finetune.errors import did_you_mean
@@ -57,7 +57,8 @@ def token_scores(
     """One number per token by any method of `METHODS`, `[batch, length]`.
 
     Args:
-        model, inputs, target, position: as in `contributions`.
+        model, inputs, target, position: as in `contributions`. Attention, values, rollout and flow explain no target
+            and ignore it; they start at the position, by default 0.
         layer: for contributions, values and attention, that layer alone (attention and values: the last by default);
             for rollout and flow, the layers up to it.
         head: that head alone, instead of all of them together.
@@ -65,14 +66,19 @@ def token_scores(
     Raises:
         ValueError: an unknown method, layer or head, or one of these where the method has none.
     """
+    check_method(method)
+    check_layer_and_head(model, layer, head)
+    check_position(model, position)
+    if not METHODS[method].layers and (layer is not None or head is not None):
+        raise ValueError(f"{method} looks at the whole model; leave layer and head out, or choose another method.")
+    return METHODS[method].scores(Request(model, prepared_inputs(model, inputs), target, position, layer, head))
+
+
+def check_method(method: str) -> None:
     if method not in METHODS:
         raise ValueError(
             f"unknown method {method!r}; choose one of {', '.join(METHODS)}.{did_you_mean(method, list(METHODS))}"
         )
-    check_layer_and_head(model, layer, head)
-    if not METHODS[method].layers and (layer is not None or head is not None):
-        raise ValueError(f"{method} looks at the whole model; leave layer and head out, or choose another method.")
-    return METHODS[method].scores(Request(model, prepared_inputs(model, inputs), target, position, layer, head))
 
 
 def check_layer_and_head(model: PreTrainedModel, layer: int | None, head: int | None) -> None:
@@ -130,7 +136,7 @@ def _source(request: Request) -> int | Tensor:
 
 def _from_source(matrix: Tensor, request: Request) -> Tensor:
     """The source's row of `[batch, queries, keys]`."""
-    source = torch.as_tensor(_source(request), device=matrix.device).expand(len(matrix))
+    source = token_positions(_source(request), keep_mask_of(request.inputs, matrix.shape[-1]))
     return matrix[torch.arange(len(matrix), device=matrix.device), source]
 
 
@@ -146,17 +152,26 @@ METHODS: dict[str, Method] = {
         "fall of y when nobody attends to the token, other coefficients renormalised",
         "Δy",
         partial(_whole, erasure),
-        False,
+        layers=False,
     ),
     "erasure-mask": Method(
-        "fall of y when the token is masked like padding", "Δy", partial(_whole, partial(erasure, how="mask")), False
+        "fall of y when the token is masked like padding",
+        "Δy",
+        partial(_whole, partial(erasure, how="mask")),
+        layers=False,
     ),
     "erasure-token": Method(
-        "fall of y when the token is taken from the input", "Δy", partial(_whole, partial(erasure, how="token")), False
+        "fall of y when the token is taken from the input",
+        "Δy",
+        partial(_whole, partial(erasure, how="token")),
+        layers=False,
     ),
-    "gradient": Method("input times gradient", "x · ∂y/∂x", partial(_whole, gradient_times_input), False),
+    "gradient": Method("input times gradient", "x · ∂y/∂x", partial(_whole, gradient_times_input), layers=False),
     "integrated-gradients": Method(
-        "integrated gradients from padding, or a grey image", "share of y", partial(_whole, integrated_gradients), False
+        "integrated gradients from padding, or a grey image",
+        "part of y",
+        partial(_whole, integrated_gradients),
+        layers=False,
     ),
     "signed-attention": Method("coefficients a, mean over heads", "a", partial(_attention, signed=True), oriented=True),
     "signed-rollout": Method("signed rollout", "rollout", partial(_rollout, signed=True), oriented=True),

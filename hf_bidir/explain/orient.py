@@ -8,8 +8,8 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from hf_bidir.explain.readout import Target, choose_readout
-from hf_bidir.explain.running import prepared_inputs, record_coefficients
+from hf_bidir.explain.contributions import coefficients_and_gradients
+from hf_bidir.explain.readout import Target
 from hf_bidir.modeling.activations import get_attn_activation
 from hf_bidir.modeling.configuration_bidir import head_negative_masses
 from hf_bidir.projections import projections
@@ -68,13 +68,18 @@ def flip_heads(model: PreTrainedModel, flipped: Tensor) -> None:
     At `λ = 1` this changes the sign of their coefficients, and no output.
     """
     _check_free_signs(model)
+    expected = (model.config.num_hidden_layers, model.config.num_attention_heads)
+    if tuple(flipped.shape) != expected or flipped.dtype != torch.bool:
+        raise ValueError(
+            f"expected a boolean [layers, heads] = {expected}, got {tuple(flipped.shape)} of {flipped.dtype}."
+        )
     _flip(model, flipped)
 
 
 @torch.no_grad()
 def _flip(model: PreTrainedModel, flipped: Tensor) -> None:
     for (key, value, _), heads in zip(projections(model), flipped, strict=True):
-        signs = 1 - 2 * heads.to(key.weight.dtype)
+        signs = 1 - 2 * heads.to(key.weight)
         for parameter in (key.weight, key.bias, value.weight, value.bias):
             if parameter is not None:
                 by_head = parameter.unflatten(0, (len(heads), -1))
@@ -83,29 +88,29 @@ def _flip(model: PreTrainedModel, flipped: Tensor) -> None:
 
 def _support(model, batch, target, position) -> Tensor:
     """`[3, layers, heads]`: the sums of `|a| u`, of `|a|` where u is positive, and of `|a|` where it is not 0."""
-    inputs = prepared_inputs(model, batch)
-    with torch.enable_grad():
-        outputs, coefficients = record_coefficients(model, inputs)
-        score = choose_readout(model, outputs, target, position)(outputs)
-        gradients = torch.autograd.grad(score.sum(), coefficients, materialize_grads=True)
+    coefficients, gradients = coefficients_and_gradients(model, batch, target, position)
     sums = []
     for coefficient, support in zip(coefficients, gradients, strict=True):  # u is 0 where a query is padding
-        size = coefficient.detach().abs()
+        size = coefficient.abs()
         weighted = (size * support, size * (support > 0), size * (support != 0))
         sums.append(torch.stack([values.sum((0, 2, 3), dtype=torch.float64) for values in weighted]))
     return torch.stack(sums, 1)
 
 
-def _check_free_signs(model: PreTrainedModel) -> None:
+def signs_are_free(model: PreTrainedModel) -> bool:
+    """Whether heads can be flipped without changing outputs: TanhMax at `λ = 1` throughout, or an odd activation."""
     config = model.config
     if config.attn_activation == "tanhmax":
         masses = {mass for layer in range(config.num_hidden_layers) for mass in head_negative_masses(config, layer)}
-        free = masses == {1.0} and not config.attn_learn_negative_mass
-    else:
-        scores = torch.linspace(-3, 3, 7)
-        activation = get_attn_activation(config.attn_activation)
-        free = torch.equal(activation(-scores, None), -activation(scores, None))
-    if not free:
+        return masses == {1.0} and not config.attn_learn_negative_mass
+    scores = torch.linspace(-3, 3, 7)
+    activation = get_attn_activation(config.attn_activation)
+    return torch.equal(activation(-scores, None), -activation(scores, None))
+
+
+def _check_free_signs(model: PreTrainedModel) -> None:
+    config = model.config
+    if not signs_are_free(model):
         raise ValueError(
             "only where λ = 1 in every head can heads be flipped without changing outputs; this model has "
             f"attn_activation={config.attn_activation!r}, attn_negative_mass={config.attn_negative_mass!r}. Its signs "

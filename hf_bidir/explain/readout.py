@@ -8,8 +8,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from hf_bidir.explain.attentions import token_positions
 from hf_bidir.finetune.errors import did_you_mean
 
+PER_TOKEN = ("ForMaskedLM", "ForTokenClassification")
 Target = int | str | Sequence[int] | Tensor | None
 
 
@@ -45,14 +47,20 @@ def choose_readout(
     Raises:
         ValueError: a class that there is not, a position that is missing or outside, a head with other outputs.
     """
+    check_position(model, position)
     rows = _rows(outputs)
     if rows is None:
-        raise ValueError(f"{type(model).__name__} has outputs {list(outputs)}; explained are logits and hidden states.")
-    headless = "logits" not in outputs
-    positions = _positions(model, rows, 0 if headless and position is None else position)
-    rows = rows if positions is None else rows[torch.arange(len(rows), device=rows.device), positions]
+        raise ValueError(
+            f"{type(model).__name__} has outputs {list(outputs)}; explained are logits of classes and, without a head, "
+            "hidden states. hf_bidir.convert.signed_encoder(model) is the same model without its head."
+        )
+    positions = None
+    if rows.dim() == 3:
+        everywhere = torch.ones(rows.shape[:2], dtype=torch.bool, device=rows.device)
+        positions = token_positions(0 if position is None else position, everywhere)
+        rows = rows[torch.arange(len(rows), device=rows.device), positions]
     rows = rows.detach().to(torch.promote_types(rows.dtype, torch.float32))
-    if not headless:
+    if "logits" in outputs:
         classes = _classes(model, rows, target)
         return Readout(torch.nn.functional.one_hot(classes, rows.shape[-1]).to(rows.dtype), positions)
     if target is not None:
@@ -60,24 +68,21 @@ def choose_readout(
     return Readout(torch.nn.functional.normalize(rows, dim=-1), positions)
 
 
+def answers_per_token(model: PreTrainedModel) -> bool:
+    return type(model).__name__.endswith(PER_TOKEN)
+
+
+def check_position(model: PreTrainedModel, position: int | Tensor | None) -> None:
+    """Raise ValueError where a head answers per token and none is named, or the other way round."""
+    name = type(model).__name__
+    if answers_per_token(model) and position is None:
+        raise ValueError(f"{name} answers for every token; say with position=… which answer to explain.")
+    if position is not None and name.endswith("Classification") and not answers_per_token(model):
+        raise ValueError(f"{name} answers once per example; leave position out.")
+
+
 def _rows(outputs: ModelOutput) -> Tensor | None:
     return outputs.get("logits", outputs.get("last_hidden_state"))
-
-
-def _positions(model: PreTrainedModel, rows: Tensor, position: int | Tensor | None) -> Tensor | None:
-    if rows.dim() == 2:
-        if position is not None:
-            raise ValueError(f"{type(model).__name__} answers once per example; leave position out.")
-        return None
-    batch, length = rows.shape[:2]
-    if position is None:
-        raise ValueError(
-            f"{type(model).__name__} answers for every token; say with position=… which answer to explain."
-        )
-    positions = torch.as_tensor(position, device=rows.device).expand(batch)
-    if positions.min() < 0 or positions.max() >= length:
-        raise ValueError(f"position must lie in 0 to {length - 1}, got {position}.")
-    return positions
 
 
 def _classes(model: PreTrainedModel, logits: Tensor, target: Target) -> Tensor:
@@ -87,7 +92,7 @@ def _classes(model: PreTrainedModel, logits: Tensor, target: Target) -> Tensor:
     names = {str(name): int(index) for index, name in model.config.id2label.items()}
     known = list(names) if len(names) == count <= 20 else f"0 to {count - 1}"
     if isinstance(target, str):
-        index = names.get(target, int(target) if target.isdigit() else None)
+        index = names.get(target, int(target) if target.isdecimal() else None)
         if index is None:
             raise ValueError(f"target {target!r} does not exist; there are {known}.{did_you_mean(target, list(names))}")
         target = index
@@ -96,4 +101,4 @@ def _classes(model: PreTrainedModel, logits: Tensor, target: Target) -> Tensor:
         raise ValueError(f"expected one target, or one per example ({len(logits)}), got {target!r}.")
     if classes.min() < 0 or classes.max() >= count:
         raise ValueError(f"target {target!r} does not exist; there are {known}.")
-    return classes.reshape(-1).expand(len(logits))
+    return classes.long().reshape(-1).expand(len(logits))

@@ -8,17 +8,19 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_bidir.convert import is_softmax
+from hf_bidir.convert import signed_encoder
 from hf_bidir.explain.checkpoint import Example, load_checkpoint, read_image, read_text
 from hf_bidir.explain.colors import signed
 from hf_bidir.explain.contributions import contributions
 from hf_bidir.explain.figures import image_heatmap, layer_head_grid
-from hf_bidir.explain.methods import METHODS, token_scores
+from hf_bidir.explain.methods import METHODS, check_method, token_scores
+from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.page import html_page, write_page
 from hf_bidir.explain.readout import choose_readout
 from hf_bidir.explain.text_heatmap import text_blocks, text_heatmap
 from hf_bidir.finetune.files import replacing
 
+MANY_ANSWERS = ("ForQuestionAnswering", "ForMultipleChoice")
 FLOW_LIMIT = 256  # tokens; all flows of a longer example take minutes
 
 
@@ -64,23 +66,31 @@ def explain_checkpoint(
     Raises:
         FileNotFoundError, ValueError: as in `load_checkpoint`, `read_text`, `read_image` and `token_scores`.
     """
+    check_method(method)
     model, processor = load_checkpoint(source)
     if hasattr(model.config, "patch_size"):
         example = read_image(model, processor, text_or_image)
     else:
         example = read_text(processor, text_or_image, model.config.max_position_embeddings)
+    notes = _notes(model, example, method)
+    if type(model).__name__.endswith(MANY_ANSWERS):
+        notes.append(f"{type(model).__name__} has no single answer to explain; its encoder is explained instead.")
+        model = signed_encoder(model)
     target, position = _token_level(model, processor, example, target, position)
     chosen = {"target": target, "position": position}
     scores = token_scores(model, example.inputs, method, layer=layer, head=head, **chosen)
     per_head = contributions(model, example.inputs, **chosen)
     names = ("rollout", "flow") if scores.shape[-1] <= FLOW_LIMIT else ("rollout",)
     traced = {
-        name: token_scores(model, example.inputs, name, layer=layer, head=head, position=position) for name in names
+        name: scores
+        if name == method
+        else token_scores(model, example.inputs, name, layer=layer, head=head, position=position)
+        for name in names
     }
     return Explanation(
         example=example,
         explained=_explained(model, processor, example, **chosen),
-        notes=_notes(model, example, method, len(scores[0])),
+        notes=notes,
         method=method,
         scores=example.by_token(scores[0], METHODS[method].additive),
         heads=per_head[0].sum(-1),
@@ -156,18 +166,18 @@ def _token_level(model, processor, example: Example, target, position) -> tuple[
 @torch.inference_mode()
 def _explained(model: PreTrainedModel, processor, example: Example, target, position) -> str:
     """What the model answers, and which number of it is explained."""
-    outputs = model(**example.inputs)
+    outputs = model(**example.inputs, return_dict=True)
     readout = choose_readout(model, outputs, target, position)
     if "logits" not in outputs:
         return f"{type(model).__name__} has no head: explained is its state of token {position or 0}, along itself."
     logits = outputs.logits[0] if position is None else outputs.logits[0, position]
-    probabilities = logits.float().softmax(-1)
     explained, answer = readout.weights[0].argmax().item(), logits.argmax().item()
-    name = _name_of(model, processor)
-    return (
-        f"Answer: {name(answer)} ({probabilities[answer]:.1%}). Explained: the logit of {name(explained)}, "
-        f"{signed(readout(outputs).item())}."
-    )
+    name, value = _name_of(model, processor), signed(readout(outputs).item())
+    if len(logits) == 1:
+        return f"Answer, and what is explained: {value}."
+    several = getattr(model.config, "problem_type", None) == "multi_label_classification"
+    probabilities = logits.float().sigmoid() if several else logits.float().softmax(-1)
+    return f"Answer: {name(answer)} ({probabilities[answer]:.1%}). Explained: the logit of {name(explained)}, {value}."
 
 
 def _name_of(model: PreTrainedModel, processor):
@@ -176,15 +186,15 @@ def _name_of(model: PreTrainedModel, processor):
     return lambda index: model.config.id2label[index]
 
 
-def _notes(model: PreTrainedModel, example: Example, method: str, length: int) -> list[str]:
+def _notes(model: PreTrainedModel, example: Example, method: str) -> list[str]:
     notes = []
     if example.truncated:
         notes.append(f"The text is too long for the model: its last {example.truncated} word pieces were left out.")
-    if METHODS[method].oriented and not is_softmax(model.config):
+    if METHODS[method].oriented and signs_are_free(model):
         notes.append(
             f"{method} needs oriented heads: unless this checkpoint was oriented (hf_bidir.explain.orient_heads), the "
             "sign of each head is arbitrary."
         )
-    if length > FLOW_LIMIT:
+    if len(example.token_of_piece) > FLOW_LIMIT:
         notes.append(f"Over {FLOW_LIMIT} tokens, flow is left out of the figures; --method flow computes it.")
     return notes

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hf_bidir.explain.attentions import Heads, check_attentions, check_residual, combine_heads
+from hf_bidir.explain.attentions import Heads, check_attentions, check_finite, check_residual, combine_heads
 
 
 @torch.no_grad()
@@ -43,7 +43,7 @@ def attention_rollout(
         signed mode their sizes sum to at most 1, so each entry lies in [-1, 1]. Padding has zeros in both directions.
 
     Raises:
-        ValueError: no coefficients, layers of different lengths, an unknown mode or head.
+        ValueError: no coefficients, or NaN; layers of different lengths, an unknown mode or head.
     """
     keep = check_attentions(attentions, keep)
     check_residual(residual)
@@ -52,8 +52,10 @@ def attention_rollout(
     pairs = keep.unsqueeze(-1) & keep.unsqueeze(-2)
     rollout = None
     for attention in attentions:
-        step = _step(combine_heads(attention, heads, magnitude=mode == "magnitude") * pairs, residual)
+        coefficients = combine_heads(attention, heads, magnitude=mode == "magnitude").masked_fill(~pairs, 0)
+        step = _step(coefficients, residual)
         rollout = step if rollout is None else step @ rollout
+    check_finite(rollout)
     return rollout * pairs
 
 

@@ -22,7 +22,10 @@ def prepared_inputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dic
             f"expected a bidir model, got {type(model).__name__}; hf_bidir.explain.load_checkpoint(name) reads a "
             "softmax checkpoint as one, at λ = 0, with the same outputs."
         )
-    inputs = {name: value.to(model.device) for name, value in inputs.items() if name != "labels"}
+    inputs = {name: value for name, value in inputs.items() if name != "labels" and value is not None}
+    wrong = {name: type(value).__name__ for name, value in inputs.items() if not isinstance(value, Tensor)}
+    if wrong:
+        raise ValueError(f'expected tensors, got {wrong}; tokenizers return tensors with return_tensors="pt".')
     main = inputs.get("input_ids", inputs.get("pixel_values"))
     if main is None or main.dim() not in (2, 4) or not main.numel():
         raise ValueError(
@@ -35,7 +38,9 @@ def prepared_inputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dic
             f"{main.shape[1]} tokens are too many for {limit} positions; tokenize with truncation=True, "
             f"max_length={limit}."
         )
-    return inputs
+    # tensors made in inference mode take no part in gradients, their clones do; position_ids may come once for all
+    inputs = {name: value.clone() if value.is_inference() else value for name, value in inputs.items()}
+    return {name: value.to(model.device).expand(len(main), *value.shape[1:]) for name, value in inputs.items()}
 
 
 def keep_mask_of(inputs: Mapping[str, Tensor], length: int) -> Tensor:
@@ -49,12 +54,13 @@ def keep_mask_of(inputs: Mapping[str, Tensor], length: int) -> Tensor:
 @contextmanager
 def in_evaluation(model: PreTrainedModel) -> Iterator[None]:
     """Without dropout while the context lasts."""
-    training = model.training
+    training = [module for module in model.modules() if module.training]
     model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        for module in training:
+            module.training = True
 
 
 def record_coefficients(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> tuple[ModelOutput, list[Tensor]]:
@@ -73,7 +79,7 @@ def record_coefficients(model: PreTrainedModel, inputs: Mapping[str, Tensor]) ->
         return coefficients
 
     with in_evaluation(model), edited_coefficients(model, record):
-        return model(**inputs), recorded
+        return model(**inputs, return_dict=True), recorded
 
 
 def patch_size(model: PreTrainedModel) -> tuple[int, int]:

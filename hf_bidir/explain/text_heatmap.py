@@ -58,7 +58,7 @@ def text_heatmap(
         _draw_block(figure, height - block * index, block, tokens, places, name, values, unit)
     if caption:
         figure.text(0.5, MARGIN / 2 / height, caption, ha="center", va="bottom", fontsize=8, parse_math=False)
-    if path is not None and Path(path).suffix == ".html":
+    if path is not None and Path(path).suffix.lower() == ".html":
         write_page(path, html_page("Signed scores", blocks=text_blocks(tokens, named, unit), caption=caption))
     elif path is not None:
         figure.savefig(path, dpi=120)
@@ -88,10 +88,8 @@ def _places(tokens: Sequence[str], renderer) -> list[tuple[int, float, float]]:
     """Line, left edge and width of each token, the latter two in inches."""
     places, line, left = [], 0, MARGIN
     for token in tokens:
-        width = (
-            renderer.get_text_width_height_descent(token, FontProperties(size=FONT), ismath=False)[0] / renderer.dpi
-            + 0.12
-        )
+        pixels = renderer.get_text_width_height_descent(token, FontProperties(size=FONT), ismath=False)[0]
+        width = max(pixels / renderer.dpi + 0.12, NARROWEST)
         if left + width > WIDTH - MARGIN and left > MARGIN:
             line, left = line + 1, MARGIN
         places.append((line, left, width))

@@ -164,9 +164,10 @@ def kept_keys(model: nn.Module, keep: Tensor) -> AbstractContextManager[None]:
     """While the context lasts, every layer of a bidir model leaves out the keys where `keep` is False.
 
     Args:
-        keep: boolean `[batch, 1, 1, keys]`; padding is left out as well, as ever.
+        keep: boolean `[batch, 1, 1, keys]`; padding, and what a context around this one drops, is left out as well.
     """
-    return _set_on_layers(model, KEEP, keep)
+    outer = getattr(_attention_layers(model)[0], KEEP, None)
+    return _set_on_layers(model, KEEP, keep if outer is None else keep & outer)
 
 
 def _attention_layers(model: nn.Module) -> list[nn.Module]:

@@ -66,5 +66,8 @@ def test_what_is_no_image_is_refused(tmp_path):
     (tmp_path / "text.png").write_text("not an image")
     with pytest.raises(ValueError, match=r"text\.png cannot be read as one"):
         read_image(vit(), ViTImageProcessor(), tmp_path / "text.png")
+    Image.new("I;16", (8, 8)).save(tmp_path / "deep.png")
+    with pytest.raises(ValueError, match=r"deep\.png has more than 8 bits"):
+        read_image(vit(), ViTImageProcessor(), tmp_path / "deep.png")
     with pytest.raises(FileNotFoundError, match="there is none at"):
         read_image(vit(), ViTImageProcessor(), tmp_path / "absent.png")

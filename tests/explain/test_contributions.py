@@ -121,6 +121,30 @@ def test_frozen_weights_and_training_mode_and_no_grad_change_nothing():
     assert model.training
 
 
+def test_whatever_integers_name_the_targets():
+    model, inputs = bert(), sentences()
+    expected = contributions(model, inputs, [0, 1])
+    torch.testing.assert_close(contributions(model, inputs, torch.tensor([0, 1], dtype=torch.int32)), expected)
+
+
+def test_inside_inference_mode_there_are_contributions_too():
+    model, inputs = bert(), sentences()
+    expected = contributions(model, inputs)
+    with torch.inference_mode():
+        torch.testing.assert_close(contributions(model, {k: v + 0 for k, v in inputs.items()}), expected)
+
+
+def test_double_precision_stays_double():
+    assert contributions(bert().double(), sentences()).dtype == torch.float64
+
+
+def test_positions_that_come_once_for_all_and_a_model_of_tuples_are_understood():
+    model, inputs = bert(), sentences()
+    expected = contributions(model, inputs)
+    model.config.return_dict = False
+    torch.testing.assert_close(contributions(model, {**inputs, "position_ids": torch.arange(6).unsqueeze(0)}), expected)
+
+
 def test_a_masked_language_model_is_explained_at_a_position():
     model, inputs = bert(head=BidirBertForMaskedLM), sentences()
     total = contributions(model, inputs, target=7, position=2)[:, -1]
@@ -182,14 +206,20 @@ def test_pooled_contributions_add_up_to_the_logit_without_its_bias():
         (bert, sentences, {"target": 2}, r"target 2 does not exist; there are \['LABEL_0', 'LABEL_1'\]"),
         (bert, sentences, {"target": "LABEL_9"}, 'Did you mean "LABEL_'),
         (bert, sentences, {"target": [0, 1, 1]}, r"one per example \(2\)"),
+        (bert, lambda: {"input_ids": [[2, 5, 3]]}, {}, 'return_tensors="pt"'),
         (bert, sentences, {"position": 1}, "answers once per example; leave position out"),
         (bert, dict, {}, "expected input_ids"),
         (bert, lambda: {"input_ids": torch.ones(1, 0).long()}, {}, "not empty"),
         (bert, lambda: {"input_ids": torch.ones(1, 13).long()}, {}, "truncation=True, max_length=12"),
         (lambda: bert(head=BidirBertForMaskedLM), sentences, {}, "say with position="),
-        (lambda: bert(head=BidirBertForMaskedLM), sentences, {"position": 6}, "position must lie in 0 to 5, got 6"),
+        (
+            lambda: bert(head=BidirBertForMaskedLM),
+            sentences,
+            {"position": 6},
+            "position of a token, of 6 with padding; got 6",
+        ),
         (lambda: bert(head=BidirBertModel), sentences, {"target": 1}, "has no classes, so target must be None"),
-        (lambda: bert(head=BidirBertForQuestionAnswering), sentences, {}, "explained are logits and hidden states"),
+        (lambda: bert(head=BidirBertForQuestionAnswering), sentences, {}, r"signed_encoder\(model\)"),
         (lambda: BertForSequenceClassification(BertConfig(num_hidden_layers=1)), sentences, {}, "load_checkpoint"),
     ],
 )

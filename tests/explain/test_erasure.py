@@ -117,6 +117,30 @@ def test_the_model_is_as_before_afterwards():
     torch.testing.assert_close(logit(model, inputs), before)
 
 
+def test_a_token_that_takes_almost_everything_leaves_finite_numbers():
+    model, inputs = bert(), sentences()
+
+    def dominated(coefficients):
+        dominant = torch.zeros_like(coefficients)
+        dominant[..., 2], dominant[..., 1] = 1.0, 1e-40
+        return dominant
+
+    with edited_coefficients(model, dominated):
+        assert erasure(model, inputs).isfinite().all()
+
+
+def test_a_text_of_one_token_has_nothing_to_delete():
+    effects = erasure(bert(), {"input_ids": torch.tensor([[2]])}, how="token")
+    assert effects.tolist() == [[0.0]]
+
+
+def test_given_places_stay_where_a_token_is_deleted():
+    model, inputs = bert(), sentences()
+    expected = erasure(model, inputs, how="token")
+    inputs["position_ids"] = torch.arange(6).unsqueeze(0)
+    torch.testing.assert_close(erasure(model, inputs, how="token"), expected)
+
+
 def test_an_unknown_way_is_an_error_that_names_the_known_ones():
     with pytest.raises(ValueError, match='"renormalise", "mask" or "token", got \'delete\''):
         erasure(bert(), sentences(), how="delete")

@@ -83,5 +83,12 @@ def test_bad_input_is_one_error_that_says_what_was_expected(options, message):
         token_scores(bert(), sentences(), **options)
 
 
+@pytest.mark.parametrize("method", ["contributions", "rollout", "flow", "attention", "values"])
+@pytest.mark.parametrize(("position", "message"), [(None, "say with position="), (50, "position of a token")])
+def test_a_head_that_answers_per_token_needs_a_position_that_there_is(method, position, message):
+    with pytest.raises(ValueError, match=message):
+        token_scores(bert(head=BidirBertForMaskedLM), sentences(), method, position=position)
+
+
 def test_the_command_line_names_the_methods_that_there_are():
     assert tuple(METHODS) == cli.METHOD_NAMES

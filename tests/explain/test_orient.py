@@ -98,3 +98,12 @@ def test_what_cannot_be_oriented_is_refused(model, batches, message):
 
 def test_another_odd_activation_can_be_oriented():
     assert quietly(bert(attn_activation="tanh"), [sentences()]).shape == (3, 2)
+
+
+@pytest.mark.parametrize("flipped", [torch.zeros(3, 4, dtype=torch.bool), torch.zeros(3, 2)])
+def test_flips_of_another_shape_or_type_are_refused_and_change_nothing(flipped):
+    model = bert()
+    before = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(ValueError, match=r"expected a boolean \[layers, heads\] = \(3, 2\), got \(3, \d\)"):
+        flip_heads(model, flipped)
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))

@@ -8,7 +8,7 @@ from PIL import Image
 from transformers import ViTImageProcessor
 from typer.testing import CliRunner
 
-from hf_bidir import BidirBertForMaskedLM, BidirBertModel
+from hf_bidir import BidirBertForMaskedLM, BidirBertForQuestionAnswering, BidirBertModel
 from hf_bidir.cli import app
 from hf_bidir.explain import read_text, token_scores
 from hf_bidir.explain.report import explain_checkpoint
@@ -83,6 +83,26 @@ def test_a_model_without_a_head_is_explained_along_its_own_state(tmp_path):
     result = run(folder, TEXT, "--output", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert "has no head" in result.output
+
+
+def test_a_head_without_one_answer_has_its_encoder_explained(tmp_path):
+    folder = saved(bert(head=BidirBertForQuestionAnswering), tokenizer(), tmp_path / "answers")
+    result = run(folder, TEXT, "--output", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "its encoder is explained instead" in result.output
+
+
+def test_one_number_is_no_class_and_has_no_percentage(tmp_path):
+    folder = saved(bert(num_labels=1), tokenizer(), tmp_path / "regression")
+    result = run(folder, TEXT, "--output", tmp_path / "out")
+    assert "Answer, and what is explained: " in result.output
+    assert "%" not in result.output.partition("Answer")[2]
+
+
+def test_a_model_whose_signs_are_fixed_needs_no_orientation(tmp_path):
+    folder = saved(bert(0.5), tokenizer(), tmp_path / "half")
+    result = run(folder, TEXT, "--method", "signed-rollout", "--output", tmp_path / "out")
+    assert "oriented" not in result.output
 
 
 def test_a_text_that_is_too_long_is_cut_and_it_says_so(checkpoint, tmp_path):

@@ -107,6 +107,7 @@ def test_half_precision_is_computed_in_single():
         ({"keep": torch.ones(2, 7)}, r"keep \[batch, length\] = \(2, 5\).*\(2, 7\)"),
         ({"mode": "sign"}, 'expected mode "magnitude" or "signed"'),
         ({"heads": 2}, "one of 0 to 1"),
+        ({"attentions": [torch.full((2, 1, 5, 5), torch.nan)]}, "finite coefficients"),
         ({"residual": 1.5}, r"in \[0, 1\]; got 1.5"),
     ],
 )

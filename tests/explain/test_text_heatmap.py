@@ -2,6 +2,7 @@
 
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -74,6 +75,15 @@ def test_a_long_text_grows_the_figure_instead_of_leaving_it():
     assert max(box.get_x() + box.get_width() for box in boxes) <= 1
     assert min(box.get_y() for box in boxes) >= 0
     assert figure.get_size_inches()[1] > 4
+
+
+def test_numbers_under_short_words_do_not_overlap():
+    figure = text_heatmap(["a"] * 5, [-0.0011, 0.0012, -0.0013, 0.0014, -0.0015])
+    figure.draw_without_rendering()
+    numbers = [text for text in figure.texts if text.get_text().startswith(("+", "−"))]
+    extents = [text.get_window_extent() for text in numbers]
+    assert len(extents) == 5
+    assert all(left.x1 <= right.x0 for left, right in pairwise(extents))
 
 
 def test_dollars_and_underscores_are_no_formula(tmp_path):
