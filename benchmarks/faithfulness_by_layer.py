@@ -1,19 +1,20 @@
 """Which attention measure ranks tokens as erasure and gradients do, layer by layer? The table of Abnar & Zuidema 2020.
 
-    for a in softmax healed; do
-    python training/text_classification.py training/recipes/sst2-minilm-$a.yaml --text_column masked \\
-        --class_names singular plural --eval_steps 0.334 --train_file DIR/sva_linzen/train.parquet \\
-        --validation_file DIR/sva_linzen/validation.parquet --test_file DIR/sva_linzen/test.parquet \\
-        --output_dir runs/agreement-$a
-    done
+    DATA="--train_file DIR/sva_linzen/train.parquet --validation_file DIR/sva_linzen/validation.parquet \\
+        --test_file DIR/sva_linzen/test.parquet --text_column masked --class_names singular plural --eval_steps 0.334"
+    python training/text_classification.py training/recipes/sst2-minilm-softmax.yaml $DATA \\
+        --output_dir runs/agreement-softmax
+    python training/text_classification.py training/recipes/sst2-minilm-healed.yaml $DATA \\
+        --model_name_or_path runs/minilm-healed-barely --output_dir runs/agreement-tanhmax
     python benchmarks/faithfulness_by_layer.py --data-dir DIR \\
         --sst2 softmax=runs/compare-conversions/softmax-seed0 tanhmax=runs/compare-conversions/healed-barely-seed0 \\
-        --agreement softmax=runs/agreement-softmax tanhmax=runs/agreement-healed
+        --agreement softmax=runs/agreement-softmax tanhmax=runs/agreement-tanhmax
 
-`DIR` holds sst2/test.parquet and sva_linzen/test.parquet (the number of the verb behind [MASK]). Per sentence, Spearman
-correlation over its word pieces between the sizes of what is measured and the sizes of what deleting the piece from the
-input does to the predicted class's logit ("erasure") and of its input times gradient ("gradient"); mean over sentences.
-The table goes to benchmarks/results/faithfulness_by_layer.md.
+The SST-2 models, and runs/minilm-healed-barely, are made as training/compare_conversions.py says. `DIR` holds
+sst2/test.parquet and sva_linzen/test.parquet (the number of the verb behind [MASK]). Per sentence, Spearman correlation
+over its word pieces between the sizes of what is measured and the sizes of what deleting the piece from the input does
+to the predicted class's logit ("erasure") and of its input times gradient ("gradient"); mean over sentences. The table
+goes to benchmarks/results/faithfulness_by_layer.md.
 """
 
 import argparse

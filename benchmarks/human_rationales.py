@@ -1,15 +1,18 @@
 """Do explanations find what people marked as the reason? Movie reviews with human rationales (ERASER).
 
-    for a in softmax healed; do
-    python training/text_classification.py training/recipes/sst2-minilm-$a.yaml --max_length 512 \\
-        --per_device_train_batch_size 8 --num_train_epochs 2 --eval_steps 0.5 --train_file DIR/train.parquet \\
-        --validation_file DIR/validation.parquet --test_file DIR/test.parquet --output_dir runs/movies-$a
-    done
-    python benchmarks/human_rationales.py --data-dir DIR --models softmax=runs/movies-softmax tanhmax=runs/movies-healed
+    DATA="--train_file DIR/train.parquet --validation_file DIR/validation.parquet --test_file DIR/test.parquet \\
+        --max_length 512 --per_device_train_batch_size 8 --num_train_epochs 2 --eval_steps 0.5"
+    python training/text_classification.py training/recipes/sst2-minilm-softmax.yaml $DATA \\
+        --output_dir runs/movies-softmax
+    python training/text_classification.py training/recipes/sst2-minilm-healed.yaml $DATA \\
+        --model_name_or_path runs/minilm-healed-barely --output_dir runs/movies-tanhmax
+    python benchmarks/human_rationales.py --data-dir DIR \\
+        --models softmax=runs/movies-softmax tanhmax=runs/movies-tanhmax
 
-`DIR` is movie_rationales with {train,test}.parquet. The score of every word is for the true class; what is measured is
-the area under the precision-recall curve against the words that people marked, mean over documents, of which the first
---max-length word pieces are read. The table goes to benchmarks/results/human_rationales.md.
+runs/minilm-healed-barely is made as training/compare_conversions.py says. `DIR` is movie_rationales with
+{train,test}.parquet. The score of every word is for the true class; what is measured is the area under the
+precision-recall curve against the words that people marked, mean over documents, of which the first --max-length word
+pieces are read. The table goes to benchmarks/results/human_rationales.md.
 """
 
 import argparse
