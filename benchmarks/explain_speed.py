@@ -62,7 +62,7 @@ def flow_rows(options: argparse.Namespace) -> list[list[str]]:
     flow = partial(attention_flow, workers=1, progress=False)
     tasks = {
         "softmax": partial(flow, softmax),
-        "TanhMax, |a|": partial(flow, signed),
+        "TanhMax, unsigned": partial(flow, signed),
         "TanhMax, signed": partial(flow, signed, signed=True),
     }
     rows = [
