@@ -68,8 +68,10 @@ def explain(
     target: Annotated[
         str | None, typer.Option(help="The class to explain, by name or number; by default the predicted one.")
     ] = None,
-    layer: Annotated[int | None, typer.Option(help="This layer alone; for rollout and flow, up to it.")] = None,
-    head: Annotated[int | None, typer.Option(help="This head alone.")] = None,
+    layer: Annotated[
+        int | None, typer.Option(help="This layer alone, counted from 0; for rollout and flow, up to it.")
+    ] = None,
+    head: Annotated[int | None, typer.Option(help="This head alone, counted from 0.")] = None,
     position: Annotated[
         int | None, typer.Option(help="For heads that answer per token: whose answer; by default that of [MASK].")
     ] = None,
@@ -80,15 +82,20 @@ def explain(
 
     Prints the tokens with the largest signed scores, and writes scores.png, rollout-flow.png, heads.png and index.html,
     a page of its own with all of them. Positive scores speak for the target, negative ones against it; attention,
-    rollout, flow and values have no sign and say how much, not what for.
+    rollout, flow and values have no sign and say how much, not what for. Patches are counted from row 0, column 0. A
+    text that begins with a dash goes behind --.
 
     \b
+    hf-bidir explain runs/digits-tanhmax runs/digits-tanhmax/digit.png       (after make demo)
     hf-bidir explain runs/sst2-tanhmax "not a good film, but the acting is a delight"
     hf-bidir explain runs/sst2-tanhmax "a dull film" --target negative --method erasure
     hf-bidir explain google/vit-base-patch16-224 cat.png --layer 11 --head 3
     """
+    from transformers.utils import logging
+
     from hf_bidir.explain.report import explain_checkpoint, write_explanation  # slow to import, so not for --help
 
+    logging.disable_progress_bar()  # of loading the weights
     chosen = {"target": target, "position": position, "layer": layer, "head": head}
     with one_line_errors():
         explanation = explain_checkpoint(checkpoint, text_or_image, method=method, **chosen)

@@ -1,6 +1,6 @@
 """What rollout and flow start from: one stack of coefficients per layer, checked, and its heads made one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -15,6 +15,10 @@ def check_attentions(attentions: Sequence[Tensor], keep: Tensor | None) -> Tenso
     Returns:
         The keep-mask as a boolean `[batch, length]` on the coefficients' device; without one, True everywhere.
     """
+    if isinstance(attentions, Mapping):
+        raise ValueError(
+            f"expected the coefficients of every layer, got {type(attentions).__name__}; give .attentions of it."
+        )
     missing = attentions is None or len(attentions) == 0 or any(layer is None for layer in attentions)
     if missing:
         raise ValueError(

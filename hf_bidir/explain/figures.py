@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure, SubFigure
 from torch import Tensor
 
-from hf_bidir.explain.colors import COLORS, as_array, color_of, limit_of, signed, signed_colorbar, text_color_on
+from hf_bidir.explain.colors import COLORS, Scale, as_array, text_color_on
 
 LABELLED = 8  # words of each polarity whose names are written into a scatter
 CAPTION_DENSITY = 15  # characters per inch, at the size of a caption
@@ -28,8 +28,8 @@ def image_heatmap(
 ) -> Figure | SubFigure:
     """Draw each image in grey with its signed patch scores on top: red for +, blue for −, clear for 0.
 
-    All panels share one colour scale, symmetrical around 0. Strong patches also carry a + or − sign, so
-    the figure still reads when printed in grey.
+    All panels share one colour scale, symmetrical around 0, or from 0 on where nothing is negative. Strong patches
+    also carry a + or − sign, so the figure still reads when printed in grey. Rows and columns are numbered from 0.
 
     Args:
         images: `[batch, height, width]` or `[batch, channels, height, width]`.
@@ -54,24 +54,28 @@ def image_heatmap(
         side = 1.6 if len(images) > 3 else 2.8  # inches
         figure = Figure(figsize=(side * len(images) + 1.2, side + 0.7), layout="constrained")
     panels = figure.subplots(1, len(images), squeeze=False)[0]
-    limit, both_signs = limit_of(scores), scores.min() < 0 < scores.max()
+    scale = Scale.of(scores)
     for panel, image, grid, title in zip(panels, images, scores, titles, strict=True):
-        _draw_panel(panel, image, grid, limit, MARKED_SHARE * limit if both_signs else np.inf)
+        _draw_panel(panel, image, grid, scale)
         panel.set_title(title, fontsize=9)
-    signed_colorbar(figure, limit, unit, ax=panels, shrink=0.9)
+    scale.bar(figure, unit, ax=panels, shrink=0.9)
     return _finish(figure, caption, path)
 
 
-def _draw_panel(panel, image: np.ndarray, grid: np.ndarray, limit: float, marked_from: float) -> None:
+def _draw_panel(panel, image: np.ndarray, grid: np.ndarray, scale: Scale) -> None:
     height, width = image.shape
     extent = (-0.5, width - 0.5, height - 0.5, -0.5)
-    panel.set(xticks=[], yticks=[])
     panel.spines[:].set_color("lightgrey")
     panel.imshow(image, cmap="gray")
-    overlay = panel.imshow(grid, cmap=COLORS, vmin=-limit, vmax=limit, extent=extent)
-    overlay.set_alpha(0.85 * np.sqrt(np.abs(grid) / limit))  # 0 shows the image, not the map's white centre
+    overlay = panel.imshow(grid, cmap=COLORS, vmin=-scale.limit, vmax=scale.limit, extent=extent)
+    overlay.set_alpha(0.85 * np.sqrt(np.abs(grid) / scale.limit))  # 0 shows the image, not the map's white centre
     rows, columns = grid.shape
-    for row, column in np.argwhere(np.abs(grid) >= marked_from):
+    panel.set_xticks((np.arange(columns) + 0.5) * width / columns - 0.5, range(columns), fontsize=5)
+    panel.set_yticks((np.arange(rows) + 0.5) * height / rows - 0.5, range(rows), fontsize=5)
+    panel.tick_params(length=0)
+    if not scale.has_signs:
+        return
+    for row, column in np.argwhere(np.abs(grid) >= MARKED_SHARE * scale.limit):
         x, y = (column + 0.5) * width / columns - 0.5, (row + 0.5) * height / rows - 0.5
         sign = "+" if grid[row, column] > 0 else "−"
         disc = {"boxstyle": "circle,pad=0.05", "facecolor": "white", "alpha": 0.6, "linewidth": 0}
@@ -122,14 +126,14 @@ def layer_head_grid(
         raise ValueError(f"expected finite values [layers, heads], got {values.shape}")
     layers, heads = values.shape
     figure = Figure(figsize=(0.48 * heads + 2.2, 0.36 * layers + 1.2), layout="constrained")
-    panel, limit = figure.subplots(), limit_of(values)
-    panel.imshow(values, cmap=COLORS, vmin=-limit, vmax=limit, origin="lower", aspect="auto")
+    panel, scale = figure.subplots(), Scale.of(values)
+    panel.imshow(values, cmap=COLORS, vmin=-scale.limit, vmax=scale.limit, origin="lower", aspect="auto")
     panel.set(xlabel="head", ylabel="layer", xticks=range(heads), yticks=range(layers))
     for (layer, head), value in np.ndenumerate(values):
-        if abs(value) >= 0.05 * limit:
-            color = text_color_on(color_of(value, limit))
-            panel.text(head, layer, signed(value), ha="center", va="center", fontsize=6, color=color)
-    signed_colorbar(figure, limit, unit, ax=panel)
+        if abs(value) >= 0.05 * scale.limit:
+            color = text_color_on(scale.color(value))
+            panel.text(head, layer, scale.number(value), ha="center", va="center", fontsize=6, color=color)
+    scale.bar(figure, unit, ax=panel)
     return _finish(figure, caption, path)
 
 

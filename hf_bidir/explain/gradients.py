@@ -1,6 +1,8 @@
 """Gradients with respect to the input, by captum, to compare attention with."""
 
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from captum.attr import InputXGradient, IntegratedGradients
@@ -9,6 +11,8 @@ from transformers import PreTrainedModel
 
 from hf_bidir.explain.readout import Readout, Target, choose_readout
 from hf_bidir.explain.running import in_evaluation, patch_size, prepared_inputs
+
+TOLERATED, SMALL = 0.1, 0.1  # what integrated gradients may miss, relative to a change of y of at least this
 
 
 def gradient_times_input(
@@ -25,7 +29,10 @@ def gradient_times_input(
     Returns:
         `[batch, length]`, with zeros for padding and for what stands before an image's patches.
     """
-    return _attribute(model, inputs, target, position, InputXGradient, use_baseline=False)
+    with torch.inference_mode(False), in_evaluation(model):
+        task = _Task.of(model, inputs, target, position)
+        start = task.start.clone().requires_grad_()
+        return task.by_token(InputXGradient(task.score).attribute(start, additional_forward_args=task.rows))
 
 
 def integrated_gradients(
@@ -44,49 +51,72 @@ def integrated_gradients(
     Arguments, result and errors as in `gradient_times_input`.
 
     Args:
-        steps: points on the way; each is one forward and backward pass.
+        steps: points on the way; each is one forward and backward pass. Warns where they are too few: where the scores
+            of an example miss the change of `y` by over a tenth.
     """
-    return _attribute(
-        model, inputs, target, position, IntegratedGradients, use_baseline=True, n_steps=steps, internal_batch_size=64
-    )
-
-
-def _attribute(model, inputs, target, position, method, *, use_baseline: bool, **options) -> Tensor:
-    with torch.inference_mode(False):
-        inputs = prepared_inputs(model, inputs)
-    images = "pixel_values" in inputs
     with torch.inference_mode(False), in_evaluation(model):
+        task = _Task.of(model, inputs, target, position)
+        scores = IntegratedGradients(task.score).attribute(
+            task.start.clone().requires_grad_(),
+            baselines=task.baseline,
+            additional_forward_args=task.rows,
+            n_steps=steps,
+            internal_batch_size=64,
+        )
         with torch.no_grad():
-            outputs = model(**inputs, output_hidden_states=True, return_dict=True)
-            start = inputs["pixel_values"] if images else model.get_input_embeddings()(inputs["input_ids"])
+            change = task.score(task.start, task.rows) - task.score(task.baseline, task.rows)
+    missed = (scores.flatten(1).sum(1) - change).abs() / change.abs().clamp_min(SMALL)
+    if missed.max() > TOLERATED:
+        warnings.warn(
+            f"integrated gradients with {steps} steps miss the change of y by {missed.max():.0%}; give more steps.",
+            stacklevel=2,
+        )
+    return task.by_token(scores)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A model's `y` as a function of the tensor that gradients are taken of, as captum wants it."""
+
+    model: PreTrainedModel
+    start: Tensor  # word embeddings [batch, length, hidden], or pixels
+    rest: dict[str, Tensor]
+    readout: Readout
+    length: int  # of the model's sequence, in tokens
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, model, inputs, target, position) -> "_Task":
+        inputs = prepared_inputs(model, inputs)
+        outputs = model(**inputs, output_hidden_states=True, return_dict=True)
         readout = choose_readout(model, outputs, target, position)
-        rest = {key: value for key, value in inputs.items() if key not in ("input_ids", "pixel_values")}
-        if use_baseline:
-            options["baselines"] = torch.zeros_like(start) if images else _padding_embedding(model).expand_as(start)
-        forward = _scorer(model, "pixel_values" if images else "inputs_embeds", list(rest))
-        extra = (
-            readout.weights,
-            readout.positions,
-            *rest.values(),
-        )  # captum repeats tensors with the rows they go with
-        start = start.clone().requires_grad_()
-        scores = method(forward).attribute(start, additional_forward_args=extra, **options).detach()
-    if not images:
-        return scores.sum(-1)
-    height, width = patch_size(model)
-    by_patch = scores.unfold(2, height, height).unfold(3, width, width).sum((1, 4, 5)).flatten(1)
-    return torch.nn.functional.pad(by_patch, (outputs.hidden_states[-1].shape[1] - by_patch.shape[1], 0))
+        rest = {name: value for name, value in inputs.items() if name not in ("input_ids", "pixel_values")}
+        start = inputs.get("pixel_values")
+        start = model.get_input_embeddings()(inputs["input_ids"]) if start is None else start
+        return cls(model, start, rest, readout, outputs.hidden_states[-1].shape[1])
 
+    @property
+    def rows(self) -> Tensor:
+        """The number of each example; captum repeats it together with the example."""
+        return torch.arange(len(self.start), device=self.start.device)
 
-def _scorer(model: PreTrainedModel, name: str, rest: list[str]) -> Callable[..., Tensor]:
-    """`y` `[rows]` of the model as a function of its input alone, as captum wants it."""
+    @property
+    def baseline(self) -> Tensor:
+        if self.start.dim() == 4:
+            return torch.zeros_like(self.start)
+        padding = self.model.get_input_embeddings().weight[self.model.config.pad_token_id or 0]
+        return padding.detach().expand_as(self.start)
 
-    def score(start: Tensor, weights: Tensor, positions: Tensor | None, *values: Tensor) -> Tensor:
-        outputs = model(**{name: start}, **dict(zip(rest, values, strict=True)), return_dict=True)
-        return Readout(weights, positions)(outputs)
+    def score(self, start: Tensor, rows: Tensor) -> Tensor:
+        name = "pixel_values" if start.dim() == 4 else "inputs_embeds"
+        rest = {key: value[rows] for key, value in self.rest.items()}
+        return self.readout.of(rows)(self.model(**{name: start}, **rest, return_dict=True))
 
-    return score
-
-
-def _padding_embedding(model: PreTrainedModel) -> Tensor:
-    return model.get_input_embeddings().weight[model.config.pad_token_id or 0].detach()
+    def by_token(self, scores: Tensor) -> Tensor:
+        """Scores like `start`, summed to `[batch, length]`."""
+        scores = scores.detach()
+        if scores.dim() == 3:
+            return scores.sum(-1)
+        height, width = patch_size(self.model)
+        by_patch = scores.unfold(2, height, height).unfold(3, width, width).sum((1, 4, 5)).flatten(1)
+        return torch.nn.functional.pad(by_patch, (self.length - by_patch.shape[1], 0))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -38,10 +39,21 @@ class Method:
     what: str
     unit: str
     scores: Callable[[Request], Tensor]
-    layers: bool = True  # can be asked for one layer and one head
+    layers: Literal["all", "last", "up to the last", None] = None  # by default; None: it cannot be asked for one
     signed: bool = True
     additive: bool = True  # the pieces of a word add up to what the word has
     oriented: bool = False  # at λ = 1 it means something only after `orient_heads`
+
+    def caption(self, layer: int | None = None, head: int | None = None) -> str:
+        """What it is, and of which layers and heads."""
+        if self.layers is None:
+            return self.what
+        where = {
+            "all": "all layers" if layer is None else f"layer {layer}",
+            "last": "last layer" if layer is None else f"layer {layer}",
+            "up to the last": "through all layers" if layer is None else f"through layers 0 to {layer}",
+        }[self.layers]
+        return f"{self.what}; {where}, {'all heads' if head is None else f'head {head}'}"
 
 
 def token_scores(
@@ -66,19 +78,20 @@ def token_scores(
     Raises:
         ValueError: an unknown method, layer or head, or one of these where the method has none.
     """
-    check_method(method)
+    check_method(method, layer, head)
     check_layer_and_head(model, layer, head)
     check_position(model, position)
-    if not METHODS[method].layers and (layer is not None or head is not None):
-        raise ValueError(f"{method} looks at the whole model; leave layer and head out, or choose another method.")
     return METHODS[method].scores(Request(model, prepared_inputs(model, inputs), target, position, layer, head))
 
 
-def check_method(method: str) -> None:
+def check_method(method: str, layer: int | None = None, head: int | None = None) -> None:
+    """Raise ValueError for an unknown method, or one that cannot be asked for a layer or a head."""
     if method not in METHODS:
         raise ValueError(
             f"unknown method {method!r}; choose one of {', '.join(METHODS)}.{did_you_mean(method, list(METHODS))}"
         )
+    if METHODS[method].layers is None and (layer is not None or head is not None):
+        raise ValueError(f"{method} looks at the whole model; leave layer and head out, or choose another method.")
 
 
 def check_layer_and_head(model: PreTrainedModel, layer: int | None, head: int | None) -> None:
@@ -145,41 +158,53 @@ def _whole(function: Callable[..., Tensor], request: Request) -> Tensor:
 
 
 METHODS: dict[str, Method] = {
-    "contributions": Method(
-        "contribution a · ∂y/∂a, summed over layers, heads and queries", "a · ∂y/∂a", _contributions
-    ),
+    "contributions": Method("contribution a · ∂y/∂a, summed over queries", "a · ∂y/∂a", _contributions, layers="all"),
     "erasure": Method(
-        "fall of y when nobody attends to the token, other coefficients renormalised",
-        "Δy",
-        partial(_whole, erasure),
-        layers=False,
+        "fall of y when nobody attends to the token, other coefficients renormalised", "Δy", partial(_whole, erasure)
     ),
     "erasure-mask": Method(
-        "fall of y when the token is masked like padding",
-        "Δy",
-        partial(_whole, partial(erasure, how="mask")),
-        layers=False,
+        "fall of y when the token is masked like padding", "Δy", partial(_whole, partial(erasure, how="mask"))
     ),
     "erasure-token": Method(
-        "fall of y when the token is taken from the input",
-        "Δy",
-        partial(_whole, partial(erasure, how="token")),
-        layers=False,
+        "fall of y when the token is taken from the input", "Δy", partial(_whole, partial(erasure, how="token"))
     ),
-    "gradient": Method("input times gradient", "x · ∂y/∂x", partial(_whole, gradient_times_input), layers=False),
+    "gradient": Method("input times gradient", "x · ∂y/∂x", partial(_whole, gradient_times_input)),
     "integrated-gradients": Method(
-        "integrated gradients from padding, or a grey image",
-        "part of y",
-        partial(_whole, integrated_gradients),
-        layers=False,
+        "integrated gradients from padding, or an image of zeros", "part of y", partial(_whole, integrated_gradients)
     ),
-    "signed-attention": Method("coefficients a, mean over heads", "a", partial(_attention, signed=True), oriented=True),
-    "signed-rollout": Method("signed rollout", "rollout", partial(_rollout, signed=True), oriented=True),
-    "signed-flow": Method("signed maximum flow", "flow", partial(_flow, signed=True), additive=False, oriented=True),
+    "signed-attention": Method(
+        "coefficients a of the first token", "a", partial(_attention, signed=True), layers="last", oriented=True
+    ),
+    "signed-rollout": Method(
+        "signed rollout", "rollout", partial(_rollout, signed=True), layers="up to the last", oriented=True
+    ),
+    "signed-flow": Method(
+        "signed maximum flow",
+        "flow",
+        partial(_flow, signed=True),
+        layers="up to the last",
+        oriented=True,
+        additive=False,
+    ),
     "attention": Method(
-        "size of the coefficients |a|, mean over heads", "|a|", partial(_attention, signed=False), signed=False
+        "size |a| of the coefficients of the first token",
+        "|a|",
+        partial(_attention, signed=False),
+        layers="last",
+        signed=False,
     ),
-    "rollout": Method("rollout of |a|", "rollout", partial(_rollout, signed=False), signed=False),
-    "flow": Method("maximum flow through |a|", "flow", partial(_flow, signed=False), signed=False, additive=False),
-    "values": Method("size of the weighted values ‖a v W_o‖, summed over heads", "‖a v W_o‖", _values, signed=False),
+    "rollout": Method(
+        "rollout of |a|", "rollout", partial(_rollout, signed=False), layers="up to the last", signed=False
+    ),
+    "flow": Method(
+        "maximum flow through |a|",
+        "flow",
+        partial(_flow, signed=False),
+        layers="up to the last",
+        signed=False,
+        additive=False,
+    ),
+    "values": Method(
+        "size of the weighted values ‖a v W_o‖ of the first token", "‖a v W_o‖", _values, layers="last", signed=False
+    ),
 }

@@ -10,11 +10,12 @@ from transformers import PreTrainedModel
 
 from hf_bidir.explain.contributions import coefficients_and_gradients
 from hf_bidir.explain.readout import Target
+from hf_bidir.explain.running import check_bidir
 from hf_bidir.modeling.activations import get_attn_activation
 from hf_bidir.modeling.configuration_bidir import head_negative_masses
 from hf_bidir.projections import projections
 
-CONSISTENT = 0.6  # a head whose values speak for the target on less of its attention than this has no sign of its own
+CONSISTENT = 0.6  # a head with a smaller share of one sign has none of its own
 
 
 def orient_heads(
@@ -39,9 +40,9 @@ def orient_heads(
         progress: show a progress bar.
 
     Returns:
-        `[layers, heads]`: the share of a head's attention `|a|` on which `u` has the sign that the head was oriented
-        by, in [0, 1]; 1 means that every coefficient's sign can be read, 0.5 that there is no consistent sign. NaN
-        for a head that does not reach the target. Warns with the heads below 0.6.
+        `[layers, heads]`: the share of one sign, in [0.5, 1]: of all that a head's coefficients move the target by,
+        `Σ |a_ij u_ij|`, the part where `u` has the sign that the head was oriented by. At 1 every coefficient's sign
+        can be read, at 0.5 none. NaN for a head that does not reach the target. Warns with the heads below 0.6.
 
     Raises:
         ValueError: the signs are not free (`λ < 1`, softmax), or there is no batch.
@@ -53,11 +54,9 @@ def orient_heads(
     ]
     if not sums:
         raise ValueError("expected at least one batch to orient the heads by; there was none.")
-    pull, agreeing, attending = torch.stack(sums).sum(0)
-    flipped = pull < 0
-    _flip(model, flipped)
-    share = agreeing / attending
-    share = torch.where(flipped, 1 - share, share).float()
+    pull, total = torch.stack(sums).sum(0)
+    _flip(model, pull < 0)
+    share = (0.5 + 0.5 * pull.abs() / total).float()
     _warn_of_mixed_heads(share)
     return share
 
@@ -87,13 +86,12 @@ def _flip(model: PreTrainedModel, flipped: Tensor) -> None:
 
 
 def _support(model, batch, target, position) -> Tensor:
-    """`[3, layers, heads]`: the sums of `|a| u`, of `|a|` where u is positive, and of `|a|` where it is not 0."""
+    """`[2, layers, heads]`: the sums of `|a| u` and of `|a u|`."""
     coefficients, gradients = coefficients_and_gradients(model, batch, target, position)
     sums = []
     for coefficient, support in zip(coefficients, gradients, strict=True):  # u is 0 where a query is padding
-        size = coefficient.abs()
-        weighted = (size * support, size * (support > 0), size * (support != 0))
-        sums.append(torch.stack([values.sum((0, 2, 3), dtype=torch.float64) for values in weighted]))
+        pull = (coefficient.abs() * support).double()
+        sums.append(torch.stack([pull.sum((0, 2, 3)), pull.abs().sum((0, 2, 3))]))
     return torch.stack(sums, 1)
 
 
@@ -109,6 +107,7 @@ def signs_are_free(model: PreTrainedModel) -> bool:
 
 
 def _check_free_signs(model: PreTrainedModel) -> None:
+    check_bidir(model)
     config = model.config
     if not signs_are_free(model):
         raise ValueError(

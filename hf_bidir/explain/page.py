@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from hf_bidir.explain.colors import COLORS, color_of, limit_of, signed, text_color_on
+from hf_bidir.explain.colors import Scale, text_color_on
 from hf_bidir.finetune.files import replacing
 
 
@@ -25,14 +25,23 @@ class TextBlock:
     unit: str
 
     @property
-    def limit(self) -> float:
-        return limit_of(self.scores)
+    def scale(self) -> Scale:
+        return Scale.of(self.scores)
+
+    @property
+    def ends(self) -> list[str]:
+        return [self.scale.number(end) for end in self.scale.ends]
+
+    @property
+    def gradient(self) -> str:
+        return ", ".join(map(to_hex, self.scale.steps(9)))
 
     @property
     def words(self) -> list[dict[str, str]]:
-        colors = [color_of(score, self.limit) for score in self.scores]
+        scale = self.scale
+        colors = [scale.color(score) for score in self.scores]
         return [
-            {"text": token, "score": signed(score), "background": to_hex(color), "color": text_color_on(color)}
+            {"text": token, "score": scale.number(score), "background": to_hex(color), "color": text_color_on(color)}
             for token, score, color in zip(self.tokens, self.scores, colors, strict=True)
         ]
 
@@ -55,8 +64,6 @@ def html_page(
         blocks=blocks,
         figures={name: _png(figure) for name, figure in (figures or {}).items()},
         caption=caption,
-        gradient=", ".join(to_hex(COLORS(step)) for step in np.linspace(0, 1, 9)),
-        signed=signed,
     )
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from hf_bidir.convert import signed_encoder
 from hf_bidir.explain.checkpoint import Example, load_checkpoint, read_image, read_text
-from hf_bidir.explain.colors import signed
+from hf_bidir.explain.colors import shortened, signed
 from hf_bidir.explain.contributions import contributions
 from hf_bidir.explain.figures import image_heatmap, layer_head_grid
 from hf_bidir.explain.methods import METHODS, check_method, token_scores
@@ -21,6 +21,8 @@ from hf_bidir.explain.text_heatmap import text_blocks, text_heatmap
 from hf_bidir.finetune.files import replacing
 
 MANY_ANSWERS = ("ForQuestionAnswering", "ForMultipleChoice")
+SATURATED = 0.1  # of y, as a sum of the sizes of all contributions
+LONGEST_NAME = 255  # of a file; a longer text is not looked for on the disk
 FLOW_LIMIT = 256  # tokens; all flows of a longer example take minutes
 
 
@@ -32,17 +34,23 @@ class Explanation:
     explained: str
     notes: list[str]
     method: str
+    layer: int | None
+    head: int | None
     scores: Tensor  # [tokens]
     heads: Tensor  # [layers, heads]: contributions, summed over all tokens
     traced: dict[str, Tensor]  # rollout and flow, [tokens] each
 
+    def caption(self, method: str) -> str:
+        return METHODS[method].caption(self.layer, self.head)
+
     def summary(self, top: int = 10) -> str:
         """What is explained, then the tokens with the largest scores, special ones too."""
         order = self.scores.abs().argsort(descending=True)[:top].tolist()
-        method = METHODS[self.method]
-        numbers = [signed(score) if method.signed else f"{score:.2g}" for score in self.scores[order].tolist()]
-        rows = [f"{number:>10}  {self.example.tokens[index]}" for number, index in zip(numbers, order, strict=True)]
-        return "\n".join([*self.notes, self.explained, f"{method.what}; largest first:", *rows])
+        scores = self.scores[order].tolist()
+        numbers = [signed(score) if METHODS[self.method].signed else f"{score:.2g}" for score in scores]
+        tokens = [shortened(self.example.tokens[index]) for index in order]
+        rows = [f"{number:>10}  {token}" for number, token in zip(numbers, tokens, strict=True)]
+        return "\n".join([*self.notes, self.explained, f"{self.caption(self.method)}. Largest first:", *rows])
 
 
 def explain_checkpoint(
@@ -64,86 +72,106 @@ def explain_checkpoint(
         target: a class by name or number; for masked language models, a word of the vocabulary.
 
     Raises:
-        FileNotFoundError, ValueError: as in `load_checkpoint`, `read_text`, `read_image` and `token_scores`.
+        FileNotFoundError, ValueError: as in `load_checkpoint`, `read_text`, `read_image` and `token_scores`; or a text
+            model was given a file.
     """
-    check_method(method)
+    check_method(method, layer, head)
     model, processor = load_checkpoint(source)
-    if hasattr(model.config, "patch_size"):
-        example = read_image(model, processor, text_or_image)
-    else:
-        example = read_text(processor, text_or_image, model.config.max_position_embeddings)
+    example = _read(model, processor, text_or_image)
     notes = _notes(model, example, method)
     if type(model).__name__.endswith(MANY_ANSWERS):
         notes.append(f"{type(model).__name__} has no single answer to explain; its encoder is explained instead.")
         model = signed_encoder(model)
     target, position = _token_level(model, processor, example, target, position)
     chosen = {"target": target, "position": position}
-    scores = token_scores(model, example.inputs, method, layer=layer, head=head, **chosen)
-    per_head = contributions(model, example.inputs, **chosen)
-    names = ("rollout", "flow") if scores.shape[-1] <= FLOW_LIMIT else ("rollout",)
-    traced = {
-        name: scores
-        if name == method
-        else token_scores(model, example.inputs, name, layer=layer, head=head, position=position)
-        for name in names
-    }
+
+    def scores_by(name: str) -> Tensor:
+        found = token_scores(model, example.inputs, name, layer=layer, head=head, **chosen)
+        return example.by_token(found[0], METHODS[name].additive)
+
+    names = {method, "rollout", *(["flow"] if len(example.token_of_piece) <= FLOW_LIMIT else [])}
+    scores = {name: scores_by(name) for name in sorted(names)}
+    heads = contributions(model, example.inputs, **chosen)[0].sum(-1)
+    explained, value = _explained(model, processor, example, **chosen)
+    everything = method == "contributions" and layer is None and head is None
+    if everything and scores[method].abs().sum() < SATURATED * abs(value):
+        notes.append("The contributions are small next to y, which is saturated; --method erasure may show more.")
     return Explanation(
         example=example,
-        explained=_explained(model, processor, example, **chosen),
+        explained=explained,
         notes=notes,
         method=method,
-        scores=example.by_token(scores[0], METHODS[method].additive),
-        heads=per_head[0].sum(-1),
-        traced={name: example.by_token(values[0], METHODS[name].additive) for name, values in traced.items()},
+        layer=layer,
+        head=head,
+        scores=scores[method],
+        heads=heads,
+        traced={name: scores[name] for name in ("rollout", "flow") if name in scores},
     )
+
+
+def _read(model: PreTrainedModel, processor, text_or_image: str) -> Example:
+    if hasattr(model.config, "patch_size"):
+        return read_image(model, processor, text_or_image)
+    if len(text_or_image) < LONGEST_NAME and Path(text_or_image).is_file():
+        raise ValueError(
+            f"{text_or_image} is a file, and {type(model).__name__} takes the text itself, between quotation marks."
+        )
+    return read_text(processor, text_or_image, model.config.max_position_embeddings)
 
 
 def write_explanation(explanation: Explanation, folder: str | Path) -> list[Path]:
     """Write scores.png, rollout-flow.png, heads.png and index.html, a page with all of them, into `folder`."""
     folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder} is a file; name a folder for the figures (--output).")
     folder.mkdir(parents=True, exist_ok=True)
-    method, example = METHODS[explanation.method], explanation.example
-    traced = explanation.traced
-    drawn = {
-        "scores": (method.what, _draw(example, {explanation.method: explanation.scores}, method.unit, method.what)),
-        "rollout-flow": (
-            " and ".join(traced).capitalize(),
-            _draw(example, traced, "share", "where the last layer's state comes from, by size, signs ignored"),
-        ),
+    figures = {
+        "scores": (explanation.caption(explanation.method), _draw(explanation, [explanation.method])),
+        "rollout-flow": (" and ".join(explanation.traced).capitalize(), _draw(explanation, list(explanation.traced))),
         "heads": (
             "Contribution of each layer and head",
-            layer_head_grid(explanation.heads, unit="a · ∂y/∂a", caption="sum over all tokens"),
+            layer_head_grid(
+                explanation.heads, unit="a · ∂y/∂a", caption=f"sum over all tokens. {explanation.explained}"
+            ),
         ),
     }
-    written = []
-    for name, (_, figure) in drawn.items():
-        with replacing(folder / f"{name}.png") as temporary:
+    written = [folder / f"{name}.png" for name in figures]
+    for file, (_, figure) in zip(written, figures.values(), strict=True):
+        with replacing(file) as temporary:
             figure.savefig(temporary, dpi=120)
-        written.append(folder / f"{name}.png")
-    blocks = []
-    if example.grid is None:  # the page has the text itself in place of its picture
-        blocks = text_blocks(example.tokens, {method.what: explanation.scores}, method.unit)
-        del drawn["scores"]
-    page = html_page(
-        explanation.explained, blocks=blocks, figures=dict(drawn.values()), caption=" ".join(explanation.notes)
-    )
-    write_page(folder / "index.html", page)
+    write_page(folder / "index.html", _page(explanation, figures))
     return [*written, folder / "index.html"]
 
 
-def _draw(example: Example, named: dict[str, Tensor], unit: str, caption: str) -> Figure:
-    """The text once per row of scores, or the image; without the special tokens, which would outshine the others."""
+def _page(explanation: Explanation, figures: dict[str, tuple[str, Figure]]) -> str:
+    example, unit, blocks = explanation.example, METHODS[explanation.method].unit, []
+    if example.grid is None:  # the page has the text itself in place of its picture
+        blocks = text_blocks(example.tokens, {explanation.caption(explanation.method): explanation.scores}, unit)
+        figures = {name: figure for name, figure in figures.items() if name != "scores"}
+    caption = " ".join(explanation.notes)
+    return html_page(explanation.explained, blocks=blocks, figures=dict(figures.values()), caption=caption)
+
+
+def _draw(explanation: Explanation, methods: list[str]) -> Figure:
+    """The text once per method, or the image; without the special tokens, which would outshine the others."""
+    example = explanation.example
+    known = {explanation.method: explanation.scores} | explanation.traced
     shown = ~torch.tensor(example.special)
-    hidden = [token for token, special in zip(example.tokens, example.special, strict=True) if special]
-    caption = f"{caption}; not drawn: {', '.join(dict.fromkeys(hidden))}"
+    scores = {name: known[name][shown] for name in methods}
+    hidden = dict.fromkeys(token for token, special in zip(example.tokens, example.special, strict=True) if special)
+    captions = "; ".join(explanation.caption(name) for name in methods)
+    caption = f"{captions}. Not drawn: {', '.join(hidden)}. {explanation.explained}"
+    units = {name: METHODS[name].unit for name in methods}
     if example.grid is None:
         words = [token for token, special in zip(example.tokens, example.special, strict=True) if not special]
-        return text_heatmap(words, {name: scores[shown] for name, scores in named.items()}, unit=unit, caption=caption)
-    grids = torch.stack([scores[shown].unflatten(0, example.grid) for scores in named.values()])
-    if len(named) > 1:  # several kinds of numbers on one scale
+        return text_heatmap(words, scores, unit=units, caption=caption)
+    grids = torch.stack([values.unflatten(0, example.grid) for values in scores.values()])
+    unit = next(iter(units.values()))
+    if len(methods) > 1:  # different kinds of numbers on one scale
         grids, unit = grids / grids.abs().amax((1, 2), keepdim=True).clamp_min(1e-12), "share of the largest"
+    grids = torch.cat([torch.zeros_like(grids[:1]), grids])  # a panel that shows the image alone
     images = example.inputs["pixel_values"].expand(len(grids), -1, -1, -1)
-    return image_heatmap(images, grids, titles=list(named), unit=unit, caption=caption)
+    return image_heatmap(images, grids, titles=["image", *methods], unit=unit, caption=caption)
 
 
 def _token_level(model, processor, example: Example, target, position) -> tuple[str | int | None, int | None]:
@@ -164,20 +192,24 @@ def _token_level(model, processor, example: Example, target, position) -> tuple[
 
 
 @torch.inference_mode()
-def _explained(model: PreTrainedModel, processor, example: Example, target, position) -> str:
-    """What the model answers, and which number of it is explained."""
+def _explained(model: PreTrainedModel, processor, example: Example, target, position) -> tuple[str, float]:
+    """What the model answers and which number of it is explained, in words; and that number."""
     outputs = model(**example.inputs, return_dict=True)
     readout = choose_readout(model, outputs, target, position)
+    value = readout(outputs).item()
     if "logits" not in outputs:
-        return f"{type(model).__name__} has no head: explained is its state of token {position or 0}, along itself."
+        return f"{type(model).__name__} has no head: y is its state of token {position or 0}, along itself.", value
     logits = outputs.logits[0] if position is None else outputs.logits[0, position]
-    explained, answer = readout.weights[0].argmax().item(), logits.argmax().item()
-    name, value = _name_of(model, processor), signed(readout(outputs).item())
     if len(logits) == 1:
-        return f"Answer, and what is explained: {value}."
+        return f"Answer, and what is explained: y = {signed(value)}.", value
+    explained, answer = readout.weights[0].argmax().item(), logits.argmax().item()
     several = getattr(model.config, "problem_type", None) == "multi_label_classification"
-    probabilities = logits.float().sigmoid() if several else logits.float().softmax(-1)
-    return f"Answer: {name(answer)} ({probabilities[answer]:.1%}). Explained: the logit of {name(explained)}, {value}."
+    probability = (logits.float().sigmoid() if several else logits.float().softmax(-1))[answer]
+    name = _name_of(model, processor)
+    words = (
+        f"Answer: {name(answer)} ({probability:.1%}). Explained: y, the logit of {name(explained)}, {signed(value)}."
+    )
+    return words, value
 
 
 def _name_of(model: PreTrainedModel, processor):

@@ -11,16 +11,25 @@ from transformers.utils import ModelOutput
 from hf_bidir.modeling.modeling_bidir import edited_coefficients
 
 
+def check_bidir(model: PreTrainedModel) -> None:
+    if not hasattr(model, "signed_attention"):
+        raise ValueError(
+            f"expected a bidir model, got {type(model).__name__}; hf_bidir.explain.load_checkpoint(name) reads a "
+            "softmax checkpoint as one, at λ = 0, with the same outputs."
+        )
+
+
 def prepared_inputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inputs without labels, on the model's device.
 
     Raises:
         ValueError: the model is not a bidir model, or there is no token or image, or more tokens than positions.
     """
-    if not hasattr(model, "signed_attention"):
+    check_bidir(model)
+    if not isinstance(inputs, Mapping):
         raise ValueError(
-            f"expected a bidir model, got {type(model).__name__}; hf_bidir.explain.load_checkpoint(name) reads a "
-            "softmax checkpoint as one, at λ = 0, with the same outputs."
+            f"expected a batch as a mapping, such as what a tokenizer returns, got {type(inputs).__name__}; a "
+            "dataloader yields such batches, one after the other."
         )
     inputs = {name: value for name, value in inputs.items() if name != "labels" and value is not None}
     wrong = {name: type(value).__name__ for name, value in inputs.items() if not isinstance(value, Tensor)}

@@ -1,5 +1,6 @@
 """Signed scores drawn behind the words they belong to, as a figure or as a web page."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,15 +11,15 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from hf_bidir.explain.colors import as_array, color_of, limit_of, signed, signed_colorbar, text_color_on
+from hf_bidir.explain.colors import Scale, as_array, shortened, text_color_on
 from hf_bidir.explain.page import TextBlock, html_page, write_page
 
 Scores = Tensor | np.ndarray | Sequence[float]
 
 WIDTH = 9.0  # inches, as all of these
-HEADING, LINE, SCALE, CAPTION, MARGIN = 0.35, 0.42, 0.7, 0.25, 0.2
+HEADING, LINE, SCALE, CAPTION, MARGIN = 0.35, 0.42, 0.7, 0.2, 0.2
+CAPTION_WIDTH = 130  # letters
 FONT, NUMBER_FONT = 11, 7  # points
-NARROWEST = 0.38  # inches: a number under a short word has room
 NUMBERED_SHARE = 0.1  # a word beyond this share of the largest score gets its number printed
 
 
@@ -26,19 +27,20 @@ def text_heatmap(
     tokens: Sequence[str],
     scores: Scores | Mapping[str, Scores],
     *,
-    unit: str = "score",
+    unit: str | Mapping[str, str] = "score",
     caption: str | None = None,
     path: str | Path | None = None,
 ) -> Figure:
     """Write a text with its signed scores as colours behind the words: red for +, blue for −, white for 0.
 
-    Strong words also have their signed number below them, so the figure still reads when printed in grey.
+    Strong words also have their signed number below them, so the figure still reads when printed in grey. Words of more
+    than 40 letters are shortened. Where nothing is negative, there is no blue and there are no signs.
 
     Args:
         tokens: words or word pieces, `length` of them.
         scores: `[length]`, or several such under their names, drawn one below the other with a scale of their own.
-        unit: what a score is, written beside the colour bar.
-        caption: one line under the text.
+        unit: what a score is, written beside the colour bar; by name where the rows have different ones.
+        caption: a line under the text.
         path: where to save it. ".html" writes a page that holds everything in itself and runs nothing; any other
             ending chooses the format of the figure.
 
@@ -50,12 +52,15 @@ def text_heatmap(
     """
     named = check_scores(tokens, scores)
     figure = Figure(figsize=(WIDTH, 1))
-    places = _places(tokens, FigureCanvasAgg(figure).get_renderer())
+    tokens = [shortened(token) for token in tokens]
+    places = _places(tokens, named, FigureCanvasAgg(figure).get_renderer())
     block = HEADING + LINE * (1 + places[-1][0]) + SCALE
-    height = block * len(named) + MARGIN + CAPTION * bool(caption)
+    caption = textwrap.fill(caption, CAPTION_WIDTH) if caption else ""
+    height = block * len(named) + MARGIN + CAPTION * len(caption.splitlines())
     figure.set_size_inches(WIDTH, height)
     for index, (name, values) in enumerate(named.items()):
-        _draw_block(figure, height - block * index, block, tokens, places, name, values, unit)
+        its_unit = unit if isinstance(unit, str) else unit[name]
+        _draw_block(figure, height - block * index, block, tokens, places, name, values, its_unit)
     if caption:
         figure.text(0.5, MARGIN / 2 / height, caption, ha="center", va="bottom", fontsize=8, parse_math=False)
     if path is not None and Path(path).suffix.lower() == ".html":
@@ -65,9 +70,14 @@ def text_heatmap(
     return figure
 
 
-def text_blocks(tokens: Sequence[str], scores: Scores | Mapping[str, Scores], unit: str) -> list[TextBlock]:
+def text_blocks(
+    tokens: Sequence[str], scores: Scores | Mapping[str, Scores], unit: str | Mapping[str, str]
+) -> list[TextBlock]:
     """The same for `html_page`; arguments and errors as in `text_heatmap`."""
-    return [TextBlock(name, tokens, values, unit) for name, values in check_scores(tokens, scores).items()]
+    return [
+        TextBlock(name, tokens, values, unit if isinstance(unit, str) else unit[name])
+        for name, values in check_scores(tokens, scores).items()
+    ]
 
 
 def check_scores(tokens: Sequence[str], scores: Scores | Mapping[str, Scores]) -> dict[str, np.ndarray]:
@@ -84,12 +94,12 @@ def check_scores(tokens: Sequence[str], scores: Scores | Mapping[str, Scores]) -
     return named
 
 
-def _places(tokens: Sequence[str], renderer) -> list[tuple[int, float, float]]:
-    """Line, left edge and width of each token, the latter two in inches."""
+def _places(tokens: Sequence[str], named: Mapping[str, np.ndarray], renderer) -> list[tuple[int, float, float]]:
+    """Line, left edge and width of each token with its numbers, the latter two in inches."""
+    numbers = [[Scale.of(values).number(value) for value in values] for values in named.values()]
     places, line, left = [], 0, MARGIN
-    for token in tokens:
-        pixels = renderer.get_text_width_height_descent(token, FontProperties(size=FONT), ismath=False)[0]
-        width = max(pixels / renderer.dpi + 0.12, NARROWEST)
+    for token, *below in zip(tokens, *numbers, strict=True):
+        width = 0.12 + max(_inches(token, FONT, renderer), *(_inches(text, NUMBER_FONT, renderer) for text in below))
         if left + width > WIDTH - MARGIN and left > MARGIN:
             line, left = line + 1, MARGIN
         places.append((line, left, width))
@@ -97,14 +107,19 @@ def _places(tokens: Sequence[str], renderer) -> list[tuple[int, float, float]]:
     return places
 
 
+def _inches(text: str, size: float, renderer) -> float:
+    font = FontProperties(size=size)
+    return renderer.get_text_width_height_descent(text, font, ismath=False)[0] / renderer.dpi
+
+
 def _draw_block(figure, top: float, block: float, tokens, places, name: str, values: np.ndarray, unit: str) -> None:
     """One text with its heading and colour bar, in the `block` inches below `top`."""
     height = figure.get_size_inches()[1]
-    limit = limit_of(values)
+    scale = Scale.of(values)
     figure.text(MARGIN / WIDTH, (top - 0.25) / height, name, fontsize=10, fontweight="bold", parse_math=False)
     for token, (line, left, width), value in zip(tokens, places, values, strict=True):
         middle = top - HEADING - LINE * (line + 0.4)
-        color = color_of(value, limit)
+        color = scale.color(value)
         box = Rectangle(
             (left / WIDTH, (middle - 0.12) / height), width / WIDTH, 0.24 / height,
             transform=figure.transFigure, facecolor=color, edgecolor="lightgrey", linewidth=0.5,
@@ -113,7 +128,7 @@ def _draw_block(figure, top: float, block: float, tokens, places, name: str, val
         centred = {"ha": "center", "va": "center", "parse_math": False}
         centre = (left + width / 2) / WIDTH
         figure.text(centre, middle / height, token, fontsize=FONT, color=text_color_on(color), **centred)
-        if abs(value) >= NUMBERED_SHARE * limit:
-            figure.text(centre, (middle - 0.19) / height, signed(value), fontsize=NUMBER_FONT, **centred)
+        if abs(value) >= NUMBERED_SHARE * scale.limit:
+            figure.text(centre, (middle - 0.19) / height, scale.number(value), fontsize=NUMBER_FONT, **centred)
     bar = figure.add_axes((0.3, (top - block + 0.42) / height, 0.4, 0.1 / height))
-    signed_colorbar(figure, limit, unit, cax=bar, orientation="horizontal").ax.tick_params(labelsize=8)
+    scale.bar(figure, unit, cax=bar, orientation="horizontal").ax.tick_params(labelsize=8)

@@ -108,3 +108,9 @@ def test_a_scatter_of_unequal_lengths_is_refused():
 def test_a_long_caption_is_broken_into_lines():
     figure = layer_head_grid([[1.0]], caption="many words " * 30)
     assert max(len(line) for line in figure.get_supxlabel().split("\n")) < 60
+
+
+def test_unsigned_patches_have_a_scale_from_0_on_and_no_signs():
+    figure = image_heatmap(IMAGES[:1], np.linspace(0, 1, 16).reshape(1, 4, 4))
+    assert figure.axes[-1].get_ylim() == (0, 1)
+    assert not figure.axes[0].texts

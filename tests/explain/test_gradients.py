@@ -42,3 +42,8 @@ def test_padding_has_no_score():
     model, inputs = bert(), sentences()
     assert not gradient_times_input(model, inputs)[1, 4:].any()
     assert not integrated_gradients(model, inputs, steps=5)[1, 4:].any()
+
+
+def test_too_few_steps_are_warned_of():
+    with pytest.warns(UserWarning, match=r"with 1 steps miss the change of y by \d+%; give more steps"):
+        integrated_gradients(bert(), sentences(), steps=1)

@@ -90,5 +90,13 @@ def test_a_head_that_answers_per_token_needs_a_position_that_there_is(method, po
         token_scores(bert(head=BidirBertForMaskedLM), sentences(), method, position=position)
 
 
+def test_captions_say_which_layers_and_heads():
+    assert METHODS["contributions"].caption().endswith("all layers, all heads")
+    assert METHODS["contributions"].caption(1, 2).endswith("layer 1, head 2")
+    assert METHODS["attention"].caption(head=2).endswith("last layer, head 2")
+    assert METHODS["rollout"].caption(1).endswith("through layers 0 to 1, all heads")
+    assert "layer" not in METHODS["erasure"].caption()
+
+
 def test_the_command_line_names_the_methods_that_there_are():
     assert tuple(METHODS) == cli.METHOD_NAMES

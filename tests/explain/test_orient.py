@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from transformers import BertConfig, BertForSequenceClassification
 
 from hf_bidir.explain import edge_contributions, flip_heads, orient_heads
 from hf_bidir.explain.running import record_coefficients
@@ -64,13 +65,14 @@ def test_every_gauge_is_oriented_to_the_same_model():
         assert torch.equal(first, second)
 
 
-def test_the_share_is_how_much_attention_agrees_with_the_orientation():
+def test_the_share_is_how_much_of_the_pull_agrees_with_the_orientation():
     model, inputs = bert(), sentences()
     share = quietly(model, [inputs], target=1)
     for layer, (size, support) in enumerate(supports(model, inputs, target=1)):
-        reaching = size * (support != 0)
-        expected = (size * (support > 0)).sum((0, 2, 3)) / reaching.sum((0, 2, 3))
+        pull = size * support
+        expected = pull.clamp_min(0).sum((0, 2, 3)) / pull.abs().sum((0, 2, 3))
         torch.testing.assert_close(share[layer], expected, atol=1e-4, rtol=1e-4)
+    assert share.min() >= 0.5
 
 
 def test_a_head_without_a_consistent_sign_is_named_in_a_warning():
@@ -89,6 +91,8 @@ def test_labels_in_a_batch_are_ignored():
         (lambda: bert(0.5), [sentences()], "only where λ = 1 in every head"),
         (lambda: bert(attn_activation="softmax"), [sentences()], "only where λ = 1 in every head"),
         (bert, [], "at least one batch"),
+        (bert, sentences(), "dataloader yields such batches"),
+        (lambda: BertForSequenceClassification(BertConfig(num_hidden_layers=1)), [sentences()], "load_checkpoint"),
     ],
 )
 def test_what_cannot_be_oriented_is_refused(model, batches, message):

@@ -53,7 +53,7 @@ def test_the_printed_scores_are_those_of_the_method_by_word(checkpoint):
     model = bert(id2label={0: "negative", 1: "positive"}, label2id={"negative": 0, "positive": 1})
     scores = token_scores(model, example.inputs, target=0, layer=1, head=0)
     torch.testing.assert_close(explanation.scores, example.by_token(scores[0]))
-    assert "Explained: the logit of negative" in explanation.summary()
+    assert "Explained: y, the logit of negative" in explanation.summary()
 
 
 def test_a_stock_softmax_checkpoint_is_explained_too(stock_checkpoint, tmp_path):
@@ -73,7 +73,7 @@ def test_a_masked_language_model_is_explained_at_the_mask(tmp_path):
     folder = saved(bert(head=BidirBertForMaskedLM), tokenizer(), tmp_path / "mlm")
     result = run(folder, "a [MASK] film", "--target", "good", "--output", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    assert "Explained: the logit of good" in result.output
+    assert "Explained: y, the logit of good" in result.output
     refused = run(folder, "a film")
     assert (refused.exit_code, "needs a [MASK] in the text" in refused.output) == (2, True)
 
@@ -139,6 +139,18 @@ def test_bad_input_is_one_line_and_exit_code_2(checkpoint, tmp_path, words, mess
     *_, last = result.output.splitlines()
     assert (result.exit_code, last.startswith("error: "), message in last) == (2, True, True), result.output
     assert not (tmp_path / "out").exists()
+
+
+def test_a_file_is_no_text(checkpoint, tmp_path):
+    (tmp_path / "review.txt").write_text("a good film")
+    result = run(checkpoint, tmp_path / "review.txt", "--output", tmp_path / "out")
+    assert (result.exit_code, "takes the text itself" in result.output) == (2, True)
+
+
+def test_an_output_that_is_a_file_is_refused(checkpoint, tmp_path):
+    (tmp_path / "out").touch()
+    result = run(checkpoint, TEXT, "--output", tmp_path / "out")
+    assert (result.exit_code, "is a file; name a folder" in result.output) == (2, True)
 
 
 def test_what_is_no_image_is_one_line_and_exit_code_2(image_checkpoint, tmp_path):

@@ -100,6 +100,7 @@ def test_half_precision_is_computed_in_single():
     ("arguments", "message"),
     [
         ({"attentions": None}, r'set_attn_implementation\("eager"\)'),
+        ({"attentions": {"logits": 1}}, r"give \.attentions of it"),
         ({"attentions": (None, None)}, r'set_attn_implementation\("eager"\)'),
         ({"attentions": ()}, r'set_attn_implementation\("eager"\)'),
         ({"attentions": [torch.ones(1, 2, 3, 3), torch.ones(1, 2, 4, 4)]}, r"\(1, 2, 3, 3\), \(1, 2, 4, 4\)"),

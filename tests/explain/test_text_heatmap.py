@@ -63,8 +63,22 @@ def test_the_figure_says_its_unit_and_caption():
 
 
 def test_several_rows_of_scores_have_scales_of_their_own():
-    texts = written(text_heatmap(["a", "b"], {"rollout": [0.1, 0.2], "flow": torch.tensor([3.0, 4.0])}))
-    assert {"rollout", "flow", "+0.2", "+4"} <= set(texts)
+    scores = {"rollout": [0.1, -0.2], "flow": torch.tensor([3.0, 4.0])}
+    texts = written(text_heatmap(["a", "b"], scores, unit={"rollout": "share", "flow": "capacity"}))
+    assert {"rollout", "flow", "−0.2", "4", "share", "capacity"} <= set(texts)
+
+
+def test_where_nothing_is_negative_there_are_no_signs(tmp_path):
+    figure = text_heatmap(["a", "b"], [0.1, 0.2])
+    figure.draw_without_rendering()
+    assert not [text for text in written(figure) if text.startswith(("+", "−"))]
+    assert not re.search(r"[+−]\d", page_of(tmp_path, ["a", "b"], [0.1, 0.2]))
+
+
+def test_a_word_that_fits_on_no_line_is_shortened():
+    figure = text_heatmap(["x" * 300, "film"], [1.0, -1.0])
+    assert "x" * 39 + "…" in written(figure)
+    assert max(box.get_x() + box.get_width() for box in figure.artists) <= 1
 
 
 def test_a_long_text_grows_the_figure_instead_of_leaving_it():
