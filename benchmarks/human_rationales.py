@@ -20,7 +20,9 @@ from pathlib import Path
 from statistics import mean
 
 import numpy as np
+import torch
 from explained import load, mean_and_error, named_folder, orient, sample, words_of
+from joblib import Parallel, delayed
 from measure import write_table
 from sklearn.metrics import average_precision_score
 from tqdm import tqdm
@@ -37,18 +39,17 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, required=True, help="holds {train,test}.parquet")
     parser.add_argument("--models", type=named_folder, nargs="+", required=True, metavar="NAME=FOLDER")
     parser.add_argument("--documents", type=int, default=199, help="of the test split")
-    parser.add_argument("--slow-documents", type=int, default=20, help=f"the first of them, for {', '.join(SLOW)}")
+    parser.add_argument("--slow-documents", type=int, default=10, help=f"the first of them, for {', '.join(SLOW)}")
     parser.add_argument("--max-length", type=int, default=256, help="word pieces read of a document")
     parser.add_argument("--results", type=Path, default=RESULTS / "human_rationales.md")
     options = parser.parse_args()
     documents = sample(options.data_dir / "test.parquet", options.documents)
     train = [row["text"] for row in sample(options.data_dir / "train.parquet", 64)]
-    rows, shares = [], []
-    for name, folder in options.models:
-        model, tokenizer = load(folder)
-        orient(model, tokenizer, train, target=1)
-        found, shares = areas(model, tokenizer, documents, options, name)
-        few = options.slow_documents
+    measured = Parallel(n_jobs=len(options.models))(
+        delayed(areas)(name, folder, documents, train, options) for name, folder in options.models
+    )
+    rows, few = [], options.slow_documents
+    for (name, _), (found, shares) in zip(options.models, measured, strict=True):
         rows += [[name, method, mean_and_error(values) if method not in SLOW else "", mean_and_error(values[:few])]
                  for method, values in found.items()]  # fmt: skip
     notes = (
@@ -60,8 +61,11 @@ def main() -> None:
     write_table(options.results, "Explanations and human rationales", notes, header, rows, "cpu")
 
 
-def areas(model, tokenizer, documents, options, name) -> tuple[dict[str, list[float]], list[float]]:
-    """By method, the area for every document; and the share of marked words in each."""
+def areas(name: str, folder: Path, documents, train, options) -> tuple[dict[str, list[float]], list[float]]:
+    """By method, the area for every document; and the share of marked words in each. A process of its own."""
+    torch.set_num_threads(1)
+    model, tokenizer = load(folder)
+    orient(model, tokenizer, train, target=1)
     found = {method: [] for method in METHODS if method not in VARIANTS}
     shares = []
     for row in tqdm(documents, desc=name, unit="document"):
