@@ -48,8 +48,8 @@ def main() -> None:
     measured = Parallel(n_jobs=len(options.models))(
         delayed(areas)(name, folder, documents, train, options) for name, folder in options.models
     )
-    rows, few = [], options.slow_documents
-    for (name, _), (found, shares) in zip(options.models, measured, strict=True):
+    rows, few, shares = [], options.slow_documents, measured[0][1]
+    for (name, _), (found, _) in zip(options.models, measured, strict=True):
         rows += [[name, method, mean_and_error(values) if method not in SLOW else "", mean_and_error(values[:few])]
                  for method, values in found.items()]  # fmt: skip
     notes = (
