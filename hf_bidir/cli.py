@@ -109,6 +109,57 @@ def one_line_errors() -> Iterator[None]:
     """What is wrong with the input becomes one line, and exit code 2."""
     try:
         yield
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
+
+
+@app.command()
+def push(
+    folder: Annotated[Path, typer.Argument(help="The folder of a checkpoint.")],
+    repo_id: Annotated[str, typer.Argument(metavar="REPO_ID", help="owner/name; created where there is none.")],
+    private: Annotated[bool, typer.Option("--private", help="Create it as private.")] = False,
+    revision: Annotated[str | None, typer.Option(help="The branch; by default the main one.")] = None,
+    tag: Annotated[str | None, typer.Option(help="A name for the commit, such as v1.")] = None,
+    create_pr: Annotated[bool, typer.Option("--create-pr", help="Propose it as a pull request instead.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show files and card, and change nothing.")] = False,
+) -> None:
+    """Publish a checkpoint on the Hub, in one commit, after running it alone in a process that has nothing else.
+
+    Refuses pickles, tokens and paths of this machine. What a person wrote in the repository's README.md stays. Log in
+    before with `hf auth login`.
+
+    \b
+    hf-bidir push runs/sst2-tanhmax me/sst2-tanhmax --dry-run
+    hf-bidir push runs/sst2-tanhmax me/sst2-tanhmax --private --tag v1
+    """
+    from hf_bidir.hub.push import push_checkpoint
+
+    options = {"private": private, "revision": revision, "create_pr": create_pr, "dry_run": dry_run, "tag": tag}
+    with one_line_errors():
+        done = push_checkpoint(folder, repo_id, **options)
+    typer.echo(done if dry_run else f"Published: {done.commit_url}")
+
+
+@app.command()
+def card(
+    folder: Annotated[Path, typer.Argument(help="The folder of a checkpoint.")],
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit 1 where card and results differ.")
+    ] = False,
+) -> None:
+    """Write the model card of a checkpoint anew, from the numbers that its run left.
+
+    What a person wrote around the generated part of README.md stays.
+    """
+    from hf_bidir.hub.model_card import card_differences, write_card
+
+    with one_line_errors():
+        if not check:
+            typer.echo(f"Written: {write_card(folder)}")
+            return
+        differences = card_differences(folder)
+    if differences:
+        typer.echo("\n".join(["The card and the results of its run differ:", *differences]), err=True)
+        raise typer.Exit(1)
+    typer.echo("The card says what the run measured.")

@@ -81,7 +81,7 @@ def signed_model(
         on random input.
     """
     read = _read_source(source, weights, dtype)
-    inputs = _random_inputs(read.model.config)
+    inputs = random_inputs(read.model.config)
     before = read.outputs(inputs)
     config = _signed_config(read.model.config, attn_activation, negative_mass)
     model = _bidir_class_of(type(read.model).__name__).from_stock(read.model, config)
@@ -120,7 +120,7 @@ def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bo
     fields = _fields(config)
     model = stock_class(stock_class.config_class(**fields)).eval()
     model.load_state_dict(bidir.state_dict())
-    inputs = _random_inputs(config)
+    inputs = random_inputs(config)
     difference = _largest_difference(_outputs(bidir, inputs), _outputs(model, inputs))
     if not difference <= TOLERANCE:
         raise ValueError(f"the restored model's outputs differ from the source's by {difference:.1e}; nothing written.")
@@ -234,7 +234,7 @@ def _signed_config(config: PretrainedConfig, attn_activation: str, negative_mass
     return config_class(attn_activation=attn_activation, attn_negative_mass=negative_mass, **_fields(config))
 
 
-def _random_inputs(config: PretrainedConfig) -> dict[str, Tensor]:
+def random_inputs(config: PretrainedConfig) -> dict[str, Tensor]:
     """Two random sentences, one padded, or two random images."""
     generator = torch.Generator().manual_seed(0)
     if hasattr(config, "image_size"):

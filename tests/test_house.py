@@ -76,7 +76,7 @@ def test_no_file_of_the_package_imports_training():
             "hf_bidir.explain",
             "attention_rollout attention_flow contributions erasure orient_heads text_heatmap image_heatmap",
         ),
-        ("hf_bidir.hub", "build_model_card"),
+        ("hf_bidir.hub", "build_model_card push_checkpoint"),
     ],
 )
 def test_public_names_import_and_are_listed(module, names):

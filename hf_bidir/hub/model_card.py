@@ -1,10 +1,13 @@
 """The model card of a finished run, from the files that the run wrote and from nothing else."""
 
 import json
+from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from hf_bidir.finetune.files import replacing
 
 TEMPLATE = Path(__file__).with_name("card_template.md")
 BEGIN = "<!-- hf_bidir: generated from here; write above or below, not inside -->"
@@ -50,7 +53,30 @@ def build_model_card(folder: str | Path) -> ModelCard:
     card = ModelCard.from_template(_metadata(facts), template_path=str(TEMPLATE), **facts)
     card.text = f"\n{BEGIN}\n{card.text.strip()}\n{END}\n"
     readme = folder / "README.md"
-    return _merged(ModelCard.load(readme), card) if readme.is_file() else card
+    return merge_cards(ModelCard.load(readme), card) if readme.is_file() else card
+
+
+def write_card(folder: str | Path) -> Path:
+    """Write `build_model_card(folder)` as README.md, all of it or nothing."""
+    readme = Path(folder, "README.md")
+    card = build_model_card(folder)
+    with replacing(readme) as temporary:
+        temporary.write_text(str(card), encoding="utf-8")
+    return readme
+
+
+def card_differences(folder: str | Path) -> list[str]:
+    """The lines in which README.md is not what `build_model_card` makes of the run's files, as a diff; none if equal.
+
+    Raises:
+        FileNotFoundError: there is no card, or no checkpoint.
+    """
+    readme = Path(folder, "README.md")
+    if not readme.is_file():
+        raise FileNotFoundError(f"{folder} has no README.md to check; hf-bidir card {folder} writes one.")
+    written, expected = readme.read_text(encoding="utf-8"), str(build_model_card(folder))
+    lines = unified_diff(written.splitlines(), expected.splitlines(), "README.md", "results", lineterm="", n=0)
+    return list(lines)
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -148,7 +174,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
     )
 
 
-def _merged(written: ModelCard, generated: ModelCard) -> ModelCard:
+def merge_cards(written: ModelCard, generated: ModelCard) -> ModelCard:
     """The written card with its generated part, and the metadata that a run decides, renewed."""
     before, marker, rest = written.text.partition(BEGIN)
     after = rest.partition(END)[2]

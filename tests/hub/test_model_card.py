@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 import yaml
 from huggingface_hub import ModelCard
+from typer.testing import CliRunner
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
+from hf_bidir.cli import app
 from hf_bidir.hub import build_model_card
+from hf_bidir.hub.model_card import card_differences, write_card
 
 RESULTS = {
     "eval_accuracy": 0.7,
@@ -199,3 +202,29 @@ def test_building_twice_changes_nothing(finished):
 def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"config\.json"):
         build_model_card(tmp_path)
+
+
+def test_a_written_card_agrees_with_its_run_and_a_changed_number_does_not(finished):
+    write_card(finished)
+    assert card_differences(finished) == []
+    readme = finished / "README.md"
+    readme.write_text(readme.read_text(encoding="utf-8").replace("0.8125", "0.9125"), encoding="utf-8")
+    differences = card_differences(finished)
+    assert any(line.startswith("-") and "0.9125" in line for line in differences)
+    assert any(line.startswith("+") and "0.8125" in line for line in differences)
+
+
+def test_what_a_person_wrote_around_the_card_is_no_difference(finished):
+    write_card(finished)
+    with (finished / "README.md").open("a", encoding="utf-8") as readme:
+        readme.write("\nRead our paper.\n")
+    assert card_differences(finished) == []
+
+
+def test_the_command_checks_and_writes_cards(finished):
+    missing = CliRunner().invoke(app, ["card", str(finished), "--check"])
+    assert (missing.exit_code, "no README.md to check" in missing.output) == (2, True)
+    assert CliRunner().invoke(app, ["card", str(finished)]).exit_code == 0
+    assert CliRunner().invoke(app, ["card", str(finished), "--check"]).exit_code == 0
+    write(finished, "all_results.json", RESULTS | {"test_accuracy": 0.5})
+    assert CliRunner().invoke(app, ["card", str(finished), "--check"]).exit_code == 1

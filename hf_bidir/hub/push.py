@@ -1,0 +1,129 @@
+"""A checkpoint folder to the Hub: checked first, then in one commit."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from huggingface_hub import CommitInfo, HfApi, ModelCard
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HfHubHTTPError,
+    LocalTokenNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from hf_bidir.hub.model_card import merge_cards
+from hf_bidir.hub.staging import Staged, stage
+
+README = "README.md"
+
+
+class PushError(OSError):
+    """The Hub refused, or could not be reached; the message says what to do."""
+
+
+def push_checkpoint(
+    folder: str | Path,
+    repo_id: str,
+    *,
+    private: bool = False,
+    revision: str | None = None,
+    token: str | None = None,
+    create_pr: bool = False,
+    dry_run: bool = False,
+    tag: str | None = None,
+) -> CommitInfo | str:
+    """Publish a checkpoint folder: weights, config, model code, tokenizer or image processor, card, figures, results.
+
+    Before anything leaves, the folder is loaded and run in a process that has nothing else, and searched for pickles,
+    tokens and paths of this machine. What a person wrote in the repository's README.md stays; the generated part is
+    renewed. Everything is one commit: where it fails, the repository is as it was. Unchanged files are not sent again,
+    and a folder that is published already makes no commit.
+
+    Args:
+        folder: the checkpoint.
+        repo_id: "owner/name"; created where there is none.
+        private: how it is created; an existing repository stays as it is.
+        revision: the branch, created where there is none; by default the main one.
+        token: of an account that may write; by default the one that `hf auth login` or HF_TOKEN gave.
+        create_pr: propose the commit as a pull request instead.
+        dry_run: change nothing.
+        tag: a name for the commit, such as "v1".
+
+    Returns:
+        The commit, or, for a dry run, the files with their sizes and the card.
+
+    Raises:
+        FileNotFoundError, ValueError, RuntimeError: the folder must not be published (`staging.py`).
+        PushError: the Hub refused or could not be reached.
+    """
+    api = HfApi(token=token, library_name="hf_bidir")
+    with tempfile.TemporaryDirectory(prefix="hf-bidir-push-") as scratch:
+        if not dry_run:
+            with _one_line_errors(repo_id):
+                api.whoami()  # before the checks, which take longer
+        staged = stage(folder, Path(scratch, "checkpoint"))
+        if dry_run:
+            return staged.summary()
+        with _one_line_errors(repo_id):
+            api.create_repo(repo_id, private=private, exist_ok=True)
+            if revision is not None and not create_pr:
+                api.create_branch(repo_id, branch=revision, exist_ok=True)
+            _keep_what_a_person_wrote(api, staged, repo_id, revision)
+            commit = api.upload_folder(
+                repo_id=repo_id,
+                folder_path=staged.folder,
+                revision=revision,
+                create_pr=create_pr,
+                commit_message=f"Checkpoint {Path(folder).resolve().name}",
+            )
+            if tag is not None:
+                api.create_tag(repo_id, tag=tag, revision=commit.oid)
+    return commit
+
+
+def _keep_what_a_person_wrote(api: HfApi, staged: Staged, repo_id: str, revision: str | None) -> None:
+    """Merge the card with the one that the repository has."""
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            published = api.hf_hub_download(repo_id, README, revision=revision, local_dir=scratch)
+            written = ModelCard.load(published)
+    except EntryNotFoundError:
+        return
+    merge_cards(written, ModelCard(staged.card)).save(staged.folder / README)
+
+
+@contextmanager
+def _one_line_errors(repo_id: str) -> Iterator[None]:
+    """The client's errors as one line that says what to do; never with a token in it."""
+    try:
+        yield
+    except LocalTokenNotFoundError as error:
+        raise PushError("there is no Hub token here; log in with `hf auth login`, or set HF_TOKEN.") from error
+    except RepositoryNotFoundError as error:
+        raise PushError(
+            f"{repo_id} does not exist for this account, or is private and another's; check the name, and who you are "
+            "with `hf auth whoami`."
+        ) from error
+    except RevisionNotFoundError as error:
+        raise PushError(f"{repo_id} has no such revision ({_first_line(error)}); name a branch.") from error
+    except HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else None
+        advice = {
+            401: "the Hub does not know this token; log in with `hf auth login`, or set HF_TOKEN",
+            403: f"this token may not write to {repo_id}; take one with write access, of the account that owns it",
+            409: "that exists already; choose another name",
+            412: "somebody has changed the repository meanwhile; give the command again",
+        }.get(status or 0, "the repository is as it was; give the command again")
+        raise PushError(f"{advice} ({_first_line(error)}).") from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: the client's word for a file that it could not send
+        raise PushError(
+            f"the upload did not get through ({_first_line(error)}); the repository is as it was, give the command "
+            "again."
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

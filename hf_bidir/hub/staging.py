@@ -1,0 +1,129 @@
+"""What of a checkpoint folder is published, and what must not be."""
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig
+
+from hf_bidir.convert import random_inputs, read_bidir
+from hf_bidir.hub.isolated import isolated_forward
+from hf_bidir.hub.model_card import build_model_card
+from hf_bidir.modeling import activations
+
+MODELING = Path(activations.__file__).parent
+PUBLISHED = (
+    *("config.json", "*.safetensors", "model.safetensors.index.json", "*.py", "README.md", "*.png"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "preprocessor_config.json"),
+    *("processor_config.json", "all_results.json", "run.json"),
+)
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".joblib", ".h5", ".msgpack")
+LARGEST = 5 * 2**30  # bytes of one file
+SECRET = re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")
+HOME = re.compile(r"(?<![\w.:/])(?:/(?:home|root|Users|mnt|tmp|work|data|opt|var)/|[A-Za-z]:\\)[\w.-]")
+TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A folder that holds exactly what is published."""
+
+    folder: Path
+
+    @property
+    def files(self) -> dict[str, int]:
+        """Size in bytes of each file."""
+        return {file.name: file.stat().st_size for file in sorted(self.folder.iterdir())}
+
+    @property
+    def card(self) -> str:
+        return (self.folder / "README.md").read_text(encoding="utf-8")
+
+    def summary(self) -> str:
+        """The list of files with their sizes, and the card."""
+        lines = [f"{size:>13,}  {name}" for name, size in self.files.items()]
+        return "\n".join([*lines, f"{sum(self.files.values()):>13,}  bytes together", "", self.card])
+
+
+def stage(folder: str | Path, target: Path) -> Staged:
+    """Copy what is published of a checkpoint folder into `target`, with its model code and its card, and check it.
+
+    Raises:
+        FileNotFoundError: `folder` holds no checkpoint.
+        ValueError: it holds a pickle, a path of this machine, a token, a file over 5 GiB, or model code that is not
+            this version's.
+        RuntimeError: the folder does not load in a process that has it alone, or answers differently there.
+    """
+    folder = Path(folder)
+    if not (folder / "config.json").is_file() or not list(folder.glob("*.safetensors")):
+        raise FileNotFoundError(f"expected a checkpoint folder with config.json and *.safetensors; {folder} is none.")
+    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
+    if pickles:
+        raise ValueError(f"{folder} holds {', '.join(pickles)}: such files can run code when read. Remove them first.")
+    target.mkdir(parents=True, exist_ok=True)
+    for pattern in PUBLISHED:
+        for file in folder.glob(pattern):
+            shutil.copyfile(file, target / file.name)
+    _add_code(target)
+    build_model_card(folder).save(target / "README.md")
+    staged = Staged(target)
+    _check_contents(staged)
+    _check_alone(staged)
+    return staged
+
+
+def _add_code(target: Path) -> None:
+    """The model code that the config names, and all that it imports; what is there must be equal."""
+    for file in target.glob("*.py"):
+        ours = MODELING / file.name
+        if not ours.is_file() or ours.read_bytes() != file.read_bytes():
+            raise ValueError(
+                f"{file.name} differs from the model code of this hf_bidir, so nobody could tell what it does. Load "
+                "the checkpoint and save it again with this version."
+            )
+    for name in code_files(AutoConfig.from_pretrained(target).auto_map):
+        shutil.copyfile(MODELING / name, target / name)
+
+
+def code_files(auto_map: dict[str, str]) -> list[str]:
+    """The files of modeling/ that a config's `auto_map` needs, by name."""
+    needed, found = set(), {f"{path.partition('.')[0]}.py" for path in auto_map.values()}
+    while found:
+        needed |= found
+        imports = "".join((MODELING / name).read_text(encoding="utf-8") for name in found)
+        found = {f"{name}.py" for name in re.findall(r"^from \.(\w+) import", imports, re.MULTILINE)} - needed
+    return sorted(needed)
+
+
+def _check_contents(staged: Staged) -> None:
+    for file in sorted(staged.folder.iterdir()):
+        if file.stat().st_size > LARGEST:
+            raise ValueError(f"{file.name} is larger than {LARGEST // 2**30} GiB; save the model in smaller shards.")
+        if file.suffix not in (".json", ".md", ".txt"):
+            continue
+        text = file.read_text(encoding="utf-8")
+        if SECRET.search(text):
+            raise ValueError(f"{file.name} holds what looks like a Hub token; remove it, and revoke the token.")
+        place = HOME.search(text) if file.name not in ("tokenizer.json", "vocab.txt") else None
+        if place:
+            start = place.start()
+            raise ValueError(f"{file.name} names a path of this machine ({text[start : start + 40]!r}); remove it.")
+
+
+def _check_alone(staged: Staged) -> None:
+    """Load the staged folder where there is nothing else, and compare with the model here."""
+    model = read_bidir(staged.folder, torch.float32)
+    name = type(model).__name__
+    auto = next((auto for auto, path in model.config.auto_map.items() if path.endswith(f".{name}")), "AutoModel")
+    inputs = random_inputs(model.config)
+    with torch.inference_mode():
+        here = {name: value for name, value in model(**inputs).items() if isinstance(value, torch.Tensor)}
+    there = isolated_forward(staged.folder, auto, inputs)
+    for name, value in here.items():
+        difference = (value - there[name].to(value.dtype)).abs().max().item()
+        if not difference <= TOLERANCE * max(1.0, value.abs().max().item()):
+            raise RuntimeError(
+                f"loaded alone, the checkpoint answers differently ({name}: {difference:.1e}); nothing was uploaded."
+            )

@@ -1,0 +1,235 @@
+"""push_checkpoint, through the real client, against a Hub on loopback."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
+from hf_bidir.hub import push_checkpoint
+from hf_bidir.hub.staging import MODELING, code_files, stage
+from tests.hub_server import Account, Fault, File, Hub
+
+ROOT = Path(__file__).parents[2]
+TOKENS = {"hf_alice": Account("alice"), "hf_reader": Account("alice", "read"), "hf_bob": Account("bob")}
+PUSH = """
+import sys
+from hf_bidir.cli import app
+app(["push", *sys.argv[1:]])
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    torch.manual_seed(0)
+    config = BidirBertConfig(
+        vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8,
+        max_position_embeddings=16,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    BidirBertForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
+def start(hub, code, *words, token="hf_alice", home):
+    """A fresh process of a user with an empty cache."""
+    environment = os.environ | {
+        "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HF_TOKEN": token, "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "0", "PYTHONPATH": str(ROOT),
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }  # fmt: skip
+    command = [sys.executable, "-c", code, *map(str, words)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=environment, cwd=home.parent, text=True, **pipes)
+
+
+def ended(process):
+    """The process when it is done, with what it said."""
+    stdout, stderr = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+@pytest.fixture(scope="module")
+def hub(folder, tmp_path_factory):
+    """A Hub on which alice has published the folder, with a tag."""
+    with Hub(TOKENS) as hub:
+        done = push(hub, folder, "--tag", "v1", home=tmp_path_factory.mktemp("alice") / "home")
+        assert done.returncode == 0, done.stderr
+        assert "Published: " in done.stdout
+        yield hub
+
+
+def push(hub, folder, *options, home):
+    return ended(start(hub, PUSH, folder, "alice/tiny", *options, home=home))
+
+
+def test_what_is_pushed_loads_by_branch_tag_and_commit_with_equal_tensors(hub, folder, tmp_path):
+    commit = hub.repositories["alice/tiny"].tags["v1"]
+    load = """
+import sys
+from transformers import AutoModelForSequenceClassification
+from safetensors.torch import save_file
+for number, revision in enumerate(sys.argv[2:]):
+    model = AutoModelForSequenceClassification.from_pretrained("alice/tiny", revision=revision, trust_remote_code=True)
+    assert type(model).__module__.startswith("transformers_modules"), type(model).__module__
+    save_file(model.state_dict(), f"{sys.argv[1]}/{number}.safetensors")
+"""
+    loaded = ended(start(hub, load, tmp_path, "main", "v1", commit, home=tmp_path / "stranger"))
+    assert loaded.returncode == 0, loaded.stderr
+    original = load_file(folder / "model.safetensors")
+    for number in range(3):
+        tensors = load_file(tmp_path / f"{number}.safetensors")
+        assert tensors.keys() >= original.keys()
+        assert all(torch.equal(tensors[name], value) for name, value in original.items())
+
+
+def test_the_code_that_is_pushed_is_byte_equal_to_that_of_the_package(hub):
+    files = hub.repositories["alice/tiny"].at("v1").files
+    code = {name: file.content for name, file in files.items() if name.endswith(".py")}
+    assert code == {name: (MODELING / name).read_bytes() for name in code_files(BidirBertConfig().auto_map)}
+    assert {"config.json", "model.safetensors", "README.md"} <= files.keys()
+
+
+def test_an_unchanged_folder_makes_no_commit(hub, folder, tmp_path):
+    before = dict(hub.repositories["alice/tiny"].commits)
+    assert push(hub, folder, home=tmp_path / "home").returncode == 0
+    assert hub.repositories["alice/tiny"].commits == before
+
+
+def test_what_a_person_wrote_on_the_hub_stays_when_the_card_is_renewed(hub, folder, tmp_path):
+    repository = hub.repositories["alice/tiny"]
+    files = repository.at("main").files
+    edited = files["README.md"].content.decode().replace("negative mass λ = 1.0", "negative mass λ = 7.0")
+    edited = edited.replace("license: apache-2.0", "license: mit") + "\nRead our paper.\n"
+    repository.add("edited", files | {"README.md": File(edited.encode(), lfs=False)}, "main", None)
+    assert push(hub, folder, home=tmp_path / "home").returncode == 0
+    card = repository.at("main").files["README.md"].content.decode()
+    assert "Read our paper." in card
+    assert "license: mit" in card
+    assert "λ = 7.0" not in card
+
+
+def test_a_dry_run_says_what_would_be_sent_and_asks_no_hub(folder, monkeypatch):
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("a dry run connected to something"))
+    summary = push_checkpoint(folder, "alice/tiny", dry_run=True)
+    assert re.search(r"\d,\d+  model\.safetensors", summary)
+    assert "# tiny" in summary
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("weights.bin", "x", r"holds weights\.bin: such files can run code"),
+        ("run.json", '{"notes": ["/home/me/train.csv"]}', r"run\.json names a path of this machine \('/home/me"),
+        ("all_results.json", '{"token": "hf_abcdefghijklmnopqrstuvwxyz"}', r"all_results\.json holds .* a Hub token"),
+        ("activations.py", "print()", r"activations\.py differs from the model code"),
+        ("more.py", "print()", r"more\.py differs from the model code"),
+    ],
+)
+def test_what_must_not_be_published_is_refused(folder, tmp_path, name, content, message):
+    shutil.copytree(folder, tmp_path / "tiny")
+    (tmp_path / "tiny" / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        push_checkpoint(tmp_path / "tiny", "alice/tiny", dry_run=True)
+
+
+def test_code_that_a_staged_folder_lacks_is_added(folder, tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        tmp_path.joinpath("bare").mkdir(exist_ok=True)
+        shutil.copyfile(folder / name, tmp_path / "bare" / name)
+    assert "modeling_bidir_bert.py" in stage(tmp_path / "bare", tmp_path / "staged").files
+
+
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="expected a checkpoint folder"):
+        push_checkpoint(tmp_path, "alice/tiny", dry_run=True)
+
+
+TOKENLESS = [
+    ("hf_unknown", "does not know this token"),
+    ("", "there is no Hub token here"),
+    ("hf_reader", "may not write"),
+    ("hf_bob", "may not write"),
+]
+
+
+@pytest.fixture(scope="module")
+def refusals(folder, tmp_path_factory):
+    """What four users are told who may not push to alice's repository, all at once."""
+    with Hub(TOKENS) as hub:
+        homes = {token: tmp_path_factory.mktemp("home") / "home" for token, _ in TOKENLESS}
+        running = {
+            token: start(hub, PUSH, folder, "alice/tiny", token=token, home=home) for token, home in homes.items()
+        }
+        done = {token: ended(process) for token, process in running.items()}
+        assert not hub.repositories
+    return done
+
+
+@pytest.mark.parametrize(("token", "message"), TOKENLESS)
+def test_a_token_that_may_not_is_one_line_that_says_what_to_do(refusals, token, message):
+    refused = refusals[token]
+    *_, last = refused.stderr.strip().splitlines()
+    assert (refused.returncode, last.startswith("error: "), message in last) == (2, True, True), refused.stderr
+    assert not token or token not in refused.stderr
+
+
+FAULTS = {
+    "cut at 0 %": Fault("PUT", "/lfs/", share=0.0, times=99),
+    "cut at 50 %": Fault("PUT", "/lfs/", share=0.5, times=99),
+    "cut at 99 %": Fault("PUT", "/lfs/", share=0.99, times=99),
+    "500 on the commit": Fault("POST", "/commit/", status=500, times=99),
+    "killed": Fault("PUT", "/lfs/", hang=True, times=99),
+}
+
+
+@pytest.fixture(scope="module")
+def troubled(folder, tmp_path_factory):
+    """Per fault: a push, the files on the Hub after it, the retry, and the files after that."""
+    with ExitStack() as hubs:
+        servers = {name: hubs.enter_context(Hub(TOKENS)) for name in FAULTS}
+        homes = {name: tmp_path_factory.mktemp("home") / "home" for name in FAULTS}
+        for name, hub in servers.items():
+            hub.faults.append(FAULTS[name])
+
+        def start_all():
+            return {name: start(hub, PUSH, folder, "alice/tiny", home=homes[name]) for name, hub in servers.items()}
+
+        def files():
+            return {name: set(hub.repositories["alice/tiny"].at("main").files) for name, hub in servers.items()}
+
+        running = start_all()
+        while not any(method == "PUT" for method, _ in servers["killed"].requests):
+            time.sleep(0.1)
+        running["killed"].kill()
+        failed, between = {name: ended(process) for name, process in running.items()}, files()
+        for hub in servers.values():
+            hub.faults.clear()
+        retried = {name: ended(process) for name, process in start_all().items()}
+        yield {name: (failed[name], between[name], retried[name], after) for name, after in files().items()}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_failure_leaves_the_repository_as_it_was_and_the_retry_succeeds(troubled, fault):
+    failed, between, retried, after = troubled[fault]
+    assert failed.returncode != 0
+    assert between == {".gitattributes"}
+    assert retried.returncode == 0, retried.stderr
+    assert {"model.safetensors", "config.json", "README.md"} <= after
+
+
+@pytest.mark.parametrize("fault", [name for name in FAULTS if name != "killed"])
+def test_a_failure_is_one_line_that_says_how_to_go_on(troubled, fault):
+    *_, last = troubled[fault][0].stderr.strip().splitlines()
+    assert last.startswith("error: ")
+    assert "give the command again" in last
+    assert "hf_alice" not in troubled[fault][0].stderr
