@@ -7,7 +7,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from hf_bidir.finetune.files import replacing
+from hf_bidir.finetune.files import replacing, sha256
 
 TEMPLATE = Path(__file__).with_name("card_template.md")
 BEGIN = "<!-- hf_bidir: generated from here; write above or below, not inside -->"
@@ -106,6 +106,7 @@ def _facts(folder: Path, config: dict, run: dict, results: dict) -> dict[str, An
         "scores": _scores(results, "test_" if split == "test" else "eval_"),
         "figures": {file: caption for file, caption in FIGURES.items() if (folder / file).is_file()},
         "run": _circumstances(run),
+        "code": {file.name: sha256(file) for file in sorted(folder.glob("*.py"))},
     }
 
 

@@ -64,7 +64,7 @@ def push_checkpoint(
         if not dry_run:
             with _one_line_errors(repo_id):
                 api.whoami()  # before the checks, which take longer
-        staged = stage(folder, Path(scratch, "checkpoint"))
+        staged = stage(folder, Path(scratch, Path(folder).resolve().name))  # the card is headed by the name
         if dry_run:
             return staged.summary()
         with _one_line_errors(repo_id):

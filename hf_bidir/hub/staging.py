@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from hf_bidir.convert import random_inputs, read_bidir
 from hf_bidir.hub.isolated import isolated_forward
-from hf_bidir.hub.model_card import build_model_card
+from hf_bidir.hub.model_card import write_card
 from hf_bidir.modeling import activations
 
 MODELING = Path(activations.__file__).parent
@@ -67,7 +67,7 @@ def stage(folder: str | Path, target: Path) -> Staged:
         for file in folder.glob(pattern):
             shutil.copyfile(file, target / file.name)
     _add_code(target)
-    build_model_card(folder).save(target / "README.md")
+    write_card(target)
     staged = Staged(target)
     _check_contents(staged)
     _check_alone(staged)

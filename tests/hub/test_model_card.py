@@ -1,5 +1,6 @@
 """build_model_card: what a finished run's files say, all of it and no more."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -202,6 +203,12 @@ def test_building_twice_changes_nothing(finished):
 def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"config\.json"):
         build_model_card(tmp_path)
+
+
+def test_the_card_names_the_sha256_of_every_file_of_code(finished):
+    card = str(build_model_card(finished))
+    for file in finished.glob("*.py"):
+        assert f"- `{file.name}` `{hashlib.sha256(file.read_bytes()).hexdigest()}`" in card
 
 
 def test_a_written_card_agrees_with_its_run_and_a_changed_number_does_not(finished):

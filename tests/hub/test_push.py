@@ -118,6 +118,19 @@ def test_what_a_person_wrote_on_the_hub_stays_when_the_card_is_renewed(hub, fold
     assert "λ = 7.0" not in card
 
 
+@pytest.mark.parametrize(("option", "branch"), [(["--revision", "dev"], "dev"), (["--create-pr"], "refs/pr/")])
+def test_a_branch_or_a_pull_request_leaves_the_main_branch_alone(hub, folder, tmp_path, option, branch):
+    repository = hub.repositories["alice/tiny"]
+    before = repository.branches["main"]
+    shutil.copytree(folder, tmp_path / "tiny")
+    (tmp_path / "tiny" / "all_results.json").write_text('{"test_accuracy": 0.75}')
+    done = push(hub, tmp_path / "tiny", *option, home=tmp_path / "home")
+    assert done.returncode == 0, done.stderr
+    assert repository.branches["main"] == before
+    made = next(name for name in repository.branches if name.startswith(branch))
+    assert "all_results.json" in repository.at(made).files
+
+
 def test_a_dry_run_says_what_would_be_sent_and_asks_no_hub(folder, monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("a dry run connected to something"))
     summary = push_checkpoint(folder, "alice/tiny", dry_run=True)
@@ -146,7 +159,9 @@ def test_code_that_a_staged_folder_lacks_is_added(folder, tmp_path):
     for name in ("config.json", "model.safetensors"):
         tmp_path.joinpath("bare").mkdir(exist_ok=True)
         shutil.copyfile(folder / name, tmp_path / "bare" / name)
-    assert "modeling_bidir_bert.py" in stage(tmp_path / "bare", tmp_path / "staged").files
+    staged = stage(tmp_path / "bare", tmp_path / "staged")
+    assert "modeling_bidir_bert.py" in staged.files
+    assert "- `modeling_bidir_bert.py` `" in staged.card
 
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
