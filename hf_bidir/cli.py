@@ -109,7 +109,7 @@ def one_line_errors() -> Iterator[None]:
     """What is wrong with the input becomes one line, and exit code 2."""
     try:
         yield
-    except (ValueError, OSError, ImportError, RuntimeError) as error:
+    except (ValueError, OSError, ImportError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
 

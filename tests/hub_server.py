@@ -179,7 +179,7 @@ class Handler(BaseHTTPRequestHandler):
     def _dispatch(self) -> None:
         for methods, pattern, function in ROUTES:
             match = re.fullmatch(pattern, self.route)
-            if match and self.command in methods:
+            if match and self.command in methods.split():
                 function(self, **match.groupdict())
                 return
         raise Refusal(404, None, f"nothing at {self.command} {self.route}")
@@ -429,7 +429,7 @@ ROUTES = [
     ("POST", rf"/{MODEL}\.git/info/lfs/objects/batch", lfs_batch),
     ("POST", rf"/{MODEL}\.git/info/lfs/objects/verify", lfs_verify),
     ("PUT", r"/lfs/(?P<oid>[0-9a-f]{64})", lfs_put),
-    (("GET", "HEAD"), r"/lfs/(?P<oid>[0-9a-f]{64})", lfs_get),
+    ("GET HEAD", r"/lfs/(?P<oid>[0-9a-f]{64})", lfs_get),
     ("POST", rf"{API}/commit/{REVISION}", commit),
     ("GET", API, info),
     ("GET", rf"{API}/revision/{REVISION}", info),
@@ -441,5 +441,5 @@ ROUTES = [
     ("POST", rf"{API}/tag/{REVISION}", tag),
     ("POST", rf"{API}/branch/(?P<name>.+)", branch),
     ("PUT", rf"{API}/settings", settings),
-    (("GET", "HEAD"), rf"/{MODEL}/resolve/{REVISION}/(?P<path>.+)", resolve),
+    ("GET HEAD", rf"/{MODEL}/resolve/{REVISION}/(?P<path>.+)", resolve),
 ]

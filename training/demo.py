@@ -29,7 +29,8 @@ from hf_bidir.finetune.errors import run_script
 from hf_bidir.finetune.folder import CARD, CURVE, RESULTS, read_record
 from hf_bidir.finetune.image_data import ImageCollator
 from hf_bidir.finetune.image_files import read_digits
-from hf_bidir.hub import build_model_card, isolated_forward
+from hf_bidir.hub import isolated_forward
+from hf_bidir.hub.model_card import write_card
 from training.image_classification import main as fine_tune
 
 RECIPE = Path(__file__).parent / "recipes" / "digits-tanhmax.yaml"
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     model.set_attn_implementation("eager")  # which returns the coefficients
     test[0]["image"].save(folder / DIGIT)
     draw_attention(model, pixels[:DIGITS_SHOWN], test.select(range(DIGITS_SHOWN)), folder / "attention.png")
-    build_model_card(folder).save(folder / CARD)  # again, now that there is a picture to show
+    write_card(folder)  # again, now that there is a picture to show
 
     print(f"\nTest accuracy on {len(test)} digits: {accuracy:.4f}")
     print(f"Reloaded in an isolated process without hf_bidir: largest difference of a logit {difference:.1e}")

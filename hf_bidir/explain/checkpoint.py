@@ -13,6 +13,8 @@ from hf_bidir.convert import checkpoint_processors, read_bidir, read_config, sig
 from hf_bidir.explain.running import patch_grid
 from hf_bidir.timm_vit import TIMM_PREFIX
 
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # what Pillow reads without starting another program
+
 
 def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, object]:
     """A bidir checkpoint as it is; a softmax one of BERT, ViT, DeiT or timm as the bidir model equal to it (`λ = 0`).
@@ -31,9 +33,6 @@ def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, object]:
     if not processors:
         raise FileNotFoundError(f"{source} has neither a tokenizer nor an image processor beside its weights.")
     return model.eval(), processors[0]
-
-
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # what Pillow reads without starting another program
 
 
 @dataclass(frozen=True)

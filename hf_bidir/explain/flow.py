@@ -21,7 +21,7 @@ from hf_bidir.explain.attentions import (
 )
 
 UNIT = 2**30  # the solver takes 32-bit integers; a capacity of 1 becomes this many
-WORTH_A_POOL = 5e8  # edges times flows, some 30 seconds of one core; starting the processes takes about 6
+WORTH_A_POOL = 5e8  # edges times flows; with fewer, starting the processes may cost more than they save
 
 
 def attention_flow(

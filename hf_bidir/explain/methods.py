@@ -173,7 +173,7 @@ METHODS: dict[str, Method] = {
         "integrated gradients from padding, or an image of zeros", "part of y", partial(_whole, integrated_gradients)
     ),
     "signed-attention": Method(
-        "coefficients a of the first token", "a", partial(_attention, signed=True), layers="last", oriented=True
+        "coefficients a of the token that is read", "a", partial(_attention, signed=True), layers="last", oriented=True
     ),
     "signed-rollout": Method(
         "signed rollout", "rollout", partial(_rollout, signed=True), layers="up to the last", oriented=True
@@ -187,7 +187,7 @@ METHODS: dict[str, Method] = {
         additive=False,
     ),
     "attention": Method(
-        "size |a| of the coefficients of the first token",
+        "size |a| of the coefficients of the token that is read",
         "|a|",
         partial(_attention, signed=False),
         layers="last",
@@ -205,6 +205,10 @@ METHODS: dict[str, Method] = {
         additive=False,
     ),
     "values": Method(
-        "size of the weighted values ‖a v W_o‖ of the first token", "‖a v W_o‖", _values, layers="last", signed=False
+        "size of the weighted values ‖a v W_o‖ of the token that is read",
+        "‖a v W_o‖",
+        _values,
+        layers="last",
+        signed=False,
     ),
 }

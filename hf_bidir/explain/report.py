@@ -23,7 +23,7 @@ from hf_bidir.finetune.files import replacing
 MANY_ANSWERS = ("ForQuestionAnswering", "ForMultipleChoice")
 SATURATED = 0.1  # of y, as a sum of the sizes of all contributions
 LONGEST_NAME = 255  # of a file; a longer text is not looked for on the disk
-FLOW_LIMIT = 256  # tokens; all flows of a longer example take minutes
+FLOW_LIMIT = 256  # tokens; the work for all flows grows with the cube of the length, at least
 
 
 @dataclass(frozen=True)

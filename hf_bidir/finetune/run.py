@@ -16,14 +16,14 @@ from hf_bidir.convert import is_softmax
 from hf_bidir.finetune.arguments import DataArguments, RunArguments, ScheduleArguments
 from hf_bidir.finetune.curves import save_loss_curve
 from hf_bidir.finetune.errors import as_input_error
-from hf_bidir.finetune.files import replacing, write_json
+from hf_bidir.finetune.files import write_json
 from hf_bidir.finetune.folder import CARD, CURVE, RECORD, RESULTS, checkpoint_to_resume, clear_run
 from hf_bidir.finetune.metrics import classification_metrics, headline, predicted_classes
 from hf_bidir.finetune.record import begin_record
 from hf_bidir.finetune.schedule_options import build_schedule, check_checkpoint_schedule
 from hf_bidir.finetune.splits import Splits
 from hf_bidir.finetune.trainer import FinetuneTrainer
-from hf_bidir.hub import build_model_card
+from hf_bidir.hub.model_card import write_card
 from hf_bidir.schedules import NegativeMassSchedule
 
 logger = logging.getLogger(__name__)
@@ -172,6 +172,5 @@ def _finish_folder(
     write_json(folder / RESULTS, results)
     save_loss_curve(log_history, folder / CURVE, title=folder.name)
     write_json(folder / RECORD, record | {"status": "running"})
-    with replacing(folder / CARD) as temporary:
-        build_model_card(folder).save(temporary)
+    write_card(folder)
     write_json(folder / RECORD, record)

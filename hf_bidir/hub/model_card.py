@@ -179,7 +179,8 @@ def merge_cards(written: ModelCard, generated: ModelCard) -> ModelCard:
     """The written card with its generated part, and the metadata that a run decides, renewed."""
     before, marker, rest = written.text.partition(BEGIN)
     after = rest.partition(END)[2]
-    part = generated.text.strip()
+    # the generated card may be one that a person has written around as well: only the part between its markers counts
+    part = f"{BEGIN}{generated.text.partition(BEGIN)[2].partition(END)[0]}{END}"
     text = f"{before}{part}{after}" if marker else f"{written.text.rstrip()}\n\n{part}\n"
     theirs, ours = written.data.to_dict(), generated.data.to_dict()
     kept = {key: value for key, value in theirs.items() if key not in ours or key in KEPT_WHEN_EDITED}

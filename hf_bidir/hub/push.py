@@ -56,7 +56,7 @@ def push_checkpoint(
         The commit, or, for a dry run, the files with their sizes and the card.
 
     Raises:
-        FileNotFoundError, ValueError, RuntimeError: the folder must not be published (`staging.py`).
+        FileNotFoundError, ValueError: the folder must not be published (`staging.py`).
         PushError: the Hub refused or could not be reached.
     """
     api = HfApi(token=token, library_name="hf_bidir")

@@ -22,8 +22,9 @@ PUBLISHED = (
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".joblib", ".h5", ".msgpack")
 LARGEST = 5 * 2**30  # bytes of one file
 SECRET = re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")
-HOME = re.compile(r"(?<![\w.:/])(?:/(?:home|root|Users|mnt|tmp|work|data|opt|var)/|[A-Za-z]:\\)[\w.-]")
+LOCAL_PATH = re.compile(r"(?<![\w.:/])(?:/(?:home|root|Users|mnt|tmp|work|data|opt|var)/|[A-Za-z]:\\)[\w.-]")
 TOLERANCE = 1e-5
+HALF_TOLERANCE = 0.05  # transformers before 5 loads half precision as single where nothing is said
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,7 @@ def stage(folder: str | Path, target: Path) -> Staged:
     Raises:
         FileNotFoundError: `folder` holds no checkpoint.
         ValueError: it holds a pickle, a path of this machine, a token, a file over 5 GiB, or model code that is not
-            this version's.
-        RuntimeError: the folder does not load in a process that has it alone, or answers differently there.
+            this version's; or it does not load in a process that has it alone, or answers differently there.
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file() or not list(folder.glob("*.safetensors")):
@@ -106,7 +106,7 @@ def _check_contents(staged: Staged) -> None:
         text = file.read_text(encoding="utf-8")
         if SECRET.search(text):
             raise ValueError(f"{file.name} holds what looks like a Hub token; remove it, and revoke the token.")
-        place = HOME.search(text) if file.name not in ("tokenizer.json", "vocab.txt") else None
+        place = LOCAL_PATH.search(text) if file.name not in ("tokenizer.json", "vocab.txt") else None
         if place:
             start = place.start()
             raise ValueError(f"{file.name} names a path of this machine ({text[start : start + 40]!r}); remove it.")
@@ -114,16 +114,21 @@ def _check_contents(staged: Staged) -> None:
 
 def _check_alone(staged: Staged) -> None:
     """Load the staged folder where there is nothing else, and compare with the model here."""
-    model = read_bidir(staged.folder, torch.float32)
+    model = read_bidir(staged.folder)
     name = type(model).__name__
     auto = next((auto for auto, path in model.config.auto_map.items() if path.endswith(f".{name}")), "AutoModel")
     inputs = random_inputs(model.config)
     with torch.inference_mode():
         here = {name: value for name, value in model(**inputs).items() if isinstance(value, torch.Tensor)}
-    there = isolated_forward(staged.folder, auto, inputs)
+    try:
+        there = isolated_forward(staged.folder, auto, inputs)
+    except RuntimeError as error:
+        raise ValueError(f"nothing was uploaded: {error}") from error
     for name, value in here.items():
         difference = (value - there[name].to(value.dtype)).abs().max().item()
-        if not difference <= TOLERANCE * max(1.0, value.abs().max().item()):
-            raise RuntimeError(
+        if not difference <= (TOLERANCE if value.dtype == torch.float32 else HALF_TOLERANCE) * max(
+            1.0, value.abs().max().item()
+        ):
+            raise ValueError(
                 f"loaded alone, the checkpoint answers differently ({name}: {difference:.1e}); nothing was uploaded."
             )

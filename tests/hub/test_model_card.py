@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
 from hf_bidir.cli import app
 from hf_bidir.hub import build_model_card
-from hf_bidir.hub.model_card import card_differences, write_card
+from hf_bidir.hub.model_card import card_differences, merge_cards, write_card
 
 RESULTS = {
     "eval_accuracy": 0.7,
@@ -226,6 +226,14 @@ def test_what_a_person_wrote_around_the_card_is_no_difference(finished):
     with (finished / "README.md").open("a", encoding="utf-8") as readme:
         readme.write("\nRead our paper.\n")
     assert card_differences(finished) == []
+
+
+def test_a_card_that_both_sides_wrote_around_is_merged_without_doubling_anything(finished):
+    write_card(finished)
+    readme = finished / "README.md"
+    readme.write_text(readme.read_text(encoding="utf-8") + "\nRead our paper.\n", encoding="utf-8")
+    merged = merge_cards(ModelCard.load(readme), ModelCard.load(readme))
+    assert merged.text.count("Read our paper.") == merged.text.count("## Load") == 1
 
 
 def test_the_command_checks_and_writes_cards(finished):

@@ -164,6 +164,11 @@ def test_code_that_a_staged_folder_lacks_is_added(folder, tmp_path):
     assert "- `modeling_bidir_bert.py` `" in staged.card
 
 
+def test_a_checkpoint_in_half_precision_is_published_as_it_is(folder, tmp_path):
+    BidirBertForSequenceClassification.from_pretrained(folder).bfloat16().save_pretrained(tmp_path / "half")
+    assert "model.safetensors" in stage(tmp_path / "half", tmp_path / "staged").files
+
+
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="expected a checkpoint folder"):
         push_checkpoint(tmp_path, "alice/tiny", dry_run=True)
