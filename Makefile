@@ -7,15 +7,18 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint clean
+.PHONY: help install demo checkpoints test lint clean
 
 help:  ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(VENV)/installed  ## build .venv and install the project into it
 
 demo: install  ## fine-tune a TanhMax ViT on handwritten digits, reload it elsewhere, draw its attention
 	$(BIN)/python -m training.demo
+
+checkpoints: install  ## train the published checkpoints: NAMES=digits, DATA_DIR=folder, MINILM=folder
+	$(BIN)/python -m training.checkpoints $(NAMES) $(if $(DATA_DIR),--data-dir $(DATA_DIR)) $(if $(MINILM),--minilm $(MINILM))
 
 test: install  ## run the tests
 	$(BIN)/python -m pytest

@@ -163,3 +163,51 @@ def card(
         typer.echo("\n".join(["The card and the results of its run differ:", *differences]), err=True)
         raise typer.Exit(1)
     typer.echo("The card says what the run measured.")
+
+
+@app.command()
+def evaluate(
+    checkpoint: Annotated[str, typer.Argument(help="The folder of a classifier, or its name on the Hub.")],
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|NAME", help="The examples; by default the data set that the run read by name."),
+    ] = None,
+    split: Annotated[str, typer.Option(help="What the examples are, or which split of a data set: test, …")] = "test",
+    revision: Annotated[str | None, typer.Option(help="A branch, tag or commit on the Hub.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples per forward pass.")] = 64,
+    column: Annotated[str | None, typer.Option(help="The column of the text or image; by default guessed.")] = None,
+    label_column: Annotated[str | None, typer.Option(help="The column of the class; by default guessed.")] = None,
+    tolerance: Annotated[float, typer.Option(min=0, help="How far from the card's number is still equal.")] = 0.001,
+    save: Annotated[
+        bool,
+        typer.Option("--save", help="Write evaluation.json and the card, which then says: verified (folders only)."),
+    ] = False,
+) -> None:
+    """Measure a published checkpoint again, and print its card's numbers beside the fresh ones.
+
+    Exits with 1 where they differ though the data is the same. TanhMax models also get the share of their attention
+    that is negative, and the accuracy without that part.
+
+    \b
+    hf-bidir evaluate runs/digits-tanhmax
+    hf-bidir evaluate someone/sst2-tanhmax --revision v1 --data test.parquet
+    """
+    from transformers.utils import logging
+
+    from hf_bidir.hub.evaluation import claimed_scores, comparison, evaluate_checkpoint, same_data
+    from hf_bidir.hub.model_card import write_card
+
+    logging.disable_progress_bar()  # of loading the weights
+    options = {"split": split, "revision": revision, "batch_size": batch_size}
+    with one_line_errors():
+        if save and not Path(checkpoint).is_dir():
+            raise ValueError(f"--save writes into a folder, and {checkpoint} is none.")
+        measured = evaluate_checkpoint(checkpoint, data, column=column, label_column=label_column, **options)
+        claimed, same = claimed_scores(checkpoint, revision), same_data(checkpoint, measured, revision)
+        if save:
+            typer.echo(f"Written: {measured.save(checkpoint)}, {write_card(checkpoint)}", err=True)
+    typer.echo(comparison(measured, claimed, same))
+    if same and any(
+        abs(measured.scores[name] - claimed[name]) > tolerance for name in claimed.keys() & measured.scores.keys()
+    ):
+        raise typer.Exit(1)

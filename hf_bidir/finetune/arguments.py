@@ -144,6 +144,13 @@ class PretrainedArguments(CentringArguments):
     learn_negative_mass: bool = option(
         False, "Train the negative mass of every head, from --attn_negative_mass (between 0 and 1) on."
     )
+    base_model: str | None = option(
+        None,
+        "For the card: the Hub's name of the checkpoint that --model_name_or_path comes from, where that is a folder.",
+    )
+    license: str | None = option(
+        None, "For the card: the licence of weights that come from elsewhere, such as apache-2.0."
+    )
     attn_implementation: str | None = option(None, "How attention is computed: sdpa (the fastest exact path), eager.")
 
 

@@ -16,7 +16,7 @@ from hf_bidir.finetune.arguments import ImageDataArguments
 from hf_bidir.finetune.errors import InputError, as_input_error
 from hf_bidir.finetune.image_files import DIGITS, read_digits, read_images
 from hf_bidir.finetune.randomness import batch_generator
-from hf_bidir.finetune.splits import Splits, labelled_splits, raw_splits
+from hf_bidir.finetune.splits import Splits, labelled_split, labelled_splits, raw_splits
 
 IMAGE_COLUMNS = ("image", "img", "pixels")
 LARGEST_GUESSED_SIZE = 224
@@ -38,6 +38,14 @@ def read_image_splits(data: ImageDataArguments) -> Splits:
         for name, split in splits:
             check_images(name, split)
     return splits
+
+
+def read_image_split(file: str, data: ImageDataArguments, names: list[str], name: str) -> Dataset:
+    """Read one split alone, `image` and `label`, for a model with the classes `names`; errors as in the above."""
+    split = labelled_split(read_images(file), data, data.image_column, IMAGE_COLUMNS, names, name)
+    split = split.cast_column("image", Image())
+    check_images(name, split)
+    return split
 
 
 def check_images(name: str, split: Dataset) -> None:

@@ -20,6 +20,8 @@ UNCHANGED_BY_CHECKPOINTS = (
     "attn_negative_mass",
     "learn_negative_mass",
     "centre",
+    "base_model",
+    "license",
     "attn_implementation",
 )
 KEYS_SHOWN = 3

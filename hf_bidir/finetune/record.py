@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, TrainerState, TrainingArguments
 
 from hf_bidir.finetune.arguments import DataArguments, RunArguments
 from hf_bidir.finetune.files import sha256
@@ -24,6 +24,8 @@ MAY_CHANGE = {
     "disable_tqdm",
     "report_to",
     "run_name",
+    "base_model",
+    "license",
 }
 FILES = ("train_file", "validation_file", "test_file")
 SCRATCH, FOLDER, HUB, TIMM = "scratch", "folder", "hub", "timm"  # what weights may start from
@@ -48,15 +50,29 @@ def begin_record(
         "task": task,
         "seed": args.seed,
         "recipe": publishable(given),
-        "started_from": _start(given.get("model_name_or_path")),
+        "started_from": starting_point(given.get("model_name_or_path")),
         "data": {name: _source(name, data) | {"rows": len(split)} for name, split in splits},
         "notes": splits.notes,
         "label_names": splits.names,
         "class_shares": splits.class_shares(),
         "num_parameters": model.num_parameters(),
-        "world_size": args.world_size,
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES},
-        "hardware": hardware(),
+        **circumstances(args),
+    }
+
+
+def circumstances(args: TrainingArguments) -> dict[str, Any]:
+    """What else the numbers of a run depend on: processes, versions, hardware."""
+    return {"world_size": args.world_size, "versions": library_versions(), "hardware": hardware()}
+
+
+def ending(state: TrainerState, args: TrainingArguments, resumed_from: str | None, seconds: float) -> dict[str, Any]:
+    """What a record gets at the end; `seconds` are of this process, without what came before `resumed_from`."""
+    best = state.best_model_checkpoint if args.load_best_model_at_end else None
+    return {
+        "status": "finished",
+        "best_checkpoint": Path(best).name if best else None,
+        "resumed_from": Path(resumed_from).name if resumed_from else None,
+        "duration_seconds": round(seconds, 1),
     }
 
 
@@ -86,7 +102,7 @@ def _without_folders(value: Any) -> Any:
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
-def _start(source: str | None) -> str:
+def starting_point(source: str | None) -> str:
     """What kind of thing the weights came from; the recipe says which one."""
     if source is None:
         return SCRATCH
@@ -118,6 +134,11 @@ def differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
     if earlier.get("world_size") != now["world_size"]:
         found.append(f"{earlier.get('world_size')} processes were used, and now {now['world_size']}")
     return found
+
+
+def library_versions() -> dict[str, str]:
+    """The versions of Python and of the libraries that numbers depend on."""
+    return {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES}
 
 
 def hardware() -> dict[str, Any]:

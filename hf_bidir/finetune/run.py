@@ -19,7 +19,7 @@ from hf_bidir.finetune.errors import as_input_error
 from hf_bidir.finetune.files import write_json
 from hf_bidir.finetune.folder import CARD, CURVE, RECORD, RESULTS, checkpoint_to_resume, clear_run
 from hf_bidir.finetune.metrics import classification_metrics, headline, predicted_classes
-from hf_bidir.finetune.record import begin_record
+from hf_bidir.finetune.record import begin_record, ending
 from hf_bidir.finetune.schedule_options import build_schedule, check_checkpoint_schedule
 from hf_bidir.finetune.splits import Splits
 from hf_bidir.finetune.trainer import FinetuneTrainer
@@ -99,22 +99,11 @@ def finetune(
     results = _evaluate(trainer, splits)
     trainer.save_model()
     if args.should_save:
-        record |= _ending(trainer, checkpoint, time.monotonic() - started)
+        record |= ending(trainer.state, args, checkpoint, time.monotonic() - started)
         _finish_folder(folder, record, results, trainer.state.log_history)
         print(f"\nFinished {folder}: {headline(results)}; {CARD} there says the rest.")
     PartialState().wait_for_everyone()
     return results
-
-
-def _ending(trainer: Trainer, checkpoint: str | None, seconds: float) -> dict[str, Any]:
-    """What the record gets at the end; `seconds` are of this process, without what came before `resumed_from`."""
-    best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
-    return {
-        "status": "finished",
-        "best_checkpoint": Path(best).name if best else None,
-        "resumed_from": Path(checkpoint).name if checkpoint else None,
-        "duration_seconds": round(seconds, 1),
-    }
 
 
 def _centre(trainer: FinetuneTrainer, train: Dataset, args: RunArguments) -> None:

@@ -108,6 +108,28 @@ def labelled_splits(
     return Splits(raw["train"], raw["validation"], raw.get("test"), names, notes)
 
 
+def labelled_split(
+    split: Dataset, data: DataArguments, column: str | None, guesses: tuple[str, ...], names: list[str], name: str
+) -> Dataset:
+    """One split alone, with the classes that a model has: its labels are their names, or their numbers.
+
+    Args:
+        split, data, column, guesses: as in `labelled_splits`.
+        names: the classes of the model.
+        name: of the split, for errors.
+
+    Raises:
+        InputError: a missing column, an empty split, or a label that is missing or that the model does not have.
+    """
+    split = _select(name, split, data.label_column, column, guesses)
+    values = _label_values(name, split)
+    named = {str(value) for value in values} <= set(names)
+    known = {label: index for index, label in enumerate(names)} if named else {i: i for i in range(len(names))}
+    values = [str(value) for value in values] if named else values
+    _check_known(name, values, known, "model")
+    return split.remove_columns("label").add_column("label", [known[value] for value in values])
+
+
 def _select(
     name: str, split: Dataset, label_column: str | None, column: str | None, guesses: tuple[str, ...]
 ) -> Dataset:
@@ -185,13 +207,13 @@ def _classes(
     return {value: index for index, value in enumerate(order)}, names
 
 
-def _check_known(name: str, values: list[str | int], known: dict[str | int, int]) -> None:
+def _check_known(name: str, values: list[str | int], known: dict[str | int, int], owner: str = "train split") -> None:
     unknown = Counter(value for value in values if value not in known)
     if unknown:
         listed = ", ".join(f"{value!r} ({count} rows)" for value, count in unknown.most_common(5))
         raise InputError(
-            f"the {name} split has labels that the train split lacks: {listed}; "
-            f"the train split has: {', '.join(repr(value) for value in known)}"
+            f"the {name} split has labels that the {owner} lacks: {listed}; "
+            f"the {owner} has: {', '.join(repr(value) for value in known)}"
         )
 
 

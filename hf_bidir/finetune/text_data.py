@@ -6,7 +6,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from hf_bidir.finetune.arguments import TextDataArguments
 from hf_bidir.finetune.errors import InputError
 from hf_bidir.finetune.sources import read_table
-from hf_bidir.finetune.splits import Splits, labelled_splits, raw_splits
+from hf_bidir.finetune.splits import Splits, labelled_split, labelled_splits, raw_splits
 
 TEXT_COLUMNS = ("text", "sentence")
 ROWS_SHOWN = 5
@@ -24,6 +24,13 @@ def read_texts(data: TextDataArguments) -> Splits:
     return splits
 
 
+def read_text_split(file: str, data: TextDataArguments, names: list[str], name: str) -> Dataset:
+    """Read one split alone, `text` and `label`, for a model that has the classes `names`; errors as in `read_texts`."""
+    split = labelled_split(read_table(file), data, data.text_column, TEXT_COLUMNS, names, name)
+    _check_texts(name, split["text"][:])
+    return split
+
+
 def _check_texts(name: str, texts: list) -> None:
     bad = [row for row, text in enumerate(texts) if not isinstance(text, str) or not text.strip()]
     if bad:
@@ -36,14 +43,16 @@ def _check_texts(name: str, texts: list) -> None:
 
 def tokenize(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Splits:
     """The splits with `input_ids` and `attention_mask` in place of `text`, cut to `max_length` tokens."""
+    return splits.map(lambda split: tokenize_split(split, tokenizer, max_length))
+
+
+def tokenize_split(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
+    """The same for one split."""
 
     def to_ids(batch: dict[str, list]) -> dict[str, list]:
         return tokenizer(batch["text"], truncation=True, max_length=max_length, return_token_type_ids=False)
 
-    def tokenized(split: Dataset) -> Dataset:
-        return split.map(to_ids, batched=True, remove_columns="text", desc="tokenizing")
-
-    return splits.map(tokenized)
+    return split.map(to_ids, batched=True, remove_columns="text", desc="tokenizing")
 
 
 def check_max_length(max_length: int, config: PretrainedConfig, source: str | None) -> None:

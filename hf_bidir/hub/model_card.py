@@ -1,8 +1,10 @@
 """The model card of a finished run, from the files that the run wrote and from nothing else."""
 
 import json
+import re
 from difflib import unified_diff
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
@@ -21,6 +23,7 @@ PIPELINES = {
     "AutoModelForMaskedLM": "fill-mask",
 }
 FIGURES = {
+    "explanation.png": "What speaks for (red) and against (blue) the answers, on examples of the test split",
     "attention.png": "Signed attention over a few inputs of the test split",
     "loss_curve.png": "Loss over the course of training",
 }
@@ -30,36 +33,41 @@ METRICS = {  # the run's names, and what the Hub calls the same metrics, if it k
     "masked_accuracy": None,
     "relative_error": None,
 }
+SOURCE = re.compile(r'^source, revision = "([^"]+)", "([^"]+)"', re.MULTILINE)  # in the template's example
+EQUAL = 5e-5  # numbers that print alike
 KEPT_WHEN_EDITED = ("license", "tags")  # generated metadata that a person may well know better
 
 
-def build_model_card(folder: str | Path) -> ModelCard:
+def build_model_card(folder: str | Path, repo_id: str | None = None, revision: str | None = None) -> ModelCard:
     """Build the card of a finished run; `build_model_card(folder).save(folder / "README.md")` writes it.
 
     A number that no file of the run holds is left out. Where the folder has a README.md already, only the
     part between the markers is renewed; what a person wrote around it stays, metadata included.
 
     Args:
-        folder: holds config.json, and run.json and all_results.json if a run finished there.
+        folder: holds config.json, and run.json and all_results.json if a run finished there; evaluation.json and
+            seeds.json if they were written.
+        repo_id, revision: where on the Hub it is, for the loading example; by default what the README.md there says.
 
     Raises:
         FileNotFoundError: `folder` has no config.json, so there is no model to describe.
     """
-    folder = Path(folder)
+    folder, readme = Path(folder), Path(folder, "README.md")
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"expected a checkpoint folder with a config.json; {folder} has none")
-    config, run, results = (_read(folder / f"{name}.json") for name in ("config", "run", "all_results"))
-    facts = _facts(folder, config, run, results)
+    written = ModelCard.load(readme) if readme.is_file() else None
+    if repo_id is None and written and (named := SOURCE.search(written.text)):
+        repo_id, revision = named.groups()
+    facts = _facts(folder) | {"repo_id": repo_id, "revision": revision or "main"}
     card = ModelCard.from_template(_metadata(facts), template_path=str(TEMPLATE), **facts)
     card.text = f"\n{BEGIN}\n{card.text.strip()}\n{END}\n"
-    readme = folder / "README.md"
-    return merge_cards(ModelCard.load(readme), card) if readme.is_file() else card
+    return merge_cards(written, card) if written else card
 
 
-def write_card(folder: str | Path) -> Path:
-    """Write `build_model_card(folder)` as README.md, all of it or nothing."""
+def write_card(folder: str | Path, repo_id: str | None = None, revision: str | None = None) -> Path:
+    """Write `build_model_card` of the same arguments as README.md, all of it or nothing."""
     readme = Path(folder, "README.md")
-    card = build_model_card(folder)
+    card = build_model_card(folder, repo_id, revision)
     with replacing(readme) as temporary:
         temporary.write_text(str(card), encoding="utf-8")
     return readme
@@ -83,8 +91,11 @@ def _read(file: Path) -> dict[str, Any]:
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
-def _facts(folder: Path, config: dict, run: dict, results: dict) -> dict[str, Any]:
+def _facts(folder: Path) -> dict[str, Any]:
     """What the template shows; whatever the run did not write is None or empty."""
+    config, run, results, evaluation, seeds = (
+        _read(folder / f"{name}.json") for name in ("config", "run", "all_results", "evaluation", "seeds")
+    )
     architecture = (config.get("architectures") or ["model"])[0]
     auto_map = config.get("auto_map", {})
     split = "test" if "test_accuracy" in results else "validation"
@@ -103,7 +114,10 @@ def _facts(folder: Path, config: dict, run: dict, results: dict) -> dict[str, An
         "started_from": run.get("started_from"),
         "split": split,
         "chosen": run.get("best_checkpoint"),
-        "scores": _scores(results, "test_" if split == "test" else "eval_"),
+        "scores": (scores := _scores(results, "test_" if split == "test" else "eval_")),
+        "verified": _verified(folder, split, scores, evaluation),
+        "evaluation": evaluation,
+        "seeds": _seeds(seeds),
         "figures": {file: caption for file, caption in FIGURES.items() if (folder / file).is_file()},
         "run": _circumstances(run),
         "code": {file.name: sha256(file) for file in sorted(folder.glob("*.py"))},
@@ -114,12 +128,39 @@ def _scores(results: dict[str, Any], prefix: str) -> dict[str, dict[str, float]]
     """The measured numbers of one split: `overall` by metric and `recall` by class."""
     measured = {key.removeprefix(prefix): value for key, value in results.items() if key.startswith(prefix)}
     overall = {name: measured[name] for name in METRICS if measured.get(name) is not None}
-    recall = {
-        name.removeprefix("recall_").replace("|", r"\|"): value  # a bar would end the table's cell
-        for name, value in measured.items()
-        if name.startswith("recall_")
-    }
-    return {"overall": overall, "recall": recall}
+    recall = {name: value for name, value in measured.items() if name.startswith("recall_")}
+    return {"overall": overall, "recall": recall, "rows": {_in_words(k): v for k, v in (overall | recall).items()}}
+
+
+def _verified(folder: Path, split: str, scores: dict[str, dict[str, float]], evaluation: dict[str, Any]) -> bool:
+    """Whether evaluation.json measured these weights on this split, and found the run's numbers again."""
+    weights = {file.name: sha256(file) for file in folder.glob("*.safetensors")}
+    if evaluation.get("split") != split or (weights and weights != evaluation["weights"]):
+        return False
+    ran = scores["overall"].items()
+    return bool(ran) and all(abs(evaluation["scores"].get(name, -1) - value) < EQUAL for name, value in ran)
+
+
+def _seeds(seeds: dict[str, Any]) -> dict[str, Any]:
+    """seeds.json as a table: per metric, mean ± standard deviation of this recipe and of its twin."""
+    if not seeds:
+        return {}
+    columns = [seeds["this"], seeds["twin"]]
+    metrics = [name for name in columns[0]["scores"] if all(name in column["scores"] for column in columns)]
+    rows = {_in_words(name): [_spread(column["scores"][name]) for column in columns] for name in metrics}
+    names = [column["name"] for column in columns]
+    return {"names": names, "count": len(seeds["seeds"]), "note": seeds.get("note"), "rows": rows}
+
+
+def _in_words(metric: str) -> str:
+    name = metric.removeprefix("recall_")
+    if name != metric:
+        return f"recall of {name}".replace("|", r"\|")  # a bar would end the table's cell
+    return name.replace("_f1", "-F1").replace("_", " ")
+
+
+def _spread(values: list[float]) -> str:
+    return f"{mean(values):.4f} ± {stdev(values):.4f}" if len(values) > 1 else f"{values[0]:.4f}"
 
 
 def _circumstances(run: dict[str, Any]) -> dict[str, str]:
@@ -157,6 +198,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
             metric_type=METRICS[name],
             metric_name=name,
             metric_value=value,
+            verified=facts["verified"] or None,
         )
         for name, value in overall.items()
         if pipeline and source and METRICS[name]
@@ -164,11 +206,12 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
     return ModelCardData(
         model_name=facts["name"],
         # weights that came from elsewhere keep the licence that they came with, which no file here says
-        license=None if facts["started_from"] else "apache-2.0",
+        license=recipe.get("license") or ("apache-2.0" if facts["started_from"] in (None, "scratch") else None),
         library_name="transformers",
         pipeline_tag=pipeline,
         # a folder of this machine is nothing that the Hub could link to
-        base_model=recipe.get("model_name_or_path") if facts["started_from"] == "hub" else None,
+        base_model=recipe.get("base_model")
+        or (recipe.get("model_name_or_path") if facts["started_from"] == "hub" else None),
         tags=[*(["tanhmax", "signed-attention"] if facts["activation"] == "tanhmax" else []), "hf_bidir"],
         metrics=[METRICS[name] for name in overall if METRICS[name]] or None,
         eval_results=measured or None,

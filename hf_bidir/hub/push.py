@@ -40,7 +40,8 @@ def push_checkpoint(
     Before anything leaves, the folder is loaded and run in a process that has nothing else, and searched for pickles,
     tokens and paths of this machine. What a person wrote in the repository's README.md stays; the generated part is
     renewed. Everything is one commit: where it fails, the repository is as it was. Unchanged files are not sent again,
-    and a folder that is published already makes no commit.
+    and a folder that is published already makes no commit. The commit gets a tag made from its content, and the card's
+    example loads that revision.
 
     Args:
         folder: the checkpoint.
@@ -48,7 +49,7 @@ def push_checkpoint(
         private: how it is created; an existing repository stays as it is.
         revision: the branch, created where there is none; by default the main one.
         token: of an account that may write; by default the one that `hf auth login` or HF_TOKEN gave.
-        create_pr: propose the commit as a pull request instead.
+        create_pr: propose the commit as a pull request instead, without a tag of its content.
         dry_run: change nothing.
         tag: a name for the commit, such as "v1".
 
@@ -64,7 +65,8 @@ def push_checkpoint(
         if not dry_run:
             with _one_line_errors(repo_id):
                 api.whoami()  # before the checks, which take longer
-        staged = stage(folder, Path(scratch, Path(folder).resolve().name))  # the card is headed by the name
+        # the card is headed by the name; who proposes a change may not be allowed to tag it
+        staged = stage(folder, Path(scratch, Path(folder).resolve().name), repo_id, pin=not create_pr)
         if dry_run:
             return staged.summary()
         with _one_line_errors(repo_id):
@@ -79,6 +81,9 @@ def push_checkpoint(
                 create_pr=create_pr,
                 commit_message=f"Checkpoint {Path(folder).resolve().name}",
             )
+        with _one_line_errors(repo_id, "the commit is there, its tag is not yet"):
+            if not create_pr:
+                api.create_tag(repo_id, tag=staged.content, revision=commit.oid, exist_ok=True)
             if tag is not None:
                 api.create_tag(repo_id, tag=tag, revision=commit.oid)
     return commit
@@ -96,8 +101,8 @@ def _keep_what_a_person_wrote(api: HfApi, staged: Staged, repo_id: str, revision
 
 
 @contextmanager
-def _one_line_errors(repo_id: str) -> Iterator[None]:
-    """The client's errors as one line that says what to do; never with a token in it."""
+def _one_line_errors(repo_id: str, state: str = "the repository is as it was") -> Iterator[None]:
+    """The client's errors as one line that says how things stand and what to do; never with a token in it."""
     try:
         yield
     except LocalTokenNotFoundError as error:
@@ -116,12 +121,11 @@ def _one_line_errors(repo_id: str) -> Iterator[None]:
             403: f"this token may not write to {repo_id}; take one with write access, of the account that owns it",
             409: "that exists already; choose another name",
             412: "somebody has changed the repository meanwhile; give the command again",
-        }.get(status or 0, "the repository is as it was; give the command again")
+        }.get(status or 0, f"{state}; give the command again")
         raise PushError(f"{advice} ({_first_line(error)}).") from error
     except (OSError, RuntimeError) as error:  # RuntimeError: the client's word for a file that it could not send
         raise PushError(
-            f"the upload did not get through ({_first_line(error)}); the repository is as it was, give the command "
-            "again."
+            f"the Hub could not be reached to the end ({_first_line(error)}); {state}, give the command again."
         ) from error
 
 

@@ -1,5 +1,6 @@
 """What of a checkpoint folder is published, and what must not be."""
 
+import hashlib
 import re
 import shutil
 from dataclasses import dataclass
@@ -9,16 +10,18 @@ import torch
 from transformers import AutoConfig
 
 from hf_bidir.convert import random_inputs, read_bidir
+from hf_bidir.finetune.files import sha256
 from hf_bidir.hub.isolated import isolated_forward
 from hf_bidir.hub.model_card import write_card
 from hf_bidir.modeling import activations
 
 MODELING = Path(activations.__file__).parent
-PUBLISHED = (
-    *("config.json", "*.safetensors", "model.safetensors.index.json", "*.py", "README.md", "*.png"),
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "preprocessor_config.json"),
-    *("processor_config.json", "all_results.json", "run.json"),
+LOADED = (
+    *("config.json", "*.safetensors", "model.safetensors.index.json", "*.py"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"),
+    *("preprocessor_config.json", "processor_config.json"),
 )
+TOLD = ("README.md", "*.png", "all_results.json", "run.json", "evaluation.json", "seeds.json")
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".joblib", ".h5", ".msgpack")
 LARGEST = 5 * 2**30  # bytes of one file
 SECRET = re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")
@@ -39,6 +42,13 @@ class Staged:
         return {file.name: file.stat().st_size for file in sorted(self.folder.iterdir())}
 
     @property
+    def content(self) -> str:
+        """A name for all that decides what the checkpoint computes: weights, config, code, tokenizer or processor."""
+        files = sorted(file for pattern in LOADED for file in self.folder.glob(pattern))
+        listed = "".join(f"{file.name} {sha256(file)}\n" for file in files)
+        return f"content-{hashlib.sha256(listed.encode()).hexdigest()[:12]}"
+
+    @property
     def card(self) -> str:
         return (self.folder / "README.md").read_text(encoding="utf-8")
 
@@ -48,8 +58,14 @@ class Staged:
         return "\n".join([*lines, f"{sum(self.files.values()):>13,}  bytes together", "", self.card])
 
 
-def stage(folder: str | Path, target: Path) -> Staged:
+def stage(folder: str | Path, target: Path, repo_id: str | None = None, pin: bool = True) -> Staged:
     """Copy what is published of a checkpoint folder into `target`, with its model code and its card, and check it.
+
+    Args:
+        folder: the checkpoint.
+        target: a folder, made if it does not exist.
+        repo_id: what the card's example loads; by default the folder.
+        pin: the example names `Staged.content` as the revision, which must then become a tag; else "main".
 
     Raises:
         FileNotFoundError: `folder` holds no checkpoint.
@@ -63,12 +79,12 @@ def stage(folder: str | Path, target: Path) -> Staged:
     if pickles:
         raise ValueError(f"{folder} holds {', '.join(pickles)}: such files can run code when read. Remove them first.")
     target.mkdir(parents=True, exist_ok=True)
-    for pattern in PUBLISHED:
+    for pattern in LOADED + TOLD:
         for file in folder.glob(pattern):
             shutil.copyfile(file, target / file.name)
     _add_code(target)
-    write_card(target)
     staged = Staged(target)
+    write_card(target, repo_id, staged.content if pin else None)
     _check_contents(staged)
     _check_alone(staged)
     return staged

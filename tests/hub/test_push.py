@@ -15,9 +15,10 @@ import torch
 from safetensors.torch import load_file
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
+from hf_bidir.finetune.tokenizer import train_wordpiece
 from hf_bidir.hub import push_checkpoint
 from hf_bidir.hub.staging import MODELING, code_files, stage
-from tests.hub_server import Account, Fault, File, Hub
+from tests.hub_server import Account, Fault, File, Hub, Repository
 
 ROOT = Path(__file__).parents[2]
 TOKENS = {"hf_alice": Account("alice"), "hf_reader": Account("alice", "read"), "hf_bob": Account("bob")}
@@ -31,22 +32,24 @@ app(["push", *sys.argv[1:]])
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     torch.manual_seed(0)
+    tokenizer = train_wordpiece(["a good film", "a bad film"], vocab_size=40, max_length=16)
     config = BidirBertConfig(
-        vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8,
+        vocab_size=len(tokenizer), hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8,
         max_position_embeddings=16,
     )  # fmt: skip
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     BidirBertForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 
-def start(hub, code, *words, token="hf_alice", home):
+def start(hub, code, *words, token="hf_alice", home, **settings):
     """A fresh process of a user with an empty cache."""
     environment = os.environ | {
         "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HF_TOKEN": token, "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "0", "PYTHONPATH": str(ROOT),
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    }  # fmt: skip
+    } | settings  # fmt: skip
     command = [sys.executable, "-c", code, *map(str, words)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, env=environment, cwd=home.parent, text=True, **pipes)
@@ -90,6 +93,28 @@ for number, revision in enumerate(sys.argv[2:]):
         tensors = load_file(tmp_path / f"{number}.safetensors")
         assert tensors.keys() >= original.keys()
         assert all(torch.equal(tensors[name], value) for name, value in original.items())
+
+
+EXAMPLE = """
+from huggingface_hub import ModelCard
+from transformers import pipeline
+example = ModelCard.load("alice/tiny").text.partition("```python\\n")[2].partition("```")[0]
+exec(example)
+assert type(model).__module__.startswith("transformers_modules"), type(model).__module__
+print(revision, pipeline("text-classification", "alice/tiny", trust_remote_code=True)("a good film")[0]["score"])
+"""
+
+
+def test_the_example_of_the_card_loads_the_revision_that_it_pins_and_a_pipeline_answers_offline_too(hub, tmp_path):
+    followed = ended(start(hub, EXAMPLE, home=tmp_path / "stranger"))
+    assert followed.returncode == 0, followed.stderr
+    said = followed.stdout.splitlines()[-1]
+    revision = said.split()[0]
+    assert hub.repositories["alice/tiny"].tags[revision] == hub.repositories["alice/tiny"].tags["v1"]
+    asked = len(hub.requests)
+    offline = ended(start(hub, EXAMPLE, home=tmp_path / "stranger", HF_HUB_OFFLINE="1"))
+    assert (offline.returncode, offline.stdout.splitlines()[-1]) == (0, said), offline.stderr
+    assert len(hub.requests) == asked
 
 
 def test_the_code_that_is_pushed_is_byte_equal_to_that_of_the_package(hub):
@@ -175,29 +200,33 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
 
 
 TOKENLESS = [
-    ("hf_unknown", "does not know this token"),
-    ("", "there is no Hub token here"),
-    ("hf_reader", "may not write"),
-    ("hf_bob", "may not write"),
+    ("hf_unknown", "alice/tiny", "does not know this token"),
+    ("", "alice/tiny", "there is no Hub token here"),
+    ("hf_reader", "alice/tiny", "may not write"),
+    ("hf_bob", "alice/tiny", "may not write"),
+    ("hf_bob", "alice/secret", "may not write"),
 ]
 
 
 @pytest.fixture(scope="module")
 def refusals(folder, tmp_path_factory):
-    """What four users are told who may not push to alice's repository, all at once."""
+    """What users are told who may not push to a repository of alice's, all at once."""
     with Hub(TOKENS) as hub:
-        homes = {token: tmp_path_factory.mktemp("home") / "home" for token, _ in TOKENLESS}
-        running = {
-            token: start(hub, PUSH, folder, "alice/tiny", token=token, home=home) for token, home in homes.items()
-        }
-        done = {token: ended(process) for token, process in running.items()}
-        assert not hub.repositories
+        secret = hub.repositories["alice/secret"] = Repository("alice/secret", private=True)
+        secret.add("initial commit", {}, "main", None)
+        running = {}
+        for token, repo_id, _ in TOKENLESS:
+            home = tmp_path_factory.mktemp("home") / "home"
+            running[token, repo_id] = start(hub, PUSH, folder, repo_id, token=token, home=home)
+        done = {who: ended(process) for who, process in running.items()}
+        assert hub.repositories.keys() == {"alice/secret"}
+        assert len(secret.commits) == 1
     return done
 
 
-@pytest.mark.parametrize(("token", "message"), TOKENLESS)
-def test_a_token_that_may_not_is_one_line_that_says_what_to_do(refusals, token, message):
-    refused = refusals[token]
+@pytest.mark.parametrize(("token", "repo_id", "message"), TOKENLESS)
+def test_a_token_that_may_not_is_one_line_that_says_what_to_do(refusals, token, repo_id, message):
+    refused = refusals[token, repo_id]
     *_, last = refused.stderr.strip().splitlines()
     assert (refused.returncode, last.startswith("error: "), message in last) == (2, True, True), refused.stderr
     assert not token or token not in refused.stderr

@@ -1,0 +1,110 @@
+"""What a Trainer knows about its run, written down for the card."""
+
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from hf_bidir.finetune.curves import save_loss_curve
+from hf_bidir.finetune.files import write_json
+from hf_bidir.finetune.folder import CURVE, RECORD, RESULTS
+from hf_bidir.finetune.record import circumstances, ending, publishable, starting_point
+
+SPLITS = {"test_": "test", "eval_": "validation"}  # by the prefix of the metrics
+
+
+class CardCallback(TrainerCallback):
+    """Writes run.json, all_results.json and loss_curve.png into `args.output_dir`, for `build_model_card`.
+
+    For a `Trainer` of your own; the training scripts write the same files themselves. Numbers are those of the model
+    that the training ends with: of `trainer.evaluate` and `trainer.predict` (with `metric_key_prefix="test"`) after it,
+    or, without these, of the last evaluation, or of the best one with `load_best_model_at_end`.
+
+        trainer = Trainer(model, args, ..., callbacks=[CardCallback(data={"train": "someone/reviews"})])
+        trainer.train()
+        trainer.evaluate(test, metric_key_prefix="test")
+        trainer.save_model()
+        build_model_card(args.output_dir).save(f"{args.output_dir}/README.md")
+
+    Args:
+        data: what each split is, by "train", "validation" and "test"; a data set's name on the Hub, best of all.
+        notes: sentences about the data.
+    """
+
+    def __init__(self, data: dict[str, str] | None = None, notes: list[str] | None = None):
+        self.data, self.notes = data or {}, notes or []
+        self.record: dict[str, Any] = {}
+        self.results: dict[str, Any] = {}
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: PreTrainedModel,
+        train_dataloader: DataLoader | None = None,
+        **_: Any,
+    ) -> None:
+        self.started, self.resumed = time.monotonic(), args.resume_from_checkpoint if state.global_step else None
+        source, self.results = model.config._name_or_path or None, {}
+        self.record = {
+            "status": "running",
+            "seed": args.seed,
+            "recipe": publishable(_changed(args) | ({"model_name_or_path": source} if source else {})),
+            "started_from": starting_point(source),
+            "data": {},
+            "notes": self.notes,
+            "label_names": list(model.config.id2label.values()),
+            "num_parameters": model.num_parameters(),
+            **circumstances(args),
+        }
+        self._note_data("train", train_dataloader)
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float],
+        eval_dataloader: DataLoader | None = None,
+        **_: Any,
+    ) -> None:
+        for prefix, split in SPLITS.items():
+            if any(name.startswith(prefix) for name in metrics):
+                self._note_data(split, eval_dataloader)
+        self.results |= metrics
+        self._write(args, state)
+
+    on_predict = on_evaluate
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.record |= ending(state, args, self.resumed, time.monotonic() - self.started)
+        if args.load_best_model_at_end and state.best_metric is not None:
+            name = f"eval_{args.metric_for_best_model.removeprefix('eval_')}"
+            self.results |= next((entry for entry in state.log_history if entry.get(name) == state.best_metric), {})
+        self._write(args, state)
+
+    def _note_data(self, split: str, loader: DataLoader | None) -> None:
+        if self.record and loader is not None:
+            rows = {"rows": len(loader.dataset)} if hasattr(loader.dataset, "__len__") else {}
+            self.record["data"][split] = {"source": self.data.get(split, "not named")} | rows
+
+    def _write(self, args: TrainingArguments, state: TrainerState) -> None:
+        if self.record.get("status") != "finished" or not state.is_world_process_zero:
+            return
+        folder = Path(args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / RESULTS, self.results)
+        save_loss_curve(state.log_history, folder / CURVE, title=folder.name)
+        write_json(folder / RECORD, self.record)
+
+
+def _changed(args: TrainingArguments) -> dict[str, Any]:
+    """The arguments that are not their defaults; those that are objects of their own are left out."""
+    # a second TrainingArguments to compare with would reset the Trainer's accelerator
+    defaults = {field.name: field.default for field in fields(args)}
+    plain = {name: value for name, value in args.to_dict().items() if isinstance(value, bool | int | float | str)}
+    return {name: value for name, value in plain.items() if value != defaults.get(name)}

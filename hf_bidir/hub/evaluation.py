@@ -1,0 +1,258 @@
+"""A finished checkpoint measured again, from its files alone, beside what its card says."""
+
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from huggingface_hub import ModelCard, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    DataCollatorWithPadding,
+    PreTrainedModel,
+    TrainingArguments,
+)
+
+from hf_bidir.analysis import negative_share, without_negatives
+from hf_bidir.convert import is_softmax, read_bidir, read_config
+from hf_bidir.finetune.arguments import DataArguments, ImageDataArguments, TextDataArguments
+from hf_bidir.finetune.errors import as_input_error
+from hf_bidir.finetune.files import sha256, write_json
+from hf_bidir.finetune.image_data import ImageCollator, new_image_processor, read_image_split, read_image_splits
+from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
+from hf_bidir.finetune.record import library_versions
+from hf_bidir.finetune.text_data import read_text_split, read_texts, tokenize_split
+from hf_bidir.finetune.trainer import FinetuneTrainer
+
+EVALUATION = "evaluation.json"
+FETCHED = ("*.json", "*.safetensors", "*.txt", "README.md")  # no code: the package has the models
+HEADS = {
+    "ForSequenceClassification": AutoModelForSequenceClassification,
+    "ForImageClassification": AutoModelForImageClassification,
+}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a checkpoint scores on one split, and what its attention is like there.
+
+    Attributes:
+        scores: accuracy, macro_f1 and recall_<class>, each in [0, 1].
+        negative_share: of the coefficients over 1e-3 in size, on this split; None for softmax.
+        accuracy_without_negatives: when negative coefficients are set to 0, nothing trained again; None for softmax.
+        weights: the SHA-256 of each weights file.
+    """
+
+    split: str
+    data: dict[str, Any]
+    scores: dict[str, float]
+    negative_share: float | None
+    accuracy_without_negatives: float | None
+    weights: dict[str, str]
+    versions: dict[str, str]
+
+    def save(self, folder: str | Path) -> Path:
+        """Write evaluation.json, from which `build_model_card` says that the numbers were verified."""
+        write_json(Path(folder, EVALUATION), asdict(self))
+        return Path(folder, EVALUATION)
+
+
+def evaluate_checkpoint(
+    source: str | Path,
+    data: str | None = None,
+    *,
+    split: str = "test",
+    revision: str | None = None,
+    batch_size: int = 64,
+    column: str | None = None,
+    label_column: str | None = None,
+) -> Evaluation:
+    """Measure a classification checkpoint, signed or softmax, on a split.
+
+    Args:
+        source: a folder, or a name on the Hub.
+        data: a file or folder as the training scripts read them, which is then all of the split; or the name of a data
+            set; by default the data set that the checkpoint's run.json names.
+        split: train, validation or test.
+        revision: a branch, tag or commit on the Hub.
+        batch_size: examples per forward pass; no number depends on it.
+        column, label_column: of the text or image, and of the class; by default those of the run, or guessed.
+
+    Raises:
+        FileNotFoundError: there is no such checkpoint.
+        ValueError: it is no classifier, or the data cannot be used (`InputError`).
+    """
+    folder = local_folder(source, revision)
+    model = _load(folder)
+    columns = {"text_column": column, "image_column": column, "label_column": label_column}
+    examples, described, collator = _read(model, folder, data, split, columns)
+    names = [model.config.id2label[index] for index in range(model.config.num_labels)]
+    with tempfile.TemporaryDirectory() as scratch:
+        trainer = FinetuneTrainer(
+            model=model,
+            args=_arguments(scratch, batch_size),
+            data_collator=collator,
+            compute_metrics=classification_metrics(names),
+            preprocess_logits_for_metrics=predicted_classes,
+        )
+        scores = _scores(trainer, examples)
+        share, without = _signs(trainer, examples)
+    return Evaluation(
+        split=split,
+        data=described | {"rows": len(examples)},
+        scores=scores,
+        negative_share=share,
+        accuracy_without_negatives=without,
+        weights={file.name: sha256(file) for file in sorted(folder.glob("*.safetensors"))},
+        versions=library_versions(),
+    )
+
+
+def claimed_scores(source: str | Path, revision: str | None = None) -> dict[str, float]:
+    """The numbers in the model index of a checkpoint's card, by name; none without a card."""
+    readme = local_folder(source, revision) / "README.md"
+    results = ModelCard.load(readme).data.eval_results if readme.is_file() else None
+    return {result.metric_name: result.metric_value for result in results or []}
+
+
+def same_data(source: str | Path, evaluation: Evaluation, revision: str | None = None) -> bool:
+    """Whether an evaluation was of the data that the checkpoint's run names for this split."""
+    recorded = _run(local_folder(source, revision)).get("data", {}).get(evaluation.split, {})
+    return all(recorded.get(key) == evaluation.data.get(key) for key in ("sha256", "rows")) and bool(recorded)
+
+
+def comparison(measured: Evaluation, claimed: dict[str, float], same: bool) -> str:
+    """The card's numbers beside the fresh ones, for people."""
+    where = f"{measured.data['source']} ({measured.split}, {measured.data['rows']:,} examples)"
+    lines = [f"{where:<40} {'card':>8} {'measured':>10} {'difference':>12}"]
+    for name, value in measured.scores.items():
+        card = claimed.get(name)
+        beside = f"{'–':>8} {value:>10.4f}" if card is None else f"{card:>8.4f} {value:>10.4f} {value - card:>+12.4f}"
+        lines.append(f"{name.replace('_', ' '):<40} {beside}")
+    if measured.negative_share is not None:
+        lines.append(
+            f"{measured.negative_share:.1%} of the attention coefficients are negative; with 0 in their place, the "
+            f"accuracy is {measured.accuracy_without_negatives:.4f}."
+        )
+    if claimed and not same:
+        lines.append("The card's numbers are of other data than this, as far as run.json tells.")
+    return "\n".join(lines)
+
+
+def local_folder(source: str | Path, revision: str | None = None) -> Path:
+    """The folder of a checkpoint, fetched from the Hub if it is none.
+
+    Raises:
+        FileNotFoundError: there is no such checkpoint, or none that can be reached.
+    """
+    if Path(source).is_dir():
+        return Path(source)
+    try:
+        return Path(snapshot_download(str(source), revision=revision, allow_patterns=list(FETCHED)))
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise FileNotFoundError(
+            f"{source} is neither a checkpoint folder nor a model that the Hub gives you ({reason}); check the name, "
+            "the revision, and who you are with `hf auth whoami`."
+        ) from error
+
+
+def _run(folder: Path) -> dict[str, Any]:
+    record = folder / "run.json"
+    return json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
+
+
+def _load(folder: Path) -> PreTrainedModel:
+    config = read_config(folder)
+    architecture = (config.architectures or ["none"])[0]
+    head = next((auto for ending, auto in HEADS.items() if architecture.endswith(ending)), None)
+    if head is None:
+        raise ValueError(f"{folder} is a {architecture}; only classifiers are evaluated ({', '.join(HEADS)}).")
+    if config.model_type.startswith("bidir_"):
+        return read_bidir(folder, torch.float32)
+    return head.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def _arguments(scratch: str, batch_size: int) -> TrainingArguments:
+    return TrainingArguments(
+        output_dir=scratch,
+        per_device_eval_batch_size=batch_size,
+        report_to="none",
+        remove_unused_columns=False,
+        dataloader_pin_memory=torch.cuda.is_available(),
+    )
+
+
+def _scores(trainer: FinetuneTrainer, examples: Dataset) -> dict[str, float]:
+    measured = trainer.evaluate(examples, metric_key_prefix="the")
+    names = (key.removeprefix("the_") for key in measured)
+    return {name: measured[f"the_{name}"] for name in names if name in ("accuracy", "macro_f1") or "recall_" in name}
+
+
+def _signs(trainer: FinetuneTrainer, examples: Dataset) -> tuple[float | None, float | None]:
+    """The share of negative coefficients, and the accuracy without them; None for softmax."""
+    model = trainer.model
+    if not hasattr(model.config, "attn_activation") or is_softmax(model.config):
+        return None, None
+    batches = ({k: v.to(model.device) for k, v in batch.items()} for batch in trainer.get_eval_dataloader(examples))
+    share = negative_share(model, batches)
+    with without_negatives(model):
+        return share, _scores(trainer, examples)["accuracy"]
+
+
+def _read(
+    model: PreTrainedModel, folder: Path, data: str | None, split: str, columns: dict[str, str | None]
+) -> tuple[Dataset, dict[str, Any], Callable]:
+    """The examples, where they came from, and the collator that makes batches of them."""
+    images, run = hasattr(model.config, "patch_size"), _run(folder)
+    arguments = _data_arguments(ImageDataArguments if images else TextDataArguments, run, columns)
+    names = [model.config.id2label[index] for index in range(model.config.num_labels)]
+    if data is not None and (Path(data).exists() or Path(data).suffix):
+        read_file, file = read_image_split if images else read_text_split, Path(data)
+        examples, described = read_file(data, arguments, names, split), {"source": file.name}
+        described |= {"sha256": sha256(file)} if file.is_file() else {}
+    else:
+        arguments.dataset_name = data or _data_set_of(run, split)
+        splits = (read_image_splits if images else read_texts)(arguments)
+        if splits.names != names:
+            raise ValueError(f"{folder} has the classes {names}, and {arguments.dataset_name} has {splits.names}.")
+        examples, described = dict(splits).get(split), {"source": arguments.dataset_name}
+        if examples is None:
+            raise ValueError(f"{arguments.dataset_name} has no {split} split with labels; choose another by --split.")
+    if images:
+        return examples, described, ImageCollator(_image_processor(folder, model))
+    with as_input_error(f"cannot load the tokenizer of {folder}: ", OSError, ValueError):
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    length = min(arguments.max_length, model.config.max_position_embeddings)
+    return tokenize_split(examples, tokenizer, length), described, DataCollatorWithPadding(tokenizer)
+
+
+def _data_arguments(kind: type[DataArguments], run: dict[str, Any], columns: dict[str, str | None]) -> DataArguments:
+    """The data options of the run, without its files, and with the columns that were asked for."""
+    known = {field.name for field in fields(kind) if not field.name.endswith("_file")}
+    chosen = run.get("recipe", {}) | {name: column for name, column in columns.items() if column is not None}
+    return kind(**{name: value for name, value in chosen.items() if name in known})
+
+
+def _data_set_of(run: dict[str, Any], split: str) -> str:
+    """The data set that a run read by name."""
+    recipe = run.get("recipe", {})
+    if "train_file" in recipe or "dataset_name" not in recipe:
+        file = run.get("data", {}).get(split, {}).get("source")
+        raise ValueError(f"name the data with --data{f'; the run read {file}' if file else ''}.")
+    return recipe["dataset_name"]
+
+
+def _image_processor(folder: Path, model: PreTrainedModel):
+    try:
+        return AutoImageProcessor.from_pretrained(folder)
+    except OSError:
+        return new_image_processor(model.config.image_size)

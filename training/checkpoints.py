@@ -1,0 +1,212 @@
+"""Train the published checkpoints, each beside its softmax twin, and write their cards from what was measured.
+
+    make checkpoints                                # all of them, from the Hub's data
+    make checkpoints NAMES=digits                   # one pair: two minutes a seed, nothing to download
+    python -m training.checkpoints sst2-minilm --data-dir DIR --minilm FOLDER
+
+Each pair is one recipe with two attention activations, trained with several seeds; the first seed's model is what is
+published. Then, for both: `hf-bidir evaluate` on the test split, a picture of contributions, the card. Runs go to
+runs/checkpoints/NAME (later seeds to runs/checkpoints/seeds); a finished one is not repeated, an interrupted one
+continues. Card, numbers and pictures are copied to model_cards/NAME, and the weights too where they are under 1 MB.
+
+`DIR` holds one folder per data set, with the files named below. Publish a folder with `hf-bidir push`.
+"""
+
+import argparse
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from matplotlib.figure import Figure
+from transformers import PreTrainedModel
+
+from hf_bidir.explain import image_heatmap, load_checkpoint, read_text, text_heatmap, token_scores
+from hf_bidir.explain.methods import METHODS
+from hf_bidir.finetune.errors import InputError, run_script
+from hf_bidir.finetune.files import replacing, write_json
+from hf_bidir.finetune.folder import RESULTS, read_record
+from hf_bidir.finetune.image_data import ImageCollator
+from hf_bidir.finetune.image_files import read_digits, read_images
+from hf_bidir.hub import evaluate_checkpoint
+from hf_bidir.hub.model_card import write_card
+from training import distill, image_classification, text_classification
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNS, CARDS = ROOT / "runs/checkpoints", ROOT / "model_cards"
+SHOWN = ("*.json", "*.png")
+SMALL = 2**20  # bytes of weights that are committed beside their card
+IMAGES_SHOWN = 6
+SENTENCE, TARGET = "a charming film with a weak ending, but the acting is never a delight", 1
+HEALED = RUNS / "minilm-healed-30-steps"
+Loaded = tuple[PreTrainedModel, Any]  # and its tokenizer or image processor
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A TanhMax checkpoint and its softmax twin.
+
+    Attributes:
+        script: the training script's `main`.
+        recipes: by name of the checkpoint, the one to publish first.
+        data: the folder under --data-dir with the data.
+        files: the script's options and the files in that folder that they get.
+        options: what else a checkpoint's run gets.
+        start: what to do before, with the options that name data and model.
+        note: what else differs between the two than the activation.
+    """
+
+    script: Callable[[list[str]], Any]
+    recipes: dict[str, str]
+    data: str | None = None
+    files: dict[str, str] = field(default_factory=dict)
+    options: dict[str, list[str]] = field(default_factory=dict)
+    start: Callable[[argparse.Namespace], None] = lambda _: None
+    seeds: int = 3
+    note: str | None = None
+
+
+def heal_minilm(options: argparse.Namespace) -> None:
+    """MiniLM with TanhMax attention, 30 steps of distillation: what the SST-2 checkpoint starts from."""
+    if read_record(HEALED).get("status") == "finished":
+        return
+    words = ["--max_steps", "30", "--output_dir", str(HEALED)]
+    if options.data_dir:
+        imdb, sst2 = options.data_dir / "imdb", options.data_dir / "sst2"
+        words += ["--train_file", str(imdb / "train.parquet"), str(sst2 / "train.parquet")]
+        words += ["--validation_file", str(imdb / "test.parquet"), str(sst2 / "validation.parquet")]
+    distill.main([recipe("minilm-healed"), *words, *minilm(options)])
+
+
+def minilm(options: argparse.Namespace) -> list[str]:
+    return ["--model_name_or_path", str(options.minilm)] if options.minilm else []
+
+
+IDX = {"train_file": "train-images-idx3-ubyte.gz", "test_file": "t10k-images-idx3-ubyte.gz"}
+PARQUET = {f"{split}_file": f"{split}.parquet" for split in ("train", "validation", "test")}
+PAIRS = {
+    "digits": Pair(
+        image_classification.main,
+        {"digits-tanhmax": "digits-tanhmax", "digits-softmax": "digits-softmax"},
+        seeds=5,
+    ),
+    "fashion-mnist-small": Pair(
+        image_classification.main,
+        {f"fashion-mnist-small-{name}": f"fashion-mnist-small-{name}" for name in ("tanhmax", "softmax")},
+        data="fashion_mnist",
+        files=IDX,
+    ),
+    "sst2-minilm": Pair(
+        text_classification.main,
+        {"sst2-minilm-tanhmax": "sst2-minilm-healed", "sst2-minilm-softmax": "sst2-minilm-softmax"},
+        data="sst2",
+        files=PARQUET,
+        options={"sst2-minilm-tanhmax": ["--model_name_or_path", str(HEALED)]},
+        start=heal_minilm,
+        note="and in what made it signed, 30 steps of distillation without labels",
+    ),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of: {', '.join(PAIRS)}; by default all")
+    parser.add_argument("--data-dir", type=Path, help="read local files from here; by default the Hub's data sets")
+    parser.add_argument("--minilm", type=Path, help="a folder with all-MiniLM-L6-v2; by default from the Hub")
+    parser.add_argument("--seeds", type=int, help="this many seeds, instead of each pair's own number")
+    options = parser.parse_args()
+    if unknown := set(options.names) - PAIRS.keys():
+        raise InputError(f"there is no checkpoint called {', '.join(sorted(unknown))}; there are {', '.join(PAIRS)}")
+    for name in options.names or PAIRS:
+        make(PAIRS[name], options)
+
+
+def make(pair: Pair, options: argparse.Namespace) -> None:
+    """Train, measure and describe both checkpoints of a pair."""
+    pair.start(options)
+    seeds = list(range(options.seeds or pair.seeds))
+    scores = {name: [trained(name, pair, seed, options) for seed in seeds] for name in pair.recipes}
+    for name in pair.recipes:
+        twin = next(other for other in pair.recipes if other != name)
+        columns = {"this": name, "twin": twin}
+        spread = {key: {"name": one, "scores": _by_metric(scores[one])} for key, one in columns.items()}
+        write_json(RUNS / name / "seeds.json", {"seeds": seeds, "note": pair.note, **spread})
+        test = str(options.data_dir / pair.data / pair.files["test_file"]) if options.data_dir and pair.data else None
+        evaluate_checkpoint(RUNS / name, test).save(RUNS / name)
+        draw_explanation(RUNS / name, RUNS / twin, test)
+        write_card(RUNS / name)
+        print(f"Written: {RUNS / name}, {publish_card(RUNS / name)}")
+
+
+def trained(name: str, pair: Pair, seed: int, options: argparse.Namespace) -> dict[str, float]:
+    """The test numbers of one run, which is trained first unless it is there already."""
+    folder = RUNS / "seeds" / f"{name}-seed{seed}" if seed else RUNS / name
+    if read_record(folder).get("status") != "finished":
+        words = ["--seed", str(seed), "--output_dir", str(folder)]
+        if options.data_dir and pair.data:
+            for option, file in pair.files.items():
+                words += [f"--{option}", str(options.data_dir / pair.data / file)]
+        started = pair.options.get(name) or (minilm(options) if "minilm" in name else [])
+        pair.script([recipe(pair.recipes[name]), *words, *started])
+    results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    numbers = ("test_accuracy", "test_macro_f1")
+    return {k.removeprefix("test_"): v for k, v in results.items() if k in numbers or k.startswith("test_recall_")}
+
+
+def recipe(name: str) -> str:
+    return str(ROOT / f"training/recipes/{name}.yaml")
+
+
+def _by_metric(runs: list[dict[str, float]]) -> dict[str, list[float]]:
+    return {metric: [run[metric] for run in runs] for metric in runs[0]}
+
+
+def draw_explanation(folder: Path, twin: Path, test: str | None) -> None:
+    """explanation.png: contributions in a checkpoint and in its twin, of one sentence or of some test images."""
+    models = {one.name: load_checkpoint(one) for one in (folder, twin)}
+    with replacing(folder / "explanation.png") as file:
+        if hasattr(models[folder.name][0].config, "patch_size"):
+            rows = read_images(test) if test else read_digits()["test"]
+            _draw_images(models, rows.select(range(IMAGES_SHOWN)), file)
+        else:
+            _draw_sentence(models, file)
+
+
+def _draw_images(models: dict[str, Loaded], rows: Dataset, file: Path) -> None:
+    ink = 255 - np.stack([np.asarray(image.convert("L"), dtype=int) for image in rows["image"]])
+    figure = Figure(figsize=(1.6 * len(ink) + 1.2, 2.5 * len(models)), layout="constrained")
+    for (name, (model, processor)), part in zip(models.items(), figure.subfigures(len(models), 1), strict=True):
+        inputs = {"pixel_values": ImageCollator(processor)(rows)["pixel_values"]}
+        scores = token_scores(model, inputs, "contributions")[:, 1:]  # without the class token
+        answers = [model.config.id2label[index] for index in model(**inputs).logits.argmax(-1).tolist()]
+        caption = f"{name}: {METHODS['contributions'].caption()}; y is the logit of the answer above"
+        image_heatmap(ink, scores.detach(), titles=answers, unit="a · ∂y/∂a", caption=caption, figure=part)
+    figure.savefig(file, dpi=100)
+
+
+def _draw_sentence(models: dict[str, Loaded], file: Path) -> None:
+    scores, caption = {}, METHODS["contributions"].caption()
+    for name, (model, tokenizer) in models.items():
+        example = read_text(tokenizer, SENTENCE, model.config.max_position_embeddings)
+        scores[name] = example.by_token(token_scores(model, example.inputs, "contributions", TARGET)[0].detach())
+    answer = model.config.id2label[TARGET]
+    text_heatmap(example.tokens, scores, unit="a · ∂y/∂a", caption=f"{caption}; y is the logit of {answer}", path=file)
+
+
+def publish_card(folder: Path) -> Path:
+    """Copy what describes a checkpoint to model_cards, with the weights where they are small, and write its card."""
+    target = CARDS / folder.name
+    target.mkdir(parents=True, exist_ok=True)
+    small = sum(file.stat().st_size for file in folder.glob("*.safetensors")) < SMALL
+    for pattern in (*SHOWN, *(["*.safetensors"] if small else [])):
+        for file in folder.glob(pattern):
+            shutil.copyfile(file, target / file.name)
+    return write_card(target)
+
+
+if __name__ == "__main__":
+    run_script(main)
