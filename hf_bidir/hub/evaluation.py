@@ -46,7 +46,7 @@ class Evaluation:
 
     Attributes:
         scores: accuracy, macro_f1 and recall_<class>, each in [0, 1].
-        negative_share: of the coefficients over 1e-3 in size, on this split; None for softmax.
+        negative_share: of the coefficients over 1e-3 in size, on this split; None for softmax, or if there are none.
         accuracy_without_negatives: when negative coefficients are set to 0, nothing trained again; None for softmax.
         weights: the SHA-256 of each weights file.
     """
@@ -203,7 +203,10 @@ def _signs(trainer: FinetuneTrainer, examples: Dataset) -> tuple[float | None, f
     if not hasattr(model.config, "attn_activation") or is_softmax(model.config):
         return None, None
     batches = ({k: v.to(model.device) for k, v in batch.items()} for batch in trainer.get_eval_dataloader(examples))
-    share = negative_share(model, batches)
+    try:
+        share = negative_share(model, batches)
+    except ValueError:  # every coefficient is nearly 0: a model that was hardly trained
+        share = None
     with without_negatives(model):
         return share, _scores(trainer, examples)["accuracy"]
 

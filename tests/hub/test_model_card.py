@@ -117,6 +117,15 @@ def test_the_saved_card_is_valid_front_matter_that_the_hub_client_reads_back(fin
     assert ModelCard.load(finished / "README.md").data.to_dict() == card.data.to_dict()
 
 
+@pytest.mark.parametrize(("kind", "licence"), [("hub", None), ("folder", None), ("scratch", "apache-2.0")])
+def test_weights_from_elsewhere_have_the_licence_that_the_recipe_names_and_own_ones_ours(finished, kind, licence):
+    write(finished, "run.json", RUN | {"started_from": kind})
+    assert build_model_card(finished).data.license == licence
+    write(finished, "run.json", RUN | {"started_from": kind, "recipe": {"license": "mit", "base_model": "some/one"}})
+    data = build_model_card(finished).data
+    assert (data.license, data.base_model) == ("mit", "some/one")
+
+
 @pytest.mark.parametrize("kind", ["folder", "scratch"])
 def test_only_a_model_on_the_hub_is_a_base_model(finished, kind):
     write(finished, "run.json", RUN | {"started_from": kind})
@@ -160,6 +169,33 @@ def test_a_softmax_checkpoint_is_not_presented_as_tanhmax(bare):
     card = build_model_card(bare)
     assert "tanhmax" not in card.data.tags
     assert "## TanhMax" not in card.text
+
+
+SEEDS = {
+    "seeds": [0, 1, 2],
+    "note": "and in the weather",
+    "this": {"name": "signed", "scores": {"accuracy": [0.8, 0.9, 1.0], "recall_good|fine": [0.5, 0.5, 0.5]}},
+    "twin": {"name": "plain", "scores": {"accuracy": [0.7, 0.7, 0.7], "recall_good|fine": [0.25, 0.5, 0.75]}},
+}
+
+
+def test_seeds_are_shown_as_mean_and_standard_deviation_beside_the_twin(finished):
+    write(finished, "seeds.json", SEEDS)
+    text = build_model_card(finished).text
+    assert "with 3 seeds" in text
+    assert "(and in the weather)" in text
+    assert "| metric | signed | plain |" in text
+    assert "| accuracy | 0.9000 ± 0.1000 | 0.7000 ± 0.0000 |" in text
+    assert r"| recall of good\|fine | 0.5000 ± 0.0000 | 0.5000 ± 0.2500 |" in text
+
+
+def test_on_the_hub_the_example_names_repository_and_revision_and_keeps_them_when_renewed(finished):
+    assert "revision" not in build_model_card(finished).text.partition("```\n")[0]
+    write_card(finished, "someone/reviews", "content-0123")
+    for card in (ModelCard.load(finished / "README.md"), build_model_card(finished)):
+        assert 'source, revision = "someone/reviews", "content-0123"' in card.text
+        assert 'options = {"revision": revision, "trust_remote_code": True}' in card.text
+    assert card_differences(finished) == []
 
 
 def test_a_figure_is_shown_when_its_file_is_there(finished):

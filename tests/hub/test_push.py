@@ -22,6 +22,11 @@ from tests.hub_server import Account, Fault, File, Hub, Repository
 
 ROOT = Path(__file__).parents[2]
 TOKENS = {"hf_alice": Account("alice"), "hf_reader": Account("alice", "read"), "hf_bob": Account("bob")}
+EVALUATE = """
+import sys
+from hf_bidir.cli import app
+app(["evaluate", *sys.argv[1:]])
+"""
 PUSH = """
 import sys
 from hf_bidir.cli import app
@@ -108,13 +113,20 @@ print(revision, pipeline("text-classification", "alice/tiny", trust_remote_code=
 def test_the_example_of_the_card_loads_the_revision_that_it_pins_and_a_pipeline_answers_offline_too(hub, tmp_path):
     followed = ended(start(hub, EXAMPLE, home=tmp_path / "stranger"))
     assert followed.returncode == 0, followed.stderr
-    said = followed.stdout.splitlines()[-1]
-    revision = said.split()[0]
+    revision = followed.stdout.split()[0]  # and nobody was asked anything
     assert hub.repositories["alice/tiny"].tags[revision] == hub.repositories["alice/tiny"].tags["v1"]
     asked = len(hub.requests)
     offline = ended(start(hub, EXAMPLE, home=tmp_path / "stranger", HF_HUB_OFFLINE="1"))
-    assert (offline.returncode, offline.stdout.splitlines()[-1]) == (0, said), offline.stderr
+    assert (offline.returncode, offline.stdout) == (0, followed.stdout), offline.stderr
     assert len(hub.requests) == asked
+
+
+def test_a_published_checkpoint_is_measured_by_its_name(hub, tmp_path):
+    table = tmp_path / "test.csv"
+    table.write_text("text,label\na good film,1\na bad film,0\n")
+    told = ended(start(hub, EVALUATE, "alice/tiny", "--revision", "v1", "--data", table, home=tmp_path / "stranger"))
+    assert told.returncode == 0, told.stderr
+    assert "test.csv (test, 2 examples)" in told.stdout
 
 
 def test_the_code_that_is_pushed_is_byte_equal_to_that_of_the_package(hub):

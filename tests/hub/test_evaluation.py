@@ -1,0 +1,163 @@
+"""evaluate_checkpoint: the same numbers again, from the files alone."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from transformers import (
+    AutoImageProcessor,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+)
+from typer.testing import CliRunner
+
+from hf_bidir import BidirViTForImageClassification
+from hf_bidir.analysis import without_negatives
+from hf_bidir.cli import app
+from hf_bidir.convert import convert_checkpoint
+from hf_bidir.finetune.image_data import ImageCollator
+from hf_bidir.finetune.image_files import read_digits
+from hf_bidir.hub import build_model_card, evaluate_checkpoint
+from hf_bidir.hub.evaluation import claimed_scores, same_data
+from training.image_classification import main as train_on_images
+from training.text_classification import main as train_on_texts
+
+ROWS = [(f"{word} film number {number}", label) for number in range(12) for word, label in (("good", 1), ("bad", 0))]
+SMALL = ["--hidden_size", "8", "--num_hidden_layers", "1", "--num_attention_heads", "2", "--intermediate_size", "8"]
+BRIEF = ["--max_steps", "3", "--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false"]
+
+
+def table(path, rows=ROWS, **names):
+    texts, labels = zip(*rows, strict=True)
+    named = [names.get(f"label_{label}", label) for label in labels]
+    Dataset.from_dict({"text": texts, "label": named}).to_parquet(str(path))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """A finished run on texts, and its test file."""
+    place = tmp_path_factory.mktemp("texts")
+    train, test = table(place / "train.parquet"), table(place / "test.parquet", ROWS[:10])
+    files = ["--train_file", train, "--validation_file", test, "--test_file", test, "--class_names", "bad", "good"]
+    train_on_texts([*files, *SMALL, *BRIEF, "--vocab_size", "60", "--output_dir", str(place / "run")])
+    return place / "run", test
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images") / "run"
+    train_on_images(["--dataset_name", "digits", *SMALL, *BRIEF, "--patch_size", "4", "--output_dir", str(folder)])
+    return folder
+
+
+def results(folder):
+    return json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
+
+
+def test_texts_are_measured_as_the_run_measured_them(texts):
+    folder, test = texts
+    evaluation = evaluate_checkpoint(folder, test)
+    assert evaluation.scores == {name: results(folder)[f"test_{name}"] for name in evaluation.scores}
+    assert {"accuracy", "macro_f1", "recall_bad", "recall_good"} == evaluation.scores.keys()
+    assert same_data(folder, evaluation)
+
+
+def test_images_are_measured_on_the_data_set_that_the_run_names(digits):
+    evaluation = evaluate_checkpoint(digits)
+    assert evaluation.scores["accuracy"] == results(digits)["test_accuracy"]
+    assert evaluation.data == {"source": "digits", "rows": 360}
+
+
+def test_no_number_depends_on_the_batch_size(digits):
+    assert evaluate_checkpoint(digits, batch_size=7).scores == evaluate_checkpoint(digits, batch_size=100).scores
+
+
+def test_the_accuracy_without_negative_coefficients_is_that_of_the_model_without_them(digits):
+    model = BidirViTForImageClassification.from_pretrained(digits).eval()
+    rows = read_digits()["test"]
+    pixels = ImageCollator(AutoImageProcessor.from_pretrained(digits))(rows)["pixel_values"]
+    with torch.no_grad(), without_negatives(model):
+        answers = model(pixels).logits.argmax(-1).numpy()
+    evaluation = evaluate_checkpoint(digits)
+    assert evaluation.accuracy_without_negatives == pytest.approx(np.mean(answers == np.array(rows["label"])))
+    assert 0 < evaluation.negative_share < 1
+
+
+def test_labels_may_be_the_names_of_the_classes(texts, tmp_path):
+    folder, test = texts
+    named = table(tmp_path / "named.parquet", ROWS[:10], label_0="bad", label_1="good")
+    assert evaluate_checkpoint(folder, named).scores == evaluate_checkpoint(folder, test).scores
+
+
+def test_a_label_that_the_model_does_not_know_is_refused(texts, tmp_path):
+    with pytest.raises(ValueError, match=r"labels that the model lacks: 7 \(1 rows\); the model has: 0, 1"):
+        evaluate_checkpoint(texts[0], table(tmp_path / "other.parquet", [*ROWS[:4], ("odd", 7)]))
+
+
+def test_a_run_on_files_asks_for_the_file(texts):
+    with pytest.raises(ValueError, match=r"name the data with --data; the run read test\.parquet"):
+        evaluate_checkpoint(texts[0])
+
+
+def test_a_softmax_checkpoint_has_no_negative_coefficients(texts, tmp_path):
+    config = BertConfig(
+        vocab_size=60, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, num_labels=2
+    )
+    BertForSequenceClassification(config).save_pretrained(tmp_path / "stock")
+    AutoTokenizer.from_pretrained(texts[0]).save_pretrained(tmp_path / "stock")
+    stock = evaluate_checkpoint(tmp_path / "stock", texts[1])
+    signed = evaluate_checkpoint(convert_checkpoint(tmp_path / "stock", tmp_path / "signed"), texts[1])
+    assert stock.scores == signed.scores
+    assert stock.negative_share is signed.negative_share is None
+
+
+def test_a_model_that_is_no_classifier_is_refused(tmp_path):
+    config = BertConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+    BertForMaskedLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="is a BertForMaskedLM; only classifiers are evaluated"):
+        evaluate_checkpoint(tmp_path, "digits")
+
+
+def test_a_saved_evaluation_makes_the_card_say_verified_and_another_number_does_not(digits):
+    assert "not verified by anybody else" in build_model_card(digits).text
+    evaluation = evaluate_checkpoint(digits)
+    evaluation.save(digits)
+    card = build_model_card(digits)
+    assert "found the same numbers in the saved files" in card.text
+    assert all(result.verified for result in card.data.eval_results)
+    assert f"{100 * evaluation.negative_share:.1f} % are negative" in card.text
+    written = json.loads((digits / "evaluation.json").read_text())
+    (digits / "evaluation.json").write_text(json.dumps(written | {"scores": written["scores"] | {"accuracy": 0.001}}))
+    assert "not verified by anybody else" in build_model_card(digits).text
+    (digits / "evaluation.json").write_text(json.dumps(written | {"weights": {"model.safetensors": "others"}}))
+    assert "not verified by anybody else" in build_model_card(digits).text
+
+
+def test_the_command_prints_the_cards_number_beside_the_fresh_one_and_fails_when_they_differ(texts):
+    folder, test = texts
+    accuracy = claimed_scores(folder)["accuracy"]
+    told = CliRunner().invoke(app, ["evaluate", str(folder), "--data", test])
+    assert (told.exit_code, f"{accuracy:.4f}     {accuracy:.4f}" in told.stdout) == (0, True), told.output
+    readme = folder / "README.md"
+    card = readme.read_text(encoding="utf-8")
+    readme.write_text(card.replace(f"value: {accuracy}", "value: 0.987"), encoding="utf-8")
+    told = CliRunner().invoke(app, ["evaluate", str(folder), "--data", test])
+    readme.write_text(card, encoding="utf-8")
+    assert (told.exit_code, "0.9870" in told.stdout) == (1, True)
+
+
+def test_other_data_than_the_cards_is_no_difference_and_is_named(texts, tmp_path):
+    folder, _ = texts
+    told = CliRunner().invoke(app, ["evaluate", str(folder), "--data", table(tmp_path / "other.parquet", ROWS[:3])])
+    assert (told.exit_code, "of other data than this" in told.stdout) == (0, True), told.output
+
+
+def test_a_name_that_nobody_has_is_one_line():
+    told = CliRunner().invoke(app, ["evaluate", "nobody/nothing-at-all", "--data", "x.parquet"])
+    assert (told.exit_code, len(told.stderr.strip().splitlines())) == (2, 1), told.stderr
+    assert "neither a checkpoint folder nor a model" in told.stderr
