@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo checkpoints test lint clean
+.PHONY: help install demo checkpoints space test lint clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ demo: install  ## fine-tune a TanhMax ViT on handwritten digits, reload it elsew
 
 checkpoints: install  ## train the published checkpoints: NAMES=digits, DATA_DIR=folder, MINILM=folder
 	$(BIN)/python -m training.checkpoints $(NAMES) $(if $(DATA_DIR),--data-dir $(DATA_DIR)) $(if $(MINILM),--minilm $(MINILM))
+
+space: install  ## the Space on this machine alone: explanations in the browser, twins side by side
+	$(BIN)/python space/app.py $(CHECKPOINTS)
 
 test: install  ## run the tests
 	$(BIN)/python -m pytest

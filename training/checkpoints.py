@@ -33,7 +33,7 @@ from hf_bidir.finetune.folder import RESULTS, read_record
 from hf_bidir.finetune.image_data import ImageCollator
 from hf_bidir.finetune.image_files import read_digits, read_images
 from hf_bidir.hub import evaluate_checkpoint
-from hf_bidir.hub.model_card import write_card
+from hf_bidir.hub.model_card import seed_spread, write_card
 from training import distill, image_classification, text_classification
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,6 +43,16 @@ SMALL = 2**20  # bytes of weights that are committed beside their card
 IMAGES_SHOWN = 6
 SENTENCE, TARGET = "a charming film with a weak ending, but the acting is never a delight", 1
 HEALED = RUNS / "minilm-healed-30-steps"
+HEADING = """# Checkpoints
+
+Cards, configs and measured numbers of the published checkpoints, each TanhMax one beside its softmax twin;
+`make checkpoints` trains them, measures them again from the saved files and writes this page. Weights under 1 MB are
+here as well and load with `import hf_bidir`. Accuracy is that of the checkpoint on its test data, then mean ± standard
+deviation over seeds; "negative" is the share of negative attention coefficients, "without" the accuracy with 0 in
+their place.
+
+| checkpoint | parameters | test data | accuracy | over seeds | negative | without |
+|---|---|---|---|---|---|---|""".splitlines()
 Loaded = tuple[PreTrainedModel, Any]  # and its tokenizer or image processor
 
 
@@ -123,6 +133,7 @@ def main() -> None:
         raise InputError(f"there is no checkpoint called {', '.join(sorted(unknown))}; there are {', '.join(PAIRS)}")
     for name in options.names or PAIRS:
         make(PAIRS[name], options)
+    print(f"Written: {list_cards()}")
 
 
 def make(pair: Pair, options: argparse.Namespace) -> None:
@@ -152,7 +163,7 @@ def trained(name: str, pair: Pair, seed: int, options: argparse.Namespace) -> di
                 words += [f"--{option}", str(options.data_dir / pair.data / file)]
         started = pair.options.get(name) or (minilm(options) if "minilm" in name else [])
         pair.script([recipe(pair.recipes[name]), *words, *started])
-    results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    results = _read(folder / RESULTS)
     numbers = ("test_accuracy", "test_macro_f1")
     return {k.removeprefix("test_"): v for k, v in results.items() if k in numbers or k.startswith("test_recall_")}
 
@@ -206,6 +217,26 @@ def publish_card(folder: Path) -> Path:
         for file in folder.glob(pattern):
             shutil.copyfile(file, target / file.name)
     return write_card(target)
+
+
+def list_cards() -> Path:
+    """model_cards/README.md: every checkpoint in one table, from the files beside its card."""
+    rows = []
+    for folder in sorted(file.parent for file in CARDS.glob("*/seeds.json")):
+        seeds, evaluation, run = (_read(folder / f"{name}.json") for name in ("seeds", "evaluation", "run"))
+        spread = seed_spread(seeds["this"]["scores"]["accuracy"])
+        share = evaluation["negative_share"]
+        signs = ["–", "–"] if share is None else [f"{share:.1%}", f"{evaluation['accuracy_without_negatives']:.4f}"]
+        numbers = [f"{evaluation['scores']['accuracy']:.4f}", f"{spread} ({len(seeds['seeds'])})", *signs]
+        name, size = f"[{folder.name}]({folder.name}/README.md)", f"{run['num_parameters']:,}"
+        rows.append(f"| {' | '.join([name, size, evaluation['data']['source'], *numbers])} |")
+    with replacing(CARDS / "README.md") as temporary:
+        temporary.write_text("\n".join([*HEADING, *rows, ""]), encoding="utf-8")
+    return CARDS / "README.md"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

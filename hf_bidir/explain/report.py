@@ -54,7 +54,7 @@ class Explanation:
 
 
 def explain_checkpoint(
-    source: str | Path,
+    source: str | Path | tuple[PreTrainedModel, object],
     text_or_image: str,
     *,
     method: str = "contributions",
@@ -66,7 +66,7 @@ def explain_checkpoint(
     """Explain what a checkpoint, signed or softmax, makes of one text, or of the image in a file.
 
     Args:
-        source: as in `load_checkpoint`.
+        source: as in `load_checkpoint`, or what it has returned.
         method, position, layer, head: as in `token_scores`. For masked language models the position is that of the
             mask in the text, unless given.
         target: a class by name or number; for masked language models, a word of the vocabulary.
@@ -76,7 +76,7 @@ def explain_checkpoint(
             model was given a file.
     """
     check_method(method, layer, head)
-    model, processor = load_checkpoint(source)
+    model, processor = source if isinstance(source, tuple) else load_checkpoint(source)
     example = _read(model, processor, text_or_image)
     notes = _notes(model, example, method)
     if type(model).__name__.endswith(MANY_ANSWERS):
@@ -125,22 +125,25 @@ def write_explanation(explanation: Explanation, folder: str | Path) -> list[Path
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder} is a file; name a folder for the figures (--output).")
     folder.mkdir(parents=True, exist_ok=True)
-    figures = {
-        "scores": (explanation.caption(explanation.method), _draw(explanation, [explanation.method])),
-        "rollout-flow": (" and ".join(explanation.traced).capitalize(), _draw(explanation, list(explanation.traced))),
-        "heads": (
-            "Contribution of each layer and head",
-            layer_head_grid(
-                explanation.heads, unit="a · ∂y/∂a", caption=f"sum over all tokens. {explanation.explained}"
-            ),
-        ),
-    }
+    figures = explanation_figures(explanation)
     written = [folder / f"{name}.png" for name in figures]
     for file, (_, figure) in zip(written, figures.values(), strict=True):
         with replacing(file) as temporary:
             figure.savefig(temporary, dpi=120)
     write_page(folder / "index.html", _page(explanation, figures))
     return [*written, folder / "index.html"]
+
+
+def explanation_figures(explanation: Explanation) -> dict[str, tuple[str, Figure]]:
+    """What there is to see, each with its caption: the scores, rollout with flow, and every layer's heads."""
+    heads = layer_head_grid(
+        explanation.heads, unit="a · ∂y/∂a", caption=f"sum over all tokens. {explanation.explained}"
+    )
+    return {
+        "scores": (explanation.caption(explanation.method), _draw(explanation, [explanation.method])),
+        "rollout-flow": (" and ".join(explanation.traced).capitalize(), _draw(explanation, list(explanation.traced))),
+        "heads": ("Contribution of each layer and head", heads),
+    }
 
 
 def _page(explanation: Explanation, figures: dict[str, tuple[str, Figure]]) -> str:

@@ -147,7 +147,7 @@ def _seeds(seeds: dict[str, Any]) -> dict[str, Any]:
         return {}
     columns = [seeds["this"], seeds["twin"]]
     metrics = [name for name in columns[0]["scores"] if all(name in column["scores"] for column in columns)]
-    rows = {_in_words(name): [_spread(column["scores"][name]) for column in columns] for name in metrics}
+    rows = {_in_words(name): [seed_spread(column["scores"][name]) for column in columns] for name in metrics}
     names = [column["name"] for column in columns]
     return {"names": names, "count": len(seeds["seeds"]), "note": seeds.get("note"), "rows": rows}
 
@@ -159,7 +159,8 @@ def _in_words(metric: str) -> str:
     return name.replace("_f1", "-F1").replace("_", " ")
 
 
-def _spread(values: list[float]) -> str:
+def seed_spread(values: list[float]) -> str:
+    """Mean ± standard deviation, or the only value."""
     return f"{mean(values):.4f} ± {stdev(values):.4f}" if len(values) > 1 else f"{values[0]:.4f}"
 
 

@@ -1,0 +1,172 @@
+"""See what a checkpoint attends to, for and against, beside its softmax twin.
+
+    make space                                        # the checkpoints of model_cards/ and runs/checkpoints/
+    python space/app.py FOLDER_OR_NAME ... --port 7861
+
+On a Space, the variable HF_BIDIR_CHECKPOINTS names them, with blanks between. Where both NAME-tanhmax and NAME-softmax
+are there, each is the other's twin.
+"""
+
+import argparse
+import os
+import tempfile
+from functools import lru_cache, partial
+from pathlib import Path
+
+os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+
+import gradio as gr
+from matplotlib.figure import Figure
+from transformers import PreTrainedModel
+
+from hf_bidir.explain import load_checkpoint
+from hf_bidir.explain.methods import METHODS
+from hf_bidir.explain.report import explain_checkpoint, explanation_figures
+from hf_bidir.finetune.image_files import read_digits
+
+ROOT = Path(__file__).resolve().parent.parent
+WHERE = ("model_cards", "runs/checkpoints")
+TWINS = ("tanhmax", "softmax")
+SENTENCE = "a charming film with a weak ending, but the acting is never a delight"
+LONGEST = 2000  # letters
+LOADED = 4  # checkpoints that stay in memory
+PREDICTED, ALL = "the answer", "all"
+FONTS = {"font": ["system-ui", "sans-serif"], "font_mono": ["monospace"]}  # none from other servers
+INTRODUCTION = """# Signed attention
+A TanhMax coefficient can be negative: a word or patch can speak **against** an answer as well as for it. Choose a
+checkpoint and a method. Contributions need no further care; raw signs (signed-attention, signed-rollout, signed-flow)
+mean something only where a checkpoint's heads are oriented."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoints", nargs="*", help="folders, or names on the Hub")
+    parser.add_argument("--port", type=int, help="by default the first free one from 7860 on")
+    options = parser.parse_args()
+    checkpoints = options.checkpoints or os.environ.get("HF_BIDIR_CHECKPOINTS", "").split() or found_here()
+    if not checkpoints:
+        parser.error("there is no checkpoint here; name some, or make some with `make checkpoints`")
+    theme = gr.themes.Default(**FONTS)
+    page(checkpoints).launch(server_port=options.port, theme=theme, show_error=True)
+
+
+def found_here() -> list[str]:
+    """The checkpoints of the repository that have weights, one per name."""
+    weights = [file for place in WHERE for file in sorted(ROOT.glob(f"{place}/*/model.safetensors"))]
+    return list({file.parent.name: str(file.parent) for file in weights}.values())
+
+
+def twin_of(checkpoint: str, checkpoints: list[str]) -> str | None:
+    """The checkpoint that differs in the attention alone, by its name, if it is among them."""
+    for one, other in (TWINS, TWINS[::-1]):
+        head, found, tail = checkpoint.rpartition(one)
+        if found:
+            names = {Path(name).name: name for name in checkpoints}
+            return names.get(Path(head + other + tail).name)
+    return None
+
+
+@lru_cache(LOADED)
+def loaded(checkpoint: str) -> tuple[PreTrainedModel, object]:
+    return load_checkpoint(checkpoint)
+
+
+def takes_images(checkpoint: str) -> bool:
+    return hasattr(loaded(checkpoint)[0].config, "patch_size")
+
+
+def page(checkpoints: list[str]) -> gr.Blocks:
+    """The whole page, for some checkpoints."""
+    names = [(Path(checkpoint).name, checkpoint) for checkpoint in checkpoints]
+    with gr.Blocks(title="Signed attention", analytics_enabled=False) as blocks:
+        gr.Markdown(INTRODUCTION)
+        with gr.Row():
+            checkpoint = gr.Dropdown(names, value=checkpoints[0], label="Checkpoint")
+            method = gr.Dropdown(list(METHODS), value="contributions", label="Method")
+            target = gr.Dropdown([PREDICTED], value=PREDICTED, label="Explain")
+            layer = gr.Dropdown([ALL], value=ALL, label="Layer")
+            head = gr.Dropdown([ALL], value=ALL, label="Head")
+        text = gr.Textbox(label="Text", lines=2, max_length=LONGEST)
+        image = gr.Image(label="Image", type="filepath", height=240)
+        with gr.Row():
+            example = gr.Button("An example")
+            go = gr.Button("Explain", variant="primary")
+        with gr.Row():
+            outputs = [output for _ in range(2) for output in _column()]
+        choices = [text, image, target, layer, head]
+        gr.on([blocks.load, checkpoint.change], offered, checkpoint, choices)
+        example.click(example_of, checkpoint, [text, image])
+        inputs = [checkpoint, method, target, layer, head, text, image]
+        gr.on([go.click, text.submit], partial(explained, checkpoints), inputs, outputs)
+    return blocks
+
+
+def _column() -> list[gr.components.Component]:
+    """Where one checkpoint's answer goes: words, then a picture each for scores, rollout and flow, and heads."""
+    with gr.Column():
+        return [
+            gr.Textbox(label="Answer", lines=14, interactive=False),
+            *(gr.Plot(show_label=False) for _ in range(3)),
+        ]
+
+
+def offered(checkpoint: str) -> list:
+    """What can be chosen and given for a checkpoint."""
+    model, images = loaded(checkpoint)[0], takes_images(checkpoint)
+    answers = list(model.config.id2label.values()) if "Classification" in type(model).__name__ else []
+    layers, heads = range(model.config.num_hidden_layers), range(model.config.num_attention_heads)
+    return [
+        gr.Textbox(visible=not images),
+        gr.Image(visible=images),
+        gr.Dropdown([PREDICTED, *answers], value=PREDICTED),
+        gr.Dropdown([ALL, *map(str, layers)], value=ALL),
+        gr.Dropdown([ALL, *map(str, heads)], value=ALL),
+    ]
+
+
+def example_of(checkpoint: str) -> tuple[str | None, str | None]:
+    """A sentence, or one of the digits that scikit-learn carries."""
+    if not takes_images(checkpoint):
+        return SENTENCE, None
+    with tempfile.NamedTemporaryFile(suffix=".png", delete=False) as file:
+        read_digits()["test"][0]["image"].save(file)
+    return None, file.name
+
+
+def explained(
+    checkpoints: list[str],
+    checkpoint: str,
+    method: str,
+    target: str,
+    layer: str,
+    head: str,
+    text: str,
+    image: str | None,
+) -> list:
+    """Words and pictures for the checkpoint, then for its twin."""
+    given = image if takes_images(checkpoint) else f" {text.strip()}"  # the blank: never the name of a file
+    chosen = {
+        "method": method,
+        "target": None if target == PREDICTED else target,
+        "layer": None if layer == ALL else int(layer),
+        "head": None if head == ALL else int(head),
+    }
+    twin = twin_of(checkpoint, checkpoints)
+    beside = _answer(twin, given, chosen) if twin else [gr.Textbox("It has no twin here.", label="Twin"), *[None] * 3]
+    return [*_answer(checkpoint, given, chosen), *beside]
+
+
+def _answer(checkpoint: str, given: str | None, chosen: dict) -> list[gr.Textbox | Figure | None]:
+    label = Path(checkpoint).name
+    if given is None or not given.strip():
+        return [gr.Textbox("Give a text or an image first, or press An example.", label=label), *[None] * 3]
+    try:
+        explanation = explain_checkpoint(loaded(checkpoint), given, **chosen)
+    except (ValueError, OSError) as error:
+        return [gr.Textbox(f"error: {error}", label=label), *[None] * 3]
+    figures = [figure for _, figure in explanation_figures(explanation).values()]
+    return [gr.Textbox(explanation.summary(), label=label), *figures]
+
+
+if __name__ == "__main__":
+    main()

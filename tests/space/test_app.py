@@ -1,0 +1,150 @@
+"""The Space in a real browser, as a visitor uses it."""
+
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
+from hf_bidir.finetune.image_files import read_digits
+from hf_bidir.finetune.tokenizer import train_wordpiece
+from space.app import twin_of
+
+ROOT = Path(__file__).parents[2]
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
+SECONDS = 1000  # in milliseconds, as the browser counts
+
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here; apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """A small text checkpoint of each activation, twins by name."""
+    place = tmp_path_factory.mktemp("texts")
+    tokenizer = train_wordpiece(
+        ["a good film", "a bad film", "< b > bold img src x onerror"], vocab_size=80, max_length=64
+    )
+    for activation in ("tanhmax", "softmax"):
+        torch.manual_seed(0)
+        config = BidirBertConfig(
+            vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
+            max_position_embeddings=64, attn_activation=activation,
+        )  # fmt: skip
+        BidirBertForSequenceClassification(config).save_pretrained(place / f"words-{activation}")
+        tokenizer.save_pretrained(place / f"words-{activation}")
+    return [str(place / f"words-{activation}") for activation in ("tanhmax", "softmax")]
+
+
+@pytest.fixture(scope="module")
+def address(texts):
+    """Where the Space answers, with the committed digits checkpoints and the small text ones."""
+    digits = [str(ROOT / "model_cards" / f"digits-{activation}") for activation in ("tanhmax", "softmax")]
+    command = [sys.executable, "-u", str(ROOT / "space/app.py"), *digits, *texts]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    ) as server:
+        for line in server.stdout:
+            if found := re.search(r"http://127\.0\.0\.1:\d+", line):
+                yield found[0]
+                break
+        server.terminate()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visitor(browser, address):
+    """A page that has loaded."""
+    page = browser.new_page(viewport={"width": 1400, "height": 1200})
+    page.goto(address)
+    page.get_by_role("heading", name="Signed attention").wait_for(timeout=60 * SECONDS)
+    page.get_by_role("button", name="Explain").wait_for(timeout=60 * SECONDS)
+    yield page
+    page.close()
+
+
+def choose(page, label, name):
+    box = page.get_by_role("combobox", name=label, exact=True)
+    box.click()
+    page.locator(f"[role=option][id^='{box.get_attribute('aria-controls')}-'][aria-label='{name}']").click()
+
+
+def words(page, label):
+    """What the box of a checkpoint says, once it says something."""
+    box = page.get_by_label(label, exact=True)
+    box.wait_for(timeout=60 * SECONDS)
+    return box.input_value()
+
+
+def colors_of(page, index):
+    """How many colours a picture of the page has; a blank one has one."""
+    picture = page.locator(".plot-container img, [data-testid=matplotlib] img").nth(index)
+    picture.wait_for(timeout=60 * SECONDS)
+    shot = Image.open(io.BytesIO(picture.screenshot())).convert("RGB")
+    return len(np.unique(np.asarray(shot).reshape(-1, 3), axis=0))
+
+
+@needs_browser
+def test_an_image_is_explained_with_pictures_beside_the_softmax_twin(visitor, tmp_path):
+    read_digits()["test"][0]["image"].save(tmp_path / "digit.png")
+    visitor.locator("input[type=file]").set_input_files(tmp_path / "digit.png")
+    visitor.get_by_role("button", name="Explain").click()
+    assert "Explained: y, the logit of" in words(visitor, "digits-tanhmax")
+    assert "contribution" in words(visitor, "digits-softmax")
+    assert all(colors_of(visitor, index) > 20 for index in range(6))
+
+
+@needs_browser
+def test_a_sentence_is_explained_by_the_method_layer_and_head_that_were_chosen(visitor):
+    choose(visitor, "Checkpoint", "words-tanhmax")
+    visitor.get_by_label("Text", exact=True).fill("a good film")
+    choose(visitor, "Method", "signed-attention")
+    choose(visitor, "Layer", "0")
+    choose(visitor, "Head", "1")
+    visitor.get_by_role("button", name="Explain").click()
+    assert "coefficients a of the token that is read; layer 0, head 1" in words(visitor, "words-tanhmax")
+    assert "layer 0, head 1" in words(visitor, "words-softmax")
+
+
+@needs_browser
+def test_html_in_a_text_is_shown_and_not_obeyed(visitor):
+    choose(visitor, "Checkpoint", "words-tanhmax")
+    text = '<img src=x onerror="window.obeyed=1"> <b id=bold>bold</b>'
+    visitor.get_by_label("Text", exact=True).fill(text)
+    visitor.get_by_role("button", name="Explain").click()
+    assert "img" in words(visitor, "words-tanhmax")
+    assert visitor.evaluate("window.obeyed") is None
+    assert visitor.locator("#bold").count() == 0
+
+
+@needs_browser
+def test_what_cannot_be_explained_is_one_line_and_the_page_goes_on(visitor):
+    choose(visitor, "Checkpoint", "words-tanhmax")
+    visitor.get_by_label("Text", exact=True).fill("   ")
+    visitor.get_by_role("button", name="Explain").click()
+    assert "Give a text or an image first" in words(visitor, "words-tanhmax")
+    visitor.get_by_role("button", name="An example").click()
+    visitor.get_by_role("button", name="Explain").click()
+    visitor.wait_for_function("[...document.querySelectorAll('textarea')].some(box => box.value.includes('Explained'))")
+
+
+def test_twins_are_found_by_name():
+    known = ["a/x-tanhmax", "b/x-softmax", "c/alone-tanhmax", "d/other"]
+    assert [twin_of(name, known) for name in known] == ["b/x-softmax", "a/x-tanhmax", None, None]

@@ -1,0 +1,87 @@
+"""The published checkpoints: what `make checkpoints` writes, and what is committed of it."""
+
+import json
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hf_bidir.hub import evaluate_checkpoint
+from hf_bidir.hub.evaluation import claimed_scores
+from hf_bidir.hub.model_card import card_differences
+from training import checkpoints, image_classification
+from training.checkpoints import CARDS, PAIRS, Pair
+
+BRIEF = ["--max_steps", "2", "--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false"]
+NAMES = ("digits-tanhmax", "digits-softmax")
+OPTIONS = Namespace(data_dir=None, minilm=None, seeds=None)
+COMMITTED = sorted(file.parent for file in CARDS.glob("*/README.md"))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A pair trained for two steps with two seeds, its runs and its cards."""
+    place, patch = tmp_path_factory.mktemp("checkpoints"), pytest.MonkeyPatch()
+    patch.setattr(checkpoints, "RUNS", place / "runs")
+    patch.setattr(checkpoints, "CARDS", place / "cards")
+    pair = Pair(
+        image_classification.main, dict(zip(NAMES, NAMES, strict=True)), options=dict.fromkeys(NAMES, BRIEF), seeds=2
+    )
+    checkpoints.make(pair, OPTIONS)
+    yield pair, place / "runs", place / "cards"
+    patch.undo()
+
+
+def read(folder: Path, name: str) -> dict:
+    return json.loads((folder / name).read_text(encoding="utf-8"))
+
+
+def test_every_card_agrees_with_its_numbers_and_was_verified(made):
+    for name in NAMES:
+        assert card_differences(made[2] / name) == []
+        assert "found the same numbers in the saved files" in (made[2] / name / "README.md").read_text()
+
+
+def test_a_card_has_the_seeds_of_the_checkpoint_and_of_its_twin(made):
+    _, runs, cards = made
+    folders = {name: (runs / name, runs / "seeds" / f"{name}-seed1") for name in NAMES}
+    accuracy = {
+        name: [read(run, "all_results.json")["test_accuracy"] for run in pair] for name, pair in folders.items()
+    }
+    seeds = read(cards / "digits-tanhmax", "seeds.json")
+    assert [seeds[column]["name"] for column in ("this", "twin")] == list(NAMES)
+    assert [seeds[column]["scores"]["accuracy"] for column in ("this", "twin")] == [accuracy[name] for name in NAMES]
+    assert read(folders["digits-tanhmax"][1], "run.json")["seed"] == 1
+
+
+def test_small_weights_lie_beside_their_card_and_no_code_does(made):
+    files = {file.name for file in (made[2] / "digits-tanhmax").iterdir()}
+    assert {"model.safetensors", "config.json", "preprocessor_config.json", "explanation.png"} <= files
+    assert not any(name.endswith((".py", ".bin")) for name in files)
+
+
+def test_a_finished_run_is_not_repeated(made):
+    pair, *_ = made
+    checkpoints.make(replace(pair, script=lambda _: pytest.fail("trained again")), OPTIONS)
+
+
+def test_the_list_has_every_checkpoint(made):
+    text = checkpoints.list_cards().read_text(encoding="utf-8")
+    assert all(f"[{name}]({name}/README.md)" in text for name in NAMES)
+
+
+@pytest.mark.parametrize("folder", COMMITTED, ids=lambda folder: folder.name)
+def test_a_committed_card_says_what_its_files_say(folder):
+    assert card_differences(folder) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_committed_checkpoint_scores_what_its_card_says(name):
+    claimed = claimed_scores(CARDS / name)
+    measured = evaluate_checkpoint(CARDS / name).scores
+    assert {metric: measured[metric] for metric in claimed} == pytest.approx(claimed, abs=0.003)  # one digit of 360
+
+
+def test_every_pair_is_committed():
+    assert {name for pair in PAIRS.values() for name in pair.recipes} == {folder.name for folder in COMMITTED}
