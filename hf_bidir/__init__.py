@@ -16,6 +16,7 @@ from hf_bidir.modeling.activations import register_attn_activation, tanhmax
 from hf_bidir.modeling.attention import bidir_attention
 from hf_bidir.modeling.configuration_bidir_bert import BidirBertConfig
 from hf_bidir.modeling.configuration_bidir_deit import BidirDeiTConfig
+from hf_bidir.modeling.configuration_bidir_rnn import BidirRnnConfig
 from hf_bidir.modeling.configuration_bidir_vit import BidirViTConfig
 from hf_bidir.modeling.modeling_bidir_bert import (
     BidirBertForMaskedLM,
@@ -26,6 +27,7 @@ from hf_bidir.modeling.modeling_bidir_bert import (
     BidirBertModel,
 )
 from hf_bidir.modeling.modeling_bidir_deit import BidirDeiTForImageClassification, BidirDeiTModel
+from hf_bidir.modeling.modeling_bidir_rnn import BidirRnnForSequenceClassification, BidirRnnModel
 from hf_bidir.modeling.modeling_bidir_vit import BidirViTForImageClassification, BidirViTModel
 from hf_bidir.schedules import NegativeMassSchedule
 
@@ -40,6 +42,9 @@ __all__ = [
     "BidirDeiTConfig",
     "BidirDeiTForImageClassification",
     "BidirDeiTModel",
+    "BidirRnnConfig",
+    "BidirRnnForSequenceClassification",
+    "BidirRnnModel",
     "BidirViTConfig",
     "BidirViTForImageClassification",
     "BidirViTModel",
@@ -67,6 +72,10 @@ for _config, _heads in (
     (
         BidirDeiTConfig,
         {AutoModel: BidirDeiTModel, AutoModelForImageClassification: BidirDeiTForImageClassification},
+    ),
+    (
+        BidirRnnConfig,
+        {AutoModel: BidirRnnModel, AutoModelForSequenceClassification: BidirRnnForSequenceClassification},
     ),
     (
         BidirViTConfig,

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from transformers import PreTrainedModel
 
 from hf_bidir.explain import load_checkpoint
-from hf_bidir.explain.methods import METHODS
+from hf_bidir.explain.methods import METHODS, methods_of
 from hf_bidir.explain.report import explain_checkpoint, explanation_figures
 from hf_bidir.finetune.image_files import read_digits
 
@@ -30,7 +30,8 @@ TWINS = ("tanhmax", "softmax")
 SENTENCE = "a charming film with a weak ending, but the acting is never a delight"
 LONGEST = 2000  # letters
 LOADED = 4  # checkpoints that stay in memory
-PREDICTED, ALL = "the answer", "all"
+FIGURES = ("scores", "rollout-flow", "heads")
+DEFAULT, PREDICTED, ALL = "contributions", "the answer", "all"
 FONTS = {"font": ["system-ui", "sans-serif"], "font_mono": ["monospace"]}  # none from other servers
 INTRODUCTION = """# Signed attention
 A TanhMax coefficient can be negative: a word or patch can speak **against** an answer as well as for it. Choose a
@@ -82,7 +83,7 @@ def page(checkpoints: list[str]) -> gr.Blocks:
         gr.Markdown(INTRODUCTION)
         with gr.Row():
             checkpoint = gr.Dropdown(names, value=checkpoints[0], label="Checkpoint")
-            method = gr.Dropdown(list(METHODS), value="contributions", label="Method")
+            method = gr.Dropdown(list(METHODS), value=DEFAULT, label="Method")
             target = gr.Dropdown([PREDICTED], value=PREDICTED, label="Explain")
             layer = gr.Dropdown([ALL], value=ALL, label="Layer")
             head = gr.Dropdown([ALL], value=ALL, label="Head")
@@ -93,7 +94,7 @@ def page(checkpoints: list[str]) -> gr.Blocks:
             go = gr.Button("Explain", variant="primary")
         with gr.Row():
             outputs = [output for _ in range(2) for output in _column()]
-        choices = [text, image, target, layer, head]
+        choices = [text, image, method, target, layer, head]
         gr.on([blocks.load, checkpoint.change], offered, checkpoint, choices)
         example.click(example_of, checkpoint, [text, image])
         inputs = [checkpoint, method, target, layer, head, text, image]
@@ -106,7 +107,7 @@ def _column() -> list[gr.components.Component]:
     with gr.Column():
         return [
             gr.Textbox(label="Answer", lines=14, interactive=False),
-            *(gr.Plot(show_label=False) for _ in range(3)),
+            *(gr.Plot(show_label=False) for _ in FIGURES),
         ]
 
 
@@ -118,6 +119,7 @@ def offered(checkpoint: str) -> list:
     return [
         gr.Textbox(visible=not images),
         gr.Image(visible=images),
+        gr.Dropdown(methods_of(model), value=DEFAULT),
         gr.Dropdown([PREDICTED, *answers], value=PREDICTED),
         gr.Dropdown([ALL, *map(str, layers)], value=ALL),
         gr.Dropdown([ALL, *map(str, heads)], value=ALL),
@@ -152,20 +154,25 @@ def explained(
         "head": None if head == ALL else int(head),
     }
     twin = twin_of(checkpoint, checkpoints)
-    beside = _answer(twin, given, chosen) if twin else [gr.Textbox("It has no twin here.", label="Twin"), *[None] * 3]
+    beside = (
+        _answer(twin, given, chosen)
+        if twin
+        else [gr.Textbox("It has no twin here.", label="Twin"), *[None] * len(FIGURES)]
+    )
     return [*_answer(checkpoint, given, chosen), *beside]
 
 
 def _answer(checkpoint: str, given: str | None, chosen: dict) -> list[gr.Textbox | Figure | None]:
     label = Path(checkpoint).name
     if given is None or not given.strip():
-        return [gr.Textbox("Give a text or an image first, or press An example.", label=label), *[None] * 3]
+        return [gr.Textbox("Give a text or an image first, or press An example.", label=label), *[None] * len(FIGURES)]
     try:
         explanation = explain_checkpoint(loaded(checkpoint), given, **chosen)
     except (ValueError, OSError) as error:
-        return [gr.Textbox(f"error: {error}", label=label), *[None] * 3]
-    figures = [figure for _, figure in explanation_figures(explanation).values()]
-    return [gr.Textbox(explanation.summary(), label=label), *figures]
+        return [gr.Textbox(f"error: {error}", label=label), *[None] * len(FIGURES)]
+    figures = explanation_figures(explanation)
+    shown = [figures[name][1] if name in figures else None for name in FIGURES]
+    return [gr.Textbox(explanation.summary(), label=label), *shown]
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 
 import hf_bidir
 import hf_bidir.explain
-from hf_bidir import BidirBertConfig, BidirViTConfig
+from hf_bidir import BidirBertConfig, BidirRnnConfig, BidirViTConfig
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_bidir"
@@ -46,7 +46,7 @@ def test_modeling_is_flat_because_remote_code_is_one_folder():
     assert folders <= {"__pycache__"}
 
 
-@pytest.mark.parametrize("config", [BidirBertConfig, BidirViTConfig])
+@pytest.mark.parametrize("config", [BidirBertConfig, BidirRnnConfig, BidirViTConfig])
 def test_a_remote_module_names_every_file_it_needs_because_early_transformers_copy_no_others(config):
     for module in {path.partition(".")[0] for path in config().auto_map.values()}:
         direct = siblings_of(module)
@@ -70,6 +70,7 @@ def test_no_file_of_the_package_imports_training():
             "BidirBertConfig BidirBertModel BidirBertForSequenceClassification BidirBertForMaskedLM "
             "BidirBertForTokenClassification BidirBertForQuestionAnswering BidirBertForMultipleChoice "
             "BidirViTConfig BidirViTModel BidirViTForImageClassification "
+            "BidirRnnConfig BidirRnnForSequenceClassification "
             "tanhmax bidir_attention register_attn_activation",
         ),
         (

@@ -34,7 +34,7 @@ from hf_bidir.finetune.image_data import ImageCollator
 from hf_bidir.finetune.image_files import read_digits, read_images
 from hf_bidir.hub import evaluate_checkpoint
 from hf_bidir.hub.model_card import seed_spread, write_card
-from training import distill, image_classification, text_classification
+from training import distill, image_classification, recurrent_classification, text_classification
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS, CARDS = ROOT / "runs/checkpoints", ROOT / "model_cards"
@@ -109,6 +109,13 @@ PAIRS = {
         {f"fashion-mnist-small-{name}": f"fashion-mnist-small-{name}" for name in ("tanhmax", "softmax")},
         data="fashion_mnist",
         files=IDX,
+    ),
+    "sst2-rnn": Pair(
+        recurrent_classification.main,
+        {f"sst2-rnn-{name}": f"sst2-rnn-{name}" for name in ("tanhmax", "softmax")},
+        data="sst2",
+        files=PARQUET,
+        seeds=5,
     ),
     "sst2-minilm": Pair(
         text_classification.main,

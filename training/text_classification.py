@@ -24,56 +24,23 @@ AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=Tru
 from collections.abc import Sequence
 from typing import Any
 
-from transformers import AutoTokenizer, DataCollatorWithPadding, PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedTokenizerBase
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
-from hf_bidir.finetune.arguments import RunArguments, ScheduleArguments, TextDataArguments, TextModelArguments
-from hf_bidir.finetune.errors import as_input_error, run_script
-from hf_bidir.finetune.models import (
-    Family,
-    build_model,
-    check_given,
-    checkpoint_config,
-    scratch_config,
-    starts_as_softmax,
-)
-from hf_bidir.finetune.recipe import parse_recipe
-from hf_bidir.finetune.run import finetune
-from hf_bidir.finetune.schedule_options import check_schedule
+from hf_bidir.finetune.arguments import TextDataArguments, TextModelArguments
+from hf_bidir.finetune.errors import run_script
+from hf_bidir.finetune.models import Family, scratch_config
 from hf_bidir.finetune.splits import Splits
-from hf_bidir.finetune.text_data import check_max_length, read_texts, tokenize
+from hf_bidir.finetune.text_run import finetune_texts, text_options
 from hf_bidir.finetune.tokenizer import train_wordpiece
 
-OPTIONS = (TextDataArguments, TextModelArguments, ScheduleArguments, RunArguments)
+OPTIONS = text_options(TextModelArguments)
 BERT = Family(BidirBertForSequenceClassification, BidirBertConfig, stock_type="bert")
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the script with the command line `argv`; return the numbers of all_results.json."""
-    data, arguments, schedule, args, given = parse_recipe(OPTIONS, argv, __doc__)
-    check_given(arguments, given)
-    check_schedule(schedule, arguments, given)
-    splits = read_texts(data)
-    if arguments.model_name_or_path:
-        config = checkpoint_config(BERT, arguments, splits.names)
-        with as_input_error(f"cannot load the tokenizer of {arguments.model_name_or_path}: ", OSError, ValueError):
-            tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
-    else:
-        tokenizer, config = from_scratch(data, arguments, splits)
-    check_max_length(data.max_length, config, arguments.model_name_or_path)
-    set_seed(args.seed)
-    return finetune(
-        build_model(BERT, arguments, config),
-        tokenize(splits, tokenizer, data.max_length),
-        task="text-classification",
-        args=args,
-        data=data,
-        given=given,
-        processing_class=tokenizer,
-        collator=DataCollatorWithPadding(tokenizer),
-        schedule=schedule,
-        centre=arguments.centre and starts_as_softmax(arguments.model_name_or_path),
-    )
+    return finetune_texts(argv, OPTIONS, __doc__, BERT, from_scratch)
 
 
 def from_scratch(

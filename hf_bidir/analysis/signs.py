@@ -28,7 +28,8 @@ def negative_share(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor
 
     def count(coefficients: Tensor) -> Tensor:
         nonlocal negative, counted
-        queries = coefficients if keep is None else coefficients.movedim(2, 1)[keep.bool()]
+        padded = keep is not None and model.attends_between_tokens  # else the one query is no padding
+        queries = coefficients.movedim(2, 1)[keep.bool()] if padded else coefficients
         large = queries.abs() > threshold
         counted += int(large.sum())
         negative += int((large & (queries < 0)).sum())

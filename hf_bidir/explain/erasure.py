@@ -92,7 +92,12 @@ def _unattended(model: PreTrainedModel, others: Tensor, how: str) -> AbstractCon
 
 
 def _indispensable(model: PreTrainedModel, inputs: Mapping[str, Tensor], readout: Readout, keep: Tensor) -> Tensor:
-    """Boolean like `keep`: the token that `y` is read from, and what stands before the patches of an image."""
+    """Boolean like `keep`: the token that `y` is read from, and what stands before the patches of an image.
+
+    Where `y` is read from all tokens alike, the last one that is left.
+    """
+    if not model.attends_between_tokens:
+        return (keep.sum(1, keepdim=True) == 1).expand_as(keep)
     positions = torch.arange(keep.shape[1], device=keep.device)
     if "pixel_values" in inputs:
         return (positions < keep.shape[1] - _patches(model, inputs)).expand_as(keep)

@@ -43,6 +43,7 @@ class Method:
     signed: bool = True
     additive: bool = True  # the pieces of a word add up to what the word has
     oriented: bool = False  # at λ = 1 it means something only after `orient_heads`
+    between_tokens: bool = False  # it needs attention from every token to every token
 
     def caption(self, layer: int | None = None, head: int | None = None) -> str:
         """What it is, and of which layers and heads."""
@@ -80,8 +81,19 @@ def token_scores(
     """
     check_method(method, layer, head)
     check_layer_and_head(model, layer, head)
+    if method not in methods_of(model):
+        raise ValueError(
+            f"{method} follows attention from token to token; {type(model).__name__} has none, choose one of "
+            f"{', '.join(methods_of(model))}."
+        )
     check_position(model, position)
     return METHODS[method].scores(Request(model, prepared_inputs(model, inputs), target, position, layer, head))
+
+
+def methods_of(model: PreTrainedModel) -> list[str]:
+    """The methods that a model can be explained by: all, or those that need no attention from token to token."""
+    between_tokens = getattr(model, "attends_between_tokens", True)
+    return [name for name, method in METHODS.items() if between_tokens or not method.between_tokens]
 
 
 def check_method(method: str, layer: int | None = None, head: int | None = None) -> None:
@@ -176,7 +188,12 @@ METHODS: dict[str, Method] = {
         "coefficients a of the token that is read", "a", partial(_attention, signed=True), layers="last", oriented=True
     ),
     "signed-rollout": Method(
-        "signed rollout", "rollout", partial(_rollout, signed=True), layers="up to the last", oriented=True
+        "signed rollout",
+        "rollout",
+        partial(_rollout, signed=True),
+        layers="up to the last",
+        oriented=True,
+        between_tokens=True,
     ),
     "signed-flow": Method(
         "signed maximum flow",
@@ -185,6 +202,7 @@ METHODS: dict[str, Method] = {
         layers="up to the last",
         oriented=True,
         additive=False,
+        between_tokens=True,
     ),
     "attention": Method(
         "size |a| of the coefficients of the token that is read",
@@ -194,7 +212,12 @@ METHODS: dict[str, Method] = {
         signed=False,
     ),
     "rollout": Method(
-        "rollout of |a|", "rollout", partial(_rollout, signed=False), layers="up to the last", signed=False
+        "rollout of |a|",
+        "rollout",
+        partial(_rollout, signed=False),
+        layers="up to the last",
+        signed=False,
+        between_tokens=True,
     ),
     "flow": Method(
         "maximum flow through |a|",
@@ -203,6 +226,7 @@ METHODS: dict[str, Method] = {
         layers="up to the last",
         signed=False,
         additive=False,
+        between_tokens=True,
     ),
     "values": Method(
         "size of the weighted values ‖a v W_o‖ of the token that is read",
@@ -210,5 +234,6 @@ METHODS: dict[str, Method] = {
         _values,
         layers="last",
         signed=False,
+        between_tokens=True,
     ),
 }

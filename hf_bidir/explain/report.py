@@ -13,7 +13,7 @@ from hf_bidir.explain.checkpoint import Example, load_checkpoint, read_image, re
 from hf_bidir.explain.colors import shortened, signed
 from hf_bidir.explain.contributions import contributions
 from hf_bidir.explain.figures import image_heatmap, layer_head_grid
-from hf_bidir.explain.methods import METHODS, check_method, token_scores
+from hf_bidir.explain.methods import METHODS, check_method, methods_of, token_scores
 from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.page import html_page, write_page
 from hf_bidir.explain.readout import choose_readout
@@ -89,7 +89,8 @@ def explain_checkpoint(
         found = token_scores(model, example.inputs, name, layer=layer, head=head, **chosen)
         return example.by_token(found[0], METHODS[name].additive)
 
-    names = {method, "rollout", *(["flow"] if len(example.token_of_piece) <= FLOW_LIMIT else [])}
+    traced = {"rollout", *(["flow"] if len(example.token_of_piece) <= FLOW_LIMIT else [])}
+    names = {method, *traced.intersection(methods_of(model))}
     scores = {name: scores_by(name) for name in sorted(names)}
     heads = contributions(model, example.inputs, **chosen)[0].sum(-1)
     explained, value = _explained(model, processor, example, **chosen)
@@ -139,11 +140,12 @@ def explanation_figures(explanation: Explanation) -> dict[str, tuple[str, Figure
     heads = layer_head_grid(
         explanation.heads, unit="a · ∂y/∂a", caption=f"sum over all tokens. {explanation.explained}"
     )
-    return {
-        "scores": (explanation.caption(explanation.method), _draw(explanation, [explanation.method])),
-        "rollout-flow": (" and ".join(explanation.traced).capitalize(), _draw(explanation, list(explanation.traced))),
-        "heads": ("Contribution of each layer and head", heads),
-    }
+    figures = {"scores": (explanation.caption(explanation.method), _draw(explanation, [explanation.method]))}
+    if traced := explanation.traced:
+        figures["rollout-flow"] = (" and ".join(traced).capitalize(), _draw(explanation, list(traced)))
+    if explanation.heads.numel() > 1:
+        figures["heads"] = ("Contribution of each layer and head", heads)
+    return figures
 
 
 def _page(explanation: Explanation, figures: dict[str, tuple[str, Figure]]) -> str:

@@ -174,6 +174,23 @@ class TextModelArguments(ModelArguments):
 
 
 @dataclass
+class RnnModelArguments(PretrainedArguments):
+    """Model options of recurrent text classification."""
+
+    encoder: str = option("none", "From scratch: none (attention over the embeddings), lstm, gru.")
+    bidirectional: bool = option(False, "From scratch: an encoder that reads both ways.")
+    num_rnn_layers: int = option(1, "From scratch: the layers of the encoder.")
+    embedding_size: int = option(200, "From scratch: the width of the embedding.")
+    hidden_size: int = option(100, "From scratch: the width of encoder (per direction), queries, keys and values.")
+    attn_score: str = option("per_token", "From scratch: the alignment score, per_token or feed_forward.")
+    attn_scale: float = option(5.0, "From scratch: what the per-token score is divided by.")
+    dropout: float = option(0.5, "From scratch: dropout of the context, before the classifier.")
+    embedding_dropout: float = option(0.0, "From scratch: dropout of the embeddings.")
+    vocab_size: int = option(8000, "From scratch: the most words of the vocabulary.")
+    lowercase: bool = option(True, "From scratch: the tokenizer ignores case and accents; --no_lowercase keeps them.")
+
+
+@dataclass
 class ImageModelArguments(ModelArguments):
     """Model options of image classification."""
 

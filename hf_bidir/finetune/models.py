@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_bidir.convert import is_softmax
-from hf_bidir.finetune.arguments import ModelArguments
+from hf_bidir.finetune.arguments import ModelArguments, PretrainedArguments
 from hf_bidir.finetune.errors import InputError, as_input_error
 
 UNCHANGED_BY_CHECKPOINTS = (
@@ -29,11 +29,11 @@ KEYS_SHOWN = 3
 
 @dataclass(frozen=True)
 class Family:
-    """A bidir head with its config, and the model type of the stock checkpoints that load into it."""
+    """A bidir head with its config, and the model type of the stock checkpoints that load into it, if any do."""
 
     head: type[PreTrainedModel]
     config: type[PretrainedConfig]
-    stock_type: str
+    stock_type: str | None
 
 
 def family_of(families: Collection[Family], source: str | None) -> Family:
@@ -58,7 +58,7 @@ def starts_as_softmax(source: str | None) -> bool:
     return not fields["model_type"].startswith("bidir_") or is_softmax(SimpleNamespace(**defaults | fields))
 
 
-def check_given(arguments: ModelArguments, given: Collection[str]) -> None:
+def check_given(arguments: PretrainedArguments, given: Collection[str]) -> None:
     """Refuse options that shape a new model when the model comes from a checkpoint.
 
     Raises:
@@ -91,13 +91,13 @@ def scratch_config(family: Family, arguments: ModelArguments, names: list[str], 
             intermediate_size=arguments.intermediate_size,
             hidden_dropout_prob=arguments.dropout,
             attention_probs_dropout_prob=arguments.dropout,
-            **_label_fields(names),
-            **_attention_fields(arguments, {}),
+            **label_fields(names),
+            **attention_fields(arguments, {}),
             **more,
         )
 
 
-def checkpoint_config(family: Family, arguments: ModelArguments, names: list[str]) -> PretrainedConfig:
+def checkpoint_config(family: Family, arguments: PretrainedArguments, names: list[str]) -> PretrainedConfig:
     """The config of a checkpoint, with the labels of this run, if it has any, and the attention that was asked for.
 
     A stock softmax checkpoint starts at negative mass 0, where signed attention equals its own.
@@ -110,25 +110,26 @@ def checkpoint_config(family: Family, arguments: ModelArguments, names: list[str
         raise InputError(f"expected a checkpoint folder with a config.json; {source} has none")
     with as_input_error(f"{source} is neither a checkpoint folder nor a model on the Hub: ", OSError):
         fields, _ = PretrainedConfig.get_config_dict(source)
-    accepted = (family.config.model_type, family.stock_type)
+    accepted = [kind for kind in (family.config.model_type, family.stock_type) if kind]
     if fields.get("model_type") not in accepted:
         raise InputError(f"expected a {' or '.join(accepted)} checkpoint; {source} is {fields.get('model_type')!r}")
     if fields["model_type"] == family.stock_type:
         fields |= {"attn_activation": "tanhmax", "attn_negative_mass": 0.0}
     fields = {name: value for name, value in fields.items() if name not in ("model_type", "architectures", "auto_map")}
-    fields |= _label_fields(names) | _attention_fields(arguments, fields)
+    fields |= label_fields(names) | attention_fields(arguments, fields)
     with as_input_error():
         return family.config.from_dict(fields)
 
 
-def _label_fields(names: list[str]) -> dict[str, Any]:
+def label_fields(names: list[str]) -> dict[str, Any]:
+    """The config's names of the classes; none for data without labels."""
     if not names:
         return {}
     id2label = dict(enumerate(names))
     return {"id2label": id2label, "label2id": {name: index for index, name in id2label.items()}}
 
 
-def _attention_fields(arguments: ModelArguments, present: dict[str, Any]) -> dict[str, Any]:
+def attention_fields(arguments: PretrainedArguments, present: dict[str, Any]) -> dict[str, Any]:
     """The attention fields that were given, or else those that are present, or else TanhMax."""
     activation = arguments.attn_activation or present.get("attn_activation", "tanhmax")
     mass = arguments.attn_negative_mass
@@ -140,7 +141,7 @@ def _attention_fields(arguments: ModelArguments, present: dict[str, Any]) -> dic
     }
 
 
-def build_model(family: Family, arguments: ModelArguments, config: PretrainedConfig) -> PreTrainedModel:
+def build_model(family: Family, arguments: PretrainedArguments, config: PretrainedConfig) -> PreTrainedModel:
     """The model with random weights, or with those of the checkpoint; call `set_seed` before.
 
     A classification head of another number of classes is replaced by a new one.

@@ -1,10 +1,10 @@
-"""A WordPiece vocabulary trained on the training texts, in the form of a BERT tokenizer."""
+"""Vocabularies made from the training texts: word pieces in the form of a BERT tokenizer, or whole words."""
 
 from collections import Counter
 from collections.abc import Iterable
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import BertTokenizerFast, PreTrainedTokenizerBase
+from transformers import BertTokenizerFast, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 MAX_ALPHABET = 1000  # as the trainer's own default: enough for any alphabet, few enough for Chinese
@@ -38,6 +38,27 @@ def train_wordpiece(
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer = _bert_tokenizer(models.WordPiece(tokenizer.get_vocab(), unk_token="[UNK]"), lowercase)
     return BertTokenizerFast(tokenizer_object=tokenizer, do_lower_case=lowercase, model_max_length=max_length)
+
+
+def train_words(
+    texts: Iterable[str], *, vocab_size: int, max_length: int, lowercase: bool = True
+) -> PreTrainedTokenizerBase:
+    """A tokenizer of whole words and punctuation marks, the most frequent ones; the others are [UNK], padding is [PAD].
+
+    Arguments as in `train_wordpiece`; equally frequent words are taken in alphabetical order.
+    """
+    normalizer, splitter = normalizers.BertNormalizer(lowercase=lowercase), pre_tokenizers.BertPreTokenizer()
+    counts = Counter(word for text in texts for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)))
+    known = ["[PAD]", "[UNK]", *sorted(counts, key=lambda word: (-counts[word], word))][:vocab_size]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(known)}, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        model_max_length=max_length,
+        model_input_names=["input_ids", "attention_mask"],
+    )
 
 
 def _bert_tokenizer(model: models.WordPiece, lowercase: bool) -> Tokenizer:

@@ -1,6 +1,7 @@
 """What of a checkpoint folder is published, and what must not be."""
 
 import hashlib
+import logging
 import re
 import shutil
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from hf_bidir.finetune.files import sha256
 from hf_bidir.hub.isolated import isolated_forward
 from hf_bidir.hub.model_card import write_card
 from hf_bidir.modeling import activations
+
+logger = logging.getLogger(__name__)
 
 MODELING = Path(activations.__file__).parent
 LOADED = (
@@ -69,8 +72,8 @@ def stage(folder: str | Path, target: Path, repo_id: str | None = None, pin: boo
 
     Raises:
         FileNotFoundError: `folder` holds no checkpoint.
-        ValueError: it holds a pickle, a path of this machine, a token, a file over 5 GiB, or model code that is not
-            this version's; or it does not load in a process that has it alone, or answers differently there.
+        ValueError: it holds a pickle, a path of this machine, a token, a file over 5 GiB, or code that is not ours; or
+            it does not load in a process that has it alone, or answers differently there.
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file() or not list(folder.glob("*.safetensors")):
@@ -91,14 +94,14 @@ def stage(folder: str | Path, target: Path, repo_id: str | None = None, pin: boo
 
 
 def _add_code(target: Path) -> None:
-    """The model code that the config names, and all that it imports; what is there must be equal."""
+    """The model code of this version that the config names, and all that it imports, in place of what is there."""
     for file in target.glob("*.py"):
         ours = MODELING / file.name
-        if not ours.is_file() or ours.read_bytes() != file.read_bytes():
-            raise ValueError(
-                f"{file.name} differs from the model code of this hf_bidir, so nobody could tell what it does. Load "
-                "the checkpoint and save it again with this version."
-            )
+        if not ours.is_file():
+            raise ValueError(f"{file.name} is not model code of this hf_bidir, so nobody could tell what it does.")
+        if ours.read_bytes() != file.read_bytes():
+            logger.warning("%s is of another version of hf_bidir; published is that of this one.", file.name)
+        file.unlink()
     for name in code_files(AutoConfig.from_pretrained(target).auto_map):
         shutil.copyfile(MODELING / name, target / name)
 

@@ -62,7 +62,7 @@ def bidir_attention(
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must lie in [0, 1), got {dropout}.")
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    negative_mass = _per_head(negative_mass, query) if activation == "tanhmax" else 1.0
+    negative_mass = per_head(negative_mass, query) if activation == "tanhmax" else 1.0
     if isinstance(negative_mass, float) and negative_mass == 0:
         activation = "softmax"
     if implementation == "auto":
@@ -84,12 +84,15 @@ def bidir_attention(
 def eager_attention(query, key, value, keep, activation, negative_mass, scaling, dropout) -> tuple[Tensor, Tensor]:
     """The plain path: scores, coefficients, dropout, context; arguments as in `bidir_attention`."""
     scores = query @ key.transpose(-1, -2) * scaling
-    if activation == "tanhmax":
-        coefficients = tanhmax(scores, keep, negative_mass=negative_mass)
-    else:
-        coefficients = get_attn_activation(activation)(scores, keep)
-    coefficients = F.dropout(coefficients, dropout)
+    coefficients = F.dropout(activated(scores, keep, activation, negative_mass), dropout)
     return coefficients @ value, coefficients
+
+
+def activated(scores: Tensor, keep: Tensor | None, activation: str, negative_mass: float | Tensor) -> Tensor:
+    """The coefficients of scores, `[batch, heads, queries, keys]`, by the name of an activation."""
+    if activation == "tanhmax":
+        return tanhmax(scores, keep, negative_mass=negative_mass)
+    return get_attn_activation(activation)(scores, keep)
 
 
 def softmax_attention(query, key, value, keep, scaling, dropout=0.0) -> Tensor:
@@ -188,7 +191,7 @@ def _compiled_eager():
     return torch.compile(eager_attention, dynamic=True)
 
 
-def _per_head(negative_mass: NegativeMass, query: Tensor) -> float | Tensor:
+def per_head(negative_mass: NegativeMass, query: Tensor) -> float | Tensor:
     """A float, or a tensor `[heads, 1, 1]` where the heads differ or the value is learned."""
     heads = query.shape[1]
     if isinstance(negative_mass, int | float):

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import Tensor, nn
 
-from .attention import bidir_attention, keep_mask
+from .attention import activated, bidir_attention, keep_mask, per_head
 from .configuration_bidir import (
     check_attn_implementation,
     check_bidir_config,
@@ -26,6 +26,7 @@ class BidirMixin:
 
     stock_attention: type[nn.Module]
     signed_attention: type[nn.Module]
+    attends_between_tokens = True  # False: one query reads the whole input
     _supports_flash_attn = False
     _supports_flex_attn = False
 
@@ -64,7 +65,7 @@ class BidirMixin:
             module.__class__ = self.signed_attention
             module.config, module.layer_idx = self.config, index
             if self.config.attn_learn_negative_mass:
-                module.register_parameter(LEARNED, nn.Parameter(_negative_mass_logits(module)))
+                module.register_parameter(LEARNED, nn.Parameter(negative_mass_logits(module)))
         self.base_model.register_forward_pre_hook(_check_output_attentions, with_kwargs=True)
 
     @classmethod
@@ -75,7 +76,7 @@ class BidirMixin:
             key = f"{name}.{LEARNED}"
             if key in report["missing_keys"]:
                 with torch.no_grad():
-                    getattr(module, LEARNED).copy_(_negative_mass_logits(module))
+                    getattr(module, LEARNED).copy_(negative_mass_logits(module))
                 report["missing_keys"].remove(key)
         return (model, report) if output_loading_info else model
 
@@ -92,7 +93,7 @@ class BidirMixin:
         return super().save_pretrained(*args, **kwargs)
 
 
-def _negative_mass_logits(module: nn.Module) -> Tensor:
+def negative_mass_logits(module: nn.Module) -> Tensor:
     """The parameter `[heads]` of a layer whose sigmoid is the config's negative mass."""
     return torch.logit(torch.tensor(head_negative_masses(module.config, module.layer_idx)))
 
@@ -124,19 +125,14 @@ def signed_self_attention(
     Query, key and value are `[batch, length, heads * head_dim]` projections; `attention_mask` is whatever
     transformers made for the backend.
     """
-    config = module.config
+    config, edit = module.config, getattr(module, EDIT, None)
     check_attn_implementation(config._attn_implementation)
-    learned = getattr(module, LEARNED, None)
-    edit = getattr(module, EDIT, None)
-    keep, kept = keep_mask(attention_mask), getattr(module, KEEP, None)
-    if kept is not None:
-        keep = kept if keep is None else keep & kept
     heads = [x.unflatten(-1, (module.num_attention_heads, -1)).transpose(1, 2) for x in (query, key, value)]
     context, coefficients = bidir_attention(
         *heads,
-        keep,
+        _kept(module, keep_mask(attention_mask)),
         activation=config.attn_activation,
-        negative_mass=layer_negative_mass(config, module.layer_idx) if learned is None else learned.sigmoid(),
+        negative_mass=_negative_mass(module),
         scaling=scaling,
         dropout=dropout if module.training else 0.0,
         implementation="eager" if edit or config._attn_implementation == "eager" else "auto",
@@ -145,6 +141,27 @@ def signed_self_attention(
         coefficients = edit(coefficients)
         context = coefficients @ heads[2]
     return context.transpose(1, 2).flatten(2), coefficients
+
+
+def signed_coefficients(module: nn.Module, scores: Tensor, keep: Tensor) -> Tensor:
+    """The coefficients of a layer that has made its own scores `[batch, heads, queries, keys]`, by its config."""
+    mass = per_head(_negative_mass(module), scores)
+    coefficients = activated(scores, _kept(module, keep), module.config.attn_activation, mass)
+    edit = getattr(module, EDIT, None)
+    return edit(coefficients) if edit else coefficients
+
+
+def _negative_mass(module: nn.Module) -> float | list[float] | Tensor:
+    learned = getattr(module, LEARNED, None)
+    return layer_negative_mass(module.config, module.layer_idx) if learned is None else learned.sigmoid()
+
+
+def _kept(module: nn.Module, keep: Tensor | None) -> Tensor | None:
+    """The keep-mask without the keys that `kept_keys` leaves out."""
+    kept = getattr(module, KEEP, None)
+    if kept is None:
+        return keep
+    return kept if keep is None else keep & kept
 
 
 @contextmanager

@@ -181,8 +181,7 @@ def test_a_dry_run_says_what_would_be_sent_and_asks_no_hub(folder, monkeypatch):
         ("weights.bin", "x", r"holds weights\.bin: such files can run code"),
         ("run.json", '{"notes": ["/home/me/train.csv"]}', r"run\.json names a path of this machine \('/home/me"),
         ("all_results.json", '{"token": "hf_abcdefghijklmnopqrstuvwxyz"}', r"all_results\.json holds .* a Hub token"),
-        ("activations.py", "print()", r"activations\.py differs from the model code"),
-        ("more.py", "print()", r"more\.py differs from the model code"),
+        ("more.py", "print()", r"more\.py is not model code of this hf_bidir"),
     ],
 )
 def test_what_must_not_be_published_is_refused(folder, tmp_path, name, content, message):
@@ -199,6 +198,13 @@ def test_code_that_a_staged_folder_lacks_is_added(folder, tmp_path):
     staged = stage(tmp_path / "bare", tmp_path / "staged")
     assert "modeling_bidir_bert.py" in staged.files
     assert "- `modeling_bidir_bert.py` `" in staged.card
+
+
+def test_code_that_was_changed_in_the_folder_is_not_published(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "tiny")
+    (tmp_path / "tiny" / "activations.py").write_text("print('changed')")
+    staged = stage(tmp_path / "tiny", tmp_path / "staged")
+    assert (staged.folder / "activations.py").read_bytes() == (MODELING / "activations.py").read_bytes()
 
 
 def test_a_checkpoint_in_half_precision_is_published_as_it_is(folder, tmp_path):

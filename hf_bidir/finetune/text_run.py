@@ -1,0 +1,66 @@
+"""Text classification from the command line to the finished folder, for any family of models."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from transformers import AutoTokenizer, DataCollatorWithPadding, PretrainedConfig, PreTrainedTokenizerBase, set_seed
+
+from hf_bidir.finetune.arguments import PretrainedArguments, RunArguments, ScheduleArguments, TextDataArguments
+from hf_bidir.finetune.errors import as_input_error
+from hf_bidir.finetune.models import Family, build_model, check_given, checkpoint_config, starts_as_softmax
+from hf_bidir.finetune.recipe import parse_recipe
+from hf_bidir.finetune.run import finetune
+from hf_bidir.finetune.schedule_options import check_schedule
+from hf_bidir.finetune.splits import Splits
+from hf_bidir.finetune.text_data import check_max_length, read_texts, tokenize
+
+FromScratch = Callable[
+    [TextDataArguments, PretrainedArguments, Splits], tuple[PreTrainedTokenizerBase, PretrainedConfig]
+]
+
+
+def text_options(model_arguments: type[PretrainedArguments]) -> tuple[type, ...]:
+    """The dataclasses of a script's options."""
+    return (TextDataArguments, model_arguments, ScheduleArguments, RunArguments)
+
+
+def finetune_texts(
+    argv: Sequence[str] | None, options: tuple[type, ...], description: str, family: Family, from_scratch: FromScratch
+) -> dict[str, Any]:
+    """Read the command line and the data, and fine-tune a checkpoint or a new model.
+
+    Args:
+        argv, options, description: as in `parse_recipe`.
+        family: the head, its config, and the stock checkpoints that load into it.
+        from_scratch: makes tokenizer and config of a new model, when no checkpoint was named.
+
+    Returns:
+        The numbers of all_results.json.
+
+    Raises:
+        InputError: an option, the data or the checkpoint cannot be used.
+    """
+    data, arguments, schedule, args, given = parse_recipe(options, argv, description)
+    check_given(arguments, given)
+    check_schedule(schedule, arguments, given)
+    splits = read_texts(data)
+    if arguments.model_name_or_path:
+        config = checkpoint_config(family, arguments, splits.names)
+        with as_input_error(f"cannot load the tokenizer of {arguments.model_name_or_path}: ", OSError, ValueError):
+            tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
+    else:
+        tokenizer, config = from_scratch(data, arguments, splits)
+    check_max_length(data.max_length, config, arguments.model_name_or_path)
+    set_seed(args.seed)
+    return finetune(
+        build_model(family, arguments, config),
+        tokenize(splits, tokenizer, data.max_length),
+        task="text-classification",
+        args=args,
+        data=data,
+        given=given,
+        processing_class=tokenizer,
+        collator=DataCollatorWithPadding(tokenizer),
+        schedule=schedule,
+        centre=arguments.centre and starts_as_softmax(arguments.model_name_or_path),
+    )

@@ -1,0 +1,175 @@
+"""Recurrent models whose attention over time has signed coefficients."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPooling, SequenceClassifierOutput
+
+# transformers 4.57 fetches only the files that this one imports itself, so every file of the model stands here.
+from .activations import tanhmax  # noqa: F401
+from .attention import bidir_attention  # noqa: F401
+from .chunked_attention import chunked_tanhmax_attention  # noqa: F401
+from .configuration_bidir import check_bidir_config  # noqa: F401
+from .configuration_bidir_rnn import BidirRnnConfig
+from .modeling_bidir import LEARNED, BidirMixin, negative_mass_logits, signed_coefficients
+from .scores import SCORES, PerTokenScore
+
+RECURRENT = {"lstm": nn.LSTM, "gru": nn.GRU}
+
+
+class BidirAttentionPooling(nn.Module):
+    """A text as one vector: the signed mixture `Σ_i a_i v_i` of what its positions hold."""
+
+    def __init__(self, config: BidirRnnConfig, size: int):
+        super().__init__()
+        self.config, self.layer_idx = config, 0
+        if config.attn_learn_negative_mass:
+            self.register_parameter(LEARNED, nn.Parameter(negative_mass_logits(self)))
+        self.score = SCORES[config.attn_score](size, config.hidden_size, config.attn_scale)
+        own_values = isinstance(self.score, PerTokenScore)
+        self.value = nn.Linear(size, config.hidden_size) if own_values else nn.Identity()
+        self.output_size = config.hidden_size if own_values else size
+
+    def forward(self, states: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+        """States `[batch, keys, size]`, keep `[batch, keys]` -> context, coefficients `[batch, 1, 1, keys]`."""
+        coefficients = signed_coefficients(self, self.score(states).unsqueeze(1), keep[:, None, None])
+        return (coefficients @ self.value(states).unsqueeze(1)).flatten(1), coefficients
+
+
+class BidirRnnPreTrainedModel(BidirMixin, PreTrainedModel):
+    """What the recurrent models share."""
+
+    config_class = BidirRnnConfig
+    base_model_prefix = "rnn"
+    stock_attention = signed_attention = BidirAttentionPooling
+    attends_between_tokens = False
+
+    def _retype_attention(self) -> None:
+        """Nothing: this attention is signed from the start."""
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.LSTM | nn.GRU):
+            module.reset_parameters()
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=self.config.initializer_range)
+
+
+class BidirRnnModel(BidirRnnPreTrainedModel):
+    """Embedding, recurrent encoder and attention over time."""
+
+    def __init__(self, config: BidirRnnConfig):
+        super().__init__(config)
+        self.embeddings = nn.Embedding(config.vocab_size, config.embedding_size)
+        self.embedding_dropout = nn.Dropout(config.embedding_dropout)
+        size, self.encoder = config.embedding_size, None
+        if config.encoder != "none":
+            self.encoder = RECURRENT[config.encoder](
+                size, config.hidden_size, config.num_rnn_layers, batch_first=True, bidirectional=config.bidirectional
+            )
+            size = config.hidden_size * (1 + config.bidirectional)
+        self.attention = BidirAttentionPooling(config, size)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.embeddings = value
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs,
+    ):
+        """Read a batch of texts.
+
+        Args:
+            input_ids: `[batch, length]`; or `inputs_embeds`, `[batch, length, embedding_size]`.
+            attention_mask: `[batch, length]`, 1 where there is a token; by default all but `pad_token_id`. Padding is
+                on the right; a text that is all padding gets a context of zeros.
+
+        Returns:
+            `last_hidden_state` `[batch, length, size]`, `pooler_output` (the context) `[batch, size]`, with
+            `output_attentions` the coefficients `[batch, 1, 1, length]` as the only entry of `attentions`, and with
+            `output_hidden_states` what the encoder reads and what it makes of it.
+
+        Raises:
+            ValueError: neither or both of `input_ids` and `inputs_embeds`, or padding that is not on the right.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("expected input_ids or inputs_embeds, one of them and not both.")
+        keep = self._keep(input_ids, attention_mask, inputs_embeds)
+        embedded = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        states = self._encoded(self.embedding_dropout(embedded), keep)
+        context, coefficients = self.attention(states, keep)
+        requested = self.config.output_attentions if output_attentions is None else output_attentions
+        states_requested = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        outputs = BaseModelOutputWithPooling(
+            last_hidden_state=states,
+            pooler_output=context,
+            hidden_states=(embedded, states) if states_requested else None,
+            attentions=(coefficients,) if requested else None,
+        )
+        return outputs if return_dict in (None, True) else outputs.to_tuple()
+
+    def _keep(self, input_ids, attention_mask, inputs_embeds) -> Tensor:
+        """Boolean `[batch, length]`: where there is a token."""
+        if attention_mask is not None:
+            return attention_mask.bool()
+        if input_ids is not None:
+            return input_ids != self.config.pad_token_id
+        return torch.ones(inputs_embeds.shape[:2], dtype=torch.bool, device=inputs_embeds.device)
+
+    def _encoded(self, embedded: Tensor, keep: Tensor) -> Tensor:
+        """What the encoder makes of `[batch, length, embedding_size]`; it does not read padding."""
+        if self.encoder is None:
+            return embedded
+        lengths = keep.sum(1)
+        if not torch.equal(keep, torch.arange(keep.shape[1], device=keep.device) < lengths[:, None]):
+            raise ValueError("a recurrent encoder needs padding on the right; set tokenizer.padding_side to 'right'.")
+        lengths = lengths.clamp_min(1).cpu()  # a text of length 0 cannot be packed; attention leaves it out anyway
+        packed = pack_padded_sequence(embedded, lengths, batch_first=True, enforce_sorted=False)
+        return pad_packed_sequence(self.encoder(packed)[0], batch_first=True, total_length=keep.shape[1])[0]
+
+
+class BidirRnnForSequenceClassification(BidirRnnPreTrainedModel):
+    """`BidirRnnModel`, dropout and a linear classifier."""
+
+    def __init__(self, config: BidirRnnConfig):
+        super().__init__(config)
+        self.rnn = BidirRnnModel(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.classifier = nn.Linear(self.rnn.attention.output_size, config.num_labels)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs,
+    ):
+        """As `BidirRnnModel`; `labels` `[batch]` add the loss to `logits` `[batch, classes]`."""
+        outputs = self.rnn(input_ids, attention_mask, inputs_embeds, output_attentions, output_hidden_states)
+        logits = self.classifier(self.dropout(outputs.pooler_output))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+        answer = SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+        return answer if return_dict in (None, True) else answer.to_tuple()
+
+
+BidirRnnModel.register_for_auto_class("AutoModel")
+BidirRnnForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")

@@ -1,0 +1,196 @@
+"""The recurrent models: formulas written out, padding, save and load elsewhere, explanations, errors."""
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, pipeline
+
+from hf_bidir import BidirRnnConfig, BidirRnnForSequenceClassification, BidirRnnModel, tanhmax
+from hf_bidir.explain import contributions, erasure, token_scores
+from hf_bidir.finetune.tokenizer import train_words
+from hf_bidir.hub import isolated_forward
+
+TINY = {"vocab_size": 30, "embedding_size": 6, "hidden_size": 4, "initializer_range": 1.0}
+RECURRENT = {"none": {}, "lstm": {"bidirectional": True}, "gru": {"num_rnn_layers": 2}}
+CASES = [(encoder, score) for encoder in RECURRENT for score in ("per_token", "feed_forward")]
+every_kind = pytest.mark.parametrize(("encoder", "score"), CASES)
+
+
+def model_of(encoder="none", score="per_token", **config):
+    torch.manual_seed(0)
+    return BidirRnnForSequenceClassification(
+        BidirRnnConfig(**TINY | RECURRENT[encoder] | {"encoder": encoder, "attn_score": score} | config)
+    ).eval()
+
+
+def texts() -> dict[str, torch.Tensor]:
+    """Three texts of 7, 4 and 1 words."""
+    keep = (torch.arange(7) < torch.tensor([[7], [4], [1]])).long()
+    return {"input_ids": torch.randint(1, 30, (3, 7), generator=torch.Generator().manual_seed(1)) * keep,
+            "attention_mask": keep}  # fmt: skip
+
+
+def test_the_papers_model_is_its_formula_written_out():
+    model, ids = model_of(attn_scale=3.0), texts()["input_ids"][:1]
+    pooling, embedded = model.rnn.attention, model.rnn.embeddings.weight[ids[0]]
+
+    def linear(layer):
+        return torch.stack([layer.weight @ state + layer.bias for state in embedded])
+
+    query, key, value = linear(pooling.score.query), linear(pooling.score.key), linear(pooling.value)
+    scores = torch.stack([sum(q * k for q, k in zip(*pair, strict=True)) / 3 for pair in zip(query, key, strict=True)])
+    signed = scores.exp() - (-scores).exp()
+    coefficients = signed / (scores.exp() + (-scores).exp()).sum()
+    context = sum(a * v for a, v in zip(coefficients, value, strict=True))
+    expected = model.classifier.weight @ context + model.classifier.bias
+    torch.testing.assert_close(model(ids).logits[0], expected, rtol=0, atol=1e-6)
+
+
+def test_the_tutorial_layer_is_its_formula_written_out():
+    model, ids = model_of(score="feed_forward", attn_activation="softmax"), texts()["input_ids"][:1]
+    layer, states = model.rnn.attention.score.score, model.rnn.embeddings.weight[ids[0]]
+    scores = torch.stack([torch.tanh(layer.weight[0] @ state + layer.bias[0]) for state in states])
+    context = sum(torch.exp(score) / scores.exp().sum() * state for score, state in zip(scores, states, strict=True))
+    expected = model.classifier.weight @ context + model.classifier.bias
+    torch.testing.assert_close(model(ids).logits[0], expected, rtol=0, atol=1e-6)
+
+
+@every_kind
+def test_padding_changes_no_logit_and_gets_no_coefficient(encoder, score):
+    model, batch = model_of(encoder, score), texts()
+    together = model(**batch, output_attentions=True)
+    for row, length in enumerate(batch["attention_mask"].sum(1)):
+        alone = model(batch["input_ids"][row : row + 1, :length]).logits
+        torch.testing.assert_close(together.logits[row : row + 1], alone, rtol=0, atol=1e-6)
+        assert (together.attentions[0][row, 0, 0, length:] == 0).all()
+
+
+@every_kind
+def test_a_text_that_is_all_padding_gets_the_logits_of_no_context(encoder, score):
+    model = model_of(encoder, score)
+    logits = model(torch.zeros(1, 5, dtype=torch.long), torch.zeros(1, 5, dtype=torch.long)).logits
+    torch.testing.assert_close(logits[0], model.classifier.bias)
+
+
+def test_without_a_mask_the_pad_token_is_padding():
+    model, batch = model_of("lstm"), texts()
+    torch.testing.assert_close(model(batch["input_ids"]).logits, model(**batch).logits)
+
+
+@every_kind
+def test_a_saved_model_answers_the_same_where_there_is_no_hf_bidir(encoder, score, tmp_path):
+    model = model_of(encoder, score)
+    model.save_pretrained(tmp_path)
+    there = isolated_forward(tmp_path, "AutoModelForSequenceClassification", texts())["logits"]
+    torch.testing.assert_close(there, model(**texts()).logits, rtol=0, atol=1e-6)
+
+
+def test_the_encoder_alone_loads_from_a_classifier(tmp_path):
+    model = model_of("gru")
+    model.save_pretrained(tmp_path)
+    encoder = BidirRnnModel.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(encoder(**texts()).pooler_output, model.rnn(**texts()).pooler_output)
+
+
+def test_a_learned_negative_mass_is_trained_and_saved(tmp_path):
+    model = model_of(attn_learn_negative_mass=True, attn_negative_mass=0.25)
+    model(**texts(), labels=torch.tensor([0, 1, 1])).loss.backward()
+    assert model.rnn.attention.negative_mass_logit.grad.abs().sum() > 0
+    with torch.no_grad():
+        model.rnn.attention.negative_mass_logit.fill_(2.0)
+    model.save_pretrained(tmp_path)
+    loaded = BidirRnnForSequenceClassification.from_pretrained(tmp_path).eval()
+    assert loaded.config.attn_negative_mass[0][0] == pytest.approx(torch.tensor(2.0).sigmoid().item())
+    torch.testing.assert_close(loaded(**texts()).logits, model(**texts()).logits)
+
+
+def test_the_pipeline_reads_words(tmp_path):
+    tokenizer = train_words(["a good film", "a bad film", "a good film"], vocab_size=30, max_length=16)
+    model_of("lstm", vocab_size=len(tokenizer)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    classify = pipeline("text-classification", model=str(tmp_path))
+    alone, padded = classify(["a good film", "a bad film with many more words"])
+    assert classify("a good film")[0]["score"] == pytest.approx(alone["score"])
+    assert isinstance(classify.model, BidirRnnForSequenceClassification)
+    assert 0.5 <= padded["score"] <= 1
+
+
+@every_kind
+def test_contributions_are_what_each_word_adds_to_the_logit(encoder, score):
+    """In one layer with a linear readout the contribution `a_i u_i` is exact."""
+    model, batch = model_of(encoder, score), texts()
+    found = contributions(model, batch, target=1).sum((1, 2))
+    logits = model(**batch).logits[:, 1]
+    torch.testing.assert_close(found.sum(-1), logits - model.classifier.bias[1], rtol=0, atol=1e-5)
+    assert (found[1, 4:] == 0).all()
+
+
+def test_erasure_renormalises_what_is_left():
+    model, batch = model_of(attn_activation="softmax"), {"input_ids": texts()["input_ids"][:1]}
+    found = erasure(model, batch, target=1)[0]
+    states = model.rnn.embeddings(batch["input_ids"])
+    for left_out in range(7):
+        keep = torch.ones(1, 7, dtype=torch.bool)
+        keep[0, left_out] = False
+        context, _ = model.rnn.attention(states, keep)
+        expected = model(**batch).logits[0, 1] - model.classifier(context)[0, 1]
+        torch.testing.assert_close(found[left_out], expected, rtol=0, atol=1e-6)
+
+
+def test_what_needs_attention_between_tokens_is_refused_and_says_what_there_is():
+    with pytest.raises(
+        ValueError, match=r"rollout follows attention from token to token; .* choose one of contributions"
+    ):
+        token_scores(model_of(), texts(), "rollout")
+
+
+def test_every_word_but_the_last_one_left_can_be_taken_from_the_text():
+    model, batch = model_of("lstm"), texts()
+    found = erasure(model, batch, target=1, how="token")
+    shorter = batch["input_ids"][:1, 1:]
+    torch.testing.assert_close(found[0, 0], (model(**batch).logits[0] - model(shorter).logits[0])[1])
+    assert found[2].tolist() == [0] * 7
+
+
+@pytest.mark.parametrize("method", ["contributions", "signed-attention", "gradient", "integrated-gradients"])
+def test_other_methods_give_every_word_a_number(method):
+    assert token_scores(model_of("lstm"), texts(), method, target=0).shape == (3, 7)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"encoder": "rnn"}, 'encoder="rnn" is not known; choose one of: none, lstm, gru'),
+        ({"attn_score": "dott"}, 'attn_score="dott" is not known'),
+        ({"attn_activation": "tanmax"}, 'Did you mean "tanhmax"'),
+        ({"hidden_size": 0}, "expected hidden_size of at least 1, got 0"),
+        ({"attn_scale": 0.0}, "expected attn_scale above 0"),
+        ({"bidirectional": True}, 'bidirectional=True needs an encoder .* encoder is "none"'),
+        ({"attn_negative_mass": 1.5}, "negative"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused(config, message):
+    with pytest.raises(ValueError, match=message):
+        BidirRnnConfig(**config)
+
+
+def test_padding_on_the_left_of_an_encoder_is_refused():
+    batch = texts()
+    with pytest.raises(ValueError, match="padding on the right"):
+        model_of("lstm")(batch["input_ids"].flip(1), batch["attention_mask"].flip(1))
+
+
+def test_neither_words_nor_embeddings_are_refused():
+    with pytest.raises(ValueError, match="expected input_ids or inputs_embeds"):
+        model_of()()
+
+
+def test_the_coefficients_of_the_model_are_those_of_tanhmax():
+    model, batch = model_of(), texts()
+    coefficients = model(**batch, output_attentions=True).attentions[0][:, 0, 0]
+    scores = model.rnn.attention.score(model.rnn.embeddings(batch["input_ids"]))[:, 0]
+    torch.testing.assert_close(coefficients, tanhmax(scores, batch["attention_mask"].bool()))
+
+
+def test_the_auto_class_finds_it(tmp_path):
+    model_of().save_pretrained(tmp_path)
+    assert isinstance(AutoModelForSequenceClassification.from_pretrained(tmp_path), BidirRnnForSequenceClassification)

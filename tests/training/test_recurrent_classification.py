@@ -1,0 +1,45 @@
+"""training/recurrent_classification.py: words to a recurrent model, and on from its checkpoint."""
+
+import json
+import shlex
+
+import pytest
+from transformers import AutoModelForSequenceClassification, pipeline
+
+from hf_bidir import BidirRnnForSequenceClassification
+from hf_bidir.finetune.errors import InputError
+from training.recurrent_classification import main
+
+RUN = shlex.split(
+    "--embedding_size 16 --hidden_size 8 --dropout 0 --max_length 12 --num_train_epochs 15 --learning_rate 1e-2 "
+    "--per_device_train_batch_size 8 --use_cpu --disable_tqdm true"
+)
+
+
+@pytest.mark.parametrize("options", ["", "--encoder lstm --bidirectional --attn_score feed_forward"])
+def test_a_run_learns_and_its_folder_answers_in_a_pipeline(texts, tmp_path, options):
+    results = main([*texts, *RUN, *shlex.split(options), "--output_dir", str(tmp_path / "run")])
+    assert results["test_accuracy"] == 1.0
+    classify = pipeline("text-classification", model=str(tmp_path / "run"))
+    assert isinstance(classify.model, BidirRnnForSequenceClassification)
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (config["encoder"], config["attn_score"]) == (("lstm", "feed_forward") if options else ("none", "per_token"))
+
+
+def test_a_checkpoint_is_trained_on_and_keeps_its_shape(texts, tmp_path):
+    main([*texts, *RUN, "--output_dir", str(tmp_path / "first")])
+    onward = ["--model_name_or_path", str(tmp_path / "first"), "--max_length", "12", "--max_steps", "2", "--use_cpu"]
+    main([*texts, *onward, "--output_dir", str(tmp_path / "second")])
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "second")
+    assert model.config.embedding_size == 16
+
+
+def test_an_encoder_that_there_is_not_is_one_error(texts, tmp_path):
+    with pytest.raises(InputError, match='encoder="lstn" is not known; choose one of: none, lstm, gru'):
+        main([*texts, *RUN, "--encoder", "lstn", "--output_dir", str(tmp_path / "run")])
+
+
+def test_a_checkpoint_of_another_family_is_refused(texts, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bidir_bert"}')
+    with pytest.raises(InputError, match="expected a bidir_rnn checkpoint"):
+        main([*texts, "--model_name_or_path", str(tmp_path), "--output_dir", str(tmp_path / "run")])
