@@ -194,18 +194,25 @@ def evaluate(
     """
     from transformers.utils import logging
 
-    from hf_bidir.hub.evaluation import claimed_scores, comparison, evaluate_checkpoint, same_data
+    from hf_bidir.hub.evaluation import (
+        claimed_scores,
+        comparison,
+        evaluate_checkpoint,
+        is_of_the_cards_data,
+        local_folder,
+    )
     from hf_bidir.hub.model_card import write_card
 
     logging.disable_progress_bar()  # of loading the weights
-    options = {"split": split, "revision": revision, "batch_size": batch_size}
+    options = {"split": split, "batch_size": batch_size, "column": column, "label_column": label_column}
     with one_line_errors():
         if save and not Path(checkpoint).is_dir():
             raise ValueError(f"--save writes into a folder, and {checkpoint} is none.")
-        measured = evaluate_checkpoint(checkpoint, data, column=column, label_column=label_column, **options)
-        claimed, same = claimed_scores(checkpoint, revision), same_data(checkpoint, measured, revision)
+        folder = local_folder(checkpoint, revision)
+        measured = evaluate_checkpoint(folder, data, **options)
+        claimed, same = claimed_scores(folder, split), is_of_the_cards_data(folder, measured)
         if save:
-            typer.echo(f"Written: {measured.save(checkpoint)}, {write_card(checkpoint)}", err=True)
+            typer.echo(f"Written: {measured.save(folder)}, {write_card(folder)}", err=True)
     typer.echo(comparison(measured, claimed, same))
     if same and any(
         abs(measured.scores[name] - claimed[name]) > tolerance for name in claimed.keys() & measured.scores.keys()

@@ -21,16 +21,16 @@ from transformers import PreTrainedModel
 
 from hf_bidir.explain import load_checkpoint
 from hf_bidir.explain.methods import METHODS, methods_of
-from hf_bidir.explain.report import explain_checkpoint, explanation_figures
+from hf_bidir.explain.report import FIGURES, explain_checkpoint, explanation_figures
 from hf_bidir.finetune.image_files import read_digits
 
 ROOT = Path(__file__).resolve().parent.parent
 WHERE = ("model_cards", "runs/checkpoints")
 TWINS = ("tanhmax", "softmax")
 SENTENCE = "a charming film with a weak ending, but the acting is never a delight"
-LONGEST = 2000  # letters
+LONGEST, LARGEST = 2000, "10mb"  # of a text, in letters, and of an image
+KEPT = 3600  # seconds that an upload stays
 LOADED = 4  # checkpoints that stay in memory
-FIGURES = ("scores", "rollout-flow", "heads")
 DEFAULT, PREDICTED, ALL = "contributions", "the answer", "all"
 FONTS = {"font": ["system-ui", "sans-serif"], "font_mono": ["monospace"]}  # none from other servers
 INTRODUCTION = """# Signed attention
@@ -48,7 +48,7 @@ def main() -> None:
     if not checkpoints:
         parser.error("there is no checkpoint here; name some, or make some with `make checkpoints`")
     theme = gr.themes.Default(**FONTS)
-    page(checkpoints).launch(server_port=options.port, theme=theme, show_error=True)
+    page(checkpoints).launch(server_port=options.port, theme=theme, max_file_size=LARGEST)
 
 
 def found_here() -> list[str]:
@@ -60,10 +60,13 @@ def found_here() -> list[str]:
 def twin_of(checkpoint: str, checkpoints: list[str]) -> str | None:
     """The checkpoint that differs in the attention alone, by its name, if it is among them."""
     for one, other in (TWINS, TWINS[::-1]):
-        head, found, tail = checkpoint.rpartition(one)
+        head, found, tail = Path(checkpoint).name.rpartition(one)
         if found:
-            names = {Path(name).name: name for name in checkpoints}
-            return names.get(Path(head + other + tail).name)
+            twins = [name for name in checkpoints if Path(name).name == head + other + tail]
+            # of the same owner or folder, where there is a choice
+            return next(
+                (name for name in twins if Path(name).parent == Path(checkpoint).parent), next(iter(twins), None)
+            )
     return None
 
 
@@ -79,7 +82,7 @@ def takes_images(checkpoint: str) -> bool:
 def page(checkpoints: list[str]) -> gr.Blocks:
     """The whole page, for some checkpoints."""
     names = [(Path(checkpoint).name, checkpoint) for checkpoint in checkpoints]
-    with gr.Blocks(title="Signed attention", analytics_enabled=False) as blocks:
+    with gr.Blocks(title="Signed attention", analytics_enabled=False, delete_cache=(KEPT, KEPT)) as blocks:
         gr.Markdown(INTRODUCTION)
         with gr.Row():
             checkpoint = gr.Dropdown(names, value=checkpoints[0], label="Checkpoint")
@@ -130,9 +133,14 @@ def example_of(checkpoint: str) -> tuple[str | None, str | None]:
     """A sentence, or one of the digits that scikit-learn carries."""
     if not takes_images(checkpoint):
         return SENTENCE, None
+    return None, _digit()
+
+
+@lru_cache
+def _digit() -> str:
     with tempfile.NamedTemporaryFile(suffix=".png", delete=False) as file:
         read_digits()["test"][0]["image"].save(file)
-    return None, file.name
+    return file.name
 
 
 def explained(
@@ -142,11 +150,12 @@ def explained(
     target: str,
     layer: str,
     head: str,
-    text: str,
+    text: str | None,
     image: str | None,
 ) -> list:
     """Words and pictures for the checkpoint, then for its twin."""
-    given = image if takes_images(checkpoint) else f" {text.strip()}"  # the blank: never the name of a file
+    # the limit is for those who do not come through the page; the blank makes a text never the name of a file
+    given = image if takes_images(checkpoint) else f" {(text or '').strip()[:LONGEST]}"
     chosen = {
         "method": method,
         "target": None if target == PREDICTED else target,
@@ -169,7 +178,8 @@ def _answer(checkpoint: str, given: str | None, chosen: dict) -> list[gr.Textbox
     try:
         explanation = explain_checkpoint(loaded(checkpoint), given, **chosen)
     except (ValueError, OSError) as error:
-        return [gr.Textbox(f"error: {error}", label=label), *[None] * len(FIGURES)]
+        where = str(error).replace(given, Path(given).name)  # a visitor need not know where uploads are kept
+        return [gr.Textbox(f"error: {where}", label=label), *[None] * len(FIGURES)]
     figures = explanation_figures(explanation)
     shown = [figures[name][1] if name in figures else None for name in FIGURES]
     return [gr.Textbox(explanation.summary(), label=label), *shown]

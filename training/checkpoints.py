@@ -27,11 +27,12 @@ from transformers import PreTrainedModel
 
 from hf_bidir.explain import image_heatmap, load_checkpoint, read_text, text_heatmap, token_scores
 from hf_bidir.explain.methods import METHODS
+from hf_bidir.finetune.arguments import ImageDataArguments
 from hf_bidir.finetune.errors import InputError, run_script
 from hf_bidir.finetune.files import replacing, write_json
 from hf_bidir.finetune.folder import RESULTS, read_record
-from hf_bidir.finetune.image_data import ImageCollator
-from hf_bidir.finetune.image_files import read_digits, read_images
+from hf_bidir.finetune.image_data import ImageCollator, read_image_splits
+from hf_bidir.finetune.image_files import read_images
 from hf_bidir.hub import evaluate_checkpoint
 from hf_bidir.hub.model_card import seed_spread, write_card
 from training import distill, image_classification, recurrent_classification, text_classification
@@ -67,7 +68,7 @@ class Pair:
         files: the script's options and the files in that folder that they get.
         options: what else a checkpoint's run gets.
         start: what to do before, with the options that name data and model.
-        note: what else differs between the two than the activation.
+        note: what a reader of the comparison should know, in a sentence.
     """
 
     script: Callable[[list[str]], Any]
@@ -124,7 +125,7 @@ PAIRS = {
         files=PARQUET,
         options={"sst2-minilm-tanhmax": ["--model_name_or_path", str(HEALED)]},
         start=heal_minilm,
-        note="and in what made it signed, 30 steps of distillation without labels",
+        note="The TanhMax one also had 30 steps of distillation, without labels.",
     ),
 }
 
@@ -134,7 +135,13 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of: {', '.join(PAIRS)}; by default all")
     parser.add_argument("--data-dir", type=Path, help="read local files from here; by default the Hub's data sets")
     parser.add_argument("--minilm", type=Path, help="a folder with all-MiniLM-L6-v2; by default from the Hub")
-    parser.add_argument("--seeds", type=int, help="this many seeds, instead of each pair's own number")
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        choices=range(1, 100),
+        metavar="N",
+        help="this many seeds, instead of each pair's own number",
+    )
     options = parser.parse_args()
     if unknown := set(options.names) - PAIRS.keys():
         raise InputError(f"there is no checkpoint called {', '.join(sorted(unknown))}; there are {', '.join(PAIRS)}")
@@ -188,7 +195,8 @@ def draw_explanation(folder: Path, twin: Path, test: str | None) -> None:
     models = {one.name: load_checkpoint(one) for one in (folder, twin)}
     with replacing(folder / "explanation.png") as file:
         if hasattr(models[folder.name][0].config, "patch_size"):
-            rows = read_images(test) if test else read_digits()["test"]
+            data = ImageDataArguments(dataset_name=read_record(folder)["recipe"]["dataset_name"])
+            rows = read_images(test) if test else read_image_splits(data).test
             _draw_images(models, rows.select(range(IMAGES_SHOWN)), file)
         else:
             _draw_sentence(models, file)
@@ -219,6 +227,9 @@ def publish_card(folder: Path) -> Path:
     """Copy what describes a checkpoint to model_cards, with the weights where they are small, and write its card."""
     target = CARDS / folder.name
     target.mkdir(parents=True, exist_ok=True)
+    for file in target.iterdir():  # of an earlier time; what a person wrote around the card stays
+        if file.name != "README.md":
+            file.unlink()
     small = sum(file.stat().st_size for file in folder.glob("*.safetensors")) < SMALL
     for pattern in (*SHOWN, *(["*.safetensors"] if small else [])):
         for file in folder.glob(pattern):

@@ -21,6 +21,7 @@ from hf_bidir.explain.text_heatmap import text_blocks, text_heatmap
 from hf_bidir.finetune.files import replacing
 
 MANY_ANSWERS = ("ForQuestionAnswering", "ForMultipleChoice")
+FIGURES = ("scores", "rollout-flow", "heads")
 SATURATED = 0.1  # of y, as a sum of the sizes of all contributions
 LONGEST_NAME = 255  # of a file; a longer text is not looked for on the disk
 FLOW_LIMIT = 256  # tokens; the work for all flows grows with the cube of the length, at least
@@ -121,12 +122,14 @@ def _read(model: PreTrainedModel, processor, text_or_image: str) -> Example:
 
 
 def write_explanation(explanation: Explanation, folder: str | Path) -> list[Path]:
-    """Write scores.png, rollout-flow.png, heads.png and index.html, a page with all of them, into `folder`."""
+    """Write the pictures of `explanation_figures` as PNG, and index.html, a page with all of them, into `folder`."""
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder} is a file; name a folder for the figures (--output).")
     folder.mkdir(parents=True, exist_ok=True)
     figures = explanation_figures(explanation)
+    for name in set(FIGURES) - figures.keys():  # of an earlier explanation, of another kind of model
+        (folder / f"{name}.png").unlink(missing_ok=True)
     written = [folder / f"{name}.png" for name in figures]
     for file, (_, figure) in zip(written, figures.values(), strict=True):
         with replacing(file) as temporary:
@@ -136,14 +139,16 @@ def write_explanation(explanation: Explanation, folder: str | Path) -> list[Path
 
 
 def explanation_figures(explanation: Explanation) -> dict[str, tuple[str, Figure]]:
-    """What there is to see, each with its caption: the scores, rollout with flow, and every layer's heads."""
-    heads = layer_head_grid(
-        explanation.heads, unit="a · ∂y/∂a", caption=f"sum over all tokens. {explanation.explained}"
-    )
+    """What there is to see, by names of `FIGURES`, each with its caption.
+
+    Rollout and flow are missing where attention is not from token to token, the heads where there is one.
+    """
     figures = {"scores": (explanation.caption(explanation.method), _draw(explanation, [explanation.method]))}
     if traced := explanation.traced:
         figures["rollout-flow"] = (" and ".join(traced).capitalize(), _draw(explanation, list(traced)))
     if explanation.heads.numel() > 1:
+        caption = f"sum over all tokens. {explanation.explained}"
+        heads = layer_head_grid(explanation.heads, unit="a · ∂y/∂a", caption=caption)
         figures["heads"] = ("Contribution of each layer and head", heads)
     return figures
 

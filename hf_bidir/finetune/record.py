@@ -50,7 +50,7 @@ def begin_record(
         "task": task,
         "seed": args.seed,
         "recipe": publishable(given),
-        "started_from": starting_point(given.get("model_name_or_path")),
+        "started_from": _start(given.get("model_name_or_path")),
         "data": {name: _source(name, data) | {"rows": len(split)} for name, split in splits},
         "notes": splits.notes,
         "label_names": splits.names,
@@ -102,7 +102,7 @@ def _without_folders(value: Any) -> Any:
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
-def starting_point(source: str | None) -> str:
+def _start(source: str | None) -> str:
     """What kind of thing the weights came from; the recipe says which one."""
     if source is None:
         return SCRATCH

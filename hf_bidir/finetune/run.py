@@ -65,7 +65,8 @@ def finetune(
         collator: makes a training batch of examples.
         eval_collator: makes an evaluation batch, if that is another thing (no augmentation).
         schedule: how the negative mass moves; None leaves it.
-        centre: the weights are those of a softmax model, and are centred if they get negative mass.
+        centre: the weights are those of a softmax model, and are centred if they get negative mass; not where one
+            query reads the whole text.
         trainer_class, trainer_options: another Trainer, and what it takes; without options, the metrics of classes.
 
     Returns:
@@ -93,6 +94,7 @@ def finetune(
     gets_negative_mass = moving is not None or not is_softmax(model.config)
     if model.config.attn_activation == "tanhmax" and not gets_negative_mass:
         logger.warning(STAYS_SOFTMAX)
+    centre = centre and model.attends_between_tokens
     if model.config.attn_activation == "tanhmax" and gets_negative_mass and centre and not checkpoint:
         _centre(trainer, splits.train, args)
     trainer.train(resume_from_checkpoint=checkpoint)

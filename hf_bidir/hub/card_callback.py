@@ -11,8 +11,9 @@ from transformers import PreTrainedModel, TrainerCallback, TrainerControl, Train
 from hf_bidir.finetune.curves import save_loss_curve
 from hf_bidir.finetune.files import write_json
 from hf_bidir.finetune.folder import CURVE, RECORD, RESULTS
-from hf_bidir.finetune.record import circumstances, ending, publishable, starting_point
+from hf_bidir.finetune.record import HUB, MAY_CHANGE, circumstances, ending, publishable
 
+UNTOLD = MAY_CHANGE | {"logging_dir"}  # which has the machine's name in it
 SPLITS = {"test_": "test", "eval_": "validation"}  # by the prefix of the metrics
 
 
@@ -32,10 +33,13 @@ class CardCallback(TrainerCallback):
     Args:
         data: what each split is, by "train", "validation" and "test"; a data set's name on the Hub, best of all.
         notes: sentences about the data.
+        base_model: the Hub's name of the checkpoint that the weights came from.
     """
 
-    def __init__(self, data: dict[str, str] | None = None, notes: list[str] | None = None):
-        self.data, self.notes = data or {}, notes or []
+    def __init__(
+        self, data: dict[str, str] | None = None, notes: list[str] | None = None, base_model: str | None = None
+    ):
+        self.data, self.notes, self.base_model = data or {}, notes or [], base_model
         self.record: dict[str, Any] = {}
         self.results: dict[str, Any] = {}
 
@@ -49,12 +53,12 @@ class CardCallback(TrainerCallback):
         **_: Any,
     ) -> None:
         self.started, self.resumed = time.monotonic(), args.resume_from_checkpoint if state.global_step else None
-        source, self.results = model.config._name_or_path or None, {}
+        base, self.results = {"base_model": self.base_model} if self.base_model else {}, {}
         self.record = {
             "status": "running",
             "seed": args.seed,
-            "recipe": publishable(_changed(args) | ({"model_name_or_path": source} if source else {})),
-            "started_from": starting_point(source),
+            "recipe": publishable(_changed(args) | base),
+            "started_from": HUB if base else None,  # unless it is told, nobody knows
             "data": {},
             "notes": self.notes,
             "label_names": list(model.config.id2label.values()),
@@ -103,8 +107,9 @@ class CardCallback(TrainerCallback):
 
 
 def _changed(args: TrainingArguments) -> dict[str, Any]:
-    """The arguments that are not their defaults; those that are objects of their own are left out."""
+    """The arguments that somebody set and that change a number; objects of their own are left out."""
     # a second TrainingArguments to compare with would reset the Trainer's accelerator
-    defaults = {field.name: field.default for field in fields(args)}
-    plain = {name: value for name, value in args.to_dict().items() if isinstance(value, bool | int | float | str)}
-    return {name: value for name, value in plain.items() if value != defaults.get(name)}
+    defaults = {field.name: field.default for field in fields(args) if field.name not in UNTOLD}
+    given = {name: value for name, value in args.to_dict().items() if name in defaults}
+    plain = {name: value for name, value in given.items() if isinstance(value, bool | int | float | str)}
+    return {name: value for name, value in plain.items() if value != (defaults[name] or type(value)())}

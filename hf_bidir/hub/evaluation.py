@@ -29,8 +29,11 @@ from hf_bidir.finetune.files import sha256, write_json
 from hf_bidir.finetune.image_data import ImageCollator, new_image_processor, read_image_split, read_image_splits
 from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
 from hf_bidir.finetune.record import library_versions
+from hf_bidir.finetune.sources import TABLES
 from hf_bidir.finetune.text_data import read_text_split, read_texts, tokenize_split
 from hf_bidir.finetune.trainer import FinetuneTrainer
+from hf_bidir.hub.checkpoint_files import digests
+from hf_bidir.hub.model_card import same_data
 
 EVALUATION = "evaluation.json"
 FETCHED = ("*.json", "*.safetensors", "*.txt", "README.md")  # no code: the package has the models
@@ -48,7 +51,7 @@ class Evaluation:
         scores: accuracy, macro_f1 and recall_<class>, each in [0, 1].
         negative_share: of the coefficients over 1e-3 in size, on this split; None for softmax, or if there are none.
         accuracy_without_negatives: when negative coefficients are set to 0, nothing trained again; None for softmax.
-        weights: the SHA-256 of each weights file.
+        files: the SHA-256 of each file that the numbers come from.
     """
 
     split: str
@@ -56,7 +59,7 @@ class Evaluation:
     scores: dict[str, float]
     negative_share: float | None
     accuracy_without_negatives: float | None
-    weights: dict[str, str]
+    files: dict[str, str]
     versions: dict[str, str]
 
     def save(self, folder: str | Path) -> Path:
@@ -111,22 +114,21 @@ def evaluate_checkpoint(
         scores=scores,
         negative_share=share,
         accuracy_without_negatives=without,
-        weights={file.name: sha256(file) for file in sorted(folder.glob("*.safetensors"))},
+        files=digests(folder),
         versions=library_versions(),
     )
 
 
-def claimed_scores(source: str | Path, revision: str | None = None) -> dict[str, float]:
-    """The numbers in the model index of a checkpoint's card, by name; none without a card."""
-    readme = local_folder(source, revision) / "README.md"
+def claimed_scores(folder: Path, split: str = "test") -> dict[str, float]:
+    """The numbers of a split in the model index of a checkpoint's card, by name; none without a card."""
+    readme = folder / "README.md"
     results = ModelCard.load(readme).data.eval_results if readme.is_file() else None
-    return {result.metric_name: result.metric_value for result in results or []}
+    return {result.metric_name: result.metric_value for result in results or [] if result.dataset_split == split}
 
 
-def same_data(source: str | Path, evaluation: Evaluation, revision: str | None = None) -> bool:
+def is_of_the_cards_data(folder: Path, evaluation: Evaluation) -> bool:
     """Whether an evaluation was of the data that the checkpoint's run names for this split."""
-    recorded = _run(local_folder(source, revision)).get("data", {}).get(evaluation.split, {})
-    return all(recorded.get(key) == evaluation.data.get(key) for key in ("sha256", "rows")) and bool(recorded)
+    return same_data(_run(folder).get("data", {}).get(evaluation.split), evaluation.data)
 
 
 def comparison(measured: Evaluation, claimed: dict[str, float], same: bool) -> str:
@@ -139,10 +141,12 @@ def comparison(measured: Evaluation, claimed: dict[str, float], same: bool) -> s
         lines.append(f"{name.replace('_', ' '):<40} {beside}")
     if measured.negative_share is not None:
         lines.append(
-            f"{measured.negative_share:.1%} of the attention coefficients are negative; with 0 in their place, the "
-            f"accuracy is {measured.accuracy_without_negatives:.4f}."
+            f"{measured.negative_share:.1%} of the attention coefficients over 0.001 in size are negative; with 0 in "
+            f"their place, the accuracy is {measured.accuracy_without_negatives:.4f}."
         )
-    if claimed and not same:
+    if not claimed:
+        lines.append(f"There is no card that claims a number for the {measured.split} split, so nothing was compared.")
+    elif not same:
         lines.append("The card's numbers are of other data than this, as far as run.json tells.")
     return "\n".join(lines)
 
@@ -152,11 +156,15 @@ def local_folder(source: str | Path, revision: str | None = None) -> Path:
 
     Raises:
         FileNotFoundError: there is no such checkpoint, or none that can be reached.
+        ValueError: a revision of a folder.
     """
     if Path(source).is_dir():
+        if revision is not None:
+            raise ValueError(f"{source} is a folder and has no revisions; leave {revision} out.")
         return Path(source)
     try:
-        return Path(snapshot_download(str(source), revision=revision, allow_patterns=list(FETCHED)))
+        chosen = {"allow_patterns": list(FETCHED), "ignore_patterns": ["*/*"]}  # not what lies in folders below
+        return Path(snapshot_download(str(source), revision=revision, **chosen))
     except (HfHubHTTPError, OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise FileNotFoundError(
@@ -218,11 +226,13 @@ def _read(
     images, run = hasattr(model.config, "patch_size"), _run(folder)
     arguments = _data_arguments(ImageDataArguments if images else TextDataArguments, run, columns)
     names = [model.config.id2label[index] for index in range(model.config.num_labels)]
-    if data is not None and (Path(data).exists() or Path(data).suffix):
+    if data is not None and (Path(data).exists() or Path(data).suffix in TABLES):
         read_file, file = read_image_split if images else read_text_split, Path(data)
         examples, described = read_file(data, arguments, names, split), {"source": file.name}
         described |= {"sha256": sha256(file)} if file.is_file() else {}
     else:
+        if data is not None and data != arguments.dataset_name:
+            arguments.dataset_name, arguments.dataset_config = data, None
         arguments.dataset_name = data or _data_set_of(run, split)
         splits = (read_image_splits if images else read_texts)(arguments)
         if splits.names != names:

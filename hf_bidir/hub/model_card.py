@@ -9,7 +9,8 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from hf_bidir.finetune.files import replacing, sha256
+from hf_bidir.finetune.files import replacing
+from hf_bidir.hub.checkpoint_files import CODE, digests
 
 TEMPLATE = Path(__file__).with_name("card_template.md")
 BEGIN = "<!-- hf_bidir: generated from here; write above or below, not inside -->"
@@ -23,7 +24,7 @@ PIPELINES = {
     "AutoModelForMaskedLM": "fill-mask",
 }
 FIGURES = {
-    "explanation.png": "What speaks for (red) and against (blue) the answers, on examples of the test split",
+    "explanation.png": "What speaks for (red) and against (blue) an answer",
     "attention.png": "Signed attention over a few inputs of the test split",
     "loss_curve.png": "Loss over the course of training",
 }
@@ -34,7 +35,7 @@ METRICS = {  # the run's names, and what the Hub calls the same metrics, if it k
     "relative_error": None,
 }
 SOURCE = re.compile(r'^source, revision = "([^"]+)", "([^"]+)"', re.MULTILINE)  # in the template's example
-EQUAL = 5e-5  # numbers that print alike
+EQUAL = 5e-5  # half of the last digit that is printed
 KEPT_WHEN_EDITED = ("license", "tags")  # generated metadata that a person may well know better
 
 
@@ -115,12 +116,13 @@ def _facts(folder: Path) -> dict[str, Any]:
         "split": split,
         "chosen": run.get("best_checkpoint"),
         "scores": (scores := _scores(results, "test_" if split == "test" else "eval_")),
-        "verified": _verified(folder, split, scores, evaluation),
+        "verified": _verified(folder, scores, evaluation, run.get("data", {}).get(split)),
+        "has_weights": any(folder.glob("*.safetensors")),
         "evaluation": evaluation,
         "seeds": _seeds(seeds),
         "figures": {file: caption for file, caption in FIGURES.items() if (folder / file).is_file()},
         "run": _circumstances(run),
-        "code": {file.name: sha256(file) for file in sorted(folder.glob("*.py"))},
+        "code": digests(folder, CODE),
     }
 
 
@@ -132,13 +134,27 @@ def _scores(results: dict[str, Any], prefix: str) -> dict[str, dict[str, float]]
     return {"overall": overall, "recall": recall, "rows": {_in_words(k): v for k, v in (overall | recall).items()}}
 
 
-def _verified(folder: Path, split: str, scores: dict[str, dict[str, float]], evaluation: dict[str, Any]) -> bool:
-    """Whether evaluation.json measured these weights on this split, and found the run's numbers again."""
-    weights = {file.name: sha256(file) for file in folder.glob("*.safetensors")}
-    if evaluation.get("split") != split or (weights and weights != evaluation["weights"]):
+def _verified(
+    folder: Path, scores: dict[str, dict[str, float]], evaluation: dict[str, Any], data: dict[str, Any] | None
+) -> bool:
+    """Whether evaluation.json is of these files and of the run's data, and has the run's numbers again."""
+    files, measured = digests(folder), evaluation.get("files", {})
+    if (
+        not evaluation
+        or not same_data(data, evaluation["data"])
+        or any(measured.get(name) != digest for name, digest in files.items())
+    ):
         return False
-    ran = scores["overall"].items()
-    return bool(ran) and all(abs(evaluation["scores"].get(name, -1) - value) < EQUAL for name, value in ran)
+    ran = scores["overall"] | scores["recall"]
+    return bool(ran) and all(abs(evaluation["scores"].get(name, -1) - value) < EQUAL for name, value in ran.items())
+
+
+def same_data(recorded: dict[str, Any] | None, measured: dict[str, Any]) -> bool:
+    """Whether two descriptions of a split's data mean the same: the same file by its hash, or the same source."""
+    if not recorded or recorded.get("rows") != measured.get("rows"):
+        return False
+    key = "sha256" if "sha256" in recorded or "sha256" in measured else "source"
+    return recorded.get(key) == measured.get(key)
 
 
 def _seeds(seeds: dict[str, Any]) -> dict[str, Any]:
@@ -199,7 +215,6 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
             metric_type=METRICS[name],
             metric_name=name,
             metric_value=value,
-            verified=facts["verified"] or None,
         )
         for name, value in overall.items()
         if pipeline and source and METRICS[name]
@@ -207,7 +222,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
     return ModelCardData(
         model_name=facts["name"],
         # weights that came from elsewhere keep the licence that they came with, which no file here says
-        license=recipe.get("license") or ("apache-2.0" if facts["started_from"] in (None, "scratch") else None),
+        license=recipe.get("license") or ("apache-2.0" if facts["started_from"] == "scratch" else None),
         library_name="transformers",
         pipeline_tag=pipeline,
         # a folder of this machine is nothing that the Hub could link to

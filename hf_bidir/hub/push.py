@@ -1,5 +1,6 @@
 """A checkpoint folder to the Hub: checked first, then in one commit."""
 
+import fnmatch
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from hf_bidir.hub.checkpoint_files import CODE, COMPUTED_FROM
 from hf_bidir.hub.model_card import merge_cards
 from hf_bidir.hub.staging import Staged, stage
 
@@ -66,13 +68,16 @@ def push_checkpoint(
             with _one_line_errors(repo_id):
                 api.whoami()  # before the checks, which take longer
         # the card is headed by the name; who proposes a change may not be allowed to tag it
-        staged = stage(folder, Path(scratch, Path(folder).resolve().name), repo_id, pin=not create_pr)
+        pinned = (revision or "main") if create_pr else None
+        staged = stage(folder, Path(scratch, Path(folder).resolve().name), repo_id, pinned)
         if dry_run:
             return staged.summary()
         with _one_line_errors(repo_id):
             api.create_repo(repo_id, private=private, exist_ok=True)
             if revision is not None and not create_pr:
                 api.create_branch(repo_id, branch=revision, exist_ok=True)
+            if tag is not None and tag in _tags(api, repo_id):
+                raise PushError(f"{repo_id} has the tag {tag} already; nothing was changed, choose another name.")
             _keep_what_a_person_wrote(api, staged, repo_id, revision)
             commit = api.upload_folder(
                 repo_id=repo_id,
@@ -83,10 +88,29 @@ def push_checkpoint(
             )
         with _one_line_errors(repo_id, "the commit is there, its tag is not yet"):
             if not create_pr:
-                api.create_tag(repo_id, tag=staged.content, revision=commit.oid, exist_ok=True)
+                _tag_content(api, staged, repo_id, commit.oid)
             if tag is not None:
                 api.create_tag(repo_id, tag=tag, revision=commit.oid)
     return commit
+
+
+def _tags(api: HfApi, repo_id: str) -> set[str]:
+    return {ref.name for ref in api.list_repo_refs(repo_id).tags}
+
+
+def _tag_content(api: HfApi, staged: Staged, repo_id: str, commit: str) -> None:
+    """Give the commit the name of its content, unless an earlier commit with the same content has it."""
+    api.create_tag(repo_id, tag=staged.content, revision=commit, exist_ok=True)
+    names = [name for pattern in COMPUTED_FROM + CODE for name in fnmatch.filter(staged.files, pattern)]
+    tagged, pushed = (
+        {file.path: file.blob_id for file in api.get_paths_info(repo_id, names, revision=revision)}
+        for revision in (staged.content, commit)
+    )
+    if tagged != pushed:
+        raise PushError(
+            f"the commit is there, but in {repo_id} the tag {staged.content}, which the card names, is on something "
+            "else. Find out who made it, delete it, and give the command again."
+        )
 
 
 def _keep_what_a_person_wrote(api: HfApi, staged: Staged, repo_id: str, revision: str | None) -> None:
@@ -121,8 +145,10 @@ def _one_line_errors(repo_id: str, state: str = "the repository is as it was") -
             403: f"this token may not write to {repo_id}; take one with write access, of the account that owns it",
             409: "that exists already; choose another name",
             412: "somebody has changed the repository meanwhile; give the command again",
-        }.get(status or 0, f"{state}; give the command again")
-        raise PushError(f"{advice} ({_first_line(error)}).") from error
+        }.get(status or 0, "give the command again")
+        raise PushError(f"{state}: {advice} ({_first_line(error)}).") from error
+    except PushError:
+        raise
     except (OSError, RuntimeError) as error:  # RuntimeError: the client's word for a file that it could not send
         raise PushError(
             f"the Hub could not be reached to the end ({_first_line(error)}); {state}, give the command again."

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig
 
 from hf_bidir.convert import random_inputs, read_bidir
-from hf_bidir.finetune.files import sha256
+from hf_bidir.hub.checkpoint_files import CODE, COMPUTED_FROM, TOLD, digests
 from hf_bidir.hub.isolated import isolated_forward
 from hf_bidir.hub.model_card import write_card
 from hf_bidir.modeling import activations
@@ -19,12 +19,6 @@ from hf_bidir.modeling import activations
 logger = logging.getLogger(__name__)
 
 MODELING = Path(activations.__file__).parent
-LOADED = (
-    *("config.json", "*.safetensors", "model.safetensors.index.json", "*.py"),
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"),
-    *("preprocessor_config.json", "processor_config.json"),
-)
-TOLD = ("README.md", "*.png", "all_results.json", "run.json", "evaluation.json", "seeds.json")
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".joblib", ".h5", ".msgpack")
 LARGEST = 5 * 2**30  # bytes of one file
 SECRET = re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")
@@ -47,8 +41,8 @@ class Staged:
     @property
     def content(self) -> str:
         """A name for all that decides what the checkpoint computes: weights, config, code, tokenizer or processor."""
-        files = sorted(file for pattern in LOADED for file in self.folder.glob(pattern))
-        listed = "".join(f"{file.name} {sha256(file)}\n" for file in files)
+        files = digests(self.folder, COMPUTED_FROM + CODE)
+        listed = "".join(f"{name} {digest}\n" for name, digest in files.items())
         return f"content-{hashlib.sha256(listed.encode()).hexdigest()[:12]}"
 
     @property
@@ -61,14 +55,14 @@ class Staged:
         return "\n".join([*lines, f"{sum(self.files.values()):>13,}  bytes together", "", self.card])
 
 
-def stage(folder: str | Path, target: Path, repo_id: str | None = None, pin: bool = True) -> Staged:
+def stage(folder: str | Path, target: Path, repo_id: str | None = None, revision: str | None = None) -> Staged:
     """Copy what is published of a checkpoint folder into `target`, with its model code and its card, and check it.
 
     Args:
         folder: the checkpoint.
         target: a folder, made if it does not exist.
         repo_id: what the card's example loads; by default the folder.
-        pin: the example names `Staged.content` as the revision, which must then become a tag; else "main".
+        revision: and which revision of it; by default `Staged.content`, which must then become a tag.
 
     Raises:
         FileNotFoundError: `folder` holds no checkpoint.
@@ -82,12 +76,12 @@ def stage(folder: str | Path, target: Path, repo_id: str | None = None, pin: boo
     if pickles:
         raise ValueError(f"{folder} holds {', '.join(pickles)}: such files can run code when read. Remove them first.")
     target.mkdir(parents=True, exist_ok=True)
-    for pattern in LOADED + TOLD:
+    for pattern in COMPUTED_FROM + CODE + TOLD:
         for file in folder.glob(pattern):
             shutil.copyfile(file, target / file.name)
     _add_code(target)
     staged = Staged(target)
-    write_card(target, repo_id, staged.content if pin else None)
+    write_card(target, repo_id, revision or staged.content)
     _check_contents(staged)
     _check_alone(staged)
     return staged

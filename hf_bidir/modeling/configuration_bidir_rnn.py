@@ -95,6 +95,8 @@ class BidirRnnConfig(PretrainedConfig):
         for field in ("vocab_size", "embedding_size", "hidden_size", "num_rnn_layers"):
             if getattr(self, field) < 1:
                 raise ValueError(f"expected {field} of at least 1, got {getattr(self, field)}.")
+        if not isinstance(self.pad_token_id, int):
+            raise ValueError(f"expected a pad_token_id, which says what is padding; got {self.pad_token_id}.")
         if self.attn_scale <= 0:
             raise ValueError(f"expected attn_scale above 0, got {self.attn_scale}.")
         if self.bidirectional and self.encoder == "none":

@@ -1,6 +1,7 @@
 """CardCallback: what a Trainer of somebody's own leaves for the card."""
 
 import json
+import socket
 
 import pytest
 import torch
@@ -67,4 +68,11 @@ def test_the_record_says_what_the_trainer_knows(folder):
 
 
 def test_no_path_of_this_machine_is_recorded(folder):
-    assert str(folder[0].parent) not in (folder[0] / "run.json").read_text()
+    record = (folder[0] / "run.json").read_text()
+    assert str(folder[0].parent) not in record
+    assert socket.gethostname() not in record
+
+
+def test_only_a_base_model_that_was_named_is_one(folder):
+    assert build_model_card(folder[0]).data.base_model is None
+    assert build_model_card(folder[0]).data.license is None

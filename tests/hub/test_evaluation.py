@@ -22,7 +22,7 @@ from hf_bidir.convert import convert_checkpoint
 from hf_bidir.finetune.image_data import ImageCollator
 from hf_bidir.finetune.image_files import read_digits
 from hf_bidir.hub import build_model_card, evaluate_checkpoint
-from hf_bidir.hub.evaluation import claimed_scores, same_data
+from hf_bidir.hub.evaluation import claimed_scores, is_of_the_cards_data
 from training.image_classification import main as train_on_images
 from training.text_classification import main as train_on_texts
 
@@ -64,7 +64,7 @@ def test_texts_are_measured_as_the_run_measured_them(texts):
     evaluation = evaluate_checkpoint(folder, test)
     assert evaluation.scores == {name: results(folder)[f"test_{name}"] for name in evaluation.scores}
     assert {"accuracy", "macro_f1", "recall_bad", "recall_good"} == evaluation.scores.keys()
-    assert same_data(folder, evaluation)
+    assert is_of_the_cards_data(folder, evaluation)
 
 
 def test_images_are_measured_on_the_data_set_that_the_run_names(digits):
@@ -129,13 +129,36 @@ def test_a_saved_evaluation_makes_the_card_say_verified_and_another_number_does_
     evaluation.save(digits)
     card = build_model_card(digits)
     assert "found the same numbers in the saved files" in card.text
-    assert all(result.verified for result in card.data.eval_results)
     assert f"{100 * evaluation.negative_share:.1f} % are negative" in card.text
-    written = json.loads((digits / "evaluation.json").read_text())
-    (digits / "evaluation.json").write_text(json.dumps(written | {"scores": written["scores"] | {"accuracy": 0.001}}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda saved: saved["scores"].update(accuracy=0.001),
+        lambda saved: saved["scores"].update(recall_3=0.123),
+        lambda saved: saved["files"].update({"model.safetensors": "others"}),
+        lambda saved: saved["files"].update({"config.json": "another"}),
+        lambda saved: saved["data"].update(rows=2),
+        lambda saved: saved["data"].update(source="other"),
+    ],
+)
+def test_an_evaluation_of_other_files_other_data_or_with_other_numbers_verifies_nothing(digits, change):
+    evaluate_checkpoint(digits).save(digits)
+    saved = json.loads((digits / "evaluation.json").read_text())
+    change(saved)
+    (digits / "evaluation.json").write_text(json.dumps(saved))
     assert "not verified by anybody else" in build_model_card(digits).text
-    (digits / "evaluation.json").write_text(json.dumps(written | {"weights": {"model.safetensors": "others"}}))
-    assert "not verified by anybody else" in build_model_card(digits).text
+
+
+def test_numbers_of_another_split_are_not_compared_with_the_cards(digits):
+    told = CliRunner().invoke(app, ["evaluate", str(digits), "--split", "validation"])
+    assert (told.exit_code, "nothing was compared" in told.stdout) == (0, True), told.output
+
+
+def test_a_revision_of_a_folder_is_refused(digits):
+    told = CliRunner().invoke(app, ["evaluate", str(digits), "--revision", "v1"])
+    assert (told.exit_code, "is a folder and has no revisions" in told.stderr) == (2, True), told.output
 
 
 def test_the_command_prints_the_cards_number_beside_the_fresh_one_and_fails_when_they_differ(texts):

@@ -173,7 +173,7 @@ def test_a_softmax_checkpoint_is_not_presented_as_tanhmax(bare):
 
 SEEDS = {
     "seeds": [0, 1, 2],
-    "note": "and in the weather",
+    "note": "The weather was another.",
     "this": {"name": "signed", "scores": {"accuracy": [0.8, 0.9, 1.0], "recall_good|fine": [0.5, 0.5, 0.5]}},
     "twin": {"name": "plain", "scores": {"accuracy": [0.7, 0.7, 0.7], "recall_good|fine": [0.25, 0.5, 0.75]}},
 }
@@ -182,8 +182,8 @@ SEEDS = {
 def test_seeds_are_shown_as_mean_and_standard_deviation_beside_the_twin(finished):
     write(finished, "seeds.json", SEEDS)
     text = build_model_card(finished).text
-    assert "with 3 seeds" in text
-    assert "(and in the weather)" in text
+    assert "with 3 seeds, mean ± standard deviation" in text
+    assert "The weather was another." in text
     assert "| metric | signed | plain |" in text
     assert "| accuracy | 0.9000 ± 0.1000 | 0.7000 ± 0.0000 |" in text
     assert r"| recall of good\|fine | 0.5000 ± 0.0000 | 0.5000 ± 0.2500 |" in text
@@ -196,6 +196,25 @@ def test_on_the_hub_the_example_names_repository_and_revision_and_keeps_them_whe
         assert 'source, revision = "someone/reviews", "content-0123"' in card.text
         assert 'options = {"revision": revision, "trust_remote_code": True}' in card.text
     assert card_differences(finished) == []
+
+
+def test_one_seed_has_no_deviation(finished):
+    columns = {name: SEEDS[name] | {"scores": {"accuracy": [0.75]}} for name in ("this", "twin")}
+    write(finished, "seeds.json", SEEDS | columns | {"seeds": [0]})
+    text = build_model_card(finished).text
+    assert "with 1 seed, beside" in text
+    assert "| accuracy | 0.7500 | 0.7500 |" in text
+
+
+def test_a_folder_without_weights_does_not_say_that_they_load_from_it(finished):
+    (finished / "model.safetensors").unlink()
+    text = build_model_card(finished).text
+    assert "The weights are not in this folder." in text
+    assert "# this folder" not in text
+
+
+def test_a_folder_of_unknown_origin_gets_no_licence(bare):
+    assert build_model_card(bare).data.license is None
 
 
 def test_a_figure_is_shown_when_its_file_is_there(finished):

@@ -146,13 +146,34 @@ def test_what_a_person_wrote_on_the_hub_stays_when_the_card_is_renewed(hub, fold
     repository = hub.repositories["alice/tiny"]
     files = repository.at("main").files
     edited = files["README.md"].content.decode().replace("negative mass λ = 1.0", "negative mass λ = 7.0")
-    edited = edited.replace("license: apache-2.0", "license: mit") + "\nRead our paper.\n"
+    edited = edited.replace("library_name:", "license: mit\nlibrary_name:", 1) + "\nRead our paper.\n"
     repository.add("edited", files | {"README.md": File(edited.encode(), lfs=False)}, "main", None)
     assert push(hub, folder, home=tmp_path / "home").returncode == 0
     card = repository.at("main").files["README.md"].content.decode()
     assert "Read our paper." in card
     assert "license: mit" in card
     assert "λ = 7.0" not in card
+
+
+def test_a_tag_that_is_taken_is_refused_before_anything_changes(hub, folder, tmp_path):
+    before = dict(hub.repositories["alice/tiny"].commits)
+    refused = push(hub, folder, "--tag", "v1", home=tmp_path / "home")
+    assert (refused.returncode, "has the tag v1 already; nothing was changed" in refused.stderr) == (2, True)
+    assert hub.repositories["alice/tiny"].commits == before
+
+
+def test_a_tag_of_the_content_that_was_moved_elsewhere_is_no_pin(hub, folder, tmp_path):
+    repository = hub.repositories["alice/tiny"]
+    content = next(tag for tag in repository.tags if tag.startswith("content-"))
+    before = dict(repository.tags)
+    files = repository.at("main").files | {"activations.py": File(b"print('mine')", lfs=False)}
+    repository.tags[content] = repository.add("another", files, "another", None).sha
+    refused = push(hub, folder, home=tmp_path / "home")
+    repository.tags = before
+    assert (refused.returncode, f"the tag {content}, which the card names, is on something" in refused.stderr) == (
+        2,
+        True,
+    )
 
 
 @pytest.mark.parametrize(("option", "branch"), [(["--revision", "dev"], "dev"), (["--create-pr"], "refs/pr/")])

@@ -166,6 +166,7 @@ def test_other_methods_give_every_word_a_number(method):
         ({"attn_scale": 0.0}, "expected attn_scale above 0"),
         ({"bidirectional": True}, 'bidirectional=True needs an encoder .* encoder is "none"'),
         ({"attn_negative_mass": 1.5}, "negative"),
+        ({"pad_token_id": None}, "expected a pad_token_id"),
     ],
 )
 def test_a_config_that_cannot_be_is_refused(config, message):

@@ -16,7 +16,7 @@ from PIL import Image
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
 from hf_bidir.finetune.image_files import read_digits
 from hf_bidir.finetune.tokenizer import train_wordpiece
-from space.app import twin_of
+from space.app import ALL, PREDICTED, explained, offered, twin_of
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -145,6 +145,35 @@ def test_what_cannot_be_explained_is_one_line_and_the_page_goes_on(visitor):
     visitor.wait_for_function("[...document.querySelectorAll('textarea')].some(box => box.value.includes('Explained'))")
 
 
-def test_twins_are_found_by_name():
-    known = ["a/x-tanhmax", "b/x-softmax", "c/alone-tanhmax", "d/other"]
-    assert [twin_of(name, known) for name in known] == ["b/x-softmax", "a/x-tanhmax", None, None]
+def test_twins_are_found_by_name_and_those_of_the_same_owner_first():
+    known = ["a/x-tanhmax", "b/x-softmax", "c/alone-tanhmax", "d/other", "tanhmax-lab/y-softmax", "a/x-softmax"]
+    twins = ["a/x-softmax", "a/x-tanhmax", None, None, None, "a/x-tanhmax"]
+    assert [twin_of(name, known) for name in known] == twins
+
+
+def test_a_page_that_was_never_given_a_text_asks_for_one(texts):
+    said, *figures = explained(texts, texts[0], "contributions", PREDICTED, ALL, ALL, None, None)[:4]
+    assert "Give a text or an image first" in said.value
+    assert figures == [None] * 3
+
+
+def test_a_file_that_is_no_image_is_named_without_its_folder(tmp_path):
+    (tmp_path / "image.png").write_text("no image")
+    digits = str(ROOT / "model_cards/digits-tanhmax")
+    said = explained([digits], digits, "contributions", PREDICTED, ALL, ALL, None, str(tmp_path / "image.png"))[0]
+    assert "image.png cannot be read" in said.value
+    assert str(tmp_path) not in said.value
+
+
+def test_a_text_is_never_read_as_the_name_of_a_file(texts):
+    said = explained(texts, texts[0], "contributions", PREDICTED, ALL, ALL, str(ROOT / "README.md"), None)[0]
+    assert "is a file" not in said.value
+    assert "Explained" in said.value
+
+
+def test_what_can_be_chosen_is_what_the_checkpoint_has(texts):
+    text, image, method, target, layer, head = offered(texts[0])
+    assert (text.visible, image.visible) == (True, False)
+    assert [value for value, _ in target.choices] == [PREDICTED, "LABEL_0", "LABEL_1"]
+    assert [value for value, _ in layer.choices] == [value for value, _ in head.choices] == [ALL, "0", "1"]
+    assert ("contributions", "contributions") in method.choices

@@ -79,6 +79,7 @@ def test_a_committed_card_says_what_its_files_say(folder):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_committed_checkpoint_scores_what_its_card_says(name):
     claimed = claimed_scores(CARDS / name)
+    assert "accuracy" in claimed
     measured = evaluate_checkpoint(CARDS / name).scores
     assert {metric: measured[metric] for metric in claimed} == pytest.approx(claimed, abs=0.003)  # one digit of 360
 

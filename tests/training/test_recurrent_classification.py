@@ -34,6 +34,13 @@ def test_a_checkpoint_is_trained_on_and_keeps_its_shape(texts, tmp_path):
     assert model.config.embedding_size == 16
 
 
+def test_a_softmax_checkpoint_goes_on_as_a_signed_one(texts, tmp_path):
+    main([*texts, *RUN, "--attn_activation", "softmax", "--output_dir", str(tmp_path / "first")])
+    onward = ["--model_name_or_path", str(tmp_path / "first"), "--max_length", "12", "--max_steps", "2", "--use_cpu"]
+    main([*texts, *onward, "--attn_activation", "tanhmax", "--output_dir", str(tmp_path / "second")])
+    assert json.loads((tmp_path / "second" / "config.json").read_text())["attn_activation"] == "tanhmax"
+
+
 def test_an_encoder_that_there_is_not_is_one_error(texts, tmp_path):
     with pytest.raises(InputError, match='encoder="lstn" is not known; choose one of: none, lstm, gru'):
         main([*texts, *RUN, "--encoder", "lstn", "--output_dir", str(tmp_path / "run")])
