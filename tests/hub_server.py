@@ -243,14 +243,6 @@ def create(request: Handler) -> None:
     request.answer(200, url)
 
 
-def delete(request: Handler) -> None:
-    asked = request.json()
-    name = f"{asked.get('organization') or request.account().name}/{asked['name']}"
-    request.repository(name, writing=True)
-    del request.hub.repositories[name]
-    request.answer(200, {})
-
-
 def validate_yaml(request: Handler) -> None:
     block = re.match(r"\s*---\n(.*?)\n---", request.json()["content"], re.DOTALL)
     warnings = [] if block else [{"message": "empty or missing yaml metadata in repo card"}]
@@ -368,16 +360,6 @@ def refs(request: Handler, repo: str) -> None:
     )
 
 
-def commits(request: Handler, repo: str, revision: str) -> None:
-    repository, found = request.repository(repo), []
-    sha: str | None = repository.at(revision).sha
-    while sha:
-        at = repository.commits[sha]
-        found.append({"id": sha, "title": at.title, "message": "", "authors": [], "date": "2026-01-01T00:00:00.000Z"})
-        sha = at.parent
-    request.answer(200, found)
-
-
 def tag(request: Handler, repo: str, revision: str) -> None:
     repository, name = request.repository(repo, writing=True), request.json()["tag"]
     if name in repository.tags:
@@ -390,13 +372,6 @@ def branch(request: Handler, repo: str, name: str) -> None:
     repository = request.repository(repo, writing=True)
     repository.branches[name] = repository.at(request.json().get("startingPoint", "main")).sha
     request.answer(200, {})
-
-
-def settings(request: Handler, repo: str) -> None:
-    asked = request.json()
-    private = asked.get("private", asked.get("visibility") == "private")
-    request.repository(repo, writing=True).private = bool(private)
-    request.answer(200, {"private": bool(private)})
 
 
 def resolve(request: Handler, repo: str, revision: str, path: str) -> None:
@@ -423,7 +398,6 @@ REVISION = r"(?P<revision>[^/]+|refs/pr/\d+)"
 ROUTES = [
     ("GET", r"/api/whoami-v2", whoami),
     ("POST", r"/api/repos/create", create),
-    ("DELETE", r"/api/repos/delete", delete),
     ("POST", r"/api/validate-yaml", validate_yaml),
     ("POST", rf"{API}/preupload/{REVISION}", preupload),
     ("POST", rf"/{MODEL}\.git/info/lfs/objects/batch", lfs_batch),
@@ -436,10 +410,8 @@ ROUTES = [
     ("GET", rf"{API}/tree/{REVISION}", tree),
     ("GET", rf"{API}/tree/{REVISION}/(?P<folder>.+)", tree),
     ("GET", rf"{API}/refs", refs),
-    ("GET", rf"{API}/commits/{REVISION}", commits),
     ("POST", rf"{API}/paths-info/{REVISION}", paths_info),
     ("POST", rf"{API}/tag/{REVISION}", tag),
     ("POST", rf"{API}/branch/(?P<name>.+)", branch),
-    ("PUT", rf"{API}/settings", settings),
     ("GET HEAD", rf"/{MODEL}/resolve/{REVISION}/(?P<path>.+)", resolve),
 ]
