@@ -1,0 +1,54 @@
+"""How long does the card of a finished run take, and staging it for the Hub?
+
+    python benchmarks/model_card.py runs/checkpoints/digits-tanhmax runs/checkpoints/sst2-minilm-tanhmax
+
+Medians over --repeats, all folders and tasks taking turns; the baseline is reading and hashing the folder's weights,
+which a card that says "verified" cannot do without. The table goes to benchmarks/results/model_card.md.
+"""
+
+import argparse
+import tempfile
+from functools import partial
+from pathlib import Path
+
+from measure import interleaved_medians, write_table
+from transformers.utils import logging
+
+from hf_bidir.hub import build_model_card
+from hf_bidir.hub.checkpoint_files import digests
+from hf_bidir.hub.staging import stage
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path, help="finished runs")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--results", type=Path, default=RESULTS / "model_card.md")
+    options = parser.parse_args()
+    logging.set_verbosity_error()
+    tasks = {}
+    for folder in options.folders:
+        tasks[folder.name, "hash"] = partial(digests, folder)
+        tasks[folder.name, "card"] = partial(build_model_card, folder)
+        tasks[folder.name, "stage"] = partial(staged, folder)
+    seconds = interleaved_medians(tasks, options.repeats, warm_up=1)
+    rows = []
+    for folder in options.folders:
+        size = sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 2**20
+        hash_, card, stage_ = (seconds[folder.name, task] for task in ("hash", "card", "stage"))
+        rows.append([folder.name, f"{size:.1f}", f"{card:.2f} s", f"{card / hash_:.1f}", f"{stage_:.1f} s"])
+    header = ["run", "weights, MiB", "build_model_card", "over hashing alone", "stage (card, checks, run alone)"]
+    notes = "Seconds are of one noisy machine; the ratio is what carries over."
+    write_table(options.results, "What a model card costs", notes, header, rows, "cpu")
+
+
+def staged(folder: Path) -> None:
+    """What `hf-bidir push --dry-run` does."""
+    with tempfile.TemporaryDirectory() as scratch:
+        stage(folder, Path(scratch, folder.name), "me/mine")
+
+
+if __name__ == "__main__":
+    main()
