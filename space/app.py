@@ -27,7 +27,7 @@ from hf_bidir.finetune.image_files import read_digits
 ROOT = Path(__file__).resolve().parent.parent
 WHERE = ("model_cards", "runs/checkpoints")
 TWINS = ("tanhmax", "softmax")
-SENTENCE = "a charming film with a weak ending, but the acting is never a delight"
+SENTENCE = "a charming film with a weak ending"
 LONGEST, LARGEST = 2000, "10mb"  # of a text, in letters, and of an image
 KEPT = 3600  # seconds that an upload stays
 LOADED = 4  # checkpoints that stay in memory

@@ -209,7 +209,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
     measured = [
         EvalResult(
             task_type=pipeline,
-            dataset_type=recipe.get("dataset_name") or source,
+            dataset_type=source,  # a file may be another selection than the data set that a recipe names
             dataset_name=source,
             dataset_split=facts["split"],
             metric_type=METRICS[name],

@@ -5,33 +5,38 @@ import socket
 
 import pytest
 import torch
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
 from hf_bidir.hub import CardCallback, build_model_card
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """What the stock Trainer writes with the callback: trained, tested and saved."""
+def trainer_in(folder, *callbacks):
+    """The stock Trainer with the callback, on ten rows of noise."""
     torch.manual_seed(0)
     config = BidirBertConfig(
         vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8,
         id2label={0: "bad", 1: "good"}, label2id={"bad": 0, "good": 1},
     )  # fmt: skip
     rows = [{"input_ids": torch.randint(8, (4,)), "labels": torch.tensor(row % 2)} for row in range(10)]
-    folder = tmp_path_factory.mktemp("runs") / "own"
     arguments = TrainingArguments(
         output_dir=str(folder), max_steps=4, learning_rate=0.5, eval_strategy="steps", eval_steps=1, save_steps=1,
         load_best_model_at_end=True, report_to="none", seed=3, use_cpu=True, logging_steps=1,
     )  # fmt: skip
-    trainer = Trainer(
+    return Trainer(
         BidirBertForSequenceClassification(config), arguments, train_dataset=rows, eval_dataset=rows[:6],
         compute_metrics=lambda p: {"accuracy": float((p.predictions.argmax(-1) == p.label_ids).mean())},
-        callbacks=[CardCallback(data={"train": "someone/reviews"}, notes=["Ten rows."])],
+        callbacks=[CardCallback(data={"train": "someone/reviews"}, notes=["Ten rows."]), *callbacks],
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What the stock Trainer writes with the callback: trained, tested and saved."""
+    folder = tmp_path_factory.mktemp("runs") / "own"
+    trainer = trainer_in(folder)
     trainer.train()
-    trainer.evaluated = trainer.evaluate(rows[6:], metric_key_prefix="test")
+    trainer.evaluated = trainer.evaluate(trainer.train_dataset[6:], metric_key_prefix="test")
     trainer.save_model()
     return folder, trainer
 
@@ -71,6 +76,17 @@ def test_no_path_of_this_machine_is_recorded(folder):
     record = (folder[0] / "run.json").read_text()
     assert str(folder[0].parent) not in record
     assert socket.gethostname() not in record
+
+
+def test_a_training_that_breaks_off_leaves_no_numbers(tmp_path):
+    class Broken(TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            if state.global_step == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer_in(tmp_path, Broken()).train()
+    assert not (tmp_path / "all_results.json").exists()
 
 
 def test_only_a_base_model_that_was_named_is_one(folder):

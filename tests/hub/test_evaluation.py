@@ -23,6 +23,7 @@ from hf_bidir.finetune.image_data import ImageCollator
 from hf_bidir.finetune.image_files import read_digits
 from hf_bidir.hub import build_model_card, evaluate_checkpoint
 from hf_bidir.hub.evaluation import claimed_scores, is_of_the_cards_data
+from training.checkpoints import CARDS
 from training.image_classification import main as train_on_images
 from training.text_classification import main as train_on_texts
 
@@ -42,7 +43,7 @@ def table(path, rows=ROWS, **names):
 def texts(tmp_path_factory):
     """A finished run on texts, and its test file."""
     place = tmp_path_factory.mktemp("texts")
-    train, test = table(place / "train.parquet"), table(place / "test.parquet", ROWS[:10])
+    train, test = table(place / "train.parquet"), table(place / "test.parquet", ROWS[:7])
     files = ["--train_file", train, "--validation_file", test, "--test_file", test, "--class_names", "bad", "good"]
     train_on_texts([*files, *SMALL, *BRIEF, "--vocab_size", "60", "--output_dir", str(place / "run")])
     return place / "run", test
@@ -77,20 +78,23 @@ def test_no_number_depends_on_the_batch_size(digits):
     assert evaluate_checkpoint(digits, batch_size=7).scores == evaluate_checkpoint(digits, batch_size=100).scores
 
 
-def test_the_accuracy_without_negative_coefficients_is_that_of_the_model_without_them(digits):
-    model = BidirViTForImageClassification.from_pretrained(digits).eval()
-    rows = read_digits()["test"]
-    pixels = ImageCollator(AutoImageProcessor.from_pretrained(digits))(rows)["pixel_values"]
+def test_the_accuracy_without_negative_coefficients_is_that_of_the_model_without_them():
+    folder, rows = CARDS / "digits-tanhmax", read_digits()["test"]
+    model = BidirViTForImageClassification.from_pretrained(folder).eval()
+    pixels = ImageCollator(AutoImageProcessor.from_pretrained(folder))(rows)["pixel_values"]
     with torch.no_grad(), without_negatives(model):
         answers = model(pixels).logits.argmax(-1).numpy()
-    evaluation = evaluate_checkpoint(digits)
+    evaluation = evaluate_checkpoint(folder)
     assert evaluation.accuracy_without_negatives == pytest.approx(np.mean(answers == np.array(rows["label"])))
+    assert evaluation.accuracy_without_negatives < evaluation.scores["accuracy"] - 0.1
     assert 0 < evaluation.negative_share < 1
 
 
 def test_labels_may_be_the_names_of_the_classes(texts, tmp_path):
     folder, test = texts
-    named = table(tmp_path / "named.parquet", ROWS[:10], label_0="bad", label_1="good")
+    named = table(
+        tmp_path / "named.parquet", ROWS[:7], label_0="bad", label_1="good"
+    )  # of one class more than the other
     assert evaluate_checkpoint(folder, named).scores == evaluate_checkpoint(folder, test).scores
 
 
