@@ -175,8 +175,14 @@ def evaluate(
     split: Annotated[str, typer.Option(help="What the examples are, or which split of a data set: test, …")] = "test",
     revision: Annotated[str | None, typer.Option(help="A branch, tag or commit on the Hub.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples per forward pass.")] = 64,
-    column: Annotated[str | None, typer.Option(help="The column of the text or image; by default guessed.")] = None,
-    label_column: Annotated[str | None, typer.Option(help="The column of the class; by default guessed.")] = None,
+    column: Annotated[
+        str | None,
+        typer.Option("--column", "--text_column", "--image_column", help="The text's or image's; by default guessed."),
+    ] = None,
+    label_column: Annotated[
+        str | None,
+        typer.Option("--label-column", "--label_column", help="The column of the class; by default guessed."),
+    ] = None,
     tolerance: Annotated[float, typer.Option(min=0, help="How far from the card's number is still equal.")] = 0.001,
     save: Annotated[
         bool,
@@ -211,6 +217,11 @@ def evaluate(
         folder = local_folder(checkpoint, revision)
         measured = evaluate_checkpoint(folder, data, **options)
         claimed, same = claimed_scores(folder, split), is_of_the_cards_data(folder, measured)
+        if save and claimed and not same:
+            raise ValueError(
+                f"{measured.data['source']} is not the data that the card's {split} numbers are of, as run.json tells; "
+                "--save is for that data alone. Nothing was written."
+            )
         if save:
             typer.echo(f"Written: {measured.save(folder)}, {write_card(folder)}", err=True)
     typer.echo(comparison(measured, claimed, same))

@@ -54,7 +54,10 @@ def main() -> None:
 def found_here() -> list[str]:
     """The checkpoints of the repository that have weights, one per name."""
     weights = [file for place in WHERE for file in sorted(ROOT.glob(f"{place}/*/model.safetensors"))]
-    return list({file.parent.name: str(file.parent) for file in weights}.values())
+    found = {file.parent.name: str(file.parent) for file in weights}
+    return [
+        found[name] for name in sorted(found, key=lambda name: (TWINS[0] not in name, name))
+    ]  # the signed ones first
 
 
 def twin_of(checkpoint: str, checkpoints: list[str]) -> str | None:
@@ -99,6 +102,7 @@ def page(checkpoints: list[str]) -> gr.Blocks:
             outputs = [output for _ in range(2) for output in _column()]
         choices = [text, image, method, target, layer, head]
         gr.on([blocks.load, checkpoint.change], offered, checkpoint, choices)
+        gr.on([checkpoint.change], lambda: [None] * len(outputs), None, outputs)
         example.click(example_of, checkpoint, [text, image])
         inputs = [checkpoint, method, target, layer, head, text, image]
         gr.on([go.click, text.submit], partial(explained, checkpoints), inputs, outputs)

@@ -97,7 +97,7 @@ def explain_checkpoint(
     explained, value = _explained(model, processor, example, **chosen)
     everything = method == "contributions" and layer is None and head is None
     if everything and scores[method].abs().sum() < SATURATED * abs(value):
-        notes.append("The contributions are small next to y, which is saturated; --method erasure may show more.")
+        notes.append("The contributions are small next to y, most of which comes by other ways; erasure may show more.")
     return Explanation(
         example=example,
         explained=explained,

@@ -8,9 +8,9 @@ from typing import Any
 
 from hf_bidir.finetune.arguments import RunArguments
 from hf_bidir.finetune.errors import InputError
-from hf_bidir.finetune.record import differences
+from hf_bidir.finetune.record import PREVIOUS, RECORD, differences
 
-RECORD, RESULTS, CURVE, CARD = "run.json", "all_results.json", "loss_curve.png", "README.md"
+RESULTS, CURVE, CARD = "all_results.json", "loss_curve.png", "README.md"
 
 
 def checkpoint_to_resume(args: RunArguments, record: dict[str, Any], model: str | None = None) -> str | None:
@@ -101,5 +101,5 @@ def clear_run(folder: Path) -> None:
     """Remove what an earlier run left: its checkpoints, record, numbers and curve; other files stay."""
     for checkpoint in _checkpoints(folder):
         shutil.rmtree(checkpoint)
-    for name in (RESULTS, CURVE, RECORD):  # the record last: until then the folder holds a run
+    for name in (RESULTS, CURVE, PREVIOUS, RECORD):  # the record last: until then the folder holds a run
         (folder / name).unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shutil
 from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +16,8 @@ from hf_bidir.finetune.files import sha256
 from hf_bidir.finetune.splits import Splits
 from hf_bidir.timm_vit import TIMM_PREFIX
 
-LIBRARIES = ("torch", "transformers", "datasets", "accelerate", "tokenizers", "scikit-learn")
+RECORD, PREVIOUS = "run.json", "previous_run.json"  # of this run, and of the one whose checkpoint it starts from
+LIBRARIES = ("hf-bidir", "torch", "transformers", "datasets", "accelerate", "tokenizers", "scikit-learn")
 # changing one of these in an interrupted run changes none of its losses
 MAY_CHANGE = {
     "output_dir",
@@ -134,6 +136,13 @@ def differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
     if earlier.get("world_size") != now["world_size"]:
         found.append(f"{earlier.get('world_size')} processes were used, and now {now['world_size']}")
     return found
+
+
+def keep_previous_record(source: str | None, folder: Path) -> None:
+    """Copy the record of the run that wrote the checkpoint `source`, if one did, into the folder of the next run."""
+    written = Path(source, RECORD) if source else None
+    if written and written.is_file():
+        shutil.copyfile(written, folder / PREVIOUS)
 
 
 def library_versions() -> dict[str, str]:

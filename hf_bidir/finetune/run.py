@@ -19,7 +19,7 @@ from hf_bidir.finetune.errors import as_input_error
 from hf_bidir.finetune.files import write_json
 from hf_bidir.finetune.folder import CARD, CURVE, RECORD, RESULTS, checkpoint_to_resume, clear_run
 from hf_bidir.finetune.metrics import classification_metrics, headline, predicted_classes
-from hf_bidir.finetune.record import begin_record, ending
+from hf_bidir.finetune.record import begin_record, ending, keep_previous_record
 from hf_bidir.finetune.schedule_options import build_schedule, check_checkpoint_schedule
 from hf_bidir.finetune.splits import Splits
 from hf_bidir.finetune.trainer import FinetuneTrainer
@@ -102,6 +102,7 @@ def finetune(
     trainer.save_model()
     if args.should_save:
         record |= ending(trainer.state, args, checkpoint, time.monotonic() - started)
+        keep_previous_record(given.get("model_name_or_path"), folder)
         _finish_folder(folder, record, results, trainer.state.log_history)
         print(f"\nFinished {folder}: {headline(results)}; {CARD} there says the rest.")
     PartialState().wait_for_everyone()

@@ -123,7 +123,7 @@ def labelled_split(
     """
     split = _select(name, split, data.label_column, column, guesses)
     values = _label_values(name, split)
-    named = {str(value) for value in values} <= set(names)
+    named = any(isinstance(value, str) for value in values) or {str(value) for value in values} <= set(names)
     known = {label: index for index, label in enumerate(names)} if named else {i: i for i in range(len(names))}
     values = [str(value) for value in values] if named else values
     _check_known(name, values, known, "model")

@@ -10,7 +10,7 @@ COMPUTED_FROM = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"),
     *("preprocessor_config.json", "processor_config.json"),
 )
-TOLD = ("README.md", "*.png", "all_results.json", "run.json", "evaluation.json", "seeds.json")
+TOLD = ("README.md", "*.png", "all_results.json", "run.json", "previous_run.json", "evaluation.json", "seeds.json")
 
 
 def digests(folder: Path, patterns: tuple[str, ...] = COMPUTED_FROM) -> dict[str, str]:

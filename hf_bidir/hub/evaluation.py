@@ -161,6 +161,8 @@ def local_folder(source: str | Path, revision: str | None = None) -> Path:
     if Path(source).is_dir():
         if revision is not None:
             raise ValueError(f"{source} is a folder and has no revisions; leave {revision} out.")
+        if not any(Path(source).glob("*.safetensors")):
+            raise FileNotFoundError(f"{source} has no weights (*.safetensors), so there is nothing to measure.")
         return Path(source)
     try:
         chosen = {"allow_patterns": list(FETCHED), "ignore_patterns": ["*/*"]}  # not what lies in folders below

@@ -23,6 +23,7 @@ PIPELINES = {
     "AutoModelForQuestionAnswering": "question-answering",
     "AutoModelForMaskedLM": "fill-mask",
 }
+PROCESSORS = {"tokenizer_config.json": "AutoTokenizer", "preprocessor_config.json": "AutoImageProcessor"}
 FIGURES = {
     "explanation.png": "What speaks for (red) and against (blue) an answer",
     "attention.png": "Signed attention over a few inputs of the test split",
@@ -59,7 +60,9 @@ def build_model_card(folder: str | Path, repo_id: str | None = None, revision: s
     written = ModelCard.load(readme) if readme.is_file() else None
     if repo_id is None and written and (named := SOURCE.search(written.text)):
         repo_id, revision = named.groups()
-    facts = _facts(folder) | {"repo_id": repo_id, "revision": revision or "main"}
+    known = written.data.model_name if written else None  # a folder may have been renamed since
+    name = repo_id.rpartition("/")[2] if repo_id else known or folder.resolve().name
+    facts = _facts(folder) | {"name": name, "repo_id": repo_id, "revision": revision or "main"}
     card = ModelCard.from_template(_metadata(facts), template_path=str(TEMPLATE), **facts)
     card.text = f"\n{BEGIN}\n{card.text.strip()}\n{END}\n"
     return merge_cards(written, card) if written else card
@@ -81,6 +84,8 @@ def card_differences(folder: str | Path) -> list[str]:
         FileNotFoundError: there is no card, or no checkpoint.
     """
     readme = Path(folder, "README.md")
+    if not Path(folder).is_dir():
+        raise FileNotFoundError(f"expected a checkpoint folder at {folder}; there is none.")
     if not readme.is_file():
         raise FileNotFoundError(f"{folder} has no README.md to check; hf-bidir card {folder} writes one.")
     written, expected = readme.read_text(encoding="utf-8"), str(build_model_card(folder))
@@ -94,24 +99,23 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _facts(folder: Path) -> dict[str, Any]:
     """What the template shows; whatever the run did not write is None or empty."""
-    config, run, results, evaluation, seeds = (
-        _read(folder / f"{name}.json") for name in ("config", "run", "all_results", "evaluation", "seeds")
-    )
+    files = ("config", "run", "all_results", "evaluation", "seeds", "previous_run")
+    config, run, results, evaluation, seeds, previous = (_read(folder / f"{name}.json") for name in files)
     architecture = (config.get("architectures") or ["model"])[0]
     auto_map = config.get("auto_map", {})
     split = "test" if "test_accuracy" in results else "validation"
     return {
-        "name": folder.resolve().name,
         "architecture": architecture,
         "auto_class": next((auto for auto, path in auto_map.items() if path.endswith(f".{architecture}")), "AutoModel"),
-        "processor_class": "AutoImageProcessor" if "patch_size" in config else "AutoTokenizer",
+        "processor_class": next((auto for file, auto in PROCESSORS.items() if (folder / file).is_file()), None),
+        "previous": previous,
         "activation": config.get("attn_activation"),
         "negative_mass": config.get("attn_negative_mass"),
         "parameters": run.get("num_parameters"),
         "data": run.get("data", {}),
         "notes": run.get("notes", []),
         "class_shares": run.get("class_shares", {}),
-        "recipe": run.get("recipe", {}),
+        "recipe": {k: v for k, v in run.get("recipe", {}).items() if k != "output_dir"},
         "started_from": run.get("started_from"),
         "split": split,
         "chosen": run.get("best_checkpoint"),

@@ -71,7 +71,8 @@ def push_checkpoint(
         pinned = (revision or "main") if create_pr else None
         staged = stage(folder, Path(scratch, Path(folder).resolve().name), repo_id, pinned)
         if dry_run:
-            return staged.summary()
+            where = f"{repo_id}{f', {revision}' if revision else ''}"
+            return f"{staged.summary()}\nThis would be one commit to {where} ({staged.content}). Nothing was sent."
         with _one_line_errors(repo_id):
             api.create_repo(repo_id, private=private, exist_ok=True)
             if revision is not None and not create_pr:

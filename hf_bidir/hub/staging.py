@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 MODELING = Path(activations.__file__).parent
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".joblib", ".h5", ".msgpack")
+# pickles that a Trainer leaves for itself: never published, and no sign of anything wrong
+OF_THE_TRAINER = {"training_args.bin", "optimizer.pt", "scheduler.pt", "scaler.pt"}
 LARGEST = 5 * 2**30  # bytes of one file
 SECRET = re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")
 LOCAL_PATH = re.compile(r"(?<![\w.:/])(?:/(?:home|root|Users|mnt|tmp|work|data|opt|var)/|[A-Za-z]:\\)[\w.-]")
@@ -50,9 +52,9 @@ class Staged:
         return (self.folder / "README.md").read_text(encoding="utf-8")
 
     def summary(self) -> str:
-        """The list of files with their sizes, and the card."""
+        """The card, then the list of files with their sizes."""
         lines = [f"{size:>13,}  {name}" for name, size in self.files.items()]
-        return "\n".join([*lines, f"{sum(self.files.values()):>13,}  bytes together", "", self.card])
+        return "\n".join([self.card, *lines, f"{sum(self.files.values()):>13,}  bytes together"])
 
 
 def stage(folder: str | Path, target: Path, repo_id: str | None = None, revision: str | None = None) -> Staged:
@@ -72,7 +74,8 @@ def stage(folder: str | Path, target: Path, repo_id: str | None = None, revision
     folder = Path(folder)
     if not (folder / "config.json").is_file() or not list(folder.glob("*.safetensors")):
         raise FileNotFoundError(f"expected a checkpoint folder with config.json and *.safetensors; {folder} is none.")
-    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
+    files = {file.name for file in folder.iterdir()}
+    pickles = sorted(name for name in files - OF_THE_TRAINER if Path(name).suffix in PICKLES)
     if pickles:
         raise ValueError(f"{folder} holds {', '.join(pickles)}: such files can run code when read. Remove them first.")
     target.mkdir(parents=True, exist_ok=True)

@@ -101,6 +101,21 @@ def test_labels_may_be_the_names_of_the_classes(texts, tmp_path):
 def test_a_label_that_the_model_does_not_know_is_refused(texts, tmp_path):
     with pytest.raises(ValueError, match=r"labels that the model lacks: 7 \(1 rows\); the model has: 0, 1"):
         evaluate_checkpoint(texts[0], table(tmp_path / "other.parquet", [*ROWS[:4], ("odd", 7)]))
+    rows = [("a good film", "good"), ("an odd film", "odd")]
+    with pytest.raises(ValueError, match=r"the model lacks: 'odd' \(1 rows\); the model has: 'bad', 'good'"):
+        evaluate_checkpoint(texts[0], table(tmp_path / "names.parquet", rows))
+
+
+def test_a_folder_without_weights_is_refused():
+    with pytest.raises(FileNotFoundError, match="has no weights"):
+        evaluate_checkpoint(CARDS / "sst2-minilm-tanhmax", "x.csv")
+
+
+def test_only_the_data_of_the_card_may_be_saved_beside_it(texts, tmp_path):
+    other = table(tmp_path / "other.parquet", ROWS[:3])
+    told = CliRunner().invoke(app, ["evaluate", str(texts[0]), "--data", other, "--save"])
+    assert (told.exit_code, "Nothing was written" in told.stderr) == (2, True), told.output
+    assert not (texts[0] / "evaluation.json").exists()
 
 
 def test_a_run_on_files_asks_for_the_file(texts):

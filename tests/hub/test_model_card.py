@@ -147,7 +147,7 @@ def test_only_a_model_on_the_hub_is_a_base_model(finished, kind):
         "duration: 61.5 s",
         "torch 2.9.9",
         "gauge freedom",
-        "on a par with softmax",
+        "TanhMax is not for accuracy",
         "10.6339/24-JDS1134",
     ],
 )
@@ -209,8 +209,37 @@ def test_one_seed_has_no_deviation(finished):
 def test_a_folder_without_weights_does_not_say_that_they_load_from_it(finished):
     (finished / "model.safetensors").unlink()
     text = build_model_card(finished).text
-    assert "The weights are not in this folder." in text
-    assert "# this folder" not in text
+    assert "The weights are not in this folder; the recipe below makes them" in text
+
+
+def test_without_a_tokenizer_the_example_loads_none(finished):
+    assert "AutoTokenizer" not in build_model_card(finished).text
+    write(finished, "tokenizer_config.json", {})
+    assert (
+        "from transformers import AutoTokenizer, AutoModelForSequenceClassification" in build_model_card(finished).text
+    )
+
+
+def test_the_run_that_the_weights_come_from_is_told_with_its_data(finished):
+    assert "## Before that" not in build_model_card(finished).text
+    write(finished, "previous_run.json", RUN | {"task": "distillation", "recipe": {"max_steps": 30}})
+    text = build_model_card(finished).text
+    before = text.partition("## Before that")[2].partition("## Results")[0]
+    assert "an earlier run (distillation)" in before
+    assert "| max_steps | 30 |" in before
+    assert "| train | someone/reviews | 900 |" in before
+
+
+def test_a_renamed_folder_keeps_the_name_on_its_card(finished):
+    write_card(finished)
+    renamed = finished.rename(finished.with_name("another"))
+    assert card_differences(renamed) == []
+
+
+def test_a_softmax_card_says_nothing_about_signs(bare):
+    config = json.loads((bare / "config.json").read_text())
+    write(bare, "config.json", config | {"attn_activation": "softmax"})
+    assert "gauge" not in build_model_card(bare).text
 
 
 def test_a_folder_of_unknown_origin_gets_no_licence(bare):

@@ -194,12 +194,13 @@ def test_a_dry_run_says_what_would_be_sent_and_asks_no_hub(folder, monkeypatch):
     summary = push_checkpoint(folder, "alice/tiny", dry_run=True)
     assert re.search(r"\d,\d+  model\.safetensors", summary)
     assert "# tiny" in summary
+    assert summary.splitlines()[-1].startswith("This would be one commit to alice/tiny (content-")
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("weights.bin", "x", r"holds weights\.bin: such files can run code"),
+        ("pytorch_model.bin", "x", r"holds pytorch_model\.bin: such files can run code"),
         ("run.json", '{"notes": ["/home/me/train.csv"]}', r"run\.json names a path of this machine \('/home/me"),
         ("all_results.json", '{"token": "hf_abcdefghijklmnopqrstuvwxyz"}', r"all_results\.json holds .* a Hub token"),
         ("more.py", "print()", r"more\.py is not model code of this hf_bidir"),
@@ -219,6 +220,12 @@ def test_code_that_a_staged_folder_lacks_is_added(folder, tmp_path):
     staged = stage(tmp_path / "bare", tmp_path / "staged")
     assert "modeling_bidir_bert.py" in staged.files
     assert "- `modeling_bidir_bert.py` `" in staged.card
+
+
+def test_what_a_trainer_leaves_for_itself_is_no_obstacle_and_not_published(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "tiny")
+    (tmp_path / "tiny" / "training_args.bin").write_text("x")
+    assert "training_args.bin" not in stage(tmp_path / "tiny", tmp_path / "staged").files
 
 
 def test_code_that_was_changed_in_the_folder_is_not_published(folder, tmp_path):

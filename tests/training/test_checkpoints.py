@@ -66,6 +66,15 @@ def test_a_finished_run_is_not_repeated(made):
     checkpoints.make(replace(pair, script=lambda _: pytest.fail("trained again")), OPTIONS)
 
 
+def test_fewer_seeds_than_the_published_ones_leave_the_published_card_alone(made):
+    pair, _, cards = made
+    (cards / "digits-tanhmax" / "seeds.json").unlink()
+    checkpoints.make(replace(pair, seeds=3), Namespace(data_dir=None, minilm=None, seeds=2))
+    assert not (cards / "digits-tanhmax" / "seeds.json").exists()
+    checkpoints.make(pair, OPTIONS)
+    assert (cards / "digits-tanhmax" / "seeds.json").exists()
+
+
 def test_the_list_has_every_checkpoint(made):
     text = checkpoints.list_cards().read_text(encoding="utf-8")
     assert all(f"[{name}]({name}/README.md)" in text for name in NAMES)

@@ -32,6 +32,9 @@ def test_a_checkpoint_is_trained_on_and_keeps_its_shape(texts, tmp_path):
     main([*texts, *onward, "--output_dir", str(tmp_path / "second")])
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "second")
     assert model.config.embedding_size == 16
+    earlier = json.loads((tmp_path / "first" / "run.json").read_text())
+    assert json.loads((tmp_path / "second" / "previous_run.json").read_text()) == earlier
+    assert "## Before that" in (tmp_path / "second" / "README.md").read_text()
 
 
 def test_a_softmax_checkpoint_goes_on_as_a_signed_one(texts, tmp_path):
