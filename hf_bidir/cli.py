@@ -229,3 +229,27 @@ def evaluate(
         abs(measured.scores[name] - claimed[name]) > tolerance for name in claimed.keys() & measured.scores.keys()
     ):
         raise typer.Exit(1)
+
+
+@app.command()
+def demo(
+    text: Annotated[
+        bool, typer.Option("--text", help="Texts; the only demo of this command (images: make demo).")
+    ] = True,
+    attn_activation: Annotated[str, typer.Option(help="tanhmax, softmax or tanh.")] = "tanhmax",
+    seed: Annotated[int, typer.Option(help="Of the model's weights.")] = 0,
+    output: Annotated[Path | None, typer.Option(help="The folder; by default runs/demo-text-ACTIVATION-SEED.")] = None,
+) -> None:
+    """Train a model on synthetic texts in half a minute, and show what its attention does with them.
+
+    Two words of twelve decide the class. Nothing is downloaded.
+
+    \b
+    hf-bidir demo --text
+    hf-bidir demo --text --attn-activation softmax
+    """
+    from hf_bidir.demo import text_demo
+
+    with one_line_errors():
+        folder = output or Path(f"runs/demo-text-{attn_activation}-{seed}")
+        typer.echo(text_demo(folder, attn_activation, seed))

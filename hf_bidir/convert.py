@@ -23,7 +23,10 @@ from hf_bidir.timm_vit import TIMM_PREFIX, read_timm, timm_outputs, vit_from_tim
 logger = logging.getLogger(__name__)
 
 FAMILIES = {"bert": "Bert", "vit": "ViT", "deit": "DeiT"}
-ATTENTION_FIELDS = ("attn_activation", "attn_negative_mass", "attn_learn_negative_mass")
+ATTENTION_FIELDS = (
+    *("attn_activation", "attn_negative_mass", "attn_learn_negative_mass"),
+    *("attn_scope", "attn_window"),
+)
 TOLERANCE, TIMM_TOLERANCE = 1e-6, 1e-5
 
 
@@ -115,8 +118,12 @@ def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bo
             f"{source} computes {config.attn_activation} with attn_negative_mass={config.attn_negative_mass}; only a "
             "checkpoint with attn_negative_mass=0, or with softmax, equals a stock one."
         )
+    stock_class = getattr(transformers, config.architectures[0].removeprefix("Bidir"), None)
+    if stock_class is None or config.attn_scope != "global":
+        raise ValueError(
+            f"{source} ({config.architectures[0]}, attn_scope={config.attn_scope}) has no counterpart in transformers."
+        )
     bidir = read_bidir(source)
-    stock_class = getattr(transformers, config.architectures[0].removeprefix("Bidir"))
     fields = _fields(config)
     model = stock_class(stock_class.config_class(**fields)).eval()
     model.load_state_dict(bidir.state_dict())

@@ -16,49 +16,13 @@ AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=Tru
 from collections.abc import Sequence
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
-from hf_bidir import BidirRnnConfig, BidirRnnForSequenceClassification
-from hf_bidir.finetune.arguments import RnnModelArguments, TextDataArguments
-from hf_bidir.finetune.errors import as_input_error, run_script
-from hf_bidir.finetune.models import Family, attention_fields, label_fields
-from hf_bidir.finetune.splits import Splits
-from hf_bidir.finetune.text_run import finetune_texts, text_options
-from hf_bidir.finetune.tokenizer import train_words
-
-OPTIONS = text_options(RnnModelArguments)
-RNN = Family(BidirRnnForSequenceClassification, BidirRnnConfig, stock_type=None)
-SHAPE = (
-    *("encoder", "bidirectional", "num_rnn_layers", "embedding_size", "hidden_size"),
-    *("attn_score", "attn_scale", "dropout", "embedding_dropout"),
-)
+from hf_bidir.finetune.errors import run_script
+from hf_bidir.finetune.recurrent import OPTIONS, finetune_recurrent  # noqa: F401  (the tests of recipes ask for OPTIONS)
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the script with the command line `argv`; return the numbers of all_results.json."""
-    return finetune_texts(argv, OPTIONS, __doc__, RNN, from_scratch)
-
-
-def from_scratch(
-    data: TextDataArguments, arguments: RnnModelArguments, splits: Splits
-) -> tuple[PreTrainedTokenizerBase, BidirRnnConfig]:
-    """A tokenizer of the words of the training split, and the config of a new model for it."""
-    tokenizer = train_words(
-        splits.train["text"],
-        vocab_size=arguments.vocab_size,
-        max_length=data.max_length,
-        lowercase=arguments.lowercase,
-    )
-    with as_input_error():
-        config = BidirRnnConfig(
-            vocab_size=len(tokenizer),
-            max_position_embeddings=data.max_length,
-            pad_token_id=tokenizer.pad_token_id,
-            **{name: getattr(arguments, name) for name in SHAPE},
-            **label_fields(splits.names),
-            **attention_fields(arguments, {}),
-        )
-    return tokenizer, config
+    return finetune_recurrent(argv, __doc__)
 
 
 if __name__ == "__main__":

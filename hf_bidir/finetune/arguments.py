@@ -9,6 +9,7 @@ from packaging.version import Version
 from transformers import TrainingArguments
 
 from hf_bidir.finetune.errors import InputError
+from hf_bidir.modeling.configuration_bidir_rnn import ATTN_QUERIES, ATTN_SCORES, ATTN_SELECTIONS
 from hf_bidir.schedules import ORDERS, SHAPES
 
 
@@ -182,7 +183,11 @@ class RnnModelArguments(PretrainedArguments):
     num_rnn_layers: int = option(1, "From scratch: the layers of the encoder.")
     embedding_size: int = option(200, "From scratch: the width of the embedding.")
     hidden_size: int = option(100, "From scratch: the width of encoder (per direction), queries, keys and values.")
-    attn_score: str = option("per_token", "From scratch: the alignment score, per_token or feed_forward.")
+    attn_score: str = option("per_token", "From scratch: the alignment score.", choices=list(ATTN_SCORES))
+    attn_query: str = option("learned", "From scratch: what the states are compared with.", choices=list(ATTN_QUERIES))
+    attn_selection: str = option(
+        "soft", "From scratch: soft (all values), or hard (one value, drawn).", choices=list(ATTN_SELECTIONS)
+    )
     attn_scale: float = option(5.0, "From scratch: what the per-token score is divided by.")
     dropout: float = option(0.5, "From scratch: dropout of the context, before the classifier.")
     embedding_dropout: float = option(0.0, "From scratch: dropout of the embeddings.")

@@ -2,6 +2,7 @@
 
 from .activations import check_negative_mass, get_attn_activation
 
+ENCODER_SCOPES, DECODER_SCOPES = ("global", "window"), ("local-m", "local-p")
 ATTN_IMPLEMENTATIONS = ("sdpa", "eager")
 
 
@@ -17,6 +18,7 @@ def check_bidir_config(config) -> None:
     _check_negative_mass_field(config.attn_negative_mass, config.num_hidden_layers, config.num_attention_heads)
     if config.attn_learn_negative_mass:
         _check_learnable(config)
+    _check_scope(config)
     if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
         raise ValueError(
             f"{type(config).__name__} describes an encoder; got is_decoder={getattr(config, 'is_decoder', False)}, "
@@ -46,6 +48,22 @@ def head_negative_masses(config, layer: int) -> list[float]:
     """`λ` of every head of one layer."""
     mass = layer_negative_mass(config, layer)
     return list(mass) if isinstance(mass, list | tuple) else [mass] * config.num_attention_heads
+
+
+def _check_scope(config) -> None:
+    scope, window, name = config.attn_scope, getattr(config, "attn_window", None), type(config).__name__
+    if scope in DECODER_SCOPES:
+        raise ValueError(
+            f'attn_scope="{scope}" is a place that moves with a decoder, and {name} (model_type="{config.model_type}") '
+            f"has none; choose one of: {', '.join(ENCODER_SCOPES)}."
+        )
+    if scope not in ENCODER_SCOPES:
+        raise ValueError(f'attn_scope="{scope}" is not known; choose one of: {", ".join(ENCODER_SCOPES)}.')
+    if (scope == "window") != (window is not None) or (window is not None and window < 1):
+        raise ValueError(
+            f'expected attn_window of at least 1 with attn_scope="window", and none with "global"; got '
+            f'attn_scope="{scope}" and attn_window={window}.'
+        )
 
 
 def _check_learnable(config) -> None:

@@ -17,7 +17,7 @@ _HEADS = {
 
 
 class BidirBertConfig(BertConfig):
-    """A `BertConfig` with three more fields.
+    """A `BertConfig` with five more fields.
 
     Args:
         attn_activation: "tanhmax" (default), "softmax", "tanh" or a name given to `register_attn_activation`.
@@ -25,6 +25,9 @@ class BidirBertConfig(BertConfig):
             entry per layer, each a number or a list with one number per head.
         attn_learn_negative_mass: `λ` is a parameter of every head, which starts at `attn_negative_mass` (then
             strictly between 0 and 1) and is saved with the weights.
+        attn_scope: "global" (default): every token attends to every one; "window": to those at most `attn_window`
+            positions away, on either side.
+        attn_window: at least 1, with that scope alone.
         kwargs: the fields of `BertConfig`.
 
     Raises:
@@ -38,11 +41,15 @@ class BidirBertConfig(BertConfig):
         attn_activation: str = "tanhmax",
         attn_negative_mass=1.0,
         attn_learn_negative_mass: bool = False,
+        attn_scope: str = "global",
+        attn_window: int | None = None,
         **kwargs,
     ):
         self.attn_activation = attn_activation
         self.attn_negative_mass = attn_negative_mass
         self.attn_learn_negative_mass = attn_learn_negative_mass
+        self.attn_scope = attn_scope
+        self.attn_window = attn_window
         # Every head, always: by itself save_pretrained names only the head that was saved.
         kwargs["auto_map"] = {
             "AutoConfig": "configuration_bidir_bert.BidirBertConfig",

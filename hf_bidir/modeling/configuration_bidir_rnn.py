@@ -7,7 +7,9 @@ from .activations import get_attn_activation  # noqa: F401
 from .configuration_bidir import check_bidir_config
 
 ENCODERS = ("none", "lstm", "gru")
-ATTN_SCORES = ("per_token", "feed_forward")
+ATTN_SCORES = ("content", "additive", "location", "general", "dot", "scaled_dot", "per_token", "feed_forward")
+ATTN_QUERIES = ("learned", "last")
+ATTN_SELECTIONS = ("soft", "hard")
 _HEADS = {
     "AutoModel": "BidirRnnModel",
     "AutoModelForSequenceClassification": "BidirRnnForSequenceClassification",
@@ -24,9 +26,14 @@ class BidirRnnConfig(PretrainedConfig):
         encoder: "none" (attention over the embeddings), "lstm" or "gru".
         num_rnn_layers: layers of the encoder.
         bidirectional: the encoder reads both ways, and its states are twice as wide.
-        attn_score: "per_token" (`q_i · k_i / attn_scale`, and values `W_v h`; the paper's) or "feed_forward"
-            (`tanh(w · h_i + b)`, and the states themselves as values).
+        attn_score: a name of `scores.py`. "per_token" (the paper's) also has values `W_v h`; the others mix the states
+            themselves.
+        attn_query: what is compared with the states, where the score has a query: "learned", a vector of its own
+            (Yang et al. 2016), or "last", the encoder's last state.
         attn_scale: what the per-token score is divided by.
+        attn_scope: "global"; the model has one query, which is at no place that a window could surround.
+        attn_selection: "soft", the mixture of all values; or "hard", one of them, drawn in training and the one with
+            the largest coefficient in size at evaluation.
         attn_activation, attn_negative_mass, attn_learn_negative_mass: as in `BidirBertConfig`; there is one attention
             layer, with one head.
         dropout: of the context, before the classifier.
@@ -52,7 +59,10 @@ class BidirRnnConfig(PretrainedConfig):
         num_rnn_layers: int = 1,
         bidirectional: bool = False,
         attn_score: str = "per_token",
+        attn_query: str = "learned",
         attn_scale: float = 5.0,
+        attn_scope: str = "global",
+        attn_selection: str = "soft",
         attn_activation: str = "tanhmax",
         attn_negative_mass=1.0,
         attn_learn_negative_mass: bool = False,
@@ -70,7 +80,10 @@ class BidirRnnConfig(PretrainedConfig):
         self.num_rnn_layers = num_rnn_layers
         self.bidirectional = bidirectional
         self.attn_score = attn_score
+        self.attn_query = attn_query
         self.attn_scale = attn_scale
+        self.attn_scope = attn_scope
+        self.attn_selection = attn_selection
         self.attn_activation = attn_activation
         self.attn_negative_mass = attn_negative_mass
         self.attn_learn_negative_mass = attn_learn_negative_mass
@@ -85,11 +98,17 @@ class BidirRnnConfig(PretrainedConfig):
         }
         super().__init__(pad_token_id=pad_token_id, **kwargs)
         self.pad_token_id = pad_token_id
-        check_bidir_config(self)
         self._check_shape()
+        check_bidir_config(self)
 
     def _check_shape(self) -> None:
-        for field, known in (("encoder", ENCODERS), ("attn_score", ATTN_SCORES)):
+        choices = {
+            "encoder": ENCODERS,
+            "attn_score": ATTN_SCORES,
+            "attn_query": ATTN_QUERIES,
+            "attn_selection": ATTN_SELECTIONS,
+        }
+        for field, known in choices.items():
             if getattr(self, field) not in known:
                 raise ValueError(f'{field}="{getattr(self, field)}" is not known; choose one of: {", ".join(known)}.')
         for field in ("vocab_size", "embedding_size", "hidden_size", "num_rnn_layers"):
@@ -99,8 +118,15 @@ class BidirRnnConfig(PretrainedConfig):
             raise ValueError(f"expected a pad_token_id, which says what is padding; got {self.pad_token_id}.")
         if self.attn_scale <= 0:
             raise ValueError(f"expected attn_scale above 0, got {self.attn_scale}.")
+        if self.attn_scope == "window":
+            raise ValueError(
+                'attn_scope="window" needs attention from token to token (BERT, ViT); with '
+                f'attn_score="{self.attn_score}" one query reads the whole text.'
+            )
         if self.bidirectional and self.encoder == "none":
             raise ValueError('bidirectional=True needs an encoder that reads in a direction; encoder is "none".')
+        if self.attn_query == "last" and self.encoder == "none":
+            raise ValueError('attn_query="last" needs an encoder that has a last state; encoder is "none".')
 
 
 BidirRnnConfig.register_for_auto_class()

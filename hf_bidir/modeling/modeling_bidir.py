@@ -130,7 +130,7 @@ def signed_self_attention(
     heads = [x.unflatten(-1, (module.num_attention_heads, -1)).transpose(1, 2) for x in (query, key, value)]
     context, coefficients = bidir_attention(
         *heads,
-        _kept(module, keep_mask(attention_mask)),
+        within_scope(config, _kept(module, keep_mask(attention_mask)), query),
         activation=config.attn_activation,
         negative_mass=_negative_mass(module),
         scaling=scaling,
@@ -141,6 +141,15 @@ def signed_self_attention(
         coefficients = edit(coefficients)
         context = coefficients @ heads[2]
     return context.transpose(1, 2).flatten(2), coefficients
+
+
+def within_scope(config, keep: Tensor | None, query: Tensor) -> Tensor | None:
+    """The keep-mask without the keys that are too far away, for queries `[batch, length, ...]` that are keys too."""
+    if config.attn_scope == "global":
+        return keep
+    positions = torch.arange(query.shape[1], device=query.device)
+    near = ((positions - positions.unsqueeze(1)).abs() <= config.attn_window)[None, None]
+    return near if keep is None else keep & near
 
 
 def signed_coefficients(module: nn.Module, scores: Tensor, keep: Tensor) -> Tensor:

@@ -1,7 +1,10 @@
 """Recurrent models whose attention over time has signed coefficients."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling, SequenceClassifierOutput
@@ -12,10 +15,18 @@ from .attention import bidir_attention  # noqa: F401
 from .chunked_attention import chunked_tanhmax_attention  # noqa: F401
 from .configuration_bidir import check_bidir_config  # noqa: F401
 from .configuration_bidir_rnn import BidirRnnConfig
+from .hard_selection import Reinforce, select_one
 from .modeling_bidir import LEARNED, BidirMixin, negative_mass_logits, signed_coefficients
-from .scores import SCORES, PerTokenScore
+from .scores import SCORES, WITHOUT_QUERY, PerTokenScore
 
 RECURRENT = {"lstm": nn.LSTM, "gru": nn.GRU}
+
+
+@dataclass
+class BidirRnnOutput(BaseModelOutputWithPooling):
+    """Of `BidirRnnModel`; `log_probability` `[batch]` is of what hard selection took."""
+
+    log_probability: Tensor | None = None
 
 
 class BidirAttentionPooling(nn.Module):
@@ -26,15 +37,40 @@ class BidirAttentionPooling(nn.Module):
         self.config, self.layer_idx = config, 0
         if config.attn_learn_negative_mass:
             self.register_parameter(LEARNED, nn.Parameter(negative_mass_logits(self)))
-        self.score = SCORES[config.attn_score](size, config.hidden_size, config.attn_scale)
+        self.score = SCORES[config.attn_score](
+            query_size=size,
+            key_size=size,
+            attention_size=config.hidden_size,
+            scale=config.attn_scale,
+            max_length=config.max_position_embeddings,
+        )
+        learned = config.attn_query == "learned" and not isinstance(self.score, WITHOUT_QUERY)
+        self.query = nn.Parameter(torch.empty(size)) if learned else None
         own_values = isinstance(self.score, PerTokenScore)
         self.value = nn.Linear(size, config.hidden_size) if own_values else nn.Identity()
         self.output_size = config.hidden_size if own_values else size
 
-    def forward(self, states: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-        """States `[batch, keys, size]`, keep `[batch, keys]` -> context, coefficients `[batch, 1, 1, keys]`."""
-        coefficients = signed_coefficients(self, self.score(states).unsqueeze(1), keep[:, None, None])
-        return (coefficients @ self.value(states).unsqueeze(1)).flatten(1), coefficients
+    def forward(self, states: Tensor, keep: Tensor, last: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """One vector per text.
+
+        Args:
+            states: `[batch, keys, size]`.
+            keep: boolean `[batch, keys]`.
+            last: the encoder's last state `[batch, size]`, for configs that ask for it.
+
+        Returns:
+            The context `[batch, size]`, the coefficients `[batch, 1, 1, keys]`, and for hard selection the logarithm
+            of the probability of what was selected, `[batch]`.
+        """
+        query = last if self.query is None else self.query.expand(len(states), -1)
+        scores = self.score(None if query is None else query.unsqueeze(1), states)
+        coefficients = signed_coefficients(self, scores.unsqueeze(1), keep[:, None, None])
+        values, log_probability = self.value(states).unsqueeze(1), None
+        if self.config.attn_selection == "hard":
+            context, log_probability = select_one(coefficients, values, sample=self.training)
+        else:
+            context = coefficients @ values
+        return context.flatten(1), coefficients, None if log_probability is None else log_probability.flatten()
 
 
 class BidirRnnPreTrainedModel(BidirMixin, PreTrainedModel):
@@ -51,6 +87,8 @@ class BidirRnnPreTrainedModel(BidirMixin, PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.LSTM | nn.GRU):
             module.reset_parameters()
+        elif isinstance(module, BidirAttentionPooling) and module.query is not None:
+            nn.init.normal_(module.query, std=len(module.query) ** -0.5)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
 
@@ -106,11 +144,12 @@ class BidirRnnModel(BidirRnnPreTrainedModel):
             raise ValueError("expected input_ids or inputs_embeds, one of them and not both.")
         keep = self._keep(input_ids, attention_mask, inputs_embeds)
         embedded = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
-        states = self._encoded(self.embedding_dropout(embedded), keep)
-        context, coefficients = self.attention(states, keep)
+        states, last = self._encoded(self.embedding_dropout(embedded), keep)
+        context, coefficients, log_probability = self.attention(states, keep, last)
         requested = self.config.output_attentions if output_attentions is None else output_attentions
         states_requested = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        outputs = BaseModelOutputWithPooling(
+        outputs = BidirRnnOutput(
+            log_probability=log_probability,
             last_hidden_state=states,
             pooler_output=context,
             hidden_states=(embedded, states) if states_requested else None,
@@ -126,16 +165,19 @@ class BidirRnnModel(BidirRnnPreTrainedModel):
             return input_ids != self.config.pad_token_id
         return torch.ones(inputs_embeds.shape[:2], dtype=torch.bool, device=inputs_embeds.device)
 
-    def _encoded(self, embedded: Tensor, keep: Tensor) -> Tensor:
-        """What the encoder makes of `[batch, length, embedding_size]`; it does not read padding."""
+    def _encoded(self, embedded: Tensor, keep: Tensor) -> tuple[Tensor, Tensor | None]:
+        """States `[batch, length, size]` and, of an encoder, the last one `[batch, size]`; it does not read padding."""
         if self.encoder is None:
-            return embedded
+            return embedded, None
         lengths = keep.sum(1)
         if not torch.equal(keep, torch.arange(keep.shape[1], device=keep.device) < lengths[:, None]):
             raise ValueError("a recurrent encoder needs padding on the right; set tokenizer.padding_side to 'right'.")
         lengths = lengths.clamp_min(1).cpu()  # a text of length 0 cannot be packed; attention leaves it out anyway
         packed = pack_padded_sequence(embedded, lengths, batch_first=True, enforce_sorted=False)
-        return pad_packed_sequence(self.encoder(packed)[0], batch_first=True, total_length=keep.shape[1])[0]
+        states, ending = self.encoder(packed)
+        ending = ending[0] if isinstance(ending, tuple) else ending  # an LSTM has a cell state as well
+        last = ending[-1 - self.config.bidirectional :].transpose(0, 1).flatten(1)
+        return pad_packed_sequence(states, batch_first=True, total_length=keep.shape[1])[0], last
 
 
 class BidirRnnForSequenceClassification(BidirRnnPreTrainedModel):
@@ -146,6 +188,7 @@ class BidirRnnForSequenceClassification(BidirRnnPreTrainedModel):
         self.rnn = BidirRnnModel(config)
         self.dropout = nn.Dropout(config.dropout)
         self.classifier = nn.Linear(self.rnn.attention.output_size, config.num_labels)
+        self.reinforce = Reinforce() if config.attn_selection == "hard" else None
         self.post_init()
 
     def forward(
@@ -164,11 +207,21 @@ class BidirRnnForSequenceClassification(BidirRnnPreTrainedModel):
         logits = self.classifier(self.dropout(outputs.pooler_output))
         loss = None
         if labels is not None:
-            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+            loss = self._loss(logits, labels, outputs.log_probability)
         answer = SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
         return answer if return_dict in (None, True) else answer.to_tuple()
+
+    def _loss(self, logits: Tensor, labels: Tensor, log_probability: Tensor | None) -> Tensor:
+        if labels.dtype == torch.long and not 0 <= labels.min() <= labels.max() < self.config.num_labels:
+            raise ValueError(
+                f"expected labels from 0 to {self.config.num_labels - 1}, one per text; got {labels.min().item()} to "
+                f"{labels.max().item()}."
+            )
+        if self.reinforce is None:
+            return self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+        return self.reinforce(F.cross_entropy(logits, labels, reduction="none"), log_probability)
 
 
 BidirRnnModel.register_for_auto_class("AutoModel")

@@ -10,6 +10,7 @@ from hf_bidir.finetune.tokenizer import train_words
 from hf_bidir.hub import isolated_forward
 
 TINY = {"vocab_size": 30, "embedding_size": 6, "hidden_size": 4, "initializer_range": 1.0}
+SCORES = ("content", "additive", "location", "general", "dot", "scaled_dot")
 RECURRENT = {"none": {}, "lstm": {"bidirectional": True}, "gru": {"num_rnn_layers": 2}}
 CASES = [(encoder, score) for encoder in RECURRENT for score in ("per_token", "feed_forward")]
 every_kind = pytest.mark.parametrize(("encoder", "score"), CASES)
@@ -69,6 +70,53 @@ def test_a_text_that_is_all_padding_gets_the_logits_of_no_context(encoder, score
     model = model_of(encoder, score)
     logits = model(torch.zeros(1, 5, dtype=torch.long), torch.zeros(1, 5, dtype=torch.long)).logits
     torch.testing.assert_close(logits[0], model.classifier.bias)
+
+
+@pytest.mark.parametrize("query", ["learned", "last"])
+@pytest.mark.parametrize("score", SCORES)
+def test_with_every_score_and_query_padding_changes_no_logit_and_everything_is_trained(score, query):
+    model, batch = model_of("lstm", score, attn_query=query), texts()
+    together = model(**batch, labels=torch.tensor([0, 1, 1]))
+    for row, length in enumerate(batch["attention_mask"].sum(1)):
+        alone = model(batch["input_ids"][row : row + 1, :length]).logits
+        torch.testing.assert_close(together.logits[row : row + 1], alone, rtol=0, atol=1e-6)
+    together.loss.backward()
+    assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
+
+
+def test_the_last_state_of_a_bidirectional_encoder_is_that_of_both_ends():
+    model, batch = model_of("lstm", "dot", attn_query="last"), texts()
+    states, last = model.rnn._encoded(model.rnn.embeddings(batch["input_ids"]), batch["attention_mask"].bool())
+    forward, backward = states[..., :4], states[..., 4:]
+    ends = torch.cat([forward[torch.arange(3), batch["attention_mask"].sum(1) - 1], backward[:, 0]], dim=1)
+    torch.testing.assert_close(last, ends)
+
+
+def test_hard_selection_takes_the_largest_coefficient_and_passes_its_value_alone():
+    model, batch = model_of("gru", attn_selection="hard"), texts()
+    outputs = model(**batch, output_attentions=True, output_hidden_states=True)
+    coefficients = outputs.attentions[0][:, 0, 0]
+    chosen = coefficients.abs().argmax(-1)
+    rows = torch.arange(3)
+    values = model.rnn.attention.value(outputs.hidden_states[-1])[rows, chosen]
+    expected = model.classifier(coefficients[rows, chosen].sign().unsqueeze(1) * values)
+    torch.testing.assert_close(outputs.logits, expected)
+
+
+def test_hard_selection_trains_scores_and_values_and_never_draws_padding():
+    torch.manual_seed(0)
+    model, batch = model_of(attn_selection="hard").train(), texts()
+    model(**batch, labels=torch.tensor([0, 1, 1])).loss.backward()
+    assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    assert model.reinforce.baseline > 0
+    drawn = [model.rnn(**batch).pooler_output[2] for _ in range(20)]  # a text of one word
+    torch.testing.assert_close(torch.stack(drawn).abs(), drawn[0].abs().expand(20, -1))
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 2], [-1, 0, 1]])
+def test_a_label_that_there_is_not_is_refused(labels):
+    with pytest.raises(ValueError, match="expected labels from 0 to 1, one per text; got"):
+        model_of()(**texts(), labels=torch.tensor(labels))
 
 
 def test_without_a_mask_the_pad_token_is_padding():
@@ -131,7 +179,7 @@ def test_erasure_renormalises_what_is_left():
     for left_out in range(7):
         keep = torch.ones(1, 7, dtype=torch.bool)
         keep[0, left_out] = False
-        context, _ = model.rnn.attention(states, keep)
+        context, *_ = model.rnn.attention(states, keep)
         expected = model(**batch).logits[0, 1] - model.classifier(context)[0, 1]
         torch.testing.assert_close(found[left_out], expected, rtol=0, atol=1e-6)
 
@@ -164,6 +212,10 @@ def test_other_methods_give_every_word_a_number(method):
         ({"attn_activation": "tanmax"}, 'Did you mean "tanhmax"'),
         ({"hidden_size": 0}, "expected hidden_size of at least 1, got 0"),
         ({"attn_scale": 0.0}, "expected attn_scale above 0"),
+        ({"attn_query": "last"}, 'attn_query="last" needs an encoder .* encoder is "none"'),
+        ({"attn_selection": "both"}, 'attn_selection="both" is not known; choose one of: soft, hard'),
+        ({"attn_scope": "window"}, 'attn_scope="window" needs attention from token to token .* attn_score="per_token"'),
+        ({"attn_scope": "local-p"}, 'attn_scope="local-p" .* decoder, and BidirRnnConfig .* has none'),
         ({"bidirectional": True}, 'bidirectional=True needs an encoder .* encoder is "none"'),
         ({"attn_negative_mass": 1.5}, "negative"),
         ({"pad_token_id": None}, "expected a pad_token_id"),
@@ -188,7 +240,7 @@ def test_neither_words_nor_embeddings_are_refused():
 def test_the_coefficients_of_the_model_are_those_of_tanhmax():
     model, batch = model_of(), texts()
     coefficients = model(**batch, output_attentions=True).attentions[0][:, 0, 0]
-    scores = model.rnn.attention.score(model.rnn.embeddings(batch["input_ids"]))[:, 0]
+    scores = model.rnn.attention.score(None, model.rnn.embeddings(batch["input_ids"]))[:, 0]
     torch.testing.assert_close(coefficients, tanhmax(scores, batch["attention_mask"].bool()))
 
 

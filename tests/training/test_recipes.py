@@ -27,7 +27,9 @@ def test_every_recipe_names_its_command_its_own_folder_and_only_known_options(re
     assert set(yaml.safe_load(text)) == set(given)
 
 
-@pytest.mark.parametrize("task", ["sst2", "digits", "sst2-rnn", "fashion-mnist-small"])
+@pytest.mark.parametrize(
+    "task", ["sst2", "digits", "sst2-rnn", "fashion-mnist-small", "imdb-lstm", "20news-rnn", "ag-news-rnn"]
+)
 def test_tanhmax_and_softmax_recipes_differ_in_attention_alone(task):
     tanhmax, softmax = (
         yaml.safe_load((TRAINING / f"recipes/{task}-{name}.yaml").read_text()) for name in ("tanhmax", "softmax")

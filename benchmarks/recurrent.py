@@ -1,0 +1,119 @@
+"""Recurrent models: is TanhMax as accurate as softmax, and hard attention as soft?
+
+    python benchmarks/recurrent.py --data-dir DIR --seeds 3
+    python benchmarks/recurrent.py --data-dir DIR --only synthetic sst2
+
+`DIR` holds sst2/, 20news_sports/, ag_news/ and imdb/ with parquet files. The synthetic texts are made here. Runs go to
+runs/recurrent; a finished run is not repeated and an interrupted one continues, so several of these processes may
+share the work. The table, of all runs that are finished, goes to benchmarks/results/recurrent.md.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from statistics import median
+
+from measure import write_table
+
+from hf_bidir.finetune.folder import RESULTS, read_record
+from hf_bidir.finetune.recurrent import finetune_recurrent
+from hf_bidir.finetune.synthetic import SETS
+from hf_bidir.hub.model_card import seed_spread
+
+ROOT = Path(__file__).resolve().parent.parent
+ACTIVATIONS = ("tanhmax", "softmax")
+SYNTHETIC = {
+    **{"embedding_size": 32, "hidden_size": 16, "max_length": 12, "num_train_epochs": 5, "learning_rate": 1e-2},
+    "logging_steps": 0.2,
+}
+FILES = {
+    "sst2": ("sst2", {"train": "train", "validation": "validation", "test": "test"}),
+    "20news": ("20news_sports", {"train": "paper_train", "test": "paper_test"}),
+    "ag-news": ("ag_news", {"train": "train", "validation": "validation", "test": "test"}),
+    "imdb": ("imdb", {"train": "train", "test": "test"}),
+}
+RECIPES = {"sst2": "sst2-rnn", "20news": "20news-rnn", "ag-news": "ag-news-rnn", "imdb": "imdb-lstm"}
+SELECTIONS = {"synthetic": ("soft", "hard")}
+HEADER = ["data", "selection", "activation", "seeds", "test accuracy", "recall of the worst class", "seconds a run"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=3, help="how many seeds, from 0 on")
+    names = ["synthetic", *RECIPES]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="DATA", help=", ".join(names))
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs/recurrent", help="where the runs go")
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results/recurrent.md")
+    options = parser.parse_args()
+    for seed in range(options.seeds):
+        for data in options.only:
+            for selection in SELECTIONS.get(data, ("soft",)):
+                for activation in ACTIVATIONS:
+                    train(data, selection, activation, seed, options)
+    rows = [
+        row(data, selection, activation, options.runs)
+        for data in names
+        for selection in SELECTIONS.get(data, ("soft",))
+        for activation in ACTIVATIONS
+    ]
+    notes = (
+        "Mean ± standard deviation over seeds; validation data chose the checkpoint, both activations have the same "
+        "recipe. Recall is the mean over seeds of the class that is found least."
+    )
+    write_table(options.results, "Recurrent models", notes, HEADER, [cells for cells in rows if cells], "cpu")
+
+
+def folder_of(data: str, selection: str, activation: str, runs: Path) -> Path:
+    return runs / f"{data}-{selection}-{activation}"
+
+
+def train(data: str, selection: str, activation: str, seed: int, options: argparse.Namespace) -> None:
+    """One run, unless it is there already."""
+    folder = folder_of(data, selection, activation, options.runs) / f"seed{seed}"
+    if read_record(folder).get("status") == "finished":
+        return
+    print(f"\n{folder}")
+    words = [f"--seed={seed}", f"--output_dir={folder}"]
+    if data == "synthetic":
+        words += [f"--{name}={value}" for name, value in SYNTHETIC.items()]
+        words += [f"--attn_selection={selection}", f"--attn_activation={activation}", *synthetic_files(options.runs)]
+        finetune_recurrent(words)
+        return
+    place, files = FILES[data]
+    words += [f"--{split}_file={options.data_dir / place / file}.parquet" for split, file in files.items()]
+    finetune_recurrent([str(ROOT / f"training/recipes/{RECIPES[data]}-{activation}.yaml"), *words])
+
+
+def synthetic_files(runs: Path) -> list[str]:
+    """The small synthetic set of the paper, as files, and the options that name them."""
+    words = []
+    for name, split in SETS["small"].split().items():
+        file = runs / f"synthetic-{name}.parquet"
+        if not file.is_file():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            split.to_parquet(str(file))
+        words.append(f"--{name}_file={file}")
+    return words
+
+
+def row(data: str, selection: str, activation: str, runs: Path) -> list[str] | None:
+    """The table's row for one model, over the seeds that are finished; None without any."""
+    seeds = sorted(folder_of(data, selection, activation, runs).glob("seed*"))
+    done = [folder for folder in seeds if read_record(folder).get("status") == "finished"]
+    if not done:
+        return None
+    results = [json.loads((folder / RESULTS).read_text(encoding="utf-8")) for folder in done]
+    recalls = [min(v for k, v in result.items() if k.startswith("test_recall_")) for result in results]
+    seconds = median(read_record(folder)["duration_seconds"] for folder in done)
+    accuracy = seed_spread([100 * result["test_accuracy"] for result in results])
+    accuracy = " ± ".join(f"{float(number):.1f}" for number in accuracy.split(" ± "))
+    return [
+        *(data, selection, activation, str(len(done)), accuracy),
+        f"{100 * sum(recalls) / len(recalls):.1f}",
+        f"{seconds:.0f}",
+    ]
+
+
+if __name__ == "__main__":
+    main()
