@@ -7,6 +7,7 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForMultipleChoice,
     AutoModelForQuestionAnswering,
+    AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
 )
@@ -28,6 +29,7 @@ from hf_bidir.modeling.modeling_bidir_bert import (
 )
 from hf_bidir.modeling.modeling_bidir_deit import BidirDeiTForImageClassification, BidirDeiTModel
 from hf_bidir.modeling.modeling_bidir_rnn import BidirRnnForSequenceClassification, BidirRnnModel
+from hf_bidir.modeling.modeling_bidir_seq2seq import BidirRnnForSeq2SeqLM
 from hf_bidir.modeling.modeling_bidir_vit import BidirViTForImageClassification, BidirViTModel
 from hf_bidir.schedules import NegativeMassSchedule
 
@@ -43,6 +45,7 @@ __all__ = [
     "BidirDeiTForImageClassification",
     "BidirDeiTModel",
     "BidirRnnConfig",
+    "BidirRnnForSeq2SeqLM",
     "BidirRnnForSequenceClassification",
     "BidirRnnModel",
     "BidirViTConfig",
@@ -75,7 +78,11 @@ for _config, _heads in (
     ),
     (
         BidirRnnConfig,
-        {AutoModel: BidirRnnModel, AutoModelForSequenceClassification: BidirRnnForSequenceClassification},
+        {
+            AutoModel: BidirRnnModel,
+            AutoModelForSeq2SeqLM: BidirRnnForSeq2SeqLM,
+            AutoModelForSequenceClassification: BidirRnnForSequenceClassification,
+        },
     ),
     (
         BidirViTConfig,

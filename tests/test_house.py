@@ -15,6 +15,7 @@ from hf_bidir import BidirBertConfig, BidirRnnConfig, BidirViTConfig
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_bidir"
+SEQ2SEQ = {"encoder": "gru", "attn_score": "dot", "decoder_style": "luong"}
 TRAVELS = {"torch", "transformers", "triton"} | sys.stdlib_module_names  # triton only where it is installed
 
 
@@ -46,9 +47,13 @@ def test_modeling_is_flat_because_remote_code_is_one_folder():
     assert folders <= {"__pycache__"}
 
 
-@pytest.mark.parametrize("config", [BidirBertConfig, BidirRnnConfig, BidirViTConfig])
+@pytest.mark.parametrize(
+    "config",
+    [BidirBertConfig(), BidirRnnConfig(), BidirRnnConfig(**SEQ2SEQ), BidirViTConfig()],
+    ids=["bert", "rnn", "seq2seq", "vit"],
+)
 def test_a_remote_module_names_every_file_it_needs_because_early_transformers_copy_no_others(config):
-    for module in {path.partition(".")[0] for path in config().auto_map.values()}:
+    for module in {path.partition(".")[0] for path in config.auto_map.values()}:
         direct = siblings_of(module)
         needed, found = set(), set(direct)
         while found:

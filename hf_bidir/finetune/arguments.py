@@ -54,6 +54,9 @@ class TextDataArguments(DataArguments):
 
     text_column: str | None = option(None, "The column with the text; guessed when it is called text or sentence.")
     max_length: int = option(128, "Longer texts are cut to this many tokens.")
+    truncation_side: str | None = option(
+        None, "Where: right keeps the beginning (by default), left the end.", choices=["right", "left"]
+    )
 
 
 @dataclass

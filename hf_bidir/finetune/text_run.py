@@ -50,6 +50,8 @@ def finetune_texts(
             tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
     else:
         tokenizer, config = from_scratch(data, arguments, splits)
+    if data.truncation_side:
+        tokenizer.truncation_side = data.truncation_side  # which is saved with it
     check_max_length(data.max_length, config, arguments.model_name_or_path)
     set_seed(args.seed)
     return finetune(

@@ -52,6 +52,10 @@ def head_negative_masses(config, layer: int) -> list[float]:
 
 def _check_scope(config) -> None:
     scope, window, name = config.attn_scope, getattr(config, "attn_window", None), type(config).__name__
+    if scope in DECODER_SCOPES and getattr(config, "decoder_style", None):
+        if not window or window < 1:
+            raise ValueError(f'attn_scope="{scope}" needs an attn_window of at least 1; got attn_window={window}.')
+        return
     if scope in DECODER_SCOPES:
         raise ValueError(
             f'attn_scope="{scope}" is a place that moves with a decoder, and {name} (model_type="{config.model_type}") '

@@ -14,6 +14,8 @@ _HEADS = {
     "AutoModel": "BidirRnnModel",
     "AutoModelForSequenceClassification": "BidirRnnForSequenceClassification",
 }
+_SEQ2SEQ = {"AutoModelForSeq2SeqLM": "modeling_bidir_seq2seq.BidirRnnForSeq2SeqLM"}
+DECODER_STYLES = (None, "luong", "bahdanau")
 
 
 class BidirRnnConfig(PretrainedConfig):
@@ -31,7 +33,13 @@ class BidirRnnConfig(PretrainedConfig):
         attn_query: what is compared with the states, where the score has a query: "learned", a vector of its own
             (Yang et al. 2016), or "last", the encoder's last state.
         attn_scale: what the per-token score is divided by.
-        attn_scope: "global"; the model has one query, which is at no place that a window could surround.
+        decoder_style: None for a classifier. For `BidirRnnForSeq2SeqLM` "luong", where the state of this step is the
+            query, or "bahdanau", where it is that of the step before.
+        input_feeding: the decoder of Luong reads what it said in the step before.
+        attn_scope: "global"; with a decoder also "local-m", the positions at most `attn_window` from the step's own
+            number, and "local-p", those around a place that the query predicts, weighted by a Gaussian (Luong et al.
+            2015, section 3.2).
+        attn_window: positions on either side, for local scopes.
         attn_selection: "soft", the mixture of all values; or "hard", one of them, drawn in training and the one with
             the largest coefficient in size at evaluation.
         attn_activation, attn_negative_mass, attn_learn_negative_mass: as in `BidirBertConfig`; there is one attention
@@ -62,6 +70,7 @@ class BidirRnnConfig(PretrainedConfig):
         attn_query: str = "learned",
         attn_scale: float = 5.0,
         attn_scope: str = "global",
+        attn_window: int | None = None,
         attn_selection: str = "soft",
         attn_activation: str = "tanhmax",
         attn_negative_mass=1.0,
@@ -71,6 +80,8 @@ class BidirRnnConfig(PretrainedConfig):
         initializer_range: float = 0.1,
         max_position_embeddings: int = 512,
         pad_token_id: int = 0,
+        decoder_style: str | None = None,
+        input_feeding: bool = True,
         **kwargs,
     ):
         self.vocab_size = vocab_size
@@ -83,6 +94,9 @@ class BidirRnnConfig(PretrainedConfig):
         self.attn_query = attn_query
         self.attn_scale = attn_scale
         self.attn_scope = attn_scope
+        self.attn_window = attn_window
+        self.decoder_style = decoder_style
+        self.input_feeding = input_feeding
         self.attn_selection = attn_selection
         self.attn_activation = attn_activation
         self.attn_negative_mass = attn_negative_mass
@@ -94,8 +108,13 @@ class BidirRnnConfig(PretrainedConfig):
         # Every head, always: by itself save_pretrained names only the head that was saved.
         kwargs["auto_map"] = {
             "AutoConfig": "configuration_bidir_rnn.BidirRnnConfig",
-            **{auto: f"modeling_bidir_rnn.{name}" for auto, name in _HEADS.items()},
+            **(
+                {auto: f"modeling_bidir_rnn.{name}" for auto, name in _HEADS.items()}
+                if decoder_style is None
+                else _SEQ2SEQ
+            ),
         }
+        kwargs["is_encoder_decoder"] = decoder_style is not None
         super().__init__(pad_token_id=pad_token_id, **kwargs)
         self.pad_token_id = pad_token_id
         self._check_shape()
@@ -107,10 +126,13 @@ class BidirRnnConfig(PretrainedConfig):
             "attn_score": ATTN_SCORES,
             "attn_query": ATTN_QUERIES,
             "attn_selection": ATTN_SELECTIONS,
+            "decoder_style": DECODER_STYLES,
         }
         for field, known in choices.items():
             if getattr(self, field) not in known:
-                raise ValueError(f'{field}="{getattr(self, field)}" is not known; choose one of: {", ".join(known)}.')
+                raise ValueError(
+                    f'{field}="{getattr(self, field)}" is not known; choose one of: {", ".join(map(str, known))}.'
+                )
         for field in ("vocab_size", "embedding_size", "hidden_size", "num_rnn_layers"):
             if getattr(self, field) < 1:
                 raise ValueError(f"expected {field} of at least 1, got {getattr(self, field)}.")
@@ -125,6 +147,11 @@ class BidirRnnConfig(PretrainedConfig):
             )
         if self.bidirectional and self.encoder == "none":
             raise ValueError('bidirectional=True needs an encoder that reads in a direction; encoder is "none".')
+        if self.decoder_style and (self.encoder == "none" or self.attn_score in ("per_token", "feed_forward")):
+            raise ValueError(
+                f'decoder_style="{self.decoder_style}" needs an encoder and an attn_score with a query; got '
+                f'encoder="{self.encoder}" and attn_score="{self.attn_score}".'
+            )
         if self.attn_query == "last" and self.encoder == "none":
             raise ValueError('attn_query="last" needs an encoder that has a last state; encoder is "none".')
 

@@ -35,8 +35,9 @@ def select_one(coefficients: Tensor, values: Tensor, sample: bool) -> tuple[Tens
 class Reinforce(nn.Module):
     """Adds to a loss what makes its gradient, over the draws of `select_one`, that of the expected loss.
 
-    For a draw of probability `p` with the loss `L`: `L + (L - b) log p`, where `L` in the bracket counts as a number
-    and `b`, the moving average of the losses so far, only makes the gradient less noisy.
+    For a draw of probability `p` with the loss `L` that is the gradient of `L + (L - b) log p`, where `L` in the
+    bracket counts as a number and `b`, the moving average of the losses so far, only makes the gradient less noisy.
+    The value stays that of the loss.
     """
 
     def __init__(self):
@@ -49,4 +50,5 @@ class Reinforce(nn.Module):
         if self.training:
             with torch.no_grad():
                 self.baseline.lerp_(losses.detach().mean().to(self.baseline.dtype), 1 - MOMENTUM)
-        return (losses + advantage * log_probability).mean()
+        score = advantage * log_probability
+        return (losses + score - score.detach()).mean()

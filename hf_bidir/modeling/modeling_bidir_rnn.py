@@ -85,7 +85,7 @@ class BidirRnnPreTrainedModel(BidirMixin, PreTrainedModel):
         """Nothing: this attention is signed from the start."""
 
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, nn.Linear | nn.LSTM | nn.GRU):
+        if isinstance(module, nn.Linear | nn.RNNBase | nn.RNNCellBase):
             module.reset_parameters()
         elif isinstance(module, BidirAttentionPooling) and module.query is not None:
             nn.init.normal_(module.query, std=len(module.query) ** -0.5)
@@ -144,7 +144,8 @@ class BidirRnnModel(BidirRnnPreTrainedModel):
             raise ValueError("expected input_ids or inputs_embeds, one of them and not both.")
         keep = self._keep(input_ids, attention_mask, inputs_embeds)
         embedded = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
-        states, last = self._encoded(self.embedding_dropout(embedded), keep)
+        embedded = self.embedding_dropout(embedded)
+        states, last = (embedded, None) if self.encoder is None else encoded(self.encoder, embedded, keep)
         context, coefficients, log_probability = self.attention(states, keep, last)
         requested = self.config.output_attentions if output_attentions is None else output_attentions
         states_requested = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
@@ -165,19 +166,29 @@ class BidirRnnModel(BidirRnnPreTrainedModel):
             return input_ids != self.config.pad_token_id
         return torch.ones(inputs_embeds.shape[:2], dtype=torch.bool, device=inputs_embeds.device)
 
-    def _encoded(self, embedded: Tensor, keep: Tensor) -> tuple[Tensor, Tensor | None]:
-        """States `[batch, length, size]` and, of an encoder, the last one `[batch, size]`; it does not read padding."""
-        if self.encoder is None:
-            return embedded, None
-        lengths = keep.sum(1)
-        if not torch.equal(keep, torch.arange(keep.shape[1], device=keep.device) < lengths[:, None]):
-            raise ValueError("a recurrent encoder needs padding on the right; set tokenizer.padding_side to 'right'.")
-        lengths = lengths.clamp_min(1).cpu()  # a text of length 0 cannot be packed; attention leaves it out anyway
-        packed = pack_padded_sequence(embedded, lengths, batch_first=True, enforce_sorted=False)
-        states, ending = self.encoder(packed)
-        ending = ending[0] if isinstance(ending, tuple) else ending  # an LSTM has a cell state as well
-        last = ending[-1 - self.config.bidirectional :].transpose(0, 1).flatten(1)
-        return pad_packed_sequence(states, batch_first=True, total_length=keep.shape[1])[0], last
+
+def encoded(encoder: nn.LSTM | nn.GRU, embedded: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+    """What an encoder makes of a batch, without reading its padding.
+
+    Args:
+        embedded: `[batch, length, embedding_size]`.
+        keep: boolean `[batch, length]`, padding on the right.
+
+    Returns:
+        States `[batch, length, size]` and the last one of each text, in both directions, `[batch, size]`.
+
+    Raises:
+        ValueError: padding that is not on the right.
+    """
+    lengths = keep.sum(1)
+    if not torch.equal(keep, torch.arange(keep.shape[1], device=keep.device) < lengths[:, None]):
+        raise ValueError("a recurrent encoder needs padding on the right; set tokenizer.padding_side to 'right'.")
+    lengths = lengths.clamp_min(1).cpu()  # a text of length 0 cannot be packed; attention leaves it out anyway
+    packed = pack_padded_sequence(embedded, lengths, batch_first=True, enforce_sorted=False)
+    states, ending = encoder(packed)
+    ending = ending[0] if isinstance(ending, tuple) else ending  # an LSTM has a cell state as well
+    last = ending[-1 - encoder.bidirectional :].transpose(0, 1).flatten(1)
+    return pad_packed_sequence(states, batch_first=True, total_length=keep.shape[1])[0], last
 
 
 class BidirRnnForSequenceClassification(BidirRnnPreTrainedModel):

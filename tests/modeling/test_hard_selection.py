@@ -69,6 +69,11 @@ def test_the_mean_of_20000_sampled_gradients_is_within_3_standard_errors_of_the_
     assert ((sampled.mean(0) - exact).abs() <= 3 * error + 1e-12).all()
 
 
+def test_the_value_of_the_loss_is_that_of_the_losses():
+    loss = Reinforce()(torch.tensor([1.0, 3.0]), torch.tensor([-0.5, -2.0]))
+    assert loss.item() == pytest.approx(2.0)
+
+
 def test_the_baseline_follows_the_losses_in_training_alone():
     reinforce = Reinforce()
     for _ in range(60):

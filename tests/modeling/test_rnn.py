@@ -8,6 +8,7 @@ from hf_bidir import BidirRnnConfig, BidirRnnForSequenceClassification, BidirRnn
 from hf_bidir.explain import contributions, erasure, token_scores
 from hf_bidir.finetune.tokenizer import train_words
 from hf_bidir.hub import isolated_forward
+from hf_bidir.modeling.modeling_bidir_rnn import encoded
 
 TINY = {"vocab_size": 30, "embedding_size": 6, "hidden_size": 4, "initializer_range": 1.0}
 SCORES = ("content", "additive", "location", "general", "dot", "scaled_dot")
@@ -86,7 +87,8 @@ def test_with_every_score_and_query_padding_changes_no_logit_and_everything_is_t
 
 def test_the_last_state_of_a_bidirectional_encoder_is_that_of_both_ends():
     model, batch = model_of("lstm", "dot", attn_query="last"), texts()
-    states, last = model.rnn._encoded(model.rnn.embeddings(batch["input_ids"]), batch["attention_mask"].bool())
+    embedded = model.rnn.embeddings(batch["input_ids"])
+    states, last = encoded(model.rnn.encoder, embedded, batch["attention_mask"].bool())
     forward, backward = states[..., :4], states[..., 4:]
     ends = torch.cat([forward[torch.arange(3), batch["attention_mask"].sum(1) - 1], backward[:, 0]], dim=1)
     torch.testing.assert_close(last, ends)
