@@ -115,6 +115,7 @@ class BidirRnnConfig(PretrainedConfig):
             ),
         }
         kwargs["is_encoder_decoder"] = decoder_style is not None
+        kwargs["tie_word_embeddings"] = False  # of other sizes; transformers 4.57 would tie them all the same
         super().__init__(pad_token_id=pad_token_id, **kwargs)
         self.pad_token_id = pad_token_id
         self._check_shape()
