@@ -4,7 +4,7 @@ import json
 import shlex
 
 import pytest
-from transformers import AutoModelForSequenceClassification, pipeline
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from hf_bidir import BidirRnnForSequenceClassification
 from hf_bidir.finetune.errors import InputError
@@ -42,6 +42,14 @@ def test_a_softmax_checkpoint_goes_on_as_a_signed_one(texts, tmp_path):
     onward = ["--model_name_or_path", str(tmp_path / "first"), "--max_length", "12", "--max_steps", "2", "--use_cpu"]
     main([*texts, *onward, "--attn_activation", "tanhmax", "--output_dir", str(tmp_path / "second")])
     assert json.loads((tmp_path / "second" / "config.json").read_text())["attn_activation"] == "tanhmax"
+
+
+def test_the_end_of_a_long_text_can_be_kept_and_the_tokenizer_remembers(texts, tmp_path):
+    cut = ["--max_length", "3", "--truncation_side", "left", "--max_steps", "2", "--use_cpu"]
+    main([*texts, *cut, "--output_dir", str(tmp_path / "run")])
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
+    whole = tokenizer("good good bad bad bad", truncation=False)["input_ids"]
+    assert tokenizer("good good bad bad bad", truncation=True)["input_ids"] == whole[-3:]
 
 
 def test_an_encoder_that_there_is_not_is_one_error(texts, tmp_path):
