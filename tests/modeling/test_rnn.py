@@ -5,6 +5,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, pipeline
 
 from hf_bidir import BidirRnnConfig, BidirRnnForSequenceClassification, BidirRnnModel, tanhmax
+from hf_bidir.analysis import negative_share
 from hf_bidir.explain import contributions, erasure, token_scores
 from hf_bidir.finetune.tokenizer import train_words
 from hf_bidir.hub import isolated_forward
@@ -244,6 +245,13 @@ def test_the_coefficients_of_the_model_are_those_of_tanhmax():
     coefficients = model(**batch, output_attentions=True).attentions[0][:, 0, 0]
     scores = model.rnn.attention.score(None, model.rnn.embeddings(batch["input_ids"]))[:, 0]
     torch.testing.assert_close(coefficients, tanhmax(scores, batch["attention_mask"].bool()))
+
+
+def test_the_share_of_negative_coefficients_is_of_all_words_and_no_padding():
+    model, batch = model_of(), texts()
+    coefficients = model(**batch, output_attentions=True).attentions[0]
+    large = coefficients[coefficients.abs() > 1e-3]
+    assert negative_share(model, [batch]) == pytest.approx((large < 0).float().mean().item())
 
 
 def test_the_auto_class_finds_it(tmp_path):

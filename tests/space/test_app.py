@@ -16,7 +16,7 @@ from PIL import Image
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
 from hf_bidir.finetune.image_files import read_digits
 from hf_bidir.finetune.tokenizer import train_wordpiece
-from space.app import ALL, PREDICTED, explained, offered, twin_of
+from space.app import ALL, LONGEST, PREDICTED, explained, offered, twin_of
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -169,6 +169,12 @@ def test_a_text_is_never_read_as_the_name_of_a_file(texts):
     said = explained(texts, texts[0], "contributions", PREDICTED, ALL, ALL, str(ROOT / "README.md"), None)[0]
     assert "is a file" not in said.value
     assert "Explained" in said.value
+
+
+def test_a_text_beyond_every_limit_is_cut_before_it_is_read(texts):
+    said = explained(texts, texts[0], "contributions", PREDICTED, ALL, ALL, "good " * 5000, None)[0]
+    left_out = int(re.search(r"its last (\d+) word pieces were left out", said.value)[1])
+    assert left_out < LONGEST / len("good ")
 
 
 def test_what_can_be_chosen_is_what_the_checkpoint_has(texts):
