@@ -15,17 +15,14 @@ from statistics import median
 
 from measure import write_table
 
+from hf_bidir.demo import SETTINGS
 from hf_bidir.finetune.folder import RESULTS, read_record
 from hf_bidir.finetune.recurrent import finetune_recurrent
-from hf_bidir.finetune.synthetic import SETS
+from hf_bidir.finetune.synthetic import SETS, write_splits
 from hf_bidir.hub.model_card import seed_spread
 
 ROOT = Path(__file__).resolve().parent.parent
 ACTIVATIONS = ("tanhmax", "softmax")
-SYNTHETIC = {
-    **{"embedding_size": 32, "hidden_size": 16, "max_length": 12, "num_train_epochs": 5, "learning_rate": 1e-2},
-    "logging_steps": 0.2,
-}
 FILES = {
     "sst2": ("sst2", {"train": "train", "validation": "validation", "test": "test"}),
     "20news": ("20news_sports", {"train": "paper_train", "test": "paper_test"}),
@@ -76,25 +73,15 @@ def train(data: str, selection: str, activation: str, seed: int, options: argpar
     print(f"\n{folder}")
     words = [f"--seed={seed}", f"--output_dir={folder}"]
     if data == "synthetic":
-        words += [f"--{name}={value}" for name, value in SYNTHETIC.items()]
-        words += [f"--attn_selection={selection}", f"--attn_activation={activation}", *synthetic_files(options.runs)]
+        words += [f"--{name}={value}" for name, value in SETTINGS.items()]
+        files = write_splits(SETS["small"].split(), options.runs / "synthetic")
+        words += [f"--attn_selection={selection}", f"--attn_activation={activation}"]
+        words += [f"--{name}_file={file}" for name, file in files.items()]
         finetune_recurrent(words)
         return
     place, files = FILES[data]
     words += [f"--{split}_file={options.data_dir / place / file}.parquet" for split, file in files.items()]
     finetune_recurrent([str(ROOT / f"training/recipes/{RECIPES[data]}-{activation}.yaml"), *words])
-
-
-def synthetic_files(runs: Path) -> list[str]:
-    """The small synthetic set of the paper, as files, and the options that name them."""
-    words = []
-    for name, split in SETS["small"].split().items():
-        file = runs / f"synthetic-{name}.parquet"
-        if not file.is_file():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            split.to_parquet(str(file))
-        words.append(f"--{name}_file={file}")
-    return words
 
 
 def row(data: str, selection: str, activation: str, runs: Path) -> list[str] | None:

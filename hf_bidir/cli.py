@@ -240,7 +240,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Of the model's weights.")] = 0,
     output: Annotated[Path | None, typer.Option(help="The folder; by default runs/demo-text-ACTIVATION-SEED.")] = None,
 ) -> None:
-    """Train a model on synthetic texts in half a minute, and show what its attention does with them.
+    """Train a small model on synthetic texts, and show what its attention does with them.
 
     Two words of twelve decide the class. Nothing is downloaded.
 

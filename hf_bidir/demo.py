@@ -1,14 +1,13 @@
-"""Half a minute with signed attention: synthetic texts, a small model, and what its attention makes of them."""
+"""A first look at signed attention: synthetic texts, a small model, and what its attention makes of them."""
 
 import json
 from pathlib import Path
 
 from hf_bidir.explain import contributions, load_checkpoint, read_text, text_heatmap
 from hf_bidir.explain.running import record_coefficients
-from hf_bidir.finetune.files import replacing
 from hf_bidir.finetune.folder import RESULTS, read_record
 from hf_bidir.finetune.recurrent import finetune_recurrent
-from hf_bidir.finetune.synthetic import SETS
+from hf_bidir.finetune.synthetic import SETS, write_splits
 
 SETTINGS = {
     **{"embedding_size": 32, "hidden_size": 16, "max_length": 12, "num_train_epochs": 5, "learning_rate": 1e-2},
@@ -30,7 +29,8 @@ def text_demo(folder: Path, attn_activation: str = "tanhmax", seed: int = 0) -> 
     splits, run = SETS["small"].split(), folder / "run"
     if read_record(run).get("status") != "finished":
         words = [f"--{name}={value}" for name, value in SETTINGS.items()]
-        finetune_recurrent([*_files(splits, folder / "data"), *words, *_chosen(attn_activation, seed, run)])
+        words += [f"--{name}_file={file}" for name, file in write_splits(splits, folder / "data").items()]
+        finetune_recurrent([*words, f"--attn_activation={attn_activation}", f"--seed={seed}", f"--output_dir={run}"])
     accuracy = json.loads((run / RESULTS).read_text(encoding="utf-8"))["test_accuracy"]
     lines = [f"Test accuracy of {attn_activation} on {len(splits['test']):,} texts: {accuracy:.4f}", ""]
     model, tokenizer = load_checkpoint(run)
@@ -52,16 +52,3 @@ def text_demo(folder: Path, attn_activation: str = "tanhmax", seed: int = 0) -> 
                     f"  {word:<8} coefficient {coefficient:+.3f}, contribution to positive {contribution:+.3f}"
                 )
     return "\n".join(lines)
-
-
-def _files(splits: dict, folder: Path) -> list[str]:
-    """The splits as parquet files, and the options that name them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, split in splits.items():
-        with replacing(folder / f"{name}.parquet") as file:
-            split.to_parquet(str(file))
-    return [f"--{name}_file={folder / name}.parquet" for name in splits]
-
-
-def _chosen(attn_activation: str, seed: int, run: Path) -> list[str]:
-    return ["--attn_activation", attn_activation, "--seed", str(seed), "--output_dir", str(run)]

@@ -146,8 +146,7 @@ def main() -> None:
     parser.add_argument("--minilm", type=Path, help="a folder with all-MiniLM-L6-v2; by default from the Hub")
     parser.add_argument(
         "--seeds",
-        type=int,
-        choices=range(1, 100),
+        type=positive,
         metavar="N",
         help="this many seeds, instead of each pair's own number",
     )

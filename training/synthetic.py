@@ -9,8 +9,7 @@ examples:
 import argparse
 from pathlib import Path
 
-from hf_bidir.finetune.files import replacing
-from hf_bidir.finetune.synthetic import SETS
+from hf_bidir.finetune.synthetic import SETS, write_splits
 
 
 def main() -> None:
@@ -19,11 +18,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where train, validation and test.parquet go")
     parser.add_argument("--seed", type=int, default=0, help="of the generator; by default 0")
     options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    for name, split in SETS[options.set].split(options.seed).items():
-        with replacing(options.folder / f"{name}.parquet") as file:
-            split.to_parquet(str(file))
-        print(f"{options.folder / name}.parquet: {len(split)} texts")
+    splits = SETS[options.set].split(options.seed)
+    for name, file in write_splits(splits, options.folder).items():
+        print(f"{file}: {len(splits[name])} texts")
 
 
 if __name__ == "__main__":

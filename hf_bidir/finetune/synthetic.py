@@ -4,9 +4,12 @@ Huang, Yang, Wang 2024 describe two sets; the sizes here are theirs, the words a
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from datasets import ClassLabel, Dataset, Features, Value
+
+from hf_bidir.finetune.files import replacing
 
 NAMES = ["negative", "positive"]
 
@@ -60,6 +63,16 @@ class SyntheticTexts:
         neutral = generator.integers(self.polar, self.vocabulary, size=(self.texts, self.length - self.polar_words))
         shuffled = generator.permuted(np.concatenate([polar, neutral], axis=1), axis=1)
         return {"text": [" ".join(row) for row in words[shuffled]], "label": labels.tolist()}
+
+
+def write_splits(splits: dict[str, Dataset], folder: Path) -> dict[str, Path]:
+    """Write each split as a parquet file; return where, by name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {name: folder / f"{name}.parquet" for name in splits}
+    for name, file in files.items():
+        with replacing(file) as temporary:
+            splits[name].to_parquet(str(temporary))
+    return files
 
 
 SETS = {

@@ -13,7 +13,7 @@ from .chunked_attention import chunked_tanhmax_attention  # noqa: F401
 from .configuration_bidir import check_bidir_config  # noqa: F401
 from .configuration_bidir_rnn import BidirRnnConfig
 from .hard_selection import Reinforce, select_one
-from .modeling_bidir import BidirMixin, signed_coefficients  # noqa: F401
+from .modeling_bidir import signed_coefficients
 from .modeling_bidir_rnn import RECURRENT, BidirRnnPreTrainedModel, encoded
 from .scores import SCORES
 
