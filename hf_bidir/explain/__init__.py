@@ -4,10 +4,11 @@
 one is either independent of the arbitrary signs of TanhMax heads, or says that it needs oriented heads.
 """
 
+from hf_bidir.explain.alignment import align
 from hf_bidir.explain.checkpoint import load_checkpoint, read_image, read_text
 from hf_bidir.explain.contributions import contributions, edge_contributions, pooled_contributions, value_weighted
 from hf_bidir.explain.erasure import erasure
-from hf_bidir.explain.figures import image_heatmap, layer_head_grid, word_scatter
+from hf_bidir.explain.figures import alignment_grid, image_heatmap, layer_head_grid, word_scatter
 from hf_bidir.explain.flow import attention_flow
 from hf_bidir.explain.gradients import gradient_times_input, integrated_gradients
 from hf_bidir.explain.methods import METHODS, token_scores
@@ -17,6 +18,8 @@ from hf_bidir.explain.text_heatmap import text_heatmap
 
 __all__ = [
     "METHODS",
+    "align",
+    "alignment_grid",
     "attention_flow",
     "attention_rollout",
     "contributions",

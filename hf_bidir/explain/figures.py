@@ -1,7 +1,7 @@
 """Signed scores drawn: over images, over layers and heads, over words."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isqrt
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure, SubFigure
 from torch import Tensor
 
-from hf_bidir.explain.colors import COLORS, Scale, as_array, text_color_on
+from hf_bidir.explain.colors import COLORS, Scale, as_array, shortened, text_color_on
 
 LABELLED = 8  # words of each polarity whose names are written into a scatter
 CAPTION_DENSITY = 15  # characters per inch, at the size of a caption
@@ -134,6 +134,45 @@ def layer_head_grid(
             color = text_color_on(scale.color(value))
             panel.text(head, layer, scale.number(value), ha="center", va="center", fontsize=6, color=color)
     scale.bar(figure, unit, ax=panel)
+    return _finish(figure, caption, path)
+
+
+def alignment_grid(
+    written: Sequence[str],
+    source: Sequence[str],
+    values: Mapping[str, Tensor | np.ndarray],
+    *,
+    caption: str | None = None,
+    path: str | Path | None = None,
+) -> Figure:
+    """What every written word took from every word of the source: red for +, blue for −, white for 0.
+
+    Strong cells also carry their sign, so the figure still reads when printed in grey.
+
+    Args:
+        written, source: the words of the rows, the first one on top, and of the columns.
+        values: one panel each, `[written, source]` under its unit; every panel has a scale of its own.
+        caption, path: as in `image_heatmap`.
+    """
+    grids = {unit: as_array(grid) for unit, grid in values.items()}
+    shapes = {grid.shape for grid in grids.values()}
+    if shapes != {(len(written), len(source))} or not all(np.isfinite(grid).all() for grid in grids.values()):
+        raise ValueError(f"expected finite values [{len(written)}, {len(source)}] in every panel, got {shapes}")
+    size = (len(grids) * (0.26 * len(source) + 1.6), 0.26 * len(written) + 1.5)  # inches
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(1, len(grids), squeeze=False, sharey=True)[0]
+    for panel, (unit, grid) in zip(panels, grids.items(), strict=True):
+        scale = Scale.of(grid)
+        panel.imshow(grid, cmap=COLORS, vmin=-scale.limit, vmax=scale.limit, aspect="auto")
+        panel.set_xticks(range(len(source)), [shortened(word, 12) for word in source], rotation=90, parse_math=False)
+        panel.set_yticks(range(len(written)), [shortened(word, 12) for word in written], parse_math=False)
+        panel.tick_params(length=0, labelsize=8)
+        panel.xaxis.tick_top()
+        for row, column in np.argwhere((np.abs(grid) >= MARKED_SHARE * scale.limit) & scale.has_signs):
+            color = text_color_on(scale.color(grid[row, column]))
+            sign = "+" if grid[row, column] > 0 else "−"
+            panel.text(column, row, sign, ha="center", va="center", fontsize=8, color=color)
+        scale.bar(figure, unit, ax=panel)
     return _finish(figure, caption, path)
 
 

@@ -9,10 +9,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_bidir.convert import signed_encoder
+from hf_bidir.explain.alignment import Alignment, align
 from hf_bidir.explain.checkpoint import Example, load_checkpoint, read_image, read_text
 from hf_bidir.explain.colors import shortened, signed
 from hf_bidir.explain.contributions import contributions
-from hf_bidir.explain.figures import image_heatmap, layer_head_grid
+from hf_bidir.explain.figures import alignment_grid, image_heatmap, layer_head_grid
 from hf_bidir.explain.methods import METHODS, check_method, methods_of, token_scores
 from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.page import html_page, write_page
@@ -21,7 +22,7 @@ from hf_bidir.explain.text_heatmap import text_blocks, text_heatmap
 from hf_bidir.finetune.files import replacing
 
 MANY_ANSWERS = ("ForQuestionAnswering", "ForMultipleChoice")
-FIGURES = ("scores", "rollout-flow", "heads")
+FIGURES = ("scores", "rollout-flow", "heads", "alignment")
 SATURATED = 0.1  # of y, as a sum of the sizes of all contributions
 LONGEST_NAME = 255  # of a file; a longer text is not looked for on the disk
 FLOW_LIMIT = 256  # tokens; the work for all flows grows with the cube of the length, at least
@@ -63,7 +64,7 @@ def explain_checkpoint(
     position: int | None = None,
     layer: int | None = None,
     head: int | None = None,
-) -> Explanation:
+) -> Explanation | Alignment:
     """Explain what a checkpoint, signed or softmax, makes of one text, or of the image in a file.
 
     Args:
@@ -72,12 +73,22 @@ def explain_checkpoint(
             mask in the text, unless given.
         target: a class by name or number; for masked language models, a word of the vocabulary.
 
+    Returns:
+        The scores of tokens; of a model that writes, the alignment of what it writes with the text.
+
     Raises:
         FileNotFoundError, ValueError: as in `load_checkpoint`, `read_text`, `read_image` and `token_scores`; or a text
             model was given a file.
     """
     check_method(method, layer, head)
     model, processor = source if isinstance(source, tuple) else load_checkpoint(source)
+    if model.config.is_encoder_decoder:
+        if (method, target, position, layer, head) != ("contributions", None, None, None, None):
+            raise ValueError(
+                f"{type(model).__name__} writes; what is shown is where each written word comes from, without method, "
+                "target, position, layer or head."
+            )
+        return align(model, processor, text_or_image)
     example = _read(model, processor, text_or_image)
     notes = _notes(model, example, method)
     if type(model).__name__.endswith(MANY_ANSWERS):
@@ -121,7 +132,7 @@ def _read(model: PreTrainedModel, processor, text_or_image: str) -> Example:
     return read_text(processor, text_or_image, model.config.max_position_embeddings)
 
 
-def write_explanation(explanation: Explanation, folder: str | Path) -> list[Path]:
+def write_explanation(explanation: Explanation | Alignment, folder: str | Path) -> list[Path]:
     """Write the pictures of `explanation_figures` as PNG, and index.html, a page with all of them, into `folder`."""
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
@@ -138,11 +149,16 @@ def write_explanation(explanation: Explanation, folder: str | Path) -> list[Path
     return [*written, folder / "index.html"]
 
 
-def explanation_figures(explanation: Explanation) -> dict[str, tuple[str, Figure]]:
+def explanation_figures(explanation: Explanation | Alignment) -> dict[str, tuple[str, Figure]]:
     """What there is to see, by names of `FIGURES`, each with its caption.
 
     Rollout and flow are missing where attention is not from token to token, the heads where there is one.
     """
+    if isinstance(explanation, Alignment):
+        panels = {"coefficient a": explanation.coefficients, "a · ∂y/∂a": explanation.contributions}
+        caption = "y is the logit of the word that was written; signs of a may be swapped all at once."
+        grid = alignment_grid(explanation.written, explanation.example.tokens, panels, caption=caption)
+        return {"alignment": ("Alignment of what was written with the source", grid)}
     figures = {"scores": (explanation.caption(explanation.method), _draw(explanation, [explanation.method]))}
     if traced := explanation.traced:
         figures["rollout-flow"] = (" and ".join(traced).capitalize(), _draw(explanation, list(traced)))
@@ -153,7 +169,9 @@ def explanation_figures(explanation: Explanation) -> dict[str, tuple[str, Figure
     return figures
 
 
-def _page(explanation: Explanation, figures: dict[str, tuple[str, Figure]]) -> str:
+def _page(explanation: Explanation | Alignment, figures: dict[str, tuple[str, Figure]]) -> str:
+    if isinstance(explanation, Alignment):
+        return html_page(explanation.explained, figures=dict(figures.values()))
     example, unit, blocks = explanation.example, METHODS[explanation.method].unit, []
     if example.grid is None:  # the page has the text itself in place of its picture
         blocks = text_blocks(example.tokens, {explanation.caption(explanation.method): explanation.scores}, unit)

@@ -26,6 +26,11 @@ def prepared_inputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dic
         ValueError: the model is not a bidir model, or there is no token or image, or more tokens than positions.
     """
     check_bidir(model)
+    if model.config.is_encoder_decoder:
+        raise ValueError(
+            f"{type(model).__name__} writes one word after the other; hf_bidir.explain.align(model, tokenizer, text) "
+            "shows where each of them comes from."
+        )
     if not isinstance(inputs, Mapping):
         raise ValueError(
             f"expected a batch as a mapping, such as what a tokenizer returns, got {type(inputs).__name__}; a "

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 import transformers
 from packaging.version import Version
-from transformers import TrainingArguments
+from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
 from hf_bidir.finetune.errors import InputError
+from hf_bidir.finetune.tokenizer import UNITS
 from hf_bidir.modeling.configuration_bidir_rnn import ATTN_QUERIES, ATTN_SCORES, ATTN_SELECTIONS
 from hf_bidir.schedules import ORDERS, SHAPES
 
@@ -32,13 +33,8 @@ class DataArguments:
     test_file: str | None = option(None, "Examples used once, at the very end, for the reported numbers.")
     dataset_name: str | None = option(None, "A data set on the Hub, such as stanfordnlp/sst2.")
     dataset_config: str | None = option(None, "The configuration of the data set on the Hub, when it has several.")
-    label_column: str | None = option(None, "The column with the class; guessed when it is called label.")
-    class_names: list[str] | None = field(
-        default=None,
-        metadata={"help": "Names for the classes, in the order of their sorted values: negative positive"},
-    )
     validation_share: float = option(
-        0.1, "Share of the training data held out, stratified by class, when there is no validation split."
+        0.1, "Share of the training data held out (stratified by class) when there is no validation split."
     )
     split_seed: int = option(0, "Chooses the held-out examples; the same whatever --seed is.")
     max_train_samples: int | None = option(None, "Train on a random sample of this size, for a quick trial.")
@@ -49,7 +45,27 @@ class DataArguments:
 
 
 @dataclass
-class TextDataArguments(DataArguments):
+class LabelledDataArguments(DataArguments):
+    """Data options of classification."""
+
+    label_column: str | None = option(None, "The column with the class; guessed when it is called label.")
+    class_names: list[str] | None = field(
+        default=None,
+        metadata={"help": "Names for the classes, in the order of their sorted values: negative positive"},
+    )
+
+
+@dataclass
+class PairDataArguments(DataArguments):
+    """Data options of one sequence to another."""
+
+    source_column: str | None = option(None, "The column to read from; guessed when it is called source.")
+    target_column: str | None = option(None, "The column to write; guessed when it is called target.")
+    max_length: int = option(64, "Longer sources are cut to this many tokens; a longer target is an error.")
+
+
+@dataclass
+class TextDataArguments(LabelledDataArguments):
     """Data options of text classification."""
 
     text_column: str | None = option(None, "The column with the text; guessed when it is called text or sentence.")
@@ -75,7 +91,7 @@ class ImageColumnArguments:
 
 
 @dataclass
-class ImageDataArguments(ImageColumnArguments, DataArguments):
+class ImageDataArguments(ImageColumnArguments, LabelledDataArguments):
     """Data options of image classification."""
 
 
@@ -167,6 +183,10 @@ class ModelArguments(PretrainedArguments):
     num_attention_heads: int = option(4, "From scratch: the number of heads; it divides hidden_size.")
     intermediate_size: int = option(512, "From scratch: the width of the feed-forward layers.")
     dropout: float = option(0.1, "From scratch: dropout of hidden states and of attention coefficients.")
+    attn_scope: str = option(
+        "global", "From scratch: global, or window (tokens at most attn_window away).", choices=["global", "window"]
+    )
+    attn_window: int | None = option(None, "From scratch: positions on either side, for attn_scope window.")
 
 
 @dataclass
@@ -178,24 +198,54 @@ class TextModelArguments(ModelArguments):
 
 
 @dataclass
-class RnnModelArguments(PretrainedArguments):
-    """Model options of recurrent text classification."""
+class RecurrentArguments(PretrainedArguments):
+    """Model options of every recurrent model."""
 
-    encoder: str = option("none", "From scratch: none (attention over the embeddings), lstm, gru.")
+    encoder: str = option("gru", "From scratch: the recurrent layers, lstm or gru.")
     bidirectional: bool = option(False, "From scratch: an encoder that reads both ways.")
     num_rnn_layers: int = option(1, "From scratch: the layers of the encoder.")
     embedding_size: int = option(200, "From scratch: the width of the embedding.")
     hidden_size: int = option(100, "From scratch: the width of encoder (per direction), queries, keys and values.")
-    attn_score: str = option("per_token", "From scratch: the alignment score.", choices=list(ATTN_SCORES))
-    attn_query: str = option("learned", "From scratch: what the states are compared with.", choices=list(ATTN_QUERIES))
+    attn_score: str = option("general", "From scratch: the alignment score.", choices=list(ATTN_SCORES))
     attn_selection: str = option(
         "soft", "From scratch: soft (all values), or hard (one value, drawn).", choices=list(ATTN_SELECTIONS)
     )
-    attn_scale: float = option(5.0, "From scratch: what the per-token score is divided by.")
-    dropout: float = option(0.5, "From scratch: dropout of the context, before the classifier.")
+    dropout: float = option(0.5, "From scratch: dropout before the last, linear layer.")
     embedding_dropout: float = option(0.0, "From scratch: dropout of the embeddings.")
-    vocab_size: int = option(8000, "From scratch: the most words of the vocabulary.")
+    vocab_size: int = option(8000, "From scratch: the most entries of the vocabulary.")
     lowercase: bool = option(True, "From scratch: the tokenizer ignores case and accents; --no_lowercase keeps them.")
+
+
+@dataclass
+class RnnModelArguments(RecurrentArguments):
+    """Model options of recurrent text classification."""
+
+    encoder: str = option("none", "From scratch: none (attention over the embeddings), lstm, gru.")
+    attn_score: str = option("per_token", "From scratch: the alignment score.", choices=list(ATTN_SCORES))
+    attn_query: str = option("learned", "From scratch: what the states are compared with.", choices=list(ATTN_QUERIES))
+    attn_scale: float = option(5.0, "From scratch: what the per-token score is divided by.")
+
+
+@dataclass
+class Seq2SeqModelArguments(RecurrentArguments):
+    """Model options of the recurrent encoder-decoder."""
+
+    bidirectional: bool = option(True, "From scratch: an encoder that reads both ways; --no_bidirectional: one way.")
+    embedding_size: int = option(64, "From scratch: the width of the embedding.")
+    hidden_size: int = option(64, "From scratch: the width of the encoder, per direction.")
+    dropout: float = option(0.0, "From scratch: dropout before the last, linear layer.")
+    lowercase: bool = option(False, "From scratch: the tokenizer ignores case and accents.")
+    unit: str = option("word", "From scratch: what a token is.", choices=list(UNITS))
+    decoder_style: str = option("luong", "From scratch: how the decoder moves.", choices=["luong", "bahdanau"])
+    input_feeding: bool = option(
+        True, "From scratch: the decoder of Luong reads what it made of the step before; --no_input_feeding: not."
+    )
+    attn_scope: str = option(
+        "global",
+        "From scratch: where a step looks: global, local-m (around its own number), local-p (a place it predicts).",
+        choices=["global", "local-m", "local-p"],
+    )
+    attn_window: int | None = option(None, "From scratch: positions on either side, for a local scope.")
 
 
 @dataclass
@@ -318,3 +368,14 @@ class HealingArguments(RunArguments):
     save_total_limit: int | None = option(1, "How many checkpoints to keep.")
     load_best_model_at_end: bool = option(False, "Finish with the best checkpoint rather than the last one.")
     metric_for_best_model: str | None = option("loss", "What makes a checkpoint the best one.")
+
+
+@dataclass
+class Seq2SeqRunArguments(RunArguments, Seq2SeqTrainingArguments):
+    """Run options of models that write: an evaluation lets them, and counts what is right from beginning to end."""
+
+    predict_with_generate: bool = option(True, "Evaluate what the model writes by itself, word after word.")
+    generation_num_beams: int | None = option(None, "Beams of the search in evaluations; greedy without.")
+    metric_for_best_model: str | None = option("exact_match", "What makes a checkpoint the best one.")
+    per_device_train_batch_size: int = option(128, "Training examples per process and step.")
+    per_device_eval_batch_size: int = option(256, "Evaluation examples per process and step.")

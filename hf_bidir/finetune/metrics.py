@@ -1,4 +1,4 @@
-"""What an evaluation measures: of classes, of masked words, of a student beside its teacher."""
+"""What an evaluation measures: of classes, of masked words, of sequences, of a student beside its teacher."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import accuracy_score, f1_score, recall_score
 from torch import Tensor
-from transformers import EvalPrediction
+from transformers import EvalPrediction, PreTrainedTokenizerBase
 
 
 def classification_metrics(names: list[str]) -> Callable[[EvalPrediction], dict[str, float]]:
@@ -44,6 +44,29 @@ def masked_word_metrics(evaluation: EvalPrediction) -> dict[str, float]:
     return {"masked_accuracy": float((evaluation.predictions == evaluation.label_ids)[masked].mean())}
 
 
+def sequence_metrics(tokenizer: PreTrainedTokenizerBase) -> Callable[[EvalPrediction], dict[str, float]]:
+    """Make a `compute_metrics` for what a model has written by `generate`.
+
+    Returns:
+        A function from an evaluation's predictions to `exact_match`, how many sequences are right from the first token
+        to the last, and `token_accuracy`, how many of the target's tokens, its end included, stand in their place; both
+        in [0, 1]. A target with an unknown word cannot be matched.
+    """
+
+    def compute(evaluation: EvalPrediction) -> dict[str, float]:
+        exact, right, count = 0, 0, 0
+        for written, target in zip(evaluation.predictions, evaluation.label_ids, strict=True):
+            target = target[(target != -100) & (target != tokenizer.pad_token_id)]  # the Trainer pads with either
+            answer = written[1 : 1 + len(target)]  # behind the token that every sequence starts with
+            same = answer == target[: len(answer)]
+            same &= answer != tokenizer.unk_token_id
+            right, count = right + int(same.sum()), count + len(target)
+            exact += int(same.sum()) == len(target)  # its last token is the end
+        return {"exact_match": exact / len(evaluation.label_ids), "token_accuracy": right / count}
+
+    return compute
+
+
 def relative_error_metrics(evaluation: EvalPrediction) -> dict[str, float]:
     """How far a student is from its teacher, relative to the teacher, over a whole split.
 
@@ -61,7 +84,7 @@ def relative_error_metrics(evaluation: EvalPrediction) -> dict[str, float]:
 
 def headline(results: dict[str, Any]) -> str:
     """The one number of a run that says most, in words: of the test split, where there is one."""
-    for name in ("accuracy", "relative_error", "masked_accuracy", "loss"):
+    for name in ("accuracy", "exact_match", "relative_error", "masked_accuracy", "loss"):
         for split in ("test", "eval"):
             if results.get(f"{split}_{name}") is not None:
                 return f"{split} {name.replace('_', ' ')} {results[f'{split}_{name}']:.4f}"

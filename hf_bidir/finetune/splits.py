@@ -2,14 +2,14 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from datasets import ClassLabel, Dataset
 from sklearn.model_selection import train_test_split
 
-from hf_bidir.finetune.arguments import DataArguments
+from hf_bidir.finetune.arguments import DataArguments, LabelledDataArguments
 from hf_bidir.finetune.errors import InputError, as_input_error, did_you_mean
 from hf_bidir.finetune.sources import read_hub
 
@@ -22,7 +22,7 @@ class Splits:
 
     Attributes:
         train, validation: data sets with an input column (`text` or `image`) and `label`, an index into
-            `names`.
+            `names`; or with `source` and `target`.
         test: the same, or None when there is no test data.
         names: the class names, by label index; empty for data without labels.
         notes: what was decided about the data on the user's behalf, in sentences.
@@ -69,7 +69,7 @@ def raw_splits(data: DataArguments, read_file: Callable[[str], Dataset]) -> dict
 
 
 def labelled_splits(
-    raw: dict[str, Dataset], data: DataArguments, column: str | None, guesses: tuple[str, ...]
+    raw: dict[str, Dataset], data: LabelledDataArguments, column: str | None, guesses: tuple[str, ...]
 ) -> Splits:
     """Reduce the splits to input and label, check the labels, and hold out a validation split if needed.
 
@@ -98,9 +98,7 @@ def labelled_splits(
             f"No validation split was given: {len(raw['validation'])} training rows "
             f"({data.validation_share:.0%}, stratified by class, split seed {data.split_seed}) were held out."
         )
-    if data.max_train_samples and data.max_train_samples < len(raw["train"]):
-        raw["train"] = raw["train"].shuffle(seed=data.split_seed).select(range(data.max_train_samples))
-        notes.append(f"Trained on a random sample of {data.max_train_samples} rows only.")
+    _sample_training(raw, data.max_train_samples, data.split_seed, notes)
     if "test" not in raw:
         notes.append("There was no test split with labels, so there are no test numbers.")
     for note in notes:
@@ -108,8 +106,51 @@ def labelled_splits(
     return Splits(raw["train"], raw["validation"], raw.get("test"), names, notes)
 
 
+def unlabelled_splits(
+    raw: dict[str, Dataset], share: float, seed: int, max_train_samples: int | None, notes: Sequence[str] = ()
+) -> Splits:
+    """Splits without classes; rows of the training split are held out if there is no other validation split.
+
+    Args:
+        raw: "train", and "validation" and "test" if they exist.
+        share, seed: of the rows to hold out.
+        max_train_samples: the most rows to train on, or None for all.
+        notes: what was decided before.
+
+    Raises:
+        InputError: an empty split, or too few rows to hold some out.
+    """
+    if not 0 < share < 1:
+        raise InputError(f"expected a validation_share between 0 and 1; got {share}")
+    raw, notes = dict(raw), list(notes)
+    for name, split in raw.items():
+        if len(split) == 0:
+            raise InputError(f"the {name} split is empty; expected at least one row")
+    if "validation" not in raw:
+        if len(raw["train"]) < 2:
+            raise InputError("expected at least two rows, one of them to be held out; there is one")
+        parts = raw["train"].train_test_split(share, seed=seed)
+        raw |= {"train": parts["train"], "validation": parts["test"]}
+        notes.append(f"{len(raw['validation'])} rows ({share:.0%}) were held out for the evaluation.")
+    _sample_training(raw, max_train_samples, seed, notes)
+    for note in notes:
+        logger.warning(note)
+    return Splits(raw["train"], raw["validation"], raw.get("test"), [], notes)
+
+
+def _sample_training(raw: dict[str, Dataset], most: int | None, seed: int, notes: list[str]) -> None:
+    if most and most < len(raw["train"]):
+        raw["train"] = raw["train"].shuffle(seed=seed).select(range(most))
+        notes.append(f"Trained on a random sample of {most} rows only.")
+
+
 def labelled_split(
-    split: Dataset, data: DataArguments, column: str | None, guesses: tuple[str, ...], names: list[str], name: str
+    split: Dataset,
+    data: LabelledDataArguments,
+    column: str | None,
+    guesses: tuple[str, ...],
+    names: list[str],
+    name: str,
 ) -> Dataset:
     """One split alone, with the classes that a model has: its labels are their names, or their numbers.
 

@@ -20,24 +20,25 @@ def read_texts(data: TextDataArguments) -> Splits:
     """
     splits = labelled_splits(raw_splits(data, read_table), data, data.text_column, TEXT_COLUMNS)
     for name, split in splits:
-        _check_texts(name, split["text"][:])
+        check_texts(name, split["text"][:])
     return splits
 
 
 def read_text_split(file: str, data: TextDataArguments, names: list[str], name: str) -> Dataset:
     """Read one split alone, `text` and `label`, for a model that has the classes `names`; errors as in `read_texts`."""
     split = labelled_split(read_table(file), data, data.text_column, TEXT_COLUMNS, names, name)
-    _check_texts(name, split["text"][:])
+    check_texts(name, split["text"][:])
     return split
 
 
-def _check_texts(name: str, texts: list) -> None:
+def check_texts(name: str, texts: list, role: str = "text") -> None:
+    """Raise InputError unless there is a text in every row; `name` of the split and `role` of the column are named."""
     bad = [row for row, text in enumerate(texts) if not isinstance(text, str) or not text.strip()]
     if bad:
         shown = ", ".join(map(str, bad[:ROWS_SHOWN])) + (", ..." if len(bad) > ROWS_SHOWN else "")
         raise InputError(
-            f"expected a text in every row; {len(bad)} rows of the {name} split have none (from 0: {shown}; "
-            f"the first holds {texts[bad[0]]!r}); remove them or choose another --text_column"
+            f"expected a {role} in every row; {len(bad)} rows of the {name} split have none (from 0: {shown}; "
+            f"the first holds {texts[bad[0]]!r}); remove them or choose another --{role}_column"
         )
 
 

@@ -3,10 +3,14 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import BertTokenizerFast, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+UNITS = {
+    "word": pre_tokenizers.BertPreTokenizer(),
+    "character": pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated"),
+}
 MAX_ALPHABET = 1000  # as the trainer's own default: enough for any alphabet, few enough for Chinese
 
 
@@ -41,21 +45,39 @@ def train_wordpiece(
 
 
 def train_words(
-    texts: Iterable[str], *, vocab_size: int, max_length: int, lowercase: bool = True
+    texts: Iterable[str],
+    *,
+    vocab_size: int,
+    max_length: int,
+    lowercase: bool = True,
+    unit: str = "word",
+    ends: bool = False,
 ) -> PreTrainedTokenizerBase:
     """A tokenizer of whole words and punctuation marks, the most frequent ones; the others are [UNK], padding is [PAD].
 
     Arguments as in `train_wordpiece`; equally frequent words are taken in alphabetical order.
+
+    Args:
+        unit: "word", or "character", where every character is a token, spaces too.
+        ends: for models that write: [EOS] behind every text, and [BOS] for them to start with.
     """
-    normalizer, splitter = normalizers.BertNormalizer(lowercase=lowercase), pre_tokenizers.BertPreTokenizer()
+    normalizer = normalizers.BertNormalizer(lowercase=lowercase, handle_chinese_chars=unit == "word")
+    splitter = UNITS[unit]
     counts = Counter(word for text in texts for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)))
-    known = ["[PAD]", "[UNK]", *sorted(counts, key=lambda word: (-counts[word], word))][:vocab_size]
+    special = ["[PAD]", "[UNK]", *(["[BOS]", "[EOS]"] if ends else [])]
+    known = [*special, *sorted(counts, key=lambda word: (-counts[word], word))][:vocab_size]
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(known)}, unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
+    if unit == "character":
+        tokenizer.decoder = decoders.Fuse()
+    if ends:
+        end = ("[EOS]", known.index("[EOS]"))
+        tokenizer.post_processor = processors.TemplateProcessing(single="$A [EOS]", special_tokens=[end])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="[PAD]",
         unk_token="[UNK]",
+        **({"bos_token": "[BOS]", "eos_token": "[EOS]"} if ends else {}),
         model_max_length=max_length,
         model_input_names=["input_ids", "attention_mask"],
     )

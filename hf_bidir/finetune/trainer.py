@@ -8,7 +8,7 @@ from datasets import Dataset
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from transformers import Trainer
+from transformers import Seq2SeqTrainer, Trainer
 
 from hf_bidir.finetune.errors import InputError
 from hf_bidir.modeling.modeling_bidir import LEARNED
@@ -96,3 +96,7 @@ class FinetuneTrainer(Trainer):
         model.load_state_dict(saved.state_dict())
         # weights belong to the negative mass that they were trained with, which a schedule may have moved on
         model.config.attn_negative_mass = saved.config.attn_negative_mass
+
+
+class FinetuneSeq2SeqTrainer(FinetuneTrainer, Seq2SeqTrainer):
+    """`FinetuneTrainer` for models that write: it evaluates what `generate` makes."""

@@ -1,6 +1,5 @@
 """Data without labels: texts cut into snippets, and images."""
 
-import logging
 from collections.abc import Callable
 
 from datasets import Dataset, Image, Value, concatenate_datasets
@@ -11,10 +10,8 @@ from hf_bidir.finetune.errors import InputError, as_input_error
 from hf_bidir.finetune.image_data import IMAGE_COLUMNS, check_images
 from hf_bidir.finetune.image_files import read_images
 from hf_bidir.finetune.sources import read_hub, read_table
-from hf_bidir.finetune.splits import Splits, find_column
+from hf_bidir.finetune.splits import Splits, find_column, unlabelled_splits
 from hf_bidir.finetune.text_data import TEXT_COLUMNS
-
-logger = logging.getLogger(__name__)
 
 
 def read_snippets(data: UnlabelledTextArguments, tokenizer: PreTrainedTokenizerBase) -> Splits:
@@ -73,19 +70,7 @@ def _splits(
     """Train and validation, each with one column of this kind under the first of the guessed names."""
     files = _raw(data, read_file)
     raw = {name: _only(name, parts, column, guesses, kind) for name, parts in files.items() if name != "test"}
-    notes = []
-    if "validation" not in raw:
-        if len(raw["train"]) < 2:
-            raise InputError("expected at least two rows, one of them to be held out; there is one")
-        parts = raw["train"].train_test_split(data.validation_share, seed=data.split_seed)
-        raw = {"train": parts["train"], "validation": parts["test"]}
-        notes.append(f"{len(raw['validation'])} rows ({data.validation_share:.0%}) were held out for the evaluation.")
-    if data.max_train_samples and data.max_train_samples < len(raw["train"]):
-        raw["train"] = raw["train"].shuffle(seed=data.split_seed).select(range(data.max_train_samples))
-        notes.append(f"Trained on a random sample of {data.max_train_samples} rows only.")
-    for note in notes:
-        logger.warning(note)
-    return Splits(raw["train"], raw["validation"], None, [], notes)
+    return unlabelled_splits(raw, data.validation_share, data.split_seed, data.max_train_samples)
 
 
 def _raw(data: UnlabelledDataArguments, read_file: Callable[[str], Dataset]) -> dict[str, list[Dataset]]:

@@ -29,8 +29,12 @@ class BidirRnnOutput(BaseModelOutputWithPooling):
     log_probability: Tensor | None = None
 
 
-class BidirAttentionPooling(nn.Module):
-    """A text as one vector: the signed mixture `Σ_i a_i v_i` of what its positions hold."""
+class BidirScoredAttention(nn.Module):
+    """What attention over the states of an encoder has in common: a score, a negative mass, a way to select.
+
+    Args:
+        size: the width of the states, and of queries where the score has them.
+    """
 
     def __init__(self, config: BidirRnnConfig, size: int):
         super().__init__()
@@ -44,6 +48,29 @@ class BidirAttentionPooling(nn.Module):
             scale=config.attn_scale,
             max_length=config.max_position_embeddings,
         )
+
+    def select(self, coefficients: Tensor, values: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The mixture of all values, or one of them.
+
+        Args:
+            coefficients: `[batch, 1, 1, keys]`.
+            values: `[batch, keys, size]`.
+
+        Returns:
+            The context `[batch, size]`, and for hard selection the logarithm of the probability of what was selected,
+            `[batch]`.
+        """
+        if self.config.attn_selection == "soft":
+            return (coefficients @ values.unsqueeze(1)).flatten(1), None
+        context, log_probability = select_one(coefficients, values.unsqueeze(1), sample=self.training)
+        return context.flatten(1), log_probability.flatten()
+
+
+class BidirAttentionPooling(BidirScoredAttention):
+    """A text as one vector: the signed mixture `Σ_i a_i v_i` of what its positions hold."""
+
+    def __init__(self, config: BidirRnnConfig, size: int):
+        super().__init__(config, size)
         learned = config.attn_query == "learned" and not isinstance(self.score, WITHOUT_QUERY)
         self.query = nn.Parameter(torch.empty(size)) if learned else None
         own_values = isinstance(self.score, PerTokenScore)
@@ -65,12 +92,8 @@ class BidirAttentionPooling(nn.Module):
         query = last if self.query is None else self.query.expand(len(states), -1)
         scores = self.score(None if query is None else query.unsqueeze(1), states)
         coefficients = signed_coefficients(self, scores.unsqueeze(1), keep[:, None, None])
-        values, log_probability = self.value(states).unsqueeze(1), None
-        if self.config.attn_selection == "hard":
-            context, log_probability = select_one(coefficients, values, sample=self.training)
-        else:
-            context = coefficients @ values
-        return context.flatten(1), coefficients, None if log_probability is None else log_probability.flatten()
+        context, log_probability = self.select(coefficients, self.value(states))
+        return context, coefficients, log_probability
 
 
 class BidirRnnPreTrainedModel(BidirMixin, PreTrainedModel):

@@ -12,28 +12,20 @@ from .attention import bidir_attention  # noqa: F401
 from .chunked_attention import chunked_tanhmax_attention  # noqa: F401
 from .configuration_bidir import check_bidir_config  # noqa: F401
 from .configuration_bidir_rnn import BidirRnnConfig
-from .hard_selection import Reinforce, select_one
+from .hard_selection import Reinforce
 from .modeling_bidir import signed_coefficients
-from .modeling_bidir_rnn import RECURRENT, BidirRnnPreTrainedModel, encoded
-from .scores import SCORES
+from .modeling_bidir_rnn import RECURRENT, BidirRnnPreTrainedModel, BidirScoredAttention, encoded
+from .scores import SCORES  # noqa: F401
 
 CELLS = {"lstm": nn.LSTMCell, "gru": nn.GRUCell}
 IGNORED = -100  # a label that counts for nothing
 
 
-class BidirAlignment(nn.Module):
+class BidirAlignment(BidirScoredAttention):
     """What one step of the decoder takes from the input: a signed mixture, from all of it or from around a place."""
 
     def __init__(self, config: BidirRnnConfig, size: int):
-        super().__init__()
-        self.config, self.layer_idx = config, 0
-        self.score = SCORES[config.attn_score](
-            query_size=size,
-            key_size=size,
-            attention_size=config.hidden_size,
-            scale=config.attn_scale,
-            max_length=config.max_position_embeddings,
-        )
+        super().__init__(config, size)
         if config.attn_scope == "local-p":
             self.place = nn.Sequential(nn.Linear(size, size, bias=False), nn.Tanh(), nn.Linear(size, 1, bias=False))
 
@@ -58,13 +50,8 @@ class BidirAlignment(nn.Module):
             deviation = self.config.attn_window / 2
             gaussian = torch.exp(-self._distance(centre, keep).square() / (2 * deviation**2))
             coefficients = coefficients * gaussian[:, None, None]
-        values, log_probability = states.unsqueeze(1), None
-        if self.config.attn_selection == "hard":
-            context, log_probability = select_one(coefficients, values, sample=self.training)
-            log_probability = log_probability.flatten()
-        else:
-            context = coefficients @ values
-        return context.flatten(1), coefficients, log_probability
+        context, log_probability = self.select(coefficients, states)
+        return context, coefficients, log_probability
 
     def _centre(self, query: Tensor, keep: Tensor, step: int) -> Tensor | None:
         """`p_t` `[batch, 1]`: the step itself, or what the query predicts (Luong et al. 2015, section 3.2)."""
@@ -208,8 +195,10 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
         per_text = losses.view_as(labels).sum(1) / counts.sum(1).clamp_min(1)
         return self.reinforce(per_text, (log_probability * counts).sum(1))
 
-    def prepare_inputs_for_generation(self, decoder_input_ids: Tensor, encoder_outputs=None, attention_mask=None, **_):
-        """What a step of `generate` gives to `forward`: all that was written so far."""
+    def prepare_inputs_for_generation(
+        self, decoder_input_ids: Tensor, encoder_outputs=None, attention_mask=None, **kwargs
+    ):
+        """What a step of `generate` gives to `forward`: all that was written so far; `kwargs` let `labels` pass by."""
         return {
             "decoder_input_ids": decoder_input_ids,
             "encoder_outputs": encoder_outputs,

@@ -9,7 +9,9 @@ from hf_bidir.finetune.metrics import (
     masked_word_metrics,
     predicted_classes,
     relative_error_metrics,
+    sequence_metrics,
 )
+from hf_bidir.finetune.tokenizer import train_words
 
 
 def test_metrics_equal_a_count_by_hand():
@@ -30,6 +32,22 @@ def test_a_class_without_examples_has_no_recall():
 def test_only_the_largest_logit_is_kept():
     logits = torch.tensor([[0.1, 0.9], [2.0, -1.0]])
     assert predicted_classes((logits, None), torch.zeros(2)).tolist() == [1, 0]
+
+
+def test_a_sequence_is_right_from_its_first_token_to_its_end_and_padding_does_not_count():
+    tokenizer = train_words(["a b"], vocab_size=6, max_length=8, ends=True)
+    start, end, a, b = (tokenizer.convert_tokens_to_ids(token) for token in ("[BOS]", "[EOS]", "a", "b"))
+    written = np.array([[start, a, b, end], [start, a, a, end], [start, a, b, b], [start, a, end, 0]])
+    targets = np.array([[a, b, end, 0], [a, b, end, -100], [a, b, end, -100], [a, end, -100, -100]])
+    metrics = sequence_metrics(tokenizer)(EvalPrediction(written, targets))
+    assert metrics == {"exact_match": 0.5, "token_accuracy": 9 / 11}
+
+
+def test_an_unknown_word_cannot_be_right():
+    tokenizer = train_words(["a b"], vocab_size=6, max_length=8, ends=True)
+    start, end, unknown = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id
+    metrics = sequence_metrics(tokenizer)(EvalPrediction(np.array([[start, unknown, end]]), np.array([[unknown, end]])))
+    assert metrics == {"exact_match": 0.0, "token_accuracy": 0.5}
 
 
 def test_the_relative_error_is_that_of_the_whole_split_not_a_mean_over_examples():

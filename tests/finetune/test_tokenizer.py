@@ -83,3 +83,20 @@ def test_a_saved_tokenizer_of_words_loads_with_the_same_output(tmp_path):
 def test_ids_of_words_decode_to_the_text():
     tokenizer = words()
     assert tokenizer.decode(tokenizer("the film was shining").input_ids) == "the film was shining"
+
+
+def test_a_tokenizer_of_characters_gives_the_text_back_with_its_spaces():
+    tokenizer = train_words(
+        ["the 5th of März", "1998-03-05"], vocab_size=60, max_length=20, lowercase=False, unit="character"
+    )
+    ids = tokenizer("the 8-März").input_ids
+    assert len(ids) == len("the 8-März")
+    assert tokenizer.decode(ids) == "the 8-März"
+
+
+def test_texts_that_are_to_be_written_have_an_end():
+    tokenizer = train_words(["b a b"], vocab_size=10, max_length=8, ends=True)
+    assert tokenizer.get_vocab() == {"[PAD]": 0, "[UNK]": 1, "[BOS]": 2, "[EOS]": 3, "b": 4, "a": 5}
+    assert tokenizer("a b").input_ids == [5, 4, 3]
+    assert tokenizer("a b b b", truncation=True, max_length=3).input_ids == [5, 4, 3]
+    assert tokenizer.decode([2, 5, 4, 3], skip_special_tokens=True) == "a b"

@@ -6,7 +6,7 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 
 from hf_bidir.finetune.recipe import parse_recipe
-from training import distill, image_classification, recurrent_classification, text_classification
+from training import distill, image_classification, recurrent_classification, seq2seq, text_classification
 
 TRAINING = Path(__file__).parents[2] / "training"
 RECIPES = sorted((TRAINING / "recipes").glob("*.yaml"))
@@ -14,6 +14,7 @@ SCRIPTS = {
     "distill": distill,
     "image_classification": image_classification,
     "recurrent_classification": recurrent_classification,
+    "seq2seq": seq2seq,
     "text_classification": text_classification,
 }
 
@@ -27,9 +28,11 @@ def test_every_recipe_names_its_command_its_own_folder_and_only_known_options(re
     assert set(yaml.safe_load(text)) == set(given)
 
 
-@pytest.mark.parametrize(
-    "task", ["sst2", "digits", "sst2-rnn", "fashion-mnist-small", "imdb-lstm", "20news-rnn", "ag-news-rnn"]
-)
+TWINS = ["sst2", "digits", "fashion-mnist-small"]
+TWINS += ["sst2-rnn", "imdb-lstm", "20news-rnn", "ag-news-rnn", "sorting-rnn", "dates-rnn"]
+
+
+@pytest.mark.parametrize("task", TWINS)
 def test_tanhmax_and_softmax_recipes_differ_in_attention_alone(task):
     tanhmax, softmax = (
         yaml.safe_load((TRAINING / f"recipes/{task}-{name}.yaml").read_text()) for name in ("tanhmax", "softmax")

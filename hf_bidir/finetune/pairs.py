@@ -1,0 +1,56 @@
+"""Pairs of a source and a target sequence: read, check, tokenize."""
+
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from hf_bidir.finetune.arguments import PairDataArguments
+from hf_bidir.finetune.errors import InputError
+from hf_bidir.finetune.sources import read_table
+from hf_bidir.finetune.splits import Splits, find_column, raw_splits, unlabelled_splits
+from hf_bidir.finetune.text_data import check_texts
+
+
+def read_pairs(data: PairDataArguments) -> Splits:
+    """Read the splits with the columns `source` and `target`.
+
+    Raises:
+        InputError: the data cannot be used: no such file or column, an empty split, a row without a text.
+    """
+    raw = {name: _select(name, split, data) for name, split in raw_splits(data, read_table).items()}
+    return unlabelled_splits(raw, data.validation_share, data.split_seed, data.max_train_samples)
+
+
+def _select(name: str, split: Dataset, data: PairDataArguments) -> Dataset:
+    """The two columns alone, under their own names."""
+    given = {"source": data.source_column, "target": data.target_column}
+    found = {role: find_column(name, split, column, (role,), role) for role, column in given.items()}
+    split = split.select_columns(list(found.values())).rename_columns(
+        {old: new for new, old in found.items() if old != new}
+    )
+    for role in found:
+        check_texts(name, split[role][:], role)
+    return split
+
+
+def tokenize_pairs(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Splits:
+    """The splits with `input_ids`, `attention_mask` and `labels`.
+
+    Raises:
+        InputError: a target has more than `max_length` tokens: cut, it would be a wrong answer.
+    """
+
+    def to_ids(batch: dict[str, list]) -> dict[str, list]:
+        encoded = tokenizer(batch["source"], truncation=True, max_length=max_length, return_token_type_ids=False)
+        return {**encoded, "labels": tokenizer(text_target=batch["target"], verbose=False)["input_ids"]}
+
+    def map_split(split: Dataset) -> Dataset:
+        return split.map(to_ids, batched=True, remove_columns=["source", "target"], desc="tokenizing")
+
+    tokenized = splits.map(map_split)
+    for name, split in tokenized:
+        longest = max(map(len, split["labels"]))
+        if longest > max_length:
+            raise InputError(
+                f"expected targets of at most {max_length} tokens (--max_length); one of the {name} split has {longest}"
+            )
+    return tokenized

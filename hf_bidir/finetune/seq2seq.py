@@ -1,0 +1,101 @@
+"""A recurrent encoder-decoder, from the command line's options to the finished folder."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import AutoTokenizer, DataCollatorForSeq2Seq, PreTrainedTokenizerBase, set_seed
+
+from hf_bidir.finetune.arguments import (
+    PairDataArguments,
+    ScheduleArguments,
+    Seq2SeqModelArguments,
+    Seq2SeqRunArguments,
+)
+from hf_bidir.finetune.errors import as_input_error
+from hf_bidir.finetune.metrics import sequence_metrics
+from hf_bidir.finetune.models import Family, attention_fields, build_model, check_given, checkpoint_config
+from hf_bidir.finetune.pairs import read_pairs, tokenize_pairs
+from hf_bidir.finetune.recipe import parse_recipe
+from hf_bidir.finetune.run import finetune
+from hf_bidir.finetune.schedule_options import check_schedule
+from hf_bidir.finetune.splits import Splits
+from hf_bidir.finetune.text_data import check_max_length
+from hf_bidir.finetune.tokenizer import train_words
+from hf_bidir.finetune.trainer import FinetuneSeq2SeqTrainer
+from hf_bidir.modeling.configuration_bidir_rnn import BidirRnnConfig
+from hf_bidir.modeling.modeling_bidir_seq2seq import BidirRnnForSeq2SeqLM
+
+OPTIONS = (PairDataArguments, Seq2SeqModelArguments, ScheduleArguments, Seq2SeqRunArguments)
+SEQ2SEQ = Family(BidirRnnForSeq2SeqLM, BidirRnnConfig, stock_type=None)
+SHAPE = (
+    *("encoder", "bidirectional", "num_rnn_layers", "embedding_size", "hidden_size", "decoder_style", "input_feeding"),
+    *("attn_score", "attn_scope", "attn_window", "attn_selection", "dropout", "embedding_dropout"),
+)
+
+
+def finetune_seq2seq(argv: Sequence[str] | None, description: str = "") -> dict[str, Any]:
+    """Read the command line and the data, and train a new encoder-decoder, or a checkpoint on.
+
+    Args:
+        argv, description: as in `parse_recipe`.
+
+    Returns:
+        The numbers of all_results.json.
+
+    Raises:
+        InputError: an option, the data or the checkpoint cannot be used.
+    """
+    data, arguments, schedule, args, given = parse_recipe(OPTIONS, argv, description)
+    check_given(arguments, given)
+    check_schedule(schedule, arguments, given)
+    splits = read_pairs(data)
+    if source := arguments.model_name_or_path:
+        config = checkpoint_config(SEQ2SEQ, arguments, names=[])
+        with as_input_error(f"cannot load the tokenizer of {source}: ", OSError, ValueError):
+            tokenizer = AutoTokenizer.from_pretrained(source)
+    else:
+        tokenizer, config = _from_scratch(data, arguments, splits)
+    check_max_length(data.max_length, config, source)
+    splits = tokenize_pairs(splits, tokenizer, data.max_length)
+    set_seed(args.seed)
+    model = build_model(SEQ2SEQ, arguments, config)
+    model.generation_config.max_length = data.max_length + 1  # and the token that it starts with
+    return finetune(
+        model,
+        splits,
+        task="seq2seq",
+        args=args,
+        data=data,
+        given=given,
+        processing_class=tokenizer,
+        collator=DataCollatorForSeq2Seq(tokenizer),
+        schedule=schedule,
+        trainer_class=FinetuneSeq2SeqTrainer,
+        compute_metrics=sequence_metrics(tokenizer) if args.predict_with_generate else None,
+    )
+
+
+def _from_scratch(
+    data: PairDataArguments, arguments: Seq2SeqModelArguments, splits: Splits
+) -> tuple[PreTrainedTokenizerBase, BidirRnnConfig]:
+    """A tokenizer of what the training split has on either side, and the config of a new model for it."""
+    tokenizer = train_words(
+        [*splits.train["source"], *splits.train["target"]],
+        vocab_size=arguments.vocab_size,
+        max_length=data.max_length,
+        lowercase=arguments.lowercase,
+        unit=arguments.unit,
+        ends=True,
+    )
+    with as_input_error():
+        config = BidirRnnConfig(
+            vocab_size=len(tokenizer),
+            max_position_embeddings=data.max_length,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            decoder_start_token_id=tokenizer.bos_token_id,
+            **{name: getattr(arguments, name) for name in SHAPE},
+            **attention_fields(arguments, {}),
+        )
+    return tokenizer, config

@@ -1,0 +1,141 @@
+"""align: what an encoder-decoder looked at for every word that it wrote."""
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from hf_bidir import BidirRnnConfig, BidirRnnForSeq2SeqLM, BidirRnnForSequenceClassification
+from hf_bidir.cli import app
+from hf_bidir.explain import align, alignment_grid, contributions
+from hf_bidir.finetune.tokenizer import train_words
+from hf_bidir.modeling.modeling_bidir import edited_coefficients
+
+TEXT = "c a d b"
+TOKENIZER = train_words(["a b c d e f"], vocab_size=20, max_length=8, ends=True)
+
+
+def model_of(**options):
+    torch.manual_seed(0)
+    config = {
+        **{
+            "vocab_size": len(TOKENIZER),
+            "embedding_size": 8,
+            "hidden_size": 8,
+            "encoder": "gru",
+            "attn_score": "general",
+        },
+        **{"decoder_style": "luong", "decoder_start_token_id": 2, "bos_token_id": 2, "eos_token_id": 3},
+        **{"initializer_range": 1.0, "max_position_embeddings": 8},
+    }
+    model = BidirRnnForSeq2SeqLM(BidirRnnConfig(**config | options)).eval()
+    model.generation_config.max_length = 6
+    return model
+
+
+@pytest.fixture(params=["luong", "bahdanau"])
+def model(request):
+    return model_of(decoder_style=request.param)
+
+
+def test_the_contribution_of_a_source_word_is_the_slope_of_the_written_words_logit(model):
+    found = align(model, TOKENIZER, TEXT)
+    inputs = dict(TOKENIZER(TEXT, return_tensors="pt"))
+    ids = model.generate(**inputs)
+    step, key, change = 2, 1, 1e-3
+
+    def logit(factor):
+        steps = iter(range(100))
+
+        def edit(coefficients):
+            if next(steps) != step:
+                return coefficients
+            scaled = coefficients.clone()
+            scaled[..., key] *= factor
+            return scaled
+
+        with edited_coefficients(model, edit):
+            logits = model(**inputs, decoder_input_ids=ids[:, :-1]).logits
+        return logits[0, step, ids[0, step + 1]]
+
+    slope = (logit(1 + change) - logit(1 - change)) / (2 * change)
+    torch.testing.assert_close(found.contributions[step, key], slope.detach(), rtol=1e-2, atol=1e-4)
+
+
+def test_coefficients_are_those_of_what_the_model_wrote_by_itself(model):
+    found = align(model, TOKENIZER, TEXT)
+    inputs = dict(TOKENIZER(TEXT, return_tensors="pt"))
+    written = model.generate(**inputs)
+    expected = model(**inputs, decoder_input_ids=written[:, :-1], output_attentions=True).cross_attentions[0]
+    torch.testing.assert_close(found.coefficients, expected[0, 0].detach())
+    assert found.written == TOKENIZER.convert_ids_to_tokens(written[0, 1:])
+    assert found.example.tokens == ["c", "a", "d", "b", "[EOS]"]
+
+
+def test_swapping_the_signs_of_a_score_and_of_what_reads_the_context_changes_coefficients_alone(model):
+    before = align(model, TOKENIZER, TEXT)
+    with torch.no_grad():
+        model.attention.score.key.weight.neg_()
+        model.combine.weight[:, : model.config.hidden_size].neg_()
+        if model.config.decoder_style == "bahdanau":
+            model.cell.weight_ih[:, model.config.embedding_size :].neg_()
+    after = align(model, TOKENIZER, TEXT)
+    assert after.written == before.written
+    torch.testing.assert_close(after.coefficients, -before.coefficients)
+    torch.testing.assert_close(after.contributions, before.contributions, rtol=1e-4, atol=1e-6)
+
+
+def test_beams_are_searched_when_asked_for():
+    model = model_of()
+    found = align(model, TOKENIZER, TEXT, num_beams=4)
+    inputs = dict(TOKENIZER(TEXT, return_tensors="pt"))
+    assert found.written == TOKENIZER.convert_ids_to_tokens(model.generate(**inputs, num_beams=4)[0, 1:])
+
+
+def test_hard_selection_has_no_slope():
+    found = align(model_of(attn_selection="hard"), TOKENIZER, TEXT)
+    assert found.contributions.abs().sum() == 0
+    assert found.coefficients.abs().sum() > 0
+
+
+def test_the_command_writes_the_picture_and_names_the_sources_of_every_word(model, tmp_path):
+    model.save_pretrained(tmp_path / "model")
+    TOKENIZER.save_pretrained(tmp_path / "model")
+    result = CliRunner().invoke(app, ["explain", str(tmp_path / "model"), TEXT, "--output", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"alignment.png", "index.html"}
+    found = align(model, TOKENIZER, TEXT)
+    assert f"Written: {' '.join(found.written)}" in result.output
+    best = found.example.tokens[found.contributions[0].abs().argmax()]
+    assert best in result.output.splitlines()[2].split()
+
+
+def test_methods_for_answers_are_refused_for_a_model_that_writes(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    TOKENIZER.save_pretrained(tmp_path)
+    result = CliRunner().invoke(app, ["explain", str(tmp_path), TEXT, "--method", "erasure"])
+    assert result.exit_code == 2
+    assert "BidirRnnForSeq2SeqLM writes" in result.output
+    with pytest.raises(ValueError, match=r"hf_bidir.explain.align\(model, tokenizer, text\) shows"):
+        contributions(model, dict(TOKENIZER(TEXT, return_tensors="pt")))
+
+
+def test_a_model_that_answers_is_not_aligned():
+    model = BidirRnnForSequenceClassification(BidirRnnConfig(vocab_size=10))
+    with pytest.raises(ValueError, match="expected an encoder-decoder"):
+        align(model, TOKENIZER, TEXT)
+
+
+def test_the_grid_has_a_row_per_written_word_and_a_panel_per_unit():
+    values = np.array([[0.5, -0.5, 0.0], [0.0, 0.1, 1.0]])
+    figure = alignment_grid(["x", "y"], ["a", "$b", "c"], {"a": values, "a · ∂y/∂a": values})
+    panels = [axes for axes in figure.axes if axes.images]
+    assert len(panels) == 2
+    assert [label.get_text() for label in panels[0].get_yticklabels()] == ["x", "y"]
+    assert [label.get_text() for label in panels[0].get_xticklabels()] == ["a", "$b", "c"]
+    assert sorted(text.get_text() for text in panels[0].texts) == ["+", "+", "−"]
+
+
+def test_values_of_another_shape_are_refused():
+    with pytest.raises(ValueError, match=r"expected finite values \[2, 3\] in every panel"):
+        alignment_grid(["x", "y"], ["a", "b", "c"], {"a": np.zeros((3, 2))})

@@ -1,0 +1,88 @@
+"""training/seq2seq.py: pairs to an encoder-decoder that writes, resumed, loaded again, and refused."""
+
+import json
+import shlex
+
+import pytest
+from datasets import Dataset
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from hf_bidir import BidirRnnForSeq2SeqLM
+from hf_bidir.finetune.errors import InputError
+from training.seq2seq import main
+
+RUN = shlex.split(
+    "--embedding_size 16 --hidden_size 32 --max_length 4 --num_train_epochs 40 --learning_rate 1e-2 "
+    "--per_device_train_batch_size 8 --use_cpu --disable_tqdm true"
+)
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    """Options that name tables of three letters, and the same backwards."""
+    words = [f"{a} {b} {c}" for a in "abcd" for b in "abcd" for c in "abcd"]
+    options = []
+    for name, part in {"train": words[:48], "validation": words[:8], "test": words[:16]}.items():
+        file = tmp_path / f"{name}.csv"
+        Dataset.from_dict({"source": part, "target": [word[::-1] for word in part]}).to_csv(str(file), index=False)
+        options += [f"--{name}_file", str(file)]
+    return options
+
+
+@pytest.mark.parametrize("options", ["", "--decoder_style bahdanau --attn_score additive --encoder lstm"])
+def test_a_run_learns_to_write_and_its_folder_does_so_again(pairs, tmp_path, options):
+    results = main([*pairs, *RUN, *shlex.split(options), "--output_dir", str(tmp_path / "run")])
+    assert results["test_exact_match"] == 1.0
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
+    written = model.generate(**tokenizer(["a b c", "d"], return_tensors="pt", padding=True))
+    assert isinstance(model, BidirRnnForSeq2SeqLM)
+    assert tokenizer.decode(written[0], skip_special_tokens=True) == "c b a"
+    assert "| exact match | 1.0000 |" in (tmp_path / "run" / "README.md").read_text()
+
+
+def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(pairs, tmp_path, crash):
+    options = [*pairs, *RUN, "--num_train_epochs", "4"]
+    main([*options, "--output_dir", str(tmp_path / "whole")])
+    resumed = [*options, "--output_dir", str(tmp_path / "resumed")]
+    crash(main, resumed, after_steps=8)
+    main(resumed)
+    expected, got = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "resumed"))
+    assert all(expected[key].equal(got[key]) for key in expected.keys() | got.keys())
+
+
+def test_a_checkpoint_is_trained_on_and_beams_evaluate_it(pairs, tmp_path):
+    main([*pairs, *RUN, "--output_dir", str(tmp_path / "first")])
+    onward = shlex.split(f"--model_name_or_path {tmp_path / 'first'} --max_length 4 --max_steps 1 --use_cpu")
+    results = main([*pairs, *onward, "--generation_num_beams", "3", "--output_dir", str(tmp_path / "second")])
+    assert results["test_exact_match"] == 1.0
+    assert json.loads((tmp_path / "second" / "config.json").read_text())["hidden_size"] == 32
+
+
+def test_a_target_that_does_not_fit_is_one_error(pairs, tmp_path):
+    with pytest.raises(
+        InputError, match=r"expected targets of at most 3 tokens \(--max_length\); one of the train .* 4"
+    ):
+        main([*pairs, *RUN, "--max_length", "3", "--output_dir", str(tmp_path / "run")])
+
+
+def test_columns_that_there_are_not_are_one_error(pairs, tmp_path):
+    with pytest.raises(InputError, match=r"no column goal; its columns are: source, target. .*--target_column"):
+        main([*pairs, *RUN, "--target_column", "goal", "--output_dir", str(tmp_path / "run")])
+
+
+def test_a_row_without_a_target_is_one_error(tmp_path):
+    (tmp_path / "train.csv").write_text("source,target\na,b\na,\nb,a\n")
+    with pytest.raises(InputError, match="expected a target in every row; 1 rows of the train split have none"):
+        main(["--train_file", str(tmp_path / "train.csv"), *RUN, "--output_dir", str(tmp_path / "run")])
+
+
+def test_a_local_scope_without_a_window_is_one_error(pairs, tmp_path):
+    with pytest.raises(InputError, match='attn_scope="local-m" needs an attn_window of at least 1'):
+        main([*pairs, *RUN, "--attn_scope", "local-m", "--output_dir", str(tmp_path / "run")])
+
+
+def test_rows_are_held_out_where_no_validation_file_is_given(pairs, tmp_path):
+    main([*pairs[:2], *RUN, "--num_train_epochs", "1", "--output_dir", str(tmp_path / "run")])
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["data"]["validation"]["rows"] == 5

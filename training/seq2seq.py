@@ -1,0 +1,30 @@
+"""Train a recurrent encoder-decoder with attention (Bahdanau et al. 2015, Luong et al. 2015) on pairs of sequences.
+
+examples:
+  # sort eight numbers
+  python training/synthetic.py sorting runs/sorting
+  python training/seq2seq.py training/recipes/sorting-rnn-tanhmax.yaml
+
+  # your own pairs, in a table with the columns source and target, character by character
+  python training/seq2seq.py --train_file pairs.csv --unit character --max_length 40 --output_dir runs/mine
+
+A recipe is a YAML file of the options below; options on the command line win over it. A run that was
+interrupted continues when the same command is given again. The output folder loads with
+AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True), and
+hf-bidir explain FOLDER "17 4 93" draws the alignment.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hf_bidir.finetune.errors import run_script
+from hf_bidir.finetune.seq2seq import OPTIONS, finetune_seq2seq  # noqa: F401  (the tests of recipes ask for OPTIONS)
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """Run the script with the command line `argv`; return the numbers of all_results.json."""
+    return finetune_seq2seq(argv, __doc__)
+
+
+if __name__ == "__main__":
+    run_script(main)
