@@ -61,7 +61,10 @@ class PairDataArguments(DataArguments):
 
     source_column: str | None = option(None, "The column to read from; guessed when it is called source.")
     target_column: str | None = option(None, "The column to write; guessed when it is called target.")
-    max_length: int = option(64, "Longer sources are cut to this many tokens; a longer target is an error.")
+    max_length: int = option(64, "Longer sources are cut to this many tokens.")
+    max_target_length: int | None = option(
+        None, "The most tokens of a target, its end included, and of what is written; by default as max_length."
+    )
 
 
 @dataclass

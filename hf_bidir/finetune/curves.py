@@ -9,7 +9,7 @@ from hf_bidir.finetune.files import replacing
 
 
 def save_loss_curve(log_history: list[dict], path: Path, title: str = "") -> None:
-    """Draw training and validation loss, and validation accuracy, over epochs.
+    """Draw training and validation loss, and validation accuracy (or exact match), over epochs.
 
     Args:
         log_history: `trainer.state.log_history`.
@@ -23,6 +23,7 @@ def save_loss_curve(log_history: list[dict], path: Path, title: str = "") -> Non
         (left, "loss", "training"),
         (left, "eval_loss", "validation"),
         (right, "eval_accuracy", "validation"),
+        (right, "eval_exact_match", "validation, exact match"),
     ):
         points = [(entry["epoch"], entry[key]) for entry in log_history if key in entry]
         if points:

@@ -32,11 +32,11 @@ def _select(name: str, split: Dataset, data: PairDataArguments) -> Dataset:
     return split
 
 
-def tokenize_pairs(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Splits:
-    """The splits with `input_ids`, `attention_mask` and `labels`.
+def tokenize_pairs(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int, max_target_length: int) -> Splits:
+    """The splits with `input_ids`, of at most `max_length` tokens, `attention_mask` and `labels`.
 
     Raises:
-        InputError: a target has more than `max_length` tokens: cut, it would be a wrong answer.
+        InputError: a target has more than `max_target_length` tokens: cut, it would be a wrong answer.
     """
 
     def to_ids(batch: dict[str, list]) -> dict[str, list]:
@@ -49,8 +49,9 @@ def tokenize_pairs(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_lengt
     tokenized = splits.map(map_split)
     for name, split in tokenized:
         longest = max(map(len, split["labels"]))
-        if longest > max_length:
+        if longest > max_target_length:
             raise InputError(
-                f"expected targets of at most {max_length} tokens (--max_length); one of the {name} split has {longest}"
+                f"expected targets of at most {max_target_length} tokens (--max_target_length); one of the {name} "
+                f"split has {longest}"
             )
     return tokenized

@@ -56,10 +56,11 @@ def finetune_seq2seq(argv: Sequence[str] | None, description: str = "") -> dict[
     else:
         tokenizer, config = _from_scratch(data, arguments, splits)
     check_max_length(data.max_length, config, source)
-    splits = tokenize_pairs(splits, tokenizer, data.max_length)
+    longest_target = data.max_target_length or data.max_length
+    splits = tokenize_pairs(splits, tokenizer, data.max_length, longest_target)
     set_seed(args.seed)
     model = build_model(SEQ2SEQ, arguments, config)
-    model.generation_config.max_length = data.max_length + 1  # and the token that it starts with
+    model.generation_config.max_length = longest_target + 1  # and the token that it starts with
     return finetune(
         model,
         splits,

@@ -32,6 +32,8 @@ FIGURES = {
 METRICS = {  # the run's names, and what the Hub calls the same metrics, if it knows them
     "accuracy": "accuracy",
     "macro_f1": "f1",
+    "exact_match": "exact_match",
+    "token_accuracy": None,
     "masked_accuracy": None,
     "relative_error": None,
 }
@@ -103,7 +105,7 @@ def _facts(folder: Path) -> dict[str, Any]:
     config, run, results, evaluation, seeds, previous = (_read(folder / f"{name}.json") for name in files)
     architecture = (config.get("architectures") or ["model"])[0]
     auto_map = config.get("auto_map", {})
-    split = "test" if "test_accuracy" in results else "validation"
+    split = "test" if any(name.startswith("test_") for name in results) else "validation"
     return {
         "architecture": architecture,
         "auto_class": next((auto for auto, path in auto_map.items() if path.endswith(f".{architecture}")), "AutoModel"),

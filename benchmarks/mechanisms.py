@@ -1,0 +1,182 @@
+"""Every mechanism of attention on one task: how well it works with TanhMax and with softmax, and what it looks like.
+
+    python benchmarks/mechanisms.py
+    python benchmarks/mechanisms.py --only additive hard --activations tanhmax
+
+Encoder-decoders write dates (training/recipes/dates-rnn-*.yaml, changed in the mechanism alone) and sort numbers (three
+seeds); classifiers read the small synthetic set. All data are made here. Runs go to runs/mechanisms; a finished run is
+not repeated and an interrupted one continues, so several of these processes may share the work. The table, of all
+runs that are finished, goes to benchmarks/results/mechanisms.md, a picture of each TanhMax run to docs/mechanisms.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from measure import write_table
+
+from hf_bidir.demo import SETTINGS
+from hf_bidir.explain import align, alignment_grid, load_checkpoint, read_text, text_heatmap
+from hf_bidir.explain.running import record_coefficients
+from hf_bidir.finetune.files import replacing
+from hf_bidir.finetune.folder import RESULTS, read_record
+from hf_bidir.finetune.recurrent import finetune_recurrent
+from hf_bidir.finetune.seq2seq import finetune_seq2seq
+from hf_bidir.finetune.synthetic import SETS, write_splits
+from hf_bidir.finetune.synthetic_pairs import PAIRS
+from hf_bidir.hub.model_card import seed_spread
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from training import text_classification  # noqa: E402
+
+ACTIVATIONS = ("tanhmax", "softmax")
+DATES = {
+    "content": "--attn_score content",
+    "additive": "--attn_score additive",
+    "location": "--attn_score location",
+    "general": "",
+    "dot": "--attn_score dot",
+    "scaled_dot": "--attn_score scaled_dot",
+    "bahdanau": "--attn_score additive --decoder_style bahdanau",
+    "local-m": "--attn_scope local-m --attn_window 3",
+    "local-p": "--attn_scope local-p --attn_window 3",
+    "hard": "--attn_selection hard",
+}
+CLASSIFIERS = {
+    "per_token": "",
+    "feed_forward": "--attn_score feed_forward --encoder lstm --bidirectional",
+    "learned query": "--attn_score additive --encoder gru --bidirectional",
+    "hard per_token": "--attn_selection hard",
+}
+WINDOW = shlex.split(  # three layers of which reach from the first word of a text to its last one
+    "--attn_scope window --attn_window 4 --hidden_size 32 --num_hidden_layers 3 --num_attention_heads 1 "
+    "--intermediate_size 64 --max_length 14 --num_train_epochs 5 --learning_rate 3e-3 --vocab_size 4000"
+)
+SORTING_SEEDS = 3
+DAY = "the 5th of March 1998"
+HEADER = ["task", "mechanism", "changed", "test", "TanhMax", "softmax", "seeds"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = ["sorting", *DATES, *CLASSIFIERS, "window"]
+    parser.add_argument("--only", nargs="*", choices=names, default=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument("--activations", nargs="+", choices=ACTIVATIONS, default=ACTIVATIONS)
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs/mechanisms", help="where the runs go")
+    parser.add_argument("--pictures", type=Path, default=ROOT / "docs/mechanisms", help="where the pictures go")
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results/mechanisms.md")
+    options = parser.parse_args()
+    for name in options.only:
+        for activation in options.activations:
+            for seed in range(SORTING_SEEDS if name == "sorting" else 1):
+                train(name, activation, seed, options.runs)
+    options.pictures.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        if results_of(name, "tanhmax", options.runs):
+            draw(name, folder_of(name, "tanhmax", 0, options.runs), options.pictures / f"{file_name(name)}.png")
+    rows = [row(name, options.runs) for name in names]
+    notes = (
+        "Exact match of encoder-decoders (2,000 sequences), accuracy of classifiers (3,000 texts), in percent; mean ± "
+        "standard deviation where there are several seeds. Validation data chose the checkpoint. Nothing was tuned for "
+        "any one mechanism: what is changed stands in the third column, the rest is the recipe of `general` (dates) or "
+        "of `hf-bidir demo --text` (synthetic)."
+    )
+    write_table(options.results, "Mechanisms of attention", notes, HEADER, [cells for cells in rows if cells], "cpu")
+
+
+def file_name(name: str) -> str:
+    return name.replace("_", "-").replace(" ", "-")
+
+
+def folder_of(name: str, activation: str, seed: int, runs: Path) -> Path:
+    return runs / f"{file_name(name)}-{activation}" / f"seed{seed}"
+
+
+def train(name: str, activation: str, seed: int, runs: Path) -> None:
+    """One run, unless it is there already."""
+    folder = folder_of(name, activation, seed, runs)
+    if read_record(folder).get("status") == "finished":
+        return
+    print(f"\n{folder}")
+    where = [f"--seed={seed}", f"--output_dir={folder}", "--disable_tqdm=true"]
+    if name == "sorting" or name in DATES:
+        task = "sorting" if name == "sorting" else "dates"
+        recipe = str(ROOT / f"training/recipes/{task}-rnn-{activation}.yaml")
+        finetune_seq2seq([recipe, *files_of(task, runs), *shlex.split(DATES.get(name, "")), *where])
+        return
+    words = [*files_of("small", runs), f"--attn_activation={activation}", *where]
+    if name == "window":
+        text_classification.main([*words, *WINDOW])
+    else:
+        finetune_recurrent([*words, *shlex.split(CLASSIFIERS[name]), *(f"--{k}={v}" for k, v in SETTINGS.items())])
+
+
+def files_of(data: str, runs: Path) -> list[str]:
+    """The options that name the files of a synthetic set, which are written first."""
+    folder = runs / data
+    if not folder.is_dir():
+        mine = runs / f"{data}.{os.getpid()}"  # another process may be writing the same
+        write_splits((SETS | PAIRS)[data].split(), mine)
+        if not folder.is_dir():
+            mine.rename(folder)
+    return [f"--{split}_file={folder / split}.parquet" for split in ("train", "validation", "test")]
+
+
+def results_of(name: str, activation: str, runs: Path) -> list[float]:
+    """The test numbers of the seeds that are finished, in percent."""
+    folders = [folder_of(name, activation, seed, runs) for seed in range(SORTING_SEEDS)]
+    done = [folder for folder in folders if read_record(folder).get("status") == "finished"]
+    numbers = [json.loads((folder / RESULTS).read_text(encoding="utf-8")) for folder in done]
+    return [100 * result.get("test_exact_match", result.get("test_accuracy")) for result in numbers]
+
+
+def row(name: str, runs: Path) -> list[str] | None:
+    """The table's row of one mechanism; None where nothing of it is finished."""
+    found = [results_of(name, activation, runs) for activation in ACTIVATIONS]
+    if not any(found):
+        return None
+    task, changed, metric = "synthetic texts", CLASSIFIERS.get(name, ""), "accuracy"
+    if name == "sorting" or name in DATES:
+        task, changed, metric = "sorting" if name == "sorting" else "dates", DATES.get(name, ""), "exact match"
+    if name == "window":
+        changed = "a BERT of three layers, `--attn_scope window --attn_window 4`"
+    elif changed:
+        changed = f"`{changed}`"
+    means = [_percent(numbers) if numbers else "" for numbers in found]
+    return [task, name if name != "sorting" else "general", changed, metric, *means, str(max(map(len, found)))]
+
+
+def _percent(numbers: list[float]) -> str:
+    return " ± ".join(f"{float(number):.1f}" for number in seed_spread(numbers).split(" ± "))
+
+
+def draw(name: str, run: Path, picture: Path) -> None:
+    """The coefficients of one run on one example."""
+    model, tokenizer = load_checkpoint(run)
+    texts = {"sorting": "42 7 93 7 18 60 5 71"} | dict.fromkeys(DATES, DAY)
+    caption = f"{name}: coefficients of TanhMax; the signs of all of them may be swapped at once."
+    if name in texts:
+        found = align(model, tokenizer, texts[name])
+        units = {"coefficient a": found.coefficients}
+        if name in ("general", "sorting"):
+            units["a · ∂y/∂a"] = found.contributions
+        figure = alignment_grid(found.written, found.example.tokens, units, caption=caption)
+    else:
+        text = SETS["small"].split()["test"]["text"][0]
+        example = read_text(tokenizer, text, model.config.max_position_embeddings)
+        _, layers = record_coefficients(model, example.inputs)
+        if name == "window":
+            figure = alignment_grid(example.tokens, example.tokens, {"coefficient a": layers[0][0, 0]}, caption=caption)
+        else:
+            figure = text_heatmap(example.tokens, layers[0][0, 0, 0], unit="coefficient a", caption=caption)
+    with replacing(picture) as temporary:
+        figure.savefig(temporary, dpi=90)
+
+
+if __name__ == "__main__":
+    main()
