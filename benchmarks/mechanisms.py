@@ -59,6 +59,7 @@ WINDOW = shlex.split(  # three layers of which reach from the first word of a te
 )
 SORTING_SEEDS = 3
 DAY = "the 5th of March 1998"
+MIXED = "word1109 word310 word1204 pos88 word451 neg68 word294 word349 word776 word261 word959 word1511"
 HEADER = ["task", "mechanism", "changed", "test", "TanhMax", "softmax", "seeds"]
 
 
@@ -165,10 +166,9 @@ def draw(name: str, run: Path, picture: Path) -> None:
         units = {"coefficient a": found.coefficients}
         if name in ("general", "sorting"):
             units["a · ∂y/∂a"] = found.contributions
-        figure = alignment_grid(found.written, found.example.tokens, units, caption=caption)
+        figure = alignment_grid(found.written, found.source, units, caption=caption)
     else:
-        text = SETS["small"].split()["test"]["text"][0]
-        example = read_text(tokenizer, text, model.config.max_position_embeddings)
+        example = read_text(tokenizer, MIXED, model.config.max_position_embeddings)
         _, layers = record_coefficients(model, example.inputs)
         if name == "window":
             figure = alignment_grid(example.tokens, example.tokens, {"coefficient a": layers[0][0, 0]}, caption=caption)

@@ -28,6 +28,7 @@ ATTENTION_FIELDS = (
     *("attn_scope", "attn_window"),
 )
 TOLERANCE, TIMM_TOLERANCE = 1e-6, 1e-5
+BEGUN = 4  # tokens that a decoder is given to go on from
 
 
 def convert_checkpoint(
@@ -242,17 +243,20 @@ def _signed_config(config: PretrainedConfig, attn_activation: str, negative_mass
 
 
 def random_inputs(config: PretrainedConfig) -> dict[str, Tensor]:
-    """Two random sentences, one padded, or two random images."""
+    """Two random sentences, one padded, or two random images; for a decoder, two beginnings of what it writes."""
     generator = torch.Generator().manual_seed(0)
     if hasattr(config, "image_size"):
         size = config.image_size if isinstance(config.image_size, list | tuple) else (config.image_size,) * 2
         return {"pixel_values": torch.randn(2, config.num_channels, *size, generator=generator)}
     length = min(64, config.max_position_embeddings)
     keep = (torch.arange(length) < torch.tensor([[length], [length - length // 3]])).long()
-    return {
+    inputs = {
         "input_ids": torch.randint(config.vocab_size, (2, length), generator=generator),
         "attention_mask": keep,
     }
+    if config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = torch.randint(config.vocab_size, (2, BEGUN), generator=generator)
+    return inputs
 
 
 @torch.inference_mode()

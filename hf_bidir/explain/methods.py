@@ -80,6 +80,7 @@ def token_scores(
         ValueError: an unknown method, layer or head, or one of these where the method has none.
     """
     check_method(method, layer, head)
+    inputs = prepared_inputs(model, inputs)
     check_layer_and_head(model, layer, head)
     if method not in methods_of(model):
         raise ValueError(
@@ -87,11 +88,16 @@ def token_scores(
             f"{', '.join(methods_of(model))}."
         )
     check_position(model, position)
-    return METHODS[method].scores(Request(model, prepared_inputs(model, inputs), target, position, layer, head))
+    return METHODS[method].scores(Request(model, inputs, target, position, layer, head))
 
 
 def methods_of(model: PreTrainedModel) -> list[str]:
-    """The methods that a model can be explained by: all, or those that need no attention from token to token."""
+    """The methods that a model can be explained by: all, or those that need no attention from token to token.
+
+    What an encoder-decoder writes is explained by `align`, which has contributions.
+    """
+    if model.config.is_encoder_decoder:
+        return ["contributions"]
     between_tokens = getattr(model, "attends_between_tokens", True)
     return [name for name, method in METHODS.items() if between_tokens or not method.between_tokens]
 

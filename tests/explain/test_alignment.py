@@ -56,7 +56,7 @@ def test_the_contribution_of_a_source_word_is_the_slope_of_the_written_words_log
 
         with edited_coefficients(model, edit):
             logits = model(**inputs, decoder_input_ids=ids[:, :-1]).logits
-        return logits[0, step, ids[0, step + 1]]
+        return logits[0, step, ids[0, step + 1]] - logits[0, step].mean()
 
     slope = (logit(1 + change) - logit(1 - change)) / (2 * change)
     torch.testing.assert_close(found.contributions[step, key], slope.detach(), rtol=1e-2, atol=1e-4)
@@ -69,7 +69,7 @@ def test_coefficients_are_those_of_what_the_model_wrote_by_itself(model):
     expected = model(**inputs, decoder_input_ids=written[:, :-1], output_attentions=True).cross_attentions[0]
     torch.testing.assert_close(found.coefficients, expected[0, 0].detach())
     assert found.written == TOKENIZER.convert_ids_to_tokens(written[0, 1:])
-    assert found.example.tokens == ["c", "a", "d", "b", "[EOS]"]
+    assert found.source == ["c", "a", "d", "b", "[EOS]"]
 
 
 def test_swapping_the_signs_of_a_score_and_of_what_reads_the_context_changes_coefficients_alone(model):
@@ -105,8 +105,8 @@ def test_the_command_writes_the_picture_and_names_the_sources_of_every_word(mode
     assert result.exit_code == 0, result.output
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"alignment.png", "index.html"}
     found = align(model, TOKENIZER, TEXT)
-    assert f"Written: {' '.join(found.written)}" in result.output
-    best = found.example.tokens[found.contributions[0].abs().argmax()]
+    assert f"Written: {found.text}" in result.output
+    best = found.source[found.contributions[0].abs().argmax()]
     assert best in result.output.splitlines()[2].split()
 
 
@@ -139,3 +139,9 @@ def test_the_grid_has_a_row_per_written_word_and_a_panel_per_unit():
 def test_values_of_another_shape_are_refused():
     with pytest.raises(ValueError, match=r"expected finite values \[2, 3\] in every panel"):
         alignment_grid(["x", "y"], ["a", "b", "c"], {"a": np.zeros((3, 2))})
+
+
+def test_a_blank_that_was_written_can_be_seen():
+    tokenizer = train_words(["a b"], vocab_size=20, max_length=8, unit="character", ends=True)
+    found = align(model_of(vocab_size=len(tokenizer)), tokenizer, "a b")
+    assert found.source == ["a", "␣", "b", "[EOS]"]

@@ -171,3 +171,8 @@ def test_a_config_that_cannot_be_is_refused(config, message):
 def test_a_classifiers_config_makes_no_decoder():
     with pytest.raises(ValueError, match='needs a config with decoder_style="luong" or "bahdanau"'):
         BidirRnnForSeq2SeqLM(BidirRnnConfig())
+
+
+def test_nothing_to_go_on_from_is_one_error():
+    with pytest.raises(ValueError, match="expected decoder_input_ids or labels; .* call generate"):
+        model_of()(texts()["input_ids"])
