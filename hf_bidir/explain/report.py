@@ -156,7 +156,7 @@ def explanation_figures(explanation: Explanation | Alignment) -> dict[str, tuple
     """
     if isinstance(explanation, Alignment):
         panels = {"coefficient a": explanation.coefficients, "a · ∂y/∂a": explanation.contributions}
-        caption = "y is the logit of the written word above the mean of all words; signs of a may be swapped all at once."
+        caption = "y: logit of the written word above the mean of all words. Signs of a may be swapped, all at once."
         grid = alignment_grid(explanation.written, explanation.source, panels, caption=caption)
         return {"alignment": ("Alignment of what was written with the source", grid)}
     figures = {"scores": (explanation.caption(explanation.method), _draw(explanation, [explanation.method]))}

@@ -32,7 +32,9 @@ def _select(name: str, split: Dataset, data: PairDataArguments) -> Dataset:
     return split
 
 
-def tokenize_pairs(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int, max_target_length: int) -> Splits:
+def tokenize_pairs(
+    splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int, max_target_length: int
+) -> Splits:
     """The splits with `input_ids`, of at most `max_length` tokens, `attention_mask` and `labels`.
 
     Raises:

@@ -161,11 +161,13 @@ class BidirRnnModel(BidirRnnPreTrainedModel):
             `output_hidden_states` what the encoder reads and what it makes of it.
 
         Raises:
-            ValueError: neither or both of `input_ids` and `inputs_embeds`, or padding that is not on the right.
+            ValueError: neither or both of `input_ids` and `inputs_embeds`, no position at all, or padding that is not
+                on the right.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected input_ids or inputs_embeds, one of them and not both.")
         keep = self._keep(input_ids, attention_mask, inputs_embeds)
+        check_not_empty(keep)
         embedded = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         embedded = self.embedding_dropout(embedded)
         states, last = (embedded, None) if self.encoder is None else encoded(self.encoder, embedded, keep)
@@ -188,6 +190,12 @@ class BidirRnnModel(BidirRnnPreTrainedModel):
         if input_ids is not None:
             return input_ids != self.config.pad_token_id
         return torch.ones(inputs_embeds.shape[:2], dtype=torch.bool, device=inputs_embeds.device)
+
+
+def check_not_empty(keep: Tensor) -> None:
+    """Raise ValueError where a batch `[batch, length]` has no position; a text may be all padding, but not nothing."""
+    if not keep.numel():
+        raise ValueError(f"expected at least one text, of at least one position; got the shape {tuple(keep.shape)}.")
 
 
 def encoded(encoder: nn.LSTM | nn.GRU, embedded: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from .configuration_bidir import check_bidir_config  # noqa: F401
 from .configuration_bidir_rnn import BidirRnnConfig
 from .hard_selection import Reinforce
 from .modeling_bidir import signed_coefficients
-from .modeling_bidir_rnn import RECURRENT, BidirRnnPreTrainedModel, BidirScoredAttention, encoded
+from .modeling_bidir_rnn import RECURRENT, BidirRnnPreTrainedModel, BidirScoredAttention, check_not_empty, encoded
 from .scores import SCORES  # noqa: F401
 
 CELLS = {"lstm": nn.LSTMCell, "gru": nn.GRUCell}
@@ -88,6 +88,7 @@ class RnnEncoder(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_) -> BaseModelOutputWithPooling:
         """`[batch, length]` to states `[batch, length, size]` and the last one, `pooler_output` `[batch, size]`."""
         keep = input_ids != self.config.pad_token_id if attention_mask is None else attention_mask.bool()
+        check_not_empty(keep)
         states, last = encoded(self.layers, self.dropout(self.embeddings(input_ids)), keep)
         return BaseModelOutputWithPooling(last_hidden_state=states, pooler_output=last)
 
@@ -141,8 +142,11 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
         `loss`. `cross_attentions` has one entry, `[batch, 1, steps, length]`.
 
         Raises:
-            ValueError: neither `decoder_input_ids` nor `labels`, or padding that is not on the right.
+            ValueError: neither `decoder_input_ids` nor `labels`, labels that are no words, no position to read, or
+                padding that is not on the right.
         """
+        if labels is not None:
+            self._check_labels(labels)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask)
         states, last = encoder_outputs["last_hidden_state"], encoder_outputs["pooler_output"]
@@ -185,6 +189,14 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
 
     def _hidden(self, state: Tensor | tuple[Tensor, Tensor]) -> Tensor:
         return state[0] if isinstance(state, tuple) else state
+
+    def _check_labels(self, labels: Tensor) -> None:
+        words = self.config.vocab_size
+        if not labels.numel() or not ((labels == IGNORED) | ((labels >= 0) & (labels < words))).all():
+            raise ValueError(
+                f"expected labels [batch, steps] from 0 to {words - 1}, or {IGNORED} for what does not count; got the "
+                f"shape {tuple(labels.shape)}" + (f" and {labels.min()} to {labels.max()}." if labels.numel() else ".")
+            )
 
     def _one_step_later(self, labels: Tensor) -> Tensor:
         start = torch.full_like(labels[:, :1], self.config.decoder_start_token_id)

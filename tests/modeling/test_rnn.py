@@ -74,6 +74,12 @@ def test_a_text_that_is_all_padding_gets_the_logits_of_no_context(encoder, score
     torch.testing.assert_close(logits[0], model.classifier.bias)
 
 
+@pytest.mark.parametrize("encoder", RECURRENT)
+def test_a_batch_without_positions_is_one_error(encoder):
+    with pytest.raises(ValueError, match=r"expected at least one text, of at least one position; got .* \(2, 0\)"):
+        model_of(encoder)(torch.zeros(2, 0, dtype=torch.long))
+
+
 @pytest.mark.parametrize("query", ["learned", "last"])
 @pytest.mark.parametrize("score", SCORES)
 def test_with_every_score_and_query_padding_changes_no_logit_and_everything_is_trained(score, query):

@@ -173,6 +173,28 @@ def test_a_classifiers_config_makes_no_decoder():
         BidirRnnForSeq2SeqLM(BidirRnnConfig())
 
 
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([[3, 99], [3, 2]], r"expected labels \[batch, steps\] from 0 to 19, or -100 .* 2 to 99"),
+        ([[3, -5], [3, 2]], r"-5 to 3"),
+        ([[], []], r"the shape \(2, 0\)"),
+    ],
+)
+def test_labels_that_are_no_words_are_one_error(labels, message):
+    with pytest.raises(ValueError, match=message):
+        model_of()(texts()["input_ids"], labels=torch.tensor(labels, dtype=torch.long))
+
+
+def test_a_text_that_is_all_padding_is_read_as_nothing_and_a_batch_without_positions_is_one_error():
+    model = model_of()
+    padding = model(torch.zeros(2, 3, dtype=torch.long), labels=texts()["labels"], output_attentions=True)
+    assert padding.loss.isfinite()
+    assert (padding.cross_attentions[0] == 0).all()
+    with pytest.raises(ValueError, match=r"expected at least one text, of at least one position; got .* \(2, 0\)"):
+        model(torch.zeros(2, 0, dtype=torch.long), labels=texts()["labels"])
+
+
 def test_nothing_to_go_on_from_is_one_error():
-    with pytest.raises(ValueError, match="expected decoder_input_ids or labels; .* call generate"):
+    with pytest.raises(ValueError, match=r"expected decoder_input_ids or labels; .* call generate"):
         model_of()(texts()["input_ids"])
