@@ -5,13 +5,13 @@
 
 Encoder-decoders write dates (training/recipes/dates-rnn-*.yaml, changed in the mechanism alone) and sort numbers (three
 seeds); classifiers read the small synthetic set. All data are made here. Runs go to runs/mechanisms; a finished run is
-not repeated and an interrupted one continues, so several of these processes may share the work. The table, of all
-runs that are finished, goes to benchmarks/results/mechanisms.md, a picture of each TanhMax run to docs/mechanisms.
+not repeated and an interrupted one continues; processes with other --only or --activations share the work. The table,
+of all runs that are finished, goes to benchmarks/results/mechanisms.md, a picture of each TanhMax run to
+docs/mechanisms.
 """
 
 import argparse
 import json
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -66,7 +66,7 @@ HEADER = ["task", "mechanism", "changed", "test", "TanhMax", "softmax", "seeds"]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = ["sorting", *DATES, *CLASSIFIERS, "window"]
-    parser.add_argument("--only", nargs="*", choices=names, default=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--activations", nargs="+", choices=ACTIVATIONS, default=ACTIVATIONS)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs/mechanisms", help="where the runs go")
     parser.add_argument("--pictures", type=Path, default=ROOT / "docs/mechanisms", help="where the pictures go")
@@ -78,8 +78,9 @@ def main() -> None:
                 train(name, activation, seed, options.runs)
     options.pictures.mkdir(parents=True, exist_ok=True)
     for name in names:
-        if results_of(name, "tanhmax", options.runs):
-            draw(name, folder_of(name, "tanhmax", 0, options.runs), options.pictures / f"{file_name(name)}.png")
+        first = folder_of(name, "tanhmax", 0, options.runs)
+        if read_record(first).get("status") == "finished":
+            draw(name, first, options.pictures / f"{file_name(name)}.png")
     rows = [row(name, options.runs) for name in names]
     notes = (
         "Exact match of encoder-decoders (2,000 sequences), accuracy of classifiers (3,000 texts), in percent; mean ± "
@@ -119,13 +120,8 @@ def train(name: str, activation: str, seed: int, runs: Path) -> None:
 
 def files_of(data: str, runs: Path) -> list[str]:
     """The options that name the files of a synthetic set, which are written first."""
-    folder = runs / data
-    if not folder.is_dir():
-        mine = runs / f"{data}.{os.getpid()}"  # another process may be writing the same
-        write_splits((SETS | PAIRS)[data].split(), mine)
-        if not folder.is_dir():
-            mine.rename(folder)
-    return [f"--{split}_file={folder / split}.parquet" for split in ("train", "validation", "test")]
+    splits = (SETS | PAIRS)[data].split()  # the same rows every time, so that another process may write them too
+    return [f"--{split}_file={file}" for split, file in write_splits(splits, runs / data).items()]
 
 
 def results_of(name: str, activation: str, runs: Path) -> list[float]:
@@ -148,19 +144,16 @@ def row(name: str, runs: Path) -> list[str] | None:
         changed = "a BERT of three layers, `--attn_scope window --attn_window 4`"
     elif changed:
         changed = f"`{changed}`"
-    means = [_percent(numbers) if numbers else "" for numbers in found]
-    return [task, name if name != "sorting" else "general", changed, metric, *means, str(max(map(len, found)))]
-
-
-def _percent(numbers: list[float]) -> str:
-    return " ± ".join(f"{float(number):.1f}" for number in seed_spread(numbers).split(" ± "))
+    means = [seed_spread(numbers, digits=1) if numbers else "" for numbers in found]
+    counts = " and ".join(dict.fromkeys(str(len(numbers)) for numbers in found if numbers))
+    return [task, name if name != "sorting" else "general", changed, metric, *means, counts]
 
 
 def draw(name: str, run: Path, picture: Path) -> None:
     """The coefficients of one run on one example."""
     model, tokenizer = load_checkpoint(run)
     texts = {"sorting": "42 7 93 7 18 60 5 71"} | dict.fromkeys(DATES, DAY)
-    caption = f"{name}: coefficients of TanhMax; the signs of all of them may be swapped at once."
+    caption = f"{name}: coefficients of TanhMax; the signs of all may be swapped at once."
     if name in texts:
         found = align(model, tokenizer, texts[name])
         units = {"coefficient a": found.coefficients}

@@ -93,8 +93,7 @@ def row(data: str, selection: str, activation: str, runs: Path) -> list[str] | N
     results = [json.loads((folder / RESULTS).read_text(encoding="utf-8")) for folder in done]
     recalls = [min(v for k, v in result.items() if k.startswith("test_recall_")) for result in results]
     seconds = median(read_record(folder)["duration_seconds"] for folder in done)
-    accuracy = seed_spread([100 * result["test_accuracy"] for result in results])
-    accuracy = " ± ".join(f"{float(number):.1f}" for number in accuracy.split(" ± "))
+    accuracy = seed_spread([100 * result["test_accuracy"] for result in results], digits=1)
     return [
         *(data, selection, activation, str(len(done)), accuracy),
         f"{100 * sum(recalls) / len(recalls):.1f}",

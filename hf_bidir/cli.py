@@ -82,7 +82,9 @@ def explain(
 
     Prints the tokens with the largest signed scores, and writes scores.png, rollout-flow.png, heads.png and index.html,
     a page of its own with all of them. Positive scores speak for the target, negative ones against it; attention,
-    rollout, flow and values have no sign and say how much, not what for. Patches are counted from row 0, column 0. A
+    rollout, flow and values have no sign and say how much, not what for. Patches are counted from row 0, column 0. Of a
+    model that writes it shows what every written word took from the text, in alignment.png; then method, target, layer,
+    head and position have no meaning. A
     text that begins with a dash goes behind --.
 
     \b
@@ -90,6 +92,7 @@ def explain(
     hf-bidir explain runs/sst2-tanhmax "not a good film, but the acting is a delight"
     hf-bidir explain runs/sst2-tanhmax "a dull film" --target negative --method erasure
     hf-bidir explain google/vit-base-patch16-224 cat.png --layer 11 --head 3
+    hf-bidir explain runs/dates-rnn-tanhmax "the 5th of March 1998"
     """
     from transformers.utils import logging
 

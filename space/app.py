@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from hf_bidir.explain import load_checkpoint
 from hf_bidir.explain.methods import METHODS, methods_of
-from hf_bidir.explain.report import FIGURES, explain_checkpoint, explanation_figures
+from hf_bidir.explain.report import FIGURES, explain_checkpoint
 from hf_bidir.finetune.image_files import read_digits
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -184,7 +184,7 @@ def _answer(checkpoint: str, given: str | None, chosen: dict) -> list[gr.Textbox
     except (ValueError, OSError) as error:
         where = str(error).replace(given, Path(given).name)  # a visitor need not know where uploads are kept
         return [gr.Textbox(f"error: {where}", label=label), *[None] * len(FIGURES)]
-    figures = explanation_figures(explanation)
+    figures = explanation.figures()
     shown = [figures[name][1] if name in figures else None for name in FIGURES]
     return [gr.Textbox(explanation.summary(), label=label), *shown]
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import AutoTokenizer, DataCollatorForLanguageModeling, PreTrainedTokenizerBase, set_seed
+from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase, set_seed
 
 from hf_bidir import BidirBertConfig, BidirBertForMaskedLM
 from hf_bidir.finetune.arguments import (
@@ -31,9 +31,9 @@ from hf_bidir.finetune.arguments import (
     UnlabelledTextArguments,
     option,
 )
-from hf_bidir.finetune.errors import InputError, as_input_error, run_script
+from hf_bidir.finetune.errors import InputError, run_script
 from hf_bidir.finetune.metrics import masked_word_metrics, predicted_classes
-from hf_bidir.finetune.models import Family, build_model, checkpoint_config, starts_as_softmax
+from hf_bidir.finetune.models import Family, build_model, checkpoint_config, saved_tokenizer, starts_as_softmax
 from hf_bidir.finetune.randomness import batch_generator
 from hf_bidir.finetune.recipe import parse_recipe
 from hf_bidir.finetune.run import finetune
@@ -66,8 +66,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         raise InputError("expected --model_name_or_path: a BERT checkpoint, softmax or bidir")
     check_schedule(schedule, arguments, given)
     config = checkpoint_config(BERT, arguments, names=[])
-    with as_input_error(f"cannot load the tokenizer of {arguments.model_name_or_path}: ", OSError, ValueError):
-        tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
+    tokenizer = saved_tokenizer(arguments.model_name_or_path)
     check_max_length(data.max_length, config, arguments.model_name_or_path)
     splits = read_snippets(data, tokenizer)
     set_seed(args.seed)

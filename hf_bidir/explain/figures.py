@@ -155,9 +155,12 @@ def alignment_grid(
         caption, path: as in `image_heatmap`.
     """
     grids = {unit: as_array(grid) for unit, grid in values.items()}
-    shapes = {grid.shape for grid in grids.values()}
-    if shapes != {(len(written), len(source))} or not all(np.isfinite(grid).all() for grid in grids.values()):
-        raise ValueError(f"expected finite values [{len(written)}, {len(source)}] in every panel, got {shapes}")
+    shape = (len(written), len(source))
+    for unit, grid in grids.items():
+        if grid.shape != shape or not grid.size:
+            raise ValueError(f"expected values [written, source] = {shape}, and some, in every panel, got {grid.shape}")
+        if not np.isfinite(grid).all():
+            raise ValueError(f"expected finite values, got NaN or infinity in the panel {unit!r}")
     size = (len(grids) * (0.26 * len(source) + 1.6), 0.26 * len(written) + 1.5)  # inches
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(1, len(grids), squeeze=False, sharey=True)[0]

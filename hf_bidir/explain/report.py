@@ -13,7 +13,7 @@ from hf_bidir.explain.alignment import Alignment, align
 from hf_bidir.explain.checkpoint import Example, load_checkpoint, read_image, read_text
 from hf_bidir.explain.colors import shortened, signed
 from hf_bidir.explain.contributions import contributions
-from hf_bidir.explain.figures import alignment_grid, image_heatmap, layer_head_grid
+from hf_bidir.explain.figures import image_heatmap, layer_head_grid
 from hf_bidir.explain.methods import METHODS, check_method, methods_of, token_scores
 from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.page import html_page, write_page
@@ -54,6 +54,30 @@ class Explanation:
         rows = [f"{number:>10}  {token}" for number, token in zip(numbers, tokens, strict=True)]
         return "\n".join([*self.notes, self.explained, f"{self.caption(self.method)}. Largest first:", *rows])
 
+    def figures(self) -> dict[str, tuple[str, Figure]]:
+        """What there is to see, by names of `FIGURES`, each with its caption.
+
+        Rollout and flow are missing where attention is not from token to token, the heads where there is one.
+        """
+        figures = {"scores": (self.caption(self.method), _draw(self, [self.method]))}
+        if self.traced:
+            figures["rollout-flow"] = (" and ".join(self.traced).capitalize(), _draw(self, list(self.traced)))
+        if self.heads.numel() > 1:
+            caption = f"sum over all tokens. {self.explained}"
+            heads = layer_head_grid(self.heads, unit="a · ∂y/∂a", caption=caption)
+            figures["heads"] = ("Contribution of each layer and head", heads)
+        return figures
+
+    def page(self) -> str:
+        """The figures as a web page, which has a text itself in place of its picture."""
+        blocks, figures = [], self.figures()
+        if self.example.grid is None:
+            del figures["scores"]
+            scores = {self.caption(self.method): self.scores}
+            blocks = text_blocks(self.example.tokens, scores, METHODS[self.method].unit)
+        caption = " ".join(self.notes)
+        return html_page(self.explained, blocks=blocks, figures=dict(figures.values()), caption=caption)
+
 
 def explain_checkpoint(
     source: str | Path | tuple[PreTrainedModel, object],
@@ -82,6 +106,7 @@ def explain_checkpoint(
     """
     check_method(method, layer, head)
     model, processor = source if isinstance(source, tuple) else load_checkpoint(source)
+    _check_not_a_file(model, text_or_image)
     if model.config.is_encoder_decoder:
         if (method, target, position, layer, head) != ("contributions", None, None, None, None):
             raise ValueError(
@@ -122,62 +147,34 @@ def explain_checkpoint(
     )
 
 
+def _check_not_a_file(model: PreTrainedModel, text: str) -> None:
+    if not hasattr(model.config, "patch_size") and len(text) < LONGEST_NAME and Path(text).is_file():
+        raise ValueError(
+            f"{text} is a file, and {type(model).__name__} takes the text itself, between quotation marks."
+        )
+
+
 def _read(model: PreTrainedModel, processor, text_or_image: str) -> Example:
     if hasattr(model.config, "patch_size"):
         return read_image(model, processor, text_or_image)
-    if len(text_or_image) < LONGEST_NAME and Path(text_or_image).is_file():
-        raise ValueError(
-            f"{text_or_image} is a file, and {type(model).__name__} takes the text itself, between quotation marks."
-        )
     return read_text(processor, text_or_image, model.config.max_position_embeddings)
 
 
 def write_explanation(explanation: Explanation | Alignment, folder: str | Path) -> list[Path]:
-    """Write the pictures of `explanation_figures` as PNG, and index.html, a page with all of them, into `folder`."""
+    """Write the explanation's figures as PNG, and index.html, a page with all of them, into `folder`."""
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder} is a file; name a folder for the figures (--output).")
     folder.mkdir(parents=True, exist_ok=True)
-    figures = explanation_figures(explanation)
+    figures = explanation.figures()
     for name in set(FIGURES) - figures.keys():  # of an earlier explanation, of another kind of model
         (folder / f"{name}.png").unlink(missing_ok=True)
     written = [folder / f"{name}.png" for name in figures]
     for file, (_, figure) in zip(written, figures.values(), strict=True):
         with replacing(file) as temporary:
             figure.savefig(temporary, dpi=120)
-    write_page(folder / "index.html", _page(explanation, figures))
+    write_page(folder / "index.html", explanation.page())
     return [*written, folder / "index.html"]
-
-
-def explanation_figures(explanation: Explanation | Alignment) -> dict[str, tuple[str, Figure]]:
-    """What there is to see, by names of `FIGURES`, each with its caption.
-
-    Rollout and flow are missing where attention is not from token to token, the heads where there is one.
-    """
-    if isinstance(explanation, Alignment):
-        panels = {"coefficient a": explanation.coefficients, "a · ∂y/∂a": explanation.contributions}
-        caption = "y: logit of the written word above the mean of all words. Signs of a may be swapped, all at once."
-        grid = alignment_grid(explanation.written, explanation.source, panels, caption=caption)
-        return {"alignment": ("Alignment of what was written with the source", grid)}
-    figures = {"scores": (explanation.caption(explanation.method), _draw(explanation, [explanation.method]))}
-    if traced := explanation.traced:
-        figures["rollout-flow"] = (" and ".join(traced).capitalize(), _draw(explanation, list(traced)))
-    if explanation.heads.numel() > 1:
-        caption = f"sum over all tokens. {explanation.explained}"
-        heads = layer_head_grid(explanation.heads, unit="a · ∂y/∂a", caption=caption)
-        figures["heads"] = ("Contribution of each layer and head", heads)
-    return figures
-
-
-def _page(explanation: Explanation | Alignment, figures: dict[str, tuple[str, Figure]]) -> str:
-    if isinstance(explanation, Alignment):
-        return html_page(explanation.explained, figures=dict(figures.values()))
-    example, unit, blocks = explanation.example, METHODS[explanation.method].unit, []
-    if example.grid is None:  # the page has the text itself in place of its picture
-        blocks = text_blocks(example.tokens, {explanation.caption(explanation.method): explanation.scores}, unit)
-        figures = {name: figure for name, figure in figures.items() if name != "scores"}
-    caption = " ".join(explanation.notes)
-    return html_page(explanation.explained, blocks=blocks, figures=dict(figures.values()), caption=caption)
 
 
 def _draw(explanation: Explanation, methods: list[str]) -> Figure:

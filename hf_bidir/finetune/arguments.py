@@ -10,13 +10,25 @@ from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
 from hf_bidir.finetune.errors import InputError
 from hf_bidir.finetune.tokenizer import UNITS
-from hf_bidir.modeling.configuration_bidir_rnn import ATTN_QUERIES, ATTN_SCORES, ATTN_SELECTIONS
+from hf_bidir.modeling.configuration_bidir import DECODER_SCOPES
+from hf_bidir.modeling.configuration_bidir_rnn import (
+    ATTN_QUERIES,
+    ATTN_SCORES,
+    ATTN_SELECTIONS,
+    DECODER_STYLES,
+    SCORES_ALONE,
+)
 from hf_bidir.schedules import ORDERS, SHAPES
 
 
 def option(default: Any, help: str, **metadata: Any) -> Any:
     """A dataclass field with a help text."""
     return field(default=default, metadata={"help": help, **metadata})
+
+
+def _check_share(share: float) -> None:
+    if not 0 < share < 1:
+        raise InputError(f"expected a validation_share between 0 and 1; got {share}")
 
 
 @dataclass
@@ -42,6 +54,7 @@ class DataArguments:
     def __post_init__(self) -> None:
         if self.max_train_samples is not None and self.max_train_samples < 1:
             raise InputError(f"expected max_train_samples of at least 1; got {self.max_train_samples}")
+        _check_share(self.validation_share)
 
 
 @dataclass
@@ -65,6 +78,11 @@ class PairDataArguments(DataArguments):
     max_target_length: int | None = option(
         None, "The most tokens of a target, its end included, and of what is written; by default as max_length."
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_length < 2:
+            raise InputError(f"expected max_length of at least 2, a token and the end; got {self.max_length}")
 
 
 @dataclass
@@ -118,8 +136,7 @@ class UnlabelledDataArguments:
     max_eval_samples: int = option(500, "Evaluate on a random sample of this many snippets or images.")
 
     def __post_init__(self) -> None:
-        if not 0 < self.validation_share < 1:
-            raise InputError(f"expected validation_share between 0 and 1; got {self.validation_share}")
+        _check_share(self.validation_share)
         for name in ("max_train_samples", "max_eval_samples"):
             count = getattr(self, name)
             if count is not None and count < 1:
@@ -209,7 +226,6 @@ class RecurrentArguments(PretrainedArguments):
     num_rnn_layers: int = option(1, "From scratch: the layers of the encoder.")
     embedding_size: int = option(200, "From scratch: the width of the embedding.")
     hidden_size: int = option(100, "From scratch: the width of encoder (per direction), queries, keys and values.")
-    attn_score: str = option("general", "From scratch: the alignment score.", choices=list(ATTN_SCORES))
     attn_selection: str = option(
         "soft", "From scratch: soft (all values), or hard (one value, drawn).", choices=list(ATTN_SELECTIONS)
     )
@@ -233,20 +249,25 @@ class RnnModelArguments(RecurrentArguments):
 class Seq2SeqModelArguments(RecurrentArguments):
     """Model options of the recurrent encoder-decoder."""
 
+    attn_score: str = option(
+        "general", "From scratch: the alignment score.", choices=[s for s in ATTN_SCORES if s not in SCORES_ALONE]
+    )
     bidirectional: bool = option(True, "From scratch: an encoder that reads both ways; --no_bidirectional: one way.")
     embedding_size: int = option(64, "From scratch: the width of the embedding.")
     hidden_size: int = option(64, "From scratch: the width of the encoder, per direction.")
     dropout: float = option(0.0, "From scratch: dropout before the last, linear layer.")
     lowercase: bool = option(False, "From scratch: the tokenizer ignores case and accents.")
     unit: str = option("word", "From scratch: what a token is.", choices=list(UNITS))
-    decoder_style: str = option("luong", "From scratch: how the decoder moves.", choices=["luong", "bahdanau"])
+    decoder_style: str = option(
+        "luong", "From scratch: how the decoder moves.", choices=[style for style in DECODER_STYLES if style]
+    )
     input_feeding: bool = option(
-        True, "From scratch: the decoder of Luong reads what it made of the step before; --no_input_feeding: not."
+        True, "From scratch: the decoder of Luong also reads the attentional vector of the step before."
     )
     attn_scope: str = option(
         "global",
         "From scratch: where a step looks: global, local-m (around its own number), local-p (a place it predicts).",
-        choices=["global", "local-m", "local-p"],
+        choices=["global", *DECODER_SCOPES],
     )
     attn_window: int | None = option(None, "From scratch: positions on either side, for a local scope.")
 
@@ -382,3 +403,11 @@ class Seq2SeqRunArguments(RunArguments, Seq2SeqTrainingArguments):
     metric_for_best_model: str | None = option("exact_match", "What makes a checkpoint the best one.")
     per_device_train_batch_size: int = option(128, "Training examples per process and step.")
     per_device_eval_batch_size: int = option(256, "Evaluation examples per process and step.")
+
+    def __post_init__(self) -> None:
+        if not self.predict_with_generate and self.metric_for_best_model == "exact_match":
+            raise InputError(
+                "without --predict_with_generate nothing is written, so exact_match cannot choose the best checkpoint; "
+                "choose --metric_for_best_model loss"
+            )
+        super().__post_init__()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_bidir.convert import is_softmax
 from hf_bidir.finetune.arguments import ModelArguments, PretrainedArguments
@@ -123,6 +123,12 @@ def checkpoint_config(family: Family, arguments: PretrainedArguments, names: lis
         return family.config.from_dict(fields)
 
 
+def saved_tokenizer(source: str) -> PreTrainedTokenizerBase:
+    """The tokenizer beside a checkpoint; InputError where there is none."""
+    with as_input_error(f"cannot load the tokenizer of {source}: ", OSError, ValueError):
+        return AutoTokenizer.from_pretrained(source)
+
+
 def label_fields(names: list[str]) -> dict[str, Any]:
     """The config's names of the classes; none for data without labels."""
     if not names:
@@ -161,16 +167,17 @@ def build_model(family: Family, arguments: PretrainedArguments, config: Pretrain
 
 
 def _pretrained(family: Family, source: str, config: PretrainedConfig) -> PreTrainedModel:
-    """The checkpoint's weights under a head that may be new; never an encoder that stayed random."""
+    """The checkpoint's weights under a head that may be new; never an encoder, or a decoder, that stayed random."""
     refused = f"{source} is not a usable checkpoint: "
     with as_input_error(refused, ValueError, OSError, SafetensorError):
         model, report = family.head.from_pretrained(
             source, config=config, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32
         )
-    encoder = family.head.base_model_prefix
+    encoder, whole = family.head.base_model_prefix, model.base_model is model  # a decoder has no part to spare
     for problem in ("missing_keys", "mismatched_keys"):
         keys = sorted(key if isinstance(key, str) else key[0] for key in report[problem])  # or (key, shape, shape)
-        keys = [key for key in keys if key.startswith(f"{encoder}.") and not key.startswith(f"{encoder}.pooler.")]
+        inside = (key for key in keys if key.startswith(f"{encoder}.") and not key.startswith(f"{encoder}.pooler."))
+        keys = keys if whole else list(inside)
         if keys:
             shown = ", ".join(keys[:KEYS_SHOWN]) + (", ..." if len(keys) > KEYS_SHOWN else "")
             raise InputError(

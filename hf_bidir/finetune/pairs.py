@@ -1,12 +1,12 @@
 """Pairs of a source and a target sequence: read, check, tokenize."""
 
-from datasets import Dataset
+from datasets import Dataset, Value
 from transformers import PreTrainedTokenizerBase
 
 from hf_bidir.finetune.arguments import PairDataArguments
 from hf_bidir.finetune.errors import InputError
 from hf_bidir.finetune.sources import read_table
-from hf_bidir.finetune.splits import Splits, find_column, raw_splits, unlabelled_splits
+from hf_bidir.finetune.splits import Splits, named_columns, raw_splits, unlabelled_splits
 from hf_bidir.finetune.text_data import check_texts
 
 
@@ -17,17 +17,17 @@ def read_pairs(data: PairDataArguments) -> Splits:
         InputError: the data cannot be used: no such file or column, an empty split, a row without a text.
     """
     raw = {name: _select(name, split, data) for name, split in raw_splits(data, read_table).items()}
-    return unlabelled_splits(raw, data.validation_share, data.split_seed, data.max_train_samples)
+    notes = [] if "test" in raw else ["There was no test split, so there are no test numbers."]
+    return unlabelled_splits(raw, data.validation_share, data.split_seed, data.max_train_samples, notes)
 
 
 def _select(name: str, split: Dataset, data: PairDataArguments) -> Dataset:
-    """The two columns alone, under their own names."""
+    """The two columns alone, under their own names; whole numbers are texts too."""
     given = {"source": data.source_column, "target": data.target_column}
-    found = {role: find_column(name, split, column, (role,), role) for role, column in given.items()}
-    split = split.select_columns(list(found.values())).rename_columns(
-        {old: new for new, old in found.items() if old != new}
-    )
-    for role in found:
+    split = named_columns(name, split, {role: (column, (role,)) for role, column in given.items()})
+    for role in given:
+        if split.features[role].dtype.startswith(("int", "uint")):
+            split = split.cast_column(role, Value("string"))
         check_texts(name, split[role][:], role)
     return split
 

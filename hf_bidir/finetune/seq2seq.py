@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from transformers import AutoTokenizer, DataCollatorForSeq2Seq, PreTrainedTokenizerBase, set_seed
+from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerBase, set_seed
 
 from hf_bidir.finetune.arguments import (
     PairDataArguments,
@@ -13,7 +13,14 @@ from hf_bidir.finetune.arguments import (
 )
 from hf_bidir.finetune.errors import as_input_error
 from hf_bidir.finetune.metrics import sequence_metrics
-from hf_bidir.finetune.models import Family, attention_fields, build_model, check_given, checkpoint_config
+from hf_bidir.finetune.models import (
+    Family,
+    attention_fields,
+    build_model,
+    check_given,
+    checkpoint_config,
+    saved_tokenizer,
+)
 from hf_bidir.finetune.pairs import read_pairs, tokenize_pairs
 from hf_bidir.finetune.recipe import parse_recipe
 from hf_bidir.finetune.run import finetune
@@ -51,11 +58,10 @@ def finetune_seq2seq(argv: Sequence[str] | None, description: str = "") -> dict[
     splits = read_pairs(data)
     if source := arguments.model_name_or_path:
         config = checkpoint_config(SEQ2SEQ, arguments, names=[])
-        with as_input_error(f"cannot load the tokenizer of {source}: ", OSError, ValueError):
-            tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = saved_tokenizer(source)
+        check_max_length(data.max_length, config, source)
     else:
         tokenizer, config = _from_scratch(data, arguments, splits)
-    check_max_length(data.max_length, config, source)
     longest_target = data.max_target_length or data.max_length
     splits = tokenize_pairs(splits, tokenizer, data.max_length, longest_target)
     set_seed(args.seed)
@@ -64,7 +70,7 @@ def finetune_seq2seq(argv: Sequence[str] | None, description: str = "") -> dict[
     return finetune(
         model,
         splits,
-        task="seq2seq",
+        task="text2text-generation",
         args=args,
         data=data,
         given=given,

@@ -15,6 +15,8 @@ from hf_bidir.finetune.sources import read_hub
 
 logger = logging.getLogger(__name__)
 
+HELD_OUT = "cannot hold out a validation split (give --validation_file instead): "
+
 
 @dataclass
 class Splits:
@@ -120,8 +122,6 @@ def unlabelled_splits(
     Raises:
         InputError: an empty split, or too few rows to hold some out.
     """
-    if not 0 < share < 1:
-        raise InputError(f"expected a validation_share between 0 and 1; got {share}")
     raw, notes = dict(raw), list(notes)
     for name, split in raw.items():
         if len(split) == 0:
@@ -129,7 +129,8 @@ def unlabelled_splits(
     if "validation" not in raw:
         if len(raw["train"]) < 2:
             raise InputError("expected at least two rows, one of them to be held out; there is one")
-        parts = raw["train"].train_test_split(share, seed=seed)
+        with as_input_error(HELD_OUT):
+            parts = raw["train"].train_test_split(share, seed=seed)
         raw |= {"train": parts["train"], "validation": parts["test"]}
         notes.append(f"{len(raw['validation'])} rows ({share:.0%}) were held out for the evaluation.")
     _sample_training(raw, max_train_samples, seed, notes)
@@ -178,7 +179,22 @@ def _select(
     if len(split) == 0:
         raise InputError(f"the {name} split is empty; expected at least one row")
     wanted = {guesses[0]: (column, guesses), "label": (label_column, ("label", "labels"))}
+    return named_columns(name, split, wanted)
+
+
+def named_columns(name: str, split: Dataset, wanted: dict[str, tuple[str | None, tuple[str, ...]]]) -> Dataset:
+    """Some columns of a split alone, under the names of their roles.
+
+    Args:
+        name: of the split, for errors.
+        wanted: for each role the column that was given, or None, and the guesses, as in `find_column`.
+
+    Raises:
+        InputError: a column is missing, or has two roles.
+    """
     found = {role: find_column(name, split, *choice, role) for role, choice in wanted.items()}
+    if len(set(found.values())) < len(found):
+        raise InputError(f"expected different columns for {' and '.join(found)}; both are {next(iter(found.values()))}")
     split = split.select_columns(list(found.values()))
     return split.rename_columns({old: new for new, old in found.items() if old != new})
 
@@ -260,9 +276,7 @@ def _check_known(name: str, values: list[str | int], known: dict[str | int, int]
 
 def _hold_out(train: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
     """Split rows off the training split, stratified by class."""
-    if not 0 < share < 1:
-        raise InputError(f"expected a validation_share between 0 and 1; got {share}")
-    with as_input_error("cannot hold out a validation split (give --validation_file instead): "):
+    with as_input_error(HELD_OUT):
         kept, held_out = train_test_split(
             np.arange(len(train)), test_size=share, random_state=seed, stratify=train["label"][:]
         )

@@ -59,7 +59,7 @@ class NumberSorting(Pairs):
 class DateNormalisation(Pairs):
     """A day of the years 1900 to 2099 in one of eight ways of writing, and as ISO 8601 has it.
 
-    "the 5th of March 1998" to "1998-03-05". Days of the numeric ways stand first before dots and second before
+    "the 5th of March 1998" to "1998-03-05". In numeric dates the day comes first with dots, and second with
     slashes. No day is in two splits, so that the test is of days that training has not seen.
     """
 

@@ -37,7 +37,7 @@ def check_texts(name: str, texts: list, role: str = "text") -> None:
     if bad:
         shown = ", ".join(map(str, bad[:ROWS_SHOWN])) + (", ..." if len(bad) > ROWS_SHOWN else "")
         raise InputError(
-            f"expected a {role} in every row; {len(bad)} rows of the {name} split have none (from 0: {shown}; "
+            f"expected a {role} in every row; missing in {len(bad)} of the {name} split (from 0: {shown}; "
             f"the first holds {texts[bad[0]]!r}); remove them or choose another --{role}_column"
         )
 

@@ -3,11 +3,17 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from transformers import AutoTokenizer, DataCollatorWithPadding, PretrainedConfig, PreTrainedTokenizerBase, set_seed
+from transformers import DataCollatorWithPadding, PretrainedConfig, PreTrainedTokenizerBase, set_seed
 
 from hf_bidir.finetune.arguments import PretrainedArguments, RunArguments, ScheduleArguments, TextDataArguments
-from hf_bidir.finetune.errors import as_input_error
-from hf_bidir.finetune.models import Family, build_model, check_given, checkpoint_config, starts_as_softmax
+from hf_bidir.finetune.models import (
+    Family,
+    build_model,
+    check_given,
+    checkpoint_config,
+    saved_tokenizer,
+    starts_as_softmax,
+)
 from hf_bidir.finetune.recipe import parse_recipe
 from hf_bidir.finetune.run import finetune
 from hf_bidir.finetune.schedule_options import check_schedule
@@ -46,8 +52,7 @@ def finetune_texts(
     splits = read_texts(data)
     if arguments.model_name_or_path:
         config = checkpoint_config(family, arguments, splits.names)
-        with as_input_error(f"cannot load the tokenizer of {arguments.model_name_or_path}: ", OSError, ValueError):
-            tokenizer = AutoTokenizer.from_pretrained(arguments.model_name_or_path)
+        tokenizer = saved_tokenizer(arguments.model_name_or_path)
     else:
         tokenizer, config = from_scratch(data, arguments, splits)
     if data.truncation_side:

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import BertTokenizerFast, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from hf_bidir.finetune.errors import InputError
+
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 UNITS = {
     "word": pre_tokenizers.BertPreTokenizer(),
@@ -60,11 +62,16 @@ def train_words(
     Args:
         unit: "word", or "character", where every character is a token, spaces too.
         ends: for models that write: [EOS] behind every text, and [BOS] for them to start with.
+
+    Raises:
+        InputError: a vocabulary too small for any word.
     """
     normalizer = normalizers.BertNormalizer(lowercase=lowercase, handle_chinese_chars=unit == "word")
     splitter = UNITS[unit]
     counts = Counter(word for text in texts for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)))
     special = ["[PAD]", "[UNK]", *(["[BOS]", "[EOS]"] if ends else [])]
+    if vocab_size <= len(special):
+        raise InputError(f"expected vocab_size above {len(special)}, the tokens {', '.join(special)}; got {vocab_size}")
     known = [*special, *sorted(counts, key=lambda word: (-counts[word], word))][:vocab_size]
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(known)}, unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter

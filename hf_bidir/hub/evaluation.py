@@ -15,7 +15,6 @@ from transformers import (
     AutoImageProcessor,
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     DataCollatorWithPadding,
     PreTrainedModel,
     TrainingArguments,
@@ -24,10 +23,10 @@ from transformers import (
 from hf_bidir.analysis import negative_share, without_negatives
 from hf_bidir.convert import is_softmax, read_bidir, read_config
 from hf_bidir.finetune.arguments import DataArguments, ImageDataArguments, TextDataArguments
-from hf_bidir.finetune.errors import as_input_error
 from hf_bidir.finetune.files import sha256, write_json
 from hf_bidir.finetune.image_data import ImageCollator, new_image_processor, read_image_split, read_image_splits
 from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
+from hf_bidir.finetune.models import saved_tokenizer
 from hf_bidir.finetune.record import library_versions
 from hf_bidir.finetune.sources import TABLES
 from hf_bidir.finetune.text_data import read_text_split, read_texts, tokenize_split
@@ -244,8 +243,7 @@ def _read(
             raise ValueError(f"{arguments.dataset_name} has no {split} split with labels; choose another by --split.")
     if images:
         return examples, described, ImageCollator(_image_processor(folder, model))
-    with as_input_error(f"cannot load the tokenizer of {folder}: ", OSError, ValueError):
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = saved_tokenizer(str(folder))
     length = min(arguments.max_length, model.config.max_position_embeddings)
     return tokenize_split(examples, tokenizer, length), described, DataCollatorWithPadding(tokenizer)
 

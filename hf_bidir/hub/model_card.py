@@ -23,6 +23,7 @@ PIPELINES = {
     "AutoModelForQuestionAnswering": "question-answering",
     "AutoModelForMaskedLM": "fill-mask",
 }
+TASKS = PIPELINES | {"AutoModelForSeq2SeqLM": "text2text-generation"}  # which has no pipeline any more
 PROCESSORS = {"tokenizer_config.json": "AutoTokenizer", "preprocessor_config.json": "AutoImageProcessor"}
 FIGURES = {
     "explanation.png": "What speaks for (red) and against (blue) an answer",
@@ -181,9 +182,10 @@ def _in_words(metric: str) -> str:
     return name.replace("_f1", "-F1").replace("_", " ")
 
 
-def seed_spread(values: list[float]) -> str:
-    """Mean ± standard deviation, or the only value."""
-    return f"{mean(values):.4f} ± {stdev(values):.4f}" if len(values) > 1 else f"{values[0]:.4f}"
+def seed_spread(values: list[float], digits: int = 4) -> str:
+    """Mean ± standard deviation, or the only value, with so many digits behind the point."""
+    numbers = [mean(values), stdev(values)] if len(values) > 1 else values
+    return " ± ".join(f"{number:.{digits}f}" for number in numbers)
 
 
 def _circumstances(run: dict[str, Any]) -> dict[str, str]:
@@ -206,15 +208,16 @@ def _circumstances(run: dict[str, Any]) -> dict[str, str]:
 
 def _metadata(facts: dict[str, Any]) -> ModelCardData:
     """The card's YAML block, with the measured numbers as a model index."""
-    pipeline, recipe, overall = (
+    pipeline, task, recipe, overall = (
         PIPELINES.get(facts["auto_class"]),
+        TASKS.get(facts["auto_class"]),
         facts["recipe"],
         facts["scores"]["overall"],
     )
     source = facts["data"].get(facts["split"], {}).get("source")
     measured = [
         EvalResult(
-            task_type=pipeline,
+            task_type=task,
             dataset_type=source,  # a file may be another selection than the data set that a recipe names
             dataset_name=source,
             dataset_split=facts["split"],
@@ -223,7 +226,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
             metric_value=value,
         )
         for name, value in overall.items()
-        if pipeline and source and METRICS[name]
+        if task and source and METRICS[name]
     ]
     return ModelCardData(
         model_name=facts["name"],

@@ -8,6 +8,7 @@ from .configuration_bidir import check_bidir_config
 
 ENCODERS = ("none", "lstm", "gru")
 ATTN_SCORES = ("content", "additive", "location", "general", "dot", "scaled_dot", "per_token", "feed_forward")
+SCORES_ALONE = ("per_token", "feed_forward")  # without a query
 ATTN_QUERIES = ("learned", "last")
 ATTN_SELECTIONS = ("soft", "hard")
 _HEADS = {
@@ -35,7 +36,8 @@ class BidirRnnConfig(PretrainedConfig):
         attn_scale: what the per-token score is divided by.
         decoder_style: None for a classifier. For `BidirRnnForSeq2SeqLM` "luong", where the state of this step is the
             query, or "bahdanau", where it is that of the step before.
-        input_feeding: the decoder of Luong reads what it said in the step before.
+        input_feeding: the decoder of Luong also reads the attentional vector of the step before: context and state,
+            combined, from which its word was predicted.
         attn_scope: "global"; with a decoder also "local-m", the positions at most `attn_window` from the step's own
             number, and "local-p", those around a place that the query predicts, weighted by a Gaussian (Luong et al.
             2015, section 3.2).
@@ -44,7 +46,7 @@ class BidirRnnConfig(PretrainedConfig):
             the largest coefficient in size at evaluation.
         attn_activation, attn_negative_mass, attn_learn_negative_mass: as in `BidirBertConfig`; there is one attention
             layer, with one head.
-        dropout: of the context, before the classifier.
+        dropout: before the last, linear layer.
         embedding_dropout: of the embeddings.
         initializer_range: standard deviation of the embeddings of a new model.
         max_position_embeddings: the longest text that a tokenizer should make; a longer one is read as well.
@@ -148,7 +150,7 @@ class BidirRnnConfig(PretrainedConfig):
             )
         if self.bidirectional and self.encoder == "none":
             raise ValueError('bidirectional=True needs an encoder that reads in a direction; encoder is "none".')
-        if self.decoder_style and (self.encoder == "none" or self.attn_score in ("per_token", "feed_forward")):
+        if self.decoder_style and (self.encoder == "none" or self.attn_score in SCORES_ALONE):
             raise ValueError(
                 f'decoder_style="{self.decoder_style}" needs an encoder and an attn_score with a query; got '
                 f'encoder="{self.encoder}" and attn_score="{self.attn_score}".'

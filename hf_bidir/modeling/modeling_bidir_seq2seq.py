@@ -142,7 +142,7 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
         `loss`. `cross_attentions` has one entry, `[batch, 1, steps, length]`.
 
         Raises:
-            ValueError: neither `decoder_input_ids` nor `labels`, labels that are no words, no position to read, or
+            ValueError: neither `decoder_input_ids` nor `labels`, labels that are no words, nothing to read, or
                 padding that is not on the right.
         """
         if labels is not None:
@@ -155,8 +155,11 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
             attention_mask = whole if input_ids is None else input_ids != self.config.pad_token_id
         if decoder_input_ids is None and labels is not None:
             decoder_input_ids = self._one_step_later(labels)
-        if decoder_input_ids is None:
-            raise ValueError("expected decoder_input_ids or labels; to let the model write by itself, call generate.")
+        if decoder_input_ids is None or not decoder_input_ids.numel():
+            raise ValueError(
+                "expected decoder_input_ids [batch, steps], of at least one step, or labels; to let the model write by "
+                "itself, call generate."
+            )
         logits, coefficients, log_probability = self._decoded(decoder_input_ids, states, last, attention_mask.bool())
         loss = None if labels is None else self._loss(logits, labels, log_probability)
         requested = self.config.output_attentions if output_attentions is None else output_attentions

@@ -10,6 +10,7 @@ from hf_bidir.cli import app
 from hf_bidir.explain import align, alignment_grid, contributions
 from hf_bidir.finetune.tokenizer import train_words
 from hf_bidir.modeling.modeling_bidir import edited_coefficients
+from tests.explain.conftest import tokenizer
 
 TEXT = "c a d b"
 TOKENIZER = train_words(["a b c d e f"], vocab_size=20, max_length=8, ends=True)
@@ -29,6 +30,9 @@ def model_of(**options):
         **{"initializer_range": 1.0, "max_position_embeddings": 8},
     }
     model = BidirRnnForSeq2SeqLM(BidirRnnConfig(**config | options)).eval()
+    torch.manual_seed(2)
+    torch.nn.init.normal_(model.lm_head.weight)  # so that it writes different words, and others with beams
+    torch.nn.init.normal_(model.embeddings.weight, std=2)
     model.generation_config.max_length = 6
     return model
 
@@ -43,6 +47,7 @@ def test_the_contribution_of_a_source_word_is_the_slope_of_the_written_words_log
     inputs = dict(TOKENIZER(TEXT, return_tensors="pt"))
     ids = model.generate(**inputs)
     step, key, change = 2, 1, 1e-3
+    assert len(set(ids[0].tolist())) > 3
 
     def logit(factor):
         steps = iter(range(100))
@@ -90,12 +95,46 @@ def test_beams_are_searched_when_asked_for():
     found = align(model, TOKENIZER, TEXT, num_beams=4)
     inputs = dict(TOKENIZER(TEXT, return_tensors="pt"))
     assert found.written == TOKENIZER.convert_ids_to_tokens(model.generate(**inputs, num_beams=4)[0, 1:])
+    assert found.written != align(model, TOKENIZER, TEXT).written
+
+
+def test_dropout_is_off_while_the_model_writes_and_on_again_afterwards():
+    model = model_of(dropout=0.9).train()
+    assert align(model, TOKENIZER, TEXT).written == align(model, TOKENIZER, TEXT).written
+    assert model.training
+
+
+def test_inference_mode_around_it_changes_nothing(model):
+    with torch.inference_mode():
+        found = align(model, TOKENIZER, TEXT)
+    torch.testing.assert_close(found.contributions, align(model, TOKENIZER, TEXT).contributions)
+
+
+def test_pieces_of_a_source_word_are_taken_together():
+    pieces = tokenizer()
+    model = model_of(vocab_size=len(pieces), max_position_embeddings=12)
+    found = align(model, pieces, "a unbelievably good film")
+    assert found.source[:3] == ["[CLS]", "a", "unbelievably"]
+    assert found.coefficients.shape == (len(found.written), len(found.source))
+    inputs = pieces("a unbelievably good film", return_tensors="pt")
+    inputs.pop("token_type_ids", None)
+    written = model.generate(**inputs)
+    every = model(**inputs, decoder_input_ids=written[:, :-1], output_attentions=True).cross_attentions[0][0, 0]
+    torch.testing.assert_close(found.coefficients.sum(1), every.sum(1).detach())
+
+
+@pytest.mark.parametrize(("activation", "free"), [("tanhmax", True), ("softmax", False)])
+def test_the_picture_says_that_signs_are_free_only_where_they_are(activation, free):
+    _, figure = align(model_of(attn_activation=activation), TOKENIZER, TEXT).figures()["alignment"]
+    assert ("may be swapped" in figure.get_supxlabel()) == free
 
 
 def test_hard_selection_has_no_slope():
     found = align(model_of(attn_selection="hard"), TOKENIZER, TEXT)
     assert found.contributions.abs().sum() == 0
     assert found.coefficients.abs().sum() > 0
+    assert "hard selection has no contributions" in found.summary()
+    assert len([axes for axes in found.figures()["alignment"][1].axes if axes.images]) == 1
 
 
 def test_the_command_writes_the_picture_and_names_the_sources_of_every_word(model, tmp_path):
@@ -116,6 +155,8 @@ def test_methods_for_answers_are_refused_for_a_model_that_writes(model, tmp_path
     result = CliRunner().invoke(app, ["explain", str(tmp_path), TEXT, "--method", "erasure"])
     assert result.exit_code == 2
     assert "BidirRnnForSeq2SeqLM writes" in result.output
+    result = CliRunner().invoke(app, ["explain", str(tmp_path), str(tmp_path / "config.json")])
+    assert "takes the text itself" in result.output
     with pytest.raises(ValueError, match=r"hf_bidir.explain.align\(model, tokenizer, text\) shows"):
         contributions(model, dict(TOKENIZER(TEXT, return_tensors="pt")))
 
@@ -137,8 +178,10 @@ def test_the_grid_has_a_row_per_written_word_and_a_panel_per_unit():
 
 
 def test_values_of_another_shape_are_refused():
-    with pytest.raises(ValueError, match=r"expected finite values \[2, 3\] in every panel"):
+    with pytest.raises(ValueError, match=r"expected values \[written, source\] = \(2, 3\)"):
         alignment_grid(["x", "y"], ["a", "b", "c"], {"a": np.zeros((3, 2))})
+    with pytest.raises(ValueError, match="expected finite values, got NaN or infinity in the panel 'a'"):
+        alignment_grid(["x"], ["a"], {"a": np.full((1, 1), np.nan)})
 
 
 def test_a_blank_that_was_written_can_be_seen():

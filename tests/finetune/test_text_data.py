@@ -99,7 +99,7 @@ def test_options_that_do_not_fit_the_data_are_one_clear_error(train, options, me
 @pytest.mark.parametrize(
     ("texts", "labels", "message"),
     [
-        (["good", None, " ", "x"], ["pos", "neg"] * 2, r"2 rows of the test split have none \(from 0: 1, 2"),
+        (["good", None, " ", "x"], ["pos", "neg"] * 2, r"missing in 2 of the test split \(from 0: 1, 2"),
         (["x"] * 4, ["pos", "neg", "meh", "meh"], r"labels that the train split lacks: 'meh' \(2 rows\)"),
         (["x"] * 4, ["pos", None, "neg", "neg"], "row 1 of the test split has no label"),
         (["x"] * 4, [0.5, 1.0, 0.0, 1.0], "expected integers or strings as labels; row 0 .* has 0.5"),

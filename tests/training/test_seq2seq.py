@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 from datasets import Dataset
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_bidir import BidirRnnForSeq2SeqLM
@@ -52,10 +52,18 @@ def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(pairs, tmp_path
     assert all(expected[key].equal(got[key]) for key in expected.keys() | got.keys())
 
 
-def test_a_checkpoint_is_trained_on_and_beams_evaluate_it(pairs, tmp_path):
+def test_a_checkpoint_is_trained_on_and_beams_evaluate_it(pairs, tmp_path, monkeypatch):
     main([*pairs, *RUN, "--output_dir", str(tmp_path / "first")])
     onward = shlex.split(f"--model_name_or_path {tmp_path / 'first'} --max_length 4 --max_steps 1 --use_cpu")
+    beams, generate = [], BidirRnnForSeq2SeqLM.generate
+
+    def spied(self, *args, **kwargs):
+        beams.append(kwargs["num_beams"])
+        return generate(self, *args, **kwargs)
+
+    monkeypatch.setattr(BidirRnnForSeq2SeqLM, "generate", spied)
     results = main([*pairs, *onward, "--generation_num_beams", "3", "--output_dir", str(tmp_path / "second")])
+    assert set(beams) == {3}
     assert results["test_exact_match"] == 1.0
     assert json.loads((tmp_path / "second" / "config.json").read_text())["hidden_size"] == 32
 
@@ -72,8 +80,37 @@ def test_columns_that_there_are_not_are_one_error(pairs, tmp_path):
 
 def test_a_row_without_a_target_is_one_error(tmp_path):
     (tmp_path / "train.csv").write_text("source,target\na,b\na,\nb,a\n")
-    with pytest.raises(InputError, match="expected a target in every row; 1 rows of the train split have none"):
+    with pytest.raises(InputError, match="expected a target in every row; missing in 1 of the train split"):
         main(["--train_file", str(tmp_path / "train.csv"), *RUN, "--output_dir", str(tmp_path / "run")])
+
+
+def test_whole_numbers_are_texts(tmp_path):
+    (tmp_path / "train.csv").write_text("source,target\n" + "\n".join(f"{n} + 1,{n + 1}" for n in range(12)))
+    words = ["--train_file", str(tmp_path / "train.csv"), *RUN, "--num_train_epochs", "1"]
+    assert "eval_exact_match" in main([*words, "--output_dir", str(tmp_path / "run")])
+
+
+def test_a_column_with_two_roles_is_one_error(pairs, tmp_path):
+    with pytest.raises(InputError, match="expected different columns for source and target; both are source"):
+        main([*pairs, *RUN, "--target_column", "source", "--output_dir", str(tmp_path / "run")])
+
+
+def test_a_checkpoint_that_lacks_weights_is_one_error(pairs, tmp_path):
+    main([*pairs, *RUN, "--max_steps", "1", "--output_dir", str(tmp_path / "first")])
+    file = tmp_path / "first" / "model.safetensors"
+    save_file({k: v for k, v in load_file(file).items() if not k.startswith("encoder.")}, file, {"format": "pt"})
+    onward = ["--model_name_or_path", str(tmp_path / "first"), "--max_length", "4", "--use_cpu"]
+    with pytest.raises(InputError, match="missing keys: encoder"):
+        main([*pairs, *onward, "--output_dir", str(tmp_path / "second")])
+
+
+def test_without_writing_the_loss_has_to_choose(pairs, tmp_path):
+    silent = [*pairs, *RUN, "--predict_with_generate", "false", "--num_train_epochs", "1"]
+    with pytest.raises(InputError, match="choose --metric_for_best_model loss"):
+        main([*silent, "--output_dir", str(tmp_path / "run")])
+    results = main([*silent, "--metric_for_best_model", "loss", "--output_dir", str(tmp_path / "run")])
+    assert "test_loss" in results
+    assert "test_exact_match" not in results
 
 
 def test_a_local_scope_without_a_window_is_one_error(pairs, tmp_path):

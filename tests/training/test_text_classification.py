@@ -238,3 +238,16 @@ def test_help_teaches_with_examples(capsys):
     text = capsys.readouterr().out
     assert "python training/text_classification.py training/recipes/sst2-tanhmax.yaml" in text
     assert "--attn_negative_mass" in text
+
+
+def test_a_new_model_can_look_through_a_window(texts, tmp_path):
+    window = ["--attn_scope", "window", "--attn_window", "2", "--max_steps", "1"]
+    main([*texts, *SHAPE, *RUN, *window, "--output_dir", str(tmp_path / "run")])
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run", attn_implementation="eager")
+    coefficients = model(torch.arange(5, 12)[None], output_attentions=True).attentions[0][0]
+    positions = torch.arange(7)
+    far = (positions - positions[:, None]).abs() > 2
+    assert (coefficients[:, far] == 0).all()
+    assert (coefficients[:, ~far] != 0).all()
+    with pytest.raises(InputError, match='expected attn_window of at least 1 with attn_scope="window"'):
+        main([*texts, *SHAPE, *RUN, "--attn_scope", "window", "--output_dir", str(tmp_path / "other")])
