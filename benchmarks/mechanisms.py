@@ -3,11 +3,10 @@
     python benchmarks/mechanisms.py
     python benchmarks/mechanisms.py --only additive hard --activations tanhmax
 
-Encoder-decoders write dates (training/recipes/dates-rnn-*.yaml, changed in the mechanism alone) and sort numbers (three
-seeds); classifiers read the small synthetic set. All data are made here. Runs go to runs/mechanisms; a finished run is
-not repeated and an interrupted one continues; processes with other --only or --activations share the work. The table,
-of all runs that are finished, goes to benchmarks/results/mechanisms.md, a picture of each TanhMax run to
-docs/mechanisms.
+Encoder-decoders write dates (training/recipes/dates-rnn-*.yaml, changed in the mechanism alone) and sort numbers;
+classifiers read the small synthetic set. All data are made here. Runs go to runs/mechanisms; a finished run is not
+repeated and an interrupted one continues; processes with other --only or --activations share the work. The table, of
+all runs that are finished, goes to benchmarks/results/mechanisms.md, a picture of each TanhMax run to docs/mechanisms.
 """
 
 import argparse
@@ -57,7 +56,7 @@ WINDOW = shlex.split(  # three layers of which reach from the first word of a te
     "--attn_scope window --attn_window 4 --hidden_size 32 --num_hidden_layers 3 --num_attention_heads 1 "
     "--intermediate_size 64 --max_length 14 --num_train_epochs 5 --learning_rate 3e-3 --vocab_size 4000"
 )
-SORTING_SEEDS = 3
+SEEDS = {"sorting": 3, "local-p": 3, "hard": 3}  # one for every other mechanism
 DAY = "the 5th of March 1998"
 MIXED = "word1109 word310 word1204 pos88 word451 neg68 word294 word349 word776 word261 word959 word1511"
 HEADER = ["task", "mechanism", "changed", "test", "TanhMax", "softmax", "seeds"]
@@ -74,7 +73,7 @@ def main() -> None:
     options = parser.parse_args()
     for name in options.only:
         for activation in options.activations:
-            for seed in range(SORTING_SEEDS if name == "sorting" else 1):
+            for seed in range(SEEDS.get(name, 1)):
                 train(name, activation, seed, options.runs)
     options.pictures.mkdir(parents=True, exist_ok=True)
     for name in names:
@@ -126,7 +125,7 @@ def files_of(data: str, runs: Path) -> list[str]:
 
 def results_of(name: str, activation: str, runs: Path) -> list[float]:
     """The test numbers of the seeds that are finished, in percent."""
-    folders = [folder_of(name, activation, seed, runs) for seed in range(SORTING_SEEDS)]
+    folders = [folder_of(name, activation, seed, runs) for seed in range(SEEDS.get(name, 1))]
     done = [folder for folder in folders if read_record(folder).get("status") == "finished"]
     numbers = [json.loads((folder / RESULTS).read_text(encoding="utf-8")) for folder in done]
     return [100 * result.get("test_exact_match", result.get("test_accuracy")) for result in numbers]
