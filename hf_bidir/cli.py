@@ -256,3 +256,40 @@ def demo(
     with one_line_errors():
         folder = output or Path(f"runs/demo-text-{attn_activation}-{seed}")
         typer.echo(text_demo(folder, attn_activation, seed))
+
+
+@app.command()
+def rank_collapse(
+    checkpoint: Annotated[
+        str, typer.Argument(help="A folder, a name on the Hub, or timm:NAME; signed, or softmax (BERT, ViT, DeiT).")
+    ],
+    texts: Annotated[
+        Path | None, typer.Option(help="A file with a text per line to measure on; random input without it.")
+    ] = None,
+    paths: Annotated[int, typer.Option(min=1, help="Random paths of every length.")] = 100,
+    output: Annotated[Path, typer.Option(help="The picture to write; the ending chooses the format.")] = Path(
+        "rank-collapse.png"
+    ),
+) -> None:
+    """Measure how fast the tokens of a model become one, layer by layer, with parts of the layers left out.
+
+    The relative residual is 0 where all tokens are equal. Softmax attention alone drives it to 0 with depth, skip
+    connections keep it up (Dong et al. 2021); docs/rank_collapse.md says what TanhMax does, and why.
+
+    \b
+    hf-bidir rank-collapse google-bert/bert-base-uncased
+    hf-bidir rank-collapse runs/sst2-tanhmax --texts reviews.txt --output tanhmax.png
+    """
+    from transformers.utils import logging
+
+    from hf_bidir.analysis.rank_report import draw_rank_collapse, measure_checkpoint
+
+    logging.disable_progress_bar()  # of loading the weights
+    with one_line_errors():
+        lines = None if texts is None else [line for line in texts.read_text(encoding="utf-8").splitlines() if line]
+        if lines == []:
+            raise ValueError(f"expected a text per line in {texts}; it has none.")
+        measured = measure_checkpoint(checkpoint, lines, paths)
+        draw_rank_collapse({Path(checkpoint).name: measured}, output)
+    typer.echo(measured.table())
+    typer.echo(f"Written: {output}")
