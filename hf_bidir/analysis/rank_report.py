@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -82,6 +83,7 @@ def draw_rank_collapse(measured: Mapping[str, RankCollapse], path: str | Path | 
         panels[-1].plot(middle.clamp_min(FLOOR), marker=".", label=name)
         panels[-1].fill_between(range(len(middle)), *ends.clamp_min(FLOOR), alpha=0.2)
     for panel, title in zip(panels, [*STACKS, "paths by heads passed"], strict=True):
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
         panel.set(title=title, yscale="log", xlabel="heads" if title.startswith("paths") else "layer")
     panels[0].set_ylabel("relative residual ‖res(X)‖ / ‖X‖")
     panels[0].legend(fontsize=8)

@@ -1,0 +1,120 @@
+"""The experiments of the paper, from data to report: cells in parallel, none of them twice."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from joblib import Parallel, delayed
+from tqdm import tqdm
+
+from hf_bidir.finetune.errors import InputError
+from hf_bidir.paper.cells import Cell, drop_checkpoints, measure_cell, train
+from hf_bidir.paper.data import data_files, missing_files
+from hf_bidir.paper.experiments import VARIANTS, Experiment
+from hf_bidir.paper.measures import QUICK, Amount
+
+HUMAN = "sst_trees/test.parquet"
+QUICK_ROWS = 1500
+REPORT = "report.md"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the experiments are run."""
+
+    root: Path
+    data_dir: Path | None = None
+    seeds: int = 5
+    quick: bool = False
+    jobs: int = 2
+
+    @property
+    def amount(self) -> Amount:
+        return QUICK if self.quick else Amount()
+
+
+def check(experiments: Iterable[Experiment], settings: Settings, resume: bool) -> None:
+    """Refuse what cannot work, before anything is trained.
+
+    Raises:
+        InputError: the folder holds a finished report, or the data folder lacks files (all are named).
+    """
+    if (settings.root / REPORT).is_file() and not resume:
+        raise InputError(
+            f"{settings.root} holds a finished report; give --resume to go on with it, or another --output"
+        )
+    if settings.data_dir is not None:
+        if missing := [file for experiment in experiments for file in missing_files(experiment, settings.data_dir)]:
+            raise InputError(f"{settings.data_dir} lacks: {', '.join(map(str, missing))}")
+
+
+def run_cells(experiments: list[Experiment], settings: Settings) -> dict[str, dict[str, list[Cell]]]:
+    """Choose learning rates with the first seed, train the other seeds, measure all of them.
+
+    Returns:
+        By experiment and variant, the cells of the chosen learning rate, one per seed.
+    """
+    files = {one.name: data_files(one, settings.data_dir, settings.root / "data" / one.name) for one in experiments}
+    rows = QUICK_ROWS if settings.quick else None
+
+    def cells_of(experiment: Experiment, variant: str, rates: list[float], seeds: Iterable[int]) -> list[Cell]:
+        return [Cell(experiment, variant, rate, seed, settings.root) for rate in rates for seed in seeds]
+
+    def all_train(cells: list[Cell], what: str) -> None:
+        waiting = [cell for cell in cells if not cell.trained]
+        _parallel(lambda cell: _train(cell, files[cell.experiment.name], rows), waiting, settings.jobs, what)
+
+    grid = [
+        cell
+        for experiment in experiments
+        for variant in VARIANTS
+        for cell in cells_of(experiment, variant, _rates(experiment, settings), [0])
+    ]
+    all_train(grid, "learning rates")
+    chosen = {
+        experiment.name: {
+            variant: cells_of(experiment, variant, [best_rate(grid, experiment, variant)], range(settings.seeds))
+            for variant in VARIANTS
+        }
+        for experiment in experiments
+    }
+    cells = [cell for variants in chosen.values() for row in variants.values() for cell in row]
+    all_train(cells, "seeds")
+    waiting = [cell for cell in cells if cell.trained and not cell.measures]
+    _parallel(lambda cell: _measure(cell, files[cell.experiment.name], settings), waiting, settings.jobs, "measures")
+    return chosen
+
+
+def best_rate(grid: list[Cell], experiment: Experiment, variant: str) -> float:
+    """The learning rate with the highest validation accuracy; the first one where all have failed."""
+    mine = [cell for cell in grid if (cell.experiment, cell.variant) == (experiment, variant)]
+    return max(mine, key=lambda cell: cell.results.get("eval_accuracy", -1)).learning_rate
+
+
+def _rates(experiment: Experiment, settings: Settings) -> list[float]:
+    rates = experiment.learning_rates
+    return [rates[len(rates) // 2]] if settings.quick else rates
+
+
+def _train(cell: Cell, files: dict[str, Path], rows: int | None) -> None:
+    train(cell, files, rows)
+    drop_checkpoints(cell)
+
+
+def _measure(cell: Cell, files: dict[str, Path], settings: Settings) -> None:
+    human = settings.data_dir / HUMAN if settings.data_dir and cell.experiment.name == "sst" else None
+    measure_cell(cell, files, human if human and human.is_file() else None, settings.amount)
+
+
+def _parallel(work: Callable[[Cell], None], cells: list[Cell], jobs: int, what: str) -> None:
+    """Every cell in one of `jobs` processes of one thread each."""
+    done = Parallel(n_jobs=jobs, return_as="generator_unordered")(delayed(_one_thread)(work, cell) for cell in cells)
+    for _ in tqdm(done, total=len(cells), desc=what, unit="cell", disable=not cells):
+        pass
+
+
+def _one_thread(work: Callable[[Cell], None], cell: Cell) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    work(cell)
