@@ -293,3 +293,41 @@ def rank_collapse(
         draw_rank_collapse({Path(checkpoint).name: measured}, output)
     typer.echo(measured.table())
     typer.echo(f"Written: {output}")
+
+
+@app.command()
+def paper(
+    experiments: Annotated[
+        list[str] | None,
+        typer.Argument(help="synthetic, synthetic-additive, sst, 20news, imdb, agnews; all, the default."),
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="A folder with sst2/, 20news_sports/, imdb/ and ag_news/; without it the Hub.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="From 0 on; the first one also chooses the learning rate.")] = 5,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One seed, few texts: minutes, and not for conclusions.")
+    ] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes, of one thread each.")] = 2,
+    output: Annotated[Path | None, typer.Option(help="The folder; by default runs/paper, or runs/paper-quick.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on in a folder that holds a finished report.")] = False,
+) -> None:
+    """Run the TanhMax paper's experiments under a fair protocol, and write report.md with tables and pictures.
+
+    Softmax, TanhMax, three λ in between, tanh and mean pooling, with the same architecture, learning-rate grid and
+    validation selection. What is finished is not run again, so an interrupted run goes on by the same command; what
+    fails is named in the report, and the rest goes on.
+
+    \b
+    hf-bidir paper synthetic sst --quick
+    hf-bidir paper all --data-dir data --seeds 5
+    """
+    from hf_bidir.paper.experiments import TEXTS, read_experiments
+    from hf_bidir.paper.run import Settings, run_paper
+
+    names = list(TEXTS) if not experiments or "all" in experiments else list(dict.fromkeys(experiments))
+    root = output or Path("runs/paper-quick" if quick else "runs/paper")
+    with one_line_errors():
+        settings = Settings(root, data_dir, 1 if quick else seeds, quick, jobs)
+        report = run_paper(read_experiments(names), settings, resume)
+    typer.echo(f"Written: {report}")

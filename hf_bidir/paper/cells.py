@@ -95,13 +95,16 @@ def _options(cell: Cell, files: dict[str, Path], max_train_samples: int | None) 
 def _keeping_failures(cell: Cell, work: Callable[[], object]) -> None:
     cell.folder.mkdir(parents=True, exist_ok=True)
     (cell.folder / FAILURE).unlink(missing_ok=True)
-    with (cell.folder / LOG).open("a", encoding="utf-8") as log:
-        with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
-            try:
-                work()
-            except Exception as error:
-                text = f"{type(error).__name__}: {error}".splitlines()[0]
-                (cell.folder / FAILURE).write_text(f"{text}\n\n{traceback.format_exc()}", encoding="utf-8")
+    with (
+        (cell.folder / LOG).open("a", encoding="utf-8") as log,
+        contextlib.redirect_stdout(log),
+        contextlib.redirect_stderr(log),
+    ):
+        try:
+            work()
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}".splitlines()[0]
+            (cell.folder / FAILURE).write_text(f"{text}\n\n{traceback.format_exc()}", encoding="utf-8")
 
 
 def drop_checkpoints(cell: Cell) -> None:

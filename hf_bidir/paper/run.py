@@ -1,21 +1,26 @@
 """The experiments of the paper, from data to report: cells in parallel, none of them twice."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from joblib import Parallel, delayed
 from tqdm import tqdm
 
 from hf_bidir.finetune.errors import InputError
+from hf_bidir.finetune.sources import read_table
+from hf_bidir.finetune.synthetic import SETS
 from hf_bidir.paper.cells import Cell, drop_checkpoints, measure_cell, train
 from hf_bidir.paper.data import data_files, missing_files
 from hf_bidir.paper.experiments import VARIANTS, Experiment
+from hf_bidir.paper.figures import draw_all
 from hf_bidir.paper.measures import QUICK, Amount
+from hf_bidir.paper.report import REPORT, write_report
 
 HUMAN = "sst_trees/test.parquet"
 QUICK_ROWS = 1500
-REPORT = "report.md"
 
 
 @dataclass(frozen=True)
@@ -43,9 +48,10 @@ def check(experiments: Iterable[Experiment], settings: Settings, resume: bool) -
         raise InputError(
             f"{settings.root} holds a finished report; give --resume to go on with it, or another --output"
         )
-    if settings.data_dir is not None:
-        if missing := [file for experiment in experiments for file in missing_files(experiment, settings.data_dir)]:
-            raise InputError(f"{settings.data_dir} lacks: {', '.join(map(str, missing))}")
+    if settings.data_dir is None:
+        return
+    if missing := [file for experiment in experiments for file in missing_files(experiment, settings.data_dir)]:
+        raise InputError(f"{settings.data_dir} lacks: {', '.join(map(str, missing))}")
 
 
 def run_cells(experiments: list[Experiment], settings: Settings) -> dict[str, dict[str, list[Cell]]]:
@@ -118,3 +124,32 @@ def _one_thread(work: Callable[[Cell], None], cell: Cell) -> None:
 
     torch.set_num_threads(1)
     work(cell)
+
+
+def polarity_of_words(experiment: Experiment, settings: Settings) -> dict[str, int]:
+    """Which words are positive and which negative: of the synthetic sets by construction, of SST by people."""
+    if experiment.synthetic:
+        words = SETS[experiment.synthetic].words()
+        return {word: 1 if word.startswith("pos") else -1 for word in words if not word.startswith("word")}
+    if experiment.name != "sst" or not settings.data_dir or not (settings.data_dir / HUMAN).is_file():
+        return {}
+    grades = defaultdict(list)
+    for row in read_table(str(settings.data_dir / HUMAN)):
+        for word, label in zip(row["tokens"], row["token_labels"], strict=True):
+            grades[word.lower()].append(label - 2)
+    return {word: int(np.sign(np.mean(labels))) for word, labels in grades.items() if abs(np.mean(labels)) >= 0.5}
+
+
+def run_paper(experiments: list[Experiment], settings: Settings, resume: bool = False) -> Path:
+    """Run the experiments as far as they are not done, and write report.md with its pictures; return where it is.
+
+    Raises:
+        InputError: as in `check` and `data_files`.
+    """
+    check(experiments, settings, resume)
+    settings.root.mkdir(parents=True, exist_ok=True)
+    chosen = run_cells(experiments, settings)
+    for experiment in experiments:
+        polarity = polarity_of_words(experiment, settings)
+        draw_all(experiment.name, experiment.title, chosen[experiment.name], settings.root, polarity)
+    return write_report(experiments, chosen, settings)
