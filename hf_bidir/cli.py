@@ -308,6 +308,9 @@ def paper(
     quick: Annotated[
         bool, typer.Option("--quick", help="One seed, few texts: minutes, and not for conclusions.")
     ] = False,
+    as_published: Annotated[
+        bool, typer.Option("--as-published", help="Also the paper's own training and evaluation, faults included.")
+    ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Processes, of one thread each.")] = 2,
     output: Annotated[Path | None, typer.Option(help="The folder; by default runs/paper, or runs/paper-quick.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on in a folder that holds a finished report.")] = False,
@@ -328,6 +331,6 @@ def paper(
     names = list(TEXTS) if not experiments or "all" in experiments else list(dict.fromkeys(experiments))
     root = output or Path("runs/paper-quick" if quick else "runs/paper")
     with one_line_errors():
-        settings = Settings(root, data_dir, 1 if quick else seeds, quick, jobs)
+        settings = Settings(root, data_dir, 1 if quick else seeds, quick, jobs, as_published)
         report = run_paper(read_experiments(names), settings, resume)
     typer.echo(f"Written: {report}")

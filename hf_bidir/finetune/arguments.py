@@ -344,6 +344,9 @@ class RunArguments(TrainingArguments):
     load_best_model_at_end: bool = option(True, "Finish with the best checkpoint rather than the last one.")
     metric_for_best_model: str | None = option("accuracy", "What makes a checkpoint the best one.")
     logging_steps: float = option(0.02, "Steps between two logged losses; below 1, a share of all steps.")
+    logging_nan_inf_filter: bool = option(
+        False, "Log the mean of earlier losses in place of a NaN; without, a NaN stops the run."
+    )
     restore_callback_states_from_checkpoint: bool = option(
         True, "Resume early stopping where it was as well; otherwise its patience starts again."
     )

@@ -28,6 +28,8 @@ class Experiment:
         keep_labels: labels to keep, in their new order; None keeps all.
         class_names: names of the classes.
         validation_share: of the training rows, where there is no validation split.
+        as_published: sizes of the embedding and of queries, and Adadelta's learning rate, for the paper's own protocol;
+            empty where that is not re-created.
         published: the paper's numbers by variant.
     """
 
@@ -42,6 +44,7 @@ class Experiment:
     keep_labels: list[int] | None = None
     class_names: list[str] | None = None
     validation_share: float = 0.1
+    as_published: dict[str, Any] = field(default_factory=dict)
     published: dict[str, dict[str, float]] = field(default_factory=dict)
 
 

@@ -1,6 +1,6 @@
 """report.md: the paper's numbers and the fair ones side by side, and what else was measured, each with its spread."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from hf_bidir.finetune.record import cpu_model, library_versions
 from hf_bidir.hub.model_card import seed_spread
 from hf_bidir.paper.cells import Cell
 from hf_bidir.paper.experiments import Experiment
+from hf_bidir.paper.published import PublishedCell
 
 REPORT, TEMPLATE = "report.md", "report_template.md"
 Chosen = dict[str, dict[str, list[Cell]]]  # by experiment and variant, a cell per seed
@@ -28,7 +29,9 @@ DELETED = {
 HUMAN = {"human_sign_a": "oriented a", "human_sign_au": "a·u", "human_tau_a": "τ, oriented a", "human_tau_au": "τ, a·u"}
 
 
-def write_report(experiments: list[Experiment], chosen: Chosen, settings: Any) -> Path:
+def write_report(
+    experiments: list[Experiment], chosen: Chosen, settings: Any, published: Sequence[PublishedCell] = ()
+) -> Path:
     """Write report.md of what is finished into `settings.root`; what failed is named in it, and why."""
     root, cells = settings.root, list(_cells(chosen))
     template = Environment(loader=PackageLoader("hf_bidir.paper", "."), autoescape=False).get_template(TEMPLATE)
@@ -37,6 +40,7 @@ def write_report(experiments: list[Experiment], chosen: Chosen, settings: Any) -
         settings=settings,
         machine=f"{cpu_model()}; {', '.join(f'{name} {version}' for name, version in library_versions().items())}.",
         accuracy=accuracy_table(experiments, chosen),
+        published=published_table(published) if published else None,
         rankings=_by_example(experiments, chosen, TAUS),
         interventions=_by_example(experiments, chosen, MOVED),
         deletion=_by_example(experiments, chosen, DELETED),
@@ -59,6 +63,24 @@ def accuracy_table(experiments: list[Experiment], chosen: Chosen) -> str:
         cells = [_accuracy(chosen[experiment.name][variant]) for variant in variants]
         rows.append([experiment.title, *(_number(value, 1) for value in published), *cells])
     return _table(["data", "paper, softmax", "paper, TanhMax", *variants], rows)
+
+
+def published_table(cells: Sequence[PublishedCell]) -> str:
+    """The paper's number, its protocol re-created with the label in the scores, and the same weights without it."""
+    groups: dict[tuple[str, str], list[PublishedCell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.experiment.title, cell.activation), []).append(cell)
+    rows = []
+    for (title, activation), group in groups.items():
+        found = [cell.found for cell in group if cell.found]
+        if found:
+            paper = group[0].experiment.published.get(activation, {}).get("accuracy")
+            leaked = ", ".join(f"{one.leaked:.1f}" for one in found)
+            lucky = f"{sum(one.bias < 0 for one in found)} of {len(found)}"
+            rows.append([title, activation, _number(paper, 1), leaked, lucky, seed_spread([o.fair for o in found], 1)])
+    return _table(
+        ["data", "activation", "paper", "label in the scores, by seed", "bias below 0", "same weights without"], rows
+    )
 
 
 def sign_table(experiments: list[Experiment], chosen: Chosen) -> str:

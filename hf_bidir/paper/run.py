@@ -14,13 +14,15 @@ from hf_bidir.finetune.sources import read_table
 from hf_bidir.finetune.synthetic import SETS
 from hf_bidir.paper.cells import Cell, drop_checkpoints, measure_cell, train
 from hf_bidir.paper.data import data_files, missing_files
-from hf_bidir.paper.experiments import VARIANTS, Experiment
+from hf_bidir.paper.experiments import VARIANTS, Experiment, read_experiments
 from hf_bidir.paper.figures import draw_all
 from hf_bidir.paper.measures import QUICK, Amount
+from hf_bidir.paper.published import EPOCHS, PublishedCell, run_published
 from hf_bidir.paper.report import REPORT, write_report
 
 HUMAN = "sst_trees/test.parquet"
-QUICK_ROWS = 1500
+QUICK_ROWS, QUICK_EPOCHS = 1500, 10
+PUBLISHED_SEEDS = 3
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Settings:
     seeds: int = 5
     quick: bool = False
     jobs: int = 2
+    as_published: bool = False
 
     @property
     def amount(self) -> Amount:
@@ -152,4 +155,24 @@ def run_paper(experiments: list[Experiment], settings: Settings, resume: bool = 
     for experiment in experiments:
         polarity = polarity_of_words(experiment, settings)
         draw_all(experiment.name, experiment.title, chosen[experiment.name], settings.root, polarity)
-    return write_report(experiments, chosen, settings)
+    published = run_as_published(experiments, settings) if settings.as_published else []
+    return write_report(experiments, chosen, settings, published)
+
+
+def run_as_published(experiments: list[Experiment], settings: Settings) -> list[PublishedCell]:
+    """The experiments that have it by the paper's own protocol; those cells that are there are not run again."""
+    every = [one for one in experiments if one.as_published]
+    files = {one.name: data_files(one, settings.data_dir, settings.root / "data" / one.name) for one in every}
+    (sst,) = read_experiments(["sst"])  # whose vocabulary serves them all
+    sst_file = data_files(sst, settings.data_dir, settings.root / "data/sst")["train"]
+    seeds, epochs = (1, QUICK_EPOCHS) if settings.quick else (PUBLISHED_SEEDS, EPOCHS)
+    cells = [
+        PublishedCell(one, activation, seed, settings.root, epochs)
+        for one in every
+        for activation in ("softmax", "tanhmax")
+        for seed in range(seeds)
+    ]
+    _parallel(
+        lambda cell: run_published(cell, files[cell.experiment.name], sst_file), cells, settings.jobs, "published"
+    )
+    return cells
