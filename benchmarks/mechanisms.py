@@ -12,7 +12,6 @@ all runs that are finished, goes to benchmarks/results/mechanisms.md, a picture 
 import argparse
 import json
 import shlex
-import sys
 from pathlib import Path
 
 from measure import write_table
@@ -20,6 +19,7 @@ from measure import write_table
 from hf_bidir.demo import SETTINGS
 from hf_bidir.explain import align, alignment_grid, load_checkpoint, read_text, text_heatmap
 from hf_bidir.explain.running import record_coefficients
+from hf_bidir.finetune.bert import finetune_bert
 from hf_bidir.finetune.files import replacing
 from hf_bidir.finetune.folder import RESULTS, read_record
 from hf_bidir.finetune.recurrent import finetune_recurrent
@@ -29,10 +29,6 @@ from hf_bidir.finetune.synthetic_pairs import PAIRS
 from hf_bidir.hub.model_card import seed_spread
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from training import text_classification  # noqa: E402
-
 ACTIVATIONS = ("tanhmax", "softmax")
 DATES = {
     "content": "--attn_score content",
@@ -112,7 +108,7 @@ def train(name: str, activation: str, seed: int, runs: Path) -> None:
         return
     words = [*files_of("small", runs), f"--attn_activation={activation}", *where]
     if name == "window":
-        text_classification.main([*words, *WINDOW])
+        finetune_bert([*words, *WINDOW])
     else:
         finetune_recurrent([*words, *shlex.split(CLASSIFIERS[name]), *(f"--{k}={v}" for k, v in SETTINGS.items())])
 

@@ -256,3 +256,81 @@ def demo(
     with one_line_errors():
         folder = output or Path(f"runs/demo-text-{attn_activation}-{seed}")
         typer.echo(text_demo(folder, attn_activation, seed))
+
+
+@app.command()
+def rank_collapse(
+    checkpoint: Annotated[
+        str, typer.Argument(help="A folder, a name on the Hub, or timm:NAME; signed, or softmax (BERT, ViT, DeiT).")
+    ],
+    texts: Annotated[
+        Path | None, typer.Option(help="A file with a text per line to measure on; random input without it.")
+    ] = None,
+    paths: Annotated[int, typer.Option(min=1, help="Random paths of every length.")] = 100,
+    output: Annotated[Path, typer.Option(help="The picture to write; the ending chooses the format.")] = Path(
+        "rank-collapse.png"
+    ),
+) -> None:
+    """Measure how fast the tokens of a model become one, layer by layer, with parts of the layers left out.
+
+    The relative residual is 0 where all tokens are equal. Softmax attention alone drives it to 0 with depth, skip
+    connections keep it up (Dong et al. 2021); docs/rank_collapse.md says what TanhMax does, and why.
+
+    \b
+    hf-bidir rank-collapse google-bert/bert-base-uncased
+    hf-bidir rank-collapse runs/sst2-tanhmax --texts reviews.txt --output tanhmax.png
+    """
+    from transformers.utils import logging
+
+    from hf_bidir.analysis.rank_report import draw_rank_collapse, measure_checkpoint
+
+    logging.disable_progress_bar()  # of loading the weights
+    with one_line_errors():
+        lines = None if texts is None else [line for line in texts.read_text(encoding="utf-8").splitlines() if line]
+        if lines == []:
+            raise ValueError(f"expected a text per line in {texts}; it has none.")
+        measured = measure_checkpoint(checkpoint, lines, paths)
+        draw_rank_collapse({Path(checkpoint).name: measured}, output)
+    typer.echo(measured.table())
+    typer.echo(f"Written: {output}")
+
+
+@app.command()
+def paper(
+    experiments: Annotated[
+        list[str] | None,
+        typer.Argument(help="synthetic, synthetic-additive, sst, 20news, imdb, agnews; all, the default."),
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="A folder with sst2/, 20news_sports/, imdb/ and ag_news/; without it the Hub.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="From 0 on; the first one also chooses the learning rate.")] = 5,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One seed, few texts: minutes, and not for conclusions.")
+    ] = False,
+    as_published: Annotated[
+        bool, typer.Option("--as-published", help="Also the paper's own training and evaluation, faults included.")
+    ] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes, of one thread each.")] = 2,
+    output: Annotated[Path | None, typer.Option(help="The folder; by default runs/paper, or runs/paper-quick.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on in a folder that holds a finished report.")] = False,
+) -> None:
+    """Run the TanhMax paper's experiments under a fair protocol, and write report.md with tables and pictures.
+
+    Softmax, TanhMax, three λ in between, tanh and mean pooling, with the same architecture, learning-rate grid and
+    validation selection. What is finished is not run again, so an interrupted run goes on by the same command; what
+    fails is named in the report, and the rest goes on.
+
+    \b
+    hf-bidir paper synthetic sst --quick
+    hf-bidir paper all --data-dir data --seeds 5
+    """
+    from hf_bidir.paper.experiments import TEXTS, read_experiments
+    from hf_bidir.paper.run import Settings, run_paper
+
+    names = list(TEXTS) if not experiments or "all" in experiments else list(dict.fromkeys(experiments))
+    root = output or Path("runs/paper-quick" if quick else "runs/paper")
+    with one_line_errors():
+        settings = Settings(root, data_dir, 1 if quick else seeds, quick, jobs, as_published)
+        report = run_paper(read_experiments(names), settings, resume)
+    typer.echo(f"Written: {report}")

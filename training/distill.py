@@ -105,7 +105,7 @@ def prepared(
             return read_snippets(data, processor), (collator, collator), processor
         if isinstance(processor, BaseImageProcessor):
             args.remove_unused_columns = False  # the collator, not the model, takes the image column
-            collator = ImageCollator(processor, shift=data.shift, rotate=data.rotate, flip=data.flip)
+            collator = ImageCollator.of(processor, data)
             return read_unlabelled_images(data), (collator, ImageCollator(processor)), processor
     raise InputError(f"{source} has neither a tokenizer nor an image processor beside it; save one there")
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase, set_seed
+from transformers import set_seed
 
 from hf_bidir import BidirBertConfig, BidirBertForMaskedLM
 from hf_bidir.finetune.arguments import (
@@ -32,9 +32,9 @@ from hf_bidir.finetune.arguments import (
     option,
 )
 from hf_bidir.finetune.errors import InputError, run_script
+from hf_bidir.finetune.masking import MaskingCollator
 from hf_bidir.finetune.metrics import masked_word_metrics, predicted_classes
 from hf_bidir.finetune.models import Family, build_model, checkpoint_config, saved_tokenizer, starts_as_softmax
-from hf_bidir.finetune.randomness import batch_generator
 from hf_bidir.finetune.recipe import parse_recipe
 from hf_bidir.finetune.run import finetune
 from hf_bidir.finetune.schedule_options import check_schedule
@@ -84,19 +84,6 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         compute_metrics=masked_word_metrics,
         preprocess_logits_for_metrics=predicted_classes,
     )
-
-
-@dataclass
-class MaskingCollator:
-    """Masks tokens at random, the same ones whenever the same batch comes: so all evaluations mask alike."""
-
-    tokenizer: PreTrainedTokenizerBase
-    mask_share: float
-
-    def __call__(self, examples: list[dict]) -> dict:
-        masking = DataCollatorForLanguageModeling(self.tokenizer, mlm_probability=self.mask_share, seed=0)
-        masking.generator = batch_generator(bytes(str(example["input_ids"]), "ascii") for example in examples)
-        return masking(examples)
 
 
 if __name__ == "__main__":

@@ -24,38 +24,13 @@ AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=Tru
 from collections.abc import Sequence
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
-from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
-from hf_bidir.finetune.arguments import TextDataArguments, TextModelArguments
+from hf_bidir.finetune.bert import OPTIONS, finetune_bert  # noqa: F401  (the tests of recipes ask for OPTIONS)
 from hf_bidir.finetune.errors import run_script
-from hf_bidir.finetune.models import Family, scratch_config
-from hf_bidir.finetune.splits import Splits
-from hf_bidir.finetune.text_run import finetune_texts, text_options
-from hf_bidir.finetune.tokenizer import train_wordpiece
-
-OPTIONS = text_options(TextModelArguments)
-BERT = Family(BidirBertForSequenceClassification, BidirBertConfig, stock_type="bert")
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the script with the command line `argv`; return the numbers of all_results.json."""
-    return finetune_texts(argv, OPTIONS, __doc__, BERT, from_scratch)
-
-
-def from_scratch(
-    data: TextDataArguments, arguments: TextModelArguments, splits: Splits
-) -> tuple[PreTrainedTokenizerBase, BidirBertConfig]:
-    """A tokenizer trained on the training split, and the config of a new model for it."""
-    configure = {"pad_token_id": 0, "max_position_embeddings": data.max_length}
-    scratch_config(BERT, arguments, splits.names, **configure)  # refuses bad options before the vocabulary is made
-    tokenizer = train_wordpiece(
-        splits.train["text"],
-        vocab_size=arguments.vocab_size,
-        max_length=data.max_length,
-        lowercase=arguments.lowercase,
-    )
-    return tokenizer, scratch_config(BERT, arguments, splits.names, vocab_size=len(tokenizer), **configure)
+    return finetune_bert(argv, __doc__)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,24 @@
 """What signed attention does inside a model, in numbers."""
 
+from hf_bidir.analysis.rank_collapse import (
+    STACKS,
+    Stack,
+    layer_residuals,
+    path_residuals,
+    relative_residual,
+    stable_rank,
+    transformer_layers,
+)
 from hf_bidir.analysis.signs import negative_share, without_negatives
 
-__all__ = ["negative_share", "without_negatives"]
+__all__ = [
+    "STACKS",
+    "Stack",
+    "layer_residuals",
+    "negative_share",
+    "path_residuals",
+    "relative_residual",
+    "stable_rank",
+    "transformer_layers",
+    "without_negatives",
+]

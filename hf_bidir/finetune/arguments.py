@@ -106,6 +106,8 @@ class ImageColumnArguments:
     shift: float = option(0.0, "Augmentation: shift a training image by up to this many pixels along both axes.")
     rotate: float = option(0.0, "Augmentation: turn a training image by up to this many degrees, either way.")
     flip: bool = option(False, "Augmentation: mirror each training image, left to right, with probability 1/2.")
+    augment: str | None = option(None, "Augmentation by timm: a policy such as rand-m6-n2-mstd0.5-inc1, or augmix-m3.")
+    erase: float = option(0.0, "Augmentation by timm: the probability that a rectangle of a training image is erased.")
     check_images: bool = option(
         True, "Decode every image once before training; --no_check_images trusts a large data set."
     )
@@ -215,6 +217,11 @@ class TextModelArguments(ModelArguments):
 
     vocab_size: int = option(8000, "From scratch: the size of the WordPiece vocabulary.")
     lowercase: bool = option(True, "From scratch: the tokenizer ignores case and accents; --no_lowercase keeps them.")
+    masked_lm_weight: float = option(0.0, "Mask words of a text in training, to be guessed too: the weight of that loss.")
+
+    def __post_init__(self) -> None:
+        if self.masked_lm_weight < 0:
+            raise InputError(f"expected masked_lm_weight of at least 0; got {self.masked_lm_weight}")
 
 
 @dataclass
@@ -344,6 +351,9 @@ class RunArguments(TrainingArguments):
     load_best_model_at_end: bool = option(True, "Finish with the best checkpoint rather than the last one.")
     metric_for_best_model: str | None = option("accuracy", "What makes a checkpoint the best one.")
     logging_steps: float = option(0.02, "Steps between two logged losses; below 1, a share of all steps.")
+    logging_nan_inf_filter: bool = option(
+        False, "Log the mean of earlier losses in place of a NaN; without, a NaN stops the run."
+    )
     restore_callback_states_from_checkpoint: bool = option(
         True, "Resume early stopping where it was as well; otherwise its patience starts again."
     )

@@ -1,7 +1,7 @@
 """Image classification data: read, check, augment, and turn into batches of pixels."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import transformers
@@ -12,11 +12,12 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import BaseImageProcessor
 
-from hf_bidir.finetune.arguments import ImageDataArguments
+from hf_bidir.finetune.arguments import ImageColumnArguments, ImageDataArguments
 from hf_bidir.finetune.errors import InputError, as_input_error
 from hf_bidir.finetune.image_files import DIGITS, read_digits, read_images
 from hf_bidir.finetune.randomness import batch_generator
 from hf_bidir.finetune.splits import Splits, labelled_split, labelled_splits, raw_splits
+from hf_bidir.finetune.timm_augment import TimmAugmentation
 
 IMAGE_COLUMNS = ("image", "img", "pixels")
 LARGEST_GUESSED_SIZE = 224
@@ -88,12 +89,14 @@ class ImageCollator:
         shift: each image moves by up to this many of its own pixels along both axes.
         rotate: each image turns by up to this many degrees.
         flip: each image is mirrored with probability 1/2.
+        timm: what timm does to each image beside it.
     """
 
     processor: BaseImageProcessor
     shift: float = 0.0
     rotate: float = 0.0
     flip: bool = False
+    timm: TimmAugmentation = field(default_factory=TimmAugmentation)
 
     def __call__(self, examples: Sequence[dict]) -> dict[str, Tensor]:
         """Return `pixel_values` [batch, 3, height, width] and, where the examples have labels, `labels` [batch].
@@ -101,13 +104,22 @@ class ImageCollator:
         Grey images become RGB, because that is what the image-classification pipeline feeds a model.
         """
         images = [example["image"].convert("RGB") for example in examples]
-        if self.flip or self.shift or self.rotate:
+        augments = self.flip or self.shift or self.rotate or self.timm
+        if augments:
             generator = batch_generator(image.tobytes() for image in images)
-            images = [self._augmented(image, generator) for image in images]
+            images = self.timm.images([self._augmented(image, generator) for image in images], generator)
         pixels = self.processor(images, return_tensors="pt")["pixel_values"]
+        if augments:
+            pixels = self.timm.pixels(pixels, generator)
         if "label" not in examples[0]:
             return {"pixel_values": pixels}
         return {"pixel_values": pixels, "labels": torch.tensor([example["label"] for example in examples])}
+
+    @classmethod
+    def of(cls, processor: BaseImageProcessor, data: ImageColumnArguments) -> "ImageCollator":
+        """The one for training that the options ask for."""
+        timm = TimmAugmentation(data.augment, data.erase)
+        return cls(processor, shift=data.shift, rotate=data.rotate, flip=data.flip, timm=timm)
 
     def _augmented(self, image: Pillow.Image, generator: torch.Generator) -> Pillow.Image:
         if self.flip and torch.rand((), generator=generator) < 0.5:

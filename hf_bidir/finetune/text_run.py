@@ -31,7 +31,12 @@ def text_options(model_arguments: type[PretrainedArguments]) -> tuple[type, ...]
 
 
 def finetune_texts(
-    argv: Sequence[str] | None, options: tuple[type, ...], description: str, family: Family, from_scratch: FromScratch
+    argv: Sequence[str] | None,
+    options: tuple[type, ...],
+    description: str,
+    family: Family,
+    from_scratch: FromScratch,
+    second_task: Callable[[PretrainedArguments, PreTrainedTokenizerBase], dict[str, Any]] = lambda *_: {},
 ) -> dict[str, Any]:
     """Read the command line and the data, and fine-tune a checkpoint or a new model.
 
@@ -39,6 +44,7 @@ def finetune_texts(
         argv, options, description: as in `parse_recipe`.
         family: the head, its config, and the stock checkpoints that load into it.
         from_scratch: makes tokenizer and config of a new model, when no checkpoint was named.
+        second_task: makes the options of `finetune` that train something beside the classes.
 
     Returns:
         The numbers of all_results.json.
@@ -67,7 +73,7 @@ def finetune_texts(
         data=data,
         given=given,
         processing_class=tokenizer,
-        collator=DataCollatorWithPadding(tokenizer),
         schedule=schedule,
         centre=arguments.centre and starts_as_softmax(arguments.model_name_or_path),
+        **{"collator": DataCollatorWithPadding(tokenizer)} | second_task(arguments, tokenizer),
     )

@@ -1,5 +1,6 @@
 """The Trainer, where these models need it to be another."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,11 @@ class FinetuneTrainer(Trainer):
         return super().get_eval_dataloader(eval_dataset)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        if not math.isfinite(logs.get("loss", 0.0)):
+            raise InputError(
+                f"the training loss became {logs['loss']} before step {self.state.global_step}, and so may be every "
+                "weight by now; choose a smaller --learning_rate, a longer --warmup_ratio or a smaller --max_grad_norm"
+            )
         if self._schedule() or getattr(self.model.config, "attn_learn_negative_mass", False):
             logs = logs | negative_mass_metrics(self.model)  # before TensorBoard and the like read the entry
         super().log(logs, *args, **kwargs)

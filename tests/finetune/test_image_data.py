@@ -161,3 +161,35 @@ def test_the_image_processor_is_saved_under_the_name_that_every_version_loads(tm
     assert '"image_processor_type": "ViTImageProcessor"' in (tmp_path / "preprocessor_config.json").read_text()
     expected = processor(image, return_tensors="pt")["pixel_values"]
     torch.testing.assert_close(loaded(image, return_tensors="pt")["pixel_values"], expected, atol=1e-6, rtol=0)
+
+
+def pictures(count=8):
+    pixels = np.random.default_rng(1).integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
+    return [{"image": Image.fromarray(rows)} for rows in pixels]
+
+
+def test_timms_augmentation_changes_images_the_same_way_for_the_same_batch():
+    processor = new_image_processor(16)
+    plain = ImageCollator(processor)(pictures())["pixel_values"]
+    data = ImageDataArguments(train_file="t", augment="rand-m9-n3", erase=0.5)
+    state = np.random.get_state()[1].copy()
+    changed, again = (ImageCollator.of(processor, data)(pictures())["pixel_values"] for _ in range(2))
+    assert changed.equal(again)
+    assert not changed.equal(plain)
+    assert (np.random.get_state()[1] == state).all()  # others' random numbers go on as if nothing had been
+    shorter = ImageCollator.of(processor, data)(pictures()[:7])["pixel_values"]
+    assert not shorter.equal(changed[:7])
+
+
+def test_erasing_sets_rectangles_to_the_mean_colour():
+    data = ImageDataArguments(train_file="t", erase=1.0)
+    pixels = ImageCollator.of(new_image_processor(16), data)(pictures())["pixel_values"]
+    assert all((image == 0).all(0).sum() >= 4 for image in pixels)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"), [({"augment": "rnd"}, "timm knows no augmentation"), ({"erase": 2}, "erase")]
+)
+def test_an_augmentation_that_cannot_be_is_one_error(option, message):
+    with pytest.raises(InputError, match=message):
+        ImageCollator.of(new_image_processor(16), ImageDataArguments(train_file="t", **option))

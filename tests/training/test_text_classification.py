@@ -251,3 +251,18 @@ def test_a_new_model_can_look_through_a_window(texts, tmp_path):
     assert (coefficients[:, ~far] != 0).all()
     with pytest.raises(InputError, match='expected attn_window of at least 1 with attn_scope="window"'):
         main([*texts, *SHAPE, *RUN, "--attn_scope", "window", "--output_dir", str(tmp_path / "other")])
+
+
+def test_guessing_masked_words_too_adds_to_the_loss_and_no_weights(texts, tmp_path):
+    plain, joint = tmp_path / "plain", tmp_path / "joint"
+    once = ["--num_train_epochs", "1"]
+    main([*texts, *SHAPE, *RUN, *once, "--output_dir", str(plain)])
+    main([*texts, *SHAPE, *RUN, *once, "--masked_lm_weight", "0.5", "--output_dir", str(joint)])
+    shapes = [{k: v.shape for k, v in load_file(folder / "model.safetensors").items()} for folder in (plain, joint)]
+    assert shapes[0] == shapes[1]
+    assert losses(joint)[1] > losses(plain)[1] + 1
+
+
+def test_a_negative_weight_of_masked_words_is_refused(texts, tmp_path):
+    with pytest.raises(InputError, match="masked_lm_weight of at least 0; got -1"):
+        main([*texts, *SHAPE, "--masked_lm_weight", "-1", "--output_dir", str(tmp_path)])

@@ -1,0 +1,44 @@
+"""Does an explanation follow the model? Does it agree with people? Plain functions, and `evaluate` metrics of them."""
+
+from hf_bidir.faithfulness.adversarial import Adversary, adversarial_attention
+from hf_bidir.faithfulness.deletion import ERASER_SHARES, answer_curve, comprehensiveness, sufficiency
+from hf_bidir.faithfulness.distances import jensen_shannon, total_variation
+from hf_bidir.faithfulness.interventions import answer_changes, class_probabilities, permuted, randomised
+from hf_bidir.faithfulness.metrics import (
+    AnswerChange,
+    AttentionDivergence,
+    Comprehensiveness,
+    KendallTau,
+    RationaleAuprc,
+    SignAgreement,
+    Sufficiency,
+)
+from hf_bidir.faithfulness.plausibility import rationale_auprc, sign_agreement
+from hf_bidir.faithfulness.ranking import bootstrap_interval, kendall_tau, kept_rows
+
+__all__ = [
+    "ERASER_SHARES",
+    "Adversary",
+    "AnswerChange",
+    "AttentionDivergence",
+    "Comprehensiveness",
+    "KendallTau",
+    "RationaleAuprc",
+    "SignAgreement",
+    "Sufficiency",
+    "adversarial_attention",
+    "answer_changes",
+    "answer_curve",
+    "bootstrap_interval",
+    "class_probabilities",
+    "comprehensiveness",
+    "jensen_shannon",
+    "kendall_tau",
+    "kept_rows",
+    "permuted",
+    "randomised",
+    "rationale_auprc",
+    "sign_agreement",
+    "sufficiency",
+    "total_variation",
+]

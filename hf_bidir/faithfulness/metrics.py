@@ -1,0 +1,112 @@
+"""The measures of this room as `evaluate` metrics, which need no network: means over examples, with their intervals.
+
+    from hf_bidir.faithfulness import KendallTau
+    KendallTau().compute(predictions=[[0.1, 0.7, 0.2]], references=[[0.0, 0.9, 0.3]])
+
+Every one takes batches (`add_batch`), processes and caches as any other metric does, and answers with `mean`, the ends
+`low` and `high` of a 95 % bootstrap interval of it, and `examples`, how many it is of: those where the measure is
+defined.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import evaluate
+import numpy as np
+import torch
+from datasets import Features, List, Value
+
+from hf_bidir.faithfulness.distances import jensen_shannon, total_variation
+from hf_bidir.faithfulness.plausibility import rationale_auprc, sign_agreement
+from hf_bidir.faithfulness.ranking import bootstrap_interval, kendall_tau
+
+ROW, NUMBER = List(Value("float64")), Value("float64")
+CITATIONS = {
+    "jain": "Jain and Wallace 2019, Attention is not Explanation, NAACL",
+    "eraser": "DeYoung et al. 2020, ERASER: A Benchmark to Evaluate Rationalized NLP Models, ACL",
+    "huang": "Huang, Yang, Wang 2024, Rethinking Attention Weights as Bidirectional Coefficients, J. Data Science",
+}
+
+
+class ExampleMetric(evaluate.Metric):
+    """A measure of each example, and its mean."""
+
+    description, citation = "", ""
+    predictions, references = ROW, ROW
+    measure: Callable[[list, list], np.ndarray]
+
+    def _info(self) -> evaluate.MetricInfo:
+        return evaluate.MetricInfo(
+            description=self.description,
+            citation=self.citation,
+            inputs_description=__doc__,
+            features=Features({"predictions": self.predictions, "references": self.references}),
+        )
+
+    def _compute(
+        self, predictions: list, references: list, confidence: float = 0.95, resamples: int = 2000, seed: int = 0
+    ) -> dict[str, Any]:
+        values = np.asarray(type(self).measure(predictions, references), dtype=float)
+        low, high = bootstrap_interval(values, confidence, resamples, seed)
+        defined = values[~np.isnan(values)]
+        return {
+            "mean": float(defined.mean()) if len(defined) else float("nan"),
+            "low": low,
+            "high": high,
+            "examples": len(defined),
+        }
+
+
+class KendallTau(ExampleMetric):
+    """Kendall's tau-b between two scores of the tokens of each example: predictions and references, a row each."""
+
+    description, citation = "Kendall's tau-b of two scores of the same tokens.", CITATIONS["jain"]
+    measure = staticmethod(kendall_tau)
+
+
+class AnswerChange(ExampleMetric):
+    """Total variation between class probabilities after an intervention (predictions) and before (references)."""
+
+    description, citation = "Total variation between two answers, over all classes.", CITATIONS["jain"]
+    measure = staticmethod(lambda after, before: total_variation(torch.tensor(after), torch.tensor(before)).numpy())
+
+
+class AttentionDivergence(ExampleMetric):
+    """Jensen-Shannon divergence between two rows of coefficients, by their sizes."""
+
+    description, citation = "Jensen-Shannon divergence of |a|, normalised, in nats.", CITATIONS["jain"]
+    measure = staticmethod(
+        lambda first, second: np.array(
+            [jensen_shannon(torch.tensor(a), torch.tensor(b)).item() for a, b in zip(first, second, strict=True)]
+        )
+    )
+
+
+class Comprehensiveness(ExampleMetric):
+    """Probabilities of the answer without the tokens ranked first (predictions, a row of shares), and of it all."""
+
+    description = "Fall of the answer's probability without the tokens ranked first, mean over shares."
+    citation, references = CITATIONS["eraser"], NUMBER
+    measure = staticmethod(
+        lambda without, whole: np.array([p - np.mean(row) for row, p in zip(without, whole, strict=True)])
+    )
+
+
+class Sufficiency(Comprehensiveness):
+    """The same with the probabilities when those tokens are all that is left."""
+
+    description = "Fall of the answer's probability when the tokens ranked first are all there is, mean over shares."
+
+
+class RationaleAuprc(ExampleMetric):
+    """Area under the precision-recall curve of scores (predictions) against marked words (references, 0 and 1)."""
+
+    description, citation = "Agreement of scores with the words that people marked.", CITATIONS["eraser"]
+    measure = staticmethod(rationale_auprc)
+
+
+class SignAgreement(ExampleMetric):
+    """Share of polar words (references, signed) whose score (predictions) has the human sign."""
+
+    description, citation = "Share of polar words with the human sign.", CITATIONS["huang"]
+    measure = staticmethod(sign_agreement)

@@ -1,0 +1,64 @@
+"""Does one score rank the tokens of an example as another one does?"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.stats import bootstrap, kendalltau
+from torch import Tensor
+
+Rows = Sequence[Sequence[float]]
+
+
+def kept_rows(scores: Tensor, keep: Tensor) -> list[np.ndarray]:
+    """Padded scores `[batch, length]` as one array per example, of the tokens where `keep` is True."""
+    return [row[kept].float().cpu().numpy() for row, kept in zip(scores.detach(), keep.bool(), strict=True)]
+
+
+def kendall_tau(first: Rows, second: Rows) -> np.ndarray:
+    """Kendall's tau-b of two rankings of the same tokens, `[examples]`, each in [-1, 1].
+
+    Args:
+        first, second: one row of scores per example, of any length.
+
+    Returns:
+        NaN for an example where tau is not defined: fewer than two tokens, or a constant score.
+
+    Raises:
+        ValueError: another number of examples, or an example whose rows differ in length or are not finite.
+    """
+    _check_pairs(first, second)
+    taus = [kendalltau(a, b).statistic if len(a) > 1 else np.nan for a, b in zip(first, second, strict=True)]
+    return np.array(taus, dtype=float)
+
+
+def bootstrap_interval(
+    values: Sequence[float], confidence: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of the mean over examples (scipy); NaN are left out.
+
+    Args:
+        values: one number per example.
+        confidence: in (0, 1).
+        resamples: how many samples with replacement.
+        seed: of the resampling.
+
+    Returns:
+        Low and high end; both the mean itself where there are fewer than two numbers, NaN where there is none.
+    """
+    values = np.asarray(values, dtype=float)
+    values = values[~np.isnan(values)]
+    if len(values) < 2:
+        return (float(values[0]),) * 2 if len(values) else (float("nan"),) * 2
+    options = {"confidence_level": confidence, "n_resamples": resamples, "method": "percentile"}
+    interval = bootstrap((values,), np.mean, rng=np.random.default_rng(seed), **options).confidence_interval
+    return float(interval.low), float(interval.high)
+
+
+def _check_pairs(first: Rows, second: Rows) -> None:
+    if len(first) != len(second):
+        raise ValueError(f"expected two scores for the same examples, got {len(first)} and {len(second)} examples.")
+    for index, (a, b) in enumerate(zip(first, second, strict=True)):
+        if len(a) != len(b):
+            raise ValueError(f"example {index} has {len(a)} tokens in one score and {len(b)} in the other.")
+        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+            raise ValueError(f"example {index} has a score that is NaN or infinite.")

@@ -1,0 +1,123 @@
+"""One cell of the report: one variant of one experiment, trained with one learning rate and one seed, and measured."""
+
+import contextlib
+import json
+import math
+import shutil
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+
+from hf_bidir.explain import load_checkpoint
+from hf_bidir.finetune.files import write_json
+from hf_bidir.finetune.folder import RESULTS, read_record
+from hf_bidir.finetune.recurrent import finetune_recurrent
+from hf_bidir.finetune.sources import read_table
+from hf_bidir.paper.experiments import VARIANTS, Experiment
+from hf_bidir.paper.measures import Amount, measure
+
+MEASURES, FAILURE, LOG = "measures.json", "failure.txt", "log.txt"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is trained, and where it is kept."""
+
+    experiment: Experiment
+    variant: str
+    learning_rate: float
+    seed: int
+    root: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.root / self.experiment.name / self.variant / f"lr{self.learning_rate:g}-seed{self.seed}"
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def trained(self) -> bool:
+        return read_record(self.run).get("status") == "finished"
+
+    @property
+    def results(self) -> dict[str, float]:
+        """The numbers of training; nothing before it is finished."""
+        return json.loads((self.run / RESULTS).read_text(encoding="utf-8")) if self.trained else {}
+
+    @property
+    def measures(self) -> dict[str, Any]:
+        file = self.folder / MEASURES
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+    @property
+    def failure(self) -> str | None:
+        """Why the cell has no numbers, in one line."""
+        file = self.folder / FAILURE
+        return file.read_text(encoding="utf-8").splitlines()[0] if file.is_file() else None
+
+
+def train(cell: Cell, files: dict[str, Path], max_train_samples: int | None = None) -> None:
+    """Train a cell, unless it is trained; what goes wrong is written into its folder, and the others go on."""
+    if not cell.trained:
+        _keeping_failures(cell, lambda: finetune_recurrent(_options(cell, files, max_train_samples)))
+
+
+def measure_cell(cell: Cell, files: dict[str, Path], human: Path | None, amount: Amount) -> None:
+    """Measure a trained cell, unless it is measured; failures as in `train`."""
+    if not cell.trained or cell.measures:
+        return
+
+    def work() -> None:
+        model, tokenizer = load_checkpoint(cell.run)
+        splits = {name: read_table(str(file)) for name, file in files.items()}
+        people: Dataset | None = None if human is None else read_table(str(human))
+        limit = model.config.max_position_embeddings
+        found = measure(model.requires_grad_(False), tokenizer, splits, people, amount, limit)
+        write_json(cell.folder / MEASURES, _without_nan(found))
+
+    _keeping_failures(cell, work)
+
+
+def _options(cell: Cell, files: dict[str, Path], max_train_samples: int | None) -> list[str]:
+    options = cell.experiment.recipe | VARIANTS[cell.variant] | {f"{name}_file": file for name, file in files.items()}
+    options |= {"learning_rate": cell.learning_rate, "seed": cell.seed, "output_dir": cell.run, "disable_tqdm": True}
+    if max_train_samples:
+        options["max_train_samples"] = max_train_samples
+    return [f"--{name}={value}" for name, value in options.items()]
+
+
+def _keeping_failures(cell: Cell, work: Callable[[], object]) -> None:
+    cell.folder.mkdir(parents=True, exist_ok=True)
+    (cell.folder / FAILURE).unlink(missing_ok=True)
+    with (
+        (cell.folder / LOG).open("a", encoding="utf-8") as log,
+        contextlib.redirect_stdout(log),
+        contextlib.redirect_stderr(log),
+    ):
+        try:
+            work()
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}".splitlines()[0]
+            (cell.folder / FAILURE).write_text(f"{text}\n\n{traceback.format_exc()}", encoding="utf-8")
+
+
+def drop_checkpoints(cell: Cell) -> None:
+    """Remove what a finished run only needed to be resumed."""
+    if cell.trained:
+        for checkpoint in cell.run.glob("checkpoint-*"):
+            shutil.rmtree(checkpoint)
+
+
+def _without_nan(value: Any) -> Any:
+    """The same with None for every NaN, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _without_nan(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(entry) for entry in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

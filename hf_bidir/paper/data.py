@@ -1,0 +1,67 @@
+"""The texts of an experiment as three files, from the Hub, from a data folder, or made here."""
+
+from pathlib import Path
+
+from datasets import ClassLabel, Dataset
+
+from hf_bidir.finetune.arguments import TextDataArguments
+from hf_bidir.finetune.errors import InputError
+from hf_bidir.finetune.sources import read_hub, read_table
+from hf_bidir.finetune.splits import labelled_splits
+from hf_bidir.finetune.synthetic import SETS, write_splits
+from hf_bidir.finetune.text_data import TEXT_COLUMNS
+from hf_bidir.paper.experiments import Experiment
+
+SPLITS = ("train", "validation", "test")
+
+
+def data_files(experiment: Experiment, data_dir: Path | None, folder: Path) -> dict[str, Path]:
+    """Write train, validation and test as parquet files into `folder`, unless they are there; return where.
+
+    Args:
+        experiment: which data.
+        data_dir: a folder with a sub-folder per data set; None reads the Hub.
+        folder: of the files.
+
+    Raises:
+        InputError: files are missing (all are named), the Hub does not have the data, or they cannot be used.
+    """
+    files = {split: folder / f"{split}.parquet" for split in SPLITS}
+    if all(file.is_file() for file in files.values()):
+        return files
+    if experiment.synthetic:
+        return write_splits(SETS[experiment.synthetic].split(), folder)
+    raw = _raw(experiment, data_dir)
+    if experiment.keep_labels is not None:
+        raw = {name: _kept(split, experiment.keep_labels) for name, split in raw.items()}
+    data = TextDataArguments(validation_share=experiment.validation_share, class_names=experiment.class_names)
+    splits = dict(labelled_splits(raw, data, None, TEXT_COLUMNS))
+    names = ClassLabel(names=experiment.class_names)
+    return write_splits({name: split.cast_column("label", names) for name, split in splits.items()}, folder)
+
+
+def missing_files(experiment: Experiment, data_dir: Path) -> list[Path]:
+    """The files that a data folder lacks for an experiment."""
+    if experiment.synthetic:
+        return []
+    files = [data_dir / experiment.folder / f"{file}.parquet" for file in experiment.files.values()]
+    return [file for file in files if not file.is_file()]
+
+
+def _raw(experiment: Experiment, data_dir: Path | None) -> dict[str, Dataset]:
+    if data_dir is None:
+        if experiment.hub is None:
+            raise InputError(f"{experiment.title} is not on the Hub; give --data-dir, a folder that has it")
+        return read_hub(experiment.hub, None)
+    if missing := missing_files(experiment, data_dir):
+        raise InputError(f"{experiment.title} needs files that are not there: {', '.join(map(str, missing))}")
+    folder = data_dir / experiment.folder
+    return {split: read_table(str(folder / f"{file}.parquet")) for split, file in experiment.files.items()}
+
+
+def _kept(split: Dataset, labels: list[int]) -> Dataset:
+    """The rows with these labels, which become 0, 1, ..."""
+    values = split["label"][:]
+    rows = [row for row, label in enumerate(values) if label in labels]
+    split = split.select(rows)
+    return split.remove_columns("label").add_column("label", [labels.index(values[row]) for row in rows])

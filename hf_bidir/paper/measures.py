@@ -1,0 +1,196 @@
+"""What is measured of a trained text classifier: how its attention relates to its answers, to gradients, to people."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hf_bidir.analysis import negative_share
+from hf_bidir.explain import erasure, gradient_times_input
+from hf_bidir.explain.contributions import coefficients_and_gradients
+from hf_bidir.faithfulness import (
+    adversarial_attention,
+    answer_changes,
+    comprehensiveness,
+    kendall_tau,
+    kept_rows,
+    permuted,
+    randomised,
+    sign_agreement,
+    sufficiency,
+)
+
+POSITIVE, NEGATIVE = 1, 0  # classes; what is explained is the logit of the first minus that of the second
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How much of everything is measured: texts, draws, adversaries."""
+
+    texts: int = 400
+    draws: int = 100
+    attacked: int = 64
+    training_texts: int = 512
+
+
+QUICK = Amount(texts=64, draws=20, attacked=8, training_texts=128)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Of one batch: a row per text, a column per token; padding is where `keep` is False."""
+
+    inputs: dict[str, Tensor]
+    keep: Tensor
+    scores: Tensor  # before the activation
+    coefficients: Tensor
+    slopes: Tensor  # u = ∂y/∂a
+
+    @property
+    def contributions(self) -> Tensor:
+        return self.coefficients * self.slopes
+
+
+def batches(tokenizer, texts: Sequence[str], limit: int) -> Iterator[dict[str, Tensor]]:
+    """The texts as the model reads them, padded, `BATCH` at a time."""
+    for start in range(0, len(texts), BATCH):
+        part = list(texts[start : start + BATCH])
+        yield dict(tokenizer(part, padding=True, truncation=True, max_length=limit, return_tensors="pt"))
+
+
+def scores_of(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Scores:
+    """Scores, coefficients and slopes of the margin between the two classes."""
+    recorded: list[Tensor] = []
+    hook = model.rnn.attention.score.register_forward_hook(lambda *call: recorded.append(call[-1].detach()))
+    try:
+        (coefficients,), (towards,) = coefficients_and_gradients(model, inputs, POSITIVE, None)
+        _, (away,) = coefficients_and_gradients(model, inputs, NEGATIVE, None)
+    finally:
+        hook.remove()
+    keep = inputs["attention_mask"].bool()
+    return Scores(inputs, keep, recorded[0][:, 0], coefficients[:, 0, 0], (towards - away)[:, 0, 0])
+
+
+def orientation(model: PreTrainedModel, tokenizer, texts: Sequence[str], limit: int) -> tuple[float, float]:
+    """`g = sign Σ |a| u` over training texts, by which a coefficient's sign means for or against; and its share.
+
+    Returns:
+        g, 1 or -1; and the share of `Σ |a u|` in which u has that sign, in [0.5, 1].
+    """
+    pull = total = 0.0
+    for inputs in batches(tokenizer, texts, limit):
+        found = scores_of(model, inputs)
+        weighted = found.coefficients.abs() * found.slopes * found.keep
+        pull, total = pull + weighted.sum().item(), total + weighted.abs().sum().item()
+    return (1.0 if pull >= 0 else -1.0), 0.5 + 0.5 * abs(pull) / max(total, 1e-30)
+
+
+def measure(
+    model: PreTrainedModel, tokenizer, splits: dict[str, Dataset], human: Dataset | None, amount: Amount, limit: int
+) -> dict[str, Any]:
+    """Everything that the report shows of one model.
+
+    Args:
+        model, tokenizer: of a text classifier with one attention layer and two classes.
+        splits: "train" and "test", with the column `text`; labels are not read.
+        human: sentences with the columns `tokens` and `token_labels` (0 to 4, 2 is neutral), or None.
+        amount: how much.
+        limit: tokens of a text.
+
+    Returns:
+        Numbers, and lists of one number per text for those that have a distribution.
+    """
+    train = splits["train"].shuffle(seed=0).select(range(min(amount.training_texts, len(splits["train"]))))["text"]
+    test = splits["test"].shuffle(seed=0).select(range(min(amount.texts, len(splits["test"]))))["text"]
+    sign, share = orientation(model, tokenizer, train[:], limit)
+    found: dict[str, Any] = {"orientation": sign, "orientation_share": share}
+    found |= _rankings(model, tokenizer, test[:], sign, limit)
+    found |= _interventions(model, tokenizer, test[:], amount, limit)
+    found |= _words(model, tokenizer, test[:], sign, limit)
+    if human is not None:
+        found |= _people(model, tokenizer, human, sign, amount)
+    return found
+
+
+def _rankings(model, tokenizer, texts, sign: float, limit: int) -> dict[str, Any]:
+    """Kendall's tau of coefficients and contributions with gradients and with renormalised deletion; ERASER."""
+    rows = defaultdict(list)
+    for inputs in batches(tokenizer, texts, limit):
+        found = scores_of(model, inputs)
+        effects = {"gradient": gradient_times_input, "erasure": erasure}
+        effects = {name: _margin(model, inputs, effect) for name, effect in effects.items()}
+        kept = {name: kept_rows(values, found.keep) for name, values in effects.items()}
+        a, contribution = sign * found.coefficients, found.contributions
+        for name, other in kept.items():
+            sizes = [np.abs(row) for row in other]
+            rows[f"tau_a_{name}"] += kendall_tau(kept_rows(a, found.keep), other).tolist()
+            rows[f"tau_|a|_{name}"] += kendall_tau(kept_rows(a.abs(), found.keep), sizes).tolist()
+            rows[f"tau_au_{name}"] += kendall_tau(kept_rows(contribution, found.keep), other).tolist()
+        predicted = model(**inputs).logits.argmax(-1)
+        towards = torch.where(predicted == POSITIVE, 1.0, -1.0)[:, None]
+        for name, ranked in (("au", contribution * towards), ("|a|", a.abs())):
+            options = {"progress": False}
+            rows[f"comprehensiveness_{name}"] += comprehensiveness(model, inputs, ranked, **options).tolist()
+            rows[f"sufficiency_{name}"] += sufficiency(model, inputs, ranked, **options).tolist()
+    return dict(rows)
+
+
+def _margin(model, inputs, effect) -> Tensor:
+    """An effect on the logit of the one class minus that on the other's."""
+    options = {"progress": False, "chunk_size": 512} if effect is erasure else {}
+    return (effect(model, inputs, POSITIVE, **options) - effect(model, inputs, NEGATIVE, **options)).detach()
+
+
+def _interventions(model, tokenizer, texts, amount: Amount, limit: int) -> dict[str, Any]:
+    rows = defaultdict(list)
+    for inputs in batches(tokenizer, texts, limit):
+        for name, change in (("permutation", permuted), ("randomisation", randomised)):
+            changes = answer_changes(model, inputs, change, draws=amount.draws, progress=False)
+            rows[name] += changes.median(0).values.tolist()
+    for inputs in batches(tokenizer, texts[: amount.attacked], limit):
+        rows["adversary"] += adversarial_attention(model, inputs, progress=False).divergence.tolist()
+    every = list(batches(tokenizer, texts, limit))
+    return dict(rows) | {"negative_share": _negative_share(model, every)}
+
+
+def _negative_share(model, every: list[dict[str, Tensor]]) -> float:
+    try:
+        return negative_share(model, every)
+    except ValueError:  # every coefficient is nearly 0
+        return float("nan")
+
+
+def _words(model, tokenizer, texts, sign: float, limit: int) -> dict[str, Any]:
+    """Of every word: how often it occurs, its mean score, coefficient and contribution, and the sum of squares of a."""
+    sums = defaultdict(lambda: np.zeros(5))
+    for inputs in batches(tokenizer, texts, limit):
+        found = scores_of(model, inputs)
+        columns = (found.scores, sign * found.coefficients, found.contributions)
+        for row, kept in enumerate(found.keep):
+            words = tokenizer.convert_ids_to_tokens(inputs["input_ids"][row][kept])
+            for word, score, a, contribution in zip(words, *(c[row][kept].tolist() for c in columns), strict=True):
+                sums[word] += (1, score, a, contribution, a * a)
+    return {"words": {word: values.tolist() for word, values in sums.items()}}
+
+
+def _people(model, tokenizer, human: Dataset, sign: float, amount: Amount) -> dict[str, Any]:
+    """Share of the words that people call positive or negative whose sign agrees, per sentence."""
+    rows = defaultdict(list)
+    for row in human.shuffle(seed=0).select(range(min(amount.texts, len(human)))):
+        polarity = np.array(row["token_labels"]) - 2
+        ids = [tokenizer.convert_tokens_to_ids(word.lower()) for word in row["tokens"]]
+        if not polarity.any():
+            continue
+        inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
+        found = scores_of(model, inputs)
+        for name, values in (("a", sign * found.coefficients[0]), ("au", found.contributions[0])):
+            rows[f"human_sign_{name}"] += sign_agreement([values.tolist()], [polarity]).tolist()
+            rows[f"human_tau_{name}"] += kendall_tau([values.tolist()], [polarity]).tolist()
+    return dict(rows)

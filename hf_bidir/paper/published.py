@@ -1,0 +1,161 @@
+"""The paper's own protocol, faults included, and the same weights evaluated without them.
+
+What the reference does (facts of its source, read by us; none of its code is here): padding, unknown words and the most
+frequent word share the id 0 and nothing is masked; the vocabulary is that of SST for every data set; Adadelta, 100
+epochs, no validation; and at the evaluation the scores of a text are multiplied by its label, so that all negative
+texts get one and the same answer.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import normalizers, pre_tokenizers
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm import trange
+
+from hf_bidir.finetune.files import write_json
+from hf_bidir.finetune.sources import read_table
+from hf_bidir.modeling.configuration_bidir_rnn import BidirRnnConfig
+from hf_bidir.modeling.modeling_bidir_rnn import BidirRnnForSequenceClassification
+from hf_bidir.paper.experiments import Experiment
+
+VOCABULARY, LENGTH, BATCH, EPOCHS = 8000, 30, 100, 100
+NORMALIZER, SPLITTER = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+
+
+@dataclass(frozen=True)
+class AsPublished:
+    """Test accuracies in percent of one set of weights: with the label in the scores, without, and what decides it.
+
+    Attributes:
+        leaked: the label multiplies the scores.
+        fair: it does not.
+        bias: the answer to every negative text when it does, as a logit; below 0 all of them count as right.
+    """
+
+    leaked: float
+    fair: float
+    bias: float
+
+
+def published_vocabulary(texts: list[str]) -> dict[str, int]:
+    """The most frequent words of these texts by id; the first one has 0, which is also padding and unknown words."""
+    counts = Counter(word for text in texts for word in _words(text))
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))[:VOCABULARY]
+    return {word: index for index, word in enumerate(ranked)}
+
+
+def encode(texts: list[str], vocabulary: dict[str, int]) -> Tensor:
+    """`[texts, LENGTH]`, cut or filled up with 0."""
+    rows = np.zeros((len(texts), LENGTH), dtype=np.int64)
+    for row, text in zip(rows, texts, strict=True):
+        ids = [vocabulary.get(word, 0) for word in _words(text)[:LENGTH]]
+        row[: len(ids)] = ids
+    return torch.from_numpy(rows)
+
+
+def train_as_published(
+    ids: Tensor,
+    labels: Tensor,
+    activation: str,
+    *,
+    sizes: tuple[int, int] = (200, 100),
+    learning_rate: float = 0.5,
+    seed: int = 0,
+    epochs: int = EPOCHS,
+    progress: bool = True,
+) -> BidirRnnForSequenceClassification:
+    """The paper's model by the paper's recipe.
+
+    Args:
+        ids, labels: `[texts, LENGTH]` and `[texts]`, 0 or 1.
+        activation: "softmax" or "tanhmax".
+        sizes: of the embedding, and of queries, keys and values.
+        learning_rate: of Adadelta; the paper has 0.05 and 0.5.
+        seed: of weights, batches and dropout.
+        epochs: of training.
+        progress: show a progress bar.
+    """
+    torch.manual_seed(seed)
+    config = BidirRnnConfig(
+        vocab_size=VOCABULARY, embedding_size=sizes[0], hidden_size=sizes[1], attn_activation=activation, num_labels=1,
+        initializer_range=1.0,
+    )  # fmt: skip
+    model = BidirRnnForSequenceClassification(config).train()
+    optimizer = torch.optim.Adadelta(model.parameters(), lr=learning_rate)
+    for _ in trange(epochs, desc=f"as published, {activation}", unit="epoch", leave=False, disable=not progress):
+        for rows in torch.randperm(len(ids)).split(BATCH):
+            loss = F.binary_cross_entropy_with_logits(answers(model, ids[rows]), labels[rows].float())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return model.eval()
+
+
+def answers(model: BidirRnnForSequenceClassification, ids: Tensor) -> Tensor:
+    """Logits of the positive class, `[texts]`; every position is attended to, padding too."""
+    return model(ids, torch.ones_like(ids)).logits[:, 0]
+
+
+@torch.no_grad()
+def evaluate_as_published(model: BidirRnnForSequenceClassification, ids: Tensor, labels: Tensor) -> AsPublished:
+    """The accuracy with and without the label in the scores; arguments as in `train_as_published`."""
+    fair = ((answers(model, ids) > 0) == labels.bool()).float().mean().item()
+    with label_in_scores(model, labels):
+        leaked = answers(model, ids)
+    accuracy = ((leaked > 0) == labels.bool()).float().mean().item()
+    return AsPublished(100 * accuracy, 100 * fair, leaked[labels == 0].mean().item())
+
+
+@contextmanager
+def label_in_scores(model: BidirRnnForSequenceClassification, labels: Tensor) -> Iterator[None]:
+    """While the context lasts, the scores of every text are multiplied by its label: the reference's first fault."""
+    hook = model.rnn.attention.score.register_forward_hook(lambda *call: call[-1] * labels.view(-1, 1, 1))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@dataclass(frozen=True)
+class PublishedCell:
+    """One set of weights by the paper's protocol: where its numbers are kept, and how they are made."""
+
+    experiment: Experiment
+    activation: str
+    seed: int
+    root: Path
+    epochs: int = EPOCHS
+
+    @property
+    def file(self) -> Path:
+        return self.root / "as-published" / f"{self.experiment.name}-{self.activation}-seed{self.seed}.json"
+
+    @property
+    def found(self) -> AsPublished | None:
+        return AsPublished(**json.loads(self.file.read_text(encoding="utf-8"))) if self.file.is_file() else None
+
+
+def run_published(cell: PublishedCell, files: dict[str, Path], sst: Path) -> None:
+    """Train and evaluate a cell, unless it is there; `sst` is the training file whose vocabulary serves all data."""
+    if cell.found:
+        return
+    vocabulary = published_vocabulary(read_table(str(sst))["text"][:])
+    splits = {name: read_table(str(files[name])) for name in ("train", "test")}
+    ids = {name: encode(split["text"][:], vocabulary) for name, split in splits.items()}
+    labels = {name: torch.tensor(split["label"][:]) for name, split in splits.items()}
+    options = cell.experiment.as_published | {"seed": cell.seed, "epochs": cell.epochs, "progress": False}
+    model = train_as_published(ids["train"], labels["train"], cell.activation, **options)
+    cell.file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(cell.file, asdict(evaluate_as_published(model, ids["test"], labels["test"])))
+
+
+def _words(text: str) -> list[str]:
+    return [word for word, _ in SPLITTER.pre_tokenize_str(NORMALIZER.normalize_str(text))]

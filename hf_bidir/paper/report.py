@@ -1,0 +1,173 @@
+"""report.md: the paper's numbers and the fair ones side by side, and what else was measured, each with its spread."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, PackageLoader
+
+from hf_bidir.faithfulness import bootstrap_interval
+from hf_bidir.finetune.files import replacing
+from hf_bidir.finetune.record import cpu_model, library_versions
+from hf_bidir.hub.model_card import seed_spread
+from hf_bidir.paper.cells import Cell
+from hf_bidir.paper.experiments import Experiment
+from hf_bidir.paper.published import PublishedCell
+
+REPORT, TEMPLATE = "report.md", "report_template.md"
+Chosen = dict[str, dict[str, list[Cell]]]  # by experiment and variant, a cell per seed
+TAUS = {
+    "tau_a_gradient": "a, gradient", "tau_|a|_gradient": "size of both", "tau_au_gradient": "a·u, gradient",
+    "tau_a_erasure": "a, deletion", "tau_|a|_erasure": "size of both", "tau_au_erasure": "a·u, deletion",
+}  # fmt: skip
+MOVED = {"permutation": "permutation", "randomisation": "randomisation", "adversary": "adversary, JSD"}
+DELETED = {
+    "comprehensiveness_au": "comprehensiveness, a·u", "comprehensiveness_|a|": "by size of a",
+    "sufficiency_au": "sufficiency, a·u", "sufficiency_|a|": "by size of a",
+}  # fmt: skip
+HUMAN = {"human_sign_a": "oriented a", "human_sign_au": "a·u", "human_tau_a": "τ, oriented a", "human_tau_au": "τ, a·u"}
+
+
+def write_report(
+    experiments: list[Experiment], chosen: Chosen, settings: Any, published: Sequence[PublishedCell] = ()
+) -> Path:
+    """Write report.md of what is finished into `settings.root`; what failed is named in it, and why."""
+    root, cells = settings.root, list(_cells(chosen))
+    template = Environment(loader=PackageLoader("hf_bidir.paper", "."), autoescape=False).get_template(TEMPLATE)
+    people = any("human_sign_a" in cell.measures for cell in cells)
+    text = template.render(
+        settings=settings,
+        machine=f"{cpu_model()}; {', '.join(f'{name} {version}' for name, version in library_versions().items())}.",
+        accuracy=accuracy_table(experiments, chosen),
+        published=published_table(published) if published else None,
+        rankings=_by_example(experiments, chosen, TAUS),
+        interventions=_by_example(experiments, chosen, MOVED),
+        deletion=_by_example(experiments, chosen, DELETED),
+        signs=sign_table(experiments, chosen),
+        human=_by_example(experiments, chosen, HUMAN) if people else None,
+        failures=[(cell.folder.relative_to(root), cell.failure) for cell in cells if cell.failure],
+        pictures=sorted(file.stem for file in root.glob("*.png")),
+    )
+    with replacing(root / REPORT) as temporary:
+        temporary.write_text(text.rstrip() + "\n", encoding="utf-8")
+    return root / REPORT
+
+
+def accuracy_table(experiments: list[Experiment], chosen: Chosen) -> str:
+    """Test accuracy in percent: the paper's, and mean ± standard deviation over seeds for every variant."""
+    variants = list(next(iter(chosen.values())))
+    rows = []
+    for experiment in experiments:
+        published = [experiment.published.get(name, {}).get("accuracy") for name in ("softmax", "tanhmax")]
+        cells = [_accuracy(chosen[experiment.name][variant]) for variant in variants]
+        rows.append([experiment.title, *(_number(value, 1) for value in published), *cells])
+    return _table(["data", "paper, softmax", "paper, TanhMax", *variants], rows)
+
+
+def published_table(cells: Sequence[PublishedCell]) -> str:
+    """The paper's number, its protocol re-created with the label in the scores, and the same weights without it."""
+    groups: dict[tuple[str, str], list[PublishedCell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.experiment.title, cell.activation), []).append(cell)
+    rows = []
+    for (title, activation), group in groups.items():
+        found = [cell.found for cell in group if cell.found]
+        if found:
+            paper = group[0].experiment.published.get(activation, {}).get("accuracy")
+            leaked = ", ".join(f"{one.leaked:.1f}" for one in found)
+            lucky = f"{sum(one.bias < 0 for one in found)} of {len(found)}"
+            rows.append([title, activation, _number(paper, 1), leaked, lucky, seed_spread([o.fair for o in found], 1)])
+    return _table(
+        ["data", "activation", "paper", "label in the scores, by seed", "bias below 0", "same weights without"], rows
+    )
+
+
+def sign_table(experiments: list[Experiment], chosen: Chosen) -> str:
+    """How much is negative, how far one sign means one thing, and whether polar words stand apart."""
+    rows = []
+    for experiment in experiments:
+        for variant, cells in chosen[experiment.name].items():
+            measured = [cell.measures for cell in cells if cell.measures]
+            if not measured:
+                continue
+            shares = [_mean(found[key] for found in measured) for key in ("negative_share", "orientation_share")]
+            apart = _mean(polar_separation(found["words"]) for found in measured) if experiment.synthetic else None
+            rows.append([experiment.title, variant, *(_number(share, 3) for share in shares), _number(apart, 1)])
+    header = [
+        "data",
+        "variant",
+        "share of negative a",
+        "share of u with one sign",
+        "polar − neutral a, standard errors",
+    ]
+    return _table(header, rows)
+
+
+def polar_separation(words: dict[str, list[float]]) -> float:
+    """How many standard errors the mean coefficients of polar words are from that of neutral ones; the smaller of both.
+
+    Args:
+        words: of a synthetic set: number, sum of scores, of coefficients, of contributions, of squared coefficients.
+    """
+    groups = {
+        kind: [values for word, values in words.items() if word.startswith(kind)] for kind in ("pos", "neg", "word")
+    }
+    sums = {kind: np.sum(values, axis=0) if values else np.zeros(5) for kind, values in groups.items()}
+    if not all(total[0] for total in sums.values()):
+        return float("nan")
+    means = {kind: total[2] / total[0] for kind, total in sums.items()}
+    errors = {kind: max(total[4] / total[0] - means[kind] ** 2, 0.0) / total[0] for kind, total in sums.items()}
+    signs = {"pos": 1, "neg": -1}
+    return min(
+        sign * (means[kind] - means["word"]) / max((errors[kind] + errors["word"]) ** 0.5, 1e-12)
+        for kind, sign in signs.items()
+    )
+
+
+def _by_example(experiments: list[Experiment], chosen: Chosen, columns: dict[str, str]) -> str:
+    rows = []
+    for experiment in experiments:
+        for variant, cells in chosen[experiment.name].items():
+            found = [_interval(cells, key) for key in columns]
+            if any(found):
+                rows.append([experiment.title, variant, *found])
+    return _table(["data", "variant", *columns.values()], rows)
+
+
+def _interval(cells: list[Cell], key: str) -> str:
+    """Mean over all texts and seeds, and the interval over texts of their means over seeds."""
+    rows = [cell.measures[key] for cell in cells if key in cell.measures]
+    if not rows:
+        return ""
+    values = np.array([[np.nan if value is None else value for value in row] for row in rows])
+    defined = ~np.isnan(values).all(0)
+    if not defined.any():
+        return "not defined"
+    by_text = np.nanmean(values[:, defined], 0)
+    low, high = bootstrap_interval(by_text)
+    return f"{by_text.mean():.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _accuracy(cells: list[Cell]) -> str:
+    values = [100 * cell.results["test_accuracy"] for cell in cells if "test_accuracy" in cell.results]
+    failed = sum(cell.failure is not None and not cell.trained for cell in cells)
+    text = seed_spread(values, 1) if values else ""
+    return f"{text}{f' ({failed} failed)' if failed else ''}".strip()
+
+
+def _cells(chosen: Chosen) -> Iterable[Cell]:
+    return (cell for variants in chosen.values() for cells in variants.values() for cell in cells)
+
+
+def _mean(values: Iterable[Any]) -> float | None:
+    known = [value for value in values if value is not None and not np.isnan(value)]
+    return float(np.mean(known)) if known else None
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])

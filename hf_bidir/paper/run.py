@@ -1,0 +1,178 @@
+"""The experiments of the paper, from data to report: cells in parallel, none of them twice."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from joblib import Parallel, delayed
+from tqdm import tqdm
+
+from hf_bidir.finetune.errors import InputError
+from hf_bidir.finetune.sources import read_table
+from hf_bidir.finetune.synthetic import SETS
+from hf_bidir.paper.cells import Cell, drop_checkpoints, measure_cell, train
+from hf_bidir.paper.data import data_files, missing_files
+from hf_bidir.paper.experiments import VARIANTS, Experiment, read_experiments
+from hf_bidir.paper.figures import draw_all
+from hf_bidir.paper.measures import QUICK, Amount
+from hf_bidir.paper.published import EPOCHS, PublishedCell, run_published
+from hf_bidir.paper.report import REPORT, write_report
+
+HUMAN = "sst_trees/test.parquet"
+QUICK_ROWS, QUICK_EPOCHS = 1500, 10
+PUBLISHED_SEEDS = 3
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the experiments are run."""
+
+    root: Path
+    data_dir: Path | None = None
+    seeds: int = 5
+    quick: bool = False
+    jobs: int = 2
+    as_published: bool = False
+
+    @property
+    def amount(self) -> Amount:
+        return QUICK if self.quick else Amount()
+
+
+def check(experiments: Iterable[Experiment], settings: Settings, resume: bool) -> None:
+    """Refuse what cannot work, before anything is trained.
+
+    Raises:
+        InputError: the folder holds a finished report, or the data folder lacks files (all are named).
+    """
+    if (settings.root / REPORT).is_file() and not resume:
+        raise InputError(
+            f"{settings.root} holds a finished report; give --resume to go on with it, or another --output"
+        )
+    if settings.data_dir is None:
+        return
+    if missing := [file for experiment in experiments for file in missing_files(experiment, settings.data_dir)]:
+        raise InputError(f"{settings.data_dir} lacks: {', '.join(map(str, missing))}")
+
+
+def run_cells(experiments: list[Experiment], settings: Settings) -> dict[str, dict[str, list[Cell]]]:
+    """Choose learning rates with the first seed, train the other seeds, measure all of them.
+
+    Returns:
+        By experiment and variant, the cells of the chosen learning rate, one per seed.
+    """
+    files = {one.name: data_files(one, settings.data_dir, settings.root / "data" / one.name) for one in experiments}
+    rows = QUICK_ROWS if settings.quick else None
+
+    def cells_of(experiment: Experiment, variant: str, rates: list[float], seeds: Iterable[int]) -> list[Cell]:
+        return [Cell(experiment, variant, rate, seed, settings.root) for rate in rates for seed in seeds]
+
+    def all_train(cells: list[Cell], what: str) -> None:
+        waiting = [cell for cell in cells if not cell.trained]
+        _parallel(lambda cell: _train(cell, files[cell.experiment.name], rows), waiting, settings.jobs, what)
+
+    grid = [
+        cell
+        for experiment in experiments
+        for variant in VARIANTS
+        for cell in cells_of(experiment, variant, _rates(experiment, settings), [0])
+    ]
+    all_train(grid, "learning rates")
+    chosen = {
+        experiment.name: {
+            variant: cells_of(experiment, variant, [best_rate(grid, experiment, variant)], range(settings.seeds))
+            for variant in VARIANTS
+        }
+        for experiment in experiments
+    }
+    cells = [cell for variants in chosen.values() for row in variants.values() for cell in row]
+    all_train(cells, "seeds")
+    waiting = [cell for cell in cells if cell.trained and not cell.measures]
+    _parallel(lambda cell: _measure(cell, files[cell.experiment.name], settings), waiting, settings.jobs, "measures")
+    return chosen
+
+
+def best_rate(grid: list[Cell], experiment: Experiment, variant: str) -> float:
+    """The learning rate with the highest validation accuracy; the first one where all have failed."""
+    mine = [cell for cell in grid if (cell.experiment, cell.variant) == (experiment, variant)]
+    return max(mine, key=lambda cell: cell.results.get("eval_accuracy", -1)).learning_rate
+
+
+def _rates(experiment: Experiment, settings: Settings) -> list[float]:
+    rates = experiment.learning_rates
+    return [rates[len(rates) // 2]] if settings.quick else rates
+
+
+def _train(cell: Cell, files: dict[str, Path], rows: int | None) -> None:
+    train(cell, files, rows)
+    drop_checkpoints(cell)
+
+
+def _measure(cell: Cell, files: dict[str, Path], settings: Settings) -> None:
+    human = settings.data_dir / HUMAN if settings.data_dir and cell.experiment.name == "sst" else None
+    measure_cell(cell, files, human if human and human.is_file() else None, settings.amount)
+
+
+def _parallel(work: Callable[[Cell], None], cells: list[Cell], jobs: int, what: str) -> None:
+    """Every cell in one of `jobs` processes of one thread each."""
+    done = Parallel(n_jobs=jobs, return_as="generator_unordered")(delayed(_one_thread)(work, cell) for cell in cells)
+    for _ in tqdm(done, total=len(cells), desc=what, unit="cell", disable=not cells):
+        pass
+
+
+def _one_thread(work: Callable[[Cell], None], cell: Cell) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    work(cell)
+
+
+def polarity_of_words(experiment: Experiment, settings: Settings) -> dict[str, int]:
+    """Which words are positive and which negative: of the synthetic sets by construction, of SST by people."""
+    if experiment.synthetic:
+        words = SETS[experiment.synthetic].words()
+        return {word: 1 if word.startswith("pos") else -1 for word in words if not word.startswith("word")}
+    if experiment.name != "sst" or not settings.data_dir or not (settings.data_dir / HUMAN).is_file():
+        return {}
+    grades = defaultdict(list)
+    for row in read_table(str(settings.data_dir / HUMAN)):
+        for word, label in zip(row["tokens"], row["token_labels"], strict=True):
+            grades[word.lower()].append(label - 2)
+    return {word: int(np.sign(np.mean(labels))) for word, labels in grades.items() if abs(np.mean(labels)) >= 0.5}
+
+
+def run_paper(experiments: list[Experiment], settings: Settings, resume: bool = False) -> Path:
+    """Run the experiments as far as they are not done, and write report.md with its pictures; return where it is.
+
+    Raises:
+        InputError: as in `check` and `data_files`.
+    """
+    check(experiments, settings, resume)
+    settings.root.mkdir(parents=True, exist_ok=True)
+    chosen = run_cells(experiments, settings)
+    for experiment in experiments:
+        polarity = polarity_of_words(experiment, settings)
+        draw_all(experiment.name, experiment.title, chosen[experiment.name], settings.root, polarity)
+    published = run_as_published(experiments, settings) if settings.as_published else []
+    return write_report(experiments, chosen, settings, published)
+
+
+def run_as_published(experiments: list[Experiment], settings: Settings) -> list[PublishedCell]:
+    """The experiments that have it by the paper's own protocol; those cells that are there are not run again."""
+    every = [one for one in experiments if one.as_published]
+    files = {one.name: data_files(one, settings.data_dir, settings.root / "data" / one.name) for one in every}
+    (sst,) = read_experiments(["sst"])  # whose vocabulary serves them all
+    sst_file = data_files(sst, settings.data_dir, settings.root / "data/sst")["train"]
+    seeds, epochs = (1, QUICK_EPOCHS) if settings.quick else (PUBLISHED_SEEDS, EPOCHS)
+    cells = [
+        PublishedCell(one, activation, seed, settings.root, epochs)
+        for one in every
+        for activation in ("softmax", "tanhmax")
+        for seed in range(seeds)
+    ]
+    _parallel(
+        lambda cell: run_published(cell, files[cell.experiment.name], sst_file), cells, settings.jobs, "published"
+    )
+    return cells

@@ -1,0 +1,106 @@
+"""Curves of deletion and insertion, comprehensiveness and sufficiency, against deletion by hand."""
+
+import pytest
+import torch
+
+from hf_bidir.explain import contributions
+from hf_bidir.faithfulness import ERASER_SHARES, answer_curve, comprehensiveness, sufficiency
+from tests.faithfulness.conftest import bert, images, pooling, sentences, texts, vit
+
+
+def probability(model, ids, target):
+    return model(torch.tensor([ids])).logits.softmax(-1)[0, target].item()
+
+
+def example(model):
+    """A text of seven words, their scores, the predicted class."""
+    ids = texts()["input_ids"][:1]
+    return ids, torch.tensor([[0.3, -2.0, 1.5, 0.0, 0.9, -0.1, 0.7]]), model(ids).logits.argmax().item()
+
+
+def test_deletion_takes_the_highest_scores_first_and_the_text_closes_up():
+    model = pooling(encoder="gru")
+    ids, scores, target = example(model)
+    curve = answer_curve(model, {"input_ids": ids}, scores, [0, 0.25, 1])
+    words = ids[0].tolist()
+    rest = [word for index, word in enumerate(words) if index not in (2, 4)]  # a quarter of seven is two
+    assert curve[:, 0].tolist() == pytest.approx(
+        [probability(model, words, target), probability(model, rest, target), probability(model, [words[2]], target)],
+        abs=1e-6,
+    )
+
+
+def test_insertion_leaves_the_highest_scores_alone_in_the_order_of_the_text():
+    model = pooling(encoder="gru")
+    ids, scores, target = example(model)
+    curve = answer_curve(model, {"input_ids": ids}, scores, [0.4, 1], "insertion")
+    words = ids[0].tolist()
+    best = [words[2], words[4], words[6]]
+    expected = [probability(model, best, target), probability(model, words, target)]
+    assert curve[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("how", ["deletion", "insertion"])
+def test_examples_of_a_batch_do_not_depend_on_each_other(how):
+    model, batch = pooling(encoder="lstm", bidirectional=True), texts()
+    scores = torch.randn(3, 7, generator=torch.Generator().manual_seed(0))
+    together = answer_curve(model, batch, scores, ERASER_SHARES, how)
+    for row, length in enumerate(batch["attention_mask"].sum(1)):
+        alone = answer_curve(
+            model, {"input_ids": batch["input_ids"][row : row + 1, :length]}, scores[row : row + 1, :length],
+            ERASER_SHARES, how,
+        )  # fmt: skip
+        torch.testing.assert_close(together[:, row], alone[:, 0], rtol=0, atol=1e-6)
+
+
+def test_the_token_that_is_read_and_others_that_are_special_stay():
+    model, ids = bert(), sentences()["input_ids"][:1]
+    special = torch.tensor([[True, False, False, False, False, True]])
+    left = answer_curve(model, {"input_ids": ids}, torch.zeros(1, 6), [1.0], special=special)
+    expected = model(ids[:, [0, 5]]).logits.softmax(-1)[0, model(ids).logits.argmax()]
+    torch.testing.assert_close(left[0, 0], expected.detach())
+    only_first = answer_curve(model, {"input_ids": ids}, torch.zeros(1, 6), [1.0])
+    expected = model(ids[:, :1]).logits.softmax(-1)[0, model(ids).logits.argmax()]
+    torch.testing.assert_close(only_first[0, 0], expected.detach())
+
+
+def test_patches_are_painted_with_the_mean_colour():
+    model, batch = vit(), images()
+    scores = contributions(model, batch).sum((1, 2))
+    curve = answer_curve(model, batch, scores, [2 / 16])
+    best = scores[0, 1:].argsort(descending=True)[:2].tolist()
+    painted = batch["pixel_values"][:1].clone()
+    for patch in best:
+        painted[:, :, patch // 4 * 2 : patch // 4 * 2 + 2, patch % 4 * 2 : patch % 4 * 2 + 2] = 0
+    target = model(batch["pixel_values"][:1]).logits.argmax()
+    torch.testing.assert_close(curve[0, 0], model(painted).logits.softmax(-1)[0, target].detach())
+
+
+def test_comprehensiveness_and_sufficiency_are_means_over_shares():
+    model, batch = pooling(), texts()
+    scores = contributions(model, batch).sum((1, 2))
+    whole = model(**batch).logits.softmax(-1).amax(-1).detach()
+    without = torch.stack([answer_curve(model, batch, scores, [share])[0] for share in (0.01, 0.05, 0.1, 0.2, 0.5)])
+    torch.testing.assert_close(comprehensiveness(model, batch, scores), whole - without.mean(0))
+    alone = torch.stack([answer_curve(model, batch, scores, [s], "insertion")[0] for s in (0.01, 0.05, 0.1, 0.2, 0.5)])
+    torch.testing.assert_close(sufficiency(model, batch, scores), whole - alone.mean(0))
+
+
+def test_what_speaks_for_the_answer_is_more_comprehensive_than_what_speaks_against_it():
+    model, batch = pooling(), texts()
+    scores = contributions(model, batch).sum((1, 2))
+    assert (comprehensiveness(model, batch, scores) > comprehensiveness(model, batch, -scores)).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shares": [1.5]}, r"shares in \[0, 1\], got 'deletion' and \[1.5\]"),
+        ({"how": "erasure"}, 'expected how "deletion" or "insertion" .* got \'erasure\''),
+        ({"scores": torch.zeros(3, 5)}, r"expected scores \[batch, length\] = \(3, 7\), got \(3, 5\)"),
+    ],
+)
+def test_bad_input_is_one_error(change, message):
+    arguments = {"scores": torch.zeros(3, 7), "shares": [0.5], "how": "deletion"} | change
+    with pytest.raises(ValueError, match=message):
+        answer_curve(pooling(), texts(), **arguments)

@@ -1,0 +1,97 @@
+"""Permutation and randomisation: what they keep, what they change, and that labels and padding have no part in it."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_bidir.faithfulness import answer_changes, class_probabilities, permuted, randomised
+from hf_bidir.modeling.modeling_bidir import edited_coefficients
+from tests.faithfulness.conftest import bert, images, pooling, sentences, texts, vit
+
+CASES = {"pooling": (pooling, texts), "bert": (bert, sentences), "vit": (vit, images)}
+every_model = pytest.mark.parametrize("kind", CASES)
+both = pytest.mark.parametrize("change", [permuted, randomised])
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def masked(length, kept):
+    coefficients = torch.randn(2, 3, 4, length, generator=seeded(1))
+    keep = torch.zeros(length, dtype=torch.bool)
+    keep[torch.randperm(length, generator=seeded(2))[:kept]] = True
+    return coefficients * keep, keep
+
+
+@given(st.integers(1, 7), st.data())
+def test_a_permutation_keeps_every_querys_coefficients_and_leaves_padding_alone(length, data):
+    coefficients, keep = masked(length, data.draw(st.integers(0, length)))
+    shuffled = permuted(coefficients, keep, seeded(data.draw(st.integers(0, 9))))
+    assert (shuffled[..., ~keep] == 0).all()
+    assert shuffled[..., keep].sort(-1).values.equal(coefficients[..., keep].sort(-1).values)
+
+
+def test_every_order_of_a_permutation_is_as_likely():
+    coefficients = torch.tensor([1.0, 2.0, 3.0]).expand(6000, 1, 1, 3)
+    drawn = permuted(coefficients, torch.ones(3, dtype=torch.bool), seeded())
+    counts = torch.unique(drawn.flatten(0, 2), dim=0, return_counts=True)[1]
+    assert len(counts) == 6
+    assert (counts - 1000).abs().max() < 4 * (6000 * (1 / 6) * (5 / 6)) ** 0.5
+
+
+@given(st.integers(1, 7), st.data())
+def test_random_coefficients_keep_the_sum_of_sizes_and_the_number_of_signs(length, data):
+    coefficients, keep = masked(length, data.draw(st.integers(1, length)))
+    drawn = randomised(coefficients, keep, seeded(data.draw(st.integers(0, 9))))
+    torch.testing.assert_close(drawn.abs().sum(-1), coefficients.abs().sum(-1))
+    assert (drawn[..., ~keep] == 0).all()
+    assert ((drawn < 0).sum(-1) == (coefficients < 0).sum(-1)).all()
+
+
+def test_random_sizes_are_uniform_over_the_simplex():
+    drawn = randomised(torch.full((20_000, 1, 1, 3), 1 / 3), torch.ones(3, dtype=torch.bool), seeded())[:, 0, 0]
+    torch.testing.assert_close(drawn.mean(0), torch.full((3,), 1 / 3), rtol=0, atol=0.01)
+    torch.testing.assert_close(drawn.var(0), torch.full((3,), 2 / 36), rtol=0, atol=0.005)  # of Dirichlet(1, 1, 1)
+
+
+@every_model
+@both
+def test_the_change_is_the_total_variation_between_the_answers(kind, change):
+    model, inputs = CASES[kind][0](), CASES[kind][1]()
+    (found,) = answer_changes(model, inputs, change, draws=1, seed=5)
+    generator, keep = seeded(5), inputs.get("attention_mask")
+
+    def changed(coefficients):
+        kept = torch.ones(coefficients.shape[-1]) if keep is None else keep[:, None, None]
+        return change(coefficients, kept.bool(), generator)
+
+    before = model(**inputs).logits.softmax(-1)
+    with edited_coefficients(model, changed):
+        after = model(**inputs).logits.softmax(-1)
+    torch.testing.assert_close(found, (before - after).abs().sum(-1).detach() / 2)
+    assert (found[0] > 1e-4).all()
+
+
+def test_a_text_of_one_word_cannot_be_permuted():
+    model, inputs = pooling(), {"input_ids": torch.tensor([[3, 0, 0]]), "attention_mask": torch.tensor([[1, 0, 0]])}
+    assert (answer_changes(model, inputs, permuted, draws=5) < 1e-6).all()
+
+
+@every_model
+def test_a_seed_says_what_is_drawn_and_labels_do_not_matter(kind):
+    model, inputs = CASES[kind][0](), CASES[kind][1]()
+    rows = len(next(iter(inputs.values())))
+    first = answer_changes(model, inputs, permuted, draws=3, seed=1)
+    again = answer_changes(model, inputs | {"labels": torch.zeros(rows, dtype=torch.long)}, permuted, draws=3, seed=1)
+    assert first.equal(again)
+    assert not first.equal(answer_changes(model, inputs, permuted, draws=3, seed=2))
+
+
+def test_probabilities_sum_to_one_and_models_without_classes_are_refused():
+    assert class_probabilities(pooling(), texts()).sum(-1).allclose(torch.ones(3))
+    with pytest.raises(ValueError, match="expected a classifier of whole inputs, got BidirRnnModel"):
+        class_probabilities(pooling().rnn, texts())
+    with pytest.raises(ValueError, match="expected at least one draw, got 0"):
+        answer_changes(pooling(), texts(), permuted, draws=0)

@@ -1,0 +1,181 @@
+"""hf-bidir paper: cells that are trained once, failures that stop nothing else, a report of all, clear refusals."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from transformers import Trainer
+from typer.testing import CliRunner
+
+from hf_bidir.cli import app
+from hf_bidir.explain import load_checkpoint
+from hf_bidir.finetune.errors import InputError
+from hf_bidir.finetune.synthetic import SyntheticTexts, write_splits
+from hf_bidir.paper import run
+from hf_bidir.paper.cells import Cell, train
+from hf_bidir.paper.experiments import TEXTS, VARIANTS, Experiment, mean_pooling, read_experiments
+from hf_bidir.paper.measures import Amount, measure, orientation, scores_of
+from hf_bidir.paper.report import polar_separation
+from hf_bidir.paper.run import Settings, check, run_paper
+
+TINY = SyntheticTexts(texts=400, vocabulary=40, polar=10)
+RECIPE = {
+    **{"embedding_size": 16, "hidden_size": 8, "vocab_size": 60, "max_length": 12, "num_train_epochs": 8},
+    **{"per_device_train_batch_size": 16, "use_cpu": True},
+}
+AMOUNT = Amount(texts=12, draws=4, attacked=2, training_texts=24)
+
+
+@pytest.fixture(scope="module")
+def experiment():
+    return Experiment("tiny", "Tiny", RECIPE, [1e-2], synthetic="tiny", published={"softmax": {"accuracy": 98.0}})
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return write_splits(TINY.split(), tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def trained(experiment, files, tmp_path_factory):
+    """A trained cell of TanhMax, with its model and tokenizer."""
+    cell = Cell(experiment, "tanhmax", 1e-2, 0, tmp_path_factory.mktemp("paper"))
+    train(cell, files)
+    return cell, *load_checkpoint(cell.run)
+
+
+def test_a_label_changes_no_logit(trained, files):
+    _, model, tokenizer = trained
+    inputs = tokenizer(Dataset.from_parquet(str(files["test"]))["text"][:20], return_tensors="pt")
+    labels = torch.arange(20) % 2
+    without = model(**inputs).logits
+    for shuffled in (labels, labels.flip(0), 1 - labels):
+        assert model(**inputs, labels=shuffled).logits.equal(without)
+
+
+def test_a_finished_cell_is_not_trained_again(trained, files, monkeypatch):
+    cell, _, _ = trained
+    monkeypatch.setattr(Trainer, "train", lambda *a, **k: pytest.fail("it was trained again"))
+    train(cell, files)
+    assert cell.results["test_accuracy"] > 0.9
+    assert cell.failure is None
+
+
+def test_a_cell_that_fails_says_why_and_raises_nothing(experiment, files, tmp_path):
+    cell = Cell(experiment, "softmax", 1e30, 0, tmp_path)
+    train(cell, files)
+    assert not cell.trained
+    assert re.match(r"InputError: the training loss became (nan|inf)", cell.failure)
+
+
+def test_words_are_decoded_as_they_stand_in_the_text(trained, files):
+    _, _, tokenizer = trained
+    text = Dataset.from_parquet(str(files["test"]))["text"][0]
+    ids = tokenizer(text)["input_ids"]
+    assert tokenizer.convert_ids_to_tokens(ids) == text.split()
+
+
+def test_slopes_are_those_of_the_margin_between_the_classes(trained, files):
+    _, model, tokenizer = trained
+    inputs = dict(tokenizer(Dataset.from_parquet(str(files["test"]))["text"][:3], return_tensors="pt"))
+    found = scores_of(model, inputs)
+    difference = model.classifier.weight[1] - model.classifier.weight[0]
+    values = model.rnn.attention.value(model.rnn.embeddings(inputs["input_ids"]))
+    torch.testing.assert_close(found.slopes, (values @ difference).detach(), rtol=1e-4, atol=1e-5)
+    logits = model(**inputs).logits
+    bias = model.classifier.bias[1] - model.classifier.bias[0]
+    torch.testing.assert_close(
+        found.contributions.sum(1) + bias, logits[:, 1] - logits[:, 0], rtol=1e-4, atol=1e-4
+    )  # a single layer with a linear readout: contributions add up to the margin
+
+
+def test_oriented_coefficients_are_positive_for_positive_words(trained, files):
+    _, model, tokenizer = trained
+    texts = Dataset.from_parquet(str(files["train"]))["text"][:40]
+    sign, share = orientation(model, tokenizer, texts, 12)
+    assert 0.5 <= share <= 1
+    with torch.no_grad():  # the same function from coefficients of the other sign
+        for layer in (model.rnn.attention.score.key, model.rnn.attention.value):
+            layer.weight.neg_()
+            layer.bias.neg_()
+    turned, same = orientation(model, tokenizer, texts, 12)
+    assert (turned, pytest.approx(same)) == (-sign, share)
+
+
+def test_everything_is_measured_with_a_number_per_text(trained, files):
+    cell, _, _ = trained
+    model, tokenizer = load_checkpoint(cell.run)
+    splits = {name: Dataset.from_parquet(str(file)) for name, file in files.items()}
+    human = Dataset.from_dict({"tokens": [["pos0", "word3", "neg1"]], "token_labels": [[4, 2, 0]]})
+    found = measure(model.requires_grad_(False), tokenizer, splits, human, AMOUNT, 12)
+    per_text = {key: values for key, values in found.items() if isinstance(values, list)}
+    assert {len(values) for key, values in per_text.items() if not key.startswith(("human", "adversary"))} == {12}
+    assert len(per_text["adversary"]) == 2
+    assert len(per_text["human_sign_au"]) == 1
+    assert all(abs(value - 1) < 1e-6 for value in found["tau_au_erasure"]) is False  # deletion renormalises
+
+
+def test_the_mean_variant_is_the_mean_over_words():
+    scores, keep = torch.randn(2, 1, 1, 4), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]).bool()[:, None, None]
+    assert mean_pooling(scores, keep)[:, 0, 0].tolist() == [[0.25] * 4, [0.5, 0.5, 0, 0]]
+
+
+def test_polar_words_apart_from_neutral_ones_are_counted_in_standard_errors():
+    def entry(values):
+        return [len(values), 0.0, sum(values), 0.0, sum(v * v for v in values)]
+
+    generator = np.random.default_rng(0)
+    kinds = {"pos0": 0.5, "neg0": -0.3, "word0": 0.0}
+    words = {word: entry(generator.normal(mean, 0.1, 100)) for word, mean in kinds.items()}
+    error = (2 * 0.1**2 / 100) ** 0.5
+    assert polar_separation(words) == pytest.approx(0.3 / error, rel=0.2)
+
+
+def test_every_experiment_of_the_repository_can_be_read():
+    for experiment in read_experiments(list(TEXTS)):
+        assert experiment.learning_rates
+        assert experiment.published["tanhmax"]["accuracy"] > 80
+        assert experiment.synthetic or experiment.files
+
+
+def test_an_experiment_that_there_is_not_is_one_error():
+    with pytest.raises(InputError, match=r"there is no experiment 'sts'; choose among .*Did you mean"):
+        read_experiments(["sts"])
+
+
+def test_files_that_are_missing_are_all_named(tmp_path):
+    result = CliRunner().invoke(
+        app, ["paper", "sst", "20news", "--data-dir", str(tmp_path), "--output", str(tmp_path / "r")]
+    )
+    assert result.exit_code == 2
+    for file in ("sst2/train.parquet", "sst2/test.parquet", "20news_sports/paper_train.parquet"):
+        assert file in result.output
+
+
+def test_a_finished_report_is_not_overwritten_unless_asked(experiment, tmp_path):
+    (tmp_path / "report.md").write_text("mine")
+    with pytest.raises(InputError, match="holds a finished report; give --resume"):
+        check([experiment], Settings(tmp_path), resume=False)
+    check([experiment], Settings(tmp_path), resume=True)
+
+
+def test_the_whole_run_ends_in_a_report_of_every_variant_and_goes_on_where_it_was(experiment, tmp_path, monkeypatch):
+    monkeypatch.setitem(run.SETS, "tiny", TINY)
+    monkeypatch.setattr("hf_bidir.paper.data.SETS", run.SETS)
+    monkeypatch.setattr(Settings, "amount", AMOUNT)
+    settings = Settings(tmp_path, seeds=1, jobs=1)
+    report = run_paper([experiment], settings).read_text()
+    (row,) = re.findall(r"^\| Tiny \| 98.0 \|.*$", report, re.MULTILINE)
+    assert len(re.findall(r"\d+\.\d", row)) == 1 + len(VARIANTS)
+    for variant in VARIANTS:
+        assert report.count(f"| Tiny | {variant} |") == 4
+    assert all((tmp_path / name).is_file() for name in re.findall(r"\]\((.*\.png)\)", report))
+    assert len(re.findall(r"\.png", report)) == 3
+    measured = json.loads(next(tmp_path.rglob("measures.json")).read_text())
+    assert measured["words"]
+    next(tmp_path.rglob("measures.json")).unlink()
+    monkeypatch.setattr(Trainer, "train", lambda *a, **k: pytest.fail("it was trained again"))
+    assert run_paper([experiment], settings, resume=True).read_text() == report
