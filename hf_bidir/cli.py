@@ -299,10 +299,16 @@ def rank_collapse(
 def paper(
     experiments: Annotated[
         list[str] | None,
-        typer.Argument(help="synthetic, synthetic-additive, sst, 20news, imdb, agnews; all, the default."),
+        typer.Argument(
+            help="synthetic, synthetic-additive, sst, 20news, imdb, agnews; vit (Fashion-MNIST, CIFAR-10); multilayer "
+            "(BERT and MiniLM on IMDB); texts, those with one attention layer; all, the default."
+        ),
     ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(help="A folder with sst2/, 20news_sports/, imdb/ and ag_news/; without it the Hub.")
+        Path | None, typer.Option(help="A folder with a sub-folder per data set, such as sst2/; without it the Hub.")
+    ] = None,
+    minilm: Annotated[
+        Path | None, typer.Option(help="The folder of MiniLM, for multilayer; without it the Hub.")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="From 0 on; the first one also chooses the learning rate.")] = 5,
     quick: Annotated[
@@ -318,19 +324,18 @@ def paper(
     """Run the TanhMax paper's experiments under a fair protocol, and write report.md with tables and pictures.
 
     Softmax, TanhMax, three λ in between, tanh and mean pooling, with the same architecture, learning-rate grid and
-    validation selection. What is finished is not run again, so an interrupted run goes on by the same command; what
-    fails is named in the report, and the rest goes on.
+    validation selection; deep models with softmax and TanhMax alone. What is finished is not run again, so an
+    interrupted run goes on by the same command; what fails is named in the report, and the rest goes on.
 
     \b
     hf-bidir paper synthetic sst --quick
     hf-bidir paper all --data-dir data --seeds 5
     """
-    from hf_bidir.paper.experiments import TEXTS, read_experiments
+    from hf_bidir.paper.experiments import experiment_names, read_experiments
     from hf_bidir.paper.run import Settings, run_paper
 
-    names = list(TEXTS) if not experiments or "all" in experiments else list(dict.fromkeys(experiments))
     root = output or Path("runs/paper-quick" if quick else "runs/paper")
     with one_line_errors():
         settings = Settings(root, data_dir, 1 if quick else seeds, quick, jobs, as_published)
-        report = run_paper(read_experiments(names), settings, resume)
+        report = run_paper(read_experiments(experiment_names(experiments or ["all"]), minilm=minilm), settings, resume)
     typer.echo(f"Written: {report}")

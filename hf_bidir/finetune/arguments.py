@@ -217,7 +217,9 @@ class TextModelArguments(ModelArguments):
 
     vocab_size: int = option(8000, "From scratch: the size of the WordPiece vocabulary.")
     lowercase: bool = option(True, "From scratch: the tokenizer ignores case and accents; --no_lowercase keeps them.")
-    masked_lm_weight: float = option(0.0, "Mask words of a text in training, to be guessed too: the weight of that loss.")
+    masked_lm_weight: float = option(
+        0.0, "Mask words of a text in training, to be guessed too: the weight of that loss."
+    )
 
     def __post_init__(self) -> None:
         if self.masked_lm_weight < 0:

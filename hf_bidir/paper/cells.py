@@ -13,14 +13,18 @@ from typing import Any
 from datasets import Dataset
 
 from hf_bidir.explain import load_checkpoint
+from hf_bidir.finetune.bert import finetune_bert
 from hf_bidir.finetune.files import write_json
 from hf_bidir.finetune.folder import RESULTS, read_record
+from hf_bidir.finetune.images import finetune_images
 from hf_bidir.finetune.recurrent import finetune_recurrent
 from hf_bidir.finetune.sources import read_table
+from hf_bidir.paper.deep_measures import measure_deep
 from hf_bidir.paper.experiments import VARIANTS, Experiment
 from hf_bidir.paper.measures import Amount, measure
 
 MEASURES, FAILURE, LOG = "measures.json", "failure.txt", "log.txt"
+TRAINING = {"recurrent": finetune_recurrent, "bert": finetune_bert, "images": finetune_images}
 
 
 @dataclass(frozen=True)
@@ -62,10 +66,16 @@ class Cell:
         return file.read_text(encoding="utf-8").splitlines()[0] if file.is_file() else None
 
 
-def train(cell: Cell, files: dict[str, Path], max_train_samples: int | None = None) -> None:
-    """Train a cell, unless it is trained; what goes wrong is written into its folder, and the others go on."""
+def train(cell: Cell, files: dict[str, Path], overrides: dict[str, Any] | None = None) -> None:
+    """Train a cell, unless it is trained; what goes wrong is written into its folder, and the others go on.
+
+    Args:
+        cell: which one.
+        files: by split.
+        overrides: options that win over those of the experiment.
+    """
     if not cell.trained:
-        _keeping_failures(cell, lambda: finetune_recurrent(_options(cell, files, max_train_samples)))
+        _keeping_failures(cell, lambda: TRAINING[cell.experiment.kind](_options(cell, files, overrides or {})))
 
 
 def measure_cell(cell: Cell, files: dict[str, Path], human: Path | None, amount: Amount) -> None:
@@ -74,22 +84,23 @@ def measure_cell(cell: Cell, files: dict[str, Path], human: Path | None, amount:
         return
 
     def work() -> None:
-        model, tokenizer = load_checkpoint(cell.run)
+        model, processor = load_checkpoint(cell.run)
+        model.requires_grad_(False)
         splits = {name: read_table(str(file)) for name, file in files.items()}
-        people: Dataset | None = None if human is None else read_table(str(human))
-        limit = model.config.max_position_embeddings
-        found = measure(model.requires_grad_(False), tokenizer, splits, people, amount, limit)
+        if cell.experiment.kind == "recurrent":
+            people: Dataset | None = None if human is None else read_table(str(human))
+            found = measure(model, processor, splits, people, amount, model.config.max_position_embeddings)
+        else:
+            found = measure_deep(model, processor, splits["test"], amount, cell.experiment.recipe.get("max_length"))
         write_json(cell.folder / MEASURES, _without_nan(found))
 
     _keeping_failures(cell, work)
 
 
-def _options(cell: Cell, files: dict[str, Path], max_train_samples: int | None) -> list[str]:
+def _options(cell: Cell, files: dict[str, Path], overrides: dict[str, Any]) -> list[str]:
     options = cell.experiment.recipe | VARIANTS[cell.variant] | {f"{name}_file": file for name, file in files.items()}
     options |= {"learning_rate": cell.learning_rate, "seed": cell.seed, "output_dir": cell.run, "disable_tqdm": True}
-    if max_train_samples:
-        options["max_train_samples"] = max_train_samples
-    return [f"--{name}={value}" for name, value in options.items()]
+    return [f"--{name}={value}" for name, value in (options | overrides).items()]
 
 
 def _keeping_failures(cell: Cell, work: Callable[[], object]) -> None:

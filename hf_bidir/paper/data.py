@@ -1,11 +1,14 @@
-"""The texts of an experiment as three files, from the Hub, from a data folder, or made here."""
+"""The texts or images of an experiment as three files, from the Hub, from a data folder, or made here."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from datasets import ClassLabel, Dataset
+from datasets import ClassLabel, Dataset, Image
 
 from hf_bidir.finetune.arguments import TextDataArguments
 from hf_bidir.finetune.errors import InputError
+from hf_bidir.finetune.image_data import IMAGE_COLUMNS
+from hf_bidir.finetune.image_files import read_images
 from hf_bidir.finetune.sources import read_hub, read_table
 from hf_bidir.finetune.splits import labelled_splits
 from hf_bidir.finetune.synthetic import SETS, write_splits
@@ -13,15 +16,23 @@ from hf_bidir.finetune.text_data import TEXT_COLUMNS
 from hf_bidir.paper.experiments import Experiment
 
 SPLITS = ("train", "validation", "test")
+READERS = {
+    "recurrent": (read_table, TEXT_COLUMNS),
+    "bert": (read_table, TEXT_COLUMNS),
+    "images": (read_images, IMAGE_COLUMNS),
+}
 
 
-def data_files(experiment: Experiment, data_dir: Path | None, folder: Path) -> dict[str, Path]:
+def data_files(
+    experiment: Experiment, data_dir: Path | None, folder: Path, rows: Mapping[str, int] | None = None
+) -> dict[str, Path]:
     """Write train, validation and test as parquet files into `folder`, unless they are there; return where.
 
     Args:
         experiment: which data.
         data_dir: a folder with a sub-folder per data set; None reads the Hub.
         folder: of the files.
+        rows: the most rows of a split, a random sample of it; without, all.
 
     Raises:
         InputError: files are missing (all are named), the Hub does not have the data, or they cannot be used.
@@ -30,22 +41,25 @@ def data_files(experiment: Experiment, data_dir: Path | None, folder: Path) -> d
     if all(file.is_file() for file in files.values()):
         return files
     if experiment.synthetic:
-        return write_splits(SETS[experiment.synthetic].split(), folder)
+        return write_splits(_some(SETS[experiment.synthetic].split(), rows), folder)
     raw = _raw(experiment, data_dir)
     if experiment.keep_labels is not None:
         raw = {name: _kept(split, experiment.keep_labels) for name, split in raw.items()}
     data = TextDataArguments(validation_share=experiment.validation_share, class_names=experiment.class_names)
-    splits = dict(labelled_splits(raw, data, None, TEXT_COLUMNS))
+    _, columns = READERS[experiment.kind]
+    splits = dict(labelled_splits(raw, data, None, columns))
+    if experiment.kind == "images":  # which a table may hold as bytes
+        splits = {name: split.cast_column("image", Image()) for name, split in splits.items()}
     names = ClassLabel(names=experiment.class_names)
-    return write_splits({name: split.cast_column("label", names) for name, split in splits.items()}, folder)
+    splits = {name: split.cast_column("label", names) for name, split in splits.items()}
+    return write_splits(_some(splits, rows), folder)
 
 
 def missing_files(experiment: Experiment, data_dir: Path) -> list[Path]:
     """The files that a data folder lacks for an experiment."""
     if experiment.synthetic:
         return []
-    files = [data_dir / experiment.folder / f"{file}.parquet" for file in experiment.files.values()]
-    return [file for file in files if not file.is_file()]
+    return [file for file in _files(experiment, data_dir).values() if not file.is_file()]
 
 
 def _raw(experiment: Experiment, data_dir: Path | None) -> dict[str, Dataset]:
@@ -55,8 +69,21 @@ def _raw(experiment: Experiment, data_dir: Path | None) -> dict[str, Dataset]:
         return read_hub(experiment.hub, None)
     if missing := missing_files(experiment, data_dir):
         raise InputError(f"{experiment.title} needs files that are not there: {', '.join(map(str, missing))}")
-    folder = data_dir / experiment.folder
-    return {split: read_table(str(folder / f"{file}.parquet")) for split, file in experiment.files.items()}
+    read, _ = READERS[experiment.kind]
+    return {split: read(str(file)) for split, file in _files(experiment, data_dir).items()}
+
+
+def _files(experiment: Experiment, data_dir: Path) -> dict[str, Path]:
+    return {split: data_dir / experiment.folder / file for split, file in experiment.files.items()}
+
+
+def _some(splits: dict[str, Dataset], rows: Mapping[str, int] | None) -> dict[str, Dataset]:
+    """Of every split at most so many rows, a random sample that is the same every time."""
+    limits = {name: (rows or {}).get(name, len(split)) for name, split in splits.items()}
+    return {
+        name: split if limits[name] >= len(split) else split.shuffle(seed=0).select(range(limits[name]))
+        for name, split in splits.items()
+    }
 
 
 def _kept(split: Dataset, labels: list[int]) -> Dataset:

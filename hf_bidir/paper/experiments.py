@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import yaml
@@ -21,8 +21,11 @@ class Experiment:
     Attributes:
         name: of its file.
         title: as tables name it.
-        recipe: options of training/recurrent_classification.py, the same for every variant.
+        recipe: options of the training script, the same for every variant.
         learning_rates: the grid; each variant takes the one that validation data prefer, with the first seed.
+        kind: what is trained: "recurrent" (the paper's model; one attention layer), "bert" or "images".
+        variants: which ones are compared.
+        rows, seeds: where there is no GPU, how many rows of a split are used, and how many seeds at most.
         synthetic: the name of a synthetic set, or None.
         hub, folder, files: the data set on the Hub, and where a data folder has it: sub-folder, and file by split.
         keep_labels: labels to keep, in their new order; None keeps all.
@@ -37,6 +40,10 @@ class Experiment:
     title: str
     recipe: dict[str, Any]
     learning_rates: list[float]
+    kind: Literal["recurrent", "bert", "images"] = "recurrent"
+    variants: list[str] = field(default_factory=lambda: list(VARIANTS))
+    rows: dict[str, int] = field(default_factory=dict)
+    seeds: int | None = None
     synthetic: str | None = None
     hub: str | None = None
     folder: str | None = None
@@ -48,8 +55,8 @@ class Experiment:
     published: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
-def read_experiments(names: list[str], folder: Path = FOLDER) -> list[Experiment]:
-    """The experiments of these names.
+def read_experiments(names: list[str], folder: Path = FOLDER, minilm: Path | None = None) -> list[Experiment]:
+    """The experiments of these names; those that start from a checkpoint start from `minilm` instead, if it is given.
 
     Raises:
         InputError: there is no such file, or it has an unknown entry or lacks one.
@@ -61,13 +68,17 @@ def read_experiments(names: list[str], folder: Path = FOLDER) -> list[Experiment
     for name in names:
         if name not in known:
             raise InputError(
-                f"there is no experiment {name!r}; choose among {', '.join(known)}.{did_you_mean(name, known)}"
+                f"there is no experiment {name!r}; choose among {', '.join([*known, *GROUPS])}."
+                f"{did_you_mean(name, [*known, *GROUPS])}"
             )
         content = yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))
         try:
-            found.append(Experiment(name=name, **content))
+            experiment = Experiment(name=name, **content)
         except TypeError as error:
             raise InputError(f"training/paper/{name}.yaml cannot be read as an experiment: {error}") from error
+        if minilm and "model_name_or_path" in experiment.recipe:
+            experiment.recipe["model_name_or_path"] = str(minilm)
+        found.append(experiment)
     return found
 
 
@@ -90,3 +101,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mean": {"attn_activation": "mean"},
 }
 TEXTS = ("synthetic", "synthetic-additive", "sst", "20news", "imdb", "agnews")
+GROUPS = {
+    "texts": TEXTS,
+    "vit": ("vit-fashion-mnist", "vit-cifar10"),
+    "multilayer": ("multilayer-bert", "multilayer-minilm"),
+}
+GROUPS["all"] = (*TEXTS, *GROUPS["vit"], *GROUPS["multilayer"])
+
+
+def experiment_names(asked: list[str]) -> list[str]:
+    """The experiments that are asked for, by their own names or by those of groups, each once."""
+    return list(dict.fromkeys(name for one in asked for name in GROUPS.get(one, (one,))))

@@ -1,4 +1,4 @@
-"""The paper's pictures, of the fair runs: scores and coefficients by polarity, histograms of tau, violins of change."""
+"""The paper's own pictures, of fair runs: scores and coefficients by polarity, histograms of tau, violins of change."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,6 +29,11 @@ def draw_all(name: str, title: str, variants: Mapping[str, Sequence[Cell]], root
         "change": violins(title, measured),
         **({"polarity": scatter(title, measured, polarity)} if polarity else {}),
     }
+    save_all(name, figures, root)
+
+
+def save_all(name: str, figures: Mapping[str, Figure], root: Path) -> None:
+    """Write each as NAME-KIND.png into `root`."""
     for kind, figure in figures.items():
         with replacing(root / f"{name}-{kind}.png") as temporary:
             figure.savefig(temporary, dpi=90)

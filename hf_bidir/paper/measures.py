@@ -32,15 +32,24 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Amount:
-    """How much of everything is measured: texts, draws, adversaries."""
+    """How much of everything is measured.
+
+    Attributes:
+        texts, draws, attacked, training_texts: of models with one attention layer: test texts, draws of random
+            coefficients, adversaries, and training texts for the orientation.
+        images, deep_texts, deep_draws: of deep models.
+    """
 
     texts: int = 400
     draws: int = 100
     attacked: int = 64
     training_texts: int = 512
+    images: int = 200
+    deep_texts: int = 48
+    deep_draws: int = 20
 
 
-QUICK = Amount(texts=64, draws=20, attacked=8, training_texts=128)
+QUICK = Amount(texts=64, draws=20, attacked=8, training_texts=128, images=32, deep_texts=8, deep_draws=5)
 
 
 @dataclass(frozen=True)
@@ -157,13 +166,14 @@ def _interventions(model, tokenizer, texts, amount: Amount, limit: int) -> dict[
     for inputs in batches(tokenizer, texts[: amount.attacked], limit):
         rows["adversary"] += adversarial_attention(model, inputs, progress=False).divergence.tolist()
     every = list(batches(tokenizer, texts, limit))
-    return dict(rows) | {"negative_share": _negative_share(model, every)}
+    return dict(rows) | {"negative_share": negative_share_or_nan(model, every)}
 
 
-def _negative_share(model, every: list[dict[str, Tensor]]) -> float:
+def negative_share_or_nan(model: PreTrainedModel, every: list[dict[str, Tensor]]) -> float:
+    """`negative_share`, or NaN where no coefficient is large enough to count."""
     try:
         return negative_share(model, every)
-    except ValueError:  # every coefficient is nearly 0
+    except ValueError:
         return float("nan")
 
 

@@ -9,10 +9,12 @@ from jinja2 import Environment, PackageLoader
 
 from hf_bidir.faithfulness import bootstrap_interval
 from hf_bidir.finetune.files import replacing
+from hf_bidir.finetune.folder import read_record
 from hf_bidir.finetune.record import cpu_model, library_versions
 from hf_bidir.hub.model_card import seed_spread
 from hf_bidir.paper.cells import Cell
-from hf_bidir.paper.experiments import Experiment
+from hf_bidir.paper.deep_measures import RANKINGS
+from hf_bidir.paper.experiments import VARIANTS, Experiment
 from hf_bidir.paper.published import PublishedCell
 
 REPORT, TEMPLATE = "report.md", "report_template.md"
@@ -25,6 +27,11 @@ MOVED = {"permutation": "permutation", "randomisation": "randomisation", "advers
 DELETED = {
     "comprehensiveness_au": "comprehensiveness, a·u", "comprehensiveness_|a|": "by size of a",
     "sufficiency_au": "sufficiency, a·u", "sufficiency_|a|": "by size of a",
+}  # fmt: skip
+DEEP = {f"{how}_{name}": f"{how} by {name}" for how in ("deletion", "insertion") for name in RANKINGS}
+DEEP_TAUS = {
+    "tau_contributions": "τ of contributions", "tau_gradient": "τ of gradient", "tau_attention": "τ of attention",
+    "permutation": "permutation", "randomisation": "randomisation",
 }  # fmt: skip
 HUMAN = {"human_sign_a": "oriented a", "human_sign_au": "a·u", "human_tau_a": "τ, oriented a", "human_tau_au": "τ, a·u"}
 
@@ -40,10 +47,15 @@ def write_report(
         settings=settings,
         machine=f"{cpu_model()}; {', '.join(f'{name} {version}' for name, version in library_versions().items())}.",
         accuracy=accuracy_table(experiments, chosen),
+        recalls=recall_table(experiments, chosen),
         published=published_table(published) if published else None,
+        flat=[one for one in experiments if one.kind == "recurrent"],
+        deep=[one for one in experiments if one.kind != "recurrent"],
         rankings=_by_example(experiments, chosen, TAUS),
         interventions=_by_example(experiments, chosen, MOVED),
         deletion=_by_example(experiments, chosen, DELETED),
+        curves=_by_example(experiments, chosen, DEEP),
+        deep_taus=_by_example(experiments, chosen, DEEP_TAUS),
         signs=sign_table(experiments, chosen),
         human=_by_example(experiments, chosen, HUMAN) if people else None,
         failures=[(cell.folder.relative_to(root), cell.failure) for cell in cells if cell.failure],
@@ -56,13 +68,28 @@ def write_report(
 
 def accuracy_table(experiments: list[Experiment], chosen: Chosen) -> str:
     """Test accuracy in percent: the paper's, and mean ± standard deviation over seeds for every variant."""
-    variants = list(next(iter(chosen.values())))
+    variants = [name for name in VARIANTS if any(name in one for one in chosen.values())]
     rows = []
     for experiment in experiments:
+        mine = chosen[experiment.name]
         published = [experiment.published.get(name, {}).get("accuracy") for name in ("softmax", "tanhmax")]
-        cells = [_accuracy(chosen[experiment.name][variant]) for variant in variants]
-        rows.append([experiment.title, *(_number(value, 1) for value in published), *cells])
-    return _table(["data", "paper, softmax", "paper, TanhMax", *variants], rows)
+        size = next((_training_rows(cell) for cells in mine.values() for cell in cells if cell.trained), "")
+        seeds = str(max(len(cells) for cells in mine.values()))
+        found = [_accuracy(mine.get(variant, [])) for variant in variants]
+        rows.append([experiment.title, size, seeds, *(_number(value, 1) for value in published), *found])
+    return _table(["data", "training rows", "seeds", "paper, softmax", "paper, TanhMax", *variants], rows)
+
+
+def recall_table(experiments: list[Experiment], chosen: Chosen) -> str:
+    """Recall of every class in percent, mean over seeds: which class a model prefers does not show in the accuracy."""
+    rows = []
+    for experiment in experiments:
+        for variant, cells in chosen[experiment.name].items():
+            found = [cell.results for cell in cells if cell.trained]
+            names = [key for key in (found[0] if found else {}) if key.startswith("test_recall_")]
+            means = [f"{key.removeprefix('test_recall_')} {100 * _mean(r[key] for r in found):.1f}" for key in names]
+            rows.append([experiment.title, variant, ", ".join(means)])
+    return _table(["data", "variant", "recall of each class"], rows)
 
 
 def published_table(cells: Sequence[PublishedCell]) -> str:
@@ -91,7 +118,7 @@ def sign_table(experiments: list[Experiment], chosen: Chosen) -> str:
             measured = [cell.measures for cell in cells if cell.measures]
             if not measured:
                 continue
-            shares = [_mean(found[key] for found in measured) for key in ("negative_share", "orientation_share")]
+            shares = [_mean(found.get(key) for found in measured) for key in ("negative_share", "orientation_share")]
             apart = _mean(polar_separation(found["words"]) for found in measured) if experiment.synthetic else None
             rows.append([experiment.title, variant, *(_number(share, 3) for share in shares), _number(apart, 1)])
     header = [
@@ -147,6 +174,10 @@ def _interval(cells: list[Cell], key: str) -> str:
     by_text = np.nanmean(values[:, defined], 0)
     low, high = bootstrap_interval(by_text)
     return f"{by_text.mean():.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _training_rows(cell: Cell) -> str:
+    return f"{read_record(cell.run)['data']['train']['rows']:,}"
 
 
 def _accuracy(cells: list[Cell]) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from joblib import Parallel, delayed
 from tqdm import tqdm
 
@@ -14,14 +15,21 @@ from hf_bidir.finetune.sources import read_table
 from hf_bidir.finetune.synthetic import SETS
 from hf_bidir.paper.cells import Cell, drop_checkpoints, measure_cell, train
 from hf_bidir.paper.data import data_files, missing_files
-from hf_bidir.paper.experiments import VARIANTS, Experiment, read_experiments
+from hf_bidir.paper.deep_figures import draw_deep
+from hf_bidir.paper.experiments import Experiment, read_experiments
 from hf_bidir.paper.figures import draw_all
 from hf_bidir.paper.measures import QUICK, Amount
 from hf_bidir.paper.published import EPOCHS, PublishedCell, run_published
 from hf_bidir.paper.report import REPORT, write_report
 
 HUMAN = "sst_trees/test.parquet"
-QUICK_ROWS, QUICK_EPOCHS = 1500, 10
+PUBLISHED_QUICK_EPOCHS = 10
+QUICK_ROWS = {
+    "recurrent": {"train": 1500, "validation": 500, "test": 1000},
+    "bert": {"train": 200, "validation": 100, "test": 200},
+    "images": {"train": 1500, "validation": 500, "test": 1000},
+}
+QUICK_OPTIONS = {"recurrent": {}, "bert": {"num_train_epochs": 2}, "images": {"num_train_epochs": 3}}
 PUBLISHED_SEEDS = 3
 
 
@@ -63,27 +71,28 @@ def run_cells(experiments: list[Experiment], settings: Settings) -> dict[str, di
     Returns:
         By experiment and variant, the cells of the chosen learning rate, one per seed.
     """
-    files = {one.name: data_files(one, settings.data_dir, settings.root / "data" / one.name) for one in experiments}
-    rows = QUICK_ROWS if settings.quick else None
+    files = {one.name: files_of(one, settings) for one in experiments}
 
     def cells_of(experiment: Experiment, variant: str, rates: list[float], seeds: Iterable[int]) -> list[Cell]:
         return [Cell(experiment, variant, rate, seed, settings.root) for rate in rates for seed in seeds]
 
     def all_train(cells: list[Cell], what: str) -> None:
         waiting = [cell for cell in cells if not cell.trained]
-        _parallel(lambda cell: _train(cell, files[cell.experiment.name], rows), waiting, settings.jobs, what)
+        _parallel(lambda cell: _train(cell, files[cell.experiment.name], settings), waiting, settings.jobs, what)
 
     grid = [
         cell
         for experiment in experiments
-        for variant in VARIANTS
+        for variant in experiment.variants
         for cell in cells_of(experiment, variant, _rates(experiment, settings), [0])
     ]
     all_train(grid, "learning rates")
     chosen = {
         experiment.name: {
-            variant: cells_of(experiment, variant, [best_rate(grid, experiment, variant)], range(settings.seeds))
-            for variant in VARIANTS
+            variant: cells_of(
+                experiment, variant, [best_rate(grid, experiment, variant)], range(_seeds(experiment, settings))
+            )
+            for variant in experiment.variants
         }
         for experiment in experiments
     }
@@ -105,8 +114,20 @@ def _rates(experiment: Experiment, settings: Settings) -> list[float]:
     return [rates[len(rates) // 2]] if settings.quick else rates
 
 
-def _train(cell: Cell, files: dict[str, Path], rows: int | None) -> None:
-    train(cell, files, rows)
+def files_of(experiment: Experiment, settings: Settings) -> dict[str, Path]:
+    """The data of an experiment by split, less of it for a quick run or without a GPU."""
+    rows = {} if torch.cuda.is_available() else experiment.rows
+    rows = QUICK_ROWS[experiment.kind] if settings.quick else rows
+    return data_files(experiment, settings.data_dir, settings.root / "data" / experiment.name, rows)
+
+
+def _seeds(experiment: Experiment, settings: Settings) -> int:
+    most = None if torch.cuda.is_available() else experiment.seeds
+    return min(settings.seeds, most or settings.seeds)
+
+
+def _train(cell: Cell, files: dict[str, Path], settings: Settings) -> None:
+    train(cell, files, QUICK_OPTIONS[cell.experiment.kind] if settings.quick else {})
     drop_checkpoints(cell)
 
 
@@ -123,8 +144,6 @@ def _parallel(work: Callable[[Cell], None], cells: list[Cell], jobs: int, what: 
 
 
 def _one_thread(work: Callable[[Cell], None], cell: Cell) -> None:
-    import torch
-
     torch.set_num_threads(1)
     work(cell)
 
@@ -153,8 +172,12 @@ def run_paper(experiments: list[Experiment], settings: Settings, resume: bool = 
     settings.root.mkdir(parents=True, exist_ok=True)
     chosen = run_cells(experiments, settings)
     for experiment in experiments:
-        polarity = polarity_of_words(experiment, settings)
-        draw_all(experiment.name, experiment.title, chosen[experiment.name], settings.root, polarity)
+        cells = chosen[experiment.name]
+        if experiment.kind == "recurrent":
+            polarity = polarity_of_words(experiment, settings)
+            draw_all(experiment.name, experiment.title, cells, settings.root, polarity)
+        else:
+            draw_deep(experiment, cells, settings.root / "data" / experiment.name / "test.parquet", settings.root)
     published = run_as_published(experiments, settings) if settings.as_published else []
     return write_report(experiments, chosen, settings, published)
 
@@ -162,10 +185,10 @@ def run_paper(experiments: list[Experiment], settings: Settings, resume: bool = 
 def run_as_published(experiments: list[Experiment], settings: Settings) -> list[PublishedCell]:
     """The experiments that have it by the paper's own protocol; those cells that are there are not run again."""
     every = [one for one in experiments if one.as_published]
-    files = {one.name: data_files(one, settings.data_dir, settings.root / "data" / one.name) for one in every}
+    files = {one.name: files_of(one, settings) for one in every}
     (sst,) = read_experiments(["sst"])  # whose vocabulary serves them all
-    sst_file = data_files(sst, settings.data_dir, settings.root / "data/sst")["train"]
-    seeds, epochs = (1, QUICK_EPOCHS) if settings.quick else (PUBLISHED_SEEDS, EPOCHS)
+    sst_file = files_of(sst, settings)["train"]
+    seeds, epochs = (1, PUBLISHED_QUICK_EPOCHS) if settings.quick else (PUBLISHED_SEEDS, EPOCHS)
     cells = [
         PublishedCell(one, activation, seed, settings.root, epochs)
         for one in every
