@@ -1,5 +1,6 @@
 """What signed attention does inside a model, in numbers."""
 
+from hf_bidir.analysis.paths import bare_attention, path_states
 from hf_bidir.analysis.rank_collapse import (
     STACKS,
     Stack,
@@ -14,9 +15,11 @@ from hf_bidir.analysis.signs import negative_share, without_negatives
 __all__ = [
     "STACKS",
     "Stack",
+    "bare_attention",
     "layer_residuals",
     "negative_share",
     "path_residuals",
+    "path_states",
     "relative_residual",
     "stable_rank",
     "transformer_layers",

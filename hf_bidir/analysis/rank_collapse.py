@@ -157,7 +157,7 @@ def path_residuals(
     generator = torch.Generator().manual_seed(seed)
     outputs, coefficients = record_coefficients(model, {**inputs, "output_hidden_states": True})
     states, keep = outputs.hidden_states[0], keep_mask_of(inputs, outputs.hidden_states[0].shape[1])
-    maps = [_head_maps(value.weight, output.weight, a.shape[1]) for (_, value, output), a in
+    maps = [head_maps(value.weight, output.weight, a.shape[1]) for (_, value, output), a in
             zip(projections(model), coefficients, strict=True)]  # fmt: skip
     depth, heads = len(coefficients), coefficients[0].shape[1]
     found = torch.empty(depth + 1, paths)
@@ -173,6 +173,6 @@ def path_residuals(
     return found
 
 
-def _head_maps(value: Tensor, output: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+def head_maps(value: Tensor, output: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """Of every head, the map into it `[heads, hidden, head_dim]` and out of it `[heads, head_dim, hidden]`."""
     return value.unflatten(0, (heads, -1)).transpose(1, 2), output.unflatten(1, (heads, -1)).permute(1, 2, 0)

@@ -1,0 +1,195 @@
+"""Which paths of a trained network matter, and does one without skip connections collapse? With softmax and TanhMax.
+
+    python benchmarks/collapse_tasks.py
+    python benchmarks/collapse_tasks.py --only circle
+
+The four small tasks of Dong, Cordonnier, Loukas 2021: sorting, convex hull, memorization and the circle
+(hf_bidir/analysis/collapse_tasks.py), at λ = 0 (softmax), 0.5 and 1 (TanhMax). A quarter of an hour on one core. Tables
+go to benchmarks/results/collapse_tasks.md and collapse_circle.md, pictures to docs/.
+"""
+
+import argparse
+from itertools import product
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+from measure import write_table
+from torch import Tensor, nn
+from torch.nn import functional as F
+from tqdm import tqdm, trange
+
+from hf_bidir import BidirBertConfig, BidirBertForTokenClassification, bidir_attention
+from hf_bidir.analysis import bare_attention, path_states, relative_residual
+from hf_bidir.analysis.collapse_tasks import LENGTH, TOKEN_TASKS, circle
+from hf_bidir.finetune.files import replacing
+
+ROOT = Path(__file__).resolve().parent.parent
+MASSES = (0.0, 0.5, 1.0)
+LAYERS, HEADS, WIDTH = 6, 2, 48
+TRAIN, TEST, BATCH, STEPS = {"memorization": 100}, 1000, 100, 1500  # of the other tasks, 20,000 training rows
+STACKS = {"attention only": (False, False), "with skip": (True, False), "with MLP": (False, True)}
+SHOWN_STEPS = (1, 10, 100, 1000, 2000)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=["paths", "circle"], default=["paths", "circle"])
+    parser.add_argument("--seeds", type=int, default=3, help="of the networks")
+    parser.add_argument("--pictures", type=Path, default=ROOT / "docs", help="where the pictures go")
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results", help="where the tables go")
+    options = parser.parse_args()
+    if "paths" in options.only:
+        report_paths(options)
+    if "circle" in options.only:
+        report_circle(options)
+
+
+# paths
+
+
+def report_paths(options: argparse.Namespace) -> None:
+    cells = list(product(TOKEN_TASKS, MASSES))
+    found = {
+        (task, mass): torch.stack([paths_of(task, mass, seed) for seed in range(options.seeds)])
+        for task, mass in tqdm(cells, unit="cell")
+    }
+    rows = [
+        [task, f"{mass:g}", *(f"{100 * value:.1f}" for value in accuracies.mean(0))]
+        for (task, mass), accuracies in found.items()
+    ]
+    notes = (
+        f"Accuracy by token in percent, mean over {options.seeds} seeds, of networks of {LAYERS} layers of {HEADS} "
+        f"heads and width {WIDTH}, without MLP and normalisation; and of their paths through so many heads, added up. "
+        f"Sequences of {LENGTH} tokens; sorting and convex hull on {TEST} new ones, memorization on its own."
+    )
+    header = ["task", "λ", "network", *(str(length) for length in range(LAYERS + 1))]
+    write_table(options.results / "collapse_tasks.md", "Paths by length", notes, header, rows, "cpu")
+    draw_paths(found, options.pictures / "collapse-tasks.png")
+
+
+def paths_of(task: str, mass: float, seed: int) -> Tensor:
+    """The accuracy of a trained network, and of its paths of every length, `[1 + layers + 1]`."""
+    make, tokens, classes = TOKEN_TASKS[task]
+    train = make(TRAIN.get(task, 20_000))
+    test = train if task in TRAIN else make(TEST, seed=1)
+    model = trained(train, tokens, classes, mass, seed)
+    with torch.no_grad():
+        answers = [model(input_ids=test[0]).logits]
+        answers += [model.classifier(states) for states in path_states(model, {"input_ids": test[0]})]
+    return torch.stack([(logits.argmax(-1) == test[1]).float().mean() for logits in answers])
+
+
+def trained(
+    train: tuple[Tensor, Tensor], tokens: int, classes: int, mass: float, seed: int
+) -> BidirBertForTokenClassification:
+    torch.manual_seed(seed)
+    config = BidirBertConfig(
+        vocab_size=tokens, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS, num_labels=classes,
+        max_position_embeddings=LENGTH, attn_negative_mass=mass, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0, initializer_range=0.1,
+    )  # fmt: skip
+    model = bare_attention(BidirBertForTokenClassification(config))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-3, total_steps=STEPS, pct_start=0.1)
+    for _ in trange(STEPS, leave=False, desc=f"λ = {mass:g}, seed {seed}"):
+        rows = torch.randint(len(train[0]), (BATCH,))
+        logits = model(input_ids=train[0][rows]).logits
+        loss = F.cross_entropy(logits.flatten(0, 1), train[1][rows].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    return model.eval()
+
+
+def draw_paths(found: dict[tuple[str, float], Tensor], file: Path) -> None:
+    figure = Figure(figsize=(11, 3.2), layout="constrained")
+    for panel, task in zip(figure.subplots(1, len(TOKEN_TASKS), sharey=True), TOKEN_TASKS, strict=True):
+        for index, mass in enumerate(MASSES):
+            accuracies = found[task, mass].mean(0)
+            panel.plot(range(LAYERS + 1), accuracies[1:], marker="o", color=f"C{index}", label=f"λ = {mass:g}")
+            panel.axhline(accuracies[0], color=f"C{index}", linestyle=":")
+        panel.set(title=task, xlabel="heads that a path goes through", ylim=(0, 1.02))
+    figure.axes[0].set_ylabel("accuracy; dotted: all paths")
+    figure.axes[0].legend()
+    with replacing(file) as temporary:
+        figure.savefig(temporary, dpi=100)
+
+
+# circle
+
+
+class Step(nn.Module):
+    """One layer that moves the points on: into `width` numbers, attention, perhaps an MLP, and back into two."""
+
+    def __init__(self, mass: float, skip: bool, mlp: bool, width: int = 32):
+        super().__init__()
+        self.mass, self.skip = mass, skip
+        self.enter, self.leave = nn.Linear(2, width), nn.Linear(width, 2)
+        self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width)) if mlp else None
+
+    def forward(self, points: Tensor) -> Tensor:
+        states = self.enter(points)
+        heads = [map(states).unsqueeze(1) for map in (self.query, self.key, self.value)]
+        context, _ = bidir_attention(*heads, negative_mass=self.mass, implementation="eager")
+        mixed = self.output(context.squeeze(1)) + (states if self.skip else 0)
+        return self.leave(mixed if self.mlp is None else self.mlp(mixed))
+
+
+def report_circle(options: argparse.Namespace) -> None:
+    walks = {
+        (name, mass): torch.stack([walk(mass, *STACKS[name], seed) for seed in range(options.seeds)])
+        for name, mass in tqdm(list(product(STACKS, MASSES)), unit="cell")
+    }
+    rows = []
+    for (name, mass), found in walks.items():
+        residuals = relative_residual(found)  # [seeds, steps + 1]
+        error = (found[:, : len(circle())] - circle()).norm(dim=-1).mean()
+        shown = (f"{residuals[:, step].mean():.1e}" for step in SHOWN_STEPS)
+        rows.append([name, f"{mass:g}", f"{error:.3f}", *shown])
+    notes = (
+        "One layer learns to move two opposite points on along a circle of radius 0.3, one step of 1,000 at a time, "
+        "and is then applied to what it wrote itself. Mean distance to where the points belong over 1,000 steps, and "
+        "the relative residual of the two points after so many (0: they are the same); mean over "
+        f"{options.seeds} seeds."
+    )
+    header = ["stack", "λ", "distance", *(f"residual, step {step}" for step in SHOWN_STEPS)]
+    write_table(options.results / "collapse_circle.md", "The circle", notes, header, rows, "cpu")
+    draw_circle(walks, options.pictures / "collapse-circle.png")
+
+
+def walk(mass: float, skip: bool, mlp: bool, seed: int) -> Tensor:
+    """Where a trained layer goes by itself, `[steps + 1, 2, 2]`."""
+    torch.manual_seed(seed)
+    way, layer = circle(), Step(mass, skip, mlp)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=1e-3)
+    for _ in trange(4000, leave=False, desc=f"λ = {mass:g}, seed {seed}"):
+        loss = F.mse_loss(layer(way[:-1]), way[1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    points = [way[:1]]
+    with torch.no_grad():
+        for _ in range(max(SHOWN_STEPS)):
+            points.append(layer(points[-1]))
+    return torch.cat(points)
+
+
+def draw_circle(walks: dict[tuple[str, float], Tensor], file: Path) -> None:
+    figure = Figure(figsize=(3 * len(MASSES), 3 * len(STACKS)), layout="constrained")
+    panels = figure.subplots(len(STACKS), len(MASSES), sharex=True, sharey=True).flat
+    for panel, ((name, mass), found) in zip(panels, walks.items(), strict=True):
+        panel.plot(*circle().flatten(0, 1).T, color="0.85", linewidth=4)
+        for point in range(2):
+            panel.plot(*found[0, :, point].T, linewidth=1)
+            panel.plot(*found[0, -1, point], "ko", markersize=4)
+        panel.set(title=f"{name}, λ = {mass:g}", xlim=(-0.6, 0.6), ylim=(-0.6, 0.6), aspect="equal")
+    with replacing(file) as temporary:
+        figure.savefig(temporary, dpi=100)
+
+
+if __name__ == "__main__":
+    main()
