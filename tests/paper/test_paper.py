@@ -168,10 +168,12 @@ def test_the_whole_run_ends_in_a_report_of_every_variant_and_goes_on_where_it_wa
     monkeypatch.setattr(Settings, "amount", AMOUNT)
     settings = Settings(tmp_path, seeds=1, jobs=1)
     report = run_paper([experiment], settings).read_text()
-    (row,) = re.findall(r"^\| Tiny \| 98.0 \|.*$", report, re.MULTILINE)
+    (row,) = re.findall(r"^\| Tiny \| 240 \| 1 \| 98.0 \|.*$", report, re.MULTILINE)
     assert len(re.findall(r"\d+\.\d", row)) == 1 + len(VARIANTS)
+    recalls = re.findall(r"\| negative (\d+\.\d), positive (\d+\.\d) \|", report)
+    assert len(recalls) == len(VARIANTS)
     for variant in VARIANTS:
-        assert report.count(f"| Tiny | {variant} |") == 4
+        assert report.count(f"| Tiny | {variant} |") == 5
     assert all((tmp_path / name).is_file() for name in re.findall(r"\]\((.*\.png)\)", report))
     assert len(re.findall(r"\.png", report)) == 3
     measured = json.loads(next(tmp_path.rglob("measures.json")).read_text())

@@ -1,0 +1,135 @@
+"""Deep models in the report: images and texts from files to curves, rows and seeds by what the machine can, groups."""
+
+import io
+import re
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from PIL import Image
+
+from hf_bidir.finetune.sources import read_table
+from hf_bidir.paper.cells import Cell, train
+from hf_bidir.paper.data import data_files
+from hf_bidir.paper.deep_measures import RANKINGS, SHARES, batches, measure_deep
+from hf_bidir.paper.experiments import GROUPS, Experiment, experiment_names, read_experiments
+from hf_bidir.paper.measures import Amount
+from hf_bidir.paper.run import Settings, files_of, run_paper
+from tests.explain.conftest import vit
+from tests.finetune.test_image_data import new_image_processor
+
+AMOUNT = Amount(images=6, deep_texts=4, deep_draws=2)
+SMALL = {
+    **{"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8},
+    **{"num_train_epochs": 2, "per_device_train_batch_size": 8, "use_cpu": True},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A data folder with images/ and texts/, two classes each."""
+    root = tmp_path_factory.mktemp("data")
+    generator, labels = np.random.default_rng(0), np.arange(40) % 2
+    for name in ("images", "texts"):
+        (root / name).mkdir()
+    for split in ("train", "test"):
+        images = []
+        for label in labels:
+            pixels = generator.integers(0, 80, (8, 8, 3), dtype=np.uint8)
+            pixels[:, 4 * label : 4 * label + 4] += 150  # bright on the left or on the right
+            stream = io.BytesIO()
+            Image.fromarray(pixels).save(stream, "PNG")
+            images.append(stream.getvalue())
+        Dataset.from_dict({"image": images, "label": labels}).to_parquet(str(root / f"images/{split}.parquet"))
+        texts = [f"a {('bad', 'good')[label]} film number {row}" for row, label in enumerate(labels)]
+        Dataset.from_dict({"text": texts, "label": labels}).to_parquet(str(root / f"texts/{split}.parquet"))
+    return root
+
+
+def experiment(kind, **options):
+    recipe = {
+        "images": SMALL | {"patch_size": 4, "augment": "rand-m3-n1", "flip": False},
+        "bert": SMALL | {"vocab_size": 80, "max_length": 10, "masked_lm_weight": 0.1},
+    }[kind]
+    names = {"images": ["left", "right"], "bert": ["negative", "positive"]}[kind]
+    files = {"train": "train.parquet", "test": "test.parquet"}
+    folder = {"images": "images", "bert": "texts"}[kind]
+    common = {"variants": ["softmax", "tanhmax"], "folder": folder, "files": files, "class_names": names}
+    return Experiment(f"tiny-{kind}", f"Tiny {kind}", recipe, [1e-2], kind=kind, **common | options)
+
+
+@pytest.mark.parametrize(("kind", "pictures"), [("images", ["curves", "overlays"]), ("bert", ["curves"])])
+def test_a_deep_experiment_goes_from_files_to_the_report(kind, pictures, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(Settings, "amount", AMOUNT)
+    one = experiment(kind)
+    report = run_paper([one], Settings(tmp_path, folder, seeds=1, jobs=1)).read_text()
+    assert "## Failed" not in report
+    assert re.search(rf"^\| Tiny {kind} \| 36 \| 1 \|  \|  \| \d+\.\d \| \d+\.\d \|$", report, re.MULTILINE)
+    assert "## Deep models" in report
+    assert "## Does attention rank" not in report
+    for variant in one.variants:
+        assert len(re.findall(rf"^\| Tiny {kind} \| {variant} \| .*\[.*$", report, re.MULTILINE)) == 2
+    assert sorted(path.stem for path in tmp_path.glob("*.png")) == [f"tiny-{kind}-{name}" for name in pictures]
+
+
+def test_curves_and_their_areas_are_of_every_ranking(folder):
+    model = vit()
+    test = read_table(str(folder / "images/test.parquet"))
+    images = [Image.open(io.BytesIO(content)) for content in test["image"]]
+    test = Dataset.from_dict({"image": images, "label": test["label"]})
+    found = measure_deep(model, new_image_processor(model.config.image_size), test, AMOUNT, None)
+    for how in ("deletion", "insertion"):
+        for name in RANKINGS:
+            curve, areas = torch.tensor(found["curves"][f"{how} {name}"]), found[f"{how}_{name}"]
+            assert len(areas) == 6
+            expected = torch.trapezoid(curve, torch.tensor(SHARES)) / SHARES[-1]
+            assert np.mean(areas) == pytest.approx(expected.item(), abs=1e-5)
+    whole = {found["curves"][f"deletion {name}"][0] for name in RANKINGS}
+    assert max(whole) == pytest.approx(min(whole))  # nothing is deleted yet
+
+
+def test_texts_that_are_measured_are_cut_and_padded_together(folder):
+    class Words:
+        def __call__(self, texts, **options):
+            assert options["max_length"] == 5
+            return {"input_ids": torch.zeros(len(texts), 5)}
+
+    (batch,) = batches(Words(), read_table(str(folder / "texts/test.parquet")), AMOUNT, 5)
+    assert batch["input_ids"].shape == (4, 5)
+
+
+def test_without_a_gpu_a_sample_of_the_rows_is_used_the_same_every_time(folder, tmp_path, monkeypatch):
+    one = experiment("bert", rows={"train": 20, "test": 10})
+    for name, gpu in (("a", False), ("b", False), ("c", True)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
+        files_of(one, Settings(tmp_path / name, folder))
+    rows = {name: read_table(str(tmp_path / name / "data/tiny-bert/train.parquet"))["text"][:] for name in "abc"}
+    assert rows["a"] == rows["b"]
+    assert (len(rows["a"]), len(rows["c"])) == (20, 36)
+    assert len(read_table(str(tmp_path / "a/data/tiny-bert/test.parquet"))) == 10
+
+
+def test_images_with_bytes_in_a_table_become_images(folder, tmp_path):
+    files = data_files(experiment("images"), folder, tmp_path)
+    first = read_table(str(files["train"]))[0]["image"]
+    assert first.size == (8, 8)
+
+
+def test_a_class_of_models_that_cannot_be_trained_fails_in_its_own_cell(folder, tmp_path):
+    one = experiment("bert")
+    one.recipe["model_name_or_path"] = str(tmp_path / "nowhere")
+    cell = Cell(one, "softmax", 1e-2, 0, tmp_path)
+    train(cell, data_files(one, folder, tmp_path / "data"))
+    assert "nowhere" in cell.failure
+
+
+def test_names_of_groups_stand_for_their_experiments():
+    assert experiment_names(["sst", "vit", "sst"]) == ["sst", *GROUPS["vit"]]
+    assert set(experiment_names(["all"])) == {one.name for one in read_experiments(list(GROUPS["all"]))}
+
+
+def test_the_folder_of_minilm_replaces_its_name_on_the_hub(tmp_path):
+    deep = {one.name: one.recipe for one in read_experiments(list(GROUPS["multilayer"]), minilm=tmp_path)}
+    assert deep["multilayer-minilm"]["model_name_or_path"] == str(tmp_path)
+    assert "model_name_or_path" not in deep["multilayer-bert"]
