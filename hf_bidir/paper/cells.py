@@ -75,7 +75,7 @@ def train(cell: Cell, files: dict[str, Path], overrides: dict[str, Any] | None =
         overrides: options that win over those of the experiment.
     """
     if not cell.trained:
-        _keeping_failures(cell, lambda: TRAINING[cell.experiment.kind](_options(cell, files, overrides or {})))
+        keeping_failures(cell.folder, lambda: TRAINING[cell.experiment.kind](_options(cell, files, overrides or {})))
 
 
 def measure_cell(cell: Cell, files: dict[str, Path], human: Path | None, amount: Amount) -> None:
@@ -94,7 +94,7 @@ def measure_cell(cell: Cell, files: dict[str, Path], human: Path | None, amount:
             found = measure_deep(model, processor, splits["test"], amount, cell.experiment.recipe.get("max_length"))
         write_json(cell.folder / MEASURES, _without_nan(found))
 
-    _keeping_failures(cell, work)
+    keeping_failures(cell.folder, work)
 
 
 def _options(cell: Cell, files: dict[str, Path], overrides: dict[str, Any]) -> list[str]:
@@ -103,11 +103,12 @@ def _options(cell: Cell, files: dict[str, Path], overrides: dict[str, Any]) -> l
     return [f"--{name}={value}" for name, value in (options | overrides).items()]
 
 
-def _keeping_failures(cell: Cell, work: Callable[[], object]) -> None:
-    cell.folder.mkdir(parents=True, exist_ok=True)
-    (cell.folder / FAILURE).unlink(missing_ok=True)
+def keeping_failures(folder: Path, work: Callable[[], object]) -> None:
+    """Do the work with its output in log.txt of `folder`; what goes wrong is written there, and nothing is raised."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FAILURE).unlink(missing_ok=True)
     with (
-        (cell.folder / LOG).open("a", encoding="utf-8") as log,
+        (folder / LOG).open("a", encoding="utf-8") as log,
         contextlib.redirect_stdout(log),
         contextlib.redirect_stderr(log),
     ):
@@ -115,7 +116,7 @@ def _keeping_failures(cell: Cell, work: Callable[[], object]) -> None:
             work()
         except Exception as error:
             text = f"{type(error).__name__}: {error}".splitlines()[0]
-            (cell.folder / FAILURE).write_text(f"{text}\n\n{traceback.format_exc()}", encoding="utf-8")
+            (folder / FAILURE).write_text(f"{text}\n\n{traceback.format_exc()}", encoding="utf-8")
 
 
 def drop_checkpoints(cell: Cell) -> None:

@@ -3,7 +3,7 @@
 What the reference does (facts of its source, read by us; none of its code is here): padding, unknown words and the most
 frequent word share the id 0 and nothing is masked; the vocabulary is that of SST for every data set; Adadelta, 100
 epochs, no validation; and at the evaluation the scores of a text are multiplied by its label, so that all negative
-texts get one and the same answer.
+texts get one and the same answer with TanhMax (that of a context of zeros), and that of mean pooling with softmax.
 """
 
 import json
@@ -20,13 +20,16 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import trange
 
+from hf_bidir.finetune.errors import InputError
 from hf_bidir.finetune.files import write_json
 from hf_bidir.finetune.sources import read_table
 from hf_bidir.modeling.configuration_bidir_rnn import BidirRnnConfig
 from hf_bidir.modeling.modeling_bidir_rnn import BidirRnnForSequenceClassification
+from hf_bidir.paper.cells import keeping_failures
 from hf_bidir.paper.experiments import Experiment
 
 VOCABULARY, LENGTH, BATCH, EPOCHS = 8000, 30, 100, 100
+NUMBERS = "numbers.json"
 NORMALIZER, SPLITTER = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
 
 
@@ -37,12 +40,13 @@ class AsPublished:
     Attributes:
         leaked: the label multiplies the scores.
         fair: it does not.
-        bias: the answer to every negative text when it does, as a logit; below 0 all of them count as right.
+        negative_logit: the mean answer to negative texts when it does. With TanhMax it is one and the same for all of
+            them, so that below 0 all count as right and above 0 none does.
     """
 
     leaked: float
     fair: float
-    bias: float
+    negative_logit: float
 
 
 def published_vocabulary(texts: list[str]) -> dict[str, int]:
@@ -82,6 +86,9 @@ def train_as_published(
         seed: of weights, batches and dropout.
         epochs: of training.
         progress: show a progress bar.
+
+    Raises:
+        InputError: the loss became NaN or infinite.
     """
     torch.manual_seed(seed)
     config = BidirRnnConfig(
@@ -90,12 +97,14 @@ def train_as_published(
     )  # fmt: skip
     model = BidirRnnForSequenceClassification(config).train()
     optimizer = torch.optim.Adadelta(model.parameters(), lr=learning_rate)
-    for _ in trange(epochs, desc=f"as published, {activation}", unit="epoch", leave=False, disable=not progress):
+    for epoch in trange(epochs, desc=f"as published, {activation}", unit="epoch", leave=False, disable=not progress):
         for rows in torch.randperm(len(ids)).split(BATCH):
             loss = F.binary_cross_entropy_with_logits(answers(model, ids[rows]), labels[rows].float())
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+        if not loss.isfinite():
+            raise InputError(f"the loss of {activation} became {loss.item()} in epoch {epoch}")
     return model.eval()
 
 
@@ -135,26 +144,36 @@ class PublishedCell:
     epochs: int = EPOCHS
 
     @property
-    def file(self) -> Path:
-        return self.root / "as-published" / f"{self.experiment.name}-{self.activation}-seed{self.seed}.json"
+    def folder(self) -> Path:
+        rate = self.experiment.as_published["learning_rate"]
+        return self.root / "as-published" / f"{self.experiment.name}-{self.activation}-lr{rate:g}-seed{self.seed}"
 
     @property
     def found(self) -> AsPublished | None:
-        return AsPublished(**json.loads(self.file.read_text(encoding="utf-8"))) if self.file.is_file() else None
+        file = self.folder / NUMBERS
+        return AsPublished(**json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
 
 
-def run_published(cell: PublishedCell, files: dict[str, Path], sst: Path) -> None:
-    """Train and evaluate a cell, unless it is there; `sst` is the training file whose vocabulary serves all data."""
-    if cell.found:
-        return
-    vocabulary = published_vocabulary(read_table(str(sst))["text"][:])
-    splits = {name: read_table(str(files[name])) for name in ("train", "test")}
-    ids = {name: encode(split["text"][:], vocabulary) for name, split in splits.items()}
-    labels = {name: torch.tensor(split["label"][:]) for name, split in splits.items()}
-    options = cell.experiment.as_published | {"seed": cell.seed, "epochs": cell.epochs, "progress": False}
-    model = train_as_published(ids["train"], labels["train"], cell.activation, **options)
-    cell.file.parent.mkdir(parents=True, exist_ok=True)
-    write_json(cell.file, asdict(evaluate_as_published(model, ids["test"], labels["test"])))
+def run_published(cell: PublishedCell, files: dict[str, Path], known: Path) -> None:
+    """Train and evaluate a cell, unless it is there; what goes wrong is written into its folder.
+
+    Args:
+        cell: which one.
+        files: of its data, by split.
+        known: the training file whose vocabulary serves all data.
+    """
+
+    def work() -> None:
+        vocabulary = published_vocabulary(read_table(str(known))["text"][:])
+        splits = {name: read_table(str(files[name])) for name in ("train", "test")}
+        ids = {name: encode(split["text"][:], vocabulary) for name, split in splits.items()}
+        labels = {name: torch.tensor(split["label"][:]) for name, split in splits.items()}
+        options = cell.experiment.as_published | {"seed": cell.seed, "epochs": cell.epochs, "progress": False}
+        model = train_as_published(ids["train"], labels["train"], cell.activation, **options)
+        write_json(cell.folder / NUMBERS, asdict(evaluate_as_published(model, ids["test"], labels["test"])))
+
+    if not cell.found:
+        keeping_failures(cell.folder, work)
 
 
 def _words(text: str) -> list[str]:

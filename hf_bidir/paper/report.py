@@ -103,11 +103,12 @@ def published_table(cells: Sequence[PublishedCell]) -> str:
         if found:
             paper = group[0].experiment.published.get(activation, {}).get("accuracy")
             leaked = ", ".join(f"{one.leaked:.1f}" for one in found)
-            lucky = f"{sum(one.bias < 0 for one in found)} of {len(found)}"
-            rows.append([title, activation, _number(paper, 1), leaked, lucky, seed_spread([o.fair for o in found], 1)])
-    return _table(
-        ["data", "activation", "paper", "label in the scores, by seed", "bias below 0", "same weights without"], rows
-    )
+            negatives = ", ".join(f"{one.negative_logit:+.2f}" for one in found)
+            rows.append(
+                [title, activation, _number(paper, 1), leaked, negatives, seed_spread([o.fair for o in found], 1)]
+            )
+    header = ["data", "activation", "paper", "label in the scores, by seed", "logit of negative texts, by seed"]
+    return _table([*header, "same weights without"], rows)
 
 
 def sign_table(experiments: list[Experiment], chosen: Chosen) -> str:

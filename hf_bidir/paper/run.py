@@ -1,5 +1,6 @@
 """The experiments of the paper, from data to report: cells in parallel, none of them twice."""
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from joblib import Parallel, delayed
 from tqdm import tqdm
 
 from hf_bidir.finetune.errors import InputError
+from hf_bidir.finetune.files import write_json
 from hf_bidir.finetune.sources import read_table
 from hf_bidir.finetune.synthetic import SETS
 from hf_bidir.paper.cells import Cell, drop_checkpoints, measure_cell, train
@@ -23,6 +25,8 @@ from hf_bidir.paper.published import EPOCHS, PublishedCell, run_published
 from hf_bidir.paper.report import REPORT, write_report
 
 HUMAN = "sst_trees/test.parquet"
+VOCABULARY_OF = "sst"  # as published, it serves every data set
+MADE = "made-from.json"
 PUBLISHED_QUICK_EPOCHS = 10
 QUICK_ROWS = {
     "recurrent": {"train": 1500, "validation": 500, "test": 1000},
@@ -53,15 +57,23 @@ def check(experiments: Iterable[Experiment], settings: Settings, resume: bool) -
     """Refuse what cannot work, before anything is trained.
 
     Raises:
-        InputError: the folder holds a finished report, or the data folder lacks files (all are named).
+        InputError: the folder holds a finished report, the data folder lacks files (all are named), or there is none
+            and the Hub has not got the data.
     """
     if (settings.root / REPORT).is_file() and not resume:
         raise InputError(
             f"{settings.root} holds a finished report; give --resume to go on with it, or another --output"
         )
+    needed = list(experiments)
+    if settings.as_published and any(one.as_published for one in needed):
+        needed += read_experiments([VOCABULARY_OF])
     if settings.data_dir is None:
+        if nowhere := [one.name for one in needed if not one.synthetic and one.hub is None]:
+            raise InputError(
+                f"not on the Hub: {', '.join(nowhere)}; give --data-dir, a folder with the data, or leave it out"
+            )
         return
-    if missing := [file for experiment in experiments for file in missing_files(experiment, settings.data_dir)]:
+    if missing := [file for experiment in needed for file in missing_files(experiment, settings.data_dir)]:
         raise InputError(f"{settings.data_dir} lacks: {', '.join(map(str, missing))}")
 
 
@@ -104,9 +116,16 @@ def run_cells(experiments: list[Experiment], settings: Settings) -> dict[str, di
 
 
 def best_rate(grid: list[Cell], experiment: Experiment, variant: str) -> float:
-    """The learning rate with the highest validation accuracy; the first one where all have failed."""
+    """The learning rate with the highest validation accuracy, of equal ones that with the lowest validation loss.
+
+    The first one where all have failed.
+    """
+
+    def quality(cell: Cell) -> tuple[float, float]:
+        return cell.results.get("eval_accuracy", -1.0), -cell.results.get("eval_loss", float("inf"))
+
     mine = [cell for cell in grid if (cell.experiment, cell.variant) == (experiment, variant)]
-    return max(mine, key=lambda cell: cell.results.get("eval_accuracy", -1)).learning_rate
+    return max(mine, key=quality).learning_rate
 
 
 def _rates(experiment: Experiment, settings: Settings) -> list[float]:
@@ -115,10 +134,25 @@ def _rates(experiment: Experiment, settings: Settings) -> list[float]:
 
 
 def files_of(experiment: Experiment, settings: Settings) -> dict[str, Path]:
-    """The data of an experiment by split, less of it for a quick run or without a GPU."""
+    """The data of an experiment by split, less of it for a quick run or without a GPU.
+
+    Raises:
+        InputError: the folder has been made in another way, so that old and new cells could not be compared.
+    """
     rows = {} if torch.cuda.is_available() else experiment.rows
     rows = QUICK_ROWS[experiment.kind] if settings.quick else rows
-    return data_files(experiment, settings.data_dir, settings.root / "data" / experiment.name, rows)
+    folder = settings.root / "data" / experiment.name
+    source = str(settings.data_dir or experiment.hub)
+    made = {"source": source, "quick": settings.quick, "rows": rows, "recipe": experiment.recipe}
+    before = json.loads((folder / MADE).read_text(encoding="utf-8")) if (folder / MADE).is_file() else made
+    if changed := [name for name in made if made[name] != before[name]]:
+        raise InputError(
+            f"{experiment.title} in {settings.root} was made with another {changed[0]}: {before[changed[0]]}, now it is "
+            f"{made[changed[0]]}; give another --output"
+        )
+    files = data_files(experiment, settings.data_dir, folder, rows)
+    write_json(folder / MADE, made)
+    return files
 
 
 def _seeds(experiment: Experiment, settings: Settings) -> int:
@@ -144,8 +178,12 @@ def _parallel(work: Callable[[Cell], None], cells: list[Cell], jobs: int, what: 
 
 
 def _one_thread(work: Callable[[Cell], None], cell: Cell) -> None:
+    threads = torch.get_num_threads()  # of this process, where there is only one
     torch.set_num_threads(1)
-    work(cell)
+    try:
+        work(cell)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def polarity_of_words(experiment: Experiment, settings: Settings) -> dict[str, int]:
@@ -185,9 +223,11 @@ def run_paper(experiments: list[Experiment], settings: Settings, resume: bool = 
 def run_as_published(experiments: list[Experiment], settings: Settings) -> list[PublishedCell]:
     """The experiments that have it by the paper's own protocol; those cells that are there are not run again."""
     every = [one for one in experiments if one.as_published]
+    if not every:
+        return []
     files = {one.name: files_of(one, settings) for one in every}
-    (sst,) = read_experiments(["sst"])  # whose vocabulary serves them all
-    sst_file = files_of(sst, settings)["train"]
+    (vocabulary_of,) = read_experiments([VOCABULARY_OF])
+    known = files_of(vocabulary_of, settings)["train"]
     seeds, epochs = (1, PUBLISHED_QUICK_EPOCHS) if settings.quick else (PUBLISHED_SEEDS, EPOCHS)
     cells = [
         PublishedCell(one, activation, seed, settings.root, epochs)
@@ -195,7 +235,5 @@ def run_as_published(experiments: list[Experiment], settings: Settings) -> list[
         for activation in ("softmax", "tanhmax")
         for seed in range(seeds)
     ]
-    _parallel(
-        lambda cell: run_published(cell, files[cell.experiment.name], sst_file), cells, settings.jobs, "published"
-    )
+    _parallel(lambda cell: run_published(cell, files[cell.experiment.name], known), cells, settings.jobs, "published")
     return cells
