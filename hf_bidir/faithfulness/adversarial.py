@@ -56,8 +56,13 @@ def adversarial_attention(
         progress: show a progress bar.
 
     Raises:
-        ValueError: a model whose attention goes from token to token, and as in `hf_bidir.explain.contributions`.
+        ValueError: a model whose attention goes from token to token, a tolerance outside [0, 1], no starts or steps,
+            and as in `hf_bidir.explain.contributions`.
     """
+    if not 0 <= tolerance <= 1 or starts < 1 or steps < 1:
+        raise ValueError(
+            f"expected a tolerance in [0, 1], starts and steps of at least 1, got {tolerance}, {starts}, {steps}."
+        )
     inputs = prepared_inputs(model, inputs)
     if model.attends_between_tokens:
         raise ValueError(
@@ -80,6 +85,7 @@ def adversarial_attention(
                 best = _better(best, search.step(scores, optimizer))
                 schedule.step()
                 bar.update()
+            best = _better(best, search.step(scores, optimizer))  # what the last step led to
         bar.close()
     return best
 

@@ -81,7 +81,9 @@ def answer_curve(
         rank, count = _ranks(scores.to(keep.device), keep & ~special)
         rows = []
         for share in tqdm(shares, desc=how, unit="share", leave=False, delay=1, disable=not progress):
-            chosen = rank < (share * count).ceil().unsqueeze(1)  # tokens that cannot be deleted are in no rank
+            # in double precision and a little less, since 0.3 of 50 is 15 and not a little more
+            wanted = (share * count.double() - 1e-9).ceil().unsqueeze(1)
+            chosen = rank < wanted  # tokens that cannot be deleted are in no rank
             removed = chosen if how == "deletion" else (rank < count.unsqueeze(1)) & ~chosen
             removed = _leave_one(removed, keep, rank)
             reduced = (

@@ -18,7 +18,8 @@ def jensen_shannon(first: Tensor, second: Tensor) -> Tensor:
     """
     p, q = _as_distribution(first), _as_distribution(second)
     middle = (p + q) / 2
-    return 0.5 * (_relative_entropy(p, middle) + _relative_entropy(q, middle))
+    divergence = 0.5 * (_relative_entropy(p, middle) + _relative_entropy(q, middle))
+    return divergence.clamp_min(0)  # of equal rows, rounding makes it a little less
 
 
 def _as_distribution(values: Tensor) -> Tensor:

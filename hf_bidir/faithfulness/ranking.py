@@ -44,7 +44,14 @@ def bootstrap_interval(
 
     Returns:
         Low and high end; both the mean itself where there are fewer than two numbers, NaN where there is none.
+
+    Raises:
+        ValueError: a confidence outside (0, 1), or no resamples.
     """
+    if not 0 < confidence < 1 or resamples < 1:
+        raise ValueError(
+            f"expected a confidence in (0, 1) and at least one resample, got {confidence} and {resamples}."
+        )
     values = np.asarray(values, dtype=float)
     values = values[~np.isnan(values)]
     if len(values) < 2:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hf_bidir.finetune.errors import InputError
 
-ANY_SIZE = 224  # a policy that does not crop only takes from it how far "translate" may go, as a share
+SIZE = 224  # timm asks for one; without cropping it only bounds a translation in pixels, which RandAugment has not got
 
 
 @dataclass
@@ -43,7 +43,7 @@ class TimmAugmentation:
             raise InputError("--augment and --erase need timm: pip install 'hf-bidir[vision]'") from error
         options = {"is_training": True, "color_jitter": None, "separate": True}
         try:
-            _, self._change, _ = create_transform(ANY_SIZE, auto_augment=self.policy, **options)
+            _, self._change, _ = create_transform(SIZE, auto_augment=self.policy, **options)
         except (AssertionError, ValueError, KeyError) as error:
             raise InputError(
                 f"timm knows no augmentation {self.policy!r}; try rand-m6-n2-mstd0.5-inc1, augmix-m3, 3a or original"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import yaml
@@ -11,6 +11,7 @@ from torch import Tensor
 from hf_bidir.finetune.errors import InputError, did_you_mean
 from hf_bidir.modeling.activations import register_attn_activation
 
+KINDS = ("recurrent", "bert", "images")
 FOLDER = Path(__file__).resolve().parents[2] / "training/paper"
 
 
@@ -40,7 +41,7 @@ class Experiment:
     title: str
     recipe: dict[str, Any]
     learning_rates: list[float]
-    kind: Literal["recurrent", "bert", "images"] = "recurrent"
+    kind: str = "recurrent"
     variants: list[str] = field(default_factory=lambda: list(VARIANTS))
     rows: dict[str, int] = field(default_factory=dict)
     seeds: int | None = None
@@ -71,11 +72,15 @@ def read_experiments(names: list[str], folder: Path = FOLDER, minilm: Path | Non
                 f"there is no experiment {name!r}; choose among {', '.join([*known, *GROUPS])}."
                 f"{did_you_mean(name, [*known, *GROUPS])}"
             )
-        content = yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))
         try:
+            content = yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))
             experiment = Experiment(name=name, **content)
-        except TypeError as error:
+        except (TypeError, yaml.YAMLError) as error:
             raise InputError(f"training/paper/{name}.yaml cannot be read as an experiment: {error}") from error
+        if experiment.kind not in KINDS:
+            raise InputError(
+                f"expected kind in training/paper/{name}.yaml to be one of {', '.join(KINDS)}; got {experiment.kind!r}"
+            )
         if minilm and "model_name_or_path" in experiment.recipe:
             experiment.recipe["model_name_or_path"] = str(minilm)
         found.append(experiment)

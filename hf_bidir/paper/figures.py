@@ -9,12 +9,15 @@ from matplotlib.figure import Figure
 from hf_bidir.explain.colors import COLORS
 from hf_bidir.finetune.files import replacing
 from hf_bidir.paper.cells import Cell
+from hf_bidir.paper.measures import WORD_SUMS
 
 SHOWN = ("softmax", "tanhmax")
 POLARITIES = {"neutral": ("0.7", "."), "positive": (COLORS(0.95), "+"), "negative": (COLORS(0.05), "_")}
 
 
-def draw_all(name: str, title: str, variants: Mapping[str, Sequence[Cell]], root: Path, polarity: Mapping[str, int]):
+def draw_all(
+    name: str, title: str, variants: Mapping[str, Sequence[Cell]], root: Path, polarity: Mapping[str, int]
+) -> None:
     """Write the pictures of one experiment, of the first seed of every variant that is measured.
 
     Args:
@@ -47,7 +50,9 @@ def scatter(title: str, measured: Mapping[str, dict], polarity: Mapping[str, int
         words = {word: values for word, values in measured[variant]["words"].items() if not word.startswith("[")}
         for kind, (color, marker) in POLARITIES.items():
             sign = {"neutral": 0, "positive": 1, "negative": -1}[kind]
-            rows = np.array([v for word, v in words.items() if polarity.get(word, 0) == sign]).reshape(-1, 5)
+            rows = np.array([v for word, v in words.items() if polarity.get(word, 0) == sign]).reshape(
+                -1, len(WORD_SUMS)
+            )
             points = rows[:, 1:3] / rows[:, :1]
             panel.scatter(*points.T, s=25, color=color, marker=marker, label=f"{kind} words")
         panel.axhline(0, color="black", linewidth=0.5)

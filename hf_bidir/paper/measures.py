@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_bidir.analysis import negative_share
-from hf_bidir.explain import erasure, gradient_times_input
+from hf_bidir.explain import erasure, gradient_times_input, read_text
 from hf_bidir.explain.contributions import coefficients_and_gradients
 from hf_bidir.faithfulness import (
     adversarial_attention,
@@ -28,6 +28,7 @@ from hf_bidir.faithfulness import (
 
 POSITIVE, NEGATIVE = 1, 0  # classes; what is explained is the logit of the first minus that of the second
 BATCH = 64
+WORD_SUMS = ("count", "score", "coefficient", "contribution", "squared coefficient")  # coefficients are oriented
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,19 @@ class Scores:
 
 
 def batches(tokenizer, texts: Sequence[str], limit: int) -> Iterator[dict[str, Tensor]]:
-    """The texts as the model reads them, padded, `BATCH` at a time."""
+    """The texts as the model reads them, cut at `limit` tokens, padded, `BATCH` at a time."""
     for start in range(0, len(texts), BATCH):
         part = list(texts[start : start + BATCH])
         yield dict(tokenizer(part, padding=True, truncation=True, max_length=limit, return_tensors="pt"))
 
 
 def scores_of(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Scores:
-    """Scores, coefficients and slopes of the margin between the two classes."""
+    """Scores, coefficients and slopes of the margin between the two classes, `[batch, length]` each.
+
+    Args:
+        model: with one attention layer and one query.
+        inputs: what it takes, a batch.
+    """
     recorded: list[Tensor] = []
     hook = model.rnn.attention.score.register_forward_hook(lambda *call: recorded.append(call[-1].detach()))
     try:
@@ -124,11 +130,11 @@ def measure(
     found |= _interventions(model, tokenizer, test[:], amount, limit)
     found |= _words(model, tokenizer, test[:], sign, limit)
     if human is not None:
-        found |= _people(model, tokenizer, human, sign, amount)
+        found |= _people(model, tokenizer, human, sign, amount, limit)
     return found
 
 
-def _rankings(model, tokenizer, texts, sign: float, limit: int) -> dict[str, Any]:
+def _rankings(model: PreTrainedModel, tokenizer, texts: Sequence[str], sign: float, limit: int) -> dict[str, Any]:
     """Kendall's tau of coefficients and contributions with gradients and with renormalised deletion; ERASER."""
     rows = defaultdict(list)
     for inputs in batches(tokenizer, texts, limit):
@@ -157,7 +163,9 @@ def _margin(model, inputs, effect) -> Tensor:
     return (effect(model, inputs, POSITIVE, **options) - effect(model, inputs, NEGATIVE, **options)).detach()
 
 
-def _interventions(model, tokenizer, texts, amount: Amount, limit: int) -> dict[str, Any]:
+def _interventions(
+    model: PreTrainedModel, tokenizer, texts: Sequence[str], amount: Amount, limit: int
+) -> dict[str, Any]:
     rows = defaultdict(list)
     for inputs in batches(tokenizer, texts, limit):
         for name, change in (("permutation", permuted), ("randomisation", randomised)):
@@ -177,9 +185,9 @@ def negative_share_or_nan(model: PreTrainedModel, every: list[dict[str, Tensor]]
         return float("nan")
 
 
-def _words(model, tokenizer, texts, sign: float, limit: int) -> dict[str, Any]:
-    """Of every word: how often it occurs, its mean score, coefficient and contribution, and the sum of squares of a."""
-    sums = defaultdict(lambda: np.zeros(5))
+def _words(model: PreTrainedModel, tokenizer, texts: Sequence[str], sign: float, limit: int) -> dict[str, Any]:
+    """Of every word, the sums of `WORD_SUMS` over its occurrences."""
+    sums = defaultdict(lambda: np.zeros(len(WORD_SUMS)))
     for inputs in batches(tokenizer, texts, limit):
         found = scores_of(model, inputs)
         columns = (found.scores, sign * found.coefficients, found.contributions)
@@ -190,17 +198,25 @@ def _words(model, tokenizer, texts, sign: float, limit: int) -> dict[str, Any]:
     return {"words": {word: values.tolist() for word, values in sums.items()}}
 
 
-def _people(model, tokenizer, human: Dataset, sign: float, amount: Amount) -> dict[str, Any]:
-    """Share of the words that people call positive or negative whose sign agrees, per sentence."""
+def _people(
+    model: PreTrainedModel, tokenizer, human: Dataset, sign: float, amount: Amount, limit: int
+) -> dict[str, Any]:
+    """Do signs agree with what people say of words out of context? Per sentence; words that the model does not know
+    are left out."""
     rows = defaultdict(list)
     for row in human.shuffle(seed=0).select(range(min(amount.texts, len(human)))):
-        polarity = np.array(row["token_labels"]) - 2
-        ids = [tokenizer.convert_tokens_to_ids(word.lower()) for word in row["tokens"]]
+        example = read_text(tokenizer, row["tokens"], limit)
+        if example.truncated or example.tokens != row["tokens"]:
+            continue
+        found = scores_of(model, example.inputs)
+        unknown = example.inputs["input_ids"][0] == tokenizer.unk_token_id
+        known = (example.by_token((~unknown).float()) > 0).numpy()
+        polarity = (np.array(row["token_labels"]) - 2)[known]
         if not polarity.any():
             continue
-        inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
-        found = scores_of(model, inputs)
-        for name, values in (("a", sign * found.coefficients[0]), ("au", found.contributions[0])):
-            rows[f"human_sign_{name}"] += sign_agreement([values.tolist()], [polarity]).tolist()
-            rows[f"human_tau_{name}"] += kendall_tau([values.tolist()], [polarity]).tolist()
+        for name, pieces in (("a", sign * found.coefficients[0]), ("au", found.contributions[0])):
+            values = example.by_token(pieces).numpy()[known]
+            rows[f"human_sign_{name}"] += sign_agreement([values], [polarity]).tolist()
+            rows[f"human_tau_{name}"] += kendall_tau([values], [polarity]).tolist()
+        rows["human_positive"].append(float((polarity[polarity != 0] > 0).mean()))
     return dict(rows)

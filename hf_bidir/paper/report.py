@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, PackageLoader
 
-from hf_bidir.faithfulness import bootstrap_interval
 from hf_bidir.finetune.files import replacing
 from hf_bidir.finetune.folder import read_record
 from hf_bidir.finetune.record import cpu_model, library_versions
 from hf_bidir.hub.model_card import seed_spread
-from hf_bidir.paper.cells import Cell
+from hf_bidir.paper.cells import FAILURE, Cell
 from hf_bidir.paper.deep_measures import RANKINGS
 from hf_bidir.paper.experiments import VARIANTS, Experiment
 from hf_bidir.paper.published import PublishedCell
@@ -22,6 +21,10 @@ Chosen = dict[str, dict[str, list[Cell]]]  # by experiment and variant, a cell p
 TAUS = {
     "tau_a_gradient": "a, gradient", "tau_|a|_gradient": "size of both", "tau_au_gradient": "a·u, gradient",
     "tau_a_erasure": "a, deletion", "tau_|a|_erasure": "size of both", "tau_au_erasure": "a·u, deletion",
+}  # fmt: skip
+PUBLISHED = {  # by measure of ours, the paper's own
+    "tau_a_gradient": "gradient_tau", "tau_a_erasure": "erasure_tau", "tau_|a|_erasure": "absolute_erasure_tau",
+    "permutation": "permutation", "randomisation": "randomisation",
 }  # fmt: skip
 MOVED = {"permutation": "permutation", "randomisation": "randomisation", "adversary": "adversary, JSD"}
 DELETED = {
@@ -33,7 +36,12 @@ DEEP_TAUS = {
     "tau_contributions": "τ of contributions", "tau_gradient": "τ of gradient", "tau_attention": "τ of attention",
     "permutation": "permutation", "randomisation": "randomisation",
 }  # fmt: skip
-HUMAN = {"human_sign_a": "oriented a", "human_sign_au": "a·u", "human_tau_a": "τ, oriented a", "human_tau_au": "τ, a·u"}
+HUMAN = {
+    "human_sign_a": "oriented a", "human_sign_au": "a·u", "human_positive": "always +",
+    "human_tau_a": "τ, oriented a", "human_tau_au": "τ, a·u",
+}  # fmt: skip
+RESAMPLES = 500
+KINDS_OF_PICTURE = ("polarity", "tau", "change", "curves", "overlays")
 
 
 def write_report(
@@ -47,8 +55,10 @@ def write_report(
         settings=settings,
         machine=f"{cpu_model()}; {', '.join(f'{name} {version}' for name, version in library_versions().items())}.",
         accuracy=accuracy_table(experiments, chosen),
+        rates=rate_table(experiments, chosen),
         recalls=recall_table(experiments, chosen),
         published=published_table(published) if published else None,
+        published_epochs=published[0].epochs if published else None,
         flat=[one for one in experiments if one.kind == "recurrent"],
         deep=[one for one in experiments if one.kind != "recurrent"],
         rankings=_by_example(experiments, chosen, TAUS),
@@ -58,8 +68,14 @@ def write_report(
         deep_taus=_by_example(experiments, chosen, DEEP_TAUS),
         signs=sign_table(experiments, chosen),
         human=_by_example(experiments, chosen, HUMAN) if people else None,
-        failures=[(cell.folder.relative_to(root), cell.failure) for cell in cells if cell.failure],
-        pictures=sorted(file.stem for file in root.glob("*.png")),
+        amount=settings.amount,
+        failures=_failures(experiments, root),
+        pictures=[
+            file.stem
+            for one in experiments
+            for kind in KINDS_OF_PICTURE
+            for file in root.glob(f"{one.name}-{kind}.png")
+        ],
     )
     with replacing(root / REPORT) as temporary:
         temporary.write_text(text.rstrip() + "\n", encoding="utf-8")
@@ -73,11 +89,23 @@ def accuracy_table(experiments: list[Experiment], chosen: Chosen) -> str:
     for experiment in experiments:
         mine = chosen[experiment.name]
         published = [experiment.published.get(name, {}).get("accuracy") for name in ("softmax", "tanhmax")]
-        size = next((_training_rows(cell) for cells in mine.values() for cell in cells if cell.trained), "")
+        sizes = next((_rows_of(cell) for cells in mine.values() for cell in cells if cell.trained), "")
         seeds = str(max(len(cells) for cells in mine.values()))
         found = [_accuracy(mine.get(variant, [])) for variant in variants]
-        rows.append([experiment.title, size, seeds, *(_number(value, 1) for value in published), *found])
-    return _table(["data", "training rows", "seeds", "paper, softmax", "paper, TanhMax", *variants], rows)
+        rows.append([experiment.title, sizes, seeds, *(_number(value, 1) for value in published), *found])
+    return _table(["data", "rows", "seeds", "paper, softmax", "paper, TanhMax", *variants], rows)
+
+
+def rate_table(experiments: list[Experiment], chosen: Chosen) -> str:
+    """The learning rate that validation data chose for every variant, marked where it is at the end of the grid."""
+    variants = [name for name in VARIANTS if any(name in one for one in chosen.values())]
+    rows = []
+    for experiment in experiments:
+        grid, mine = experiment.learning_rates, chosen[experiment.name]
+        rates = [mine[variant][0].learning_rate if variant in mine else None for variant in variants]
+        shown = ["" if r is None else f"{r:g}{' *' if r in (min(grid), max(grid)) else ''}" for r in rates]
+        rows.append([experiment.title, ", ".join(f"{rate:g}" for rate in grid), *shown])
+    return _table(["data", "grid", *variants], rows)
 
 
 def recall_table(experiments: list[Experiment], chosen: Chosen) -> str:
@@ -120,14 +148,14 @@ def sign_table(experiments: list[Experiment], chosen: Chosen) -> str:
             if not measured:
                 continue
             shares = [_mean(found.get(key) for found in measured) for key in ("negative_share", "orientation_share")]
-            apart = _mean(polar_separation(found["words"]) for found in measured) if experiment.synthetic else None
+            apart = min(polar_separation(found["words"]) for found in measured) if experiment.synthetic else None
             rows.append([experiment.title, variant, *(_number(share, 3) for share in shares), _number(apart, 1)])
     header = [
         "data",
         "variant",
         "share of negative a",
-        "share of u with one sign",
-        "polar − neutral a, standard errors",
+        "share of Σ|a·u| with one sign of u",
+        "polar − neutral a in standard errors, worst seed",
     ]
     return _table(header, rows)
 
@@ -156,29 +184,46 @@ def polar_separation(words: dict[str, list[float]]) -> float:
 def _by_example(experiments: list[Experiment], chosen: Chosen, columns: dict[str, str]) -> str:
     rows = []
     for experiment in experiments:
+        for variant, published in experiment.published.items():
+            theirs = [published.get(PUBLISHED.get(key, "")) for key in columns]
+            if any(value is not None for value in theirs):
+                rows.append([experiment.title, f"{variant}, paper", *(_number(value, 3) for value in theirs)])
         for variant, cells in chosen[experiment.name].items():
-            found = [_interval(cells, key) for key in columns]
+            found = [interval(cells, key) for key in columns]
             if any(found):
                 rows.append([experiment.title, variant, *found])
     return _table(["data", "variant", *columns.values()], rows)
 
 
-def _interval(cells: list[Cell], key: str) -> str:
-    """Mean over all texts and seeds, and the interval over texts of their means over seeds."""
+def interval(cells: Sequence[Cell], key: str) -> str:
+    """The mean of a measure over examples and seeds, and its 95 % bootstrap interval, in which both are resampled."""
     rows = [cell.measures[key] for cell in cells if key in cell.measures]
     if not rows:
         return ""
     values = np.array([[np.nan if value is None else value for value in row] for row in rows])
-    defined = ~np.isnan(values).all(0)
-    if not defined.any():
+    values = values[:, ~np.isnan(values).all(0)]
+    if not values.size:
         return "not defined"
-    by_text = np.nanmean(values[:, defined], 0)
-    low, high = bootstrap_interval(by_text)
-    return f"{by_text.mean():.3f} [{low:.3f}, {high:.3f}]"
+    generator, (seeds, examples) = np.random.default_rng(0), values.shape
+    draws = (
+        values[generator.integers(seeds, size=(seeds, 1)), generator.integers(examples, size=examples)]
+        for _ in range(RESAMPLES)
+    )
+    means = [np.nanmean(draw) for draw in draws if not np.isnan(draw).all()]
+    low, high = np.percentile(means, [2.5, 97.5])
+    return f"{np.nanmean(values):.3f} [{low:.3f}, {high:.3f}]"
 
 
-def _training_rows(cell: Cell) -> str:
-    return f"{read_record(cell.run)['data']['train']['rows']:,}"
+def _rows_of(cell: Cell) -> str:
+    """Training, validation and test rows."""
+    return " / ".join(f"{split['rows']:,}" for split in read_record(cell.run)["data"].values())
+
+
+def _failures(experiments: list[Experiment], root: Path) -> list[tuple[Path, str]]:
+    """Every cell that failed, those of learning rates that were not chosen too, and why."""
+    files = [file for one in experiments for file in root.glob(f"{one.name}/*/*/{FAILURE}")]
+    files += [file for one in experiments for file in root.glob(f"as-published/{one.name}-*/{FAILURE}")]
+    return [(file.parent.relative_to(root), file.read_text(encoding="utf-8").splitlines()[0]) for file in sorted(files)]
 
 
 def _accuracy(cells: list[Cell]) -> str:

@@ -147,8 +147,8 @@ def files_of(experiment: Experiment, settings: Settings) -> dict[str, Path]:
     before = json.loads((folder / MADE).read_text(encoding="utf-8")) if (folder / MADE).is_file() else made
     if changed := [name for name in made if made[name] != before[name]]:
         raise InputError(
-            f"{experiment.title} in {settings.root} was made with another {changed[0]}: {before[changed[0]]}, now it is "
-            f"{made[changed[0]]}; give another --output"
+            f"{experiment.title} in {settings.root} was made with another {changed[0]}: {before[changed[0]]}, now it "
+            f"is {made[changed[0]]}; give another --output"
         )
     files = data_files(experiment, settings.data_dir, folder, rows)
     write_json(folder / MADE, made)
@@ -209,6 +209,7 @@ def run_paper(experiments: list[Experiment], settings: Settings, resume: bool = 
     check(experiments, settings, resume)
     settings.root.mkdir(parents=True, exist_ok=True)
     chosen = run_cells(experiments, settings)
+    published = run_as_published(experiments, settings) if settings.as_published else []
     for experiment in experiments:
         cells = chosen[experiment.name]
         if experiment.kind == "recurrent":
@@ -216,7 +217,6 @@ def run_paper(experiments: list[Experiment], settings: Settings, resume: bool = 
             draw_all(experiment.name, experiment.title, cells, settings.root, polarity)
         else:
             draw_deep(experiment, cells, settings.root / "data" / experiment.name / "test.parquet", settings.root)
-    published = run_as_published(experiments, settings) if settings.as_published else []
     return write_report(experiments, chosen, settings, published)
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 from hf_bidir.finetune.sources import read_table
 from hf_bidir.paper.cells import Cell, train
 from hf_bidir.paper.data import data_files
-from hf_bidir.paper.deep_measures import RANKINGS, SHARES, batches, measure_deep
+from hf_bidir.paper.deep_measures import RANKINGS, SHARES, batches, measure_deep, special_tokens
 from hf_bidir.paper.experiments import GROUPS, Experiment, experiment_names, read_experiments
 from hf_bidir.paper.measures import Amount
 from hf_bidir.paper.run import Settings, files_of, run_paper
@@ -65,7 +65,7 @@ def test_a_deep_experiment_goes_from_files_to_the_report(kind, pictures, folder,
     one = experiment(kind)
     report = run_paper([one], Settings(tmp_path, folder, seeds=1, jobs=1)).read_text()
     assert "## Failed" not in report
-    assert re.search(rf"^\| Tiny {kind} \| 36 \| 1 \|  \|  \| \d+\.\d \| \d+\.\d \|$", report, re.MULTILINE)
+    assert re.search(rf"^\| Tiny {kind} \| 36 / 4 / 40 \| 1 \|  \|  \| \d+\.\d \| \d+\.\d \|$", report, re.MULTILINE)
     assert "## Deep models" in report
     assert "## Does attention rank" not in report
     for variant in one.variants:
@@ -85,7 +85,7 @@ def test_curves_and_their_areas_are_of_every_ranking(folder):
             assert len(areas) == 6
             expected = torch.trapezoid(curve, torch.tensor(SHARES)) / SHARES[-1]
             assert np.mean(areas) == pytest.approx(expected.item(), abs=1e-5)
-    whole = {found["curves"][f"deletion {name}"][0] for name in RANKINGS}
+    whole = [found["curves"][f"deletion {name}"][0] for name in RANKINGS]
     assert max(whole) == pytest.approx(min(whole))  # nothing is deleted yet
 
 
@@ -97,6 +97,16 @@ def test_texts_that_are_measured_are_cut_and_padded_together(folder):
 
     (batch,) = batches(Words(), read_table(str(folder / "texts/test.parquet")), AMOUNT, 5)
     assert batch["input_ids"].shape == (4, 5)
+
+
+def test_the_ends_of_a_text_and_the_class_token_are_neither_words_nor_patches():
+    inputs = {"input_ids": torch.zeros(2, 5), "attention_mask": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])}
+    assert special_tokens(None, inputs).tolist() == [[1, 0, 0, 0, 1], [1, 0, 1, 0, 0]]
+    model = vit()
+    side = model.config.image_size
+    special = special_tokens(model, {"pixel_values": torch.zeros(2, model.config.num_channels, side, side)})
+    patches = (side // model.config.patch_size) ** 2
+    assert special.tolist() == [[True] + [False] * patches] * 2
 
 
 def test_without_a_gpu_a_sample_of_the_rows_is_used_the_same_every_time(folder, tmp_path, monkeypatch):
