@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MASSES = (0.0, 0.5, 1.0)
 LAYERS, HEADS, WIDTH = 6, 2, 48
 TRAIN, TEST, BATCH, STEPS = {"memorization": 100}, 1000, 100, 1500  # of the other tasks, 20,000 training rows
-STACKS = {"attention only": (False, False), "with skip": (True, False), "with MLP": (False, True)}
+CIRCLE_STACKS = {"attention only": (False, False), "with skip": (True, False), "with MLP": (False, True)}
 SHOWN_STEPS = (1, 10, 100, 1000, 2000)
 
 
@@ -55,29 +55,42 @@ def report_paths(options: argparse.Namespace) -> None:
         for task, mass in tqdm(cells, unit="cell")
     }
     rows = [
-        [task, f"{mass:g}", *(f"{100 * value:.1f}" for value in accuracies.mean(0))]
+        [task, f"{mass:g}", *(f"{100 * value:.1f}" for value in (constant(task), *accuracies.mean(0)))]
         for (task, mass), accuracies in found.items()
     ]
     notes = (
         f"Accuracy by token in percent, mean over {options.seeds} seeds, of networks of {LAYERS} layers of {HEADS} "
         f"heads and width {WIDTH}, without MLP and normalisation; and of their paths through so many heads, added up. "
-        f"Sequences of {LENGTH} tokens; sorting and convex hull on {TEST} new ones, memorization on its own."
+        f"Sequences of {LENGTH} tokens; sorting and convex hull on {TEST} new ones, memorization on its own. "
+        "`constant` is the best answer that does not look at the tokens."
     )
-    header = ["task", "λ", "network", *(str(length) for length in range(LAYERS + 1))]
+    header = ["task", "λ", "constant", "network", *(str(length) for length in range(LAYERS + 1))]
     write_table(options.results / "collapse_tasks.md", "Paths by length", notes, header, rows, "cpu")
     draw_paths(found, options.pictures / "collapse-tasks.png")
 
 
 def paths_of(task: str, mass: float, seed: int) -> Tensor:
     """The accuracy of a trained network, and of its paths of every length, `[1 + layers + 1]`."""
-    make, tokens, classes = TOKEN_TASKS[task]
-    train = make(TRAIN.get(task, 20_000))
-    test = train if task in TRAIN else make(TEST, seed=1)
+    _, tokens, classes = TOKEN_TASKS[task]
+    train, test = data_of(task)
     model = trained(train, tokens, classes, mass, seed)
     with torch.no_grad():
         answers = [model(input_ids=test[0]).logits]
         answers += [model.classifier(states) for states in path_states(model, {"input_ids": test[0]})]
     return torch.stack([(logits.argmax(-1) == test[1]).float().mean() for logits in answers])
+
+
+def data_of(task: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Training and test rows."""
+    make = TOKEN_TASKS[task][0]
+    train = make(TRAIN.get(task, 20_000))
+    return train, train if task in TRAIN else make(TEST, seed=1)
+
+
+def constant(task: str) -> Tensor:
+    """The accuracy of the most frequent class of every position."""
+    train, test = data_of(task)
+    return (test[1] == train[1].mode(0).values).float().mean()
 
 
 def trained(
@@ -111,8 +124,9 @@ def draw_paths(found: dict[tuple[str, float], Tensor], file: Path) -> None:
             accuracies = found[task, mass].mean(0)
             panel.plot(range(LAYERS + 1), accuracies[1:], marker="o", color=f"C{index}", label=f"λ = {mass:g}")
             panel.axhline(accuracies[0], color=f"C{index}", linestyle=":")
+        panel.axhline(constant(task), color="0.7", linewidth=1)
         panel.set(title=task, xlabel="heads that a path goes through", ylim=(0, 1.02))
-    figure.axes[0].set_ylabel("accuracy; dotted: all paths")
+    figure.axes[0].set_ylabel("accuracy; dotted: all paths; grey: constant")
     figure.axes[0].legend()
     with replacing(file) as temporary:
         figure.savefig(temporary, dpi=100)
@@ -133,7 +147,7 @@ class Step(nn.Module):
 
     def forward(self, points: Tensor) -> Tensor:
         states = self.enter(points)
-        heads = [map(states).unsqueeze(1) for map in (self.query, self.key, self.value)]
+        heads = [linear(states).unsqueeze(1) for linear in (self.query, self.key, self.value)]
         context, _ = bidir_attention(*heads, negative_mass=self.mass, implementation="eager")
         mixed = self.output(context.squeeze(1)) + (states if self.skip else 0)
         return self.leave(mixed if self.mlp is None else self.mlp(mixed))
@@ -141,8 +155,8 @@ class Step(nn.Module):
 
 def report_circle(options: argparse.Namespace) -> None:
     walks = {
-        (name, mass): torch.stack([walk(mass, *STACKS[name], seed) for seed in range(options.seeds)])
-        for name, mass in tqdm(list(product(STACKS, MASSES)), unit="cell")
+        (name, mass): torch.stack([walk(mass, *CIRCLE_STACKS[name], seed) for seed in range(options.seeds)])
+        for name, mass in tqdm(list(product(CIRCLE_STACKS, MASSES)), unit="cell")
     }
     rows = []
     for (name, mass), found in walks.items():
@@ -179,8 +193,8 @@ def walk(mass: float, skip: bool, mlp: bool, seed: int) -> Tensor:
 
 
 def draw_circle(walks: dict[tuple[str, float], Tensor], file: Path) -> None:
-    figure = Figure(figsize=(3 * len(MASSES), 3 * len(STACKS)), layout="constrained")
-    panels = figure.subplots(len(STACKS), len(MASSES), sharex=True, sharey=True).flat
+    figure = Figure(figsize=(3 * len(MASSES), 3 * len(CIRCLE_STACKS)), layout="constrained")
+    panels = figure.subplots(len(CIRCLE_STACKS), len(MASSES), sharex=True, sharey=True).flat
     for panel, ((name, mass), found) in zip(panels, walks.items(), strict=True):
         panel.plot(*circle().flatten(0, 1).T, color="0.85", linewidth=4)
         for point in range(2):

@@ -331,11 +331,18 @@ def paper(
     hf-bidir paper synthetic sst --quick
     hf-bidir paper all --data-dir data --seeds 5
     """
-    from hf_bidir.paper.experiments import experiment_names, read_experiments
+    from hf_bidir.paper.experiments import experiment_names, only_in_folders, read_experiments
     from hf_bidir.paper.run import Settings, run_paper
 
     root = output or Path("runs/paper-quick" if quick else "runs/paper")
     with one_line_errors():
         settings = Settings(root, data_dir, 1 if quick else seeds, quick, jobs, as_published)
-        report = run_paper(read_experiments(experiment_names(experiments or ["all"]), minilm=minilm), settings, resume)
+        wanted = read_experiments(experiment_names(experiments or ["all"]), minilm=minilm)
+        for one in only_in_folders(wanted) if data_dir is None else []:
+            if one.name not in (experiments or []):  # asked for by itself, it is an error
+                typer.echo(
+                    f"Left out: {one.name}, which is not on the Hub; --data-dir names a folder with it.", err=True
+                )
+                wanted.remove(one)
+        report = run_paper(wanted, settings, resume)
     typer.echo(f"Written: {report}")

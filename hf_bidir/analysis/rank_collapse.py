@@ -50,7 +50,7 @@ def stable_rank(states: Tensor, keep: Tensor | None = None) -> Tensor:
     """`‖res(X)‖_F² / ‖res(X)‖_2²`: how many directions the residual has, at least 1; weak directions count in part.
 
     The relative residual says how much tokens have beside their mean, this says whether it is more than one thing.
-    Arguments and result as in `relative_residual`.
+    Arguments and result as in `relative_residual`; NaN where there is no residual, as of a single token.
     """
     values = torch.linalg.svdvals(_residual(states, keep)[0])
     return values.square().sum(-1) / values[..., 0].square()
@@ -142,7 +142,9 @@ def path_residuals(
 
     Without MLP and normalisation a stack is a sum over paths, which in every layer go through one head or past all of
     them: `A_k ... A_1 X W_1 ... W_k` (Dong et al. 2021, section 2.2, by whom skip connections work because short paths
-    keep their rank). `A` are the coefficients that the model has on this input, `W = W_v W_o` of a head.
+    keep their rank). `A` are the coefficients that the whole model has on this input, `W = W_v W_o` of a head; biases
+    are left out. So for a model with MLP and normalisation the paths are an illustration and do not add up to it; of
+    one from `bare_attention` they do (`path_states`).
 
     Args:
         model, inputs: as in `layer_residuals`.

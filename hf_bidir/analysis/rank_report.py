@@ -47,7 +47,7 @@ def measure_rank_collapse(model: PreTrainedModel, inputs: Mapping[str, Tensor], 
     model = model.double()
     inputs = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
     stacks = {name: layer_residuals(model, inputs, stack).mean(1) for name, stack in STACKS.items()}
-    ranks = {name: layer_residuals(model, inputs, stack, stable_rank).mean(1) for name, stack in STACKS.items()}
+    ranks = {name: layer_residuals(model, inputs, stack, stable_rank).nanmean(1) for name, stack in STACKS.items()}
     return RankCollapse(stacks, ranks, path_residuals(model, inputs, paths=paths))
 
 

@@ -117,3 +117,8 @@ GROUPS["all"] = (*TEXTS, *GROUPS["vit"], *GROUPS["multilayer"])
 def experiment_names(asked: list[str]) -> list[str]:
     """The experiments that are asked for, by their own names or by those of groups, each once."""
     return list(dict.fromkeys(name for one in asked for name in GROUPS.get(one, (one,))))
+
+
+def only_in_folders(experiments: list[Experiment]) -> list[Experiment]:
+    """Those whose data is neither made here nor on the Hub."""
+    return [one for one in experiments if not one.synthetic and one.hub is None]

@@ -18,7 +18,7 @@ from hf_bidir.finetune.synthetic import SETS
 from hf_bidir.paper.cells import Cell, drop_checkpoints, measure_cell, train
 from hf_bidir.paper.data import data_files, missing_files
 from hf_bidir.paper.deep_figures import draw_deep
-from hf_bidir.paper.experiments import Experiment, read_experiments
+from hf_bidir.paper.experiments import Experiment, only_in_folders, read_experiments
 from hf_bidir.paper.figures import draw_all
 from hf_bidir.paper.measures import QUICK, Amount
 from hf_bidir.paper.published import EPOCHS, PublishedCell, run_published
@@ -68,7 +68,7 @@ def check(experiments: Iterable[Experiment], settings: Settings, resume: bool) -
     if settings.as_published and any(one.as_published for one in needed):
         needed += read_experiments([VOCABULARY_OF])
     if settings.data_dir is None:
-        if nowhere := [one.name for one in needed if not one.synthetic and one.hub is None]:
+        if nowhere := [one.name for one in only_in_folders(needed)]:
             raise InputError(
                 f"not on the Hub: {', '.join(nowhere)}; give --data-dir, a folder with the data, or leave it out"
             )

@@ -8,7 +8,9 @@ import pytest
 import torch
 from datasets import Dataset
 from PIL import Image
+from typer.testing import CliRunner
 
+from hf_bidir.cli import app
 from hf_bidir.finetune.sources import read_table
 from hf_bidir.paper.cells import Cell, train
 from hf_bidir.paper.data import data_files
@@ -143,3 +145,13 @@ def test_the_folder_of_minilm_replaces_its_name_on_the_hub(tmp_path):
     deep = {one.name: one.recipe for one in read_experiments(list(GROUPS["multilayer"]), minilm=tmp_path)}
     assert deep["multilayer-minilm"]["model_name_or_path"] == str(tmp_path)
     assert "model_name_or_path" not in deep["multilayer-bert"]
+
+
+def test_without_a_data_folder_a_group_runs_without_what_is_not_on_the_hub(monkeypatch, tmp_path):
+    ran = []
+    monkeypatch.setattr("hf_bidir.paper.run.run_paper", lambda experiments, *rest: ran.extend(experiments) or tmp_path)
+    done = CliRunner().invoke(app, ["paper", "texts"])
+    assert "Left out: 20news" in done.output
+    assert [one.name for one in ran] == [name for name in GROUPS["texts"] if name != "20news"]
+    refused = CliRunner().invoke(app, ["paper", "20news", "--output", str(tmp_path)])
+    assert "Left out" not in refused.output
