@@ -23,6 +23,7 @@ from hf_bidir import BidirBertConfig, BidirBertForTokenClassification, bidir_att
 from hf_bidir.analysis import bare_attention, path_states, relative_residual
 from hf_bidir.analysis.collapse_tasks import LENGTH, TOKEN_TASKS, circle
 from hf_bidir.finetune.files import replacing
+from hf_bidir.hub.model_card import seed_spread
 
 ROOT = Path(__file__).resolve().parent.parent
 MASSES = (0.0, 0.5, 1.0)
@@ -55,11 +56,16 @@ def report_paths(options: argparse.Namespace) -> None:
         for task, mass in tqdm(cells, unit="cell")
     }
     rows = [
-        [task, f"{mass:g}", *(f"{100 * value:.1f}" for value in (constant(task), *accuracies.mean(0)))]
+        [
+            task,
+            f"{mass:g}",
+            f"{100 * constant(task):.1f}",
+            *(seed_spread(found, 1) for found in (100 * accuracies.T).tolist()),
+        ]
         for (task, mass), accuracies in found.items()
     ]
     notes = (
-        f"Accuracy by token in percent, mean over {options.seeds} seeds, of networks of {LAYERS} layers of {HEADS} "
+        f"Accuracy by token in percent, mean ± standard deviation over {options.seeds} seeds, of networks of {LAYERS} layers of {HEADS} "
         f"heads and width {WIDTH}, without MLP and normalisation; and of their paths through so many heads, added up. "
         f"Sequences of {LENGTH} tokens; sorting and convex hull on {TEST} new ones, memorization on its own. "
         "`constant` is the best answer that does not look at the tokens."
