@@ -202,8 +202,8 @@ def draw_circle(walks: dict[tuple[str, float], Tensor], file: Path) -> None:
     figure = Figure(figsize=(3 * len(MASSES), 3 * len(CIRCLE_STACKS)), layout="constrained")
     panels = figure.subplots(len(CIRCLE_STACKS), len(MASSES), sharex=True, sharey=True).flat
     for panel, ((name, mass), found) in zip(panels, walks.items(), strict=True):
-        panel.plot(*circle(WAY).flatten(0, 1).T, color="0.85", linewidth=4)
         for point in range(2):
+            panel.plot(*circle(WAY)[:, point].T, color="0.85", linewidth=5, zorder=0)
             panel.plot(*found[0, :, point].T, linewidth=1)
             panel.plot(*found[0, -1, point], "ko", markersize=4)
         panel.set(title=f"{name}, λ = {mass:g}", xlim=(-0.6, 0.6), ylim=(-0.6, 0.6), aspect="equal")

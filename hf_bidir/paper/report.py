@@ -14,6 +14,7 @@ from hf_bidir.hub.model_card import seed_spread
 from hf_bidir.paper.cells import FAILURE, Cell
 from hf_bidir.paper.deep_measures import RANKINGS
 from hf_bidir.paper.experiments import VARIANTS, Experiment
+from hf_bidir.paper.measures import WORD_SUMS
 from hf_bidir.paper.published import PublishedCell
 
 REPORT, TEMPLATE = "report.md", "report_template.md"
@@ -148,37 +149,46 @@ def sign_table(experiments: list[Experiment], chosen: Chosen) -> str:
             if not measured:
                 continue
             shares = [_mean(found.get(key) for found in measured) for key in ("negative_share", "orientation_share")]
-            apart = min(polar_separation(found["words"]) for found in measured) if experiment.synthetic else None
-            rows.append([experiment.title, variant, *(_number(share, 3) for share in shares), _number(apart, 1)])
+            apart = [polar_separation(found["words"]) for found in measured if experiment.synthetic]
+            nearest = [min((one[kind] for one in apart), key=abs, default=None) for kind in ("pos", "neg")]
+            rows.append(
+                [experiment.title, variant, *(_number(share, 3) for share in shares), *(_number(n, 1) for n in nearest)]
+            )
     header = [
         "data",
         "variant",
         "share of negative a",
         "share of Σ|a·u| with one sign of u",
-        "polar − neutral a in standard errors, worst seed",
+        "positive − neutral words, standard errors",
+        "negative − neutral words, standard errors",
     ]
     return _table(header, rows)
 
 
-def polar_separation(words: dict[str, list[float]]) -> float:
-    """How many standard errors the mean coefficients of polar words are from that of neutral ones; the smaller of both.
+def polar_separation(words: dict[str, list[float]]) -> dict[str, float]:
+    """How many standard errors the mean coefficients of positive and of negative words are above that of neutral ones.
 
     Args:
-        words: of a synthetic set: number, sum of scores, of coefficients, of contributions, of squared coefficients.
+        words: of a synthetic set, by word the sums of `WORD_SUMS`.
+
+    Returns:
+        "pos" and "neg"; NaN where a kind of word does not occur.
     """
-    groups = {
+    kinds = {
         kind: [values for word, values in words.items() if word.startswith(kind)] for kind in ("pos", "neg", "word")
     }
-    sums = {kind: np.sum(values, axis=0) if values else np.zeros(5) for kind, values in groups.items()}
-    if not all(total[0] for total in sums.values()):
-        return float("nan")
-    means = {kind: total[2] / total[0] for kind, total in sums.items()}
-    errors = {kind: max(total[4] / total[0] - means[kind] ** 2, 0.0) / total[0] for kind, total in sums.items()}
-    signs = {"pos": 1, "neg": -1}
-    return min(
-        sign * (means[kind] - means["word"]) / max((errors[kind] + errors["word"]) ** 0.5, 1e-12)
-        for kind, sign in signs.items()
-    )
+    sums = {kind: dict(zip(WORD_SUMS, np.sum(values, axis=0), strict=True)) for kind, values in kinds.items() if values}
+    if len(sums) < len(kinds):
+        return {"pos": float("nan"), "neg": float("nan")}
+    means = {kind: total["coefficient"] / total["count"] for kind, total in sums.items()}
+    errors = {  # squared, of the means
+        kind: max(total["squared coefficient"] / total["count"] - means[kind] ** 2, 0.0) / total["count"]
+        for kind, total in sums.items()
+    }
+    return {
+        kind: (means[kind] - means["word"]) / max((errors[kind] + errors["word"]) ** 0.5, 1e-12)
+        for kind in ("pos", "neg")
+    }
 
 
 def _by_example(experiments: list[Experiment], chosen: Chosen, columns: dict[str, str]) -> str:

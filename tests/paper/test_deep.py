@@ -11,6 +11,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from hf_bidir.cli import app
+from hf_bidir.finetune.image_data import new_image_processor
 from hf_bidir.finetune.sources import read_table
 from hf_bidir.paper.cells import Cell, train
 from hf_bidir.paper.data import data_files
@@ -19,7 +20,6 @@ from hf_bidir.paper.experiments import GROUPS, Experiment, experiment_names, rea
 from hf_bidir.paper.measures import Amount
 from hf_bidir.paper.run import Settings, files_of, run_paper
 from tests.explain.conftest import vit
-from tests.finetune.test_image_data import new_image_processor
 
 AMOUNT = Amount(images=6, deep_texts=4, deep_draws=2)
 SMALL = {

@@ -148,10 +148,11 @@ def test_polar_words_apart_from_neutral_ones_are_counted_in_standard_errors():
         return [len(values), 0.0, sum(values), 0.0, sum(v * v for v in values)]
 
     generator = np.random.default_rng(0)
-    kinds = {"pos0": 0.5, "neg0": -0.3, "word0": 0.0}
+    kinds = {"pos0": 0.5, "neg0": -0.3, "word0": 0.1}
     words = {word: entry(generator.normal(mean, 0.1, 100)) for word, mean in kinds.items()}
     error = (2 * 0.1**2 / 100) ** 0.5
-    assert polar_separation(words) == pytest.approx(0.3 / error, rel=0.2)
+    assert polar_separation(words) == pytest.approx({"pos": 0.4 / error, "neg": -0.4 / error}, rel=0.2)
+    assert np.isnan(polar_separation({"pos0": words["pos0"]})["neg"])
 
 
 def test_every_experiment_of_the_repository_can_be_read():
@@ -189,12 +190,13 @@ def test_the_whole_run_ends_in_a_report_of_every_variant_and_goes_on_where_it_wa
     monkeypatch.setattr("hf_bidir.paper.data.SETS", run.SETS)
     monkeypatch.setattr(Settings, "amount", AMOUNT)
     settings = Settings(tmp_path, seeds=1, jobs=1)
+    experiment = dataclasses.replace(experiment, variants=["softmax", "tanhmax", "mean"])
     report = run_paper([experiment], settings).read_text()
     (row,) = re.findall(r"^\| Tiny \| 240 / 40 / 120 \| 1 \| 98.0 \|.*$", report, re.MULTILINE)
-    assert len(re.findall(r"\d+\.\d", row)) == 1 + len(VARIANTS)
+    assert len(re.findall(r"\d+\.\d", row)) == 1 + 3
     recalls = re.findall(r"\| negative (\d+\.\d), positive (\d+\.\d) \|", report)
-    assert len(recalls) == len(VARIANTS)
-    for variant in VARIANTS:
+    assert len(recalls) == 3
+    for variant in experiment.variants:
         assert report.count(f"| Tiny | {variant} |") == 5
     assert re.search(r"^\| Tiny \| 0.01 \| 0.01 \* \|", report, re.MULTILINE)
     assert all((tmp_path / name).is_file() for name in re.findall(r"\]\((.*\.png)\)", report))
