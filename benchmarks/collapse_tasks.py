@@ -129,8 +129,9 @@ def draw_paths(found: dict[tuple[str, float], Tensor], file: Path) -> None:
             panel.axhline(accuracies[0], color=f"C{index}", linestyle=":")
         panel.axhline(constant(task), color="0.7", linewidth=1)
         panel.set(title=task, xlabel="heads that a path goes through", ylim=(0, 1.02))
-    figure.axes[0].set_ylabel("accuracy; dotted: all paths; grey: constant")
+    figure.axes[0].set_ylabel("accuracy")
     figure.axes[0].legend()
+    figure.supxlabel("dotted: all paths together; grey: the best constant answer", fontsize=8)
     with replacing(file) as temporary:
         figure.savefig(temporary, dpi=100)
 
