@@ -1,7 +1,7 @@
 """How fast the tokens of a stack of attention layers become one (Dong, Cordonnier, Loukas 2021, "Attention is not all
 you need")."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -70,21 +70,26 @@ def _norm(matrix: Tensor) -> Tensor:
     return (sizes.sum(-2).amax(-1) * sizes.sum(-1).amax(-1)).sqrt()
 
 
-@torch.no_grad()
-def layer_residuals(
-    model: PreTrainedModel,
-    inputs: Mapping[str, Tensor],
-    stack: Stack,
-    measure: Callable[[Tensor, Tensor], Tensor] = relative_residual,
-) -> Tensor:
+def layer_residuals(model: PreTrainedModel, inputs: Mapping[str, Tensor], stack: Stack) -> Tensor:
     """The relative residual of the tokens below the first layer and above every one, `[layers + 1, batch]`.
 
+    Arguments and errors as in `layer_states`. Residuals below 1e-7 need double precision: `model.double()`.
+    """
+    states, keep = layer_states(model, inputs, stack)
+    return relative_residual(states, keep)
+
+
+@torch.no_grad()
+def layer_states(model: PreTrainedModel, inputs: Mapping[str, Tensor], stack: Stack) -> tuple[Tensor, Tensor]:
+    """What goes into the first layer and comes out of every one, where only some parts of the layers take part.
+
     Args:
-        model: a bidir BERT, ViT or DeiT; `load_checkpoint` reads softmax ones as such. Residuals below 1e-7 need double
-            precision: `model.double()`.
+        model: a bidir BERT, ViT or DeiT; `load_checkpoint` reads softmax ones as such.
         inputs: what it takes, a batch.
         stack: which parts of the layers take part. With both it is the model itself.
-        measure: of the states, or another measure, such as `stable_rank`.
+
+    Returns:
+        `[layers + 1, batch, length, hidden]`, and which tokens are no padding, boolean `[batch, length]`.
 
     Raises:
         ValueError: a model of another kind, and as in `hf_bidir.explain.contributions`.
@@ -92,13 +97,11 @@ def layer_residuals(
     inputs = prepared_inputs(model, inputs)
     layers = transformer_layers(model)
     with in_evaluation(model):
-        states = model(**inputs, output_hidden_states=True, return_dict=True).hidden_states[0]
-        keep = keep_mask_of(inputs, states.shape[1])
-        found = [measure(states, keep)]
+        states = [model(**inputs, output_hidden_states=True, return_dict=True).hidden_states[0]]
+        keep = keep_mask_of(inputs, states[0].shape[1])
         for layer in layers:
-            states = _step(layer, states, keep[:, None, None], stack)
-            found.append(measure(states, keep))
-    return torch.stack(found)
+            states.append(_step(layer, states[-1], keep[:, None, None], stack))
+    return torch.stack(states), keep
 
 
 def transformer_layers(model: PreTrainedModel) -> list[nn.Module]:

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_bidir.analysis.rank_collapse import STACKS, layer_residuals, path_residuals, stable_rank
+from hf_bidir.analysis.rank_collapse import STACKS, layer_states, path_residuals, relative_residual, stable_rank
 from hf_bidir.convert import random_inputs
 from hf_bidir.explain.checkpoint import load_checkpoint
 from hf_bidir.finetune.files import replacing
@@ -43,11 +43,14 @@ class RankCollapse:
 
 
 def measure_rank_collapse(model: PreTrainedModel, inputs: Mapping[str, Tensor], paths: int = 100) -> RankCollapse:
-    """Measure a bidir model in double precision; it is left in that precision. Arguments as in `layer_residuals`."""
+    """Measure a bidir model in double precision; it is left in that precision. Arguments as in `layer_states`."""
     model = model.double()
     inputs = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
-    stacks = {name: layer_residuals(model, inputs, stack).mean(1) for name, stack in STACKS.items()}
-    ranks = {name: layer_residuals(model, inputs, stack, stable_rank).nanmean(1) for name, stack in STACKS.items()}
+    stacks, ranks = {}, {}
+    for name, stack in STACKS.items():
+        states, keep = layer_states(model, inputs, stack)
+        stacks[name] = relative_residual(states, keep).mean(1)
+        ranks[name] = stable_rank(states, keep).nanmean(1)
     return RankCollapse(stacks, ranks, path_residuals(model, inputs, paths=paths))
 
 
@@ -55,7 +58,7 @@ def measure_checkpoint(source: str | Path, texts: Sequence[str] | None = None, p
     """The same for any checkpoint, signed or softmax, on texts; or on random tokens, or random images.
 
     Raises:
-        FileNotFoundError, ValueError: as in `load_checkpoint` and `layer_residuals`; or texts for a model of images.
+        FileNotFoundError, ValueError: as in `load_checkpoint` and `layer_states`; or texts for a model of images.
     """
     model, processor = load_checkpoint(source)
     if texts is None:
