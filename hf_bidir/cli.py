@@ -311,9 +311,7 @@ def paper(
         Path | None, typer.Option(help="The folder of MiniLM, for multilayer; without it the Hub.")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="From 0 on; the first one also chooses the learning rate.")] = 5,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="One seed, few texts: minutes, and not for conclusions.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="One seed, little data: not for conclusions.")] = False,
     as_published: Annotated[
         bool, typer.Option("--as-published", help="Also the paper's own training and evaluation, faults included.")
     ] = False,

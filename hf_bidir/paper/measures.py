@@ -166,14 +166,13 @@ def _margin(model, inputs, effect) -> Tensor:
 def _interventions(
     model: PreTrainedModel, tokenizer, texts: Sequence[str], amount: Amount, limit: int
 ) -> dict[str, Any]:
-    rows = defaultdict(list)
-    for inputs in batches(tokenizer, texts, limit):
+    rows, every = defaultdict(list), list(batches(tokenizer, texts, limit))
+    for inputs in every:
         for name, change in (("permutation", permuted), ("randomisation", randomised)):
             changes = answer_changes(model, inputs, change, draws=amount.draws, progress=False)
             rows[name] += changes.median(0).values.tolist()
     for inputs in batches(tokenizer, texts[: amount.attacked], limit):
         rows["adversary"] += adversarial_attention(model, inputs, progress=False).divergence.tolist()
-    every = list(batches(tokenizer, texts, limit))
     return dict(rows) | {"negative_share": negative_share_or_nan(model, every)}
 
 
