@@ -4,7 +4,8 @@
     python benchmarks/collapse_tasks.py --only circle
 
 The four small tasks of Dong, Cordonnier, Loukas 2021: sorting, convex hull, memorization and the circle
-(hf_bidir/analysis/collapse_tasks.py), at λ = 0 (softmax), 0.5 and 1 (TanhMax). Tables go to benchmarks/results/collapse_tasks.md and collapse_circle.md, pictures to docs/.
+(hf_bidir/analysis/collapse_tasks.py), at λ = 0 (softmax), 0.5 and 1 (TanhMax). Tables go to
+benchmarks/results/collapse_tasks.md and collapse_circle.md, pictures to docs/.
 """
 
 import argparse

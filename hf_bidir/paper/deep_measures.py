@@ -17,7 +17,8 @@ from hf_bidir.faithfulness import answer_changes, answer_curve, kendall_tau, kep
 from hf_bidir.finetune.image_data import ImageCollator
 from hf_bidir.paper.measures import Amount, negative_share_or_nan
 
-RANKINGS = ("contributions", "gradient", "rollout", "attention", "random")  # methods of hf_bidir.explain, and chance
+CHANCE = "random"
+RANKINGS = ("contributions", "gradient", "rollout", "attention", CHANCE)  # methods of hf_bidir.explain, and chance
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 BATCH = 50
 
@@ -42,7 +43,8 @@ def measure_deep(
     for index, inputs in enumerate(every):
         special = special_tokens(model, inputs)
         target = model(**inputs).logits.argmax(-1)
-        scores = {name: _scores(model, inputs, name, target, seed=index) for name in RANKINGS}
+        scores = {name: token_scores(model, inputs, name, target).detach() for name in RANKINGS if name != CHANCE}
+        scores[CHANCE] = torch.from_numpy(np.random.default_rng(index).random(special.shape, dtype=np.float32))
         for name, ranked in scores.items():
             for how in ("deletion", "insertion"):
                 options = {"target": target, "special": special, "progress": False}
@@ -82,10 +84,3 @@ def special_tokens(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
         return (torch.arange(length) < leading).expand(len(inputs["pixel_values"]), -1)
     positions, lengths = torch.arange(inputs["input_ids"].shape[1]), inputs["attention_mask"].sum(1, keepdim=True)
     return (positions == 0) | (positions == lengths - 1)
-
-
-def _scores(model: PreTrainedModel, inputs: dict[str, Tensor], name: str, target: Tensor, seed: int) -> Tensor:
-    if name != "random":
-        return token_scores(model, inputs, name, target).detach()
-    like = token_scores(model, inputs, "attention")
-    return torch.from_numpy(np.random.default_rng(seed).random(like.shape, dtype=np.float32))

@@ -57,7 +57,6 @@ QUICK = Amount(texts=64, draws=20, attacked=8, training_texts=128, images=32, de
 class Scores:
     """Of one batch: a row per text, a column per token; padding is where `keep` is False."""
 
-    inputs: dict[str, Tensor]
     keep: Tensor
     scores: Tensor  # before the activation
     coefficients: Tensor
@@ -90,7 +89,7 @@ def scores_of(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Scores:
     finally:
         hook.remove()
     keep = inputs["attention_mask"].bool()
-    return Scores(inputs, keep, recorded[0][:, 0], coefficients[:, 0, 0], (towards - away)[:, 0, 0])
+    return Scores(keep, recorded[0][:, 0], coefficients[:, 0, 0], (towards - away)[:, 0, 0])
 
 
 def orientation(model: PreTrainedModel, tokenizer, texts: Sequence[str], limit: int) -> tuple[float, float]:
