@@ -116,16 +116,15 @@ def run_cells(experiments: list[Experiment], settings: Settings) -> dict[str, di
 
 
 def best_rate(grid: list[Cell], experiment: Experiment, variant: str) -> float:
-    """The learning rate with the highest validation accuracy, of equal ones that with the lowest validation loss.
+    """The learning rate with the highest validation accuracy; of equal ones the middle one.
 
-    The first one where all have failed.
+    Their loss does not decide: where all answers are right it falls with the size of the weights, so that the largest
+    rate would win, at which other seeds fail. Failed cells count as 0.
     """
-
-    def quality(cell: Cell) -> tuple[float, float]:
-        return cell.results.get("eval_accuracy", -1.0), -cell.results.get("eval_loss", float("inf"))
-
     mine = [cell for cell in grid if (cell.experiment, cell.variant) == (experiment, variant)]
-    return max(mine, key=quality).learning_rate
+    accuracies = {cell.learning_rate: cell.results.get("eval_accuracy", 0.0) for cell in mine}
+    best = sorted(rate for rate, accuracy in accuracies.items() if accuracy == max(accuracies.values()))
+    return best[(len(best) - 1) // 2]
 
 
 def _rates(experiment: Experiment, settings: Settings) -> list[float]:

@@ -213,15 +213,19 @@ def test_the_whole_run_ends_in_a_report_of_every_variant_and_goes_on_where_it_wa
     assert "- `tiny/softmax/lr1e+30-seed0`: InputError: the training loss became nan\n" in again
 
 
-def fake(rate, accuracy=None, loss=None, **fields):
-    results = {} if accuracy is None else {"eval_accuracy": accuracy, "eval_loss": loss, "test_accuracy": 1 - accuracy}
+def fake(rate, accuracy=None, **fields):
+    results = {} if accuracy is None else {"eval_accuracy": accuracy, "test_accuracy": 1 - accuracy}
     return SimpleNamespace(experiment="e", variant="v", learning_rate=rate, results=results, **fields)
 
 
-def test_the_learning_rate_is_chosen_by_validation_then_by_its_loss_and_never_by_a_failed_cell():
-    assert best_rate([fake(1, 0.8, 0.5), fake(2, 0.9, 0.9), fake(3, 0.7, 0.1)], "e", "v") == 2
-    assert best_rate([fake(1, 0.9, 0.5), fake(2, 0.9, 0.3), fake(3, 0.9, 0.4)], "e", "v") == 2
-    assert best_rate([fake(1), fake(2, 0.1, 9.0), fake(3)], "e", "v") == 2
+def test_the_learning_rate_is_chosen_by_validation_accuracy_and_never_by_a_failed_cell():
+    assert best_rate([fake(1, 0.8), fake(2, 0.9), fake(3, 0.7)], "e", "v") == 2
+    assert best_rate([fake(1), fake(2, 0.1), fake(3)], "e", "v") == 2
+
+
+def test_of_equally_good_learning_rates_the_middle_one_is_chosen():
+    assert best_rate([fake(3, 0.9), fake(1, 0.9), fake(2, 0.9), fake(4, 0.8)], "e", "v") == 2
+    assert best_rate([fake(1, 0.9), fake(2, 0.9)], "e", "v") == 1
 
 
 def test_an_interval_holds_the_spread_of_texts_and_of_seeds():
