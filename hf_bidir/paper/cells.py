@@ -89,7 +89,9 @@ def measure_cell(cell: Cell, files: dict[str, Path], human: Path | None, amount:
         splits = {name: read_table(str(file)) for name, file in files.items()}
         if cell.experiment.kind == "recurrent":
             people: Dataset | None = None if human is None else read_table(str(human))
-            found = measure(model, processor, splits, people, amount, model.config.max_position_embeddings)
+            polar_words = people is not None or cell.experiment.synthetic is not None
+            limit = model.config.max_position_embeddings
+            found = measure(model, processor, splits, people, amount, limit, polar_words)
         else:
             found = measure_deep(model, processor, splits["test"], amount, cell.experiment.recipe.get("max_length"))
         write_json(cell.folder / MEASURES, _without_nan(found))

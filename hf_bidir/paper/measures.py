@@ -36,8 +36,8 @@ class Amount:
     """How much of everything is measured.
 
     Attributes:
-        texts, draws, attacked, training_texts: of models with one attention layer: test texts, draws of random
-            coefficients, adversaries, and training texts for the orientation.
+        texts, draws, attacked, training_texts, word_texts: of models with one attention layer: test texts, draws of
+            random coefficients, adversaries, training texts for the orientation, and test texts whose words are summed.
         images, deep_texts, deep_draws: of deep models.
     """
 
@@ -45,12 +45,13 @@ class Amount:
     draws: int = 100
     attacked: int = 64
     training_texts: int = 512
+    word_texts: int = 4000
     images: int = 200
     deep_texts: int = 48
     deep_draws: int = 20
 
 
-QUICK = Amount(texts=64, draws=20, attacked=8, training_texts=128, images=32, deep_texts=8, deep_draws=5)
+QUICK = Amount(texts=64, draws=20, attacked=8, training_texts=128, word_texts=64, images=32, deep_texts=8, deep_draws=5)
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,13 @@ def orientation(model: PreTrainedModel, tokenizer, texts: Sequence[str], limit: 
 
 
 def measure(
-    model: PreTrainedModel, tokenizer, splits: dict[str, Dataset], human: Dataset | None, amount: Amount, limit: int
+    model: PreTrainedModel,
+    tokenizer,
+    splits: dict[str, Dataset],
+    human: Dataset | None,
+    amount: Amount,
+    limit: int,
+    polar_words: bool,
 ) -> dict[str, Any]:
     """Everything that the report shows of one model.
 
@@ -117,20 +124,25 @@ def measure(
         human: sentences with the columns `tokens` and `token_labels` (0 to 4, 2 is neutral), or None.
         amount: how much.
         limit: tokens of a text.
+        polar_words: whether it is known which words are positive and which negative, so that words are looked at.
 
     Returns:
         Numbers, and lists of one number per text for those that have a distribution.
     """
-    train = splits["train"].shuffle(seed=0).select(range(min(amount.training_texts, len(splits["train"]))))["text"]
-    test = splits["test"].shuffle(seed=0).select(range(min(amount.texts, len(splits["test"]))))["text"]
-    sign, share = orientation(model, tokenizer, train[:], limit)
+    test = _some_texts(splits["test"], amount.texts)
+    sign, share = orientation(model, tokenizer, _some_texts(splits["train"], amount.training_texts), limit)
     found: dict[str, Any] = {"orientation": sign, "orientation_share": share}
-    found |= _rankings(model, tokenizer, test[:], sign, limit)
-    found |= _interventions(model, tokenizer, test[:], amount, limit)
-    found |= _words(model, tokenizer, test[:], sign, limit)
+    found |= _rankings(model, tokenizer, test, sign, limit)
+    found |= _interventions(model, tokenizer, test, amount, limit)
+    if polar_words:
+        found["words"] = _words(model, tokenizer, _some_texts(splits["test"], amount.word_texts), sign, limit)
     if human is not None:
         found |= _people(model, tokenizer, human, sign, amount, limit)
     return found
+
+
+def _some_texts(split: Dataset, count: int) -> list[str]:
+    return split.shuffle(seed=0).select(range(min(count, len(split))))["text"][:]
 
 
 def _rankings(model: PreTrainedModel, tokenizer, texts: Sequence[str], sign: float, limit: int) -> dict[str, Any]:
@@ -183,7 +195,7 @@ def negative_share_or_nan(model: PreTrainedModel, every: list[dict[str, Tensor]]
         return float("nan")
 
 
-def _words(model: PreTrainedModel, tokenizer, texts: Sequence[str], sign: float, limit: int) -> dict[str, Any]:
+def _words(model: PreTrainedModel, tokenizer, texts: Sequence[str], sign: float, limit: int) -> dict[str, list[float]]:
     """Of every word, the sums of `WORD_SUMS` over its occurrences."""
     sums = defaultdict(lambda: np.zeros(len(WORD_SUMS)))
     for inputs in batches(tokenizer, texts, limit):
@@ -193,7 +205,7 @@ def _words(model: PreTrainedModel, tokenizer, texts: Sequence[str], sign: float,
             words = tokenizer.convert_ids_to_tokens(inputs["input_ids"][row][kept])
             for word, score, a, contribution in zip(words, *(c[row][kept].tolist() for c in columns), strict=True):
                 sums[word] += (1, score, a, contribution, a * a)
-    return {"words": {word: values.tolist() for word, values in sums.items()}}
+    return {word: values.tolist() for word, values in sums.items()}
 
 
 def _people(

@@ -129,7 +129,7 @@ def test_everything_is_measured_with_a_number_per_text(trained, files):
     model, tokenizer = load_checkpoint(cell.run)
     splits = {name: Dataset.from_parquet(str(file)) for name, file in files.items()}
     human = Dataset.from_dict({"tokens": [["pos0", "word3", "neg1"]], "token_labels": [[4, 2, 0]]})
-    found = measure(model.requires_grad_(False), tokenizer, splits, human, AMOUNT, 12)
+    found = measure(model.requires_grad_(False), tokenizer, splits, human, AMOUNT, 12, polar_words=True)
     per_text = {key: values for key, values in found.items() if isinstance(values, list)}
     assert {len(values) for key, values in per_text.items() if not key.startswith(("human", "adversary"))} == {12}
     assert len(per_text["adversary"]) == 2
