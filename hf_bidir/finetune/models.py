@@ -78,6 +78,8 @@ def scratch_config(family: Family, arguments: ModelArguments, names: list[str], 
     Raises:
         InputError: the config refuses a value, such as an unknown activation.
     """
+    if arguments.initializer_range <= 0:
+        raise InputError(f"expected initializer_range above 0; got {arguments.initializer_range}")
     if arguments.hidden_size % arguments.num_attention_heads:
         raise InputError(
             f"expected num_attention_heads to divide hidden_size; "

@@ -181,6 +181,7 @@ def test_a_bidir_checkpoint_keeps_its_attention(texts, tmp_path):
         (["--attn_activation", "tanmax"], "tanmax"),
         (["--attn_negative_mass", "1.5"], "1.5"),
         (["--num_attention_heads", "3"], "3 does not divide 16"),
+        (["--initializer_range", "0"], "expected initializer_range above 0"),
         (["--attn_implementation", "flash_attention_9"], "flash_attention_9"),
         (["--early_stopping_patience", "2", "--load_best_model_at_end", "false"], "expected load_best_model_at_end"),
         (["--max_train_samples", "0"], "expected max_train_samples of at least 1"),
@@ -251,6 +252,13 @@ def test_a_new_model_can_look_through_a_window(texts, tmp_path):
     assert (coefficients[:, ~far] != 0).all()
     with pytest.raises(InputError, match='expected attn_window of at least 1 with attn_scope="window"'):
         main([*texts, *SHAPE, *RUN, "--attn_scope", "window", "--output_dir", str(tmp_path / "other")])
+
+
+def test_new_weights_spread_as_asked(texts, tmp_path):
+    still = ["--initializer_range", "0.3", "--max_steps", "1", "--learning_rate", "0"]
+    main([*texts, *SHAPE, *RUN, *still, "--output_dir", str(tmp_path / "run")])
+    weights = load_file(tmp_path / "run/model.safetensors")
+    assert weights["classifier.weight"].std() == pytest.approx(0.3, rel=0.2)
 
 
 def test_guessing_masked_words_too_adds_to_the_loss_and_no_weights(texts, tmp_path):
