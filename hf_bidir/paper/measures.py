@@ -36,8 +36,8 @@ class Amount:
     """How much of everything is measured.
 
     Attributes:
-        texts, draws, attacked, training_texts, word_texts: of models with one attention layer: test texts, draws of
-            random coefficients, adversaries, training texts for the orientation, and test texts whose words are summed.
+        texts, draws, attacked, training_texts: of models with one attention layer: test texts, draws of random
+            coefficients, adversaries, and training texts for the orientation.
         images, deep_texts, deep_draws: of deep models.
     """
 
@@ -45,13 +45,12 @@ class Amount:
     draws: int = 100
     attacked: int = 64
     training_texts: int = 512
-    word_texts: int = 4000
     images: int = 200
     deep_texts: int = 48
     deep_draws: int = 20
 
 
-QUICK = Amount(texts=64, draws=20, attacked=8, training_texts=128, word_texts=64, images=32, deep_texts=8, deep_draws=5)
+QUICK = Amount(texts=64, draws=20, attacked=8, training_texts=128, images=32, deep_texts=8, deep_draws=5)
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ def measure(
         human: sentences with the columns `tokens` and `token_labels` (0 to 4, 2 is neutral), or None.
         amount: how much.
         limit: tokens of a text.
-        polar_words: whether it is known which words are positive and which negative, so that words are looked at.
+        polar_words: whether it is known which words are positive and which negative, so that those of all test texts count.
 
     Returns:
         Numbers, and lists of one number per text for those that have a distribution.
@@ -135,7 +134,7 @@ def measure(
     found |= _rankings(model, tokenizer, test, sign, limit)
     found |= _interventions(model, tokenizer, test, amount, limit)
     if polar_words:
-        found["words"] = _words(model, tokenizer, _some_texts(splits["test"], amount.word_texts), sign, limit)
+        found["words"] = _words(model, tokenizer, splits["test"]["text"][:], sign, limit)
     if human is not None:
         found |= _people(model, tokenizer, human, sign, amount, limit)
     return found
