@@ -123,7 +123,7 @@ def measure(
         human: sentences with the columns `tokens` and `token_labels` (0 to 4, 2 is neutral), or None.
         amount: how much.
         limit: tokens of a text.
-        polar_words: whether it is known which words are positive and which negative, so that those of all test texts count.
+        polar_words: whether it is known which words are positive or negative; then those of all test texts count.
 
     Returns:
         Numbers, and lists of one number per text for those that have a distribution.
