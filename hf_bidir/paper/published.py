@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from datasets import Dataset, concatenate_datasets
 from tokenizers import normalizers, pre_tokenizers
 from torch import Tensor
 from torch.nn import functional as F
@@ -165,7 +166,7 @@ def run_published(cell: PublishedCell, files: dict[str, Path], known: Path) -> N
 
     def work() -> None:
         vocabulary = published_vocabulary(read_table(str(known))["text"][:])
-        splits = {name: read_table(str(files[name])) for name in ("train", "test")}
+        splits = published_splits(cell.experiment, files)
         ids = {name: encode(split["text"][:], vocabulary) for name, split in splits.items()}
         labels = {name: torch.tensor(split["label"][:]) for name, split in splits.items()}
         options = cell.experiment.as_published | {"seed": cell.seed, "epochs": cell.epochs, "progress": False}
@@ -174,6 +175,15 @@ def run_published(cell: PublishedCell, files: dict[str, Path], known: Path) -> N
 
     if not cell.found:
         keeping_failures(cell.folder, work)
+
+
+def published_splits(experiment: Experiment, files: dict[str, Path]) -> dict[str, Dataset]:
+    """Training and test texts; validation texts that came from the training texts go back: nothing is selected."""
+    train, validation, test = (read_table(str(files[name])) for name in ("train", "validation", "test"))
+    return {
+        "train": train if "validation" in experiment.files else concatenate_datasets([train, validation]),
+        "test": test,
+    }
 
 
 def _words(text: str) -> list[str]:

@@ -17,6 +17,7 @@ from hf_bidir.paper.published import (
     encode,
     evaluate_as_published,
     label_in_scores,
+    published_splits,
     published_vocabulary,
     train_as_published,
 )
@@ -75,6 +76,15 @@ def test_a_training_that_becomes_nan_is_an_error_and_no_number():
     ids = encode(TEXTS, published_vocabulary(TEXTS))
     with pytest.raises(InputError, match=r"the loss of tanhmax became (nan|inf) in epoch"):
         train_as_published(ids, LABELS, "tanhmax", sizes=(8, 4), learning_rate=1e38, epochs=3, progress=False)
+
+
+def test_texts_kept_for_validation_train_too_unless_the_data_came_with_them(tmp_path):
+    files = {split: tmp_path / f"{split}.parquet" for split in ("train", "validation", "test")}
+    for file in files.values():
+        Dataset.from_dict({"text": [file.stem], "label": [1]}).to_parquet(str(file))
+    sst, news = read_experiments(["sst", "20news"])
+    assert published_splits(sst, files)["train"]["text"][:] == ["train"]
+    assert published_splits(news, files)["train"]["text"][:] == ["train", "validation"]
 
 
 def test_the_command_runs_the_papers_own_protocol_once_and_puts_it_into_the_report(tmp_path, monkeypatch):
