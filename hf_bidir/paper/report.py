@@ -54,6 +54,7 @@ def write_report(
     people = any("human_sign_a" in cell.measures for cell in cells)
     text = template.render(
         settings=settings,
+        names=" ".join(one.name for one in experiments),
         machine=f"{cpu_model()}; {', '.join(f'{name} {version}' for name, version in library_versions().items())}.",
         accuracy=accuracy_table(experiments, chosen),
         rates=rate_table(experiments, chosen),
