@@ -149,17 +149,15 @@ def sign_table(experiments: list[Experiment], chosen: Chosen) -> str:
             measured = [cell.measures for cell in cells if cell.measures]
             if not measured:
                 continue
-            shares = [_mean(found.get(key) for found in measured) for key in ("negative_share", "orientation_share")]
+            shares = [_range([found.get(key) for found in measured]) for key in ("negative_share", "orientation_share")]
             apart = [polar_separation(found["words"]) for found in measured if experiment.synthetic]
             nearest = [min((one[kind] for one in apart), key=abs, default=None) for kind in ("pos", "neg")]
-            rows.append(
-                [experiment.title, variant, *(_number(share, 3) for share in shares), *(_number(n, 1) for n in nearest)]
-            )
+            rows.append([experiment.title, variant, *shares, *(_number(n, 1) for n in nearest)])
     header = [
         "data",
         "variant",
         "share of negative a",
-        "share of Σ|a·u| with one sign of u",
+        "share of Σ\\|a·u\\| with one sign of u",
         "positive − neutral words, standard errors",
         "negative − neutral words, standard errors",
     ]
@@ -251,6 +249,12 @@ def _cells(chosen: Chosen) -> Iterable[Cell]:
 def _mean(values: Iterable[Any]) -> float | None:
     known = [value for value in values if value is not None and not np.isnan(value)]
     return float(np.mean(known)) if known else None
+
+
+def _range(values: Iterable[float | None]) -> str:
+    """Mean, smallest and largest; nothing where there are none."""
+    known = [value for value in values if value is not None]
+    return f"{np.mean(known):.3f} ({min(known):.2f} to {max(known):.2f})" if known else ""
 
 
 def _number(value: float | None, digits: int) -> str:
