@@ -51,6 +51,8 @@ def write_report(
     """Write report.md of what is finished into `settings.root`; what failed is named in it, and why."""
     root, cells = settings.root, list(_cells(chosen))
     template = Environment(loader=PackageLoader("hf_bidir.paper", "."), autoescape=False).get_template(TEMPLATE)
+    flat = [one for one in experiments if one.kind == "recurrent"]
+    deep = [one for one in experiments if one.kind != "recurrent"]
     people = any("human_sign_a" in cell.measures for cell in cells)
     text = template.render(
         settings=settings,
@@ -61,13 +63,13 @@ def write_report(
         recalls=recall_table(experiments, chosen),
         published=published_table(published) if published else None,
         published_epochs=published[0].epochs if published else None,
-        flat=[one for one in experiments if one.kind == "recurrent"],
-        deep=[one for one in experiments if one.kind != "recurrent"],
-        rankings=_by_example(experiments, chosen, TAUS),
-        interventions=_by_example(experiments, chosen, MOVED),
-        deletion=_by_example(experiments, chosen, DELETED),
-        curves=_by_example(experiments, chosen, DEEP),
-        deep_taus=_by_example(experiments, chosen, DEEP_TAUS),
+        flat=flat,
+        deep=deep,
+        rankings=_by_example(flat, chosen, TAUS),
+        interventions=_by_example(flat, chosen, MOVED),
+        deletion=_by_example(flat, chosen, DELETED),
+        curves=_by_example(deep, chosen, DEEP),
+        deep_taus=_by_example(deep, chosen, DEEP_TAUS),
         signs=sign_table(experiments, chosen),
         human=_by_example(experiments, chosen, HUMAN) if people else None,
         amount=settings.amount,
