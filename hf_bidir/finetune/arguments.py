@@ -205,9 +205,7 @@ class ModelArguments(PretrainedArguments):
     num_attention_heads: int = option(4, "From scratch: the number of heads; it divides hidden_size.")
     intermediate_size: int = option(512, "From scratch: the width of the feed-forward layers.")
     dropout: float = option(0.1, "From scratch: dropout of hidden states and of attention coefficients.")
-    initializer_range: float = option(
-        0.02, "From scratch: the standard deviation of new weights; narrow models learn from larger ones."
-    )
+    initializer_range: float = option(0.02, "From scratch: the standard deviation of new weights.")
     attn_scope: str = option(
         "global", "From scratch: global, or window (tokens at most attn_window away).", choices=["global", "window"]
     )

@@ -119,7 +119,9 @@ def recall_table(experiments: list[Experiment], chosen: Chosen) -> str:
         for variant, cells in chosen[experiment.name].items():
             found = [cell.results for cell in cells if cell.trained]
             names = [key for key in (found[0] if found else {}) if key.startswith("test_recall_")]
-            means = [f"{key.removeprefix('test_recall_')} {100 * _mean(r[key] for r in found):.1f}" for key in names]
+            means = [
+                f"{key.removeprefix('test_recall_')} {100 * np.mean([r[key] for r in found]):.1f}" for key in names
+            ]
             rows.append([experiment.title, variant, ", ".join(means)])
     return _table(["data", "variant", "recall of each class"], rows)
 
@@ -246,11 +248,6 @@ def _accuracy(cells: list[Cell]) -> str:
 
 def _cells(chosen: Chosen) -> Iterable[Cell]:
     return (cell for variants in chosen.values() for cells in variants.values() for cell in cells)
-
-
-def _mean(values: Iterable[Any]) -> float | None:
-    known = [value for value in values if value is not None and not np.isnan(value)]
-    return float(np.mean(known)) if known else None
 
 
 def _range(values: Iterable[float | None]) -> str:

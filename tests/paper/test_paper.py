@@ -22,7 +22,7 @@ from hf_bidir.paper.cells import Cell, train
 from hf_bidir.paper.data import data_files
 from hf_bidir.paper.experiments import GROUPS, TEXTS, VARIANTS, Experiment, mean_pooling, read_experiments
 from hf_bidir.paper.measures import Amount, measure, orientation, scores_of
-from hf_bidir.paper.report import _by_example, interval, polar_separation
+from hf_bidir.paper.report import _by_example, _range, interval, polar_separation
 from hf_bidir.paper.run import Settings, best_rate, check, run_paper
 
 TINY = SyntheticTexts(texts=400, vocabulary=40, polar=10)
@@ -238,6 +238,11 @@ def test_an_interval_holds_the_spread_of_texts_and_of_seeds():
     assert interval(cells([0.5, None], [0.5, None]), "tau") == "0.500 [0.500, 0.500]"
     assert interval(cells([None, None]), "tau") == "not defined"
     assert interval(cells([0.5]), "another") == ""
+
+
+def test_shares_of_signs_show_how_far_seeds_differ():
+    assert _range([0.5, 1.0, None]) == "0.750 (0.50 to 1.00)"
+    assert _range([None]) == ""
 
 
 def test_the_papers_numbers_stand_above_ours():
