@@ -323,18 +323,20 @@ def paper(
 
     Softmax, TanhMax, three λ in between, tanh and mean pooling, with the same architecture, learning-rate grid and
     validation selection; deep models with softmax and TanhMax alone. What is finished is not run again, so an
-    interrupted run goes on by the same command; what fails is named in the report, and the rest goes on.
+    interrupted run goes on by the same command; what fails is named in the report, and the rest goes on. The
+    experiments are those of training/paper/ in a clone of the repository; an installed package alone has not got them.
 
     \b
     hf-bidir paper synthetic sst --quick
     hf-bidir paper all --data-dir data --seeds 5
     """
     from hf_bidir.paper.experiments import experiment_names, only_in_folders, read_experiments
-    from hf_bidir.paper.run import Settings, run_paper
+    from hf_bidir.paper.run import run_paper
+    from hf_bidir.paper.settings import Settings
 
     root = output or Path("runs/paper-quick" if quick else "runs/paper")
     with one_line_errors():
-        settings = Settings(root, data_dir, 1 if quick else seeds, quick, jobs, as_published)
+        settings = Settings(root, data_dir, 1 if quick else seeds, quick, jobs, as_published, minilm)
         wanted = read_experiments(experiment_names(experiments or ["all"]), minilm=minilm)
         for one in only_in_folders(wanted) if data_dir is None else []:
             if one.name not in (experiments or []):  # asked for by itself, it is an error

@@ -11,7 +11,9 @@ from hf_bidir.modeling.modeling_bidir import edited_coefficients
 
 
 @torch.inference_mode()
-def negative_share(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]], threshold: float = 1e-3) -> float:
+def negative_share(
+    model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]], threshold: float = 1e-3
+) -> float | None:
     """The share of negative coefficients among those whose size is over `threshold`, in [0, 1].
 
     Counted together over all layers, heads and queries that are not padding. Which sign a head uses for what has no
@@ -21,8 +23,8 @@ def negative_share(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor
         model: a bidir model, in evaluation mode.
         batches: what the model takes, on its device.
 
-    Raises:
-        ValueError: there is no coefficient over the threshold.
+    Returns:
+        None where there is no coefficient over the threshold, as in a model that was hardly trained.
     """
     negative = counted = 0
 
@@ -39,9 +41,7 @@ def negative_share(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor
         for batch in batches:
             keep = batch.get("attention_mask")
             model(**batch)
-    if not counted:
-        raise ValueError(f"expected at least one coefficient over {threshold} in size; there was none in the batches.")
-    return negative / counted
+    return negative / counted if counted else None
 
 
 def without_negatives(model: PreTrainedModel) -> AbstractContextManager[None]:

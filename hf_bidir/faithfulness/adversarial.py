@@ -11,9 +11,7 @@ from transformers import PreTrainedModel
 from hf_bidir.explain.running import in_evaluation, keep_mask_of, prepared_inputs, record_coefficients
 from hf_bidir.faithfulness.distances import jensen_shannon, total_variation
 from hf_bidir.faithfulness.interventions import class_probabilities
-from hf_bidir.modeling.attention import activated
-from hf_bidir.modeling.configuration_bidir import head_negative_masses
-from hf_bidir.modeling.modeling_bidir import edited_coefficients
+from hf_bidir.modeling.modeling_bidir import edited_coefficients, signed_coefficients
 
 PENALTY = 500.0  # for every unit by which an answer moves beyond the tolerance
 
@@ -101,8 +99,8 @@ class _Search:
     def step(self, scores: Tensor, optimizer: torch.optim.Optimizer) -> Adversary:
         """What the scores give, before one step that makes them more divergent, or nearer to the answer."""
         keep = keep_mask_of(self.inputs, scores.shape[-1])[:, None, None]
-        config = self.model.config
-        coefficients = activated(scores, keep, config.attn_activation, head_negative_masses(config, 0)[0])
+        (layer,) = (module for module in self.model.modules() if isinstance(module, self.model.signed_attention))
+        coefficients = signed_coefficients(layer, scores, keep)
         with edited_coefficients(self.model, lambda _: coefficients):
             change = total_variation(class_probabilities(self.model, self.inputs), self.answer)
         divergence = jensen_shannon(coefficients[:, 0, 0], self.own[:, 0, 0])

@@ -1,5 +1,6 @@
 """What a classifier answers when the tokens that an explanation ranks first are taken away, or are all that is left."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -15,23 +16,37 @@ ERASER_SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)  # DeYoung et al. 2020, section 5.2
 
 
 def comprehensiveness(
-    model: PreTrainedModel, inputs: Mapping[str, Tensor], scores: Tensor, target: Tensor | None = None, **options
+    model: PreTrainedModel,
+    inputs: Mapping[str, Tensor],
+    scores: Tensor,
+    target: Tensor | None = None,
+    *,
+    special: Tensor | None = None,
+    progress: bool = True,
 ) -> Tensor:
     """How much the probability of the answer falls without the tokens ranked first; high is good.
 
     ERASER (DeYoung et al. 2020, equation 1), the mean over shares of tokens. Arguments and errors as in
     `answer_curve`; the result is `[batch]`, in [-1, 1].
     """
-    whole = answer_curve(model, inputs, scores, [0.0], target=target, **options | {"progress": False})[0]
-    return whole - answer_curve(model, inputs, scores, ERASER_SHARES, target=target, **options).mean(0)
+    options = {"target": target, "special": special, "progress": progress}
+    whole, *reduced = answer_curve(model, inputs, scores, [0.0, *ERASER_SHARES], "deletion", **options)
+    return whole - torch.stack(reduced).mean(0)
 
 
 def sufficiency(
-    model: PreTrainedModel, inputs: Mapping[str, Tensor], scores: Tensor, target: Tensor | None = None, **options
+    model: PreTrainedModel,
+    inputs: Mapping[str, Tensor],
+    scores: Tensor,
+    target: Tensor | None = None,
+    *,
+    special: Tensor | None = None,
+    progress: bool = True,
 ) -> Tensor:
     """How much it falls when the tokens ranked first are all that is left; low is good (equation 2; as above)."""
-    whole = answer_curve(model, inputs, scores, [0.0], target=target, **options | {"progress": False})[0]
-    return whole - answer_curve(model, inputs, scores, ERASER_SHARES, "insertion", target=target, **options).mean(0)
+    options = {"target": target, "special": special, "progress": progress}
+    whole, *reduced = answer_curve(model, inputs, scores, [1.0, *ERASER_SHARES], "insertion", **options)
+    return whole - torch.stack(reduced).mean(0)
 
 
 @torch.no_grad()
@@ -66,7 +81,8 @@ def answer_curve(
         `[shares, batch]`.
 
     Raises:
-        ValueError: shares outside [0, 1], an unknown `how`, scores of another shape, a model without classes.
+        ValueError: shares outside [0, 1], an unknown `how`, scores of another shape or not finite, a model without
+            classes.
     """
     if how not in ("deletion", "insertion") or not all(0 <= share <= 1 for share in shares):
         raise ValueError(f'expected how "deletion" or "insertion" and shares in [0, 1], got {how!r} and {shares}.')
@@ -76,9 +92,12 @@ def answer_curve(
         keep = keep_mask_of(inputs, scores.shape[-1])
         if scores.shape != keep.shape:
             raise ValueError(f"expected scores [batch, length] = {tuple(keep.shape)}, got {tuple(scores.shape)}.")
+        scores = scores.to(keep.device)
+        if not scores[keep].isfinite().all():
+            raise ValueError("expected finite scores of all tokens, got some that are NaN or infinite.")
         target = answers.argmax(-1) if target is None else target.to(answers.device)
         special = _special(model, inputs, keep) if special is None else special.to(keep.device)
-        rank, count = _ranks(scores.to(keep.device), keep & ~special)
+        rank, count = _ranks(scores, keep & ~special)
         rows = []
         for share in tqdm(shares, desc=how, unit="share", leave=False, delay=1, disable=not progress):
             # in double precision and a little less, since 0.3 of 50 is 15 and not a little more
@@ -95,18 +114,22 @@ def answer_curve(
 
 def _ranks(scores: Tensor, deletable: Tensor) -> tuple[Tensor, Tensor]:
     """The rank of every token from 0 on, infinite for those that stay, and how many there are in each example."""
-    order = scores.masked_fill(~deletable, -torch.inf).argsort(dim=-1, descending=True, stable=True)
-    positions = torch.arange(scores.shape[-1], device=scores.device).expand_as(order)
-    rank = torch.empty_like(scores).scatter(-1, order, positions.to(scores.dtype))
+    order = scores.double().masked_fill(~deletable, -torch.inf).argsort(dim=-1, descending=True, stable=True)
+    # in double precision, where every rank is exact: bf16 has no 257
+    positions = torch.arange(scores.shape[-1], dtype=torch.double, device=scores.device).expand_as(order)
+    rank = torch.empty_like(positions).scatter(-1, order, positions)
     return rank.masked_fill(~deletable, torch.inf), deletable.sum(-1)
 
 
 def _special(model: PreTrainedModel, inputs: Mapping[str, Tensor], keep: Tensor) -> Tensor:
-    positions = torch.arange(keep.shape[1], device=keep.device)
     if "pixel_values" in inputs:
-        rows, columns = patch_grid(model, inputs["pixel_values"])
-        return (positions < keep.shape[1] - rows * columns).expand_as(keep)
-    return (positions < int(model.attends_between_tokens)).expand_as(keep)
+        return before_patches(model, inputs["pixel_values"], keep.shape[1]).to(keep.device)
+    return (torch.arange(keep.shape[1], device=keep.device) < int(model.attends_between_tokens)).expand_as(keep)
+
+
+def before_patches(model: PreTrainedModel, pixels: Tensor, length: int) -> Tensor:
+    """Which of `length` tokens stand before an image's patches, boolean `[batch, length]`."""
+    return (torch.arange(length) < length - math.prod(patch_grid(model, pixels))).expand(len(pixels), -1)
 
 
 def _leave_one(removed: Tensor, keep: Tensor, rank: Tensor) -> Tensor:

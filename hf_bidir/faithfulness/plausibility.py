@@ -3,7 +3,7 @@
 import numpy as np
 from sklearn.metrics import average_precision_score
 
-from hf_bidir.faithfulness.ranking import Rows
+from hf_bidir.faithfulness.ranking import Rows, check_rows
 
 
 def rationale_auprc(scores: Rows, marked: Rows) -> np.ndarray:
@@ -15,8 +15,11 @@ def rationale_auprc(scores: Rows, marked: Rows) -> np.ndarray:
 
     Returns:
         In (0, 1]; what chance gets is the share of marked words. NaN for an example with none, or nothing else.
+
+    Raises:
+        ValueError: as `kendall_tau`.
     """
-    _check(scores, marked, "scores", "marks")
+    check_rows(scores, marked, "scores", "marks")
     return np.array(
         [
             average_precision_score(truth, row) if 0 < np.sum(truth) < len(truth) else np.nan
@@ -35,19 +38,14 @@ def sign_agreement(scores: Rows, polarity: Rows) -> np.ndarray:
 
     Returns:
         NaN for an example without polar words. A score of 0 agrees with nothing.
+
+    Raises:
+        ValueError: as `kendall_tau`.
     """
-    _check(scores, polarity, "scores", "polarities")
+    check_rows(scores, polarity, "scores", "polarities")
     shares = []
     for row, truth in zip(scores, polarity, strict=True):
         polar = np.asarray(truth) != 0
         same = np.sign(np.asarray(row)[polar]) == np.sign(np.asarray(truth)[polar])
         shares.append(same.mean() if polar.any() else np.nan)
     return np.array(shares)
-
-
-def _check(first: Rows, second: Rows, one: str, other: str) -> None:
-    if len(first) != len(second):
-        raise ValueError(f"expected {one} and {other} of the same examples, got {len(first)} and {len(second)}.")
-    for index, (a, b) in enumerate(zip(first, second, strict=True)):
-        if len(a) != len(b):
-            raise ValueError(f"example {index} has {len(a)} {one} and {len(b)} {other}; expected one each per word.")

@@ -26,7 +26,7 @@ def kendall_tau(first: Rows, second: Rows) -> np.ndarray:
     Raises:
         ValueError: another number of examples, or an example whose rows differ in length or are not finite.
     """
-    _check_pairs(first, second)
+    check_rows(first, second)
     taus = [kendalltau(a, b).statistic if len(a) > 1 else np.nan for a, b in zip(first, second, strict=True)]
     return np.array(taus, dtype=float)
 
@@ -61,11 +61,12 @@ def bootstrap_interval(
     return float(interval.low), float(interval.high)
 
 
-def _check_pairs(first: Rows, second: Rows) -> None:
+def check_rows(first: Rows, second: Rows, one: str = "scores", other: str = "other scores") -> None:
+    """Refuse rows that cannot be compared, with a ValueError that calls them `one` and `other`."""
     if len(first) != len(second):
-        raise ValueError(f"expected two scores for the same examples, got {len(first)} and {len(second)} examples.")
+        raise ValueError(f"expected {one} and {other} of the same examples, got {len(first)} and {len(second)}.")
     for index, (a, b) in enumerate(zip(first, second, strict=True)):
         if len(a) != len(b):
-            raise ValueError(f"example {index} has {len(a)} tokens in one score and {len(b)} in the other.")
+            raise ValueError(f"example {index} has {len(a)} {one} and {len(b)} {other}; expected one each per token.")
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
-            raise ValueError(f"example {index} has a score that is NaN or infinite.")
+            raise ValueError(f"example {index} has a number that is NaN or infinite in its {one} or {other}.")

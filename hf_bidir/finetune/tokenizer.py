@@ -66,15 +66,12 @@ def train_words(
     Raises:
         InputError: a vocabulary too small for any word.
     """
-    normalizer = normalizers.BertNormalizer(lowercase=lowercase, handle_chinese_chars=unit == "word")
-    splitter = UNITS[unit]
-    counts = Counter(word for text in texts for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)))
     special = ["[PAD]", "[UNK]", *(["[BOS]", "[EOS]"] if ends else [])]
     if vocab_size <= len(special):
         raise InputError(f"expected vocab_size above {len(special)}, the tokens {', '.join(special)}; got {vocab_size}")
-    known = [*special, *sorted(counts, key=lambda word: (-counts[word], word))][:vocab_size]
+    known = [*special, *frequent_words(texts, lowercase, unit)][:vocab_size]
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(known)}, unk_token="[UNK]"))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
+    tokenizer.normalizer, tokenizer.pre_tokenizer = _normalizer(lowercase, unit), UNITS[unit]
     if unit == "character":
         tokenizer.decoder = decoders.Fuse()
     if ends:
@@ -88,6 +85,21 @@ def train_words(
         model_max_length=max_length,
         model_input_names=["input_ids", "attention_mask"],
     )
+
+
+def frequent_words(texts: Iterable[str], lowercase: bool = True, unit: str = "word") -> list[str]:
+    """All words of the texts, the most frequent first; equally frequent ones in alphabetical order."""
+    counts = Counter(word for text in texts for word in words_of(text, lowercase, unit))
+    return sorted(counts, key=lambda word: (-counts[word], word))
+
+
+def words_of(text: str, lowercase: bool = True, unit: str = "word") -> list[str]:
+    """The words and punctuation marks of a text, or its characters."""
+    return [word for word, _ in UNITS[unit].pre_tokenize_str(_normalizer(lowercase, unit).normalize_str(text))]
+
+
+def _normalizer(lowercase: bool, unit: str) -> normalizers.Normalizer:
+    return normalizers.BertNormalizer(lowercase=lowercase, handle_chinese_chars=unit == "word")
 
 
 def _bert_tokenizer(model: models.WordPiece, lowercase: bool) -> Tokenizer:

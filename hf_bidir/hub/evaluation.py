@@ -1,6 +1,5 @@
 """A finished checkpoint measured again, from its files alone, beside what its card says."""
 
-import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
@@ -23,7 +22,7 @@ from transformers import (
 from hf_bidir.analysis import negative_share, without_negatives
 from hf_bidir.convert import is_softmax, read_bidir, read_config
 from hf_bidir.finetune.arguments import DataArguments, ImageDataArguments, TextDataArguments
-from hf_bidir.finetune.files import sha256, write_json
+from hf_bidir.finetune.files import read_json, sha256, write_json
 from hf_bidir.finetune.image_data import ImageCollator, new_image_processor, read_image_split, read_image_splits
 from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
 from hf_bidir.finetune.models import saved_tokenizer
@@ -175,8 +174,7 @@ def local_folder(source: str | Path, revision: str | None = None) -> Path:
 
 
 def _run(folder: Path) -> dict[str, Any]:
-    record = folder / "run.json"
-    return json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
+    return read_json(folder / "run.json")
 
 
 def _load(folder: Path) -> PreTrainedModel:
@@ -212,10 +210,7 @@ def _signs(trainer: FinetuneTrainer, examples: Dataset) -> tuple[float | None, f
     if not hasattr(model.config, "attn_activation") or is_softmax(model.config):
         return None, None
     batches = ({k: v.to(model.device) for k, v in batch.items()} for batch in trainer.get_eval_dataloader(examples))
-    try:
-        share = negative_share(model, batches)
-    except ValueError:  # every coefficient is nearly 0: a model that was hardly trained
-        share = None
+    share = negative_share(model, batches)
     with without_negatives(model):
         return share, _scores(trainer, examples)["accuracy"]
 

@@ -1,6 +1,5 @@
 """The model card of a finished run, from the files that the run wrote and from nothing else."""
 
-import json
 import re
 from difflib import unified_diff
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from hf_bidir.finetune.files import replacing
+from hf_bidir.finetune.files import read_json, replacing
 from hf_bidir.hub.checkpoint_files import CODE, digests
 
 TEMPLATE = Path(__file__).with_name("card_template.md")
@@ -96,14 +95,10 @@ def card_differences(folder: str | Path) -> list[str]:
     return list(lines)
 
 
-def _read(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-
-
 def _facts(folder: Path) -> dict[str, Any]:
     """What the template shows; whatever the run did not write is None or empty."""
     files = ("config", "run", "all_results", "evaluation", "seeds", "previous_run")
-    config, run, results, evaluation, seeds, previous = (_read(folder / f"{name}.json") for name in files)
+    config, run, results, evaluation, seeds, previous = (read_json(folder / f"{name}.json") for name in files)
     architecture = (config.get("architectures") or ["model"])[0]
     auto_map = config.get("auto_map", {})
     split = "test" if any(name.startswith("test_") for name in results) else "validation"

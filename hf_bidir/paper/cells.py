@@ -1,7 +1,6 @@
 """One cell of the report: one variant of one experiment, trained with one learning rate and one seed, and measured."""
 
 import contextlib
-import json
 import math
 import shutil
 import traceback
@@ -14,7 +13,7 @@ from datasets import Dataset
 
 from hf_bidir.explain import load_checkpoint
 from hf_bidir.finetune.bert import finetune_bert
-from hf_bidir.finetune.files import write_json
+from hf_bidir.finetune.files import read_json, write_json
 from hf_bidir.finetune.folder import RESULTS, read_record
 from hf_bidir.finetune.images import finetune_images
 from hf_bidir.finetune.recurrent import finetune_recurrent
@@ -29,7 +28,12 @@ TRAINING = {"recurrent": finetune_recurrent, "bert": finetune_bert, "images": fi
 
 @dataclass(frozen=True)
 class Cell:
-    """What is trained, and where it is kept."""
+    """What is trained, and where it is kept.
+
+    Attributes:
+        experiment, variant, learning_rate, seed: which one; a variant is a name in `VARIANTS`.
+        root: the folder of all cells.
+    """
 
     experiment: Experiment
     variant: str
@@ -52,12 +56,12 @@ class Cell:
     @property
     def results(self) -> dict[str, float]:
         """The numbers of training; nothing before it is finished."""
-        return json.loads((self.run / RESULTS).read_text(encoding="utf-8")) if self.trained else {}
+        return read_json(self.run / RESULTS) if self.trained else {}
 
     @property
     def measures(self) -> dict[str, Any]:
-        file = self.folder / MEASURES
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        """What `measures` or `deep_measures` found, None in place of NaN; nothing before it is measured."""
+        return read_json(self.folder / MEASURES)
 
     @property
     def failure(self) -> str | None:
@@ -87,13 +91,13 @@ def measure_cell(cell: Cell, files: dict[str, Path], human: Path | None, amount:
         model, processor = load_checkpoint(cell.run)
         model.requires_grad_(False)
         splits = {name: read_table(str(file)) for name, file in files.items()}
-        if cell.experiment.kind == "recurrent":
+        if cell.experiment.deep:
+            found = measure_deep(model, processor, splits["test"], amount, cell.experiment.recipe.get("max_length"))
+        else:
             people: Dataset | None = None if human is None else read_table(str(human))
             polar_words = people is not None or cell.experiment.synthetic is not None
             limit = model.config.max_position_embeddings
             found = measure(model, processor, splits, people, amount, limit, polar_words)
-        else:
-            found = measure_deep(model, processor, splits["test"], amount, cell.experiment.recipe.get("max_length"))
         write_json(cell.folder / MEASURES, _without_nan(found))
 
     keeping_failures(cell.folder, work)

@@ -7,6 +7,7 @@ from datasets import ClassLabel, Dataset, Image
 
 from hf_bidir.finetune.arguments import TextDataArguments
 from hf_bidir.finetune.errors import InputError
+from hf_bidir.finetune.files import read_json, write_json
 from hf_bidir.finetune.image_data import IMAGE_COLUMNS
 from hf_bidir.finetune.image_files import read_images
 from hf_bidir.finetune.sources import read_hub, read_table
@@ -15,6 +16,8 @@ from hf_bidir.finetune.synthetic import SETS, write_splits
 from hf_bidir.finetune.text_data import TEXT_COLUMNS
 from hf_bidir.paper.experiments import Experiment
 
+RECORD = "splits.json"  # beside the files, how they came about
+HELD_OUT = "validation held out of the training examples"
 SPLITS = ("train", "validation", "test")
 READERS = {
     "recurrent": (read_table, TEXT_COLUMNS),
@@ -38,10 +41,30 @@ def data_files(
         InputError: files are missing (all are named), the Hub does not have the data, or they cannot be used.
     """
     files = {split: folder / f"{split}.parquet" for split in SPLITS}
-    if all(file.is_file() for file in files.values()):
+    if all(file.is_file() for file in [*files.values(), folder / RECORD]):
         return files
+    splits, held_out = _splits(experiment, data_dir)
+    files = write_splits(_some(splits, rows), folder)
+    write_json(folder / RECORD, {HELD_OUT: held_out})
+    return files
+
+
+def validation_was_held_out(file: Path) -> bool:
+    """Whether the texts of a validation file that `data_files` wrote were training texts before."""
+    return read_json(file.parent / RECORD)[HELD_OUT]
+
+
+def missing_files(experiment: Experiment, data_dir: Path) -> list[Path]:
+    """The files that a data folder lacks for an experiment."""
     if experiment.synthetic:
-        return write_splits(_some(SETS[experiment.synthetic].split(), rows), folder)
+        return []
+    return [file for file in _files(experiment, data_dir).values() if not file.is_file()]
+
+
+def _splits(experiment: Experiment, data_dir: Path | None) -> tuple[dict[str, Dataset], bool]:
+    """Every split, and whether validation was held out of the training examples."""
+    if experiment.synthetic:
+        return SETS[experiment.synthetic].split(), True
     raw = _raw(experiment, data_dir)
     if experiment.keep_labels is not None:
         raw = {name: _kept(split, experiment.keep_labels) for name, split in raw.items()}
@@ -51,15 +74,7 @@ def data_files(
     if experiment.kind == "images":  # which a table may hold as bytes
         splits = {name: split.cast_column("image", Image()) for name, split in splits.items()}
     names = ClassLabel(names=experiment.class_names)
-    splits = {name: split.cast_column("label", names) for name, split in splits.items()}
-    return write_splits(_some(splits, rows), folder)
-
-
-def missing_files(experiment: Experiment, data_dir: Path) -> list[Path]:
-    """The files that a data folder lacks for an experiment."""
-    if experiment.synthetic:
-        return []
-    return [file for file in _files(experiment, data_dir).values() if not file.is_file()]
+    return {name: split.cast_column("label", names) for name, split in splits.items()}, "validation" not in raw
 
 
 def _raw(experiment: Experiment, data_dir: Path | None) -> dict[str, Dataset]:
@@ -81,9 +96,13 @@ def _some(splits: dict[str, Dataset], rows: Mapping[str, int] | None) -> dict[st
     """Of every split at most so many rows, a random sample that is the same every time."""
     limits = {name: (rows or {}).get(name, len(split)) for name, split in splits.items()}
     return {
-        name: split if limits[name] >= len(split) else split.shuffle(seed=0).select(range(limits[name]))
-        for name, split in splits.items()
+        name: split if limits[name] >= len(split) else sample(split, limits[name]) for name, split in splits.items()
     }
+
+
+def sample(split: Dataset, most: int) -> Dataset:
+    """At most so many rows at random, the same every time."""
+    return split.shuffle(seed=0).select(range(min(most, len(split))))
 
 
 def _kept(split: Dataset, labels: list[int]) -> Dataset:

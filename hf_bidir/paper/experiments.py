@@ -55,6 +55,11 @@ class Experiment:
     as_published: dict[str, Any] = field(default_factory=dict)
     published: dict[str, dict[str, float]] = field(default_factory=dict)
 
+    @property
+    def deep(self) -> bool:
+        """Whether the model has attention from token to token, in many layers."""
+        return self.kind != "recurrent"
+
 
 def read_experiments(names: list[str], folder: Path = FOLDER, minilm: Path | None = None) -> list[Experiment]:
     """The experiments of these names; those that start from a checkpoint start from `minilm` instead, if it is given.
@@ -90,6 +95,7 @@ def read_experiments(names: list[str], folder: Path = FOLDER, minilm: Path | Non
 def mean_pooling(scores: Tensor, keep: Tensor | None = None, dim: int = -1) -> Tensor:
     """The same coefficient for every key, whatever the scores: attention that does not attend."""
     keep = torch.ones_like(scores, dtype=torch.bool) if keep is None else keep.expand_as(scores)
+    # the scores take part, so that what asks for their gradient gets 0 and no error
     return keep.to(scores.dtype) / keep.sum(dim, keepdim=True).clamp_min(1) + 0 * scores
 
 

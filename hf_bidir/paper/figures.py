@@ -12,7 +12,7 @@ from hf_bidir.paper.cells import Cell
 from hf_bidir.paper.measures import WORD_SUMS
 
 SHOWN = ("softmax", "tanhmax")
-POLARITIES = {"neutral": ("0.7", "."), "positive": (COLORS(0.95), "+"), "negative": (COLORS(0.05), "_")}
+POLARITIES = {0: ("neutral", "0.7", "."), 1: ("positive", COLORS(0.95), "+"), -1: ("negative", COLORS(0.05), "_")}
 
 
 def draw_all(
@@ -48,13 +48,10 @@ def scatter(title: str, measured: Mapping[str, dict], polarity: Mapping[str, int
     figure = Figure(figsize=(5 * max(len(shown), 1), 3.6), layout="constrained")
     for panel, variant in zip(figure.subplots(1, max(len(shown), 1), squeeze=False)[0], shown, strict=False):
         words = {word: values for word, values in measured[variant]["words"].items() if not word.startswith("[")}
-        for kind, (color, marker) in POLARITIES.items():
-            sign = {"neutral": 0, "positive": 1, "negative": -1}[kind]
-            rows = np.array([v for word, v in words.items() if polarity.get(word, 0) == sign]).reshape(
-                -1, len(WORD_SUMS)
-            )
-            points = rows[:, 1:3] / rows[:, :1]
-            panel.scatter(*points.T, s=25, color=color, marker=marker, label=f"{kind} words")
+        for sign, (kind, color, marker) in POLARITIES.items():
+            rows = [dict(zip(WORD_SUMS, v, strict=True)) for word, v in words.items() if polarity.get(word, 0) == sign]
+            scores, coefficients = ([row[name] / row["count"] for row in rows] for name in ("score", "coefficient"))
+            panel.scatter(scores, coefficients, s=25, color=color, marker=marker, label=f"{kind} words")
         panel.axhline(0, color="black", linewidth=0.5)
         panel.set(title=f"{title}, {variant}", xlabel="mean score", ylabel="mean coefficient, oriented")
         panel.legend(fontsize=7)

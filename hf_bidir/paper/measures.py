@@ -1,15 +1,16 @@
 """What is measured of a trained text classifier: how its attention relates to its answers, to gradients, to people."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_bidir.analysis import negative_share
 from hf_bidir.explain import erasure, gradient_times_input, read_text
@@ -25,10 +26,12 @@ from hf_bidir.faithfulness import (
     sign_agreement,
     sufficiency,
 )
+from hf_bidir.paper.data import sample
 
 POSITIVE, NEGATIVE = 1, 0  # classes; what is explained is the logit of the first minus that of the second
+EFFECTS = {"gradient": gradient_times_input, "erasure": partial(erasure, progress=False, chunk_size=512)}
 BATCH = 64
-WORD_SUMS = ("count", "score", "coefficient", "contribution", "squared coefficient")  # coefficients are oriented
+WORD_SUMS = ("count", "score", "coefficient", "squared coefficient")  # coefficients are oriented
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class Scores:
         return self.coefficients * self.slopes
 
 
-def batches(tokenizer, texts: Sequence[str], limit: int) -> Iterator[dict[str, Tensor]]:
+def batches(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], limit: int) -> Iterator[dict[str, Tensor]]:
     """The texts as the model reads them, cut at `limit` tokens, padded, `BATCH` at a time."""
     for start in range(0, len(texts), BATCH):
         part = list(texts[start : start + BATCH])
@@ -92,7 +95,9 @@ def scores_of(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Scores:
     return Scores(keep, recorded[0][:, 0], coefficients[:, 0, 0], (towards - away)[:, 0, 0])
 
 
-def orientation(model: PreTrainedModel, tokenizer, texts: Sequence[str], limit: int) -> tuple[float, float]:
+def orientation(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], limit: int
+) -> tuple[float, float]:
     """`g = sign Σ |a| u` over training texts, by which a coefficient's sign means for or against; and its share.
 
     Returns:
@@ -108,7 +113,7 @@ def orientation(model: PreTrainedModel, tokenizer, texts: Sequence[str], limit: 
 
 def measure(
     model: PreTrainedModel,
-    tokenizer,
+    tokenizer: PreTrainedTokenizerBase,
     splits: dict[str, Dataset],
     human: Dataset | None,
     amount: Amount,
@@ -128,8 +133,8 @@ def measure(
     Returns:
         Numbers, and lists of one number per text for those that have a distribution.
     """
-    test = _some_texts(splits["test"], amount.texts)
-    sign, share = orientation(model, tokenizer, _some_texts(splits["train"], amount.training_texts), limit)
+    test = sample(splits["test"], amount.texts)["text"][:]
+    sign, share = orientation(model, tokenizer, sample(splits["train"], amount.training_texts)["text"][:], limit)
     found: dict[str, Any] = {"orientation": sign, "orientation_share": share}
     found |= _rankings(model, tokenizer, test, sign, limit)
     found |= _interventions(model, tokenizer, test, amount, limit)
@@ -140,18 +145,14 @@ def measure(
     return found
 
 
-def _some_texts(split: Dataset, count: int) -> list[str]:
-    return split.shuffle(seed=0).select(range(min(count, len(split))))["text"][:]
-
-
-def _rankings(model: PreTrainedModel, tokenizer, texts: Sequence[str], sign: float, limit: int) -> dict[str, Any]:
+def _rankings(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], sign: float, limit: int
+) -> dict[str, Any]:
     """Kendall's tau of coefficients and contributions with gradients and with renormalised deletion; ERASER."""
     rows = defaultdict(list)
     for inputs in batches(tokenizer, texts, limit):
         found = scores_of(model, inputs)
-        effects = {"gradient": gradient_times_input, "erasure": erasure}
-        effects = {name: _margin(model, inputs, effect) for name, effect in effects.items()}
-        kept = {name: kept_rows(values, found.keep) for name, values in effects.items()}
+        kept = {name: kept_rows(_margin(model, inputs, effect), found.keep) for name, effect in EFFECTS.items()}
         a, contribution = sign * found.coefficients, found.contributions
         for name, other in kept.items():
             sizes = [np.abs(row) for row in other]
@@ -161,59 +162,58 @@ def _rankings(model: PreTrainedModel, tokenizer, texts: Sequence[str], sign: flo
         predicted = model(**inputs).logits.argmax(-1)
         towards = torch.where(predicted == POSITIVE, 1.0, -1.0)[:, None]
         for name, ranked in (("au", contribution * towards), ("|a|", a.abs())):
-            options = {"progress": False}
-            rows[f"comprehensiveness_{name}"] += comprehensiveness(model, inputs, ranked, **options).tolist()
-            rows[f"sufficiency_{name}"] += sufficiency(model, inputs, ranked, **options).tolist()
+            rows[f"comprehensiveness_{name}"] += comprehensiveness(model, inputs, ranked, progress=False).tolist()
+            rows[f"sufficiency_{name}"] += sufficiency(model, inputs, ranked, progress=False).tolist()
     return dict(rows)
 
 
-def _margin(model, inputs, effect) -> Tensor:
+def _margin(model: PreTrainedModel, inputs: dict[str, Tensor], effect: Callable[..., Tensor]) -> Tensor:
     """An effect on the logit of the one class minus that on the other's."""
-    options = {"progress": False, "chunk_size": 512} if effect is erasure else {}
-    return (effect(model, inputs, POSITIVE, **options) - effect(model, inputs, NEGATIVE, **options)).detach()
+    return (effect(model, inputs, POSITIVE) - effect(model, inputs, NEGATIVE)).detach()
 
 
 def _interventions(
-    model: PreTrainedModel, tokenizer, texts: Sequence[str], amount: Amount, limit: int
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], amount: Amount, limit: int
 ) -> dict[str, Any]:
     rows, every = defaultdict(list), list(batches(tokenizer, texts, limit))
     for inputs in every:
-        for name, change in (("permutation", permuted), ("randomisation", randomised)):
-            changes = answer_changes(model, inputs, change, draws=amount.draws, progress=False)
-            rows[name] += changes.median(0).values.tolist()
+        for name, changes in median_changes(model, inputs, amount.draws).items():
+            rows[name] += changes
     for inputs in batches(tokenizer, texts[: amount.attacked], limit):
         rows["adversary"] += adversarial_attention(model, inputs, progress=False).divergence.tolist()
-    return dict(rows) | {"negative_share": negative_share_or_nan(model, every)}
+    return dict(rows) | {"negative_share": negative_share(model, every)}
 
 
-def negative_share_or_nan(model: PreTrainedModel, every: list[dict[str, Tensor]]) -> float:
-    """`negative_share`, or NaN where no coefficient is large enough to count."""
-    try:
-        return negative_share(model, every)
-    except ValueError:
-        return float("nan")
+def median_changes(model: PreTrainedModel, inputs: dict[str, Tensor], draws: int) -> dict[str, list[float]]:
+    """By name of what is done to the coefficients, how far the answer to every example moves: the median over draws, of
+    an even number of draws the lower one."""
+    ways = {"permutation": permuted, "randomisation": randomised}
+    changes = {name: answer_changes(model, inputs, way, draws=draws, progress=False) for name, way in ways.items()}
+    return {name: drawn.median(0).values.tolist() for name, drawn in changes.items()}
 
 
-def _words(model: PreTrainedModel, tokenizer, texts: Sequence[str], sign: float, limit: int) -> dict[str, list[float]]:
+def _words(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], sign: float, limit: int
+) -> dict[str, list[float]]:
     """Of every word, the sums of `WORD_SUMS` over its occurrences."""
     sums = defaultdict(lambda: np.zeros(len(WORD_SUMS)))
     for inputs in batches(tokenizer, texts, limit):
         found = scores_of(model, inputs)
-        columns = (found.scores, sign * found.coefficients, found.contributions)
         for row, kept in enumerate(found.keep):
             words = tokenizer.convert_ids_to_tokens(inputs["input_ids"][row][kept])
-            for word, score, a, contribution in zip(words, *(c[row][kept].tolist() for c in columns), strict=True):
-                sums[word] += (1, score, a, contribution, a * a)
+            scores, coefficients = found.scores[row][kept].tolist(), (sign * found.coefficients[row][kept]).tolist()
+            for word, score, a in zip(words, scores, coefficients, strict=True):
+                sums[word] += (1, score, a, a * a)
     return {word: values.tolist() for word, values in sums.items()}
 
 
 def _people(
-    model: PreTrainedModel, tokenizer, human: Dataset, sign: float, amount: Amount, limit: int
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, human: Dataset, sign: float, amount: Amount, limit: int
 ) -> dict[str, Any]:
     """Do signs agree with what people say of words out of context? Per sentence; words that the model does not know
     are left out."""
     rows = defaultdict(list)
-    for row in human.shuffle(seed=0).select(range(min(amount.texts, len(human)))):
+    for row in sample(human, amount.texts):
         example = read_text(tokenizer, row["tokens"], limit)
         if example.truncated or example.tokens != row["tokens"]:
             continue

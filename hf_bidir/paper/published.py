@@ -6,8 +6,6 @@ epochs, no validation; and at the evaluation the scores of a text are multiplied
 texts get one and the same answer with TanhMax (that of a context of zeros), and that of mean pooling with softmax.
 """
 
-import json
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -16,22 +14,22 @@ from pathlib import Path
 import numpy as np
 import torch
 from datasets import Dataset, concatenate_datasets
-from tokenizers import normalizers, pre_tokenizers
 from torch import Tensor
 from torch.nn import functional as F
 from tqdm import trange
 
 from hf_bidir.finetune.errors import InputError
-from hf_bidir.finetune.files import write_json
+from hf_bidir.finetune.files import read_json, write_json
 from hf_bidir.finetune.sources import read_table
+from hf_bidir.finetune.tokenizer import frequent_words, words_of
 from hf_bidir.modeling.configuration_bidir_rnn import BidirRnnConfig
 from hf_bidir.modeling.modeling_bidir_rnn import BidirRnnForSequenceClassification
 from hf_bidir.paper.cells import keeping_failures
+from hf_bidir.paper.data import validation_was_held_out
 from hf_bidir.paper.experiments import Experiment
 
 VOCABULARY, LENGTH, BATCH, EPOCHS = 8000, 30, 100, 100
 NUMBERS = "numbers.json"
-NORMALIZER, SPLITTER = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
 
 
 @dataclass(frozen=True)
@@ -52,16 +50,14 @@ class AsPublished:
 
 def published_vocabulary(texts: list[str]) -> dict[str, int]:
     """The most frequent words of these texts by id; the first one has 0, which is also padding and unknown words."""
-    counts = Counter(word for text in texts for word in _words(text))
-    ranked = sorted(counts, key=lambda word: (-counts[word], word))[:VOCABULARY]
-    return {word: index for index, word in enumerate(ranked)}
+    return {word: index for index, word in enumerate(frequent_words(texts)[:VOCABULARY])}
 
 
 def encode(texts: list[str], vocabulary: dict[str, int]) -> Tensor:
     """`[texts, LENGTH]`, cut or filled up with 0."""
     rows = np.zeros((len(texts), LENGTH), dtype=np.int64)
     for row, text in zip(rows, texts, strict=True):
-        ids = [vocabulary.get(word, 0) for word in _words(text)[:LENGTH]]
+        ids = [vocabulary.get(word, 0) for word in words_of(text)[:LENGTH]]
         row[: len(ids)] = ids
     return torch.from_numpy(rows)
 
@@ -151,8 +147,8 @@ class PublishedCell:
 
     @property
     def found(self) -> AsPublished | None:
-        file = self.folder / NUMBERS
-        return AsPublished(**json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
+        found = read_json(self.folder / NUMBERS)
+        return AsPublished(**found) if found else None
 
 
 def run_published(cell: PublishedCell, files: dict[str, Path], known: Path) -> None:
@@ -166,7 +162,7 @@ def run_published(cell: PublishedCell, files: dict[str, Path], known: Path) -> N
 
     def work() -> None:
         vocabulary = published_vocabulary(read_table(str(known))["text"][:])
-        splits = published_splits(cell.experiment, files)
+        splits = published_splits(files)
         ids = {name: encode(split["text"][:], vocabulary) for name, split in splits.items()}
         labels = {name: torch.tensor(split["label"][:]) for name, split in splits.items()}
         options = cell.experiment.as_published | {"seed": cell.seed, "epochs": cell.epochs, "progress": False}
@@ -177,14 +173,8 @@ def run_published(cell: PublishedCell, files: dict[str, Path], known: Path) -> N
         keeping_failures(cell.folder, work)
 
 
-def published_splits(experiment: Experiment, files: dict[str, Path]) -> dict[str, Dataset]:
+def published_splits(files: dict[str, Path]) -> dict[str, Dataset]:
     """Training and test texts; validation texts that came from the training texts go back: nothing is selected."""
     train, validation, test = (read_table(str(files[name])) for name in ("train", "validation", "test"))
-    return {
-        "train": train if "validation" in experiment.files else concatenate_datasets([train, validation]),
-        "test": test,
-    }
-
-
-def _words(text: str) -> list[str]:
-    return [word for word, _ in SPLITTER.pre_tokenize_str(NORMALIZER.normalize_str(text))]
+    held_out = validation_was_held_out(files["validation"])
+    return {"train": concatenate_datasets([train, validation]) if held_out else train, "test": test}

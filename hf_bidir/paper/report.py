@@ -16,6 +16,7 @@ from hf_bidir.paper.deep_measures import RANKINGS
 from hf_bidir.paper.experiments import VARIANTS, Experiment
 from hf_bidir.paper.measures import WORD_SUMS
 from hf_bidir.paper.published import PublishedCell
+from hf_bidir.paper.settings import Settings
 
 REPORT, TEMPLATE = "report.md", "report_template.md"
 Chosen = dict[str, dict[str, list[Cell]]]  # by experiment and variant, a cell per seed
@@ -46,20 +47,19 @@ KINDS_OF_PICTURE = ("polarity", "tau", "change", "curves", "overlays")
 
 
 def write_report(
-    experiments: list[Experiment], chosen: Chosen, settings: Any, published: Sequence[PublishedCell] = ()
+    experiments: list[Experiment], chosen: Chosen, settings: Settings, published: Sequence[PublishedCell] = ()
 ) -> Path:
     """Write report.md of what is finished into `settings.root`; what failed is named in it, and why."""
     root, cells = settings.root, list(_cells(chosen))
     template = Environment(loader=PackageLoader("hf_bidir.paper", "."), autoescape=False).get_template(TEMPLATE)
-    flat = [one for one in experiments if one.kind == "recurrent"]
-    deep = [one for one in experiments if one.kind != "recurrent"]
+    flat, deep = ([one for one in experiments if one.deep == deep] for deep in (False, True))
     people = any("human_sign_a" in cell.measures for cell in cells)
     text = template.render(
         settings=settings,
         names=" ".join(one.name for one in experiments),
         machine=f"{cpu_model()}; {', '.join(f'{name} {version}' for name, version in library_versions().items())}.",
         accuracy=accuracy_table(experiments, chosen),
-        rates=rate_table(experiments, chosen),
+        rates=rate_table(experiments, chosen, settings),
         recalls=recall_table(experiments, chosen),
         published=published_table(published) if published else None,
         published_epochs=published[0].epochs if published else None,
@@ -100,14 +100,15 @@ def accuracy_table(experiments: list[Experiment], chosen: Chosen) -> str:
     return _table(["data", "rows", "seeds", "paper, softmax", "paper, TanhMax", *variants], rows)
 
 
-def rate_table(experiments: list[Experiment], chosen: Chosen) -> str:
-    """The learning rate that validation data chose for every variant, marked where it is at the end of the grid."""
+def rate_table(experiments: list[Experiment], chosen: Chosen, settings: Settings) -> str:
+    """The learning rate that validation data chose for every variant, marked where it is the end of the grid."""
     variants = [name for name in VARIANTS if any(name in one for one in chosen.values())]
     rows = []
     for experiment in experiments:
-        grid, mine = experiment.learning_rates, chosen[experiment.name]
+        grid, mine = settings.learning_rates(experiment), chosen[experiment.name]
+        ends = {min(grid), max(grid)} if len(grid) > 1 else set()
         rates = [mine[variant][0].learning_rate if variant in mine else None for variant in variants]
-        shown = ["" if r is None else f"{r:g}{' *' if r in (min(grid), max(grid)) else ''}" for r in rates]
+        shown = ["" if r is None else f"{r:g}{' *' if r in ends else ''}" for r in rates]
         rows.append([experiment.title, ", ".join(f"{rate:g}" for rate in grid), *shown])
     return _table(["data", "grid", *variants], rows)
 
@@ -155,8 +156,8 @@ def sign_table(experiments: list[Experiment], chosen: Chosen) -> str:
                 continue
             shares = [_range([found.get(key) for found in measured]) for key in ("negative_share", "orientation_share")]
             apart = [polar_separation(found["words"]) for found in measured if experiment.synthetic]
-            nearest = [min((one[kind] for one in apart), key=abs, default=None) for kind in ("pos", "neg")]
-            rows.append([experiment.title, variant, *shares, *(_number(n, 1) for n in nearest)])
+            errors = [_ends([one[kind] for one in apart]) for kind in ("pos", "neg")]
+            rows.append([experiment.title, variant, *shares, *errors])
     header = [
         "data",
         "variant",
@@ -202,15 +203,16 @@ def _by_example(experiments: list[Experiment], chosen: Chosen, columns: dict[str
             if any(value is not None for value in theirs):
                 rows.append([experiment.title, f"{variant}, paper", *(_number(value, 3) for value in theirs)])
         for variant, cells in chosen[experiment.name].items():
-            found = [interval(cells, key) for key in columns]
+            measured = [cell.measures for cell in cells]
+            found = [interval(measured, key) for key in columns]
             if any(found):
                 rows.append([experiment.title, variant, *found])
     return _table(["data", "variant", *columns.values()], rows)
 
 
-def interval(cells: Sequence[Cell], key: str) -> str:
+def interval(measured: Sequence[dict[str, Any]], key: str) -> str:
     """The mean of a measure over examples and seeds, and its 95 % bootstrap interval, in which both are resampled."""
-    rows = [cell.measures[key] for cell in cells if key in cell.measures]
+    rows = [found[key] for found in measured if key in found]
     if not rows:
         return ""
     values = np.array([[np.nan if value is None else value for value in row] for row in rows])
@@ -254,6 +256,11 @@ def _range(values: Iterable[float | None]) -> str:
     """Mean, smallest and largest; nothing where there are none."""
     known = [value for value in values if value is not None]
     return f"{np.mean(known):.3f} ({min(known):.2f} to {max(known):.2f})" if known else ""
+
+
+def _ends(values: Sequence[float]) -> str:
+    """Smallest and largest; nothing where there are none."""
+    return f"{min(values):.1f} to {max(values):.1f}" if values else ""
 
 
 def _number(value: float | None, digits: int) -> str:

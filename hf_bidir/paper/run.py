@@ -1,56 +1,30 @@
 """The experiments of the paper, from data to report: cells in parallel, none of them twice."""
 
-import json
-from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-import numpy as np
 import torch
 from joblib import Parallel, delayed
 from tqdm import tqdm
 
 from hf_bidir.finetune.errors import InputError
-from hf_bidir.finetune.files import write_json
-from hf_bidir.finetune.sources import read_table
-from hf_bidir.finetune.synthetic import SETS
+from hf_bidir.finetune.files import read_json, write_json
 from hf_bidir.paper.cells import Cell, drop_checkpoints, measure_cell, train
 from hf_bidir.paper.data import data_files, missing_files
 from hf_bidir.paper.deep_figures import draw_deep
 from hf_bidir.paper.experiments import Experiment, only_in_folders, read_experiments
 from hf_bidir.paper.figures import draw_all
-from hf_bidir.paper.measures import QUICK, Amount
+from hf_bidir.paper.polarity import polarity_of_words
 from hf_bidir.paper.published import EPOCHS, PublishedCell, run_published
 from hf_bidir.paper.report import REPORT, write_report
+from hf_bidir.paper.settings import Settings
 
-HUMAN = "sst_trees/test.parquet"
 VOCABULARY_OF = "sst"  # as published, it serves every data set
 MADE = "made-from.json"
-PUBLISHED_QUICK_EPOCHS = 10
-QUICK_ROWS = {
-    "recurrent": {"train": 1500, "validation": 500, "test": 1000},
-    "bert": {"train": 200, "validation": 100, "test": 200},
-    "images": {"train": 1500, "validation": 500, "test": 1000},
-}
+PUBLISHED_SEEDS, PUBLISHED_QUICK_EPOCHS = 3, 10
 QUICK_OPTIONS = {"recurrent": {}, "bert": {"num_train_epochs": 2}, "images": {"num_train_epochs": 3}}
-PUBLISHED_SEEDS = 3
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How the experiments are run."""
-
-    root: Path
-    data_dir: Path | None = None
-    seeds: int = 5
-    quick: bool = False
-    jobs: int = 2
-    as_published: bool = False
-
-    @property
-    def amount(self) -> Amount:
-        return QUICK if self.quick else Amount()
+AnyCell = TypeVar("AnyCell", Cell, PublishedCell)
 
 
 def check(experiments: Iterable[Experiment], settings: Settings, resume: bool) -> None:
@@ -66,7 +40,7 @@ def check(experiments: Iterable[Experiment], settings: Settings, resume: bool) -
         )
     needed = list(experiments)
     if settings.as_published and any(one.as_published for one in needed):
-        needed += read_experiments([VOCABULARY_OF])
+        needed += [one for one in read_experiments([VOCABULARY_OF]) if one.name not in {two.name for two in needed}]
     if settings.data_dir is None:
         if nowhere := [one.name for one in only_in_folders(needed)]:
             raise InputError(
@@ -96,13 +70,13 @@ def run_cells(experiments: list[Experiment], settings: Settings) -> dict[str, di
         cell
         for experiment in experiments
         for variant in experiment.variants
-        for cell in cells_of(experiment, variant, _rates(experiment, settings), [0])
+        for cell in cells_of(experiment, variant, settings.learning_rates(experiment), [0])
     ]
     all_train(grid, "learning rates")
     chosen = {
         experiment.name: {
             variant: cells_of(
-                experiment, variant, [best_rate(grid, experiment, variant)], range(_seeds(experiment, settings))
+                experiment, variant, [best_rate(grid, experiment, variant)], settings.seeds_of(experiment)
             )
             for variant in experiment.variants
         }
@@ -127,36 +101,33 @@ def best_rate(grid: list[Cell], experiment: Experiment, variant: str) -> float:
     return best[(len(best) - 1) // 2]
 
 
-def _rates(experiment: Experiment, settings: Settings) -> list[float]:
-    rates = experiment.learning_rates
-    return [rates[len(rates) // 2]] if settings.quick else rates
-
-
 def files_of(experiment: Experiment, settings: Settings) -> dict[str, Path]:
     """The data of an experiment by split, less of it for a quick run or without a GPU.
 
     Raises:
         InputError: the folder has been made in another way, so that old and new cells could not be compared.
     """
-    rows = {} if torch.cuda.is_available() else experiment.rows
-    rows = QUICK_ROWS[experiment.kind] if settings.quick else rows
-    folder = settings.root / "data" / experiment.name
-    source = str(settings.data_dir or experiment.hub)
-    made = {"source": source, "quick": settings.quick, "rows": rows, "recipe": experiment.recipe}
-    before = json.loads((folder / MADE).read_text(encoding="utf-8")) if (folder / MADE).is_file() else made
-    if changed := [name for name in made if made[name] != before[name]]:
+    rows, folder = settings.rows_of(experiment), settings.root / "data" / experiment.name
+    made = {
+        "source": _source(experiment, settings), "quick": settings.quick, "rows": rows, "recipe": experiment.recipe,
+        "keep_labels": experiment.keep_labels, "class_names": experiment.class_names,
+        "validation_share": experiment.validation_share, "graded words": settings.graded(experiment) is not None,
+    }  # fmt: skip
+    before = read_json(folder / MADE) or made
+    if changed := [name for name in made if made[name] != before.get(name)]:
         raise InputError(
-            f"{experiment.title} in {settings.root} was made with another {changed[0]}: {before[changed[0]]}, now it "
-            f"is {made[changed[0]]}; give another --output"
+            f"{experiment.title} in {settings.root} was made with another {changed[0]}: {before.get(changed[0])}, now "
+            f"it is {made[changed[0]]}; give another --output"
         )
     files = data_files(experiment, settings.data_dir, folder, rows)
     write_json(folder / MADE, made)
     return files
 
 
-def _seeds(experiment: Experiment, settings: Settings) -> int:
-    most = None if torch.cuda.is_available() else experiment.seeds
-    return min(settings.seeds, most or settings.seeds)
+def _source(experiment: Experiment, settings: Settings) -> str:
+    if experiment.synthetic:
+        return "made here"
+    return str(settings.data_dir.resolve() if settings.data_dir else experiment.hub)
 
 
 def _train(cell: Cell, files: dict[str, Path], settings: Settings) -> None:
@@ -165,38 +136,23 @@ def _train(cell: Cell, files: dict[str, Path], settings: Settings) -> None:
 
 
 def _measure(cell: Cell, files: dict[str, Path], settings: Settings) -> None:
-    human = settings.data_dir / HUMAN if settings.data_dir and cell.experiment.name == "sst" else None
-    measure_cell(cell, files, human if human and human.is_file() else None, settings.amount)
+    measure_cell(cell, files, settings.graded(cell.experiment), settings.amount)
 
 
-def _parallel(work: Callable[[Cell], None], cells: list[Cell], jobs: int, what: str) -> None:
+def _parallel(work: Callable[[AnyCell], None], cells: list[AnyCell], jobs: int, what: str) -> None:
     """Every cell in one of `jobs` processes of one thread each."""
     done = Parallel(n_jobs=jobs, return_as="generator_unordered")(delayed(_one_thread)(work, cell) for cell in cells)
     for _ in tqdm(done, total=len(cells), desc=what, unit="cell", disable=not cells):
         pass
 
 
-def _one_thread(work: Callable[[Cell], None], cell: Cell) -> None:
+def _one_thread(work: Callable[[AnyCell], None], cell: AnyCell) -> None:
     threads = torch.get_num_threads()  # of this process, where there is only one
     torch.set_num_threads(1)
     try:
         work(cell)
     finally:
         torch.set_num_threads(threads)
-
-
-def polarity_of_words(experiment: Experiment, settings: Settings) -> dict[str, int]:
-    """Which words are positive and which negative: of the synthetic sets by construction, of SST by people."""
-    if experiment.synthetic:
-        words = SETS[experiment.synthetic].words()
-        return {word: 1 if word.startswith("pos") else -1 for word in words if not word.startswith("word")}
-    if experiment.name != "sst" or not settings.data_dir or not (settings.data_dir / HUMAN).is_file():
-        return {}
-    grades = defaultdict(list)
-    for row in read_table(str(settings.data_dir / HUMAN)):
-        for word, label in zip(row["tokens"], row["token_labels"], strict=True):
-            grades[word.lower()].append(label - 2)
-    return {word: int(np.sign(np.mean(labels))) for word, labels in grades.items() if abs(np.mean(labels)) >= 0.5}
 
 
 def run_paper(experiments: list[Experiment], settings: Settings, resume: bool = False) -> Path:
@@ -211,11 +167,11 @@ def run_paper(experiments: list[Experiment], settings: Settings, resume: bool = 
     published = run_as_published(experiments, settings) if settings.as_published else []
     for experiment in experiments:
         cells = chosen[experiment.name]
-        if experiment.kind == "recurrent":
-            polarity = polarity_of_words(experiment, settings)
-            draw_all(experiment.name, experiment.title, cells, settings.root, polarity)
-        else:
+        if experiment.deep:
             draw_deep(experiment, cells, settings.root / "data" / experiment.name / "test.parquet", settings.root)
+        else:
+            polarity = polarity_of_words(experiment, settings.graded(experiment))
+            draw_all(experiment.name, experiment.title, cells, settings.root, polarity)
     return write_report(experiments, chosen, settings, published)
 
 

@@ -42,9 +42,8 @@ def test_the_share_is_that_of_the_coefficients_which_the_model_returns():
     assert negative_share(model, [batch, batch], threshold=0.01) == pytest.approx(expected)
 
 
-def test_no_coefficient_over_the_threshold_is_an_error():
-    with pytest.raises(ValueError, match=r"over 1\.5 in size"):
-        negative_share(model_of(1.0), [batch_of()], threshold=1.5)
+def test_without_a_coefficient_over_the_threshold_there_is_no_share():
+    assert negative_share(model_of(1.0), [batch_of()], threshold=1.5) is None
 
 
 def test_without_negatives_a_model_computes_what_its_positive_coefficients_give(monkeypatch):

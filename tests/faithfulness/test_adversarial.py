@@ -30,6 +30,16 @@ def test_where_attention_does_not_matter_the_adversary_is_nearly_as_far_as_can_b
     assert adversarial_attention(model, inputs, steps=200).divergence[0] > 0.6 * math.log(2)
 
 
+def test_a_learned_negative_mass_is_that_of_the_adversary_too():
+    model = pooling(attn_learn_negative_mass=True, attn_negative_mass=0.5)
+    for name, parameter in model.named_parameters():
+        if "negative_mass" in name:
+            torch.nn.init.constant_(parameter, -30.0)  # the model has become softmax, and its config does not know
+    found = adversarial_attention(model, texts(), steps=20, starts=1)
+    assert (found.coefficients >= 0).all()
+    torch.testing.assert_close(found.coefficients.sum(-1), torch.ones(3))
+
+
 def test_a_text_of_one_word_has_no_other_softmax_attention():
     inputs = {"input_ids": torch.tensor([[3, 0]]), "attention_mask": torch.tensor([[1, 0]])}
     found = adversarial_attention(pooling("softmax"), inputs, steps=5, starts=1)

@@ -104,3 +104,20 @@ def test_bad_input_is_one_error(change, message):
     arguments = {"scores": torch.zeros(3, 7), "shares": [0.5], "how": "deletion"} | change
     with pytest.raises(ValueError, match=message):
         answer_curve(pooling(), texts(), **arguments)
+
+
+def test_scores_in_half_precision_rank_the_tokens_of_a_long_text_as_they_are():
+    model = pooling()
+    ids = torch.randint(1, 20, (1, 400), generator=torch.Generator().manual_seed(3))
+    scores = torch.arange(400.0).flip(0)[None].bfloat16()  # many ties, in the same order for both
+    curves = [answer_curve(model, {"input_ids": ids}, s, [0.8, 0.9, 0.95]) for s in (scores, scores.float())]
+    assert curves[0].equal(curves[1])
+
+
+def test_a_score_that_is_no_number_is_refused_unless_it_is_padding():
+    model, batch = pooling(), texts()
+    scores = torch.randn(3, 7).masked_fill(~batch["attention_mask"].bool(), float("nan"))
+    assert answer_curve(model, batch, scores, [0.5]).isfinite().all()
+    scores[1, 0] = float("nan")
+    with pytest.raises(ValueError, match="expected finite scores"):
+        answer_curve(model, batch, scores, [0.5])

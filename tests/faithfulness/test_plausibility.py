@@ -21,5 +21,5 @@ def test_neutral_words_do_not_count_and_no_score_agrees_with_nothing():
 
 
 def test_rows_that_do_not_fit_are_named():
-    with pytest.raises(ValueError, match="example 1 has 2 scores and 1 polarities; expected one each per word"):
+    with pytest.raises(ValueError, match="example 1 has 2 scores and 1 polarities; expected one each per token"):
         sign_agreement([[1], [1, 2]], [[1], [1]])

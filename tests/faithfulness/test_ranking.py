@@ -32,11 +32,11 @@ def test_examples_keep_their_own_lengths():
 
 
 def test_rows_that_do_not_fit_are_named():
-    with pytest.raises(ValueError, match="2 and 1 examples"):
+    with pytest.raises(ValueError, match="of the same examples, got 2 and 1"):
         kendall_tau([[1, 2], [1, 2]], [[1, 2]])
-    with pytest.raises(ValueError, match="example 1 has 3 tokens in one score and 2 in the other"):
+    with pytest.raises(ValueError, match="example 1 has 3 scores and 2 other scores; expected one each per token"):
         kendall_tau([[1, 2], [1, 2, 3]], [[1, 2], [1, 2]])
-    with pytest.raises(ValueError, match="example 0 has a score that is NaN or infinite"):
+    with pytest.raises(ValueError, match="example 0 has a number that is NaN or infinite"):
         kendall_tau([[1, float("nan")]], [[1, 2]])
 
 

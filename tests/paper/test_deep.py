@@ -18,7 +18,8 @@ from hf_bidir.paper.data import data_files
 from hf_bidir.paper.deep_measures import RANKINGS, SHARES, batches, measure_deep, special_tokens
 from hf_bidir.paper.experiments import GROUPS, Experiment, experiment_names, read_experiments
 from hf_bidir.paper.measures import Amount
-from hf_bidir.paper.run import Settings, files_of, run_paper
+from hf_bidir.paper.run import files_of, run_paper
+from hf_bidir.paper.settings import Settings
 from tests.explain.conftest import vit
 
 AMOUNT = Amount(images=6, deep_texts=4, deep_draws=2)
@@ -103,11 +104,12 @@ def test_texts_that_are_measured_are_cut_and_padded_together(folder):
 
 def test_the_ends_of_a_text_and_the_class_token_are_neither_words_nor_patches():
     inputs = {"input_ids": torch.zeros(2, 5), "attention_mask": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])}
-    assert special_tokens(None, inputs).tolist() == [[1, 0, 0, 0, 1], [1, 0, 1, 0, 0]]
+    assert special_tokens(None, inputs, 5).tolist() == [[1, 0, 0, 0, 1], [1, 0, 1, 0, 0]]
     model = vit()
     side = model.config.image_size
-    special = special_tokens(model, {"pixel_values": torch.zeros(2, model.config.num_channels, side, side)})
     patches = (side // model.config.patch_size) ** 2
+    pixels = torch.zeros(2, model.config.num_channels, side, side)
+    special = special_tokens(model, {"pixel_values": pixels}, patches + 1)
     assert special.tolist() == [[True] + [False] * patches] * 2
 
 

@@ -16,14 +16,16 @@ from typer.testing import CliRunner
 from hf_bidir.cli import app
 from hf_bidir.explain import load_checkpoint
 from hf_bidir.finetune.errors import InputError
-from hf_bidir.finetune.synthetic import SyntheticTexts, write_splits
+from hf_bidir.finetune.files import write_json
+from hf_bidir.finetune.synthetic import SETS, SyntheticTexts, write_splits
 from hf_bidir.paper import run
-from hf_bidir.paper.cells import Cell, train
+from hf_bidir.paper.cells import MEASURES, Cell, train
 from hf_bidir.paper.data import data_files
 from hf_bidir.paper.experiments import GROUPS, TEXTS, VARIANTS, Experiment, mean_pooling, read_experiments
 from hf_bidir.paper.measures import Amount, measure, orientation, scores_of
-from hf_bidir.paper.report import _by_example, _range, interval, polar_separation
-from hf_bidir.paper.run import Settings, best_rate, check, run_paper
+from hf_bidir.paper.report import _by_example, _range, interval, polar_separation, write_report
+from hf_bidir.paper.run import best_rate, check, run_paper
+from hf_bidir.paper.settings import Settings
 
 TINY = SyntheticTexts(texts=400, vocabulary=40, polar=10)
 RECIPE = {
@@ -145,7 +147,7 @@ def test_the_mean_variant_is_the_mean_over_words():
 
 def test_polar_words_apart_from_neutral_ones_are_counted_in_standard_errors():
     def entry(values):
-        return [len(values), 0.0, sum(values), 0.0, sum(v * v for v in values)]
+        return [len(values), 0.0, sum(values), sum(v * v for v in values)]
 
     generator = np.random.default_rng(0)
     kinds = {"pos0": 0.5, "neg0": -0.3, "word0": 0.1}
@@ -186,8 +188,7 @@ def test_a_finished_report_is_not_overwritten_unless_asked(experiment, tmp_path)
 
 
 def test_the_whole_run_ends_in_a_report_of_every_variant_and_goes_on_where_it_was(experiment, tmp_path, monkeypatch):
-    monkeypatch.setitem(run.SETS, "tiny", TINY)
-    monkeypatch.setattr("hf_bidir.paper.data.SETS", run.SETS)
+    monkeypatch.setitem(SETS, "tiny", TINY)
     monkeypatch.setattr(Settings, "amount", AMOUNT)
     settings = Settings(tmp_path, seeds=1, jobs=1)
     experiment = dataclasses.replace(experiment, variants=["softmax", "tanhmax", "mean"])
@@ -198,7 +199,8 @@ def test_the_whole_run_ends_in_a_report_of_every_variant_and_goes_on_where_it_wa
     assert len(recalls) == 3
     for variant in experiment.variants:
         assert report.count(f"| Tiny | {variant} |") == 5
-    assert re.search(r"^\| Tiny \| 0.01 \| 0.01 \* \|", report, re.MULTILINE)
+    assert re.search(r"^\| Tiny \| 0.01 \| 0.01 \|", report, re.MULTILINE)  # no star: it is not the end of anything
+    assert "`hf-bidir paper tiny --seeds 1`" in report
     assert all((tmp_path / name).is_file() for name in re.findall(r"\]\((.*\.png)\)", report))
     assert len(re.findall(r"\.png", report)) == 3
     measured = json.loads(next(tmp_path.rglob("measures.json")).read_text())
@@ -230,7 +232,7 @@ def test_of_equally_good_learning_rates_the_middle_one_is_chosen():
 
 def test_an_interval_holds_the_spread_of_texts_and_of_seeds():
     def cells(*rows):
-        return [SimpleNamespace(measures={"tau": list(row)}) for row in rows]
+        return [{"tau": list(row)} for row in rows]
 
     assert interval(cells([0.25, 0.25], [0.25, 0.25]), "tau") == "0.250 [0.250, 0.250]"
     assert interval(cells([0, 0], [1, 1]), "tau") == "0.500 [0.000, 1.000]"  # seeds differ
@@ -265,24 +267,18 @@ def test_labels_that_are_kept_get_new_numbers_in_their_order(tmp_path):
     }
 
 
-def test_words_have_the_polarity_that_people_gave_them(tmp_path):
-    (tmp_path / "sst_trees").mkdir()
-    rows = {"tokens": [["Good", "the", "bad", "odd"], ["good", "odd"]], "token_labels": [[4, 2, 0, 1], [3, 3]]}
-    Dataset.from_dict(rows).to_parquet(str(tmp_path / "sst_trees/test.parquet"))
-    (sst,) = read_experiments(["sst"])
-    assert run.polarity_of_words(sst, Settings(tmp_path, tmp_path)) == {"good": 1, "bad": -1}
-    assert run.polarity_of_words(sst, Settings(tmp_path)) == {}
-
-
 def test_a_folder_made_in_another_way_is_refused(experiment, tmp_path, monkeypatch):
-    monkeypatch.setattr("hf_bidir.paper.data.SETS", {"tiny": TINY})
+    monkeypatch.setitem(SETS, "tiny", TINY)
     run.files_of(experiment, Settings(tmp_path))
-    run.files_of(experiment, Settings(tmp_path))
+    run.files_of(experiment, Settings(tmp_path, data_dir=tmp_path))  # texts that are made need no folder
     with pytest.raises(InputError, match="made with another quick: False, now it is True"):
         run.files_of(experiment, Settings(tmp_path, quick=True))
     longer = dataclasses.replace(experiment, recipe=RECIPE | {"num_train_epochs": 9})
     with pytest.raises(InputError, match="made with another recipe"):
         run.files_of(longer, Settings(tmp_path))
+    other = dataclasses.replace(experiment, validation_share=0.3)
+    with pytest.raises(InputError, match=r"made with another validation_share: 0.1, now it is 0.3"):
+        run.files_of(other, Settings(tmp_path))
 
 
 def test_what_is_not_on_the_hub_is_named_before_anything_runs(tmp_path):
@@ -294,3 +290,27 @@ def test_what_is_not_on_the_hub_is_named_before_anything_runs(tmp_path):
     check(read_experiments(["20news"]), Settings(tmp_path, tmp_path), resume=False)
     with pytest.raises(InputError, match=r"lacks: .*sst2/train.parquet"):  # whose vocabulary is needed
         check(read_experiments(["20news"]), Settings(tmp_path, tmp_path, as_published=True), resume=False)
+
+
+def test_a_file_that_is_missing_is_named_once(tmp_path):
+    with pytest.raises(InputError) as caught:
+        check(read_experiments(["sst"]), Settings(tmp_path, tmp_path, as_published=True), resume=False)
+    assert str(caught.value).count("sst2/train.parquet") == 1
+
+
+def test_models_of_one_layer_and_of_many_stand_in_their_own_tables(tmp_path):
+    flat = Experiment("flat", "Flat", {}, [1.0])
+    deep = Experiment("deep", "Deep", {}, [1.0], kind="images")
+    chosen = {one.name: {"tanhmax": [Cell(one, "tanhmax", 1.0, 0, tmp_path)]} for one in (flat, deep)}
+    for one, key in ((flat, "permutation"), (deep, "permutation")):
+        folder = chosen[one.name]["tanhmax"][0].folder
+        folder.mkdir(parents=True)
+        write_json(folder / MEASURES, {key: [0.5]})
+    report = write_report([flat, deep], chosen, Settings(tmp_path)).read_text()
+    sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## )", report, re.MULTILINE | re.DOTALL))
+    for title, own, other in (
+        ("Does the answer change with the coefficients?", "| Flat |", "| Deep |"),
+        ("Deep models", "| Deep |", "| Flat |"),
+    ):
+        assert own in sections[title]
+        assert other not in sections[title]

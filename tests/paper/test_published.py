@@ -9,7 +9,8 @@ from datasets import Dataset
 
 from hf_bidir.finetune.errors import InputError
 from hf_bidir.paper import run
-from hf_bidir.paper.experiments import read_experiments
+from hf_bidir.paper.data import data_files
+from hf_bidir.paper.experiments import Experiment, read_experiments
 from hf_bidir.paper.measures import Amount
 from hf_bidir.paper.published import (
     LENGTH,
@@ -21,7 +22,8 @@ from hf_bidir.paper.published import (
     published_vocabulary,
     train_as_published,
 )
-from hf_bidir.paper.run import Settings, run_paper
+from hf_bidir.paper.run import run_paper
+from hf_bidir.paper.settings import Settings
 
 TEXTS = [f"the the {'good' if row % 2 else 'bad'} film {row}" for row in range(60)]
 LABELS = torch.arange(60) % 2
@@ -79,12 +81,18 @@ def test_a_training_that_becomes_nan_is_an_error_and_no_number():
 
 
 def test_texts_kept_for_validation_train_too_unless_the_data_came_with_them(tmp_path):
-    files = {split: tmp_path / f"{split}.parquet" for split in ("train", "validation", "test")}
-    for file in files.values():
-        Dataset.from_dict({"text": [file.stem], "label": [1]}).to_parquet(str(file))
-    sst, news = read_experiments(["sst", "20news"])
-    assert published_splits(sst, files)["train"]["text"][:] == ["train"]
-    assert published_splits(news, files)["train"]["text"][:] == ["train", "validation"]
+    names = ("train", "validation", "test")
+    for split in names:
+        rows = {"text": [f"{split} {row}" for row in range(40)], "label": [row % 2 for row in range(40)]}
+        Dataset.from_dict(rows).to_parquet(str(tmp_path / f"{split}.parquet"))
+
+    def published(*splits):
+        files = {split: f"{split}.parquet" for split in splits}
+        one = Experiment("e", "E", {}, [1.0], folder=".", files=files, class_names=["no", "yes"])
+        made = data_files(one, tmp_path, tmp_path / f"made-{len(splits)}")
+        return set(published_splits(made)["train"]["text"][:])
+
+    assert published("train", "test") == published(*names) == {f"train {row}" for row in range(40)}
 
 
 def test_the_command_runs_the_papers_own_protocol_once_and_puts_it_into_the_report(tmp_path, monkeypatch):

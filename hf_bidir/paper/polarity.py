@@ -1,0 +1,33 @@
+"""Which words are positive and which negative: of the synthetic sets by construction, of SST by people."""
+
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from hf_bidir.finetune.sources import read_table
+from hf_bidir.finetune.synthetic import SETS
+from hf_bidir.paper.experiments import Experiment
+
+NEUTRAL_GRADE = 2  # of 0 to 4
+POLAR_FROM = 0.5  # grades away from neutral, on average
+
+
+def polarity_of_words(experiment: Experiment, graded: Path | None) -> dict[str, int]:
+    """1 or -1 for every polar word; others are neutral. Empty where nothing is known.
+
+    Args:
+        experiment: which texts.
+        graded: a file with the columns `tokens` and `token_labels`, 0 to 4, or None.
+    """
+    if experiment.synthetic:
+        words = SETS[experiment.synthetic].words()
+        return {word: 1 if word.startswith("pos") else -1 for word in words if not word.startswith("word")}
+    if graded is None:
+        return {}
+    grades = defaultdict(list)
+    for row in read_table(str(graded)):
+        for word, label in zip(row["tokens"], row["token_labels"], strict=True):
+            grades[word.lower()].append(label - NEUTRAL_GRADE)
+    means = {word: np.mean(values) for word, values in grades.items()}
+    return {word: int(np.sign(mean)) for word, mean in means.items() if abs(mean) >= POLAR_FROM}
