@@ -156,15 +156,15 @@ def sign_table(experiments: list[Experiment], chosen: Chosen) -> str:
                 continue
             shares = [_range([found.get(key) for found in measured]) for key in ("negative_share", "orientation_share")]
             apart = [polar_separation(found["words"]) for found in measured if experiment.synthetic]
-            errors = [_ends([one[kind] for one in apart]) for kind in ("pos", "neg")]
+            errors = [", ".join(f"{one[kind]:.0f}" for one in apart) for kind in ("pos", "neg")]
             rows.append([experiment.title, variant, *shares, *errors])
     header = [
         "data",
         "variant",
         "share of negative a",
         "share of Σ\\|a·u\\| with one sign of u",
-        "positive − neutral words, standard errors",
-        "negative − neutral words, standard errors",
+        "positive − neutral words, standard errors, by seed",
+        "negative − neutral words, standard errors, by seed",
     ]
     return _table(header, rows)
 
@@ -256,11 +256,6 @@ def _range(values: Iterable[float | None]) -> str:
     """Mean, smallest and largest; nothing where there are none."""
     known = [value for value in values if value is not None]
     return f"{np.mean(known):.3f} ({min(known):.2f} to {max(known):.2f})" if known else ""
-
-
-def _ends(values: Sequence[float]) -> str:
-    """Smallest and largest; nothing where there are none."""
-    return f"{min(values):.1f} to {max(values):.1f}" if values else ""
 
 
 def _number(value: float | None, digits: int) -> str:
