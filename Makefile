@@ -23,8 +23,9 @@ checkpoints: install  ## train the published checkpoints: NAMES=digits, DATA_DIR
 space: install  ## the Space on this machine alone: explanations in the browser, twins side by side
 	$(BIN)/python space/app.py $(CHECKPOINTS)
 
+# Files side by side, as many as there are cores, but no more than memory is sure to hold.
 test: install  ## run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 lint: install  ## check style and formatting
 	$(BIN)/ruff check .

@@ -71,10 +71,10 @@ def test_attention_alone_has_neither_skip_nor_mlp(kind):
     layer = transformer_layers(model)[0]
     states = model(**inputs, output_hidden_states=True).hidden_states[0]
     keep = torch.ones(len(states), 1, 1, states.shape[1], dtype=torch.bool)
-    for module in (layer.attention.output.dense if kind == "bert" else layer.attention,):
-        for name, parameter in module.named_parameters():
-            if kind == "bert" or "o_proj" in name or "output" in name:
-                torch.nn.init.zeros_(parameter)  # no attention: then nothing at all is left
+    module = layer.attention.output.dense if kind == "bert" else layer.attention
+    for name, parameter in module.named_parameters():
+        if kind == "bert" or "o_proj" in name or "output" in name:
+            torch.nn.init.zeros_(parameter)  # no attention: then nothing at all is left
     left = _step(layer, states, keep, STACKS["attention only"])
     assert (left - left[:, :1]).abs().max() < 1e-6
 
@@ -119,7 +119,7 @@ def test_a_model_without_layers_to_take_apart_is_refused():
         layer_residuals(pooling(), texts(), STACKS["with both"])
 
 
-def test_the_command_measures_softmax_and_signed_checkpoints_and_draws_them(tmp_path):
+def test_the_command_measures_a_checkpoint_and_draws_it(tmp_path):
     bert().save_pretrained(tmp_path / "model")
     tokenizer().save_pretrained(tmp_path / "model")
     (tmp_path / "texts.txt").write_text("a good film\nan unbelievably good film !\n")

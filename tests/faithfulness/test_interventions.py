@@ -89,9 +89,15 @@ def test_a_seed_says_what_is_drawn_and_labels_do_not_matter(kind):
     assert not first.equal(answer_changes(model, inputs, permuted, draws=3, seed=2))
 
 
-def test_probabilities_sum_to_one_and_models_without_classes_are_refused():
+def test_probabilities_sum_to_one():
     assert class_probabilities(pooling(), texts()).sum(-1).allclose(torch.ones(3))
+
+
+def test_a_model_without_classes_is_refused():
     with pytest.raises(ValueError, match="expected a classifier of whole inputs, got BidirRnnModel"):
         class_probabilities(pooling().rnn, texts())
+
+
+def test_no_draws_are_refused():
     with pytest.raises(ValueError, match="expected at least one draw, got 0"):
         answer_changes(pooling(), texts(), permuted, draws=0)

@@ -1,0 +1,23 @@
+"""Cells: trained once, and what fails stops nothing else."""
+
+import re
+
+import pytest
+from transformers import Trainer
+
+from hf_bidir.paper.cells import Cell, train
+
+
+def test_a_finished_cell_is_not_trained_again(trained, files, monkeypatch):
+    cell, _, _ = trained
+    monkeypatch.setattr(Trainer, "train", lambda *a, **k: pytest.fail("it was trained again"))
+    train(cell, files)
+    assert cell.results["test_accuracy"] > 0.9
+    assert cell.failure is None
+
+
+def test_a_cell_that_fails_says_why_and_raises_nothing(experiment, files, tmp_path):
+    cell = Cell(experiment, "softmax", 1e30, 0, tmp_path)
+    train(cell, files)
+    assert not cell.trained
+    assert re.match(r"InputError: the training loss became (nan|inf)", cell.failure)

@@ -1,0 +1,136 @@
+"""hf-bidir paper as a whole: cells that are run once, a report of all, clear refusals."""
+
+import dataclasses
+import json
+import re
+from types import SimpleNamespace
+
+import pytest
+from transformers import Trainer
+from typer.testing import CliRunner
+
+from hf_bidir.cli import app
+from hf_bidir.finetune.errors import InputError
+from hf_bidir.finetune.synthetic import SETS
+from hf_bidir.paper import run
+from hf_bidir.paper.experiments import read_experiments
+from hf_bidir.paper.run import best_rate, check, run_paper
+from hf_bidir.paper.settings import Settings
+from tests.paper.conftest import AMOUNT, RECIPE, TINY
+
+
+@pytest.fixture(scope="module")
+def finished(experiment, tmp_path_factory):
+    """A whole run of three variants: its experiment, settings and report."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SETS, "tiny", TINY)
+        patch.setattr(Settings, "amount", AMOUNT)
+        settings = Settings(tmp_path_factory.mktemp("run"), seeds=1, jobs=1)
+        three = dataclasses.replace(experiment, variants=["softmax", "tanhmax", "mean"])
+        yield three, settings, run_paper([three], settings).read_text()
+
+
+def test_the_report_has_every_variant_in_every_table(finished):
+    experiment, _, report = finished
+    (row,) = re.findall(r"^\| Tiny \| 240 / 40 / 120 \| 1 \| 98.0 \|.*$", report, re.MULTILINE)
+    assert len(re.findall(r"\d+\.\d", row)) == 1 + 3
+    recalls = re.findall(r"\| negative (\d+\.\d), positive (\d+\.\d) \|", report)
+    assert len(recalls) == 3
+    for variant in experiment.variants:
+        assert report.count(f"| Tiny | {variant} |") == 5
+
+
+def test_the_report_says_what_made_it(finished):
+    _, _, report = finished
+    assert "`hf-bidir paper tiny --seeds 1`" in report
+    assert re.search(r"^\| Tiny \| 0.01 \| 0.01 \|", report, re.MULTILINE)  # no star: it is not the end of anything
+
+
+def test_the_report_shows_every_picture(finished):
+    _, settings, report = finished
+    shown = re.findall(r"\]\((.*\.png)\)", report)
+    assert len(shown) == 3
+    assert all((settings.root / name).is_file() for name in shown)
+
+
+def test_a_run_goes_on_where_it_was_and_ends_in_the_same_report(finished, monkeypatch):
+    experiment, settings, report = finished
+    lost = next(settings.root.rglob("measures.json"))
+    assert json.loads(lost.read_text())["words"]
+    lost.unlink()
+    monkeypatch.setattr(Trainer, "train", lambda *a, **k: pytest.fail("it was trained again"))
+    assert run_paper([experiment], settings, resume=True).read_text() == report
+
+
+def test_a_learning_rate_that_failed_and_was_not_chosen_is_named_in_the_report(finished):
+    experiment, settings, _ = finished
+    diverged = settings.root / "tiny/softmax/lr1e+30-seed0/failure.txt"
+    diverged.parent.mkdir()
+    diverged.write_text("InputError: the training loss became nan\n\nTraceback")
+    try:
+        report = run_paper([experiment], settings, resume=True).read_text()
+    finally:
+        diverged.unlink()
+    assert "- `tiny/softmax/lr1e+30-seed0`: InputError: the training loss became nan\n" in report
+
+
+def test_files_that_are_missing_are_all_named(tmp_path):
+    result = CliRunner().invoke(
+        app, ["paper", "sst", "20news", "--data-dir", str(tmp_path), "--output", str(tmp_path / "r")]
+    )
+    assert result.exit_code == 2
+    for file in ("sst2/train.parquet", "sst2/test.parquet", "20news_sports/paper_train.parquet"):
+        assert file in result.output
+
+
+def test_a_finished_report_is_not_overwritten_unless_asked(experiment, tmp_path):
+    (tmp_path / "report.md").write_text("mine")
+    with pytest.raises(InputError, match="holds a finished report; give --resume"):
+        check([experiment], Settings(tmp_path), resume=False)
+    check([experiment], Settings(tmp_path), resume=True)
+
+
+def fake(rate, accuracy=None, **fields):
+    results = {} if accuracy is None else {"eval_accuracy": accuracy, "test_accuracy": 1 - accuracy}
+    return SimpleNamespace(experiment="e", variant="v", learning_rate=rate, results=results, **fields)
+
+
+def test_the_learning_rate_is_chosen_by_validation_accuracy_and_never_by_a_failed_cell():
+    assert best_rate([fake(1, 0.8), fake(2, 0.9), fake(3, 0.7)], "e", "v") == 2
+    assert best_rate([fake(1), fake(2, 0.1), fake(3)], "e", "v") == 2
+
+
+def test_of_equally_good_learning_rates_the_middle_one_is_chosen():
+    assert best_rate([fake(3, 0.9), fake(1, 0.9), fake(2, 0.9), fake(4, 0.8)], "e", "v") == 2
+    assert best_rate([fake(1, 0.9), fake(2, 0.9)], "e", "v") == 1
+
+
+def test_a_folder_made_in_another_way_is_refused(experiment, tmp_path, monkeypatch):
+    monkeypatch.setitem(SETS, "tiny", TINY)
+    run.files_of(experiment, Settings(tmp_path))
+    run.files_of(experiment, Settings(tmp_path, data_dir=tmp_path))  # texts that are made need no folder
+    with pytest.raises(InputError, match="made with another quick: False, now it is True"):
+        run.files_of(experiment, Settings(tmp_path, quick=True))
+    longer = dataclasses.replace(experiment, recipe=RECIPE | {"num_train_epochs": 9})
+    with pytest.raises(InputError, match="made with another recipe"):
+        run.files_of(longer, Settings(tmp_path))
+    other = dataclasses.replace(experiment, validation_share=0.3)
+    with pytest.raises(InputError, match=r"made with another validation_share: 0.1, now it is 0.3"):
+        run.files_of(other, Settings(tmp_path))
+
+
+def test_what_is_not_on_the_hub_is_named_before_anything_runs(tmp_path):
+    with pytest.raises(InputError, match="not on the Hub: 20news; give --data-dir"):
+        check(read_experiments(["20news"]), Settings(tmp_path), resume=False)
+    (tmp_path / "20news_sports").mkdir()
+    for name in ("paper_train", "paper_test"):
+        (tmp_path / f"20news_sports/{name}.parquet").touch()
+    check(read_experiments(["20news"]), Settings(tmp_path, tmp_path), resume=False)
+    with pytest.raises(InputError, match=r"lacks: .*sst2/train.parquet"):  # whose vocabulary is needed
+        check(read_experiments(["20news"]), Settings(tmp_path, tmp_path, as_published=True), resume=False)
+
+
+def test_a_file_that_is_missing_is_named_once(tmp_path):
+    with pytest.raises(InputError) as caught:
+        check(read_experiments(["sst"]), Settings(tmp_path, tmp_path, as_published=True), resume=False)
+    assert str(caught.value).count("sst2/train.parquet") == 1
