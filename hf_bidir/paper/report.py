@@ -263,4 +263,7 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def _table(header: list[str], rows: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
+    """The rows as Markdown, without columns that have nothing in any row."""
+    shown = [index for index in range(len(header)) if any(row[index] for row in rows)]
+    lines = [[row[index] for index in shown] for row in (header, ["---"] * len(header), *rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

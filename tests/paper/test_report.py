@@ -9,7 +9,7 @@ import pytest
 from hf_bidir.finetune.files import write_json
 from hf_bidir.paper.cells import MEASURES, Cell
 from hf_bidir.paper.experiments import Experiment
-from hf_bidir.paper.report import _by_example, _range, interval, polar_separation, write_report
+from hf_bidir.paper.report import _by_example, _range, _table, interval, polar_separation, write_report
 from hf_bidir.paper.settings import Settings
 
 
@@ -47,6 +47,12 @@ def test_the_papers_numbers_stand_above_ours():
     cell = SimpleNamespace(measures={"tau_a_gradient": [0.5, 0.5]})
     table = _by_example([one], {"e": {"softmax": [cell]}}, {"tau_a_gradient": "a, gradient"})
     assert table.splitlines()[2:] == ["| E | softmax, paper | 0.840 |", "| E | softmax | 0.500 [0.500, 0.500] |"]
+
+
+def test_a_column_without_anything_in_it_is_left_out():
+    assert _table(["a", "b", "c"], [["1", "", ""], ["2", "", "3"]]).splitlines() == [
+        "| a | c |", "| --- | --- |", "| 1 |  |", "| 2 | 3 |",
+    ]  # fmt: skip
 
 
 def test_models_of_one_layer_and_of_many_stand_in_their_own_tables(tmp_path):
