@@ -305,13 +305,21 @@ def paper(
         ),
     ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(help="A folder with a sub-folder per data set, such as sst2/; without it the Hub.")
+        Path | None,
+        typer.Option(help="A folder with a sub-folder per data set (docs/paper.md lists them); without it the Hub."),
     ] = None,
     minilm: Annotated[
         Path | None, typer.Option(help="The folder of MiniLM, for multilayer; without it the Hub.")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="From 0 on; the first one also chooses the learning rate.")] = 5,
-    quick: Annotated[bool, typer.Option("--quick", help="One seed, little data: not for conclusions.")] = False,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="From 0 on; the first one also chooses the learning rate. By default 5, or 1 if quick."
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Little data, one learning rate: not for conclusions.")
+    ] = False,
     as_published: Annotated[
         bool, typer.Option("--as-published", help="Also the paper's own training and evaluation, faults included.")
     ] = False,
@@ -336,7 +344,7 @@ def paper(
 
     root = output or Path("runs/paper-quick" if quick else "runs/paper")
     with one_line_errors():
-        settings = Settings(root, data_dir, 1 if quick else seeds, quick, jobs, as_published, minilm)
+        settings = Settings(root, data_dir, seeds or (1 if quick else 5), quick, jobs, as_published, minilm)
         wanted = read_experiments(experiment_names(experiments or ["all"]), minilm=minilm)
         for one in only_in_folders(wanted) if data_dir is None else []:
             if one.name not in (experiments or []):  # asked for by itself, it is an error

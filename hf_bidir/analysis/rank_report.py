@@ -15,6 +15,11 @@ from hf_bidir.convert import random_inputs
 from hf_bidir.explain.checkpoint import load_checkpoint
 from hf_bidir.finetune.files import replacing
 
+LEGEND = (
+    "relative residual below the first layer (0) and above each, 0 where all tokens are equal; in brackets how many "
+    "directions it has\n(stable rank); paths: median residual of random paths through as many heads as the first "
+    "column says"
+)
 FLOOR = 1e-16  # of double precision; what is below is drawn there
 
 
@@ -27,7 +32,7 @@ class RankCollapse:
     paths: Tensor  # [layers + 1, paths]
 
     def table(self) -> str:
-        """A line per layer, a column per stack: residual, and its stable rank in brackets.
+        """A line per layer, a column per stack: residual, and its stable rank in brackets; and what these are.
 
         The last column is the median residual of paths through as many heads.
         """
@@ -38,8 +43,10 @@ class RankCollapse:
         columns.append([f"{value:.1e}" for value in self.paths.median(1).values])
         names = ["layer", *self.stacks, "paths"]
         rows = [[str(layer), *cells] for layer, cells in enumerate(zip(*columns, strict=True))]
-        return "\n".join("  ".join(f"{cell:>21}" if i else f"{cell:>5}" for i, cell in enumerate(row))
-                         for row in [names, *rows])  # fmt: skip
+        lines = [
+            "  ".join(f"{cell:>21}" if i else f"{cell:>5}" for i, cell in enumerate(row)) for row in [names, *rows]
+        ]
+        return "\n".join([*lines, LEGEND])
 
 
 def measure_rank_collapse(model: PreTrainedModel, inputs: Mapping[str, Tensor], paths: int = 100) -> RankCollapse:

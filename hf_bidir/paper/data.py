@@ -58,7 +58,7 @@ def missing_files(experiment: Experiment, data_dir: Path) -> list[Path]:
     """The files that a data folder lacks for an experiment."""
     if experiment.synthetic:
         return []
-    return [file for file in _files(experiment, data_dir).values() if not file.is_file()]
+    return [file for file in source_files(experiment, data_dir).values() if not file.is_file()]
 
 
 def _splits(experiment: Experiment, data_dir: Path | None) -> tuple[dict[str, Dataset], bool]:
@@ -85,10 +85,16 @@ def _raw(experiment: Experiment, data_dir: Path | None) -> dict[str, Dataset]:
     if missing := missing_files(experiment, data_dir):
         raise InputError(f"{experiment.title} needs files that are not there: {', '.join(map(str, missing))}")
     read, _ = READERS[experiment.kind]
-    return {split: read(str(file)) for split, file in _files(experiment, data_dir).items()}
+    raw = {split: read(str(file)) for split, file in source_files(experiment, data_dir).items()}
+    for split, rows in raw.items():
+        if "label" not in rows.column_names:
+            file = source_files(experiment, data_dir)[split]
+            raise InputError(f"expected a column label in {file}; it has {', '.join(rows.column_names)}")
+    return raw
 
 
-def _files(experiment: Experiment, data_dir: Path) -> dict[str, Path]:
+def source_files(experiment: Experiment, data_dir: Path) -> dict[str, Path]:
+    """The files of a data folder that an experiment needs, by split."""
     return {split: data_dir / experiment.folder / file for split, file in experiment.files.items()}
 
 

@@ -53,17 +53,17 @@ def scatter(title: str, measured: Mapping[str, dict], polarity: Mapping[str, int
             scores, coefficients = ([row[name] / row["count"] for row in rows] for name in ("score", "coefficient"))
             panel.scatter(scores, coefficients, s=25, color=color, marker=marker, label=f"{kind} words")
         panel.axhline(0, color="black", linewidth=0.5)
-        panel.set(title=f"{title}, {variant}", xlabel="mean score", ylabel="mean coefficient, oriented")
+        panel.set(title=f"{title}, {variant}", xlabel="mean score", ylabel="mean coefficient times g")
         panel.legend(fontsize=7)
     return figure
 
 
 def histograms(title: str, measured: Mapping[str, dict]) -> Figure:
-    """Kendall's tau of every text, for coefficients and for contributions, with gradients and with deletion."""
+    """Kendall's tau of every text, of sizes of coefficients and of contributions, with gradients and with deletion."""
     kinds = {
-        "tau_a_gradient": "a, gradient",
+        "tau_|a|_gradient": "sizes of a and of gradient",
         "tau_au_gradient": "a·u, gradient",
-        "tau_a_erasure": "a, deletion",
+        "tau_|a|_erasure": "sizes of a and of deletion",
         "tau_au_erasure": "a·u, deletion",
     }
     figure = Figure(figsize=(14, 3), layout="constrained")

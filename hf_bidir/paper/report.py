@@ -1,5 +1,6 @@
 """report.md: the paper's numbers and the fair ones side by side, and what else was measured, each with its spread."""
 
+import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from hf_bidir.paper.measures import WORD_SUMS
 from hf_bidir.paper.published import PublishedCell
 from hf_bidir.paper.settings import Settings
 
-REPORT, TEMPLATE = "report.md", "report_template.md"
+REPORT, CELLS, TEMPLATE = "report.md", "cells.csv", "report_template.md"
 Chosen = dict[str, dict[str, list[Cell]]]  # by experiment and variant, a cell per seed
 TAUS = {
     "tau_a_gradient": "a, gradient", "tau_|a|_gradient": "size of both", "tau_au_gradient": "a·u, gradient",
@@ -83,7 +84,26 @@ def write_report(
     )
     with replacing(root / REPORT) as temporary:
         temporary.write_text(text.rstrip() + "\n", encoding="utf-8")
+    write_cells(root / CELLS, chosen)
     return root / REPORT
+
+
+def write_cells(path: Path, chosen: Chosen) -> None:
+    """One line per cell: its accuracies, and of every measure the number, or the mean over examples."""
+    rows = []
+    for cell in _cells(chosen):
+        numbers = {
+            name: _mean(value) if isinstance(value, list) else value
+            for name, value in cell.measures.items()
+            if isinstance(value, list | float | int)
+        }
+        which = {"data": cell.experiment.name, "variant": cell.variant, "rate": cell.learning_rate, "seed": cell.seed}
+        accuracies = {name: cell.results.get(name) for name in ("eval_accuracy", "test_accuracy")}
+        rows.append(which | accuracies | numbers)
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, list(dict.fromkeys(name for row in rows for name in row)))
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def accuracy_table(experiments: list[Experiment], chosen: Chosen) -> str:
@@ -250,6 +270,11 @@ def _accuracy(cells: list[Cell]) -> str:
 
 def _cells(chosen: Chosen) -> Iterable[Cell]:
     return (cell for variants in chosen.values() for cells in variants.values() for cell in cells)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def _range(values: Iterable[float | None]) -> str:

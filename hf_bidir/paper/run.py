@@ -9,9 +9,9 @@ from joblib import Parallel, delayed
 from tqdm import tqdm
 
 from hf_bidir.finetune.errors import InputError
-from hf_bidir.finetune.files import read_json, write_json
+from hf_bidir.finetune.files import read_json, sha256, write_json
 from hf_bidir.paper.cells import Cell, drop_checkpoints, measure_cell, train
-from hf_bidir.paper.data import data_files, missing_files
+from hf_bidir.paper.data import data_files, missing_files, source_files
 from hf_bidir.paper.deep_figures import draw_deep
 from hf_bidir.paper.experiments import Experiment, only_in_folders, read_experiments
 from hf_bidir.paper.figures import draw_all
@@ -41,14 +41,17 @@ def check(experiments: Iterable[Experiment], settings: Settings, resume: bool) -
     needed = list(experiments)
     if settings.as_published and any(one.as_published for one in needed):
         needed += [one for one in read_experiments([VOCABULARY_OF]) if one.name not in {two.name for two in needed}]
+    if settings.root.is_file():
+        raise InputError(f"expected a folder to write to, and {settings.root} is a file; give another --output")
     if settings.data_dir is None:
         if nowhere := [one.name for one in only_in_folders(needed)]:
             raise InputError(
                 f"not on the Hub: {', '.join(nowhere)}; give --data-dir, a folder with the data, or leave it out"
             )
         return
-    if missing := [file for experiment in needed for file in missing_files(experiment, settings.data_dir)]:
-        raise InputError(f"{settings.data_dir} lacks: {', '.join(map(str, missing))}")
+    missing = dict.fromkeys(file for experiment in needed for file in missing_files(experiment, settings.data_dir))
+    if missing:
+        raise InputError(f"{settings.data_dir} lacks: {', '.join(map(str, missing))}; docs/paper.md says what they are")
 
 
 def run_cells(experiments: list[Experiment], settings: Settings) -> dict[str, dict[str, list[Cell]]]:
@@ -109,25 +112,28 @@ def files_of(experiment: Experiment, settings: Settings) -> dict[str, Path]:
     """
     rows, folder = settings.rows_of(experiment), settings.root / "data" / experiment.name
     made = {
-        "source": _source(experiment, settings), "quick": settings.quick, "rows": rows, "recipe": experiment.recipe,
+        "data": _data(experiment, settings), "quick": settings.quick, "rows": rows, "recipe": experiment.recipe,
         "keep_labels": experiment.keep_labels, "class_names": experiment.class_names,
         "validation_share": experiment.validation_share, "graded words": settings.graded(experiment) is not None,
     }  # fmt: skip
     before = read_json(folder / MADE) or made
     if changed := [name for name in made if made[name] != before.get(name)]:
         raise InputError(
-            f"{experiment.title} in {settings.root} was made with another {changed[0]}: {before.get(changed[0])}, now "
-            f"it is {made[changed[0]]}; give another --output"
+            f"{experiment.title} in {settings.root} was made with another value of {changed[0]}: "
+            f"{before.get(changed[0])}, now it is {made[changed[0]]}; give another --output"
         )
     files = data_files(experiment, settings.data_dir, folder, rows)
     write_json(folder / MADE, made)
     return files
 
 
-def _source(experiment: Experiment, settings: Settings) -> str:
+def _data(experiment: Experiment, settings: Settings) -> str | dict[str, str]:
+    """Where the data comes from: of files their SHA-256, so that a folder may move, and may not change."""
     if experiment.synthetic:
         return "made here"
-    return str(settings.data_dir.resolve() if settings.data_dir else experiment.hub)
+    if settings.data_dir is None:
+        return f"{experiment.hub} on the Hub"
+    return {split: sha256(file) for split, file in source_files(experiment, settings.data_dir).items()}
 
 
 def _train(cell: Cell, files: dict[str, Path], settings: Settings) -> None:

@@ -1,11 +1,13 @@
 """hf-bidir paper as a whole: cells that are run once, a report of all, clear refusals."""
 
+import csv
 import dataclasses
 import json
 import re
 from types import SimpleNamespace
 
 import pytest
+from datasets import Dataset
 from transformers import Trainer
 from typer.testing import CliRunner
 
@@ -13,7 +15,7 @@ from hf_bidir.cli import app
 from hf_bidir.finetune.errors import InputError
 from hf_bidir.finetune.synthetic import SETS
 from hf_bidir.paper import run
-from hf_bidir.paper.experiments import read_experiments
+from hf_bidir.paper.experiments import Experiment, read_experiments
 from hf_bidir.paper.run import best_rate, check, run_paper
 from hf_bidir.paper.settings import Settings
 from tests.paper.conftest import AMOUNT, RECIPE, TINY
@@ -51,6 +53,15 @@ def test_the_report_shows_every_picture(finished):
     shown = re.findall(r"\]\((.*\.png)\)", report)
     assert len(shown) == 3
     assert all((settings.root / name).is_file() for name in shown)
+
+
+def test_the_numbers_of_every_cell_are_in_a_table(finished):
+    experiment, settings, report = finished
+    with (settings.root / "cells.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert [row["variant"] for row in rows] == experiment.variants
+    accuracies = [f"{100 * float(row['test_accuracy']):.1f}" for row in rows]
+    assert f"| {' | '.join(accuracies)} |" in report
 
 
 def test_a_run_goes_on_where_it_was_and_ends_in_the_same_report(finished, monkeypatch):
@@ -109,14 +120,37 @@ def test_a_folder_made_in_another_way_is_refused(experiment, tmp_path, monkeypat
     monkeypatch.setitem(SETS, "tiny", TINY)
     run.files_of(experiment, Settings(tmp_path))
     run.files_of(experiment, Settings(tmp_path, data_dir=tmp_path))  # texts that are made need no folder
-    with pytest.raises(InputError, match="made with another quick: False, now it is True"):
+    with pytest.raises(InputError, match="made with another value of quick: False, now it is True"):
         run.files_of(experiment, Settings(tmp_path, quick=True))
     longer = dataclasses.replace(experiment, recipe=RECIPE | {"num_train_epochs": 9})
-    with pytest.raises(InputError, match="made with another recipe"):
+    with pytest.raises(InputError, match="made with another value of recipe"):
         run.files_of(longer, Settings(tmp_path))
     other = dataclasses.replace(experiment, validation_share=0.3)
-    with pytest.raises(InputError, match=r"made with another validation_share: 0.1, now it is 0.3"):
+    with pytest.raises(InputError, match=r"made with another value of validation_share: 0.1, now it is 0.3"):
         run.files_of(other, Settings(tmp_path))
+
+
+def test_data_may_move_but_not_change(tmp_path):
+    def folder(name, first):
+        rows = Dataset.from_dict({"text": [first, *map(str, range(19))], "label": [row % 2 for row in range(20)]})
+        (tmp_path / name).mkdir()
+        for split in ("train", "test"):
+            rows.to_parquet(str(tmp_path / name / f"{split}.parquet"))
+        return Settings(tmp_path / "out", tmp_path / name)
+
+    files = {"train": "train.parquet", "test": "test.parquet"}
+    one = Experiment("e", "E", {}, [1.0], folder=".", files=files, class_names=["no", "yes"])
+    run.files_of(one, folder("here", "a text"))
+    run.files_of(one, folder("elsewhere", "a text"))
+    with pytest.raises(InputError, match="made with another value of data"):
+        run.files_of(one, folder("changed", "another text"))
+
+
+def test_a_file_without_labels_is_one_error(tmp_path):
+    Dataset.from_dict({"text": ["a"]}).to_parquet(str(tmp_path / "train.parquet"))
+    one = Experiment("e", "E", {}, [1.0], folder=".", files={"train": "train.parquet"}, class_names=["no", "yes"])
+    with pytest.raises(InputError, match=r"expected a column label in .*train.parquet; it has text"):
+        run.files_of(one, Settings(tmp_path / "out", tmp_path))
 
 
 def test_what_is_not_on_the_hub_is_named_before_anything_runs(tmp_path):
