@@ -18,7 +18,7 @@ from datasets import Features, List, Value
 
 from hf_bidir.faithfulness.distances import jensen_shannon, total_variation
 from hf_bidir.faithfulness.plausibility import rationale_auprc, sign_agreement
-from hf_bidir.faithfulness.ranking import bootstrap_interval, kendall_tau
+from hf_bidir.faithfulness.ranking import bootstrap_interval, check_rows, kendall_tau
 
 ROW, NUMBER = List(Value("float64")), Value("float64")
 CITATIONS = {
@@ -68,18 +68,28 @@ class AnswerChange(ExampleMetric):
     """Total variation between class probabilities after an intervention (predictions) and before (references)."""
 
     description, citation = "Total variation between two answers, over all classes.", CITATIONS["jain"]
-    measure = staticmethod(lambda after, before: total_variation(torch.tensor(after), torch.tensor(before)).numpy())
+
+    @staticmethod
+    def measure(after: list, before: list) -> np.ndarray:
+        check_rows(after, before, "probabilities", "probabilities before", "class")
+        for index, row in enumerate([*after, *before]):
+            if min(row) < 0 or abs(sum(row) - 1) > 1e-3:
+                raise ValueError(
+                    f"expected class probabilities, which sum to 1; got {row} in row {index % len(after)}."
+                )
+        return total_variation(torch.tensor(after), torch.tensor(before)).numpy()
 
 
 class AttentionDivergence(ExampleMetric):
     """Jensen-Shannon divergence between two rows of coefficients, by their sizes."""
 
     description, citation = "Jensen-Shannon divergence of |a|, normalised, in nats.", CITATIONS["jain"]
-    measure = staticmethod(
-        lambda first, second: np.array(
-            [jensen_shannon(torch.tensor(a), torch.tensor(b)).item() for a, b in zip(first, second, strict=True)]
-        )
-    )
+
+    @staticmethod
+    def measure(first: list, second: list) -> np.ndarray:
+        check_rows(first, second, "coefficients", "other coefficients")
+        pairs = zip(first, second, strict=True)
+        return np.array([jensen_shannon(torch.tensor(a), torch.tensor(b)).item() for a, b in pairs])
 
 
 class Comprehensiveness(ExampleMetric):

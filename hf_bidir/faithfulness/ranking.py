@@ -61,12 +61,12 @@ def bootstrap_interval(
     return float(interval.low), float(interval.high)
 
 
-def check_rows(first: Rows, second: Rows, one: str = "scores", other: str = "other scores") -> None:
+def check_rows(first: Rows, second: Rows, one: str = "scores", other: str = "other scores", per: str = "token") -> None:
     """Refuse rows that cannot be compared, with a ValueError that calls them `one` and `other`."""
     if len(first) != len(second):
         raise ValueError(f"expected {one} and {other} of the same examples, got {len(first)} and {len(second)}.")
     for index, (a, b) in enumerate(zip(first, second, strict=True)):
         if len(a) != len(b):
-            raise ValueError(f"example {index} has {len(a)} {one} and {len(b)} {other}; expected one each per token.")
+            raise ValueError(f"example {index} has {len(a)} {one} and {len(b)} {other}; expected one each per {per}.")
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
             raise ValueError(f"example {index} has a number that is NaN or infinite in its {one} or {other}.")

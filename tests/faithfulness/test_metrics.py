@@ -67,3 +67,16 @@ def test_metrics_need_no_network():
         "assert KendallTau().compute(predictions=[[1, 2]], references=[[1, 2]])['mean'] == 1"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("metric", "predictions", "references", "message"),
+    [
+        (AnswerChange, [[0.5, 0.5]], [[0.2, 0.3, 0.5]], "example 0 has 2 probabilities and 3 probabilities before"),
+        (AnswerChange, [[5.0, -4.0]], [[1.0, 0.0]], r"expected class probabilities.* got \[5.0, -4.0\] in row 0"),
+        (AttentionDivergence, [[1.0, 0.0]], [[1.0]], "example 0 has 2 coefficients and 1 other coefficients"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(metric, predictions, references, message):
+    with pytest.raises(ValueError, match=message):
+        metric().compute(predictions=predictions, references=references)
