@@ -14,7 +14,7 @@ from transformers import (
 
 from hf_bidir.convert import convert_checkpoint
 from hf_bidir.modeling.activations import register_attn_activation, tanhmax
-from hf_bidir.modeling.attention import bidir_attention
+from hf_bidir.modeling.attention import bidir_attention, packed_attention
 from hf_bidir.modeling.configuration_bidir_bert import BidirBertConfig
 from hf_bidir.modeling.configuration_bidir_deit import BidirDeiTConfig
 from hf_bidir.modeling.configuration_bidir_rnn import BidirRnnConfig
@@ -54,6 +54,7 @@ __all__ = [
     "NegativeMassSchedule",
     "bidir_attention",
     "convert_checkpoint",
+    "packed_attention",
     "register_attn_activation",
     "tanhmax",
 ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -13,7 +14,8 @@ from .chunked_attention import chunked_tanhmax_attention
 
 logger = logging.get_logger(__name__)
 
-IMPLEMENTATIONS = ("auto", "eager", "chunked", "compiled", "lift")
+IMPLEMENTATIONS = ("auto", "eager", "chunked", "compiled", "lift", "fused")
+HAS_TRITON = find_spec("triton") is not None
 
 NegativeMass = float | Sequence[float] | Tensor
 
@@ -48,8 +50,11 @@ def bidir_attention(
                         memory where one of its fused kernels takes the mask; refuses dropout, which would act on
                         the two halves separately, and loses digits where all scores are below 1e-3;
             "compiled"  torch.compile of the eager path, where a compiler exists;
-            "auto"      chosen by activation, device and dropout, not by length or dtype: on a CPU "chunked", on a
-                        GPU "lift" where there is no dropout (measured in fp32 on a CPU only); logs its choice once.
+            "fused"     one Triton kernel (`fused_attention.py`), O(length) memory: fp16, bf16 and fp32 on a GPU, head
+                        dimensions 16 to 256;
+            "auto"      chosen by activation, device, dtype and dropout, not by length: on a GPU "fused" in half
+                        precision, where it can be had, else "lift" where there is no dropout; otherwise, and on a
+                        CPU, "chunked". Logs its choice once.
 
     Returns:
         The context `[batch, heads, queries, head_dim]`, and the coefficients `[batch, heads, queries, keys]` (after
@@ -64,21 +69,88 @@ def bidir_attention(
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     negative_mass = per_head(negative_mass, query) if activation == "tanhmax" else 1.0
     if isinstance(negative_mass, float) and negative_mass == 0:
-        activation = "softmax"
+        activation, negative_mass = "softmax", 1.0
     if implementation == "auto":
-        implementation = _choose(query.device.type, activation, negative_mass, dropout)
+        implementation = _choose(query, key, value, activation, negative_mass, dropout)
     if implementation == "eager":
         return eager_attention(query, key, value, keep, activation, negative_mass, scaling, dropout)
     if implementation == "compiled":
         compiled = _compiled_eager()
         return compiled(query, key, value, keep, activation, negative_mass, scaling, dropout)[0], None
     _check_implementation(implementation, activation, negative_mass, dropout)
-    if activation == "softmax":
+    if activation == "softmax" and implementation != "fused":
         return softmax_attention(query, key, value, keep, scaling, dropout), None
     shift = None if isinstance(negative_mass, float) and negative_mass == 1 else _shift(negative_mass, query)
+    if implementation == "fused":
+        from .fused_attention import fused_attention
+
+        signed = activation == "tanhmax"
+        return fused_attention(
+            query, key, value, keep, signed=signed, shift=shift, scaling=scaling, dropout=dropout
+        ), None
     if implementation == "lift":
         return lifted_attention(query, key, value, keep, shift, scaling), None
     return chunked_tanhmax_attention(query, key, value, keep, shift=shift, scaling=scaling, dropout=dropout), None
+
+
+def packed_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    cu_seqlens_k: Tensor | None = None,
+    *,
+    max_seqlen: int | None = None,
+    max_seqlen_k: int | None = None,
+    activation: str = "tanhmax",
+    negative_mass: NegativeMass = 1.0,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    causal: bool = False,
+    window: int | None = None,
+) -> Tensor:
+    """Attention within each of many examples that follow one another without padding, in the fused kernel.
+
+    Args:
+        query: `[total, heads, head_dim]`, the queries of all examples; `key` and `value` hold all keys.
+        cu_seqlens: int32 `[examples + 1]` on the same device: 0, then where each example ends in the queries.
+        cu_seqlens_k: the same of the keys, by default that of the queries.
+        max_seqlen, max_seqlen_k: the longest example, in queries and in keys; looked up when left out, which waits
+            for the GPU. Queries of longer examples than that get zeros.
+        activation: "tanhmax" or "softmax".
+        causal: query `i` of an example attends to its keys `j <= i`.
+        window: query `i` of an example attends to its keys with `|i - j| <= window`.
+        negative_mass, scaling, dropout: as in `bidir_attention`.
+
+    Returns:
+        The context, `[total, heads, head_dim]`.
+
+    Raises:
+        ValueError: no GPU, shapes that do not fit, or boundaries that are no int32 vector; ImportError: no Triton.
+    """
+    from .fused_attention import fused_attention, packed_examples
+
+    if not query.dim() == key.dim() == value.dim() == 3:
+        shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
+        raise ValueError(f"packed query, key and value are [total, heads, head_dim], got {shapes}.")
+    query, key, value = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
+    _check_shapes(query, key, value, None)
+    if activation not in ("tanhmax", "softmax"):
+        raise ValueError(f'activation="{activation}" has no fused path; choose "tanhmax" or "softmax".')
+    mass = per_head(negative_mass, query) if activation == "tanhmax" else 1.0
+    context = fused_attention(
+        query,
+        key,
+        value,
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        signed=activation == "tanhmax" and not (isinstance(mass, float) and mass == 0),
+        shift=None if isinstance(mass, float) and mass in (0, 1) else _shift(mass, query),
+        dropout=dropout,
+        causal=causal,
+        window=window,
+        packed=packed_examples(query, key, cu_seqlens, cu_seqlens_k, max_seqlen, max_seqlen_k),
+    )
+    return context[0].transpose(0, 1)
 
 
 def eager_attention(query, key, value, keep, activation, negative_mass, scaling, dropout) -> tuple[Tensor, Tensor]:
@@ -137,17 +209,21 @@ def keep_mask(attention_mask: Tensor | None) -> Tensor | None:
     return attention_mask > -1e4
 
 
-def _choose(device: str, activation: str, negative_mass: float | Tensor, dropout: float) -> str:
+def _choose(query, key, value, activation: str, negative_mass: float | Tensor, dropout: float) -> str:
     """The implementation that "auto" stands for; `benchmarks/attention.py` compares them.
 
-    Under torch.compile it is the eager formula, which the compiler fuses.
+    Under torch.compile on a CPU it is the eager formula, which the compiler fuses.
     """
+    device = query.device.type
     if activation == "softmax":
         return "lift"  # without a negative half: torch's SDPA itself
+    fused = activation == "tanhmax" and _fused_takes(query, key, value)
     if torch.compiler.is_compiling():
-        return "eager"
+        return "fused" if fused else "eager"
     if activation != "tanhmax":
         choice, reason = "eager", f"{activation} has no other path"
+    elif fused:
+        choice, reason = "fused", f"{query.dtype} on {device}"
     elif _has_zero(negative_mass):
         choice, reason = "eager", "softmax heads and signed heads mix in one layer"
     elif device == "cuda" and dropout == 0:
@@ -156,6 +232,18 @@ def _choose(device: str, activation: str, negative_mass: float | Tensor, dropout
         choice, reason = "chunked", f"dropout {dropout} on {device}"
     _log_choice(choice, reason)
     return choice
+
+
+def _fused_takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether "auto" may use the Triton kernel: half precision on an NVIDIA GPU of compute capability 8 or more."""
+    return (
+        HAS_TRITON
+        and query.device.type == "cuda"
+        and torch.version.hip is None
+        and query.dtype == key.dtype == value.dtype in (torch.float16, torch.bfloat16)
+        and all(16 <= x.shape[-1] <= 256 for x in (query, value))
+        and torch.cuda.get_device_properties(query.device).major >= 8
+    )
 
 
 @lru_cache
@@ -179,10 +267,11 @@ def _check_implementation(implementation: str, activation: str, negative_mass: f
             f'implementation="lift" cannot apply dropout={dropout} to coefficients, only to the halves they are the '
             'difference of; use "chunked", "compiled" or "eager", or dropout=0.'
         )
-    if _has_zero(negative_mass):
+    if implementation != "fused" and _has_zero(negative_mass):
         raise ValueError(
             f"implementation={implementation!r} needs every head's negative mass to be positive, got "
-            f'{negative_mass.flatten().tolist()}; use "eager" or "compiled" where softmax heads and signed heads mix.'
+            f'{negative_mass.flatten().tolist()}; use "eager", "compiled" or "fused" where softmax heads and signed '
+            "heads mix."
         )
 
 
@@ -213,11 +302,12 @@ def per_head(negative_mass: NegativeMass, query: Tensor) -> float | Tensor:
 
 
 def _shift(negative_mass: float | Tensor, query: Tensor) -> Tensor:
-    """`score_shift` as a tensor `[heads, 1, 1]` in the precision of the scores."""
+    """`score_shift` as a tensor `[heads, 1, 1]` in the precision of the scores; of 0 it is as large as can be."""
     dtype = torch.promote_types(query.dtype, torch.float32)
     if isinstance(negative_mass, float):
         return torch.full((query.shape[1], 1, 1), score_shift(negative_mass), dtype=dtype, device=query.device)
-    return score_shift(negative_mass.to(query.device, dtype)).expand(query.shape[1], 1, 1)
+    negative_mass = negative_mass.to(query.device, dtype).clamp_min(torch.finfo(torch.float32).tiny)
+    return score_shift(negative_mass).expand(query.shape[1], 1, 1)
 
 
 def _has_zero(negative_mass: float | Tensor) -> bool:

@@ -3,7 +3,11 @@
 from .activations import check_negative_mass, get_attn_activation
 
 ENCODER_SCOPES, DECODER_SCOPES = ("global", "window"), ("local-m", "local-p")
-ATTN_IMPLEMENTATIONS = ("sdpa", "eager")
+ATTN_IMPLEMENTATIONS = {
+    "sdpa": "the fastest exact path for the device, the default",
+    "eager": "returns the coefficients",
+    "fused": "insists on the Triton kernel, on a GPU",
+}
 
 
 def check_bidir_config(config) -> None:
@@ -29,13 +33,15 @@ def check_bidir_config(config) -> None:
         raise ValueError(f'position_embedding_type must be "absolute", got "{position_type}".')
 
 
-def check_attn_implementation(name: str | None) -> None:
-    """Raise ValueError unless `name` is a backend that computes signed coefficients (None: not chosen yet)."""
-    if name not in (None, *ATTN_IMPLEMENTATIONS):
-        raise ValueError(
-            f'attn_implementation="{name}" cannot compute signed attention; choose "sdpa" (the fastest exact path '
-            'for the device, the default) or "eager" (returns the coefficients).'
-        )
+def check_attn_implementation(name: str | None, between_tokens: bool = True) -> None:
+    """Raise ValueError unless `name` is a backend that computes signed coefficients (None: not chosen yet).
+
+    A model whose tokens do not attend to one another makes scores of its own, for which there is no kernel.
+    """
+    known = {key: told for key, told in ATTN_IMPLEMENTATIONS.items() if between_tokens or key != "fused"}
+    if name not in (None, *known):
+        choices = ", ".join(f'"{key}" ({told})' for key, told in known.items())
+        raise ValueError(f'attn_implementation="{name}" cannot compute signed attention; choose {choices}.')
 
 
 def layer_negative_mass(config, layer: int) -> float | list[float]:

@@ -5,6 +5,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from .attention import activated, bidir_attention, keep_mask, per_head
 from .configuration_bidir import (
@@ -15,6 +17,7 @@ from .configuration_bidir import (
 )
 
 LEARNED, EDIT, KEEP = "negative_mass_logit", "edit_coefficients", "keep_keys"
+BACKENDS = {None: "auto", "sdpa": "auto", "eager": "eager", "fused": "fused"}  # attn_implementation: implementation
 
 
 class BidirMixin:
@@ -32,7 +35,7 @@ class BidirMixin:
 
     def __init__(self, config, *args, **kwargs):
         check_bidir_config(config)
-        check_attn_implementation(getattr(config, "_attn_implementation", None))
+        check_attn_implementation(getattr(config, "_attn_implementation", None), self.attends_between_tokens)
         super().__init__(config, *args, **kwargs)
         self._retype_attention()
 
@@ -135,7 +138,7 @@ def signed_self_attention(
         negative_mass=_negative_mass(module),
         scaling=scaling,
         dropout=dropout if module.training else 0.0,
-        implementation="eager" if edit or config._attn_implementation == "eager" else "auto",
+        implementation="eager" if edit else BACKENDS[config._attn_implementation],
     )
     if edit:
         coefficients = edit(coefficients)
@@ -228,6 +231,19 @@ def signed_image_attention(self: nn.Module, hidden_states: Tensor, attention_mas
         self, query, key, value, attention_mask, scaling=self.scaling, dropout=dropout
     )
     return (self.o_proj(context) if merged else context), coefficients
+
+
+def _no_stock_layer(module: nn.Module, *args, **kwargs):
+    raise ValueError(
+        f'attn_implementation="fused" belongs to the layers of bidir models, and {type(module).__name__} is none; '
+        'choose "sdpa".'
+    )
+
+
+# transformers takes a name only when it is known, and drops the mask of one without a function for masks. The layers
+# of a bidir model read the name from the config themselves.
+AttentionInterface.register("fused", _no_stock_layer)
+AttentionMaskInterface.register("fused", sdpa_mask)
 
 
 def read_checkpoint_keys_like(stock: str, bidir: str) -> None:

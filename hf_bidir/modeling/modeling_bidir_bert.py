@@ -1,5 +1,7 @@
 """BERT with signed attention: the stock transformers heads, each with its self-attention retyped."""
 
+from typing import TYPE_CHECKING
+
 from transformers.models.bert.modeling_bert import (
     BertForMaskedLM,
     BertForMultipleChoice,
@@ -17,6 +19,10 @@ from .chunked_attention import chunked_tanhmax_attention  # noqa: F401
 from .configuration_bidir import check_bidir_config  # noqa: F401
 from .configuration_bidir_bert import BidirBertConfig
 from .modeling_bidir import BidirMixin, signed_self_attention
+
+if TYPE_CHECKING:  # attention.py imports these when it needs them, since they need Triton; they travel all the same
+    from .fused_attention import fused_attention  # noqa: F401
+    from .fused_kernels import forward_kernel  # noqa: F401
 
 
 class BidirBertSelfAttention(BertSelfAttention):

@@ -1,6 +1,7 @@
 """Recurrent models whose attention over time has signed coefficients."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,11 @@ from .configuration_bidir_rnn import BidirRnnConfig
 from .hard_selection import Reinforce, select_one
 from .modeling_bidir import LEARNED, BidirMixin, negative_mass_logits, signed_coefficients
 from .scores import SCORES, WITHOUT_QUERY, PerTokenScore
+
+if TYPE_CHECKING:  # attention.py imports these when it needs them, since they need Triton; they travel all the same
+    from .fused_attention import fused_attention  # noqa: F401
+    from .fused_kernels import forward_kernel  # noqa: F401
+
 
 RECURRENT = {"lstm": nn.LSTM, "gru": nn.GRU}
 

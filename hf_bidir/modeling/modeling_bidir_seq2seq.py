@@ -1,5 +1,7 @@
 """The recurrent encoder-decoder whose attention has signed coefficients (Bahdanau et al. 2015, Luong et al. 2015)."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,6 +18,11 @@ from .hard_selection import Reinforce
 from .modeling_bidir import signed_coefficients
 from .modeling_bidir_rnn import RECURRENT, BidirRnnPreTrainedModel, BidirScoredAttention, check_not_empty, encoded
 from .scores import SCORES  # noqa: F401
+
+if TYPE_CHECKING:  # attention.py imports these when it needs them, since they need Triton; they travel all the same
+    from .fused_attention import fused_attention  # noqa: F401
+    from .fused_kernels import forward_kernel  # noqa: F401
+
 
 CELLS = {"lstm": nn.LSTMCell, "gru": nn.GRUCell}
 IGNORED = -100  # a label that counts for nothing

@@ -316,7 +316,7 @@ def test_a_config_that_cannot_work_is_refused(config, message):
         BidirBertConfig(**BERT | config)
 
 
-@pytest.mark.parametrize("name", ["flash_attention_2", "flex_attention", "fused"])
+@pytest.mark.parametrize("name", ["flash_attention_2", "flex_attention", "fast"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_attention_backend_that_is_not_supported_is_refused_at_load(family, name, tmp_path):
     classifier(family).save_pretrained(tmp_path)

@@ -1,0 +1,313 @@
+"""Signed attention as one torch operator over the Triton kernels: checks, launches, gradients and fake tensors.
+
+Forward and backward are `torch.library` operators, so that `torch.compile(fullgraph=True)` and `torch.export` see
+through them. Memory beyond inputs and outputs is linear in the length.
+"""
+
+import math
+import re
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .fused_kernels import INTERPRETED, forward_kernel, key_value_gradient_kernel, query_gradient_kernel
+
+HEAD_DIMS = (16, 256)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+# Of this module, not of the package: a checkpoint's own copy of the file must not replace the operators of another.
+NAMESPACE = re.sub(r"\W", "_", __name__)
+
+
+class Packed(NamedTuple):
+    """Where examples lie that follow one another in one, `[1, heads, total, head_dim]`.
+
+    `cu_seqlens` and `cu_seqlens_k` are int32, `[examples + 1]`: 0, then where every example ends; `max_seqlen` and
+    `max_seqlen_k` are the lengths of the longest, in queries and in keys.
+    """
+
+    cu_seqlens: Tensor
+    cu_seqlens_k: Tensor
+    max_seqlen: int
+    max_seqlen_k: int
+
+
+def packed_examples(
+    query: Tensor,
+    key: Tensor,
+    cu_seqlens: Tensor,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen: int | None = None,
+    max_seqlen_k: int | None = None,
+) -> Packed:
+    """`Packed` from what a caller knows; ValueError where it cannot be the boundaries of `query` and `key`."""
+    if cu_seqlens_k is None:
+        cu_seqlens_k, max_seqlen_k = cu_seqlens, max_seqlen
+    for name, starts in (("cu_seqlens", cu_seqlens), ("cu_seqlens_k", cu_seqlens_k)):
+        if starts.dtype != torch.int32 or starts.dim() != 1 or starts.shape != cu_seqlens.shape or len(starts) < 2:
+            raise ValueError(
+                f"{name} must be int32 [examples + 1], got {tuple(starts.shape)} {starts.dtype}; the other boundaries "
+                f"are {tuple(cu_seqlens.shape)}."
+            )
+        if starts.device != query.device:
+            raise ValueError(f"{name} must lie where the queries lie, on {query.device}, got {starts.device}.")
+    longest = _longest(cu_seqlens, query.shape[2], "cu_seqlens") if max_seqlen is None else max_seqlen
+    if max_seqlen_k is None:
+        same = cu_seqlens_k is cu_seqlens and query.shape[2] == key.shape[2]
+        max_seqlen_k = longest if same else _longest(cu_seqlens_k, key.shape[2], "cu_seqlens_k")
+    return Packed(cu_seqlens, cu_seqlens_k, longest, max_seqlen_k)
+
+
+def _longest(starts: Tensor, total: int, name: str) -> int:
+    """The length of the longest example; ValueError where the boundaries do not rise from 0 to `total`."""
+    lengths = starts.diff()
+    first, last, shortest, longest = torch.stack([starts[0], starts[-1], lengths.min(), lengths.max()]).tolist()
+    if first != 0 or last != total or shortest < 0:
+        raise ValueError(f"{name} must rise from 0 to {total}, got {starts.tolist()}.")
+    return longest
+
+
+def fused_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keep: Tensor | None = None,
+    *,
+    scaling: float,
+    signed: bool = True,
+    shift: Tensor | None = None,
+    dropout: float = 0.0,
+    causal: bool = False,
+    window: int | None = None,
+    packed: Packed | None = None,
+) -> Tensor:
+    """TanhMax or softmax attention in one kernel, differentiable once in query, key, value and shift.
+
+    Args:
+        query: `[batch, heads, queries, head_dim]`, fp16, bf16 or fp32; `key` and `value` have `keys` in place of
+            `queries`; the values may have another last size. Both last sizes lie in 16 to 256.
+        keep: boolean, `[batch or 1, heads or 1, queries or 1, keys]`, True = attend. With one row for all queries,
+            the blocks behind the last kept key cost nothing.
+        scaling: factor on `query @ key^T`.
+        signed: False gives softmax.
+        shift: `[heads, 1, 1]`, added to the scaled scores (`score_shift` of the negative mass), or None.
+        dropout: probability in [0, 1) that a coefficient is set to 0, the others growing by `1 / (1 - dropout)`.
+        causal: query `i` attends to the keys `j <= i`.
+        window: query `i` attends to the keys with `|i - j| <= window`, at the cost of these alone.
+        packed: examples of different lengths without padding; `keep` must be None.
+
+    Returns:
+        The context, `[batch, heads, queries, value_dim]`, in the dtype of `query`. Zeros where a query may attend to
+        nothing, and NaN where a score is NaN or infinite, as in softmax.
+
+    Raises:
+        ValueError: no GPU, or a size, a dtype, a device or a combination that the kernel cannot take.
+
+    Source: Huang, Yang, Wang 2024 (doi 10.6339/24-JDS1134) for TanhMax; Dao 2023 (arXiv:2307.08691) for the tiling.
+    """
+    _check(query, key, value, keep, dropout, window, packed)
+    shift = None if shift is None else shift.float().flatten()
+    # As a tensor, and not as a number, so that a compiled graph draws a new one at every call.
+    seed = torch.randint(2**62, (1,), device=query.device) if dropout > 0 else None
+    starts = (None, None, query.shape[2], key.shape[2]) if packed is None else packed
+    return _forward(query, key, value, keep, shift, seed, *starts, signed, scaling, dropout, causal, window)[0]
+
+
+@torch.library.custom_op(f"{NAMESPACE}::signed_attention", mutates_args=())
+def _forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keep: Tensor | None,
+    shift: Tensor | None,
+    seed: Tensor | None,
+    cu_seqlens: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen: int,
+    max_seqlen_k: int,
+    signed: bool,
+    scaling: float,
+    dropout: float,
+    causal: bool,
+    window: int | None,
+) -> tuple[Tensor, Tensor]:
+    """The context, and `log2(sum 2 cosh)` of every row, `[batch, heads, queries]`."""
+    query, key, value = (_dense_rows(x) for x in (query, key, value))
+    context, normaliser = _new_context(query, value, cu_seqlens), _new_normaliser(query, cu_seqlens)
+    launch = _Launch(
+        query, key, value, keep, shift, seed, cu_seqlens, cu_seqlens_k, signed, scaling, dropout, causal, window
+    )  # fmt: skip
+    launch(forward_kernel, "BLOCK_M", max_seqlen, (query, key, value, context), (normaliser,))
+    return context, normaliser
+
+
+@torch.library.custom_op(f"{NAMESPACE}::signed_attention_backward", mutates_args=())
+def _backward(
+    grad_context: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    context: Tensor,
+    normaliser: Tensor,
+    keep: Tensor | None,
+    shift: Tensor | None,
+    seed: Tensor | None,
+    cu_seqlens: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen: int,
+    max_seqlen_k: int,
+    signed: bool,
+    scaling: float,
+    dropout: float,
+    causal: bool,
+    window: int | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of query, key and value, and of the shift of every row, `[batch, heads, queries]`."""
+    query, key, value, grad_context = (_dense_rows(x) for x in (query, key, value, grad_context))
+    grad_query, grad_key, grad_value = (_new_gradient(x, cu_seqlens) for x in (query, key, value))
+    delta, grad_shift = torch.zeros_like(normaliser), torch.zeros_like(normaliser)
+    launch = _Launch(
+        query, key, value, keep, shift, seed, cu_seqlens, cu_seqlens_k, signed, scaling, dropout, causal, window
+    )  # fmt: skip
+    rows = (normaliser, delta)
+    launch(
+        query_gradient_kernel, "BLOCK_M", max_seqlen,
+        (query, key, value, context, grad_context, grad_query), (*rows, grad_shift),
+    )  # fmt: skip
+    launch(
+        key_value_gradient_kernel, "BLOCK_N", max_seqlen_k,
+        (query, key, value, grad_context, grad_key, grad_value), rows,
+    )  # fmt: skip
+    return grad_query, grad_key, grad_value, grad_shift
+
+
+@_forward.register_fake
+def _(query, key, value, keep, shift, seed, cu_seqlens, *_):
+    return _new_context(query, value, cu_seqlens), _new_normaliser(query, cu_seqlens)
+
+
+@_backward.register_fake
+def _(grad_context, query, key, value, context, normaliser, keep, shift, seed, cu_seqlens, *_):
+    return *(_new_gradient(x, cu_seqlens) for x in (query, key, value)), torch.empty_like(normaliser)
+
+
+def _save(ctx, inputs, output) -> None:
+    query, key, value, keep, shift, seed, cu_seqlens, cu_seqlens_k, *ctx.numbers = inputs
+    ctx.save_for_backward(query, key, value, *output, keep, shift, seed, cu_seqlens, cu_seqlens_k)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _gradients(ctx, grad_context, _):
+    *gradients, of_rows = _backward(grad_context, *ctx.saved_tensors, *ctx.numbers)
+    grad_shift = of_rows.sum((0, 2)) if ctx.needs_input_grad[4] else None
+    return *gradients, None, grad_shift, *[None] * 10
+
+
+_forward.register_autograd(_gradients, setup_context=_save)
+
+
+class _Launch:
+    """Starts kernels on one problem: what they are told alike."""
+
+    def __init__(
+        self, query, key, value, keep, shift, seed, cu_seqlens, cu_seqlens_k, signed, scaling, dropout, causal, window
+    ):
+        batch, heads, queries, head_dim = query.shape
+        self.places = heads * (batch if cu_seqlens is None else len(cu_seqlens) - 1)
+        bounds = None if keep is None or keep.shape[2] > 1 else _bounds(keep)
+        mask = None if keep is None else keep.view(torch.uint8).expand(batch, heads, -1, -1)
+        shift = None if shift is None else shift * math.log2(math.e)
+        self.pointers = (mask, bounds, shift, seed, cu_seqlens, cu_seqlens_k)
+        self.mask_strides = (0,) * 4 if mask is None else mask.stride()
+        self.bounds_strides = (0,) * 2 if bounds is None else bounds.expand(batch, heads, -1).stride()[:2]
+        self.heads, self.rows = heads, (queries, key.shape[2])
+        self.numbers = (scaling * math.log2(math.e), dropout, 1 / (1 - dropout), window)
+        self.options = {
+            "HEAD": head_dim,
+            "VALUE": value.shape[3],
+            "HEAD_PAD": _power_of_2(head_dim),
+            "VALUE_PAD": _power_of_2(value.shape[3]),
+            "SIGNED": signed,
+            "EXACT": query.dtype == torch.float32,
+            "CAUSAL": causal,
+            "PRECISION": _precision(query.dtype),
+        }
+
+    def __call__(self, kernel, block: str, longest: int, tensors: tuple, of_rows: tuple) -> None:
+        """Run a kernel on every block of `longest` rows of every head of every example."""
+        if self.places * longest == 0:
+            return
+        strides = [stride for tensor in tensors for stride in tensor.stride()[:3]]
+        length_class = min(longest.bit_length(), 12)
+        kernel[lambda meta: (self.places * -(-longest // meta[block]),)](
+            *tensors, *of_rows, *self.pointers, *strides, *self.mask_strides, *self.bounds_strides,
+            self.heads, longest, length_class, *self.rows, *self.numbers, **self.options,
+        )  # fmt: skip
+
+
+def _power_of_2(size: int) -> int:
+    """The least that is not smaller than `size`."""
+    return 1 << (size - 1).bit_length()
+
+
+def _precision(dtype: torch.dtype) -> str:
+    """How products are computed: of fp32 as torch computes them, and of bf16 by an interpreter that lacks it.
+
+    Three products of tf32 are as exact as one of fp32, and stay on the tensor cores.
+    """
+    if INTERPRETED and dtype == torch.bfloat16:
+        return "wide"
+    return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def _bounds(keep: Tensor) -> Tensor:
+    """int32 `[batch or 1, heads or 1, 2]`: how many keys are kept from the first on, and one past the last that is."""
+    keep, positions = keep[:, :, 0], torch.arange(keep.shape[3], device=keep.device)
+    whole = positions.masked_fill(keep, keep.shape[2]).amin(-1)
+    last = (positions + 1).masked_fill(~keep, 0).amax(-1)
+    return torch.stack([whole, last], -1).int()
+
+
+def _dense_rows(x: Tensor) -> Tensor:
+    """The kernels step by any stride but over the last dimension."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _new_context(query: Tensor, value: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """Laid out as `[batch, queries, heads, value_dim]`, so that a model's merging of the heads needs no copy."""
+    batch, heads, queries, _ = query.shape
+    new = query.new_empty if cu_seqlens is None else query.new_zeros  # rows of no example keep their zeros
+    return new(batch, queries, heads, value.shape[3]).transpose(1, 2)
+
+
+def _new_normaliser(query: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    if cu_seqlens is None:
+        return query.new_empty(query.shape[:3], dtype=torch.float32)
+    return query.new_full(query.shape[:3], math.inf, dtype=torch.float32)
+
+
+def _new_gradient(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    like = torch.empty_like if cu_seqlens is None else torch.zeros_like
+    return like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+
+
+def _check(query, key, value, keep, dropout, window, packed) -> None:
+    """Raise ValueError that names what the kernel can take, and what came."""
+    given = ", ".join(
+        f"{name} {tuple(x.shape)} {x.dtype} on {x.device}"
+        for name, x in (("query", query), ("key", key), ("value", value), ("keep", keep))
+        if x is not None
+    )
+    if query.device.type != "cuda" and not INTERPRETED:
+        raise ValueError(f'implementation="fused" runs on a GPU, got {given}; "auto" runs everywhere.')
+    if len({x.device for x in (query, key, value, keep) if x is not None}) > 1:
+        raise ValueError(f"query, key, value and keep must lie on one device, got {given}.")
+    if query.dtype not in DTYPES or len({query.dtype, key.dtype, value.dtype}) > 1:
+        raise ValueError(f"fused attention needs one dtype, fp16, bf16 or fp32; got {given}.")
+    low, high = HEAD_DIMS
+    if not all(low <= x.shape[-1] <= high for x in (query, value)):
+        raise ValueError(f'fused attention takes head dimensions from {low} to {high}, got {given}; use "auto".')
+    if window is not None and window < 0:
+        raise ValueError(f"window must be at least 0 or None, got {window}.")
+    if packed is not None and keep is not None:
+        raise ValueError(f"packed examples have no padding, so keep must be None; got {given}.")

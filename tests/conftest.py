@@ -1,0 +1,8 @@
+"""What has to happen before anything imports Triton."""
+
+import os
+
+import torch
+
+if not torch.cuda.is_available():  # then Triton's interpreter runs the kernels, in this process and in those it starts
+    os.environ.setdefault("TRITON_INTERPRET", "1")
