@@ -1,0 +1,135 @@
+"""Whole models on the Triton kernels: `attn_implementation="fused"`."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification
+
+from hf_bidir import (
+    BidirBertConfig,
+    BidirBertForSequenceClassification,
+    BidirRnnConfig,
+    BidirRnnForSequenceClassification,
+    BidirViTConfig,
+    BidirViTForImageClassification,
+)
+
+pytest.importorskip("triton")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+COMMON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+BERT = {**COMMON, "vocab_size": 60, "initializer_range": 0.5}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+KEPT = (torch.arange(9) < torch.tensor([[9], [6], [2]])).long().to(DEVICE)
+SENTENCES = {
+    "input_ids": torch.randint(1, 60, (3, 9), generator=torch.Generator().manual_seed(0)).to(DEVICE) * KEPT,
+    "attention_mask": KEPT,
+    "labels": torch.tensor([0, 1, 0], device=DEVICE),
+}
+
+
+def bert(**config):
+    torch.manual_seed(0)
+    return BidirBertForSequenceClassification(BidirBertConfig(**BERT | NO_DROPOUT | config)).to(DEVICE)
+
+
+def loss_and_gradients(model, batch, implementation: str):
+    model.set_attn_implementation(implementation)
+    model.zero_grad()
+    loss = model(**batch).loss
+    loss.backward()
+    return loss.detach(), *(p.grad.clone() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"attn_negative_mass": [0.5, [0.0, 1.0]]},
+        {"attn_negative_mass": 0.3, "attn_learn_negative_mass": True},
+        {"attn_activation": "softmax"},
+        {"attn_scope": "window", "attn_window": 2},
+    ],
+    ids=["tanhmax", "masses", "learned mass", "softmax", "window"],
+)
+def test_a_padded_bert_learns_the_same_from_the_kernel_and_from_the_plain_path(config):
+    model = bert(**config).train()
+    plain = loss_and_gradients(model, SENTENCES, "eager")
+    for expected, got in zip(plain, loss_and_gradients(model, SENTENCES, "fused"), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_a_vit_learns_the_same_from_the_kernel_and_from_the_plain_path():
+    torch.manual_seed(0)
+    config = BidirViTConfig(**COMMON, image_size=8, patch_size=2, num_channels=1, initializer_range=0.5)
+    model = BidirViTForImageClassification(config).to(DEVICE).train()
+    batch = {"pixel_values": torch.randn(3, 1, 8, 8, device=DEVICE), "labels": torch.tensor([0, 1, 1], device=DEVICE)}
+    plain = loss_and_gradients(model, batch, "eager")
+    for expected, got in zip(plain, loss_and_gradients(model, batch, "fused"), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_dropout_of_the_config_reaches_the_kernel_in_training_and_only_there():
+    model = bert(attention_probs_dropout_prob=0.5)
+    model.set_attn_implementation("fused")
+    with torch.no_grad():
+        training = [model.train()(**SENTENCES).logits for _ in range(2)]
+        evaluation = [model.eval()(**SENTENCES).logits for _ in range(2)]
+    assert not torch.allclose(*training)
+    torch.testing.assert_close(*evaluation)
+
+
+STRANGER = """
+import sys
+sys.modules["hf_bidir"] = None
+import torch
+from transformers import AutoModelForSequenceClassification
+folder = sys.argv[1]
+device = "cuda" if torch.cuda.is_available() else "cpu"
+options = {"trust_remote_code": True, "attn_implementation": "fused"}
+model = AutoModelForSequenceClassification.from_pretrained(folder, **options).eval().to(device)
+assert not any("fused" in name for name in sys.modules if "transformers_modules" in name)
+batch = {"input_ids": torch.arange(1, 10, device=device)[None]}
+with torch.no_grad():
+    fused = model(**batch).logits
+    model.set_attn_implementation("eager")
+    eager = model(**batch).logits
+assert any("fused_kernels" in name for name in sys.modules if "transformers_modules" in name)
+print((fused - eager).abs().max().item())
+"""
+
+
+def test_the_kernel_travels_with_a_checkpoint_and_is_imported_only_when_used(tmp_path):
+    bert().save_pretrained(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", STRANGER, tmp_path],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"},
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 1e-4
+
+
+def test_coefficients_are_refused_rather_than_left_out():
+    model = bert()
+    model.set_attn_implementation("fused")
+    with pytest.raises(ValueError, match=r'output_attentions=True needs attn_implementation="eager".*it is "fused"'):
+        model(**SENTENCES, output_attentions=True)
+
+
+def test_a_recurrent_model_has_no_fused_path_and_says_so():
+    config = BidirRnnConfig(vocab_size=20, hidden_size=32, attn_implementation="fused")
+    with pytest.raises(ValueError, match='"fused" cannot compute signed attention; choose "sdpa"'):
+        BidirRnnForSequenceClassification(config)
+
+
+def test_a_stock_model_cannot_take_the_kernel_by_its_name():
+    config = BertConfig(**BERT, attn_implementation="fused")
+    with pytest.raises(ValueError, match="belongs to the layers of bidir models, and BertSelfAttention is none"):
+        BertForSequenceClassification(config).to(DEVICE)(**SENTENCES)
