@@ -17,7 +17,7 @@ except ImportError as error:
     ) from error
 
 LN2 = tl.constexpr(0.6931471805599453)
-# Of |t|: below it 2^t - 2^-t would cancel. Half precision needs no more than sinh(s) = s there, exact to 2e-5, as the
+# Of |t|: below it 2^t - 2^-t would cancel. Half precision needs no more than sinh(s) = s there, exact to 7e-5, as the
 # difference is above it; fp32 gets four terms of the series, exact to 1e-8.
 LINEAR_BELOW, SERIES_BELOW = tl.constexpr(0.0144), tl.constexpr(0.7)
 PHILOX_ROUNDS = tl.constexpr(7)  # as many as Salmon et al. 2011 found to pass every test of randomness
@@ -98,7 +98,7 @@ def forward_kernel(
             higher = tl.maximum(peak, tl.max(tl.abs(t) if SIGNED else t, 1))
             # A row of softmax that has met no key has no peak, and 2^(-inf - -inf) would be NaN.
             level = higher if SIGNED else tl.where(higher == float("-inf"), 0.0, higher)
-            sinh, cosh = _hyperbolic(t, level[:, None], level[:, None], SIGNED, EXACT)
+            sinh, cosh = _hyperbolic(t, level[:, None], (level < LINEAR_BELOW)[:, None], SIGNED, EXACT)
             if part != 1 and SIGNED:
                 cosh = tl.where(kept, cosh, 0.0)
             fading = tl.exp2(peak - level)
@@ -113,7 +113,10 @@ def forward_kernel(
     total = tl.where(empty, 1.0, total)
     summed *= (survival / total)[:, None]
     _store(context, summed, first_row, stride_cn, queries, BLOCK_M, VALUE, VALUE_PAD)
-    tl.store(normaliser + rows, tl.where(empty, float("inf"), peak + tl.log2(total)), mask=rows < queries)
+    log_total = tl.where(empty, float("inf"), peak + tl.log2(total))
+    if SIGNED:  # at least 1, since 2 cosh is at least 2: its sign is free to say that all scores of a row are small
+        log_total = tl.where((peak < LINEAR_BELOW) & (log_total < float("inf")), -log_total, log_total)
+    tl.store(normaliser + rows, log_total, mask=rows < queries)
 
 
 @tuned((128, 64, 8, 2), (128, 32, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 1), (16, 32, 4, 1))
@@ -157,6 +160,7 @@ def query_gradient_kernel(
     o = _load(context, first_row, stride_cn, queries, BLOCK_M, VALUE, VALUE_PAD)
     d = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
     log_total = tl.load(normaliser + of_rows, mask=rows < queries, other=float("inf"))
+    level = tl.abs(log_total) if SIGNED else log_total
     tl.store(delta + of_rows, d, mask=rows < queries)
     summed, shifted = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32), tl.zeros([BLOCK_M], tl.float32)
     for part in tl.static_range(0 if window is not None else 1, 3):
@@ -172,7 +176,7 @@ def query_gradient_kernel(
                     BLOCK_M, BLOCK_N,
                 )  # fmt: skip
                 t = tl.where(kept, t, 0.0 if SIGNED else float("-inf"))
-            a, c = _hyperbolic(t, tl.abs(t), log_total[:, None], SIGNED, EXACT)
+            a, c = _hyperbolic(t, level[:, None], None, SIGNED, EXACT)
             if part != 1 and SIGNED:
                 c = tl.where(kept, c, 0.0)
             grad_a = _dot(g, tl.trans(v), PRECISION)
@@ -236,6 +240,7 @@ def key_value_gradient_kernel(
             g = _load(grad_context, row, stride_gn, queries, BLOCK_M, VALUE, VALUE_PAD)
             # 2^-inf: a row behind the last one counts for nothing.
             log_total = tl.load(normaliser + of_rows, mask=rows < queries, other=float("inf"))
+            level = tl.abs(log_total) if SIGNED else log_total
             d = tl.load(delta + of_rows, mask=rows < queries, other=0.0)
             t = _scores(k, tl.trans(q), scale, shift, h, PRECISION)
             if part != 1:
@@ -245,7 +250,7 @@ def key_value_gradient_kernel(
                 )  # fmt: skip
                 kept = tl.trans(kept)
                 t = tl.where(kept, t, 0.0 if SIGNED else float("-inf"))
-            a, c = _hyperbolic(t, tl.abs(t), log_total[None, :], SIGNED, EXACT)
+            a, c = _hyperbolic(t, level[None, :], (log_total < 0)[None, :], SIGNED, EXACT)
             if part != 1 and SIGNED:
                 c = tl.where(kept, c, 0.0)
             grad_a = _dot(v, tl.trans(g), PRECISION)
@@ -262,19 +267,25 @@ def key_value_gradient_kernel(
 
 
 @triton.jit
-def _hyperbolic(t, bound, level, SIGNED: tl.constexpr, EXACT: tl.constexpr):
-    """`2 sinh` and `2 cosh` of scores in base 2, both times `2^-level`; for softmax `2^(t - level)` twice."""
+def _hyperbolic(t, level, small, SIGNED: tl.constexpr, EXACT: tl.constexpr):
+    """`2 sinh` and `2 cosh` of scores in base 2, both times `2^-level`; for softmax `2^(t - level)` twice.
+
+    `2^t - 2^-t` loses digits of sinh where t is small. `small` says in which rows all scores are; it is None where
+    cosh outweighs the loss. fp32 looks at every score.
+    """
     rising = tl.exp2(t - level)
     if not SIGNED:
         return rising, rising
     falling = tl.exp2(-t - level)
-    sinh = t * (2 * LN2 * tl.exp2(-level))
-    if EXACT:
-        square = t * t * (LN2 * LN2)
-        sinh *= 1 + square / 6 * (1 + square / 20 * (1 + square / 42))
-        return tl.where(tl.abs(t) < SERIES_BELOW, sinh, rising - falling), rising + falling
-    sinh = tl.where(bound < LINEAR_BELOW, sinh, rising - falling)
-    return sinh, rising + falling
+    sinh, cosh = rising - falling, rising + falling
+    if small is not None:
+        if EXACT:
+            square = t * t * (LN2 * LN2)
+            series = t * (2 * LN2 * tl.exp2(-level)) * (1 + square / 6 * (1 + square / 20 * (1 + square / 42)))
+            sinh = tl.where(tl.abs(t) < SERIES_BELOW, series, sinh)
+        else:  # tanh(s) = s
+            sinh = tl.where(small, t * (LN2 * cosh), sinh)
+    return sinh, cosh
 
 
 @triton.jit

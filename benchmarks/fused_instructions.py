@@ -1,0 +1,201 @@
+"""What does a signed score cost the fused kernels in machine instructions? Read off the compiled code; needs no GPU.
+
+The kernels are compiled for a GPU that need not be there, and the instructions of their loop over whole blocks are
+counted per score: those of the special-function unit (exponentials), of the floating-point unit and all. On Hopper a
+quarter of a multiprocessor starts one instruction for 32 scores in a cycle, and the special-function unit takes eight
+cycles for one; the tensor cores need 8 cycles for the two products at head dimension 64, 16 at 128.
+
+    python benchmarks/fused_instructions.py
+    python benchmarks/fused_instructions.py --arch 80 --head-dims 64 128 256
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+os.environ["TRITON_INTERPRET"] = "0"
+
+import torch
+import triton
+import triton.language as tl
+from measure import write_table
+from tqdm import tqdm
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from hf_bidir.modeling import fused_kernels
+
+KERNELS = (fused_kernels.forward_kernel, fused_kernels.query_gradient_kernel, fused_kernels.key_value_gradient_kernel)
+DATA = ("query", "key", "value", "context", "grad_context", "grad_query", "grad_key", "grad_value")
+OPTIONAL = {
+    "keep": "*u8",
+    "bounds": "*i32",
+    "shift": "*fp32",
+    "seed": "*i64",
+    "query_starts": "*i32",
+    "key_starts": "*i32",
+}
+FLOATS = ("scale", "dropout", "survival")
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+def compiled(kernel, config, *, arch=90, dtype="bf16", head_dim=64, given=(), signed=True, causal=False):
+    """A kernel's machine code for compute capability `arch / 10`; `given` names the optional arguments in use."""
+    constants = {
+        "HEAD": head_dim, "VALUE": head_dim, "HEAD_PAD": head_dim, "VALUE_PAD": head_dim, "SIGNED": signed,
+        "EXACT": dtype == "fp32", "CAUSAL": causal, "PRECISION": "tf32x3", **config.kwargs,
+    }  # fmt: skip
+    constants |= {name: None for name in (*OPTIONAL, "window") if name not in given}
+    signature, attributes = {}, {}
+    for index, name in enumerate(kernel.fn.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+            continue
+        rows = "*fp32" if name in ("normaliser", "delta", "grad_shift") else None
+        pointer = f"*{dtype}" if name in DATA else rows or OPTIONAL.get(name)
+        signature[name] = pointer or ("fp32" if name in FLOATS else "i32")
+        if pointer or name.startswith("stride"):
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    constants = {name: value for name, value in constants.items() if name in kernel.fn.arg_names}
+    return built(kernel.fn, signature, constants, attributes, arch, config)
+
+
+def built(function, signature, constants, attributes, arch: int, config):
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    source = ASTSource(function, signature, constants, attributes)
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+
+
+def resources(code) -> SimpleNamespace:
+    """Bytes of shared memory of a block, registers of a thread, and bytes of registers that did not fit."""
+    usage = tool("cuobjdump", "-res-usage", code)
+    return SimpleNamespace(
+        shared=code.metadata.shared,
+        registers=int(re.search(r"REG:(\d+)", usage)[1]),
+        spilled=int(re.search(r"STACK:(\d+)", usage)[1]),
+    )
+
+
+def tool(name: str, option: str, code) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(code.asm["cubin"])
+        return subprocess.run([TOOLS / name, option, file.name], capture_output=True, text=True, check=True).stdout
+
+
+def innermost_loops(code) -> list[list[str]]:
+    """The instructions of every loop that multiplies matrices, in the order in which they stand."""
+    labels, instructions = {}, []
+    for line in tool("nvdisasm", "-c", code).splitlines():
+        if label := re.match(r"\s*(\.L_\w+):", line):
+            labels[label[1]] = len(instructions)
+        elif instruction := re.match(r"\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?(.*?);", line):
+            instructions.append(instruction[1])
+    ends = ((re.search(r"BRA.*`\((\.L_\w+)\)", text), index) for index, text in enumerate(instructions))
+    loops = [instructions[labels[found[1]] : index + 1] for found, index in ends if found and labels[found[1]] < index]
+    return [loop for loop in loops if any("MMA" in text for text in loop)]
+
+
+def per_score(loop: list[str], config) -> dict[str, float]:
+    """Instructions per score: exponentials, floating point, all."""
+    scores = config.kwargs["BLOCK_M"] * config.kwargs["BLOCK_N"] / (32 * config.num_warps)  # of one thread
+    names = Counter(text.split()[0].split(".")[0] for text in loop)
+    floating = sum(names[name] for name in ("FADD", "FMUL", "FFMA", "FMNMX", "FSETP", "FSEL", "F2FP"))
+    counts = {"exponentials": names["MUFU"], "floating point": floating, "all": len(loop)}
+    return {name: count / scores for name, count in counts.items()}
+
+
+def kernel_rows(arch: int, head_dims: list[int]) -> list[list[str]]:
+    rows = []
+    for head_dim in head_dims:
+        for kernel in tqdm(KERNELS, desc=f"head dimension {head_dim}", unit="kernel"):
+            config = max(kernel.configs, key=lambda c: c.kwargs["BLOCK_M"] * c.kwargs["BLOCK_N"])
+            softmax, signed = (compiled(kernel, config, arch=arch, head_dim=head_dim, signed=s) for s in (False, True))
+            counts = [per_score(innermost_loops(code)[0], config) for code in (softmax, signed)]
+            cells = [f"{a:.1f} → {b:.1f}" for a, b in zip(*(c.values() for c in counts), strict=True)]
+            held = [resources(code) for code in (softmax, signed)]
+            name = kernel.fn.__name__.removesuffix("_kernel").replace("_", " ")
+            rows.append([
+                str(head_dim), name, f"{config.kwargs['BLOCK_M']} x {config.kwargs['BLOCK_N']}", *cells,
+                f"{held[0].registers} → {held[1].registers}", f"{held[0].spilled} → {held[1].spilled}",
+                str(held[1].shared // 1024),
+            ])  # fmt: skip
+    return rows
+
+
+@triton.jit
+def _two_exponentials(x, y, WAY: tl.constexpr, SIZE: tl.constexpr):
+    """`2^s` and `2^-s` of every number, in one of the ways that are compared."""
+    at = tl.arange(0, SIZE)
+    s = tl.load(x + at)
+    if WAY == "fp32":
+        rising, falling = tl.exp2(s), tl.exp2(-s)
+    elif WAY == "f16x2":
+        both = tl.join(s, -s).to(tl.float16)
+        both = tl.inline_asm_elementwise("ex2.approx.f16x2 $0, $1;", "=r,r", [both], tl.float16, True, 2)
+        rising, falling = tl.split(both.to(tl.float32))
+    else:  # the second by a polynomial of degree 3 on the fraction, the whole part added to the exponent
+        rising = tl.exp2(s)
+        whole = tl.floor(-s)
+        fraction = -s - whole
+        power = 1.0 + fraction * (0.6951 + fraction * (0.2276 + fraction * 0.0773))
+        falling = (power.to(tl.int32, bitcast=True) + (whole.to(tl.int32) << 23)).to(tl.float32, bitcast=True)
+    tl.store(y + at, rising)
+    tl.store(y + SIZE + at, falling)
+
+
+def exponential_rows(arch: int) -> list[list[str]]:
+    rows, config = [], SimpleNamespace(num_warps=1, num_stages=1)
+    signature = {"x": "*fp32", "y": "*fp32", "WAY": "constexpr", "SIZE": "constexpr"}
+    for way in ("fp32", "f16x2", "polynomial"):
+        code = built(_two_exponentials, signature, {"WAY": way, "SIZE": 1024}, {}, arch, config)
+        lines = re.findall(r"/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?(\S+)", tool("nvdisasm", "-c", code))
+        moves = ("LDG", "STG", "MOV", "IADD", "IMAD.WIDE", "UMOV", "ULDC", "S2", "EXIT", "BRA", "NOP", "LOP3", "LEA")
+        special = sum(name.startswith("MUFU") for name in lines)
+        other = sum(not name.startswith(("MUFU", *moves)) for name in lines)
+        rows.append([way, f"{special / 32:.1f}", f"{other / 32:.1f}"])
+    return rows
+
+
+def vanishing_rows() -> list[list[str]]:
+    """In how many blocks of normal scores the smaller exponential of every score vanishes beside the larger."""
+    generator, rows = torch.Generator().manual_seed(0), []
+    for deviation in (1, 4, 16, 64):
+        blocks = deviation * torch.randn(2000, 128 * 128, generator=generator)
+        share = (blocks.abs().amin(1) > 4.5 * torch.tensor(2.0).log()).double().mean().item()  # e^-2|s| < 2^-9
+        rows.append([str(deviation), f"{share:.4f}"])
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arch", type=int, default=90, help="compute capability: 80 Ampere, 90 Hopper")
+    parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "fused_instructions.md")
+    options = parser.parse_args()
+    header = ["head dimension", "kernel", "block", "exponentials", "floating point", "all instructions", "registers",
+              "bytes spilled", "shared KiB"]  # fmt: skip
+    notes = (
+        f"Compiled for sm_{options.arch} by Triton {triton.__version__}, bf16, without mask; softmax → TanhMax, λ = 1. "
+        "Instructions per score of the loop over whole blocks, of the largest block that is tried."
+    )
+    write_table(options.output, "What a signed score costs, in instructions", notes, header,
+                kernel_rows(options.arch, options.head_dims), "cpu")  # fmt: skip
+    more = [
+        ("Two exponentials, `2^s` and `2^-s`", ["way", "special-function instructions", "others"],
+         exponential_rows(options.arch)),
+        ("Blocks of 128 x 128 normal scores in which every second exponential vanishes in bf16",
+         ["standard deviation", "share of blocks"], vanishing_rows()),
+    ]  # fmt: skip
+    with options.output.open("a", encoding="utf-8") as file:
+        for title, names, rows in more:
+            lines = [names, ["---"] * len(names), *rows]
+            file.write(f"\n## {title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines))
+
+
+if __name__ == "__main__":
+    main()
