@@ -1,90 +1,283 @@
 """How much does signed attention cost beside softmax attention, by implementation and length?
 
-Attention alone on random projections: time of forward and of forward + backward as a ratio to torch's SDPA softmax on
-the same inputs, each implementation taking turns with it, and the peak memory of forward + backward.
+Attention alone on random projections: time of forward and of forward + backward as a ratio to another implementation on
+the same inputs, the two taking turns, the peak memory of forward + backward, and the distance of the context from
+float64. On a GPU: bf16, long sequences, head dimensions 64 and 128, and the fused kernel beside everything it competes
+with.
 
     python benchmarks/attention.py
     python benchmarks/attention.py --lengths 128 --padding 0.4 --repeats 50
 """
 
 import argparse
+import math
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
+import matplotlib.pyplot as plt
 import torch
 from measure import interleaved_medians, peak_memory, write_table
+from torch import Tensor
 from torch.nn import functional as F
 
-from hf_bidir import bidir_attention
+from hf_bidir import bidir_attention, packed_attention
 
 BASELINE = "SDPA softmax"
+DEFAULTS = {
+    "cpu": {
+        "lengths": [64, 128, 197, 512, 1024, 2048],
+        "tokens": 2048,
+        "head_dims": [64],
+        "padding": [0.0],
+        "implementations": ["auto", "compiled", "lift", "eager"],
+        "dtype": "float32",
+    },
+    "cuda": {
+        "lengths": [128, 197, 512, 1024, 2048, 4096, 8192, 16384],
+        "tokens": 32768,
+        "head_dims": [64, 128],
+        "padding": [0.0, 0.4],
+        "implementations": ["fused softmax", "fused", "packed", "lift", "two passes", "compiled", "naive"],
+        "dtype": "bfloat16",
+    },
+}
+BESIDE = {"fused": [BASELINE, "fused softmax", "lift"], "packed": ["fused"]}  # of all others the baseline alone
+
+
+class Problem(NamedTuple):
+    """Query, key, value `[batch, heads, length, head_dim]`; where there is padding, the keep-mask and the lengths."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    keep: Tensor | None
+    lengths: Tensor | None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[64, 128, 197, 512, 1024, 2048])
-    parser.add_argument("--tokens", type=int, default=2048, help="batch = tokens // length, at least 1")
-    parser.add_argument("--heads", type=int, default=12)
-    parser.add_argument("--head-dim", type=int, default=64)
-    parser.add_argument("--padding", type=float, default=0.0, help="share of the keys that a padding mask drops")
-    parser.add_argument("--implementations", nargs="+", default=["auto", "compiled", "lift", "eager"])
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--output", type=Path, help="default: results/attention[-padded].md")
-    options = parser.parse_args()
-    name = f"attention{'-padded' if options.padding else ''}.md"
-    output = options.output or Path(__file__).parent / "results" / name
-    rows = [row for length in options.lengths for row in measure_length(length, options)]
-    header = ["length", "implementation", "forward", "forward + backward", "peak MiB", "baseline ms"]
+    options = arguments()
+    rows = [
+        row
+        for head_dim in options.head_dims
+        for padding in options.padding
+        for length in options.lengths
+        for row in measure(head_dim, padding, length, options)
+    ]
+    header = ["head dimension", "padding", "length", "implementation", "beside", "forward", "forward + backward",
+              "peak MiB", "error", "baseline ms"]  # fmt: skip
     notes = (
-        f"{options.heads} heads of {options.head_dim}, fp32, batch = {options.tokens} // length, "
-        f"{options.padding:.0%} padding, medians of {options.repeats} interleaved runs. "
-        f"Times are ratios to {BASELINE} (lower is better); its own times, measured in the same turns, are in the last "
-        "column (forward / both)."
+        f"{options.heads} heads, {options.dtype}, batch = {options.tokens} // length, medians of {options.repeats} "
+        "interleaved runs. Times are ratios to the implementation in the column `beside` (lower is better); that one's "
+        "own times, measured in the same turns, are in the last column (forward / both). Error: of the context, "
+        "relative to float64."
     )
-    write_table(output, "Attention alone", notes, header, rows, options.device)
+    write_table(options.output, "Attention alone", notes, header, rows, options.device)
+    draw(rows, options.output.with_suffix(".png"))
 
 
-def measure_length(length: int, options: argparse.Namespace) -> list[list[str]]:
-    """One table row per implementation."""
-    batch = max(1, options.tokens // length)
-    shape = (batch, length, options.heads, options.head_dim)
-    inputs = [torch.randn(shape, device=options.device).transpose(1, 2).detach().requires_grad_() for _ in range(3)]
-    upstream = torch.randn(shape, device=options.device).transpose(1, 2)
-    keep = None
-    if options.padding:
-        kept = torch.linspace(1, 1 - 2 * options.padding, batch, device=options.device).mul(length).round().clamp_min(1)
-        keep = (torch.arange(length, device=options.device) < kept.unsqueeze(1))[:, None, None]
-    softmax = partial(F.scaled_dot_product_attention, *inputs, keep)
+def arguments() -> argparse.Namespace:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    default = DEFAULTS[device]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="+", default=default["lengths"])
+    parser.add_argument("--tokens", type=int, default=default["tokens"], help="batch = tokens // length, at least 1")
+    parser.add_argument("--heads", type=int, default=12)
+    parser.add_argument("--head-dims", type=int, nargs="+", default=default["head_dims"])
+    parser.add_argument("--padding", type=float, nargs="+", default=default["padding"], help="shares of padded keys")
+    parser.add_argument("--implementations", nargs="+", choices=IMPLEMENTATIONS, default=default["implementations"])
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default=default["dtype"])
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--device", default=device)
+    parser.add_argument("--output", type=Path, help="default: results/attention[-gpu][-padded].md")
+    options = parser.parse_args()
+    if options.output is None:
+        name = f"attention{'-gpu' * (options.device == 'cuda')}{'-padded' * (0.0 not in options.padding)}.md"
+        options.output = Path(__file__).parent / "results" / name
+    return options
+
+
+def measure(head_dim: int, padding: float, length: int, options: argparse.Namespace) -> list[list[str]]:
+    """One row per implementation and what it is beside."""
+    problem = random_problem(head_dim, padding, length, options)
     rows = []
     for name in options.implementations:
-        signed = partial(_signed, inputs, keep, name)
-        # Each in turns with the baseline alone: beside a path that allocates gigabytes, every other one looks slow.
-        forward = [partial(_without_gradient, attend) for attend in (softmax, signed)]
-        both = [partial(_with_gradient, attend, inputs, upstream) for attend in (softmax, signed)]
-        forward_times, both_times = (_pair(tasks, options.repeats) for tasks in (forward, both))
-        ratios = [f"{signed_time / softmax_time:.2f}" for softmax_time, signed_time in (forward_times, both_times)]
-        memory = peak_memory(both[1], options.device)
-        baseline = f"{1e3 * forward_times[0]:.2f} / {1e3 * both_times[0]:.2f}"
-        rows.append([str(length), name, *ratios, "" if memory is None else f"{memory:.0f}", baseline])
+        if name == "packed" and not padding:
+            continue
+        for other in BESIDE.get(name, [BASELINE]):
+            try:
+                cells = compare(IMPLEMENTATIONS[name], IMPLEMENTATIONS[other], problem, options)
+            except torch.OutOfMemoryError:
+                cells = ["out of memory", "", "", "", ""]
+            rows.append([str(head_dim), f"{padding:.0%}", str(length), name, other, *cells])
     return rows
 
 
-def _pair(tasks, repeats: int) -> list[float]:
-    return list(interleaved_medians(dict(zip((BASELINE, "signed"), tasks, strict=True)), repeats).values())
+def random_problem(head_dim: int, padding: float, length: int, options: argparse.Namespace) -> Problem:
+    batch = max(1, options.tokens // length)
+    shape, dtype = (batch, length, options.heads, head_dim), getattr(torch, options.dtype)
+    tensors = [
+        torch.randn(shape, device=options.device, dtype=dtype).transpose(1, 2).requires_grad_() for _ in range(3)
+    ]
+    if not padding:
+        return Problem(*tensors, None, None)
+    kept = (
+        torch.linspace(1, 1 - 2 * padding, batch, device=options.device) if batch > 1 else torch.tensor([1 - padding])
+    )
+    lengths = kept.to(options.device).mul(length).round().clamp_min(1)
+    keep = (torch.arange(length, device=options.device) < lengths.unsqueeze(1))[:, None, None]
+    return Problem(*tensors, keep, lengths.int())
 
 
-def _signed(inputs, keep, implementation: str) -> torch.Tensor:
-    return bidir_attention(*inputs, keep, implementation=implementation)[0]
+def compare(attend: Callable, other: Callable, problem: Problem, options: argparse.Namespace) -> list[str]:
+    """Cells: ratios of forward and of both, peak memory, error, the other's times."""
+    # Each in turns with one other alone: beside a path that allocates gigabytes, every other one looks slow.
+    tasks = [prepared(problem) for prepared in (attend, other)]
+    forward = _pair([partial(_without_gradient, task) for task in tasks], options.repeats)
+    error = f"{relative_error(attend, problem):.1e}"
+    if attend is two_passes:  # the log-sum-exp of torch's kernels has no gradient
+        return [f"{forward[0] / forward[1]:.2f}", "", "", error, f"{1e3 * forward[1]:.2f}"]
+    both_tasks = [partial(_with_gradient, task) for task in tasks]
+    both = _pair(both_tasks, options.repeats)
+    memory = peak_memory(both_tasks[0], options.device)
+    return [
+        f"{forward[0] / forward[1]:.2f}",
+        f"{both[0] / both[1]:.2f}",
+        "" if memory is None else f"{memory:.0f}",
+        error,
+        f"{1e3 * forward[1]:.2f} / {1e3 * both[1]:.2f}",
+    ]
 
 
-def _without_gradient(attend) -> None:
+class Prepared(NamedTuple):
+    """What is measured: a call without arguments, and the tensors it takes gradients for."""
+
+    run: Callable[[], Tensor]
+    inputs: tuple[Tensor, ...]
+
+
+def padded(attend: Callable, problem: Problem) -> Prepared:
+    query, key, value, keep, _ = problem
+    return Prepared(partial(attend, query, key, value, keep), (query, key, value))
+
+
+def packed(problem: Problem) -> Prepared:
+    """Without the padding; cutting it out is left to the model, which does it once."""
+    kept = problem.keep[:, 0, 0]
+    inputs = [x.transpose(1, 2)[kept].detach().requires_grad_() for x in problem[:3]]
+    starts = F.pad(problem.lengths.cumsum(0), (1, 0)).int()
+    longest = int(problem.lengths.max())
+    return Prepared(partial(packed_attention, *inputs, starts, max_seqlen=longest), tuple(inputs))
+
+
+def sdpa(query, key, value, keep) -> Tensor:
+    return F.scaled_dot_product_attention(query, key, value, keep)
+
+
+def signed(implementation: str, query, key, value, keep) -> Tensor:
+    return bidir_attention(query, key, value, keep, implementation=implementation)[0]
+
+
+def fused_softmax(query, key, value, keep) -> Tensor:
+    return bidir_attention(query, key, value, keep, activation="softmax", implementation="fused")[0]
+
+
+def two_passes(problem: Problem) -> Prepared:
+    return padded(_two_passes, problem)
+
+
+def _two_passes(query, key, value, keep) -> Tensor:
+    """Softmax attention of q and of -q, mixed by their log-sum-exps (forward only)."""
+    (up, up_lse), (down, down_lse) = (_with_log_sum_exp(q, key, value, keep) for q in (query, -query))
+    share = (up_lse - down_lse).sigmoid().unsqueeze(-1).to(query.dtype)
+    return share * up - (1 - share) * down
+
+
+def _with_log_sum_exp(query, key, value, keep) -> tuple[Tensor, Tensor]:
+    if query.device.type == "cpu":
+        mask = None if keep is None else torch.zeros_like(keep, dtype=query.dtype).masked_fill(~keep, -math.inf)
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, attn_mask=mask)[:2]
+    if keep is None:
+        return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value)[:2]
+    shape = (*query.shape[:3], key.shape[2])
+    bias = torch.zeros_like(keep, dtype=query.dtype).masked_fill(~keep, -math.inf).expand(shape)
+    context, lse = torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, bias, True)[:2]
+    return context, lse[..., : query.shape[2]]
+
+
+def naive(query, key, value, keep) -> Tensor:
+    """The paper's formula as its code has it, without a care for overflow."""
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    up, down = scores.exp(), (-scores).exp()
+    if keep is not None:
+        up, down = up * keep, down * keep
+    return (up - down) / (up + down).sum(-1, keepdim=True) @ value
+
+
+IMPLEMENTATIONS = {
+    BASELINE: partial(padded, sdpa),
+    "fused softmax": partial(padded, fused_softmax),
+    **{
+        name: partial(padded, partial(signed, name))
+        for name in ("auto", "eager", "chunked", "compiled", "lift", "fused")
+    },
+    "packed": packed,
+    "two passes": two_passes,
+    "naive": partial(padded, naive),
+}
+
+
+def relative_error(attend: Callable, problem: Problem) -> float:
+    """Distance of the first example's first head from float64, relative to its size."""
+    one = [x[:1, :1].detach() for x in problem[:3]]
+    lengths = None if problem.lengths is None else problem.lengths[:1]
+    keep = None if problem.keep is None else problem.keep[:1]
+    softmax = attend in (IMPLEMENTATIONS[BASELINE], IMPLEMENTATIONS["fused softmax"])
     with torch.no_grad():
-        attend()
+        exact = bidir_attention(
+            *(x.double() for x in one), keep, activation="softmax" if softmax else "tanhmax", implementation="eager"
+        )[0]
+        context = attend(Problem(*one, keep, lengths)).run().double()
+    if context.dim() == 3:  # packed: the kept rows alone
+        exact = exact.transpose(1, 2)[keep[:, 0, 0]]
+    return ((context - exact).norm() / exact.norm()).item()
 
 
-def _with_gradient(attend, inputs, upstream) -> None:
-    torch.autograd.grad(attend(), inputs, upstream)
+def _pair(tasks: list[Callable], repeats: int) -> list[float]:
+    return list(interleaved_medians(dict(zip(("one", "other"), tasks, strict=True)), repeats).values())
+
+
+def _without_gradient(task: Prepared) -> None:
+    with torch.no_grad():
+        task.run()
+
+
+def _with_gradient(task: Prepared) -> None:
+    context = task.run()
+    torch.autograd.grad(context, task.inputs, torch.ones_like(context))
+
+
+def draw(rows: list[list[str]], path: Path) -> None:
+    """Ratios to the baseline by length: one panel per head dimension, share of padding and direction."""
+    rows = [row for row in rows if row[4] == BASELINE]
+    panels = sorted({(int(row[0]), row[1]) for row in rows})
+    figure, axes = plt.subplots(len(panels), 2, figsize=(9, 3.4 * len(panels)), sharex=True, squeeze=False)
+    for line, (head_dim, padding) in zip(axes, panels, strict=True):
+        for axis, column, direction in zip(line, (5, 6), ("forward", "forward + backward"), strict=True):
+            for name in dict.fromkeys(row[3] for row in rows):
+                mine = [
+                    r for r in rows if (int(r[0]), r[1], r[3]) == (head_dim, padding, name) and r[column][:1].isdigit()
+                ]
+                if mine:
+                    axis.plot([int(r[2]) for r in mine], [float(r[column]) for r in mine], marker=".", label=name)
+            axis.axhline(1, color="gray", linewidth=0.8)
+            axis.set(title=f"{direction}, head dimension {head_dim}, {padding} padding", xscale="log", yscale="log")
+            axis.set(xlabel="length", ylabel=f"time / {BASELINE}")
+    axes[0, 0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
 
 
 if __name__ == "__main__":
