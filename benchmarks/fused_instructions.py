@@ -44,13 +44,16 @@ FLOATS = ("scale", "dropout", "survival")
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
-def compiled(kernel, config, *, arch=90, dtype="bf16", head_dim=64, given=(), signed=True, causal=False):
-    """A kernel's machine code for compute capability `arch / 10`; `given` names the optional arguments in use."""
+def compiled(kernel, config, *, arch=90, dtype="bf16", head_dim=64, given=(), ones=(), signed=True, causal=False):
+    """A kernel's machine code for compute capability `arch / 10`; `given` names the optional arguments in use.
+
+    Triton compiles a kernel anew where a number is 1: `ones` names these.
+    """
     constants = {
         "HEAD": head_dim, "VALUE": head_dim, "HEAD_PAD": head_dim, "VALUE_PAD": head_dim, "SIGNED": signed,
         "EXACT": dtype == "fp32", "CAUSAL": causal, "PRECISION": "tf32x3", **config.kwargs,
     }  # fmt: skip
-    constants |= {name: None for name in (*OPTIONAL, "window") if name not in given}
+    constants |= {name: None for name in (*OPTIONAL, "window") if name not in given} | dict.fromkeys(ones, 1)
     signature, attributes = {}, {}
     for index, name in enumerate(kernel.fn.arg_names):
         if name in constants:

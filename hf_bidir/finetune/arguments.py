@@ -193,7 +193,9 @@ class PretrainedArguments(CentringArguments):
     license: str | None = option(
         None, "For the card: the licence of weights that come from elsewhere, such as apache-2.0."
     )
-    attn_implementation: str | None = option(None, "How attention is computed: sdpa (the fastest exact path), eager, fused (on a GPU).")
+    attn_implementation: str | None = option(
+        None, "How attention is computed: sdpa (the fastest exact path), eager, fused."
+    )
 
 
 @dataclass

@@ -239,10 +239,11 @@ class _Launch:
             return
         strides = [stride for tensor in tensors for stride in tensor.stride()[:3]]
         length_class = min(longest.bit_length(), 12)
-        kernel[lambda meta: (self.places * -(-longest // meta[block]),)](
-            *tensors, *of_rows, *self.pointers, *strides, *self.mask_strides, *self.bounds_strides,
-            self.heads, longest, length_class, *self.rows, *self.numbers, **self.options,
-        )  # fmt: skip
+        with torch.cuda.device_of(tensors[0]):  # Triton starts a kernel on the current device
+            kernel[lambda meta: (self.places * -(-longest // meta[block]),)](
+                *tensors, *of_rows, *self.pointers, *strides, *self.mask_strides, *self.bounds_strides,
+                self.heads, longest, length_class, *self.rows, *self.numbers, **self.options,
+            )  # fmt: skip
 
 
 def _power_of_2(size: int) -> int:

@@ -45,6 +45,7 @@ def test_every_option_compiles_for_hopper():
         {"given": ["keep", "seed"], "dtype": "fp16"},
         {"given": ["query_starts", "key_starts", "window"], "causal": True},
         {"signed": False},
+        {"ones": ["heads", "longest", "query_rows", "key_rows"], "given": ["keep", "bounds", "window"]},
     ]
     assert len(shared_memory(90, cases)) == 3 * len(cases)
 
