@@ -272,9 +272,10 @@ def draw(rows: list[list[str]], path: Path) -> None:
                 if mine:
                     axis.plot([int(r[2]) for r in mine], [float(r[column]) for r in mine], marker=".", label=name)
             axis.axhline(1, color="gray", linewidth=0.8)
-            axis.set(title=f"{direction}, head dimension {head_dim}, {padding} padding", xscale="log", yscale="log")
+            axis.set(title=f"{direction}, heads of {head_dim}, {padding} padding", xscale="log", yscale="log")
+            axis.title.set_fontsize(10)
             axis.set(xlabel="length", ylabel=f"time / {BASELINE}")
-    axes[0, 0].legend(fontsize=8)
+    axes[0, 1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     figure.tight_layout()
     figure.savefig(path, dpi=100)
     plt.close(figure)

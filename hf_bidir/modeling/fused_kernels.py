@@ -57,11 +57,10 @@ def forward_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The context and the normaliser of one block of queries, of one head of one example."""
-    blocks = tl.cdiv(longest, BLOCK_M)
-    place, first_row = tl.program_id(0) // blocks, tl.program_id(0) % blocks * BLOCK_M
-    b, h = place // heads, place % heads
-    z, query_start, queries = _example(query_starts, b, query_rows)
-    _, key_start, keys = _example(key_starts, b, key_rows)
+    place, first_row = _place(longest, BLOCK_M)
+    h = place % heads
+    z, query_start, queries = _example(query_starts, place // heads, query_rows)
+    _, key_start, keys = _example(key_starts, place // heads, key_rows)
     if first_row >= queries:
         return
     query = _at(query, z, h, query_start, stride_qz, stride_qh, stride_qn)
@@ -106,13 +105,13 @@ def forward_kernel(
             if seed is not None:
                 sinh = tl.where(_survives(seed, first_row, column, keys, dropout, BLOCK_M, BLOCK_N), sinh, 0.0)
             v = _load(value, column, stride_vn, keys, BLOCK_N, VALUE, VALUE_PAD)
-            summed = summed * fading[:, None] + _dot(sinh.to(v.dtype), v, PRECISION)
+            summed = summed * fading[:, None] + _dot(_rounded(sinh, v.dtype, PRECISION), v, PRECISION)
             peak = higher
     rows = first_row + tl.arange(0, BLOCK_M)
     empty = total == 0
     total = tl.where(empty, 1.0, total)
     summed *= (survival / total)[:, None]
-    _store(context, summed, first_row, stride_cn, queries, BLOCK_M, VALUE, VALUE_PAD)
+    _store(context, summed, first_row, stride_cn, queries, BLOCK_M, VALUE, VALUE_PAD, PRECISION)
     log_total = tl.where(empty, float("inf"), peak + tl.log2(total))
     if SIGNED:  # at least 1, since 2 cosh is at least 2: its sign is free to say that all scores of a row are small
         log_total = tl.where((peak < LINEAR_BELOW) & (log_total < float("inf")), -log_total, log_total)
@@ -133,11 +132,10 @@ def query_gradient_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The gradient of one block of queries; `delta = rowsum(dO ∘ O)` and the shift's gradient of every row besides."""
-    blocks = tl.cdiv(longest, BLOCK_M)
-    place, first_row = tl.program_id(0) // blocks, tl.program_id(0) % blocks * BLOCK_M
-    b, h = place // heads, place % heads
-    z, query_start, queries = _example(query_starts, b, query_rows)
-    _, key_start, keys = _example(key_starts, b, key_rows)
+    place, first_row = _place(longest, BLOCK_M)
+    h = place % heads
+    z, query_start, queries = _example(query_starts, place // heads, query_rows)
+    _, key_start, keys = _example(key_starts, place // heads, key_rows)
     if first_row >= queries:
         return
     query = _at(query, z, h, query_start, stride_qz, stride_qh, stride_qn)
@@ -186,8 +184,8 @@ def query_gradient_kernel(
             grad_t = c * grad_a - a * d[:, None]
             if shift is not None:
                 shifted += tl.sum(grad_t, 1)
-            summed += _dot(grad_t.to(k.dtype), k, PRECISION)
-    _store(grad_query, summed * (scale * LN2), first_row, stride_dn, queries, BLOCK_M, HEAD, HEAD_PAD)
+            summed += _dot(_rounded(grad_t, k.dtype, PRECISION), k, PRECISION)
+    _store(grad_query, summed * (scale * LN2), first_row, stride_dn, queries, BLOCK_M, HEAD, HEAD_PAD, PRECISION)
     if shift is not None:
         tl.store(grad_shift + of_rows, shifted, mask=rows < queries)
 
@@ -206,11 +204,10 @@ def key_value_gradient_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The gradients of one block of keys and values; pieces are `[keys, queries]`, so that no product is transposed."""
-    blocks = tl.cdiv(longest, BLOCK_N)
-    place, first_column = tl.program_id(0) // blocks, tl.program_id(0) % blocks * BLOCK_N
-    b, h = place // heads, place % heads
-    z, query_start, queries = _example(query_starts, b, query_rows)
-    _, key_start, keys = _example(key_starts, b, key_rows)
+    place, first_column = _place(longest, BLOCK_N)
+    h = place % heads
+    z, query_start, queries = _example(query_starts, place // heads, query_rows)
+    _, key_start, keys = _example(key_starts, place // heads, key_rows)
     if first_column >= keys:
         return
     query = _at(query, z, h, query_start, stride_qz, stride_qh, stride_qn)
@@ -259,11 +256,11 @@ def key_value_gradient_kernel(
                 survives = tl.trans(_survives(seed, row, first_column, keys, dropout, BLOCK_M, BLOCK_N))
                 grad_a = tl.where(survives, grad_a * survival, 0.0)
                 applied = tl.where(survives, a * survival, 0.0)
-            for_value += _dot(applied.to(g.dtype), g, PRECISION)
+            for_value += _dot(_rounded(applied, g.dtype, PRECISION), g, PRECISION)
             grad_t = c * grad_a - a * d[None, :]
-            for_key += _dot(grad_t.to(q.dtype), q, PRECISION)
-    _store(grad_key, for_key * (scale * LN2), first_column, stride_dn, keys, BLOCK_N, HEAD, HEAD_PAD)
-    _store(grad_value, for_value, first_column, stride_en, keys, BLOCK_N, VALUE, VALUE_PAD)
+            for_key += _dot(_rounded(grad_t, q.dtype, PRECISION), q, PRECISION)
+    _store(grad_key, for_key * (scale * LN2), first_column, stride_dn, keys, BLOCK_N, HEAD, HEAD_PAD, PRECISION)
+    _store(grad_value, for_value, first_column, stride_en, keys, BLOCK_N, VALUE, VALUE_PAD, PRECISION)
 
 
 @triton.jit
@@ -375,6 +372,13 @@ def _scores(a, b, scale, shift, h, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def _place(longest, BLOCK: tl.constexpr):
+    """Which head of which example a program works on, counted through, and where its block begins."""
+    blocks = tl.cdiv(longest, BLOCK)
+    return tl.program_id(0) // blocks, tl.program_id(0) % blocks * BLOCK
+
+
+@triton.jit
 def _example(starts, b, length):
     """An example's index, its first row and its length: packed examples follow one another in a single one.
 
@@ -405,11 +409,23 @@ def _load(base, first, stride, limit, ROWS: tl.constexpr, WIDTH: tl.constexpr, P
 
 
 @triton.jit
-def _store(base, block, first, stride, limit, ROWS: tl.constexpr, WIDTH: tl.constexpr, PAD: tl.constexpr):
+def _store(
+    base, block, first, stride, limit, ROWS: tl.constexpr, WIDTH: tl.constexpr, PAD: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
     rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, PAD)[None, :]
     inside = (first + rows < limit) & (columns < WIDTH)
     pointers = base + tl.cast(first, tl.int64) * stride + rows * stride + columns
-    tl.store(pointers, block.to(base.dtype.element_ty), mask=inside)
+    tl.store(pointers, _rounded(block, base.dtype.element_ty, PRECISION), mask=inside)
+
+
+@triton.jit
+def _rounded(x, DTYPE: tl.constexpr, PRECISION: tl.constexpr):
+    """fp32 numbers in a narrower type, to the nearest, ties to even; the interpreter would cut bf16 off."""
+    if PRECISION == "wide":
+        bits = x.to(tl.uint32, bitcast=True)
+        x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)
+    return x.to(DTYPE)
 
 
 @triton.jit

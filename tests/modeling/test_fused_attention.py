@@ -82,7 +82,7 @@ def assert_as_exact_as_the_plain_path(got, plainly, gold):
         if got[0].dtype == torch.float32:
             assert ours <= 1e-5 * (exact.norm().item() + 1)
         else:
-            assert ours <= 2 * theirs + torch.finfo(got[0].dtype).eps * (0.25 * exact.norm().item() + 0.5)
+            assert ours <= 2 * theirs + torch.finfo(got[0].dtype).eps * 0.1 * (exact.norm().item() + 1)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -123,12 +123,15 @@ def test_head_dimensions_from_16_to_256(head_dim):
     assert_as_exact_as_the_plain_path(fused(inputs), plain(inputs), plain(inputs, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("size", [1e-3, 0.03, 0.2, 1.0, 5.0])
-@pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
-def test_scores_of_every_size_keep_their_digits(dtype, size):
-    inputs = projections(dtype=dtype, size=size)
+@pytest.mark.parametrize("size", [1e-6, 1e-4, 0.03, 1.0, 20.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_scores_of_every_size_keep_their_digits_in_the_context_and_in_the_values_gradient(dtype, size):
+    query, key, value = projections(dtype=dtype)
+    inputs = [(size * query).detach().requires_grad_(), key, value]
     gold = plain(inputs, dtype=torch.float64)
-    assert_as_exact_as_the_plain_path(fused(inputs), plain(inputs), gold)
+    ours, theirs = distance(fused(inputs), gold), distance(plain(inputs), gold)
+    for index in (0, 3):  # both go to 0 with the scores
+        assert ours[index] <= max(2 * theirs[index], 1e-5 * gold[index].norm().item())
 
 
 def test_the_negative_mass_of_every_head_gets_its_gradient():

@@ -82,6 +82,13 @@ def test_dropout_of_the_config_reaches_the_kernel_in_training_and_only_there():
     torch.testing.assert_close(*evaluation)
 
 
+def test_a_compiled_bert_with_learned_masses_is_one_graph():
+    model = bert(attn_negative_mass=0.3, attn_learn_negative_mass=True).eval()
+    model.set_attn_implementation("fused")
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(**SENTENCES).logits, model(**SENTENCES).logits)
+
+
 STRANGER = """
 import sys
 sys.modules["hf_bidir"] = None
