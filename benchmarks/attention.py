@@ -13,6 +13,7 @@ import argparse
 import math
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hf_bidir import bidir_attention, packed_attention
+from hf_bidir.modeling.attention_inputs import INTERPRETED
 
 BASELINE = "SDPA softmax"
 DEFAULTS = {
@@ -58,13 +60,6 @@ class Problem(NamedTuple):
 
 def main() -> None:
     options = arguments()
-    rows = [
-        row
-        for head_dim in options.head_dims
-        for padding in options.padding
-        for length in options.lengths
-        for row in measure(head_dim, padding, length, options)
-    ]
     header = ["head dimension", "padding", "length", "implementation", "beside", "forward", "forward + backward",
               "peak MiB", "error", "baseline ms"]  # fmt: skip
     notes = (
@@ -73,7 +68,11 @@ def main() -> None:
         "own times, measured in the same turns, are in the last column (forward / both). Error: of the context, "
         "relative to float64."
     )
-    write_table(options.output, "Attention alone", notes, header, rows, options.device)
+    rows = []
+    for head_dim, padding, length in product(options.head_dims, options.padding, options.lengths):
+        rows += measure(head_dim, padding, length, options)
+        # After every length, so that a failure in a long run loses nothing.
+        write_table(options.output, "Attention alone", notes, header, rows, options.device)
     draw(rows, options.output.with_suffix(".png"))
 
 
@@ -90,8 +89,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default=default["dtype"])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--device", default=device)
-    parser.add_argument("--output", type=Path, help="default: results/attention[-gpu][-padded].md")
+    parser.add_argument("--output", type=Path, help="default: results/attention[-gpu][-padded].md, over what is there")
     options = parser.parse_args()
+    if not all(0 <= share <= 0.5 for share in options.padding):
+        parser.error(f"shares of padding lie in 0 to 0.5, got {options.padding}")
+    if (
+        options.device == "cpu"
+        and not INTERPRETED
+        and {"fused", "fused softmax", "packed"} & {*options.implementations}
+    ):
+        parser.error("fused, fused softmax and packed need a GPU")
     if options.output is None:
         name = f"attention{'-gpu' * (options.device == 'cuda')}{'-padded' * (0.0 not in options.padding)}.md"
         options.output = Path(__file__).parent / "results" / name
@@ -110,6 +117,8 @@ def measure(head_dim: int, padding: float, length: int, options: argparse.Namesp
                 cells = compare(IMPLEMENTATIONS[name], IMPLEMENTATIONS[other], problem, options)
             except torch.OutOfMemoryError:
                 cells = ["out of memory", "", "", "", ""]
+            except RuntimeError as error:
+                cells = [f"failed: {str(error).splitlines()[0][:60]}", "", "", "", ""]
             rows.append([str(head_dim), f"{padding:.0%}", str(length), name, other, *cells])
     return rows
 
@@ -201,7 +210,9 @@ def _with_log_sum_exp(query, key, value, keep) -> tuple[Tensor, Tensor]:
     if keep is None:
         return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value)[:2]
     shape = (*query.shape[:3], key.shape[2])
-    bias = torch.zeros_like(keep, dtype=query.dtype).masked_fill(~keep, -math.inf).expand(shape)
+    # The operator asks for rows of a bias that begin at multiples of 16 bytes.
+    room = -(-shape[3] // 16) * 16
+    bias = query.new_zeros(keep.shape[0], 1, 1, room)[..., : shape[3]].masked_fill_(~keep, -math.inf).expand(shape)
     context, lse = torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, bias, True)[:2]
     return context, lse[..., : query.shape[2]]
 
@@ -229,10 +240,10 @@ IMPLEMENTATIONS = {
 
 
 def relative_error(attend: Callable, problem: Problem) -> float:
-    """Distance of the first example's first head from float64, relative to its size."""
-    one = [x[:1, :1].detach() for x in problem[:3]]
-    lengths = None if problem.lengths is None else problem.lengths[:1]
-    keep = None if problem.keep is None else problem.keep[:1]
+    """Distance of the first head of the last example, the one with most padding, from float64, relative to its size."""
+    one = [x[-1:, :1].detach() for x in problem[:3]]
+    lengths = None if problem.lengths is None else problem.lengths[-1:]
+    keep = None if problem.keep is None else problem.keep[-1:]
     softmax = attend in (IMPLEMENTATIONS[BASELINE], IMPLEMENTATIONS["fused softmax"])
     with torch.no_grad():
         exact = bidir_attention(
@@ -261,6 +272,8 @@ def _with_gradient(task: Prepared) -> None:
 def draw(rows: list[list[str]], path: Path) -> None:
     """Ratios to the baseline by length: one panel per head dimension, share of padding and direction."""
     rows = [row for row in rows if row[4] == BASELINE]
+    if not rows:
+        return
     panels = sorted({(int(row[0]), row[1]) for row in rows})
     figure, axes = plt.subplots(len(panels), 2, figsize=(9, 3.4 * len(panels)), sharex=True, squeeze=False)
     for line, (head_dim, padding) in zip(axes, panels, strict=True):

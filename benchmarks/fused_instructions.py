@@ -40,17 +40,21 @@ OPTIONAL = {
     "query_starts": "*i32",
     "key_starts": "*i32",
 }
+SHARED = {80: 163, 86: 99, 89: 99, 90: 227}  # KiB that a block may have, by compute capability
 FLOATS = ("scale", "dropout", "survival")
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
-def compiled(kernel, config, *, arch=90, dtype="bf16", head_dim=64, given=(), ones=(), signed=True, causal=False):
+def compiled(
+    kernel, config, *, arch=90, dtype="bf16", head_dim=64, value_dim=None, given=(), ones=(), signed=True, causal=False
+):
     """A kernel's machine code for compute capability `arch / 10`; `given` names the optional arguments in use.
 
     Triton compiles a kernel anew where a number is 1: `ones` names these.
     """
     constants = {
-        "HEAD": head_dim, "VALUE": head_dim, "HEAD_PAD": head_dim, "VALUE_PAD": head_dim, "SIGNED": signed,
+        "HEAD": head_dim, "VALUE": value_dim or head_dim, "HEAD_PAD": triton.next_power_of_2(head_dim),
+        "VALUE_PAD": triton.next_power_of_2(value_dim or head_dim), "SIGNED": signed,
         "EXACT": dtype == "fp32", "CAUSAL": causal, "PRECISION": "tf32x3", **config.kwargs,
     }  # fmt: skip
     constants |= {name: None for name in (*OPTIONAL, "window") if name not in given} | dict.fromkeys(ones, 1)
@@ -112,12 +116,20 @@ def per_score(loop: list[str], config) -> dict[str, float]:
     return {name: count / scores for name, count in counts.items()}
 
 
+def largest_that_fits(kernel, arch: int, head_dim: int):
+    """The configuration with the largest block that the GPU has room for, and its code for softmax and for TanhMax."""
+    for config in sorted(kernel.configs, key=lambda c: -c.kwargs["BLOCK_M"] * c.kwargs["BLOCK_N"]):
+        codes = [compiled(kernel, config, arch=arch, head_dim=head_dim, signed=signed) for signed in (False, True)]
+        if max(code.metadata.shared for code in codes) <= SHARED[arch] * 1024:
+            return config, *codes
+    raise ValueError(f"no block of {kernel.fn.__name__} fits into {SHARED[arch]} KiB at head dimension {head_dim}.")
+
+
 def kernel_rows(arch: int, head_dims: list[int]) -> list[list[str]]:
     rows = []
     for head_dim in head_dims:
         for kernel in tqdm(KERNELS, desc=f"head dimension {head_dim}", unit="kernel"):
-            config = max(kernel.configs, key=lambda c: c.kwargs["BLOCK_M"] * c.kwargs["BLOCK_N"])
-            softmax, signed = (compiled(kernel, config, arch=arch, head_dim=head_dim, signed=s) for s in (False, True))
+            config, softmax, signed = largest_that_fits(kernel, arch, head_dim)
             counts = [per_score(innermost_loops(code)[0], config) for code in (softmax, signed)]
             cells = [f"{a:.1f} → {b:.1f}" for a, b in zip(*(c.values() for c in counts), strict=True)]
             held = [resources(code) for code in (softmax, signed)]
@@ -141,12 +153,13 @@ def _two_exponentials(x, y, WAY: tl.constexpr, SIZE: tl.constexpr):
         both = tl.join(s, -s).to(tl.float16)
         both = tl.inline_asm_elementwise("ex2.approx.f16x2 $0, $1;", "=r,r", [both], tl.float16, True, 2)
         rising, falling = tl.split(both.to(tl.float32))
-    else:  # the second by a polynomial of degree 3 on the fraction, the whole part added to the exponent
+    else:  # the second by a polynomial of degree 3 on the fraction; adding 1.5 * 2^23 rounds and leaves the whole part
         rising = tl.exp2(s)
-        whole = tl.floor(-s)
-        fraction = -s - whole
+        shifted = 12582912.0 - s
+        fraction = -s - (shifted - 12582912.0)
         power = 1.0 + fraction * (0.6951 + fraction * (0.2276 + fraction * 0.0773))
-        falling = (power.to(tl.int32, bitcast=True) + (whole.to(tl.int32) << 23)).to(tl.float32, bitcast=True)
+        whole = shifted.to(tl.int32, bitcast=True) << 23
+        falling = (power.to(tl.int32, bitcast=True) + whole).to(tl.float32, bitcast=True)
     tl.store(y + at, rising)
     tl.store(y + SIZE + at, falling)
 
@@ -157,7 +170,7 @@ def exponential_rows(arch: int) -> list[list[str]]:
     for way in ("fp32", "f16x2", "polynomial"):
         code = built(_two_exponentials, signature, {"WAY": way, "SIZE": 1024}, {}, arch, config)
         lines = re.findall(r"/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?(\S+)", tool("nvdisasm", "-c", code))
-        moves = ("LDG", "STG", "MOV", "IADD", "IMAD.WIDE", "UMOV", "ULDC", "S2", "EXIT", "BRA", "NOP", "LOP3", "LEA")
+        moves = ("LDG", "STG", "MOV", "IMAD.WIDE", "IMAD.MOV", "UMOV", "ULDC", "S2", "EXIT", "BRA", "NOP", "LOP3")
         special = sum(name.startswith("MUFU") for name in lines)
         other = sum(not name.startswith(("MUFU", *moves)) for name in lines)
         rows.append([way, f"{special / 32:.1f}", f"{other / 32:.1f}"])
@@ -176,10 +189,12 @@ def vanishing_rows() -> list[list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arch", type=int, default=90, help="compute capability: 80 Ampere, 90 Hopper")
-    parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--arch", type=int, choices=SHARED, default=90, help="80, 86 Ampere, 89 Ada, 90 Hopper")
+    parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128], help="from 16 to 256")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "fused_instructions.md")
     options = parser.parse_args()
+    if not all(16 <= head_dim <= 256 for head_dim in options.head_dims):
+        parser.error(f"head dimensions lie in 16 to 256, got {options.head_dims}")
     header = ["head dimension", "kernel", "block", "exponentials", "floating point", "all instructions", "registers",
               "bytes spilled", "shared KiB"]  # fmt: skip
     notes = (

@@ -63,7 +63,7 @@ def machine(device: str) -> str:
 def write_table(path: Path, title: str, notes: str, header: list[str], rows: list[list[str]], device: str) -> None:
     """Print a Markdown table and write it to `path`, with the machine and the command that measured it."""
     lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}", *(f"| {' | '.join(row)} |" for row in rows)]
-    words = [Path(word).name if Path(word).exists() else word for word in sys.argv[1:]]  # no folders of this machine
+    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]  # no folders of this machine
     command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words])
     text = f"# {title}\n\n{machine(device)}\n\n{notes} Command: `{command}`.\n\n" + "\n".join(lines) + "\n"
     print(text)

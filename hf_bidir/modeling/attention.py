@@ -1,23 +1,19 @@
 """Attention with a free choice of activation: query, key, value -> context, one function per implementation."""
 
-from collections.abc import Sequence
 from functools import lru_cache
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers.utils import logging
 
-from .activations import check_negative_mass, get_attn_activation, score_shift, tanhmax
+from .activations import get_attn_activation, score_shift, tanhmax
+from .attention_inputs import HAS_COMPILER, HAS_TRITON, HEAD_DIMS, NegativeMass, check_dropout, check_shapes, per_head
 from .chunked_attention import chunked_tanhmax_attention
 
 logger = logging.get_logger(__name__)
 
 IMPLEMENTATIONS = ("auto", "eager", "chunked", "compiled", "lift", "fused")
-HAS_TRITON = find_spec("triton") is not None
-
-NegativeMass = float | Sequence[float] | Tensor
 
 
 def bidir_attention(
@@ -63,9 +59,8 @@ def bidir_attention(
     Raises:
         ValueError: shapes that do not fit, a mask that is not boolean, an unknown name, an impossible combination.
     """
-    _check_shapes(query, key, value, keep)
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout must lie in [0, 1), got {dropout}.")
+    check_shapes(query, key, value, keep)
+    check_dropout(dropout)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     negative_mass = per_head(negative_mass, query) if activation == "tanhmax" else 1.0
     if isinstance(negative_mass, float) and negative_mass == 0:
@@ -115,8 +110,9 @@ def packed_attention(
         query: `[total, heads, head_dim]`, the queries of all examples; `key` and `value` hold all keys.
         cu_seqlens: int32 `[examples + 1]` on the same device: 0, then where each example ends in the queries.
         cu_seqlens_k: the same of the keys, by default that of the queries.
-        max_seqlen, max_seqlen_k: the longest example, in queries and in keys; looked up when left out, which waits
-            for the GPU. Queries of longer examples than that get zeros.
+        max_seqlen, max_seqlen_k: the length of the longest example, in queries and in keys. When left out it is looked
+            up and the boundaries are checked, which waits for the GPU and cannot be compiled into one graph. When
+            given, nobody looks: boundaries that do not fit, or a longer example, give wrong results.
         activation: "tanhmax" or "softmax".
         causal: query `i` of an example attends to its keys `j <= i`.
         window: query `i` of an example attends to its keys with `|i - j| <= window`.
@@ -134,7 +130,7 @@ def packed_attention(
         shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
         raise ValueError(f"packed query, key and value are [total, heads, head_dim], got {shapes}.")
     query, key, value = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
-    _check_shapes(query, key, value, None)
+    check_shapes(query, key, value, None)
     if activation not in ("tanhmax", "softmax"):
         raise ValueError(f'activation="{activation}" has no fused path; choose "tanhmax" or "softmax".')
     mass = per_head(negative_mass, query) if activation == "tanhmax" else 1.0
@@ -142,7 +138,7 @@ def packed_attention(
         query,
         key,
         value,
-        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        scaling=scaling,
         signed=activation == "tanhmax" and not (isinstance(mass, float) and mass == 0),
         shift=None if isinstance(mass, float) and mass in (0, 1) else _shift(mass, query),
         dropout=dropout,
@@ -195,20 +191,6 @@ def _lifted_bias(shift: Tensor, mask: Tensor | None, length: int) -> Tensor:
     return bias.masked_fill(~mask & mask.any(-1, keepdim=True), -torch.inf)
 
 
-def keep_mask(attention_mask: Tensor | None) -> Tensor | None:
-    """Every 4-d mask that transformers hands to an attention layer, as one boolean keep-mask.
-
-    None stays None; boolean (sdpa) is one already; additive float (eager) drops -10000 and below and keeps the rest,
-    so it must be a mask, not a bias. Adding it to the scores would be wrong here: `e^-s` would give the dropped key
-    all of the weight.
-    """
-    if attention_mask is None or attention_mask.dtype == torch.bool:
-        return attention_mask
-    if not attention_mask.is_floating_point():
-        return attention_mask != 0
-    return attention_mask > -1e4
-
-
 def _choose(query, key, value, activation: str, negative_mass: float | Tensor, dropout: float) -> str:
     """The implementation that "auto" stands for; `benchmarks/attention.py` compares them.
 
@@ -238,10 +220,11 @@ def _fused_takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether "auto" may use the Triton kernel: half precision on an NVIDIA GPU of compute capability 8 or more."""
     return (
         HAS_TRITON
+        and HAS_COMPILER
         and query.device.type == "cuda"
         and torch.version.hip is None
         and query.dtype == key.dtype == value.dtype in (torch.float16, torch.bfloat16)
-        and all(16 <= x.shape[-1] <= 256 for x in (query, value))
+        and all(HEAD_DIMS[0] <= x.shape[-1] <= HEAD_DIMS[1] for x in (query, value))
         and torch.cuda.get_device_properties(query.device).major >= 8
     )
 
@@ -280,27 +263,6 @@ def _compiled_eager():
     return torch.compile(eager_attention, dynamic=True)
 
 
-def per_head(negative_mass: NegativeMass, query: Tensor) -> float | Tensor:
-    """A float, or a tensor `[heads, 1, 1]` where the heads differ or the value is learned."""
-    heads = query.shape[1]
-    if isinstance(negative_mass, int | float):
-        check_negative_mass(negative_mass)
-        return float(negative_mass)
-    if isinstance(negative_mass, str):
-        raise ValueError(f"negative_mass must be a number in [0, 1] or one per head, got {negative_mass!r}.")
-    count = negative_mass.numel() if isinstance(negative_mass, Tensor) else len(negative_mass)
-    if count not in (1, heads):
-        raise ValueError(f"negative_mass needs one value, or one for each of the {heads} heads, got {count}.")
-    if isinstance(negative_mass, Tensor):
-        check_negative_mass(negative_mass)
-        return negative_mass.reshape(-1, 1, 1)
-    for value in negative_mass:
-        check_negative_mass(value)
-    if len(set(negative_mass)) == 1:
-        return float(negative_mass[0])
-    return torch.tensor(negative_mass, dtype=torch.float32, device=query.device).view(-1, 1, 1)
-
-
 def _shift(negative_mass: float | Tensor, query: Tensor) -> Tensor:
     """`score_shift` as a tensor `[heads, 1, 1]` in the precision of the scores; of 0 it is as large as can be."""
     dtype = torch.promote_types(query.dtype, torch.float32)
@@ -312,25 +274,3 @@ def _shift(negative_mass: float | Tensor, query: Tensor) -> Tensor:
 
 def _has_zero(negative_mass: float | Tensor) -> bool:
     return isinstance(negative_mass, Tensor) and bool((negative_mass == 0).any())
-
-
-def _check_shapes(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> None:
-    """Raise ValueError that prints the shapes where they do not fit."""
-    shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
-    if query.dim() != 4 or key.dim() != 4 or value.shape[:3] != key.shape[:3]:
-        raise ValueError(f"expected [batch, heads, length, head_dim] with equal key and value lengths, got {shapes}.")
-    if query.shape[:2] != key.shape[:2] or query.shape[3] != key.shape[3]:
-        raise ValueError(f"query and key must agree in batch, heads and head_dim, got {shapes}.")
-    if query.numel() == 0 or value.numel() == 0:
-        raise ValueError(f"no size may be 0, got {shapes}.")
-    if keep is None:
-        return
-    if keep.dtype != torch.bool:
-        raise ValueError(f"keep must be boolean (True = attend), got {keep.dtype}; keep_mask() converts other masks.")
-    full = (*query.shape[:3], key.shape[2])
-    if (
-        keep.dim() != 4
-        or keep.shape[3] != full[3]
-        or any(k not in (1, n) for k, n in zip(keep.shape, full, strict=True))
-    ):
-        raise ValueError(f"keep must broadcast to [batch, heads, queries, keys] = {full}, got {tuple(keep.shape)}.")

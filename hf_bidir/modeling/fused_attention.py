@@ -11,16 +11,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .fused_kernels import INTERPRETED, forward_kernel, key_value_gradient_kernel, query_gradient_kernel
+from .attention_inputs import HEAD_DIMS, INTERPRETED, check_dropout, check_shapes
+from .fused_kernels import forward_kernel, key_value_gradient_kernel, query_gradient_kernel
 
-HEAD_DIMS = (16, 256)
+ELSEWHERE = 'use implementation="auto", or in a model attn_implementation="sdpa"'
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # Of this module, not of the package: a checkpoint's own copy of the file must not replace the operators of another.
 NAMESPACE = re.sub(r"\W", "_", __name__)
 
 
 class Packed(NamedTuple):
-    """Where examples lie that follow one another in one, `[1, heads, total, head_dim]`.
+    """Where examples begin and end whose queries and keys are joined in tensors `[1, heads, total, head_dim]`.
 
     `cu_seqlens` and `cu_seqlens_k` are int32, `[examples + 1]`: 0, then where every example ends; `max_seqlen` and
     `max_seqlen_k` are the lengths of the longest, in queries and in keys.
@@ -42,20 +43,34 @@ def packed_examples(
 ) -> Packed:
     """`Packed` from what a caller knows; ValueError where it cannot be the boundaries of `query` and `key`."""
     if cu_seqlens_k is None:
+        if max_seqlen_k is not None or key.shape[2] != query.shape[2]:
+            raise ValueError(
+                f"without cu_seqlens_k the keys have the queries' boundaries; got {key.shape[2]} keys for "
+                f"{query.shape[2]} queries and max_seqlen_k={max_seqlen_k}."
+            )
         cu_seqlens_k, max_seqlen_k = cu_seqlens, max_seqlen
     for name, starts in (("cu_seqlens", cu_seqlens), ("cu_seqlens_k", cu_seqlens_k)):
-        if starts.dtype != torch.int32 or starts.dim() != 1 or starts.shape != cu_seqlens.shape or len(starts) < 2:
-            raise ValueError(
-                f"{name} must be int32 [examples + 1], got {tuple(starts.shape)} {starts.dtype}; the other boundaries "
-                f"are {tuple(cu_seqlens.shape)}."
-            )
-        if starts.device != query.device:
-            raise ValueError(f"{name} must lie where the queries lie, on {query.device}, got {starts.device}.")
+        _check_starts(name, starts, len(cu_seqlens), query.device)
+    for name, longest in (("max_seqlen", max_seqlen), ("max_seqlen_k", max_seqlen_k)):
+        if longest is not None and (isinstance(longest, float) or longest < 1):
+            raise ValueError(f"{name} must be a whole number of at least 1, got {longest}.")
     longest = _longest(cu_seqlens, query.shape[2], "cu_seqlens") if max_seqlen is None else max_seqlen
     if max_seqlen_k is None:
-        same = cu_seqlens_k is cu_seqlens and query.shape[2] == key.shape[2]
+        same = cu_seqlens_k is cu_seqlens
         max_seqlen_k = longest if same else _longest(cu_seqlens_k, key.shape[2], "cu_seqlens_k")
-    return Packed(cu_seqlens, cu_seqlens_k, longest, max_seqlen_k)
+    return Packed(cu_seqlens.contiguous(), cu_seqlens_k.contiguous(), longest, max_seqlen_k)
+
+
+def _check_starts(name: str, starts: Tensor, count: int, device: torch.device) -> None:
+    if not isinstance(starts, Tensor):
+        raise ValueError(f"{name} must be an int32 tensor [examples + 1], got a {type(starts).__name__}.")
+    if starts.dtype != torch.int32 or starts.dim() != 1 or len(starts) != count or count < 2:
+        raise ValueError(
+            f"{name} must be int32 [examples + 1], as many as the other boundaries, {count}; got "
+            f"{tuple(starts.shape)} {starts.dtype} (.int() makes int32)."
+        )
+    if starts.device != device:
+        raise ValueError(f"{name} must lie on {device} as the queries do, got {starts.device}; .to() moves it.")
 
 
 def _longest(starts: Tensor, total: int, name: str) -> int:
@@ -73,7 +88,7 @@ def fused_attention(
     value: Tensor,
     keep: Tensor | None = None,
     *,
-    scaling: float,
+    scaling: float | None = None,
     signed: bool = True,
     shift: Tensor | None = None,
     dropout: float = 0.0,
@@ -88,7 +103,7 @@ def fused_attention(
             `queries`; the values may have another last size. Both last sizes lie in 16 to 256.
         keep: boolean, `[batch or 1, heads or 1, queries or 1, keys]`, True = attend. With one row for all queries,
             the blocks behind the last kept key cost nothing.
-        scaling: factor on `query @ key^T`.
+        scaling: factor on `query @ key^T`, by default `head_dim ** -0.5`.
         signed: False gives softmax.
         shift: `[heads, 1, 1]`, added to the scaled scores (`score_shift` of the negative mass), or None.
         dropout: probability in [0, 1) that a coefficient is set to 0, the others growing by `1 / (1 - dropout)`.
@@ -101,15 +116,20 @@ def fused_attention(
         nothing, and NaN where a score is NaN or infinite, as in softmax.
 
     Raises:
-        ValueError: no GPU, or a size, a dtype, a device or a combination that the kernel cannot take.
+        ValueError: no GPU, shapes that do not fit, or a size, a dtype or a combination that the kernel cannot take.
 
     Source: Huang, Yang, Wang 2024 (doi 10.6339/24-JDS1134) for TanhMax; Dao 2023 (arXiv:2307.08691) for the tiling.
     """
-    _check(query, key, value, keep, dropout, window, packed)
+    check_shapes(query, key, value, keep)
+    check_dropout(dropout)
+    _check(query, key, value, keep, shift, window, packed)
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     shift = None if shift is None else shift.float().flatten()
     # As a tensor, and not as a number, so that a compiled graph draws a new one at every call.
     seed = torch.randint(2**62, (1,), device=query.device) if dropout > 0 else None
     starts = (None, None, query.shape[2], key.shape[2]) if packed is None else packed
+    if window is not None:
+        window = min(window, max(query.shape[2], key.shape[2]))  # larger numbers would leave the range of int32
     return _forward(query, key, value, keep, shift, seed, *starts, signed, scaling, dropout, causal, window)[0]
 
 
@@ -203,7 +223,12 @@ def _gradients(ctx, grad_context, _):
     return *gradients, None, grad_shift, *[None] * 10
 
 
+def _no_second_gradients(ctx, *_):
+    raise RuntimeError('fused attention has first derivatives only; use "eager" for second ones.')
+
+
 _forward.register_autograd(_gradients, setup_context=_save)
+_backward.register_autograd(_no_second_gradients)
 
 
 class _Launch:
@@ -256,9 +281,13 @@ def _precision(dtype: torch.dtype) -> str:
 
     Three products of tf32 are as exact as one of fp32, and stay on the tensor cores.
     """
-    if INTERPRETED and dtype == torch.bfloat16:
-        return "wide"
-    return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    if dtype != torch.float32:
+        return "wide" if INTERPRETED and dtype == torch.bfloat16 else "tf32"
+    if hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # to ask in the old way is an error once this was set
+        allowed = torch.backends.cuda.matmul.fp32_precision == "tf32"
+    else:
+        allowed = torch.backends.cuda.matmul.allow_tf32
+    return "tf32" if allowed else "tf32x3"
 
 
 def _bounds(keep: Tensor) -> Tensor:
@@ -292,23 +321,29 @@ def _new_gradient(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     return like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
 
 
-def _check(query, key, value, keep, dropout, window, packed) -> None:
+def _check(query, key, value, keep, shift, window, packed) -> None:
     """Raise ValueError that names what the kernel can take, and what came."""
-    given = ", ".join(
-        f"{name} {tuple(x.shape)} {x.dtype} on {x.device}"
-        for name, x in (("query", query), ("key", key), ("value", value), ("keep", keep))
-        if x is not None
-    )
-    if query.device.type != "cuda" and not INTERPRETED:
-        raise ValueError(f'implementation="fused" runs on a GPU, got {given}; "auto" runs everywhere.')
-    if len({x.device for x in (query, key, value, keep) if x is not None}) > 1:
-        raise ValueError(f"query, key, value and keep must lie on one device, got {given}.")
-    if query.dtype not in DTYPES or len({query.dtype, key.dtype, value.dtype}) > 1:
-        raise ValueError(f"fused attention needs one dtype, fp16, bf16 or fp32; got {given}.")
+    tensors = {"query": query, "key": key, "value": value, "keep": keep, "shift": shift}
+    tensors = {name: x for name, x in tensors.items() if x is not None}
     low, high = HEAD_DIMS
-    if not all(low <= x.shape[-1] <= high for x in (query, value)):
-        raise ValueError(f'fused attention takes head dimensions from {low} to {high}, got {given}; use "auto".')
-    if window is not None and window < 0:
-        raise ValueError(f"window must be at least 0 or None, got {window}.")
-    if packed is not None and keep is not None:
-        raise ValueError(f"packed examples have no padding, so keep must be None; got {given}.")
+    if query.dtype not in DTYPES or len({query.dtype, key.dtype, value.dtype}) > 1:
+        expected = f"needs one dtype, fp16, bf16 or fp32; {ELSEWHERE}"
+    elif not all(low <= x.shape[-1] <= high for x in (query, value)):
+        expected = f"takes head dimensions from {low} to {high}; {ELSEWHERE}"
+    elif shift is not None and shift.numel() != query.shape[1]:
+        expected = f"needs a shift for each of the {query.shape[1]} heads"
+    elif window is not None and (isinstance(window, float) or window < 0):
+        expected = f"needs a window that is a whole number of at least 0, or None; it is {window}"
+    elif packed is not None and keep is not None:
+        expected = "takes packed examples without a mask: they have no padding, leave keep out"
+    elif len({x.device for x in tensors.values()}) > 1:
+        expected = "needs all tensors on one device"
+    elif query.device.type != "cuda" and not INTERPRETED:
+        expected = f"runs on a GPU; {ELSEWHERE}, which run everywhere"
+    elif query.device.type == "cuda" and torch.cuda.get_device_properties(query.device).major < 8:
+        expected = f"needs a GPU of compute capability 8 or more; {ELSEWHERE}"
+    else:
+        return
+    # A loop, and only here: torch.compile cannot follow a generator over sizes that it holds as symbols.
+    given = [f"{name} {tuple(x.shape)} {x.dtype} on {x.device}" for name, x in tensors.items()]
+    raise ValueError(f"fused attention {expected}. Got {', '.join(given)}.")

@@ -6,9 +6,10 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.masking_utils import AttentionMaskInterface
 
-from .attention import activated, bidir_attention, keep_mask, per_head
+from .attention import activated, bidir_attention
+from .attention_inputs import fused_obstacle, keep_mask, per_head
 from .configuration_bidir import (
     check_attn_implementation,
     check_bidir_config,
@@ -36,8 +37,14 @@ class BidirMixin:
     def __init__(self, config, *args, **kwargs):
         check_bidir_config(config)
         check_attn_implementation(getattr(config, "_attn_implementation", None), self.attends_between_tokens)
+        _check_fused(getattr(config, "_attn_implementation", None))
         super().__init__(config, *args, **kwargs)
         self._retype_attention()
+
+    def set_attn_implementation(self, attn_implementation, *args, **kwargs):
+        """As in transformers; "fused" is refused where the kernel cannot run."""
+        _check_fused(attn_implementation)
+        return super().set_attn_implementation(attn_implementation, *args, **kwargs)
 
     @classmethod
     def from_stock(cls, model, config):
@@ -99,6 +106,12 @@ class BidirMixin:
 def negative_mass_logits(module: nn.Module) -> Tensor:
     """The parameter `[heads]` of a layer whose sigmoid is the config's negative mass."""
     return torch.logit(torch.tensor(head_negative_masses(module.config, module.layer_idx)))
+
+
+def _check_fused(attn_implementation) -> None:
+    """Refuse the kernel before any work is done, where there is nothing to run it."""
+    if attn_implementation == "fused" and (obstacle := fused_obstacle()):
+        raise ValueError(f'attn_implementation="fused" cannot run here: {obstacle}; "sdpa" does without.')
 
 
 def _check_output_attentions(model, args, kwargs) -> None:
@@ -240,10 +253,15 @@ def _no_stock_layer(module: nn.Module, *args, **kwargs):
     )
 
 
+def _padding_mask(*args, attention_mask: Tensor | None = None, **kwargs) -> Tensor | None:
+    """Padding `[batch, keys]` as `[batch, 1, 1, keys]`: one row for all queries lets the kernel skip blocks."""
+    return None if attention_mask is None else attention_mask.bool()[:, None, None]
+
+
 # transformers takes a name only when it is known, and drops the mask of one without a function for masks. The layers
 # of a bidir model read the name from the config themselves.
 AttentionInterface.register("fused", _no_stock_layer)
-AttentionMaskInterface.register("fused", sdpa_mask)
+AttentionMaskInterface.register("fused", _padding_mask)
 
 
 def read_checkpoint_keys_like(stock: str, bidir: str) -> None:

@@ -15,6 +15,7 @@ from transformers.models.bert.modeling_bert import (
 # transformers 4.57 fetches only the files that this one imports itself, so every file of the model stands here.
 from .activations import tanhmax  # noqa: F401
 from .attention import bidir_attention  # noqa: F401
+from .attention_inputs import keep_mask  # noqa: F401
 from .chunked_attention import chunked_tanhmax_attention  # noqa: F401
 from .configuration_bidir import check_bidir_config  # noqa: F401
 from .configuration_bidir_bert import BidirBertConfig
@@ -22,6 +23,7 @@ from .modeling_bidir import BidirMixin, signed_self_attention
 
 if TYPE_CHECKING:  # attention.py imports these when it needs them, since they need Triton; they travel all the same
     from .fused_attention import fused_attention  # noqa: F401
+    from .fused_blocks import hyperbolic  # noqa: F401
     from .fused_kernels import forward_kernel  # noqa: F401
 
 

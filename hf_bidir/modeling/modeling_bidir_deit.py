@@ -7,6 +7,7 @@ from transformers.models.deit.modeling_deit import DeiTForImageClassification, D
 # transformers 4.57 fetches only the files that this one imports itself, so every file of the model stands here.
 from .activations import tanhmax  # noqa: F401
 from .attention import bidir_attention  # noqa: F401
+from .attention_inputs import keep_mask  # noqa: F401
 from .chunked_attention import chunked_tanhmax_attention  # noqa: F401
 from .configuration_bidir import check_bidir_config  # noqa: F401
 from .configuration_bidir_deit import BidirDeiTConfig
@@ -14,8 +15,8 @@ from .modeling_bidir import BidirMixin, read_checkpoint_keys_like, signed_image_
 
 if TYPE_CHECKING:  # attention.py imports these when it needs them, since they need Triton; they travel all the same
     from .fused_attention import fused_attention  # noqa: F401
+    from .fused_blocks import hyperbolic  # noqa: F401
     from .fused_kernels import forward_kernel  # noqa: F401
-
 
 try:  # transformers up to 5.16: projections in DeiTSelfAttention, the output projection outside it
     from transformers.models.deit.modeling_deit import DeiTSelfAttention

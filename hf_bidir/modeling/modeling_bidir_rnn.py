@@ -13,6 +13,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling, SequenceCl
 # transformers 4.57 fetches only the files that this one imports itself, so every file of the model stands here.
 from .activations import tanhmax  # noqa: F401
 from .attention import bidir_attention  # noqa: F401
+from .attention_inputs import keep_mask  # noqa: F401
 from .chunked_attention import chunked_tanhmax_attention  # noqa: F401
 from .configuration_bidir import check_bidir_config  # noqa: F401
 from .configuration_bidir_rnn import BidirRnnConfig
@@ -22,8 +23,8 @@ from .scores import SCORES, WITHOUT_QUERY, PerTokenScore
 
 if TYPE_CHECKING:  # attention.py imports these when it needs them, since they need Triton; they travel all the same
     from .fused_attention import fused_attention  # noqa: F401
+    from .fused_blocks import hyperbolic  # noqa: F401
     from .fused_kernels import forward_kernel  # noqa: F401
-
 
 RECURRENT = {"lstm": nn.LSTM, "gru": nn.GRU}
 

@@ -8,7 +8,7 @@ from torch.autograd import gradcheck
 
 from hf_bidir import bidir_attention, tanhmax
 from hf_bidir.modeling import chunked_attention
-from hf_bidir.modeling.attention import keep_mask
+from hf_bidir.modeling.attention_inputs import keep_mask
 
 FAST = ["auto", "chunked", "compiled", "lift"]
 MASSES = [1.0, 0.3, (0.9, 0.5, 0.1)]

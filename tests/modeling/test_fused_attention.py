@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from hf_bidir import bidir_attention, packed_attention
 
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 
-from hf_bidir.modeling import fused_attention as module
-from hf_bidir.modeling.fused_attention import fused_attention
+from hf_bidir.modeling import fused_attention as module  # noqa: E402
+from hf_bidir.modeling.fused_attention import fused_attention  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = [torch.float16, torch.bfloat16]
@@ -78,7 +78,8 @@ def assert_as_exact_as_the_plain_path(got, plainly, gold):
 
     A few numbers may come out of the plain path exact by luck, hence the units in the last place on top.
     """
-    for ours, theirs, exact in zip(distance(got, gold), distance(plainly, gold), gold, strict=True):
+    plain_distances = distance(plainly, gold) if plainly else [0] * len(gold)
+    for ours, theirs, exact in zip(distance(got, gold), plain_distances, gold, strict=True):
         if got[0].dtype == torch.float32:
             assert ours <= 1e-5 * (exact.norm().item() + 1)
         else:
@@ -234,7 +235,7 @@ def test_packed_examples_attend_to_themselves_alone(causal, window, mass):
         ([0, 7, 50], r"cu_seqlens must rise from 0 to 60, got \[0, 7, 50\]"),
         ([0, 40, 7, 60], r"must rise from 0 to 60, got \[0, 40, 7, 60\]"),
         ([5, 60], "must rise from 0 to 60"),
-        ([60], r"must be int32 \[examples \+ 1\], got \(1,\)"),
+        ([60], r"must be int32 \[examples \+ 1\].*got \(1,\)"),
     ],
 )
 def test_boundaries_that_cannot_be_are_refused(numbers, message):
@@ -245,8 +246,47 @@ def test_boundaries_that_cannot_be_are_refused(numbers, message):
 
 def test_boundaries_of_another_dtype_are_refused():
     query = packed_inputs()[0]
-    with pytest.raises(ValueError, match=r"must be int32 .* torch\.int64"):
+    with pytest.raises(ValueError, match=r"must be int32 .*torch\.int64"):
         packed_attention(query, query, query, boundaries([0, 60]).long())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cu_seqlens": [0, 60]}, "must be an int32 tensor .* got a list"),
+        ({"max_seqlen": 0}, "max_seqlen must be a whole number of at least 1, got 0"),
+        ({"max_seqlen": 6.0}, "max_seqlen must be a whole number of at least 1, got 6.0"),
+        ({"max_seqlen_k": 60}, "without cu_seqlens_k the keys have the queries' boundaries; .*max_seqlen_k=60"),
+        ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
+        ({"window": 1.5}, "a whole number of at least 0, or None; it is 1.5"),
+        ({"activation": "tanh"}, '"tanh" has no fused path; choose "tanhmax" or "softmax"'),
+    ],
+)
+def test_what_packed_attention_cannot_take_is_refused(change, message):
+    query = packed_inputs()[0]
+    with pytest.raises(ValueError, match=message):
+        packed_attention(query, query, query, **{"cu_seqlens": boundaries([0, 60])} | change)
+
+
+def test_packed_keys_without_boundaries_of_their_own_are_as_many_as_the_queries():
+    query, key, value = packed_inputs()
+    with pytest.raises(ValueError, match="got 61 keys for 60 queries"):
+        packed_attention(query, key, value, boundaries([0, 60]), max_seqlen=60)
+
+
+def test_second_derivatives_are_refused():
+    query, key, value = projections()
+    context = bidir_attention(query, key, value, implementation="fused")[0]
+    (gradient,) = torch.autograd.grad(context.sum(), query, create_graph=True)
+    with pytest.raises(RuntimeError, match='first derivatives only; use "eager"'):
+        gradient.sum().backward()
+
+
+def test_the_kernel_alone_checks_the_shapes_too():
+    query, key, value = projections()
+    for wrong in ([query, key[..., :8], value], [query, key[:, :1], value[:, :1]], [query, key, value[:, :, :9]]):
+        with pytest.raises(ValueError, match=r"got query \(2, 2, 33, 16\)"):
+            fused_attention(*wrong)
 
 
 def test_boundaries_behind_the_end_read_nothing_there_even_when_nobody_looks_them_up():
@@ -279,14 +319,42 @@ def test_inputs_may_lie_in_memory_as_they_like():
 
 
 def test_a_query_that_is_one_broadcast_to_all_examples_gets_its_gradient():
-    query, key, value = projections()
-    one = query[:1].detach().requires_grad_()
-    for expected, got in zip(
-        plain([one.expand(2, -1, -1, -1), key, value])[:1] + plain([one.expand(2, -1, -1, -1), key, value])[2:],
-        with_gradients(bidir_attention(one.expand(2, -1, -1, -1), key, value, implementation="fused")[0], [key, value]),
-        strict=True,
-    ):
+    _, key, value = projections()
+    one = projections(batch=1)[0]
+    gradients = []
+    for implementation in ("eager", "fused"):
+        context = bidir_attention(one.expand(2, -1, -1, -1), key, value, implementation=implementation)[0]
+        gradients.append(with_gradients(context, [one, key, value]))
+    for expected, got in zip(*gradients, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="a GPU chooses its blocks itself")
+@pytest.mark.parametrize(("rows", "columns"), [(32, 16), (16, 32), (64, 16)])
+@pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (False, 5), (True, 20)])
+def test_the_size_of_the_blocks_changes_nothing(rows, columns, causal, window, monkeypatch):
+    for kernel in (module.forward_kernel, module.query_gradient_kernel, module.key_value_gradient_kernel):
+        monkeypatch.setattr(kernel, "configs", [triton.Config({"BLOCK_M": rows, "BLOCK_N": columns})])
+    inputs, keep = projections(queries=70, keys=75), mask("padding", 2, 2, 70, 75)
+    got = with_gradients(fused_attention(*inputs, keep, causal=causal, window=window), inputs)
+    reach = within_reach(keep, 70, 75, causal, window)
+    assert_as_exact_as_the_plain_path(got, None, plain(inputs, reach, torch.float64))
+
+
+def test_a_window_beyond_every_key_is_no_window():
+    inputs = [t.detach() for t in projections()]
+    torch.testing.assert_close(fused_attention(*inputs, window=2**31 - 1), fused_attention(*inputs))
+
+
+def test_under_autocast_the_kernel_takes_what_the_projections_give():
+    inputs = projections()
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        query, key, value = (t @ torch.eye(16, device=DEVICE) for t in inputs)
+        context = bidir_attention(query, key, value, implementation="fused")[0]
+    assert context.dtype == torch.bfloat16
+    gold = plain(inputs, dtype=torch.float64)
+    for got, exact in zip(with_gradients(context, inputs), gold, strict=True):
+        assert distance([got], [exact])[0] < 0.02 * exact.norm()
 
 
 def test_what_is_kept_for_the_backward_pass_grows_with_the_length_and_not_with_its_square():
@@ -303,10 +371,10 @@ def test_what_is_kept_for_the_backward_pass_grows_with_the_length_and_not_with_i
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"head_dim": 8}, r"head dimensions from 16 to 256, got query \(2, 2, 33, 8\)"),
+        ({"head_dim": 8}, r"head dimensions from 16 to 256; .* Got query \(2, 2, 33, 8\)"),
         ({"head_dim": 264}, "head dimensions from 16 to 256"),
         ({"value_dim": 8}, r"head dimensions from 16 to 256.*value \(2, 2, 29, 8\)"),
-        ({"dtype": torch.float64}, "one dtype, fp16, bf16 or fp32; got query .* torch.float64"),
+        ({"dtype": torch.float64}, "one dtype, fp16, bf16 or fp32; .* Got query .* torch.float64"),
         ({"keys": 0}, r"no size may be 0, got query \(2, 2, 33, 16\), key \(2, 2, 0, 16\)"),
     ],
 )
@@ -324,25 +392,43 @@ def test_mixed_dtypes_are_refused():
 def test_a_mask_besides_packed_examples_is_refused():
     query = projections(queries=29)[0]
     examples = module.Packed(boundaries([0, 29]), boundaries([0, 29]), 29, 29)
-    with pytest.raises(ValueError, match="keep must be None"):
+    with pytest.raises(ValueError, match="leave keep out"):
         fused_attention(query, query, query, mask("padding", 2, 1, 1, 29), scaling=1.0, packed=examples)
 
 
 def test_a_window_below_0_is_refused():
     query = projections(queries=29)[0]
-    with pytest.raises(ValueError, match="window must be at least 0 or None, got -1"):
+    with pytest.raises(ValueError, match="a whole number of at least 0, or None; it is -1"):
         fused_attention(query, query, query, scaling=1.0, window=-1)
 
 
-def test_a_compiled_graph_holds_the_kernel_whole():
-    inputs, keep = projections(queries=29), mask("padding", 2, 2, 29, 29)
+def test_a_compiled_graph_holds_the_kernel_whole_at_every_length():
+    def attend(query, key, value):
+        return bidir_attention(query, key, value, negative_mass=0.5, implementation="fused")[0]
+
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    for length in (17, 19, 29):
+        inputs = projections(1, 1, length, length)
+        got = with_gradients(compiled(*inputs), inputs)
+        for expected, ours in zip(with_gradients(attend(*inputs), inputs), got, strict=True):
+            torch.testing.assert_close(ours, expected)
+
+
+def test_packed_attention_compiles_into_one_graph_where_the_longest_is_given():
+    inputs, starts = packed_inputs()[:1] * 3, boundaries([0, 20, 60])
 
     def attend(query, key, value):
-        return bidir_attention(query, key, value, keep, negative_mass=0.5, implementation="fused")[0]
+        return packed_attention(query, key, value, starts, max_seqlen=40)
 
-    compiled = with_gradients(torch.compile(attend, fullgraph=True, backend="aot_eager")(*inputs), inputs)
-    for expected, got in zip(with_gradients(attend(*inputs), inputs), compiled, strict=True):
-        torch.testing.assert_close(got, expected)
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*inputs), attend(*inputs))
+
+
+def test_boundaries_may_be_a_column_of_a_table():
+    query = packed_inputs()[0]
+    column = boundaries([[0, 0], [20, 1], [60, 2]])[:, 0]
+    got = packed_attention(query, query, query, column)
+    torch.testing.assert_close(got, packed_attention(query, query, query, boundaries([0, 20, 60])))
 
 
 def test_an_exported_program_holds_the_kernel():
@@ -387,7 +473,7 @@ except (ValueError, ImportError) as error:
 def test_without_a_gpu_fused_says_so_and_auto_does_without():
     printed = run_alone(ATTEMPT, TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="")
     assert printed.startswith("torch.Size([1, 1, 4, 16])\n")
-    assert '"fused" runs on a GPU, got query (1, 1, 4, 16) torch.float32 on cpu' in printed
+    assert 'fused attention runs on a GPU; use implementation="auto"' in printed
 
 
 def test_without_triton_fused_says_so_and_auto_does_without():
@@ -399,3 +485,18 @@ def test_without_triton_fused_says_so_and_auto_does_without():
 def test_nothing_imports_triton_before_the_kernel_is_asked_for():
     code = "import sys, hf_bidir; print([name for name in sys.modules if 'fused' in name and 'hf_bidir' in name])"
     assert run_alone(code) == "[]\n"
+
+
+NEW_WAY = """
+import torch
+from hf_bidir import bidir_attention
+torch.backends.cuda.matmul.fp32_precision = "tf32"
+device = "cuda" if torch.cuda.is_available() else "cpu"
+for dtype in (torch.float16, torch.float32):
+    x = torch.randn(1, 1, 4, 16, device=device, dtype=dtype)
+    print(bidir_attention(x, x, x, implementation="fused")[0].dtype)
+"""
+
+
+def test_torchs_new_way_of_allowing_tf32_is_understood():
+    assert run_alone(NEW_WAY) == "torch.float16\ntorch.float32\n"

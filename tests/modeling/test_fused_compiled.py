@@ -42,7 +42,7 @@ def shared_memory(arch: int, cases: list[dict]) -> list[int]:
 def test_every_option_compiles_for_hopper():
     cases = [
         {"given": ["keep", "bounds", "shift"]},
-        {"given": ["keep", "seed"], "dtype": "fp16"},
+        {"given": ["keep", "seed"], "dtype": "fp16", "head_dim": 40, "value_dim": 80},
         {"given": ["query_starts", "key_starts", "window"], "causal": True},
         {"signed": False},
         {"ones": ["heads", "longest", "query_rows", "key_rows"], "given": ["keep", "bounds", "window"]},

@@ -16,6 +16,7 @@ from hf_bidir import (
     BidirViTConfig,
     BidirViTForImageClassification,
 )
+from hf_bidir.modeling import modeling_bidir
 
 pytest.importorskip("triton")
 
@@ -60,6 +61,20 @@ def test_a_padded_bert_learns_the_same_from_the_kernel_and_from_the_plain_path(c
     plain = loss_and_gradients(model, SENTENCES, "eager")
     for expected, got in zip(plain, loss_and_gradients(model, SENTENCES, "fused"), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_the_kernel_gets_padding_as_one_row_for_all_queries(monkeypatch):
+    model, masks = bert(), []
+    model.set_attn_implementation("fused")
+    attend = modeling_bidir.bidir_attention
+
+    def recording(query, key, value, keep, **options):
+        masks.append(keep)
+        return attend(query, key, value, keep, **options)
+
+    monkeypatch.setattr(modeling_bidir, "bidir_attention", recording)
+    model(**SENTENCES)
+    assert [tuple(keep.shape) for keep in masks] == [(3, 1, 1, 9)] * 2
 
 
 def test_a_vit_learns_the_same_from_the_kernel_and_from_the_plain_path():
@@ -121,6 +136,33 @@ def test_the_kernel_travels_with_a_checkpoint_and_is_imported_only_when_used(tmp
     )
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 1e-4
+
+
+WITHOUT_GPU = """
+import sys, hf_bidir
+folder = sys.argv[1]
+model = hf_bidir.BidirBertForSequenceClassification.from_pretrained(folder)
+for load in (
+    lambda: hf_bidir.BidirBertForSequenceClassification.from_pretrained(folder, attn_implementation="fused"),
+    lambda: model.set_attn_implementation("fused"),
+):
+    try:
+        load()
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_a_machine_without_a_gpu_refuses_the_kernel_before_any_work_is_done(tmp_path):
+    bert().save_pretrained(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_GPU, tmp_path],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""},
+        check=False,
+    )
+    assert done.stdout.count('attn_implementation="fused" cannot run here: torch sees no GPU; "sdpa" does') == 2
 
 
 def test_coefficients_are_refused_rather_than_left_out():

@@ -1,0 +1,191 @@
+"""What Triton kernels of signed attention do with a block of scores: which of them count, sinh and cosh, dropout."""
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError as error:
+    raise ImportError(
+        'implementation="fused" needs Triton, which comes with torch for CUDA on Linux (pip install triton); '
+        '"auto" does without it.'
+    ) from error
+
+LN2 = tl.constexpr(0.6931471805599453)
+# Of |t|: below it 2^t - 2^-t would cancel. Half precision needs no more than sinh(s) = s there, exact to 4e-5, as the
+# difference is above it; fp32 gets four terms of the series, exact to 1e-8.
+LINEAR_BELOW, SERIES_BELOW = tl.constexpr(0.0144), tl.constexpr(0.7)
+PHILOX_ROUNDS = tl.constexpr(7)  # as many as Salmon et al. 2011 found to pass every test of randomness
+
+
+@triton.jit
+def hyperbolic(t, level, small, SIGNED: tl.constexpr, EXACT: tl.constexpr):
+    """`2 sinh` and `2 cosh` of scores in base 2, both times `2^-level`; for softmax `2^(t - level)` twice.
+
+    `2^t - 2^-t` loses digits of sinh where t is small. `small` says in which rows all scores are; it is None where
+    cosh outweighs the loss. fp32 looks at every score.
+    """
+    rising = tl.exp2(t - level)
+    if not SIGNED:
+        return rising, rising
+    falling = tl.exp2(-t - level)
+    sinh, cosh = rising - falling, rising + falling
+    if small is not None:
+        if EXACT:
+            square = t * t * (LN2 * LN2)
+            series = t * (2 * LN2 * tl.exp2(-level)) * (1 + square / 6 * (1 + square / 20 * (1 + square / 42)))
+            sinh = tl.where(tl.abs(t) < SERIES_BELOW, series, sinh)
+        else:  # tanh(s) = s
+            sinh = tl.where(small, t * (LN2 * cosh), sinh)
+    return sinh, cosh
+
+
+@triton.jit
+def columns_in_reach(
+    keep, bounds, first_row, keys, window, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """For a block of queries: keys before the first and from the last on are out of reach; from `whole` to `partial`
+    every key of every block counts."""
+    first, whole, partial, last = 0, 0, keys, keys
+    if bounds is not None:
+        partial, last = tl.load(bounds), tl.load(bounds + 1)
+    elif keep is not None:
+        partial = 0
+    if CAUSAL:
+        partial, last = tl.minimum(partial, first_row + 1), tl.minimum(last, first_row + BLOCK_M)
+    if window is not None:
+        first = tl.maximum(first_row - window, 0) // BLOCK_N * BLOCK_N
+        whole = tl.cdiv(tl.maximum(first_row + BLOCK_M - 1 - window, 0), BLOCK_N) * BLOCK_N
+        partial, last = tl.minimum(partial, first_row + window + 1), tl.minimum(last, first_row + BLOCK_M + window)
+        whole = tl.minimum(whole, tl.cdiv(tl.maximum(last, first), BLOCK_N) * BLOCK_N)
+    partial = tl.maximum(partial // BLOCK_N * BLOCK_N, whole)
+    return first, whole, partial, last
+
+
+@triton.jit
+def rows_in_reach(
+    keep, bounds, first_column, queries, keys, window, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """For a block of keys: the queries in reach, and from `whole` to `partial` those for which all its keys count."""
+    first, whole, partial, last = 0, 0, queries, queries
+    if CAUSAL:
+        first, whole = first_column // BLOCK_M * BLOCK_M, first_column + BLOCK_N - 1
+    if window is not None:
+        first = tl.maximum(first, tl.maximum(first_column - window, 0) // BLOCK_M * BLOCK_M)
+        whole = tl.maximum(whole, first_column + BLOCK_N - 1 - window)
+        partial, last = first_column + window + 1, tl.minimum(last, first_column + BLOCK_N + window)
+        partial = tl.where(partial < last, partial // BLOCK_M * BLOCK_M, last)
+    end = tl.cdiv(tl.maximum(last, first), BLOCK_M) * BLOCK_M
+    whole = tl.minimum(tl.maximum(tl.cdiv(whole, BLOCK_M) * BLOCK_M, first), end)
+    if bounds is not None:
+        whole = tl.where(first_column + BLOCK_N <= tl.load(bounds), whole, end)
+        last = tl.where(first_column < tl.load(bounds + 1), last, 0)
+    elif keep is not None:
+        whole = end
+    whole = tl.minimum(whole, last)
+    return first, whole, tl.maximum(tl.minimum(partial, last), whole), last
+
+
+@triton.jit
+def kept_pairs(
+    keep, bounds, first_row, first_column, queries, keys, stride_m, stride_n, window,
+    CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Which pairs of a block count, `[BLOCK_M, BLOCK_N]`."""
+    rows = first_row + tl.arange(0, BLOCK_M)[:, None]
+    columns = first_column + tl.arange(0, BLOCK_N)[None, :]
+    kept = (rows >= 0) & (columns < keys)
+    if bounds is not None:  # the same keys for all queries
+        kept = kept & (tl.load(keep + columns.to(tl.int64) * stride_n, mask=columns < keys, other=0) != 0)
+    elif keep is not None:
+        inside = (rows < queries) & (columns < keys)
+        kept = kept & (
+            tl.load(keep + rows.to(tl.int64) * stride_m + columns.to(tl.int64) * stride_n, mask=inside, other=0) != 0
+        )
+    if CAUSAL:
+        kept = kept & (columns <= rows)
+    if window is not None:
+        kept = kept & (columns - rows <= window) & (rows - columns <= window)
+    return kept
+
+
+@triton.jit
+def surviving(seed, first_row, first_column, keys, dropout, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Which coefficients of a block dropout leaves, by their place alone, whatever the blocks: four to a draw."""
+    rows = first_row + tl.arange(0, BLOCK_M)[:, None]
+    fours = first_column // 4 + tl.arange(0, BLOCK_N // 4)[None, :]
+    a, b, c, d = tl.rand4x(seed, rows * tl.cdiv(keys, 4) + fours, PHILOX_ROUNDS)
+    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [BLOCK_M, BLOCK_N]) >= dropout
+
+
+@triton.jit
+def scores_of(a, b, scale, shift, h, PRECISION: tl.constexpr):
+    """The scores of a block in base 2, shifted by what belongs to the head."""
+    t = product(a, b, PRECISION) * scale
+    if shift is not None:
+        t += tl.load(shift + h)
+    return t
+
+
+@triton.jit
+def own_block(longest, BLOCK: tl.constexpr):
+    """Which head of which example a program works on, counted through, and where its block begins."""
+    blocks = tl.cdiv(longest, BLOCK)
+    return tl.program_id(0) // blocks, tl.program_id(0) % blocks * BLOCK
+
+
+@triton.jit
+def extent(starts, b, length):
+    """An example's index, its first row and its length: packed examples follow one another in a single one.
+
+    Whatever the starts say, nothing outside the tensor is touched.
+    """
+    if starts is not None:
+        first = tl.minimum(tl.maximum(tl.load(starts + b), 0), length)
+        return 0, first, tl.minimum(tl.maximum(tl.load(starts + b + 1), first), length) - first
+    return b, 0, length
+
+
+@triton.jit
+def moved(base, z, h, row, stride_z, stride_h, stride_n):
+    """A pointer, or an offset, moved to one row of one head; counted in 64 bits."""
+    return base + (
+        tl.cast(z, tl.int64) * stride_z + tl.cast(h, tl.int64) * stride_h + tl.cast(row, tl.int64) * stride_n
+    )
+
+
+@triton.jit
+def load_rows(base, first, stride, limit, ROWS: tl.constexpr, WIDTH: tl.constexpr, PAD: tl.constexpr):
+    """`[ROWS, PAD]` of a matrix whose rows are dense, zero behind its `limit` rows and `WIDTH` columns."""
+    rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, PAD)[None, :]
+    inside = first + rows < limit
+    if PAD != WIDTH:
+        inside = inside & (columns < WIDTH)
+    return tl.load(base + tl.cast(first, tl.int64) * stride + rows * stride + columns, mask=inside, other=0.0)
+
+
+@triton.jit
+def store_rows(
+    base, block, first, stride, limit, ROWS: tl.constexpr, WIDTH: tl.constexpr, PAD: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, PAD)[None, :]
+    inside = (first + rows < limit) & (columns < WIDTH)
+    pointers = base + tl.cast(first, tl.int64) * stride + rows * stride + columns
+    tl.store(pointers, rounded(block, base.dtype.element_ty, PRECISION), mask=inside)
+
+
+@triton.jit
+def rounded(x, DTYPE: tl.constexpr, PRECISION: tl.constexpr):
+    """fp32 numbers in a narrower type, to the nearest, ties to even; the interpreter would cut bf16 off."""
+    if PRECISION == "wide":
+        bits = x.to(tl.uint32, bitcast=True)
+        x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)
+    return x.to(DTYPE)
+
+
+@triton.jit
+def product(a, b, PRECISION: tl.constexpr):
+    """A product on the tensor cores, summed in fp32; the interpreter cannot multiply bf16."""
+    if PRECISION == "wide":
+        return tl.dot(a.to(tl.float32), b.to(tl.float32))
+    return tl.dot(a, b, input_precision=PRECISION)
