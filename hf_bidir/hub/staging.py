@@ -109,7 +109,7 @@ def code_files(auto_map: dict[str, str]) -> list[str]:
     while found:
         needed |= found
         imports = "".join((MODELING / name).read_text(encoding="utf-8") for name in found)
-        found = {f"{name}.py" for name in re.findall(r"^from \.(\w+) import", imports, re.MULTILINE)} - needed
+        found = {f"{name}.py" for name in re.findall(r"^ *from \.(\w+) import", imports, re.MULTILINE)} - needed
     return sorted(needed)
 
 
