@@ -113,7 +113,7 @@ def fused_attention(
 
     Returns:
         The context, `[batch, heads, queries, value_dim]`, in the dtype of `query`. Zeros where a query may attend to
-        nothing, and NaN where a score is NaN or infinite, as in softmax.
+        nothing, and NaN where a score is NaN or +inf, as in softmax.
 
     Raises:
         ValueError: no GPU, shapes that do not fit, or a size, a dtype or a combination that the kernel cannot take.
@@ -151,7 +151,7 @@ def _forward(
     causal: bool,
     window: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """The context, and `log2(sum 2 cosh)` of every row, `[batch, heads, queries]`."""
+    """The context, and `log2(sum 2 cosh)` of every row, `[batch, heads, queries]`, negated where all scores are small."""
     query, key, value = (_dense_rows(x) for x in (query, key, value))
     context, normaliser = _new_context(query, value, cu_seqlens), _new_normaliser(query, cu_seqlens)
     launch = _Launch(
