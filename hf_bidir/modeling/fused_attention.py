@@ -151,7 +151,7 @@ def _forward(
     causal: bool,
     window: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """The context, and `log2(sum 2 cosh)` of every row, `[batch, heads, queries]`, negated where all scores are small."""
+    """The context, and of every row `[batch, heads, queries]` log2(sum 2 cosh), negated where all scores are small."""
     query, key, value = (_dense_rows(x) for x in (query, key, value))
     context, normaliser = _new_context(query, value, cu_seqlens), _new_normaliser(query, cu_seqlens)
     launch = _Launch(
