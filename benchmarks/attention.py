@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import torch
+from matplotlib.ticker import NullFormatter
 from measure import interleaved_medians, peak_memory, write_table
 from torch import Tensor
 from torch.nn import functional as F
@@ -107,6 +108,7 @@ def arguments() -> argparse.Namespace:
 
 def measure(head_dim: int, padding: float, length: int, options: argparse.Namespace) -> list[list[str]]:
     """One row per implementation and what it is beside."""
+    torch.compiler.reset()  # after eight recompilations torch.compile would silently run the plain path
     problem = random_problem(head_dim, padding, length, options)
     rows = []
     for name in options.implementations:
@@ -288,6 +290,7 @@ def draw(rows: list[list[str]], path: Path) -> None:
             axis.set(title=f"{direction}, heads of {head_dim}, {padding} padding", xscale="log", yscale="log")
             axis.title.set_fontsize(10)
             axis.set(xlabel="length", ylabel=f"time / {BASELINE}")
+            axis.yaxis.set_minor_formatter(NullFormatter())
     axes[0, 1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     figure.tight_layout()
     figure.savefig(path, dpi=100)
