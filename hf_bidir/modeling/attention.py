@@ -62,9 +62,7 @@ def bidir_attention(
     check_shapes(query, key, value, keep)
     check_dropout(dropout)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    negative_mass = per_head(negative_mass, query) if activation == "tanhmax" else 1.0
-    if isinstance(negative_mass, float) and negative_mass == 0:
-        activation, negative_mass = "softmax", 1.0
+    activation, negative_mass = _resolved(activation, negative_mass, query)
     if implementation == "auto":
         implementation = _choose(query, key, value, activation, negative_mass, dropout)
     if implementation == "eager":
@@ -75,7 +73,7 @@ def bidir_attention(
     _check_implementation(implementation, activation, negative_mass, dropout)
     if activation == "softmax" and implementation != "fused":
         return softmax_attention(query, key, value, keep, scaling, dropout), None
-    shift = None if isinstance(negative_mass, float) and negative_mass == 1 else _shift(negative_mass, query)
+    shift = _shift(negative_mass, query)
     if implementation == "fused":
         from .fused_attention import fused_attention
 
@@ -133,14 +131,14 @@ def packed_attention(
     check_shapes(query, key, value, None)
     if activation not in ("tanhmax", "softmax"):
         raise ValueError(f'activation="{activation}" has no fused path; choose "tanhmax" or "softmax".')
-    mass = per_head(negative_mass, query) if activation == "tanhmax" else 1.0
+    activation, negative_mass = _resolved(activation, negative_mass, query)
     context = fused_attention(
         query,
         key,
         value,
         scaling=scaling,
-        signed=activation == "tanhmax" and not (isinstance(mass, float) and mass == 0),
-        shift=None if isinstance(mass, float) and mass in (0, 1) else _shift(mass, query),
+        signed=activation == "tanhmax",
+        shift=_shift(negative_mass, query),
         dropout=dropout,
         causal=causal,
         window=window,
@@ -263,8 +261,16 @@ def _compiled_eager():
     return torch.compile(eager_attention, dynamic=True)
 
 
-def _shift(negative_mass: float | Tensor, query: Tensor) -> Tensor:
-    """`score_shift` as a tensor `[heads, 1, 1]` in the precision of the scores; of 0 it is as large as can be."""
+def _resolved(activation: str, negative_mass: NegativeMass, query: Tensor) -> tuple[str, float | Tensor]:
+    """Activation and negative mass as `per_head`: TanhMax with a mass of 0 is softmax, and only TanhMax has one."""
+    mass = per_head(negative_mass, query) if activation == "tanhmax" else 1.0
+    return ("softmax", 1.0) if isinstance(mass, float) and mass == 0 else (activation, mass)
+
+
+def _shift(negative_mass: float | Tensor, query: Tensor) -> Tensor | None:
+    """`score_shift` as `[heads, 1, 1]` in the precision of the scores, None where it is 0; of 0 as large as can be."""
+    if isinstance(negative_mass, float) and negative_mass == 1:
+        return None
     dtype = torch.promote_types(query.dtype, torch.float32)
     if isinstance(negative_mass, float):
         return torch.full((query.shape[1], 1, 1), score_shift(negative_mass), dtype=dtype, device=query.device)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .attention_inputs import HEAD_DIMS, INTERPRETED, check_dropout, check_shapes
+from .fused_blocks import triton
 from .fused_kernels import forward_kernel, key_value_gradient_kernel, query_gradient_kernel
 
 ELSEWHERE = 'use implementation="auto", or in a model attn_implementation="sdpa"'
@@ -250,8 +251,8 @@ class _Launch:
         self.options = {
             "HEAD": head_dim,
             "VALUE": value.shape[3],
-            "HEAD_PAD": _power_of_2(head_dim),
-            "VALUE_PAD": _power_of_2(value.shape[3]),
+            "HEAD_PAD": triton.next_power_of_2(head_dim),
+            "VALUE_PAD": triton.next_power_of_2(value.shape[3]),
             "SIGNED": signed,
             "EXACT": query.dtype == torch.float32,
             "CAUSAL": causal,
@@ -265,15 +266,10 @@ class _Launch:
         strides = [stride for tensor in tensors for stride in tensor.stride()[:3]]
         length_class = min(longest.bit_length(), 12)
         with torch.cuda.device_of(tensors[0]):  # Triton starts a kernel on the current device
-            kernel[lambda meta: (self.places * -(-longest // meta[block]),)](
+            kernel[lambda meta: (self.places * triton.cdiv(longest, meta[block]),)](
                 *tensors, *of_rows, *self.pointers, *strides, *self.mask_strides, *self.bounds_strides,
                 self.heads, longest, length_class, *self.rows, *self.numbers, **self.options,
             )  # fmt: skip
-
-
-def _power_of_2(size: int) -> int:
-    """The least that is not smaller than `size`."""
-    return 1 << (size - 1).bit_length()
 
 
 def _precision(dtype: torch.dtype) -> str:

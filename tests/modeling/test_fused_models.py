@@ -104,6 +104,20 @@ def test_a_compiled_bert_with_learned_masses_is_one_graph():
     torch.testing.assert_close(compiled(**SENTENCES).logits, model(**SENTENCES).logits)
 
 
+def run_on(folder, code: str, **environment: str) -> str:
+    """What a fresh Python prints that runs `code` on a checkpoint."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, folder],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        cwd=folder,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 STRANGER = """
 import sys
 sys.modules["hf_bidir"] = None
@@ -126,16 +140,8 @@ print((fused - eager).abs().max().item())
 
 def test_the_kernel_travels_with_a_checkpoint_and_is_imported_only_when_used(tmp_path):
     bert().save_pretrained(tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-c", STRANGER, tmp_path],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"},
-        cwd=tmp_path,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 1e-4
+    printed = run_on(tmp_path, STRANGER, HF_MODULES_CACHE=str(tmp_path / "modules"), HF_HUB_OFFLINE="1")
+    assert float(printed) < 1e-4
 
 
 WITHOUT_GPU = """
@@ -155,14 +161,8 @@ for load in (
 
 def test_a_machine_without_a_gpu_refuses_the_kernel_before_any_work_is_done(tmp_path):
     bert().save_pretrained(tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_GPU, tmp_path],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""},
-        check=False,
-    )
-    assert done.stdout.count('attn_implementation="fused" cannot run here: torch sees no GPU; "sdpa" does') == 2
+    printed = run_on(tmp_path, WITHOUT_GPU, TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="")
+    assert printed.count('attn_implementation="fused" cannot run here: torch sees no GPU; "sdpa" does') == 2
 
 
 def test_coefficients_are_refused_rather_than_left_out():
