@@ -101,8 +101,10 @@ def page(checkpoints: list[str]) -> gr.Blocks:
         with gr.Row():
             outputs = [output for _ in range(2) for output in _column()]
         choices = [text, image, method, target, layer, head]
-        gr.on([blocks.load, checkpoint.change], offered, checkpoint, choices)
-        gr.on([checkpoint.change], lambda: [None] * len(outputs), None, outputs)
+        # always_last: a checkpoint chosen while the page still loads is not left out
+        gr.on([blocks.load, checkpoint.change], offered, checkpoint, choices, trigger_mode="always_last")
+        # in the browser: from the server, the blanks could come after the next answer and wipe it out
+        checkpoint.change(None, None, outputs, js=f"() => Array({len(outputs)}).fill(null)")
         example.click(example_of, checkpoint, [text, image])
         inputs = [checkpoint, method, target, layer, head, text, image]
         gr.on([go.click, text.submit], partial(explained, checkpoints), inputs, outputs)

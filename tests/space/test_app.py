@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from playwright.sync_api import expect, sync_playwright
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
 from hf_bidir.finetune.image_files import read_digits
 from hf_bidir.finetune.tokenizer import train_wordpiece
-from space.app import ALL, LONGEST, PREDICTED, explained, offered, twin_of
+from space.app import ALL, LONGEST, PREDICTED, SENTENCE, explained, offered, twin_of
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -61,8 +62,7 @@ def address(texts):
 
 @pytest.fixture(scope="module")
 def browser():
-    from playwright.sync_api import sync_playwright
-
+    expect.set_options(timeout=60 * SECONDS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
         yield browser
@@ -73,9 +73,10 @@ def browser():
 def visitor(browser, address):
     """A page that has loaded."""
     page = browser.new_page(viewport={"width": 1400, "height": 1200})
+    page.set_default_timeout(60 * SECONDS)
     page.goto(address)
-    page.get_by_role("heading", name="Signed attention").wait_for(timeout=60 * SECONDS)
-    page.get_by_role("button", name="Explain").wait_for(timeout=60 * SECONDS)
+    page.get_by_role("heading", name="Signed attention").wait_for()
+    page.get_by_label("Text", exact=True).wait_for(state="hidden")  # the first takes images
     yield page
     page.close()
 
@@ -86,17 +87,32 @@ def choose(page, label, name):
     page.locator(f"[role=option][id^='{box.get_attribute('aria-controls')}-'][aria-label='{name}']").click()
 
 
-def words(page, label):
-    """What the box of a checkpoint says, once it says something."""
-    box = page.get_by_label(label, exact=True)
-    box.wait_for(timeout=60 * SECONDS)
-    return box.input_value()
+def choose_text_checkpoint(page):
+    """The text checkpoint, and the page has changed with it."""
+    choose(page, "Checkpoint", "words-tanhmax")
+    page.get_by_label("Text", exact=True).wait_for()
+
+
+def answer_of(page, checkpoint):
+    """The box with the words about a checkpoint; it is there once there are any."""
+    return page.get_by_role("textbox", name=checkpoint, exact=True)
+
+
+def words(page, checkpoint):
+    return answer_of(page, checkpoint).input_value()
+
+
+def explain_the_example(page):
+    page.get_by_role("button", name="An example").click()
+    expect(page.get_by_role("textbox", name="Text", exact=True)).to_have_value(SENTENCE)
+    page.get_by_role("button", name="Explain").click()
+    expect(answer_of(page, "words-tanhmax")).to_have_value(re.compile("Explained"))
 
 
 def colors_of(page, index):
     """How many colours a picture of the page has; a blank one has one."""
     picture = page.locator(".plot-container img, [data-testid=matplotlib] img").nth(index)
-    picture.wait_for(timeout=60 * SECONDS)
+    picture.wait_for()
     shot = Image.open(io.BytesIO(picture.screenshot())).convert("RGB")
     return len(np.unique(np.asarray(shot).reshape(-1, 3), axis=0))
 
@@ -105,6 +121,7 @@ def colors_of(page, index):
 def test_an_image_is_explained_with_pictures_beside_the_softmax_twin(visitor, tmp_path):
     read_digits()["test"][0]["image"].save(tmp_path / "digit.png")
     visitor.locator("input[type=file]").set_input_files(tmp_path / "digit.png")
+    visitor.locator("[data-testid=image] img").wait_for()
     visitor.get_by_role("button", name="Explain").click()
     assert "Explained: y, the logit of" in words(visitor, "digits-tanhmax")
     assert "contribution" in words(visitor, "digits-softmax")
@@ -113,7 +130,7 @@ def test_an_image_is_explained_with_pictures_beside_the_softmax_twin(visitor, tm
 
 @needs_browser
 def test_a_sentence_is_explained_by_the_method_layer_and_head_that_were_chosen(visitor):
-    choose(visitor, "Checkpoint", "words-tanhmax")
+    choose_text_checkpoint(visitor)
     visitor.get_by_label("Text", exact=True).fill("a good film")
     choose(visitor, "Method", "signed-attention")
     choose(visitor, "Layer", "0")
@@ -125,7 +142,7 @@ def test_a_sentence_is_explained_by_the_method_layer_and_head_that_were_chosen(v
 
 @needs_browser
 def test_html_in_a_text_is_shown_and_not_obeyed(visitor):
-    choose(visitor, "Checkpoint", "words-tanhmax")
+    choose_text_checkpoint(visitor)
     text = '<img src=x onerror="window.obeyed=1"> <b id=bold>bold</b>'
     visitor.get_by_label("Text", exact=True).fill(text)
     visitor.get_by_role("button", name="Explain").click()
@@ -136,13 +153,19 @@ def test_html_in_a_text_is_shown_and_not_obeyed(visitor):
 
 @needs_browser
 def test_what_cannot_be_explained_is_one_line_and_the_page_goes_on(visitor):
-    choose(visitor, "Checkpoint", "words-tanhmax")
+    choose_text_checkpoint(visitor)
     visitor.get_by_label("Text", exact=True).fill("   ")
     visitor.get_by_role("button", name="Explain").click()
     assert "Give a text or an image first" in words(visitor, "words-tanhmax")
-    visitor.get_by_role("button", name="An example").click()
-    visitor.get_by_role("button", name="Explain").click()
-    visitor.wait_for_function("[...document.querySelectorAll('textarea')].some(box => box.value.includes('Explained'))")
+    explain_the_example(visitor)
+
+
+@needs_browser
+def test_another_checkpoint_wipes_out_the_answer_of_the_last_one(visitor):
+    choose_text_checkpoint(visitor)
+    explain_the_example(visitor)
+    choose(visitor, "Checkpoint", "words-softmax")
+    expect(answer_of(visitor, "words-tanhmax")).to_have_value("")
 
 
 def test_twins_are_found_by_name_and_those_of_the_same_owner_first():
