@@ -33,6 +33,7 @@ from hf_bidir.modeling import fused_kernels
 KERNELS = (fused_kernels.forward_kernel, fused_kernels.query_gradient_kernel, fused_kernels.key_value_gradient_kernel)
 DATA = ("query", "key", "value", "context", "grad_context", "grad_query", "grad_key", "grad_value")
 OPTIONAL = {
+    "small": "*i1",
     "keep": "*u8",
     "bounds": "*i32",
     "shift": "*fp32",
@@ -95,16 +96,25 @@ def tool(name: str, option: str, code) -> str:
 
 
 def innermost_loops(code) -> list[list[str]]:
-    """The instructions of every loop that multiplies matrices, in the order in which they stand."""
+    """The instructions of every loop that multiplies matrices, in the order in which they stand, but for those that a
+    branch leaves out: what only rows of small scores need."""
     labels, instructions = {}, []
     for line in tool("nvdisasm", "-c", code).splitlines():
         if label := re.match(r"\s*(\.L_\w+):", line):
             labels[label[1]] = len(instructions)
         elif instruction := re.match(r"\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?(.*?);", line):
             instructions.append(instruction[1])
-    ends = ((re.search(r"BRA.*`\((\.L_\w+)\)", text), index) for index, text in enumerate(instructions))
-    loops = [instructions[labels[found[1]] : index + 1] for found, index in ends if found and labels[found[1]] < index]
+    found = ((re.search(r"BRA.*`\((\.L_\w+)\)", text), index) for index, text in enumerate(instructions))
+    jumps = {index: labels[jump[1]] for jump, index in found if jump}
+    loops = [_taken(range(first, last + 1), jumps) for last, first in jumps.items() if first < last]
+    loops = [[instructions[index] for index in loop] for loop in loops]
     return [loop for loop in loops if any("MMA" in text for text in loop)]
+
+
+def _taken(loop: range, jumps: dict[int, int]) -> list[int]:
+    """The places of a loop without those that a jump forward passes over."""
+    passed = {index for start, end in jumps.items() if start in loop and end in loop for index in range(start + 1, end)}
+    return [index for index in loop if index not in passed]
 
 
 def per_score(loop: list[str], config) -> dict[str, float]:
@@ -119,7 +129,8 @@ def per_score(loop: list[str], config) -> dict[str, float]:
 def largest_that_fits(kernel, arch: int, head_dim: int):
     """The configuration with the largest block that the GPU has room for, and its code for softmax and for TanhMax."""
     for config in sorted(kernel.configs, key=lambda c: -c.kwargs["BLOCK_M"] * c.kwargs["BLOCK_N"]):
-        codes = [compiled(kernel, config, arch=arch, head_dim=head_dim, signed=signed) for signed in (False, True)]
+        softmax = compiled(kernel, config, arch=arch, head_dim=head_dim, signed=False)
+        codes = softmax, compiled(kernel, config, arch=arch, head_dim=head_dim, given=("small",))
         if max(code.metadata.shared for code in codes) <= SHARED[arch] * 1024:
             return config, *codes
     raise ValueError(f"no block of {kernel.fn.__name__} fits into {SHARED[arch]} KiB at head dimension {head_dim}.")

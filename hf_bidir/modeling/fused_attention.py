@@ -125,6 +125,8 @@ def fused_attention(
     check_dropout(dropout)
     _check(query, key, value, keep, shift, window, packed)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if scaling <= 0:  # the kernel scales the highest score of a row, which must then be that of the highest product
+        query, scaling = query * (-1.0 if scaling else 0.0), -scaling or 1.0
     shift = None if shift is None else shift.float().flatten()
     # As a tensor, and not as a number, so that a compiled graph draws a new one at every call.
     seed = torch.randint(2**62, (1,), device=query.device) if dropout > 0 else None
@@ -190,14 +192,14 @@ def _backward(
     launch = _Launch(
         query, key, value, keep, shift, seed, cu_seqlens, cu_seqlens_k, signed, scaling, dropout, causal, window
     )  # fmt: skip
-    rows = (normaliser, delta)
     launch(
         query_gradient_kernel, "BLOCK_M", max_seqlen,
-        (query, key, value, context, grad_context, grad_query), (*rows, grad_shift),
+        (query, key, value, context, grad_context, grad_query), (normaliser, delta, grad_shift),
     )  # fmt: skip
+    small = (normaliser < 0).any(-1) if signed and query.dtype != torch.float32 else None
     launch(
         key_value_gradient_kernel, "BLOCK_N", max_seqlen_k,
-        (query, key, value, grad_context, grad_key, grad_value), rows,
+        (query, key, value, grad_context, grad_key, grad_value), (normaliser, delta, small),
     )  # fmt: skip
     return grad_query, grad_key, grad_value, grad_shift
 

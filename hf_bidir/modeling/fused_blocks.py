@@ -17,25 +17,26 @@ PHILOX_ROUNDS = tl.constexpr(7)  # as many as Salmon et al. 2011 found to pass e
 
 
 @triton.jit
-def hyperbolic(t, level, small, SIGNED: tl.constexpr, EXACT: tl.constexpr):
-    """`2 sinh` and `2 cosh` of scores in base 2, both times `2^-level`; for softmax `2^(t - level)` twice.
-
-    `2^t - 2^-t` loses digits of sinh where t is small. `small` says in which rows all scores are; it is None where
-    cosh outweighs the loss. fp32 looks at every score.
-    """
+def hyperbolic(t, level, SIGNED: tl.constexpr):
+    """`2 sinh` and `2 cosh` of scores in base 2, both times `2^-level`; for softmax `2^(t - level)` twice."""
     rising = tl.exp2(t - level)
     if not SIGNED:
         return rising, rising
     falling = tl.exp2(-t - level)
-    sinh, cosh = rising - falling, rising + falling
-    if small is not None:
-        if EXACT:
-            square = t * t * (LN2 * LN2)
-            series = t * (2 * LN2 * tl.exp2(-level)) * (1 + square / 6 * (1 + square / 20 * (1 + square / 42)))
-            sinh = tl.where(tl.abs(t) < SERIES_BELOW, series, sinh)
-        else:  # tanh(s) = s
-            sinh = tl.where(small, t * (LN2 * cosh), sinh)
-    return sinh, cosh
+    return rising - falling, rising + falling
+
+
+@triton.jit
+def uncancelled(sinh, cosh, t, level, small, EXACT: tl.constexpr):
+    """`sinh` with the digits that `2^t - 2^-t` loses near 0: in rows whose scores are all `small`, in fp32 everywhere.
+
+    Gradients of queries and keys do without it, since in them cosh outweighs the loss.
+    """
+    if EXACT:
+        square = t * t * (LN2 * LN2)
+        series = t * (2 * LN2 * tl.exp2(-level)) * (1 + square / 6 * (1 + square / 20 * (1 + square / 42)))
+        return tl.where(tl.abs(t) < SERIES_BELOW, series, sinh)
+    return tl.where(small, t * (LN2 * cosh), sinh)  # tanh(s) = s
 
 
 @triton.jit

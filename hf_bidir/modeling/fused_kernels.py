@@ -24,7 +24,10 @@ from .fused_blocks import (
     surviving,
     tl,  # from there, with the error that says what to do where Triton is missing
     triton,
+    uncancelled,
 )
+
+FEW_KEYS = tl.constexpr(32)
 
 
 def tuned(*sizes: tuple[int, int, int, int]):
@@ -78,37 +81,20 @@ def forward_kernel(
     if seed is not None:
         seed = tl.load(seed) + place  # every head of every example has its own
     q = load_rows(query, first_row, stride_qn, queries, BLOCK_M, HEAD, HEAD_PAD)
-    total, peak = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
-    if not SIGNED:
-        peak += float("-inf")
-    summed = tl.zeros([BLOCK_M, VALUE_PAD], tl.float32)
-    # Blocks of keys that count as a whole need no mask; before them come those that the window cuts, after them
-    # those that the end, the padding, the diagonal or the window cuts.
-    for part in tl.static_range(0 if window is not None else 1, 3):
-        begin = first if part == 0 else (whole if part == 1 else partial)
-        end = whole if part == 0 else (partial if part == 1 else last)
-        for column in range(begin, end, BLOCK_N):
-            k = load_rows(key, column, stride_kn, keys, BLOCK_N, HEAD, HEAD_PAD)
-            t = scores_of(q, tl.trans(k), scale, shift, h, PRECISION)
-            if part != 1:
-                kept = kept_pairs(
-                    keep, bounds, first_row, column, queries, keys, stride_mm, stride_mn, window, CAUSAL,
-                    BLOCK_M, BLOCK_N,
-                )  # fmt: skip
-                t = tl.where(kept, t, 0.0 if SIGNED else float("-inf"))
-            higher = tl.maximum(peak, tl.max(tl.abs(t) if SIGNED else t, 1))
-            # A row of softmax that has met no key has no peak, and 2^(-inf - -inf) would be NaN.
-            level = higher if SIGNED else tl.where(higher == float("-inf"), 0.0, higher)
-            sinh, cosh = hyperbolic(t, level[:, None], (level < LINEAR_BELOW)[:, None], SIGNED, EXACT)
-            if part != 1 and SIGNED:
-                cosh = tl.where(kept, cosh, 0.0)
-            fading = tl.exp2(peak - level)
-            total = total * fading + tl.sum(cosh, 1)
-            if seed is not None:
-                sinh = tl.where(surviving(seed, first_row, column, keys, dropout, BLOCK_M, BLOCK_N), sinh, 0.0)
-            v = load_rows(value, column, stride_vn, keys, BLOCK_N, VALUE, VALUE_PAD)
-            summed = summed * fading[:, None] + product(rounded(sinh, v.dtype, PRECISION), v, PRECISION)
-            peak = higher
+    total, peak, summed = attended(
+        q, key, value, keep, bounds, shift, seed, stride_kn, stride_vn, stride_mm, stride_mn, h, first_row, queries,
+        keys, first, whole, partial, last, scale, dropout, window, HEAD, VALUE, HEAD_PAD, VALUE_PAD, SIGNED, EXACT,
+        CAUSAL, PRECISION, BLOCK_M, BLOCK_N, 0 if window is not None else 1, EXACT,
+    )  # fmt: skip
+    # Rare, so it costs a second pass, all of it masked, and no instruction of the first one; its narrow blocks leave the
+    # first one its registers.
+    if SIGNED and not EXACT:  # noqa: SIM102 (known when this is compiled; what comes next, when it runs)
+        if tl.min(tl.where(peak == 0, LINEAR_BELOW, peak), 0) < LINEAR_BELOW:
+            total, peak, summed = attended(
+                q, key, value, keep, bounds, shift, seed, stride_kn, stride_vn, stride_mm, stride_mn, h, first_row,
+                queries, keys, first, first, first, last, scale, dropout, window, HEAD, VALUE, HEAD_PAD, VALUE_PAD,
+                SIGNED, EXACT, CAUSAL, PRECISION, BLOCK_M, FEW_KEYS, 2, True,
+            )  # fmt: skip
     rows = first_row + tl.arange(0, BLOCK_M)
     empty = total == 0
     total = tl.where(empty, 1.0, total)
@@ -118,6 +104,54 @@ def forward_kernel(
     if SIGNED:  # at least 1, since 2 cosh is at least 2: its sign is free to say that all scores of a row are small
         log_total = tl.where((peak < LINEAR_BELOW) & (log_total < float("inf")), -log_total, log_total)
     tl.store(normaliser + rows, log_total, mask=rows < queries)
+
+
+@triton.jit
+def attended(
+    q, key, value, keep, bounds, shift, seed, stride_kn, stride_vn, stride_mm, stride_mn, h, first_row, queries,
+    keys, first, whole, partial, last, scale, dropout, window,
+    HEAD: tl.constexpr, VALUE: tl.constexpr, HEAD_PAD: tl.constexpr, VALUE_PAD: tl.constexpr,
+    SIGNED: tl.constexpr, EXACT: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PART: tl.constexpr, CAREFUL: tl.constexpr,
+):  # fmt: skip
+    """Of every row the normaliser and its level, and the sum of sinh times values, all keys in reach gone through."""
+    total, peak = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
+    if not SIGNED:
+        peak += float("-inf")
+    summed = tl.zeros([BLOCK_M, VALUE_PAD], tl.float32)
+    # Blocks of keys that count as a whole need no mask; before them come those that the window cuts, after them
+    # those that the end, the padding, the diagonal or the window cuts.
+    for part in tl.static_range(PART, 3):
+        begin = first if part == 0 else (whole if part == 1 else partial)
+        end = whole if part == 0 else (partial if part == 1 else last)
+        for column in range(begin, end, BLOCK_N):
+            k = load_rows(key, column, stride_kn, keys, BLOCK_N, HEAD, HEAD_PAD)
+            t, unit = product(q, tl.trans(k), PRECISION), scale
+            if shift is not None:
+                t, unit = t * scale + tl.load(shift + h), 1.0
+            if part != 1:
+                kept = kept_pairs(
+                    keep, bounds, first_row, column, queries, keys, stride_mm, stride_mn, window, CAUSAL,
+                    BLOCK_M, BLOCK_N,
+                )  # fmt: skip
+                t = tl.where(kept, t, 0.0 if SIGNED else float("-inf"))
+            higher = tl.maximum(peak, tl.max(tl.abs(t) if SIGNED else t, 1) * unit)
+            # A row of softmax that has met no key has no peak, and 2^(-inf - -inf) would be NaN.
+            level = higher if SIGNED else tl.where(higher == float("-inf"), 0.0, higher)
+            t *= unit  # after the maximum: with the exponent's subtraction it is one instruction
+            sinh, cosh = hyperbolic(t, level[:, None], SIGNED)
+            if SIGNED and CAREFUL:
+                sinh = uncancelled(sinh, cosh, t, level[:, None], (level < LINEAR_BELOW)[:, None], EXACT)
+            if part != 1 and SIGNED:
+                cosh = tl.where(kept, cosh, 0.0)
+            fading = tl.exp2(peak - level)
+            total = total * fading + tl.sum(cosh, 1)
+            if seed is not None:
+                sinh = tl.where(surviving(seed, first_row, column, keys, dropout, BLOCK_M, BLOCK_N), sinh, 0.0)
+            v = load_rows(value, column, stride_vn, keys, BLOCK_N, VALUE, VALUE_PAD)
+            summed = summed * fading[:, None] + product(rounded(sinh, v.dtype, PRECISION), v, PRECISION)
+            peak = higher
+    return total, peak, summed
 
 
 @tuned((128, 64, 8, 2), (128, 32, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 1), (16, 32, 4, 1))
@@ -176,7 +210,7 @@ def query_gradient_kernel(
                     BLOCK_M, BLOCK_N,
                 )  # fmt: skip
                 t = tl.where(kept, t, 0.0 if SIGNED else float("-inf"))
-            a, c = hyperbolic(t, level[:, None], None, SIGNED, EXACT)
+            a, c = hyperbolic(t, level[:, None], SIGNED)
             if part != 1 and SIGNED:
                 c = tl.where(kept, c, 0.0)
             grad_a = product(g, tl.trans(v), PRECISION)
@@ -195,7 +229,7 @@ def query_gradient_kernel(
 @tuned((64, 128, 8, 2), (32, 128, 8, 2), (64, 64, 4, 2), (32, 64, 4, 2), (32, 32, 4, 1), (32, 16, 4, 1))
 @triton.jit(do_not_specialize=["length_class"])
 def key_value_gradient_kernel(
-    query, key, value, grad_context, grad_key, grad_value, normaliser, delta, keep, bounds, shift, seed,
+    query, key, value, grad_context, grad_key, grad_value, normaliser, delta, small, keep, bounds, shift, seed,
     query_starts, key_starts,
     stride_qz, stride_qh, stride_qn, stride_kz, stride_kh, stride_kn, stride_vz, stride_vh, stride_vn,
     stride_gz, stride_gh, stride_gn, stride_dz, stride_dh, stride_dn, stride_ez, stride_eh, stride_en,
@@ -229,6 +263,9 @@ def key_value_gradient_kernel(
         seed = tl.load(seed) + place  # every head of every example has its own
     k = load_rows(key, first_column, stride_kn, keys, BLOCK_N, HEAD, HEAD_PAD)
     v = load_rows(value, first_column, stride_vn, keys, BLOCK_N, VALUE, VALUE_PAD)
+    careful = SIGNED and EXACT
+    if small is not None:  # in half precision, of TanhMax: which heads have rows whose scores are all small
+        careful = tl.load(small + z * heads + h) != 0
     for_key = tl.zeros([BLOCK_N, HEAD_PAD], tl.float32)
     for_value = tl.zeros([BLOCK_N, VALUE_PAD], tl.float32)
     for part in tl.static_range(3):
@@ -251,7 +288,9 @@ def key_value_gradient_kernel(
                 )  # fmt: skip
                 kept = tl.trans(kept)
                 t = tl.where(kept, t, 0.0 if SIGNED else float("-inf"))
-            a, c = hyperbolic(t, level[None, :], (log_total < 0)[None, :], SIGNED, EXACT)
+            a, c = hyperbolic(t, level[None, :], SIGNED)
+            if careful:
+                a = uncancelled(a, c, t, level[None, :], (log_total < 0)[None, :], EXACT)
             if part != 1 and SIGNED:
                 c = tl.where(kept, c, 0.0)
             grad_a = product(v, tl.trans(g), PRECISION)

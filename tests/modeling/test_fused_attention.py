@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -133,6 +134,25 @@ def test_scores_of_every_size_keep_their_digits_in_the_context_and_in_the_values
     ours, theirs = distance(fused(inputs), gold), distance(plain(inputs), gold)
     for index in (0, 3):  # both go to 0 with the scores
         assert ours[index] <= max(2 * theirs[index], 1e-5 * gold[index].norm().item())
+
+
+def test_a_query_of_small_scores_keeps_its_digits_beside_one_of_large_scores():
+    query, key, value = projections(dtype=torch.bfloat16)
+    sizes = torch.where(torch.arange(33, device=DEVICE) % 2 == 0, 1e-6, 3.0).bfloat16()[:, None]
+    inputs, keep = [(sizes * query).detach().requires_grad_(), key, value], mask("padding", 2, 2, 33, 29)
+    gold, ours, theirs = (
+        run(inputs, keep)[0][:, :, ::2] for run in (partial(plain, dtype=torch.float64), fused, plain)
+    )
+    assert (ours.double() - gold).norm() <= 2 * (theirs.double() - gold).norm() + 1e-3 * gold.norm()
+
+
+@pytest.mark.parametrize("activation", ["tanhmax", "softmax"])
+@pytest.mark.parametrize("scaling", [-0.5, 0.0])
+def test_a_scaling_that_turns_the_order_of_the_scores_or_makes_them_all_equal(scaling, activation):
+    inputs, keep = projections(), mask("padding", 2, 2, 33, 29)
+    options = {"scaling": scaling, "activation": activation}
+    for expected, got in zip(plain(inputs, keep, **options), fused(inputs, keep, **options), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=2e-5)
 
 
 def test_the_negative_mass_of_every_head_gets_its_gradient():
