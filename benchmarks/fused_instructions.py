@@ -29,6 +29,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from hf_bidir.modeling import fused_kernels
+from hf_bidir.modeling.fused_blocks import polynomial_exp2
 
 KERNELS = (fused_kernels.forward_kernel, fused_kernels.query_gradient_kernel, fused_kernels.key_value_gradient_kernel)
 DATA = ("query", "key", "value", "context", "grad_context", "grad_query", "grad_key", "grad_value")
@@ -47,7 +48,18 @@ TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
 def compiled(
-    kernel, config, *, arch=90, dtype="bf16", head_dim=64, value_dim=None, given=(), ones=(), signed=True, causal=False
+    kernel,
+    config,
+    *,
+    arch=90,
+    dtype="bf16",
+    head_dim=64,
+    value_dim=None,
+    given=(),
+    ones=(),
+    signed=True,
+    causal=False,
+    spread=False,
 ):
     """A kernel's machine code for compute capability `arch / 10`; `given` names the optional arguments in use.
 
@@ -56,7 +68,8 @@ def compiled(
     constants = {
         "HEAD": head_dim, "VALUE": value_dim or head_dim, "HEAD_PAD": triton.next_power_of_2(head_dim),
         "VALUE_PAD": triton.next_power_of_2(value_dim or head_dim), "SIGNED": signed,
-        "EXACT": dtype == "fp32", "CAUSAL": causal, "PRECISION": "tf32x3", **config.kwargs,
+        "EXACT": dtype == "fp32", "CAUSAL": causal, "PRECISION": "tf32x3",
+        **config.kwargs, "SPREAD": spread or "SPREAD" in config.kwargs,
     }  # fmt: skip
     constants |= {name: None for name in (*OPTIONAL, "window") if name not in given} | dict.fromkeys(ones, 1)
     signature, attributes = {}, {}
@@ -74,7 +87,7 @@ def compiled(
 
 
 def built(function, signature, constants, attributes, arch: int, config):
-    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "enable_fp_fusion": True}
     source = ASTSource(function, signature, constants, attributes)
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
@@ -127,10 +140,12 @@ def per_score(loop: list[str], config) -> dict[str, float]:
 
 
 def largest_that_fits(kernel, arch: int, head_dim: int):
-    """The configuration with the largest block that the GPU has room for, and its code for softmax and for TanhMax."""
+    """The configuration with the largest block that the GPU has room for, and its code for softmax, for TanhMax, and
+    for TanhMax with the exponentials spread where the kernel knows that."""
     for config in sorted(kernel.configs, key=lambda c: -c.kwargs["BLOCK_M"] * c.kwargs["BLOCK_N"]):
-        softmax = compiled(kernel, config, arch=arch, head_dim=head_dim, signed=False)
-        codes = softmax, compiled(kernel, config, arch=arch, head_dim=head_dim, given=("small",))
+        ways = [{"signed": False}, {"given": ["small"]}, {"given": ["small"], "spread": True}]
+        known = ways if "SPREAD" in kernel.fn.arg_names else ways[:2]
+        codes = [compiled(kernel, config, arch=arch, head_dim=head_dim, **way) for way in known]
         if max(code.metadata.shared for code in codes) <= SHARED[arch] * 1024:
             return config, *codes
     raise ValueError(f"no block of {kernel.fn.__name__} fits into {SHARED[arch]} KiB at head dimension {head_dim}.")
@@ -140,17 +155,22 @@ def kernel_rows(arch: int, head_dims: list[int]) -> list[list[str]]:
     rows = []
     for head_dim in head_dims:
         for kernel in tqdm(KERNELS, desc=f"head dimension {head_dim}", unit="kernel"):
-            config, softmax, signed = largest_that_fits(kernel, arch, head_dim)
-            counts = [per_score(innermost_loops(code)[0], config) for code in (softmax, signed)]
-            cells = [f"{a:.1f} → {b:.1f}" for a, b in zip(*(c.values() for c in counts), strict=True)]
-            held = [resources(code) for code in (softmax, signed)]
+            config, softmax, *signed = largest_that_fits(kernel, arch, head_dim)
             name = kernel.fn.__name__.removesuffix("_kernel").replace("_", " ")
-            rows.append([
-                str(head_dim), name, f"{config.kwargs['BLOCK_M']} x {config.kwargs['BLOCK_N']}", *cells,
-                f"{held[0].registers} → {held[1].registers}", f"{held[0].spilled} → {held[1].spilled}",
-                str(held[1].shared // 1024),
-            ])  # fmt: skip
+            for title, code in zip((name, f"{name}, exponentials spread"), signed, strict=False):
+                rows.append([str(head_dim), title, *compared(softmax, code, config)])
     return rows
+
+
+def compared(softmax, signed, config) -> list[str]:
+    counts = [per_score(innermost_loops(code)[0], config) for code in (softmax, signed)]
+    held = [resources(code) for code in (softmax, signed)]
+    return [
+        f"{config.kwargs['BLOCK_M']} x {config.kwargs['BLOCK_N']}",
+        *(f"{a:.1f} → {b:.1f}" for a, b in zip(*(c.values() for c in counts), strict=True)),
+        f"{held[0].registers} → {held[1].registers}", f"{held[0].spilled} → {held[1].spilled}",
+        str(held[1].shared // 1024),
+    ]  # fmt: skip
 
 
 @triton.jit
@@ -164,13 +184,8 @@ def _two_exponentials(x, y, WAY: tl.constexpr, SIZE: tl.constexpr):
         both = tl.join(s, -s).to(tl.float16)
         both = tl.inline_asm_elementwise("ex2.approx.f16x2 $0, $1;", "=r,r", [both], tl.float16, True, 2)
         rising, falling = tl.split(both.to(tl.float32))
-    else:  # the second by a polynomial of degree 3 on the fraction; adding 1.5 * 2^23 rounds and leaves the whole part
-        rising = tl.exp2(s)
-        shifted = 12582912.0 - s
-        fraction = -s - (shifted - 12582912.0)
-        power = 1.0 + fraction * (0.6951 + fraction * (0.2276 + fraction * 0.0773))
-        whole = shifted.to(tl.int32, bitcast=True) << 23
-        falling = (power.to(tl.int32, bitcast=True) + whole).to(tl.float32, bitcast=True)
+    else:
+        rising, falling = tl.exp2(s), polynomial_exp2(-s)
     tl.store(y + at, rising)
     tl.store(y + SIZE + at, falling)
 

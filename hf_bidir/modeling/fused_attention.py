@@ -259,6 +259,7 @@ class _Launch:
             "EXACT": query.dtype == torch.float32,
             "CAUSAL": causal,
             "PRECISION": _precision(query.dtype),
+            "enable_fp_fusion": True,  # a product and a sum in one instruction; Triton 3.10 will no longer by itself
         }
 
     def __call__(self, kernel, block: str, longest: int, tensors: tuple, of_rows: tuple) -> None:

@@ -17,13 +17,46 @@ PHILOX_ROUNDS = tl.constexpr(7)  # as many as Salmon et al. 2011 found to pass e
 
 
 @triton.jit
-def hyperbolic(t, level, SIGNED: tl.constexpr):
+def hyperbolic(t, level, SIGNED: tl.constexpr, SPREAD: tl.constexpr = False):
     """`2 sinh` and `2 cosh` of scores in base 2, both times `2^-level`; for softmax `2^(t - level)` twice."""
     rising = tl.exp2(t - level)
     if not SIGNED:
         return rising, rising
-    falling = tl.exp2(-t - level)
+    falling = spread_exp2(-t - level) if SPREAD else tl.exp2(-t - level)
     return rising - falling, rising + falling
+
+
+@triton.jit
+def spread_exp2(x):
+    """`2^x` for x <= 0, a quarter of the columns without the special-function unit, which is what the others wait for
+    (Zadouri et al. 2026, FlashAttention-4, arXiv:2603.05451). No number moves to another thread."""
+    left, right = halves(x)
+    middle, last = halves(right)
+    return joined(tl.exp2(left), joined(tl.exp2(middle), polynomial_exp2(last)))
+
+
+@triton.jit
+def polynomial_exp2(x):
+    """`2^x` for x <= 0, as exact in fp32 as the hardware's (2e-7), and 1 for 0."""
+    x = tl.maximum(x, -126.0)  # the exponent of an fp32 number ends there
+    shifted = x + 12582912.0  # 1.5 * 2^23: of the sum only the nearest whole number is left, in the last bits
+    fraction = x - (shifted - 12582912.0)
+    # of the polynomials with 2^0 = 1, the one whose largest relative error is smallest
+    power = 0.009671513 + fraction * 0.0013264727
+    power = 1 + fraction * (0.693147 + fraction * (0.24022242 + fraction * (0.055507336 + fraction * power)))
+    whole = shifted.to(tl.int32, bitcast=True) << 23
+    return (power.to(tl.int32, bitcast=True) + whole).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def halves(x):
+    """The left and the right half of a block's columns."""
+    return tl.split(tl.permute(tl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), [0, 2, 1]))
+
+
+@triton.jit
+def joined(left, right):
+    return tl.reshape(tl.permute(tl.join(left, right), [0, 2, 1]), [left.shape[0], 2 * left.shape[1]])
 
 
 @triton.jit

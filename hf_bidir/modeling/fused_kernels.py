@@ -30,26 +30,30 @@ from .fused_blocks import (
 FEW_KEYS = tl.constexpr(32)
 
 
-def tuned(*sizes: tuple[int, int, int, int]):
-    """A kernel with the fastest of these (queries, keys, warps, stages), tried when a kind of input first comes."""
-    configs = [
-        triton.Config({"BLOCK_M": m, "BLOCK_N": n}, num_warps=warps, num_stages=stages) for m, n, warps, stages in sizes
-    ]
+def tuned(*configs: tuple):
+    """A kernel with the fastest of these (queries, keys, warps, stages, switches), tried when a kind of input comes
+    first."""
     # Which of the optional tensors are there is part of the key by itself.
     key = ["HEAD_PAD", "VALUE_PAD", "SIGNED", "CAUSAL", "length_class"]
     if INTERPRETED:
         return triton.autotune([triton.Config({"BLOCK_M": 16, "BLOCK_N": 16})], key)
+    configs = [
+        triton.Config({"BLOCK_M": m, "BLOCK_N": n} | dict.fromkeys(on, True), num_warps=warps, num_stages=stages)
+        for m, n, warps, stages, *on in configs
+    ]
     return triton.autotune(configs, key, prune_configs_by={"early_config_prune": _sensible})
 
 
-def _sensible(configs, arguments, EXACT: bool, **_):
+def _sensible(configs, arguments, SIGNED: bool, EXACT: bool, **_):
     """fp32 products are three of tf32, which hold more in registers: small blocks. Half precision needs large ones."""
-    sizes = [config.kwargs["BLOCK_M"] * config.kwargs["BLOCK_N"] for config in configs]
-    return [c for c, size in zip(configs, sizes, strict=True) if (size <= 64 * 32 if EXACT else size >= 32 * 32)]
+    least, most = (0, 64 * 32) if EXACT else (32 * 32, 128 * 128)
+    blocks = {config: config.kwargs for config in configs if SIGNED or "SPREAD" not in config.kwargs}
+    return [config for config, block in blocks.items() if least <= block["BLOCK_M"] * block["BLOCK_N"] <= most]
 
 
 @tuned(
-    (128, 128, 8, 2), (128, 64, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3), (64, 32, 4, 2), (32, 32, 4, 1), (16, 32, 4, 1)
+    (128, 128, 8, 2), (128, 128, 8, 2, "SPREAD"), (128, 64, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3), (64, 32, 4, 2),
+    (32, 32, 4, 1), (16, 32, 4, 1),
 )  # fmt: skip
 @triton.jit(do_not_specialize=["length_class"])
 def forward_kernel(
@@ -59,7 +63,7 @@ def forward_kernel(
     heads, longest, length_class, query_rows, key_rows, scale, dropout, survival, window,
     HEAD: tl.constexpr, VALUE: tl.constexpr, HEAD_PAD: tl.constexpr, VALUE_PAD: tl.constexpr,
     SIGNED: tl.constexpr, EXACT: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPREAD: tl.constexpr = False,
 ):  # fmt: skip
     """The context and the normaliser of one block of queries, of one head of one example."""
     place, first_row = own_block(longest, BLOCK_M)
@@ -84,18 +88,19 @@ def forward_kernel(
     total, peak, summed = attended(
         q, key, value, keep, bounds, shift, seed, stride_kn, stride_vn, stride_mm, stride_mn, h, first_row, queries,
         keys, first, whole, partial, last, scale, dropout, window, HEAD, VALUE, HEAD_PAD, VALUE_PAD, SIGNED, EXACT,
-        CAUSAL, PRECISION, BLOCK_M, BLOCK_N, 0 if window is not None else 1, EXACT,
+        CAUSAL, PRECISION, BLOCK_M, BLOCK_N, SPREAD, 0 if window is not None else 1, EXACT,
     )  # fmt: skip
-    # Rare, so it costs a second pass, all of it masked, and no instruction of the first one; its narrow blocks leave the
-    # first one its registers.
+    # Rare, so it costs a second pass, all of it masked, and no instruction of the first one, to which its narrow blocks
+    # leave the registers.
     if SIGNED and not EXACT:  # noqa: SIM102 (known when this is compiled; what comes next, when it runs)
         if tl.min(tl.where(peak == 0, LINEAR_BELOW, peak), 0) < LINEAR_BELOW:
             total, peak, summed = attended(
                 q, key, value, keep, bounds, shift, seed, stride_kn, stride_vn, stride_mm, stride_mn, h, first_row,
                 queries, keys, first, first, first, last, scale, dropout, window, HEAD, VALUE, HEAD_PAD, VALUE_PAD,
-                SIGNED, EXACT, CAUSAL, PRECISION, BLOCK_M, FEW_KEYS, 2, True,
+                SIGNED, EXACT, CAUSAL, PRECISION, BLOCK_M, FEW_KEYS, False, 2, True,
             )  # fmt: skip
     rows = first_row + tl.arange(0, BLOCK_M)
+    total = tl.where(peak == float("inf"), float("nan"), total)
     empty = total == 0
     total = tl.where(empty, 1.0, total)
     summed *= (survival / total)[:, None]
@@ -112,7 +117,8 @@ def attended(
     keys, first, whole, partial, last, scale, dropout, window,
     HEAD: tl.constexpr, VALUE: tl.constexpr, HEAD_PAD: tl.constexpr, VALUE_PAD: tl.constexpr,
     SIGNED: tl.constexpr, EXACT: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PART: tl.constexpr, CAREFUL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPREAD: tl.constexpr,
+    PART: tl.constexpr, CAREFUL: tl.constexpr,
 ):  # fmt: skip
     """Of every row the normaliser and its level, and the sum of sinh times values, all keys in reach gone through."""
     total, peak = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
@@ -139,7 +145,7 @@ def attended(
             # A row of softmax that has met no key has no peak, and 2^(-inf - -inf) would be NaN.
             level = higher if SIGNED else tl.where(higher == float("-inf"), 0.0, higher)
             t *= unit  # after the maximum: with the exponent's subtraction it is one instruction
-            sinh, cosh = hyperbolic(t, level[:, None], SIGNED)
+            sinh, cosh = hyperbolic(t, level[:, None], SIGNED, SPREAD)
             if SIGNED and CAREFUL:
                 sinh = uncancelled(sinh, cosh, t, level[:, None], (level < LINEAR_BELOW)[:, None], EXACT)
             if part != 1 and SIGNED:

@@ -361,6 +361,34 @@ def test_the_size_of_the_blocks_changes_nothing(rows, columns, causal, window, m
     assert_as_exact_as_the_plain_path(got, None, plain(inputs, reach, torch.float64))
 
 
+@pytest.fixture
+def spread(monkeypatch):
+    """Exponentials on two units, whatever the GPU would choose."""
+    configs = [triton.Config({"BLOCK_M": 32, "BLOCK_N": 64, "SPREAD": True})]
+    monkeypatch.setattr(module.forward_kernel, "configs", configs)
+
+
+@pytest.mark.parametrize("kind", ["none", "an empty example", "full"])
+@pytest.mark.parametrize("size", [1e-6, 0.03, 1.0, 20.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_exponentials_that_are_spread_over_two_units_are_as_exact(dtype, size, kind, spread):
+    query, key, value = projections(keys=75, dtype=dtype)
+    inputs, keep = [(size * query).detach().requires_grad_(), key, value], mask(kind, 2, 2, 33, 75)
+    gold = plain(inputs, keep, torch.float64)
+    assert_as_exact_as_the_plain_path(fused(inputs, keep), plain(inputs, keep), gold)
+
+
+@pytest.mark.parametrize("large", [3e38, -3e38])
+def test_a_score_beyond_every_number_stays_one_where_exponentials_are_spread(large, spread):
+    query, key, value = (t.detach().clone() for t in projections(keys=64, dtype=torch.bfloat16))
+    key[..., 0] = 0
+    key[:, :, 60, 0] = 1e3  # in the last quarter of a block of keys
+    query[..., 0], query[0, 1, 5, 0] = 0, large
+    spoilt = fused_attention(query, key, value).isnan().any(-1)
+    assert spoilt[0, 1, 5]
+    assert spoilt.sum() == 1
+
+
 def test_a_window_beyond_every_key_is_no_window():
     inputs = [t.detach() for t in projections()]
     torch.testing.assert_close(fused_attention(*inputs, window=2**31 - 1), fused_attention(*inputs))

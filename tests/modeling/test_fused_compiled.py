@@ -11,9 +11,7 @@ import pytest
 pytest.importorskip("triton")
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-SHARED_86 = (
-    99 * 1024
-)  # bytes of shared memory that a block may have at most on compute capability 8.6, the least of all
+SHARED_86 = 99 * 1024  # bytes of shared memory of a block at most, on compute capability 8.6: the least of all
 COMPILE = """
 import json, sys
 from fused_instructions import KERNELS, compiled, resources
@@ -44,6 +42,7 @@ def test_every_option_compiles_for_hopper():
         {"given": ["keep", "bounds", "shift"]},
         {"given": ["keep", "seed"], "dtype": "fp16", "head_dim": 40, "value_dim": 80},
         {"given": ["query_starts", "key_starts", "window"], "causal": True},
+        {"given": ["small", "keep", "shift"], "spread": True},
         {"signed": False},
         {"ones": ["heads", "longest", "query_rows", "key_rows"], "given": ["keep", "bounds", "window"]},
     ]
