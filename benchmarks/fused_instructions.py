@@ -43,6 +43,7 @@ OPTIONAL = {
     "key_starts": "*i32",
 }
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227}  # KiB that a block may have, by compute capability
+COUNTED = ("exponentials", "floating point", "all instructions", "passed over")
 FLOATS = ("scale", "dropout", "survival")
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
@@ -71,6 +72,7 @@ def compiled(
         "EXACT": dtype == "fp32", "CAUSAL": causal, "PRECISION": "tf32x3",
         **config.kwargs, "SPREAD": spread or "SPREAD" in config.kwargs,
     }  # fmt: skip
+    given = {*given, "small"} if signed and dtype != "fp32" else given
     constants |= {name: None for name in (*OPTIONAL, "window") if name not in given} | dict.fromkeys(ones, 1)
     signature, attributes = {}, {}
     for index, name in enumerate(kernel.fn.arg_names):
@@ -108,9 +110,9 @@ def tool(name: str, option: str, code) -> str:
         return subprocess.run([TOOLS / name, option, file.name], capture_output=True, text=True, check=True).stdout
 
 
-def innermost_loops(code) -> list[list[str]]:
-    """The instructions of every loop that multiplies matrices, in the order in which they stand, but for those that a
-    branch leaves out: what only rows of small scores need."""
+def innermost_loops(code) -> list[tuple[list[str], list[str]]]:
+    """Of every loop that multiplies matrices the instructions, and those of them that a branch may pass over, as it
+    passes over what only rows of small scores need."""
     labels, instructions = {}, []
     for line in tool("nvdisasm", "-c", code).splitlines():
         if label := re.match(r"\s*(\.L_\w+):", line):
@@ -119,32 +121,30 @@ def innermost_loops(code) -> list[list[str]]:
             instructions.append(instruction[1])
     found = ((re.search(r"BRA.*`\((\.L_\w+)\)", text), index) for index, text in enumerate(instructions))
     jumps = {index: labels[jump[1]] for jump, index in found if jump}
-    loops = [_taken(range(first, last + 1), jumps) for last, first in jumps.items() if first < last]
-    loops = [[instructions[index] for index in loop] for loop in loops]
-    return [loop for loop in loops if any("MMA" in text for text in loop)]
+    loops = [range(first, last + 1) for last, first in jumps.items() if first < last]
+    passed = [[i for start, end in jumps.items() if start in loop and end in loop for i in range(start + 1, end)]
+              for loop in loops]  # fmt: skip
+    texts = [([instructions[i] for i in loop], [instructions[i] for i in over])
+             for loop, over in zip(loops, passed, strict=True)]  # fmt: skip
+    return [(loop, over) for loop, over in texts if any("MMA" in text for text in loop)]
 
 
-def _taken(loop: range, jumps: dict[int, int]) -> list[int]:
-    """The places of a loop without those that a jump forward passes over."""
-    passed = {index for start, end in jumps.items() if start in loop and end in loop for index in range(start + 1, end)}
-    return [index for index in loop if index not in passed]
-
-
-def per_score(loop: list[str], config) -> dict[str, float]:
-    """Instructions per score: exponentials, floating point, all."""
+def per_score(loop: list[str], passed: list[str], config) -> dict[str, float]:
+    """Instructions per score: exponentials, floating point and all of those that are never passed over; the others."""
     scores = config.kwargs["BLOCK_M"] * config.kwargs["BLOCK_N"] / (32 * config.num_warps)  # of one thread
     names = Counter(text.split()[0].split(".")[0] for text in loop)
+    names.subtract(text.split()[0].split(".")[0] for text in passed)
     floating = sum(names[name] for name in ("FADD", "FMUL", "FFMA", "FMNMX", "FSETP", "FSEL", "F2FP"))
-    counts = {"exponentials": names["MUFU"], "floating point": floating, "all": len(loop)}
-    return {name: count / scores for name, count in counts.items()}
+    counts = [names["MUFU"], floating, names.total(), len(passed)]
+    return {name: count / scores for name, count in zip(COUNTED, counts, strict=True)}
 
 
 def largest_that_fits(kernel, arch: int, head_dim: int):
     """The configuration with the largest block that the GPU has room for, and its code for softmax, for TanhMax, and
-    for TanhMax with the exponentials spread where the kernel knows that."""
+    for TanhMax with the exponentials spread where that is a choice."""
     for config in sorted(kernel.configs, key=lambda c: -c.kwargs["BLOCK_M"] * c.kwargs["BLOCK_N"]):
-        ways = [{"signed": False}, {"given": ["small"]}, {"given": ["small"], "spread": True}]
-        known = ways if "SPREAD" in kernel.fn.arg_names else ways[:2]
+        ways = [{"signed": False}, {}, {"spread": True}]
+        known = ways if {**config.kwargs, "SPREAD": True} in [c.kwargs for c in kernel.configs] else ways[:2]
         codes = [compiled(kernel, config, arch=arch, head_dim=head_dim, **way) for way in known]
         if max(code.metadata.shared for code in codes) <= SHARED[arch] * 1024:
             return config, *codes
@@ -163,7 +163,7 @@ def kernel_rows(arch: int, head_dims: list[int]) -> list[list[str]]:
 
 
 def compared(softmax, signed, config) -> list[str]:
-    counts = [per_score(innermost_loops(code)[0], config) for code in (softmax, signed)]
+    counts = [per_score(*innermost_loops(code)[0], config) for code in (softmax, signed)]
     held = [resources(code) for code in (softmax, signed)]
     return [
         f"{config.kwargs['BLOCK_M']} x {config.kwargs['BLOCK_N']}",
@@ -221,11 +221,11 @@ def main() -> None:
     options = parser.parse_args()
     if not all(16 <= head_dim <= 256 for head_dim in options.head_dims):
         parser.error(f"head dimensions lie in 16 to 256, got {options.head_dims}")
-    header = ["head dimension", "kernel", "block", "exponentials", "floating point", "all instructions", "registers",
-              "bytes spilled", "shared KiB"]  # fmt: skip
+    header = ["head dimension", "kernel", "block", *COUNTED, "registers", "bytes spilled", "shared KiB"]
     notes = (
         f"Compiled for sm_{options.arch} by Triton {triton.__version__}, bf16, without mask; softmax → TanhMax, λ = 1. "
-        "Instructions per score of the loop over whole blocks, of the largest block that is tried."
+        "Instructions per score of the loop over whole blocks, of the largest block that is tried; those that a branch "
+        "may pass over, as it does unless a row's scores are all small, are not counted in."
     )
     write_table(options.output, "What a signed score costs, in instructions", notes, header,
                 kernel_rows(options.arch, options.head_dims), "cpu")  # fmt: skip

@@ -114,7 +114,7 @@ def fused_attention(
 
     Returns:
         The context, `[batch, heads, queries, value_dim]`, in the dtype of `query`. Zeros where a query may attend to
-        nothing, and NaN where a score is NaN or +inf, as in softmax.
+        nothing, and NaN where a score is NaN, infinite or beyond 1e9 (in softmax NaN or +inf).
 
     Raises:
         ValueError: no GPU, shapes that do not fit, or a size, a dtype or a combination that the kernel cannot take.
@@ -125,8 +125,10 @@ def fused_attention(
     check_dropout(dropout)
     _check(query, key, value, keep, shift, window, packed)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if scaling <= 0:  # the kernel scales the highest score of a row, which must then be that of the highest product
-        query, scaling = query * (-1.0 if scaling else 0.0), -scaling or 1.0
+    if scaling < 0:  # the kernel takes the highest product of a row for that of the highest score
+        query, scaling = -query, -scaling
+    elif scaling == 0:  # and -inf * 0 would be NaN
+        query, scaling = query * 0, 1.0
     shift = None if shift is None else shift.float().flatten()
     # As a tensor, and not as a number, so that a compiled graph draws a new one at every call.
     seed = torch.randint(2**62, (1,), device=query.device) if dropout > 0 else None

@@ -27,12 +27,12 @@ from .fused_blocks import (
     uncancelled,
 )
 
-FEW_KEYS = tl.constexpr(32)
+FEW_KEYS = tl.constexpr(32)  # of a block in the second pass, so that it needs no more registers than the first
 
 
 def tuned(*configs: tuple):
-    """A kernel with the fastest of these (queries, keys, warps, stages, switches), tried when a kind of input comes
-    first."""
+    """A kernel with the fastest of these (queries, keys, warps, stages, names of constants that are True), tried when a
+    kind of input first comes."""
     # Which of the optional tensors are there is part of the key by itself.
     key = ["HEAD_PAD", "VALUE_PAD", "SIGNED", "CAUSAL", "length_class"]
     if INTERPRETED:
@@ -46,9 +46,9 @@ def tuned(*configs: tuple):
 
 def _sensible(configs, arguments, SIGNED: bool, EXACT: bool, **_):
     """fp32 products are three of tf32, which hold more in registers: small blocks. Half precision needs large ones."""
-    least, most = (0, 64 * 32) if EXACT else (32 * 32, 128 * 128)
-    blocks = {config: config.kwargs for config in configs if SIGNED or "SPREAD" not in config.kwargs}
-    return [config for config, block in blocks.items() if least <= block["BLOCK_M"] * block["BLOCK_N"] <= most]
+    configs = [config for config in configs if SIGNED or "SPREAD" not in config.kwargs]
+    sizes = [config.kwargs["BLOCK_M"] * config.kwargs["BLOCK_N"] for config in configs]
+    return [c for c, size in zip(configs, sizes, strict=True) if (size <= 64 * 32 if EXACT else size >= 32 * 32)]
 
 
 @tuned(
@@ -90,24 +90,25 @@ def forward_kernel(
         keys, first, whole, partial, last, scale, dropout, window, HEAD, VALUE, HEAD_PAD, VALUE_PAD, SIGNED, EXACT,
         CAUSAL, PRECISION, BLOCK_M, BLOCK_N, SPREAD, 0 if window is not None else 1, EXACT,
     )  # fmt: skip
-    # Rare, so it costs a second pass, all of it masked, and no instruction of the first one, to which its narrow blocks
-    # leave the registers.
-    if SIGNED and not EXACT:  # noqa: SIM102 (known when this is compiled; what comes next, when it runs)
-        if tl.min(tl.where(peak == 0, LINEAR_BELOW, peak), 0) < LINEAR_BELOW:
+    rows = first_row + tl.arange(0, BLOCK_M)
+    if SIGNED and not EXACT:
+        # Rare with more than a few keys, so these rows cost a second pass and not an instruction of every first one.
+        small = (rows < queries) & (peak > 0) & (peak < LINEAR_BELOW)
+        if tl.max(small.to(tl.int32), 0) > 0:
             total, peak, summed = attended(
                 q, key, value, keep, bounds, shift, seed, stride_kn, stride_vn, stride_mm, stride_mn, h, first_row,
                 queries, keys, first, first, first, last, scale, dropout, window, HEAD, VALUE, HEAD_PAD, VALUE_PAD,
                 SIGNED, EXACT, CAUSAL, PRECISION, BLOCK_M, FEW_KEYS, False, 2, True,
             )  # fmt: skip
-    rows = first_row + tl.arange(0, BLOCK_M)
-    total = tl.where(peak == float("inf"), float("nan"), total)
+    if SIGNED:  # beyond 2^31 a rounding of the level is more than an exponent holds
+        total = tl.where(peak < 2147483648.0, total, float("nan"))
     empty = total == 0
     total = tl.where(empty, 1.0, total)
     summed *= (survival / total)[:, None]
     store_rows(context, summed, first_row, stride_cn, queries, BLOCK_M, VALUE, VALUE_PAD, PRECISION)
     log_total = tl.where(empty, float("inf"), peak + tl.log2(total))
-    if SIGNED:  # at least 1, since 2 cosh is at least 2: its sign is free to say that all scores of a row are small
-        log_total = tl.where((peak < LINEAR_BELOW) & (log_total < float("inf")), -log_total, log_total)
+    if SIGNED and not EXACT:  # at least 1, since 2 cosh is at least 2: its sign is free to say which rows are small
+        log_total = tl.where(small, -log_total, log_total)
     tl.store(normaliser + rows, log_total, mask=rows < queries)
 
 
@@ -118,7 +119,7 @@ def attended(
     HEAD: tl.constexpr, VALUE: tl.constexpr, HEAD_PAD: tl.constexpr, VALUE_PAD: tl.constexpr,
     SIGNED: tl.constexpr, EXACT: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPREAD: tl.constexpr,
-    PART: tl.constexpr, CAREFUL: tl.constexpr,
+    FIRST_PART: tl.constexpr, CAREFUL: tl.constexpr,
 ):  # fmt: skip
     """Of every row the normaliser and its level, and the sum of sinh times values, all keys in reach gone through."""
     total, peak = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
@@ -127,7 +128,7 @@ def attended(
     summed = tl.zeros([BLOCK_M, VALUE_PAD], tl.float32)
     # Blocks of keys that count as a whole need no mask; before them come those that the window cuts, after them
     # those that the end, the padding, the diagonal or the window cuts.
-    for part in tl.static_range(PART, 3):
+    for part in tl.static_range(FIRST_PART, 3):
         begin = first if part == 0 else (whole if part == 1 else partial)
         end = whole if part == 0 else (partial if part == 1 else last)
         for column in range(begin, end, BLOCK_N):
@@ -150,6 +151,8 @@ def attended(
                 sinh = uncancelled(sinh, cosh, t, level[:, None], (level < LINEAR_BELOW)[:, None], EXACT)
             if part != 1 and SIGNED:
                 cosh = tl.where(kept, cosh, 0.0)
+            if part != 1 and SPREAD:  # the two ways to compute 2^-level differ in the last bit
+                sinh = tl.where(kept, sinh, 0.0)
             fading = tl.exp2(peak - level)
             total = total * fading + tl.sum(cosh, 1)
             if seed is not None:
