@@ -36,9 +36,14 @@ class BidirMixin:
 
     def __init__(self, config, *args, **kwargs):
         check_bidir_config(config)
-        check_attn_implementation(getattr(config, "_attn_implementation", None), self.attends_between_tokens)
-        _check_fused(getattr(config, "_attn_implementation", None))
+        implementation = getattr(config, "_attn_implementation", None)
+        check_attn_implementation(implementation, self.attends_between_tokens)
+        _check_fused(implementation)
+        if implementation == "fused":  # BERT of transformers 4 looks its layers up by a name that must be a stock one
+            config._attn_implementation = "eager"
         super().__init__(config, *args, **kwargs)
+        if implementation == "fused":
+            self.config._attn_implementation = "fused"
         self._retype_attention()
 
     def set_attn_implementation(self, attn_implementation, *args, **kwargs):
