@@ -1,12 +1,13 @@
 """Gradients with respect to the input, by captum, to compare attention with."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from captum.attr import InputXGradient, IntegratedGradients
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_bidir.explain.readout import Readout, Target, choose_readout
@@ -29,7 +30,7 @@ def gradient_times_input(
     Returns:
         `[batch, length]`, with zeros for padding and for what stands before an image's patches.
     """
-    with torch.inference_mode(False), in_evaluation(model):
+    with torch.inference_mode(False), in_evaluation(model), _without_cudnn_where_recurrent(model):
         task = _Task.of(model, inputs, target, position)
         start = task.start.clone().requires_grad_()
         return task.by_token(InputXGradient(task.score).attribute(start, additional_forward_args=task.rows))
@@ -54,7 +55,7 @@ def integrated_gradients(
         steps: points on the way; each is one forward and backward pass. Warns where they are too few: where the scores
             of an example miss the change of `y` by over a tenth.
     """
-    with torch.inference_mode(False), in_evaluation(model):
+    with torch.inference_mode(False), in_evaluation(model), _without_cudnn_where_recurrent(model):
         task = _Task.of(model, inputs, target, position)
         scores = IntegratedGradients(task.score).attribute(
             task.start.clone().requires_grad_(),
@@ -72,6 +73,17 @@ def integrated_gradients(
             stacklevel=2,
         )
     return task.by_token(scores)
+
+
+@contextmanager
+def _without_cudnn_where_recurrent(model: PreTrainedModel) -> Iterator[None]:
+    """cuDNN has a backward pass for recurrent layers in training alone; PyTorch's own layers have one always."""
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = before and not any(isinstance(module, nn.RNNBase) for module in model.modules())
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from hf_bidir import BidirRnnConfig, BidirRnnForSequenceClassification
 from hf_bidir.explain import gradient_times_input, integrated_gradients
 from tests.explain.conftest import bert, images, sentences, vit
 
@@ -47,3 +48,14 @@ def test_padding_has_no_score():
 def test_too_few_steps_are_warned_of():
     with pytest.warns(UserWarning, match=r"with 1 steps miss the change of y by \d+%; give more steps"):
         integrated_gradients(bert(), sentences(), steps=1)
+
+
+@pytest.mark.parametrize("method", [gradient_times_input, integrated_gradients])
+def test_recurrent_layers_run_without_cudnn_which_has_no_backward_pass_in_evaluation(method):
+    config = BidirRnnConfig(vocab_size=20, hidden_size=16, embedding_size=8, encoder="lstm")
+    model, used = BidirRnnForSequenceClassification(config).eval(), []
+    model.rnn.encoder.register_forward_pre_hook(lambda *_: used.append(torch.backends.cudnn.enabled))
+    method(model, {"input_ids": torch.tensor([[1, 2, 3]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)})
+    assert used
+    assert not any(used)
+    assert torch.backends.cudnn.enabled
