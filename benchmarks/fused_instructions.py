@@ -60,7 +60,6 @@ def compiled(
     ones=(),
     signed=True,
     causal=False,
-    spread=False,
 ):
     """A kernel's machine code for compute capability `arch / 10`; `given` names the optional arguments in use.
 
@@ -70,7 +69,7 @@ def compiled(
         "HEAD": head_dim, "VALUE": value_dim or head_dim, "HEAD_PAD": triton.next_power_of_2(head_dim),
         "VALUE_PAD": triton.next_power_of_2(value_dim or head_dim), "SIGNED": signed,
         "EXACT": dtype == "fp32", "CAUSAL": causal, "PRECISION": "tf32x3",
-        **config.kwargs, "SPREAD": spread or "SPREAD" in config.kwargs,
+        "SPREAD": False, **config.kwargs,
     }  # fmt: skip
     given = {*given, "small"} if signed and dtype != "fp32" else given
     constants |= {name: None for name in (*OPTIONAL, "window") if name not in given} | dict.fromkeys(ones, 1)
@@ -110,9 +109,9 @@ def tool(name: str, option: str, code) -> str:
         return subprocess.run([TOOLS / name, option, file.name], capture_output=True, text=True, check=True).stdout
 
 
-def innermost_loops(code) -> list[tuple[list[str], list[str]]]:
-    """Of every loop that multiplies matrices the instructions, and those of them that a branch may pass over, as it
-    passes over what only rows of small scores need."""
+def main_loop(code) -> tuple[list[str], int]:
+    """The instructions of the loop over whole blocks, the first that multiplies matrices, and how many more there are
+    that a branch may pass over, as it passes over what only rows of small scores need."""
     labels, instructions = {}, []
     for line in tool("nvdisasm", "-c", code).splitlines():
         if label := re.match(r"\s*(\.L_\w+):", line):
@@ -121,31 +120,29 @@ def innermost_loops(code) -> list[tuple[list[str], list[str]]]:
             instructions.append(instruction[1])
     found = ((re.search(r"BRA.*`\((\.L_\w+)\)", text), index) for index, text in enumerate(instructions))
     jumps = {index: labels[jump[1]] for jump, index in found if jump}
-    loops = [range(first, last + 1) for last, first in jumps.items() if first < last]
-    passed = [[i for start, end in jumps.items() if start in loop and end in loop for i in range(start + 1, end)]
-              for loop in loops]  # fmt: skip
-    texts = [([instructions[i] for i in loop], [instructions[i] for i in over])
-             for loop, over in zip(loops, passed, strict=True)]  # fmt: skip
-    return [(loop, over) for loop, over in texts if any("MMA" in text for text in loop)]
+    loops = (range(first, last + 1) for last, first in jumps.items() if first < last)
+    loop = next(loop for loop in loops if any("MMA" in instructions[index] for index in loop))
+    inside = [(start, end) for start, end in jumps.items() if start in loop and end in loop]
+    passed = {index for start, end in inside for index in range(start + 1, end)}
+    return [instructions[index] for index in loop if index not in passed], len(passed)
 
 
-def per_score(loop: list[str], passed: list[str], config) -> dict[str, float]:
-    """Instructions per score: exponentials, floating point and all of those that are never passed over; the others."""
+def per_score(code, config) -> list[float]:
+    """How many instructions of the main loop there are for each score, as in COUNTED."""
     scores = config.kwargs["BLOCK_M"] * config.kwargs["BLOCK_N"] / (32 * config.num_warps)  # of one thread
+    loop, passed = main_loop(code)
     names = Counter(text.split()[0].split(".")[0] for text in loop)
-    names.subtract(text.split()[0].split(".")[0] for text in passed)
     floating = sum(names[name] for name in ("FADD", "FMUL", "FFMA", "FMNMX", "FSETP", "FSEL", "F2FP"))
-    counts = [names["MUFU"], floating, names.total(), len(passed)]
-    return {name: count / scores for name, count in zip(COUNTED, counts, strict=True)}
+    return [count / scores for count in (names["MUFU"], floating, len(loop), passed)]
 
 
 def largest_that_fits(kernel, arch: int, head_dim: int):
     """The configuration with the largest block that the GPU has room for, and its code for softmax, for TanhMax, and
     for TanhMax with the exponentials spread where that is a choice."""
     for config in sorted(kernel.configs, key=lambda c: -c.kwargs["BLOCK_M"] * c.kwargs["BLOCK_N"]):
-        ways = [{"signed": False}, {}, {"spread": True}]
-        known = ways if {**config.kwargs, "SPREAD": True} in [c.kwargs for c in kernel.configs] else ways[:2]
-        codes = [compiled(kernel, config, arch=arch, head_dim=head_dim, **way) for way in known]
+        spread = [c for c in kernel.configs if c.kwargs == {**config.kwargs, "SPREAD": True}]
+        ways = [(config, False), (config, True), *((c, True) for c in spread)]
+        codes = [compiled(kernel, c, arch=arch, head_dim=head_dim, signed=signed) for c, signed in ways]
         if max(code.metadata.shared for code in codes) <= SHARED[arch] * 1024:
             return config, *codes
     raise ValueError(f"no block of {kernel.fn.__name__} fits into {SHARED[arch]} KiB at head dimension {head_dim}.")
@@ -163,11 +160,11 @@ def kernel_rows(arch: int, head_dims: list[int]) -> list[list[str]]:
 
 
 def compared(softmax, signed, config) -> list[str]:
-    counts = [per_score(*innermost_loops(code)[0], config) for code in (softmax, signed)]
+    counts = [per_score(code, config) for code in (softmax, signed)]
     held = [resources(code) for code in (softmax, signed)]
     return [
         f"{config.kwargs['BLOCK_M']} x {config.kwargs['BLOCK_N']}",
-        *(f"{a:.1f} → {b:.1f}" for a, b in zip(*(c.values() for c in counts), strict=True)),
+        *(f"{a:.1f} → {b:.1f}" for a, b in zip(*counts, strict=True)),
         f"{held[0].registers} → {held[1].registers}", f"{held[0].spilled} → {held[1].spilled}",
         str(held[1].shared // 1024),
     ]  # fmt: skip

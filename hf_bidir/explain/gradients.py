@@ -77,7 +77,10 @@ def integrated_gradients(
 
 @contextmanager
 def _without_cudnn_where_recurrent(model: PreTrainedModel) -> Iterator[None]:
-    """cuDNN has a backward pass for recurrent layers in training alone; PyTorch's own layers have one always."""
+    """cuDNN has a backward pass for recurrent layers in training alone; PyTorch's own layers have one always.
+
+    `torch.backends.cudnn.flags` would set its other switches back as well.
+    """
     before = torch.backends.cudnn.enabled
     torch.backends.cudnn.enabled = before and not any(isinstance(module, nn.RNNBase) for module in model.modules())
     try:

@@ -71,7 +71,7 @@ def check_negative_mass(negative_mass: float | Tensor) -> None:
     if isinstance(negative_mass, Tensor):
         valid = torch.compiler.is_compiling() or bool(((negative_mass >= 0) & (negative_mass <= 1)).all())
     else:
-        valid = isinstance(negative_mass, (int, float)) and 0 <= negative_mass <= 1
+        valid = isinstance(negative_mass, (int, float)) and 0 <= negative_mass <= 1  # torch 2.8 compiles no union here
     if not valid:
         raise ValueError(
             f"negative_mass must lie in [0, 1] (0 is softmax, 1 is TanhMax), got {negative_mass}; "

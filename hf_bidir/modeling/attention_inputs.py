@@ -37,7 +37,7 @@ def keep_mask(attention_mask: Tensor | None) -> Tensor | None:
 def per_head(negative_mass: NegativeMass, query: Tensor) -> float | Tensor:
     """A float, or a tensor `[heads, 1, 1]` where the heads differ or the value is learned."""
     heads = query.shape[1]
-    if isinstance(negative_mass, (int, float)):
+    if isinstance(negative_mass, (int, float)):  # torch 2.8 compiles no union here
         check_negative_mass(negative_mass)
         return float(negative_mass)
     if isinstance(negative_mass, str):

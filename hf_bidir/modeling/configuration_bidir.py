@@ -47,13 +47,13 @@ def check_attn_implementation(name: str | None, between_tokens: bool = True) -> 
 def layer_negative_mass(config, layer: int) -> float | list[float]:
     """`λ` of one layer: one number, or one per head."""
     mass = config.attn_negative_mass
-    return mass if isinstance(mass, (int, float)) else mass[layer]
+    return mass if isinstance(mass, (int, float)) else mass[layer]  # torch 2.8 compiles no union here
 
 
 def head_negative_masses(config, layer: int) -> list[float]:
     """`λ` of every head of one layer."""
     mass = layer_negative_mass(config, layer)
-    return list(mass) if isinstance(mass, (list, tuple)) else [mass] * config.num_attention_heads
+    return list(mass) if isinstance(mass, list | tuple) else [mass] * config.num_attention_heads
 
 
 def _check_scope(config) -> None:
@@ -87,14 +87,14 @@ def _check_learnable(config) -> None:
 
 def _check_negative_mass_field(mass, layers: int, heads: int) -> None:
     expected = f"a number in [0, 1], or a list of {layers} (one per layer), each a number or a list of {heads} (heads)"
-    if isinstance(mass, (int, float)):
+    if isinstance(mass, int | float):
         check_negative_mass(mass)
         return
-    if not isinstance(mass, (list, tuple)) or len(mass) != layers:
+    if not isinstance(mass, list | tuple) or len(mass) != layers:
         raise ValueError(f"attn_negative_mass must be {expected}; got {mass!r}.")
     for per_layer in mass:
-        values = per_layer if isinstance(per_layer, (list, tuple)) else [per_layer] * heads
-        if len(values) != heads or not all(isinstance(v, (int, float)) for v in values):
+        values = per_layer if isinstance(per_layer, list | tuple) else [per_layer] * heads
+        if len(values) != heads or not all(isinstance(v, int | float) for v in values):
             raise ValueError(f"attn_negative_mass must be {expected}; got the layer {per_layer!r}.")
         for value in values:
             check_negative_mass(value)

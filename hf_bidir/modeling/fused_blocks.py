@@ -37,7 +37,7 @@ def spread_exp2(x):
 
 @triton.jit
 def polynomial_exp2(x):
-    """`2^x` for x at most a rounding above 0, as exact in fp32 as the hardware's (2e-7), and 1 for 0."""
+    """`2^x` for x at most a rounding above 0, exact to 2.5e-7 in fp32, much as the hardware is, and 1 for 0."""
     x = tl.maximum(x, -126.0)  # the exponent of an fp32 number ends there
     shifted = x + 12582912.0  # 1.5 * 2^23: of the sum only the nearest whole number is left, in the last bits
     fraction = x - (shifted - 12582912.0)

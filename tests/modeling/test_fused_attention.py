@@ -15,6 +15,7 @@ triton = pytest.importorskip("triton")
 
 from hf_bidir.modeling import fused_attention as module  # noqa: E402
 from hf_bidir.modeling.fused_attention import fused_attention  # noqa: E402
+from hf_bidir.modeling.fused_blocks import polynomial_exp2, tl  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = [torch.float16, torch.bfloat16]
@@ -402,6 +403,20 @@ def test_exponentials_that_are_spread_over_two_units_are_as_exact(dtype, size, k
     inputs, keep = [(size * query).detach().requires_grad_(), key, value], mask(kind, 2, 2, 33, 75)
     gold = plain(inputs, keep, torch.float64)
     assert_as_exact_as_the_plain_path(fused(inputs, keep), plain(inputs, keep), gold)
+
+
+@triton.jit
+def powers_of_two(x, y, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    tl.store(y + at, polynomial_exp2(tl.load(x + at)))
+
+
+def test_the_polynomial_is_exact_to_2_5e_7_and_at_0_altogether():
+    x = torch.linspace(-126, 0, 2**16, device=DEVICE)
+    y = torch.empty_like(x)
+    powers_of_two[(1,)](x, y, SIZE=2**16)
+    assert (y.double() / torch.exp2(x.double()) - 1).abs().max() < 2.5e-7
+    assert y[-1] == 1
 
 
 def test_masked_values_change_no_digit_where_exponentials_are_spread(spread):
