@@ -1,95 +1,48 @@
-"""Signed ("bidirectional") attention for the Hugging Face ecosystem."""
+"""Signed ("bidirectional") attention for the Hugging Face ecosystem.
 
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForImageClassification,
-    AutoModelForMaskedLM,
-    AutoModelForMultipleChoice,
-    AutoModelForQuestionAnswering,
-    AutoModelForSeq2SeqLM,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-)
+Nothing is imported before it is used: `import hf_bidir` costs hardly more than `import transformers`. `hf_bidir.Bidir…`
+with the name of any class of transformers that computes attention through its attention interface is that class with
+signed attention, made when it is asked for.
+"""
 
-from hf_bidir.convert import convert_checkpoint
-from hf_bidir.modeling.activations import register_attn_activation, tanhmax
-from hf_bidir.modeling.attention import bidir_attention, packed_attention
-from hf_bidir.modeling.configuration_bidir_bert import BidirBertConfig
-from hf_bidir.modeling.configuration_bidir_deit import BidirDeiTConfig
-from hf_bidir.modeling.configuration_bidir_rnn import BidirRnnConfig
-from hf_bidir.modeling.configuration_bidir_vit import BidirViTConfig
-from hf_bidir.modeling.modeling_bidir_bert import (
-    BidirBertForMaskedLM,
-    BidirBertForMultipleChoice,
-    BidirBertForQuestionAnswering,
-    BidirBertForSequenceClassification,
-    BidirBertForTokenClassification,
-    BidirBertModel,
-)
-from hf_bidir.modeling.modeling_bidir_deit import BidirDeiTForImageClassification, BidirDeiTModel
-from hf_bidir.modeling.modeling_bidir_rnn import BidirRnnForSequenceClassification, BidirRnnModel
-from hf_bidir.modeling.modeling_bidir_seq2seq import BidirRnnForSeq2SeqLM
-from hf_bidir.modeling.modeling_bidir_vit import BidirViTForImageClassification, BidirViTModel
-from hf_bidir.schedules import NegativeMassSchedule
+from importlib import import_module
 
-__all__ = [
-    "BidirBertConfig",
-    "BidirBertForMaskedLM",
-    "BidirBertForMultipleChoice",
-    "BidirBertForQuestionAnswering",
-    "BidirBertForSequenceClassification",
-    "BidirBertForTokenClassification",
-    "BidirBertModel",
-    "BidirDeiTConfig",
-    "BidirDeiTForImageClassification",
-    "BidirDeiTModel",
-    "BidirRnnConfig",
-    "BidirRnnForSeq2SeqLM",
-    "BidirRnnForSequenceClassification",
-    "BidirRnnModel",
-    "BidirViTConfig",
-    "BidirViTForImageClassification",
-    "BidirViTModel",
-    "NegativeMassSchedule",
-    "bidir_attention",
-    "convert_checkpoint",
-    "packed_attention",
-    "register_attn_activation",
-    "tanhmax",
-]
+from hf_bidir import auto_classes
+
 __version__ = "0.1.0"
 
-# A registered class wins over a checkpoint's remote code, so every head is registered, never only some.
-for _config, _heads in (
-    (
-        BidirBertConfig,
-        {
-            AutoModel: BidirBertModel,
-            AutoModelForMaskedLM: BidirBertForMaskedLM,
-            AutoModelForMultipleChoice: BidirBertForMultipleChoice,
-            AutoModelForQuestionAnswering: BidirBertForQuestionAnswering,
-            AutoModelForSequenceClassification: BidirBertForSequenceClassification,
-            AutoModelForTokenClassification: BidirBertForTokenClassification,
-        },
-    ),
-    (
-        BidirDeiTConfig,
-        {AutoModel: BidirDeiTModel, AutoModelForImageClassification: BidirDeiTForImageClassification},
-    ),
-    (
-        BidirRnnConfig,
-        {
-            AutoModel: BidirRnnModel,
-            AutoModelForSeq2SeqLM: BidirRnnForSeq2SeqLM,
-            AutoModelForSequenceClassification: BidirRnnForSequenceClassification,
-        },
-    ),
-    (
-        BidirViTConfig,
-        {AutoModel: BidirViTModel, AutoModelForImageClassification: BidirViTForImageClassification},
-    ),
-):
-    AutoConfig.register(_config.model_type, _config, exist_ok=True)
-    for _auto, _head in _heads.items():
-        _auto.register(_config, _head, exist_ok=True)
+_HOMES = {
+    "NegativeMassSchedule": "hf_bidir.schedules",
+    "bidir_attention": "hf_bidir.modeling.attention",
+    "convert_checkpoint": "hf_bidir.convert",
+    "packed_attention": "hf_bidir.modeling.packed_attention",
+    "register_attn_activation": "hf_bidir.modeling.activations",
+    "signed": "hf_bidir.modeling.modeling_bidir",
+    "tanhmax": "hf_bidir.modeling.activations",
+}
+_TEXT = "ForMaskedLM ForMultipleChoice ForQuestionAnswering ForSequenceClassification ForTokenClassification"
+_HEADS = {  # of the common classes, which editors complete (`__init__.pyi`); every other class is made all the same
+    **dict.fromkeys(("Bert", "DistilBert", "Electra", "ModernBert", "Roberta", "XLMRoberta"), _TEXT),
+    **dict.fromkeys(("DeiT", "Dinov2", "ViT"), "ForImageClassification"),
+    **dict.fromkeys(("Gemma", "Llama", "Mistral", "Qwen2"), "ForCausalLM ForSequenceClassification"),
+    **dict.fromkeys(("Bart", "T5"), "ForConditionalGeneration"),
+    "GPT2": "LMHeadModel ForSequenceClassification",
+    "Rnn": "ForSeq2SeqLM ForSequenceClassification",
+}
+_COMMON = [f"Bidir{family}{end}" for family, ends in _HEADS.items() for end in ("Config", "Model", *ends.split())]
+__all__ = sorted([*_HOMES, *_COMMON])
+
+
+def __getattr__(name: str):
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    if name.startswith("Bidir"):
+        return auto_classes.bidir_class(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
+
+
+auto_classes.register()

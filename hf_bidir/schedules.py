@@ -15,6 +15,7 @@ from transformers import (
 from transformers.trainer_callback import ExportableState
 
 from hf_bidir.modeling.activations import check_negative_mass
+from hf_bidir.modeling.signed_layers import signed_layers
 
 NEARLY_SOFTMAX = math.exp(-12)
 SHAPES = ("log", "linear")
@@ -119,12 +120,11 @@ class NegativeMassSchedule(TrainerCallback, ExportableState):
     @staticmethod
     def check_model(config: PretrainedConfig) -> None:
         """Raise ValueError unless the model has a negative mass that a schedule may set."""
-        activation, learned = (getattr(config, name, None) for name in ("attn_activation", "attn_learn_negative_mass"))
-        if activation != "tanhmax" or learned:
+        activation = getattr(config, "attn_activation", None)
+        if activation != "tanhmax":
             raise ValueError(
-                'a negative mass schedule needs a bidir model with attn_activation="tanhmax" that does not learn its '
-                f"negative mass; got {type(config).__name__} with attn_activation={activation!r} and "
-                f"attn_learn_negative_mass={learned}."
+                'a negative mass schedule needs a bidir model with attn_activation="tanhmax"; got '
+                f"{type(config).__name__} with attn_activation={activation!r}."
             )
 
     def on_train_begin(
@@ -148,7 +148,7 @@ class NegativeMassSchedule(TrainerCallback, ExportableState):
         model: PreTrainedModel,
         **kwargs: Any,
     ) -> None:
-        layers = model.config.num_hidden_layers
+        layers = len(signed_layers(model))
         model.config.attn_negative_mass = self.values(state.global_step, state.max_steps, layers)
 
     def on_log(
@@ -174,7 +174,6 @@ def saved_schedule(state: TrainerState) -> dict[str, dict[str, Any]] | None:
 def negative_mass_metrics(model: PreTrainedModel) -> dict[str, float]:
     """The model's `λ` as entries of a log: `negative_mass`, the mean, and one `negative_mass_layer_<index>` for each
     layer where they differ."""
-    model.write_learned_negative_mass()
     mass = model.config.attn_negative_mass
     if isinstance(mass, int | float):
         return {"negative_mass": float(mass)}

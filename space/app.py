@@ -23,6 +23,7 @@ from hf_bidir.explain import load_checkpoint
 from hf_bidir.explain.methods import METHODS, methods_of
 from hf_bidir.explain.report import FIGURES, explain_checkpoint
 from hf_bidir.finetune.image_files import read_digits
+from hf_bidir.modeling.signed_layers import signed_layers
 
 ROOT = Path(__file__).resolve().parent.parent
 WHERE = ("model_cards", "runs/checkpoints")
@@ -79,7 +80,7 @@ def loaded(checkpoint: str) -> tuple[PreTrainedModel, object]:
 
 
 def takes_images(checkpoint: str) -> bool:
-    return hasattr(loaded(checkpoint)[0].config, "patch_size")
+    return loaded(checkpoint)[0].main_input_name == "pixel_values"
 
 
 def page(checkpoints: list[str]) -> gr.Blocks:
@@ -124,14 +125,15 @@ def offered(checkpoint: str) -> list:
     """What can be chosen and given for a checkpoint."""
     model, images = loaded(checkpoint)[0], takes_images(checkpoint)
     answers = list(model.config.id2label.values()) if "Classification" in type(model).__name__ else []
-    layers, heads = range(model.config.num_hidden_layers), range(model.config.num_attention_heads)
+    layers = signed_layers(model)
+    heads = layers[0].config.num_attention_heads
     return [
         gr.Textbox(visible=not images),
         gr.Image(visible=images),
         gr.Dropdown(methods_of(model), value=DEFAULT),
         gr.Dropdown([PREDICTED, *answers], value=PREDICTED),
-        gr.Dropdown([ALL, *map(str, layers)], value=ALL),
-        gr.Dropdown([ALL, *map(str, heads)], value=ALL),
+        gr.Dropdown([ALL, *map(str, range(len(layers)))], value=ALL),
+        gr.Dropdown([ALL, *map(str, range(heads))], value=ALL),
     ]
 
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertModel, SiglipVisionConfig, SiglipVisionModel
 from typer.testing import CliRunner
 
 from hf_bidir.cli import app
@@ -61,3 +61,14 @@ def test_bad_input_is_one_line_and_exit_code_2(stock, tmp_path, words, message):
     assert result.exit_code == 2
     assert message in result.output
     assert not (tmp_path / "out").exists()
+
+
+def test_convert_reports_what_cannot_be_signed_in_one_line_and_partial_accepts_a_part(tmp_path):
+    images = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    SiglipVisionModel(SiglipVisionConfig(**images, image_size=8, patch_size=4)).save_pretrained(tmp_path / "stock")
+    command = ["convert", tmp_path / "stock", tmp_path / "out"]
+    refused = run(*command)
+    assert refused.exit_code == 2
+    assert refused.stderr.splitlines()[-1].startswith("error: SiglipVisionModel computes some attention outside")
+    assert run(*command, "--partial").exit_code == 0
+    assert (tmp_path / "out/config.json").is_file()

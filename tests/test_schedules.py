@@ -11,12 +11,19 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
+import hf_bidir
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, NegativeMassSchedule
 from hf_bidir.finetune.trainer import FinetuneTrainer
 
 STEPS, LAYERS = 41, 4
 SHARES = st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted)
 MASSES = st.floats(1e-6, 1)
+MODELS = {
+    "DistilBert": hf_bidir.BidirDistilBertConfig(vocab_size=30, dim=16, n_layers=3, n_heads=2, hidden_dim=16),
+    "GPT2": hf_bidir.BidirGPT2Config(
+        vocab_size=31, n_embd=16, n_layer=3, n_head=2, bos_token_id=1, eos_token_id=2, pad_token_id=30
+    ),
+}
 
 
 class Sentences(Dataset):
@@ -128,6 +135,15 @@ def test_a_model_without_negative_mass_is_refused(tmp_path):
     model = BidirBertForSequenceClassification(BidirBertConfig(attn_activation="softmax", num_hidden_layers=1))
     with pytest.raises(ValueError, match='attn_activation="tanhmax"'):
         trained(tmp_path, NegativeMassSchedule(), model=model)
+
+
+@pytest.mark.parametrize("family", ["DistilBert", "GPT2"])
+def test_every_signed_layer_moves_whatever_its_config_calls_the_number_of_layers(family, tmp_path):
+    model = getattr(hf_bidir, f"Bidir{family}ForSequenceClassification")(MODELS[family])
+    trained(tmp_path, NegativeMassSchedule(0.01, 1.0, until=0.8, order="bottom-up"), model=model)
+    masses = json.loads((tmp_path / "checkpoint-4/config.json").read_text())["attn_negative_mass"]
+    assert len(masses) == 3
+    assert masses[0] == 1.0 > masses[1] > masses[2] == 0.01
 
 
 def test_tensorboard_shows_the_negative_mass_of_every_step(tmp_path, monkeypatch):

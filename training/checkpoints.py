@@ -212,7 +212,7 @@ def draw_explanation(folder: Path, twin: Path, test: str | None) -> None:
     """explanation.png: contributions in a checkpoint and in its twin, of one sentence or of some test images."""
     models = {one.name: load_checkpoint(one) for one in (folder, twin)}
     with replacing(folder / "explanation.png") as file:
-        if hasattr(models[folder.name][0].config, "patch_size"):
+        if models[folder.name][0].main_input_name == "pixel_values":
             data = ImageDataArguments(dataset_name=read_record(folder)["recipe"]["dataset_name"])
             rows = read_images(test) if test else read_image_splits(data).test
             _draw_images(models, rows.select(range(IMAGES_SHOWN)), file)

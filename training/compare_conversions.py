@@ -60,7 +60,6 @@ def annealed(what: str, centre: bool = False, seeds: int = 1, **options: Any) ->
 
 DIRECT = {"attn_activation": "tanhmax", "attn_negative_mass": 1.0, "centre": False}
 CENTRED = DIRECT | {"centre": True}
-LEARNED = DIRECT | {"attn_negative_mass": 0.0183, "learn_negative_mass": True}
 HEALED = "sst2-minilm-healed"
 FEW = {"max_train_samples": 3000, "num_train_epochs": 2}
 VARIANTS = {
@@ -78,7 +77,6 @@ VARIANTS = {
     "long-tail": annealed("log λ over 30 %, then a long tail at 1", negative_mass_until=0.3),
     "high-rate": annealed("log λ over 60 %, learning rate 1e-4", learning_rate=1e-4),
     "slow": annealed("log λ over 50 % of 6 epochs", negative_mass_until=0.5, num_train_epochs=6),
-    "learned": Variant("λ learned per head, from e^-4", "sst2-minilm-softmax", LEARNED),
     "few-softmax": Variant("3,000 sentences, 2 epochs: softmax", "sst2-minilm-softmax", FEW, seeds=3),
     "few-direct": Variant("3,000 sentences, 2 epochs: λ = 1 at once", "sst2-minilm-softmax", FEW | DIRECT),
     "few-healed": Variant("3,000 sentences, 2 epochs: healed for 30 steps", HEALED, FEW, start="barely"),
@@ -154,11 +152,11 @@ def sign_numbers(folder: Path, test_file: Path) -> dict[str, float]:
     share = negative_share(model, [{k: v for k, v in batch.items() if k != "labels"} for batch in batches[::4]])
     with without_negatives(model):
         accuracy = accuracy_of(model, batches)
-    learned = torch.tensor(model.config.attn_negative_mass)
+    masses = torch.tensor(model.config.attn_negative_mass)
     return {
         "negative_share": share,
         "test_accuracy_without_negatives": accuracy,
-        "negative_mass": [learned.min().item(), learned.mean().item(), learned.max().item()],
+        "negative_mass": [masses.min().item(), masses.mean().item(), masses.max().item()],
     }
 
 
@@ -209,7 +207,7 @@ def draw(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
     FigureCanvasAgg(figure)
     panels = {
         "λ = 1 from the first step of fine-tuning, and softmax": [name for name in runs if name in MAIN],
-        "negative mass raised or learned while fine-tuning": [
+        "negative mass raised while fine-tuning": [
             name for name in runs if name not in MAIN[1:] and not name.startswith("few")
         ],
     }

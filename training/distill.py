@@ -1,14 +1,14 @@
 """Heal a converted model: the signed student learns to have the hidden states of its softmax teacher.
 
 examples:
-  # a BERT from the Hub, on any text without labels (txt, parquet, csv, tsv, json, jsonl)
+  # an encoder from the Hub, on any text without labels (txt, parquet, csv, tsv, json, jsonl)
   python training/distill.py --model_name_or_path google-bert/bert-base-uncased --train_file wiki.txt \\
       --output_dir runs/bert-healed
 
   # MiniLM on reviews
   python training/distill.py training/recipes/minilm-healed.yaml --train_file imdb.parquet sst2.parquet
 
-  # a ViT of transformers, or of timm, on images
+  # a vision model of transformers, or a ViT of timm, on images
   python training/distill.py --model_name_or_path google/vit-base-patch16-224 --train_file photos/ \\
       --output_dir runs/vit-healed
   python training/distill.py --model_name_or_path timm:vit_tiny_patch16_224 --train_file photos/ \\
@@ -100,7 +100,7 @@ def prepared(
     """The splits, the collators for training and evaluation, and the tokenizer or image processor."""
     for processor in processors:
         if isinstance(processor, PreTrainedTokenizerBase):
-            check_max_length(data.max_length, student.config, source)
+            check_max_length(data.max_length, student, source)
             collator = DataCollatorWithPadding(processor)
             return read_snippets(data, processor), (collator, collator), processor
         if isinstance(processor, BaseImageProcessor):

@@ -1,4 +1,4 @@
-"""Fine-tune a bidir ViT or DeiT to classify images, from scratch or from a checkpoint.
+"""Fine-tune a model with signed attention to classify images: any checkpoint of transformers, or a new ViT.
 
 examples:
   # the handwritten digits that scikit-learn carries: no download, about a minute on two cores
@@ -12,7 +12,7 @@ examples:
   python training/image_classification.py --train_file train.parquet --test_file test.parquet \\
       --patch_size 4 --flip --shift 4 --num_train_epochs 30 --output_dir runs/mine
   python training/image_classification.py --train_file photos/train --test_file photos/test \\
-      --model_name_or_path google/vit-base-patch16-224-in21k --learning_rate 5e-5 --output_dir runs/photos
+      --model_name_or_path facebook/dinov2-small --learning_rate 5e-5 --output_dir runs/photos
 
   # two processes on one machine
   torchrun --nproc_per_node 2 training/image_classification.py training/recipes/digits-tanhmax.yaml

@@ -1,7 +1,7 @@
 """Go on with masked language modelling on plain text, while the negative mass rises.
 
 examples:
-  # a BERT from the Hub on your own text, one document per line; the negative mass rises over the first half
+  # an encoder from the Hub on your own text, one document per line; the negative mass rises over the first half
   python training/masked_lm.py --model_name_or_path google-bert/bert-base-uncased --train_file domain.txt \\
       --negative_mass_until 0.5 --output_dir runs/bert-domain
 
@@ -23,7 +23,6 @@ from typing import Any
 
 from transformers import set_seed
 
-from hf_bidir import BidirBertConfig, BidirBertForMaskedLM
 from hf_bidir.finetune.arguments import (
     HealingArguments,
     PretrainedArguments,
@@ -34,14 +33,14 @@ from hf_bidir.finetune.arguments import (
 from hf_bidir.finetune.errors import InputError, run_script
 from hf_bidir.finetune.masking import MaskingCollator
 from hf_bidir.finetune.metrics import masked_word_metrics, predicted_classes
-from hf_bidir.finetune.models import Family, build_model, checkpoint_config, saved_tokenizer, starts_as_softmax
+from hf_bidir.finetune.models import build_model, checkpoint_config, saved_tokenizer, starts_as_softmax
 from hf_bidir.finetune.recipe import parse_recipe
 from hf_bidir.finetune.run import finetune
 from hf_bidir.finetune.schedule_options import check_schedule
 from hf_bidir.finetune.text_data import check_max_length
 from hf_bidir.finetune.unlabelled_data import read_snippets
 
-BERT = Family(BidirBertForMaskedLM, BidirBertConfig, stock_type="bert")
+HEAD = "AutoModelForMaskedLM"
 
 
 @dataclass
@@ -63,16 +62,18 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the script with the command line `argv`; return the numbers of all_results.json."""
     data, arguments, schedule, args, given = parse_recipe(OPTIONS, argv, __doc__)
     if not arguments.model_name_or_path:
-        raise InputError("expected --model_name_or_path: a BERT checkpoint, softmax or bidir")
+        raise InputError("expected --model_name_or_path: the checkpoint of an encoder, softmax or bidir")
+    source = arguments.model_name_or_path
     check_schedule(schedule, arguments, given)
-    config = checkpoint_config(BERT, arguments, names=[])
-    tokenizer = saved_tokenizer(arguments.model_name_or_path)
-    check_max_length(data.max_length, config, arguments.model_name_or_path)
-    splits = read_snippets(data, tokenizer)
+    config, tokenizer = checkpoint_config(HEAD, arguments, names=[]), saved_tokenizer(source)
+    if tokenizer.mask_token is None:
+        raise InputError(f"the tokenizer of {source} has no token that masks a word; choose a masked language model")
     set_seed(args.seed)
+    model = build_model(HEAD, arguments, config)
+    check_max_length(data.max_length, model, source)
     return finetune(
-        build_model(BERT, arguments, config),
-        splits,
+        model,
+        read_snippets(data, tokenizer),
         task="masked-lm",
         args=args,
         data=data,
@@ -80,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         processing_class=tokenizer,
         collator=MaskingCollator(tokenizer, data.mask_share),
         schedule=schedule,
-        centre=arguments.centre and starts_as_softmax(arguments.model_name_or_path),
+        centre=arguments.centre and starts_as_softmax(source),
         compute_metrics=masked_word_metrics,
         preprocess_logits_for_metrics=predicted_classes,
     )

@@ -1,4 +1,4 @@
-"""Fine-tune a bidir BERT to classify texts, from scratch or from a checkpoint.
+"""Fine-tune a model with signed attention to classify texts: any checkpoint of transformers, or a new BERT.
 
 examples:
   # SST-2 from the Hub, small BERT from scratch, TanhMax attention
@@ -8,9 +8,9 @@ examples:
   python training/text_classification.py training/recipes/sst2-tanhmax.yaml \\
       --train_file train.parquet --validation_file validation.parquet --test_file test.parquet --seed 1
 
-  # your own reviews, starting from a stock softmax BERT
+  # your own reviews, starting from a stock softmax checkpoint
   python training/text_classification.py --train_file reviews.csv --text_column review --label_column stars \\
-      --model_name_or_path google-bert/bert-base-uncased --learning_rate 3e-5 --num_train_epochs 3 \\
+      --model_name_or_path FacebookAI/roberta-base --learning_rate 3e-5 --num_train_epochs 3 \\
       --output_dir runs/reviews
 
   # two processes on one machine
@@ -24,13 +24,13 @@ AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=Tru
 from collections.abc import Sequence
 from typing import Any
 
-from hf_bidir.finetune.bert import OPTIONS, finetune_bert  # noqa: F401  (the tests of recipes ask for OPTIONS)
 from hf_bidir.finetune.errors import run_script
+from hf_bidir.finetune.texts import OPTIONS, finetune_transformer  # noqa: F401  (the tests of recipes ask for OPTIONS)
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the script with the command line `argv`; return the numbers of all_results.json."""
-    return finetune_bert(argv, __doc__)
+    return finetune_transformer(argv, __doc__)
 
 
 if __name__ == "__main__":

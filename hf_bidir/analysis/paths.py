@@ -37,8 +37,8 @@ def bare_attention(model: PreTrainedModel) -> PreTrainedModel:
             raise ValueError(f"expected a BERT; got {type(model).__name__}.")
         layer.attention.output.LayerNorm = nn.Identity()
         layer.intermediate, layer.output = nn.Identity(), _SkipAlone()
-    for _, value, output in projections(model):
-        value.bias = output.bias = None
+    for layer in projections(model):
+        layer.value[0][0].linear.bias = layer.output.bias = None
     return model
 
 
@@ -59,8 +59,8 @@ def path_states(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Tensor:
     outputs, coefficients = record_coefficients(model, {**inputs, "output_hidden_states": True})
     start = outputs.hidden_states[0]
     by_length = [start] + [torch.zeros_like(start)] * len(coefficients)
-    for (_, value, output), a in zip(projections(model), coefficients, strict=True):
-        into, out_of = head_maps(value.weight, output.weight, a.shape[1])
+    for layer, a in zip(projections(model), coefficients, strict=True):
+        into, out_of = head_maps(layer)
         through = [(a @ (states.unsqueeze(1) @ into) @ out_of).sum(1) for states in by_length[:-1]]
         by_length = [by_length[0], *(stay + come for stay, come in zip(by_length[1:], through, strict=True))]
     return torch.stack(by_length)

@@ -10,7 +10,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_bidir.explain.running import in_evaluation, keep_mask_of, prepared_inputs, record_coefficients
-from hf_bidir.projections import projections
+from hf_bidir.projections import Projections, projections, weight_of
 
 
 @dataclass(frozen=True)
@@ -159,11 +159,11 @@ def path_residuals(
         `[layers + 1, paths]`, the mean over the batch for paths through 0, 1, ... heads.
     """
     inputs = prepared_inputs(model, inputs)
+    transformer_layers(model)  # refuses models whose layers are not run one after the other
     generator = torch.Generator().manual_seed(seed)
     outputs, coefficients = record_coefficients(model, {**inputs, "output_hidden_states": True})
     states, keep = outputs.hidden_states[0], keep_mask_of(inputs, outputs.hidden_states[0].shape[1])
-    maps = [head_maps(value.weight, output.weight, a.shape[1]) for (_, value, output), a in
-            zip(projections(model), coefficients, strict=True)]  # fmt: skip
+    maps = [head_maps(layer) for layer in projections(model)]
     depth, heads = len(coefficients), coefficients[0].shape[1]
     found = torch.empty(depth + 1, paths)
     for length in tqdm(range(depth + 1), desc="paths", unit="length", leave=False, delay=1, disable=not progress):
@@ -178,6 +178,16 @@ def path_residuals(
     return found
 
 
-def head_maps(value: Tensor, output: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """Of every head, the map into it `[heads, hidden, head_dim]` and out of it `[heads, head_dim, hidden]`."""
-    return value.unflatten(0, (heads, -1)).transpose(1, 2), output.unflatten(1, (heads, -1)).permute(1, 2, 0)
+def head_maps(layer: Projections) -> tuple[Tensor, Tensor]:
+    """Of every head, the map into it `[heads, hidden, head_dim]` and out of it `[heads, head_dim, hidden]`.
+
+    Raises:
+        ValueError: values are not the outputs of one linear map, or something lies between attention and its output.
+    """
+    if layer.output is None or not all(len(maps) == 1 and maps[0].direct for maps in layer.value):
+        raise ValueError(
+            f"{type(layer.layer).__name__} has no linear map from its input to its values, or from its heads."
+        )
+    into = torch.stack([weight_of(features.linear)[features.indices].T for (features,) in layer.value])
+    out_of = weight_of(layer.output).unflatten(1, (layer.heads, -1)).permute(1, 2, 0)
+    return into.repeat_interleave(layer.heads // len(into), 0), out_of

@@ -11,8 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_bidir.analysis.rank_collapse import STACKS, layer_states, path_residuals, relative_residual, stable_rank
-from hf_bidir.convert import random_inputs
+from hf_bidir.example_inputs import example_inputs
 from hf_bidir.explain.checkpoint import load_checkpoint
+from hf_bidir.explain.running import longest_text, reads_images
 from hf_bidir.finetune.files import replacing
 
 LEGEND = (
@@ -69,10 +70,10 @@ def measure_checkpoint(source: str | Path, texts: Sequence[str] | None = None, p
     """
     model, processor = load_checkpoint(source)
     if texts is None:
-        return measure_rank_collapse(model, random_inputs(model.config), paths)
-    if hasattr(model.config, "patch_size"):
+        return measure_rank_collapse(model, example_inputs(model), paths)
+    if reads_images(model):
         raise ValueError(f"{type(model).__name__} reads images; leave the texts out, and random images are measured.")
-    limit = min(model.config.max_position_embeddings, 512)
+    limit = min(longest_text(model), 512)
     inputs = processor(list(texts), padding=True, truncation=True, max_length=limit, return_tensors="pt")
     return measure_rank_collapse(model, dict(inputs), paths)
 

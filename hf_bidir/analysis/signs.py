@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_bidir.modeling.modeling_bidir import edited_coefficients
+from hf_bidir.explain.running import attends_between_tokens
+from hf_bidir.modeling.signed_layers import edited_coefficients
 
 
 @torch.inference_mode()
@@ -30,8 +31,9 @@ def negative_share(
 
     def count(coefficients: Tensor) -> Tensor:
         nonlocal negative, counted
-        padded = keep is not None and model.attends_between_tokens  # else the one query is no padding
-        queries = coefficients.movedim(2, 1)[keep.bool()] if padded else coefficients
+        rows = coefficients.movedim(2, 1)
+        padded = keep is not None and keep.shape == rows.shape[:2]
+        queries = rows[keep.bool()] if padded and attends_between_tokens(model) else rows
         large = queries.abs() > threshold
         counted += int(large.sum())
         negative += int((large & (queries < 0)).sum())

@@ -12,7 +12,7 @@ from hf_bidir.explain.colors import shortened, signed
 from hf_bidir.explain.figures import alignment_grid
 from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.page import html_page
-from hf_bidir.explain.running import in_evaluation, record_coefficients
+from hf_bidir.explain.running import attends_between_tokens, in_evaluation, longest_text, record_coefficients
 
 ANSWER = "y, the written word's logit above the mean of all words"
 NAMED_SHARE = 0.01  # a source word below this share of its row's largest contribution is not named
@@ -79,9 +79,9 @@ def align(model: PreTrainedModel, tokenizer, text: str, *, num_beams: int = 1) -
     Raises:
         ValueError: a model that does not write, or no word in the text.
     """
-    if not model.config.is_encoder_decoder:
-        raise ValueError(f"expected an encoder-decoder, such as BidirRnnForSeq2SeqLM; got {type(model).__name__}.")
-    example = read_text(tokenizer, text, model.config.max_position_embeddings)
+    if not model.config.is_encoder_decoder or attends_between_tokens(model):
+        raise ValueError(f"expected a recurrent encoder-decoder (BidirRnnForSeq2SeqLM); got {type(model).__name__}.")
+    example = read_text(tokenizer, text, longest_text(model))
     with torch.inference_mode(False), torch.enable_grad(), in_evaluation(model):
         inputs = {name: example.inputs[name].clone().to(model.device) for name in ("input_ids", "attention_mask")}
         ids = model.generate(**inputs, num_beams=num_beams)

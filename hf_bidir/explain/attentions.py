@@ -73,6 +73,18 @@ def check_finite(coefficients: Tensor) -> None:
         raise ValueError("expected finite coefficients, got NaN or infinity.")
 
 
+def read_position(coefficients: Tensor, keep: Tensor) -> Tensor:
+    """Which token an answer is read from, `[batch]`: the first, or where no token sees a later one, the last.
+
+    Args:
+        coefficients: `[..., queries, keys]` of one layer.
+        keep: boolean `[batch, length]`; padding is not read.
+    """
+    causal = coefficients.shape[-2] == coefficients.shape[-1] and not coefficients.triu(1).any()
+    positions = torch.arange(keep.shape[1], device=keep.device)
+    return (positions * keep * causal).argmax(-1)
+
+
 def token_positions(position: int | Sequence[int] | Tensor, keep: Tensor) -> Tensor:
     """One position for all examples, or one each, as `[batch]` on the device of `keep` `[batch, length]`.
 

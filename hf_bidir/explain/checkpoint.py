@@ -7,32 +7,42 @@ from pathlib import Path
 import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_bidir.convert import checkpoint_processors, read_bidir, read_config, signed_model
-from hf_bidir.explain.running import patch_grid
+from hf_bidir.explain.running import (
+    leading_tokens,
+    patch_grid,
+    prepared_inputs,
+    reads_images,
+    record_coefficients,
+    sequence_length,
+    vision_config,
+)
 from hf_bidir.timm_vit import TIMM_PREFIX
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # what Pillow reads without starting another program
 
 
 def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, object]:
-    """A bidir checkpoint as it is; a softmax one of BERT, ViT, DeiT or timm as the bidir model equal to it (`λ = 0`).
+    """A bidir checkpoint as it is; a softmax one of transformers or timm as the bidir model equal to it (`λ = 0`).
 
     Returns:
         The model, in fp32 and evaluation mode, and its tokenizer or image processor.
 
     Raises:
         FileNotFoundError: there is no such checkpoint, or it has no tokenizer or image processor.
-        ValueError: it is of another family.
+        ValueError: its attention cannot be made signed.
     """
     if not str(source).startswith(TIMM_PREFIX) and read_config(source).model_type.startswith("bidir_"):
         model, processors = read_bidir(source, torch.float32), checkpoint_processors(source)
     else:
         model, processors, _ = signed_model(source, dtype=torch.float32)
-    if not processors:
-        raise FileNotFoundError(f"{source} has neither a tokenizer nor an image processor beside its weights.")
-    return model.eval(), processors[0]
+    images = reads_images(model)
+    fitting = [found for found in processors if isinstance(found, PreTrainedTokenizerBase) != images]
+    if not fitting:
+        raise FileNotFoundError(f"{source} has no {'image processor' if images else 'tokenizer'} beside its weights.")
+    return model.eval(), fitting[0]
 
 
 @dataclass(frozen=True)
@@ -78,15 +88,18 @@ def read_text(tokenizer, text: str | Sequence[str], limit: int) -> Example:
     pieces = tokenizer.convert_ids_to_tokens(encoding["input_ids"][0])
     tokens, special, token_of_piece, last = [], [], [], None
     for piece, word, (start, end) in zip(pieces, encoding.word_ids(), offsets, strict=True):
-        if word is None or word != last:
-            tokens.append(piece if word is None else text[word] if split else text[start:end])
+        # a tokenizer without a rule for words calls a whole text one word; its words begin behind blanks
+        behind_blank = not split and any(map(str.isspace, text[max(start - 1, 0) : start + 1]))
+        if word is None or word != last or (behind_blank and tokens[-1]):
+            tokens.append(piece if word is None else text[word] if split else text[start:end].strip())
             special.append(word is None)
         elif not split:
-            tokens[-1] += text[start:end]
+            tokens[-1] += text[start:end].strip()
         token_of_piece.append(len(tokens) - 1)
         last = word
     if all(special):
         raise ValueError(f"expected a text with at least one word, got {text!r}.")
+    tokens = [token or "␣" for token in tokens]
     return Example(dict(encoding), tokens, special, torch.tensor(token_of_piece), whole - len(pieces))
 
 
@@ -103,12 +116,21 @@ def read_image(model: PreTrainedModel, processor, file: str | Path) -> Example:
         with Image.open(file, formats=FORMATS) as opened:
             if opened.mode in ("I;16", "I", "F"):
                 raise ValueError(f"{file} has more than 8 bits per channel ({opened.mode}); save it with 8.")
-            image = opened.convert("L" if model.config.num_channels == 1 else "RGB")
+            image = opened.convert("L" if getattr(vision_config(model), "num_channels", 3) == 1 else "RGB")
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
         raise ValueError(f"expected an image ({', '.join(FORMATS)}), {file} cannot be read as one.") from error
     pixels = processor([image], return_tensors="pt")["pixel_values"]
     rows, columns = patch_grid(model, pixels)
-    leading = ["class token", "distillation token"][: 1 + ("deit" in model.config.model_type)]
+    leading = _leading(model, pixels)
     patches = [f"patch in row {row}, column {column}" for row in range(rows) for column in range(columns)]
     tokens, special = leading + patches, [True] * len(leading) + [False] * len(patches)
     return Example({"pixel_values": pixels}, tokens, special, torch.arange(len(tokens)), grid=(rows, columns))
+
+
+@torch.no_grad()
+def _leading(model: PreTrainedModel, pixels: Tensor) -> list[str]:
+    """Names of the tokens before the patches, of which there are as many as the model's layers have keys."""
+    inputs = prepared_inputs(model, {"pixel_values": pixels})
+    length = sequence_length(model, inputs, record_coefficients(model, inputs)[1])
+    count = leading_tokens(model, pixels, length)
+    return ["class token"] if count == 1 else [f"special token {number}" for number in range(1, count + 1)]

@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hf_bidir.explain.attentions import read_position
 from hf_bidir.explain.readout import Target, choose_readout
-from hf_bidir.explain.running import prepared_inputs, record_coefficients
-from hf_bidir.projections import projections
+from hf_bidir.explain.running import keep_mask_of, prepared_inputs, record_coefficients, sequence_length
+from hf_bidir.modeling.signed_layers import observed_layers
+from hf_bidir.projections import Projections, projections, weight_of
 
 
 def contributions(
@@ -29,16 +31,19 @@ def contributions(
         inputs: what the model takes, a batch; padding gets zeros.
         target: what `y` is: the logit of a class, by number or name, one for all or one number per example. None
             takes the class predicted for each. A model without a head is explained along its own hidden state.
-        position: for heads that answer per token, which token's answer; for models without a head, 0.
+        position: for heads that answer per token, which token's answer; for models without a head the first token by
+            default, or the last one where no token sees a later one.
 
     Returns:
         `[batch, layers, heads, keys]`. `.sum((1, 2))` is one number per token. The keys of higher layers are positions:
         what a token has become there, with what it has taken from others.
 
     Raises:
-        ValueError: no input, a target that does not exist, a head whose outputs are not one `y` per example.
+        ValueError: no input, a target that does not exist, a head whose outputs are not one `y` per example, layers
+            that do not attend over the same tokens.
     """
     edges = edge_contributions(model, inputs, target, position=position)
+    sequence_length(model, inputs, edges)
     return torch.stack([layer.sum(2) for layer in edges], dim=1)
 
 
@@ -59,11 +64,14 @@ def coefficients_and_gradients(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """`a` and `∂y/∂a` of every layer, `[batch, heads, queries, keys]` each; arguments and errors as in `contributions`.
 
-    Coefficients that do not reach y, such as those of padding, have a gradient of 0.
+    The layers are in the order in which they run; one that runs several times has as many entries. Coefficients that do
+    not reach y, such as those of padding, have a gradient of 0.
     """
     with torch.inference_mode(False), torch.enable_grad():
-        outputs, coefficients = record_coefficients(model, prepared_inputs(model, inputs))
-        score = choose_readout(model, outputs, target, position)(outputs)
+        inputs = prepared_inputs(model, inputs)
+        outputs, coefficients = record_coefficients(model, inputs)
+        last = read_position(coefficients[-1], keep_mask_of(inputs, coefficients[-1].shape[-1]))
+        score = choose_readout(model, outputs, target, position, last)(outputs)
         gradients = torch.autograd.grad(score.sum(), coefficients, materialize_grads=True)
     return [a.detach() for a in coefficients], list(gradients)
 
@@ -74,30 +82,42 @@ def _precise(values: Tensor) -> Tensor:
 
 @torch.no_grad()
 def value_weighted(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    """`‖a_ij v_j W_o‖` of every layer, `[batch, heads, queries, keys]`: the size of what query i takes from key j.
+    """`‖a_ij v_j W_o‖` of every layer, `[batch, heads, queries, keys]`: the magnitude of what query i takes from key j.
 
-    Kobayashi et al. 2020 ("Attention is Not Only a Weight"), equation 3. Never negative, and gauge-invariant.
+    Kobayashi et al. 2020 ("Attention is Not Only a Weight"), equation 3. Never negative, and gauge-invariant. The
+    layers are in the order in which they run.
+
+    Raises:
+        ValueError: as in `contributions`; something lies between an attention and its output projection.
     """
     inputs = prepared_inputs(model, inputs)
-    values: list[Tensor] = []
-    layers = list(projections(model))
-    hooks = [value.register_forward_hook(lambda *call: values.append(call[-1])) for _, value, _ in layers]
-    try:
+    calls: list[tuple[nn.Module, Tensor]] = []
+    with observed_layers(model, lambda layer, key, value, context: calls.append((layer, value))):
         _, coefficients = record_coefficients(model, inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    outputs = {
+        found.layer: _output_weight(found)
+        for found in projections(model, {name: rows[:1] for name, rows in inputs.items()})
+    }
     return tuple(
-        _precise(a).abs() * _transformed_norms(v, output.weight, heads=a.shape[1]).unsqueeze(2)
-        for a, v, (_, _, output) in zip(coefficients, values, layers, strict=True)
+        _precise(a).abs() * _transformed_norms(value, outputs[layer], heads=a.shape[1]).unsqueeze(2)
+        for a, (layer, value) in zip(coefficients, calls, strict=True)
     )
 
 
+def _output_weight(found: Projections) -> Tensor:
+    if found.output is None:
+        raise ValueError(
+            f"something lies between the attention of {type(found.layer).__name__} and its output projection, so "
+            "‖a v W_o‖ is not what a query takes from a key; read contributions instead."
+        )
+    return weight_of(found.output)
+
+
 def _transformed_norms(values: Tensor, weight: Tensor, heads: int) -> Tensor:
-    """`‖v_j W_o‖` `[batch, heads, keys]` from values `[batch, keys, heads * d]` and `W_o` `[hidden, heads * d]`."""
+    """`‖v_j W_o‖` `[batch, heads, keys]` from values `[batch, key heads, keys, d]` and `W_o` `[hidden, heads * d]`."""
     # with W = Q R, ‖W v‖ = ‖R v‖: as many numbers as the head has, instead of as many as the model's hidden size
     triangle = torch.linalg.qr(_precise(weight).unflatten(1, (heads, -1)).movedim(1, 0), mode="r").R
-    by_head = _precise(values).unflatten(-1, (heads, -1)).transpose(1, 2)
+    by_head = _precise(values).repeat_interleave(heads // values.shape[1], 1)
     return (by_head @ triangle.mT).norm(dim=-1)
 
 

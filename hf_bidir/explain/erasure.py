@@ -9,9 +9,19 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from hf_bidir.explain.attentions import read_position
 from hf_bidir.explain.readout import Readout, Target, choose_readout
-from hf_bidir.explain.running import in_evaluation, keep_mask_of, patch_grid, patch_size, prepared_inputs
-from hf_bidir.modeling.modeling_bidir import edited_coefficients, kept_keys
+from hf_bidir.explain.running import (
+    attends_between_tokens,
+    in_evaluation,
+    keep_mask_of,
+    leading_tokens,
+    patch_size,
+    prepared_inputs,
+    record_coefficients,
+    sequence_length,
+)
+from hf_bidir.modeling.signed_layers import edited_coefficients, kept_keys
 
 
 @torch.no_grad()
@@ -53,12 +63,13 @@ def erasure(
         raise ValueError(f"expected a chunk_size of at least 1, got {chunk_size}.")
     inputs = prepared_inputs(model, inputs)
     with in_evaluation(model):
-        outputs = model(**inputs, output_hidden_states=True, return_dict=True)
-        readout = choose_readout(model, outputs, target, position)
+        outputs, coefficients = record_coefficients(model, inputs)
+        keep = keep_mask_of(inputs, sequence_length(model, inputs, coefficients))
+        read = read_position(coefficients[-1], keep)
+        readout = choose_readout(model, outputs, target, position, read)
         whole = readout(outputs)
-        keep = keep_mask_of(inputs, outputs.hidden_states[-1].shape[1])
         effects = torch.zeros(keep.shape, dtype=whole.dtype, device=whole.device)
-        erasable = keep if how != "token" else keep & ~_indispensable(model, inputs, readout, keep)
+        erasable = keep if how != "token" else keep & ~_indispensable(model, inputs, readout, read, keep)
         chunks = [chunk for chunk in erasable.nonzero().split(chunk_size) if len(chunk)]
         for chunk in tqdm(
             chunks, desc="erasure", unit="call", leave=False, delay=1, disable=not progress or len(chunks) < 2
@@ -91,23 +102,23 @@ def _unattended(model: PreTrainedModel, others: Tensor, how: str) -> AbstractCon
     return edited_coefficients(model, renormalised)
 
 
-def _indispensable(model: PreTrainedModel, inputs: Mapping[str, Tensor], readout: Readout, keep: Tensor) -> Tensor:
+def _indispensable(model: PreTrainedModel, inputs: dict, readout: Readout, read: Tensor, keep: Tensor) -> Tensor:
     """Boolean like `keep`: the token that `y` is read from, and what stands before the patches of an image.
 
     Where `y` is read from all tokens alike, the last one that is left.
     """
-    if not model.attends_between_tokens:
+    if not attends_between_tokens(model):
         return (keep.sum(1, keepdim=True) == 1).expand_as(keep)
     positions = torch.arange(keep.shape[1], device=keep.device)
     if "pixel_values" in inputs:
-        return (positions < keep.shape[1] - _patches(model, inputs)).expand_as(keep)
-    return positions == (0 if readout.positions is None else readout.positions.unsqueeze(1))
+        return (positions < leading_tokens(model, inputs["pixel_values"], keep.shape[1])).expand_as(keep)
+    return positions == (read if readout.positions is None else readout.positions).unsqueeze(1)
 
 
 def _without_input(model, rows: dict, readout: Readout, tokens: Tensor, length: int) -> tuple[dict, Readout]:
     """The input rows, each without its token, and where `y` stands then."""
     if "pixel_values" in rows:
-        patches = tokens - (length - _patches(model, rows))
+        patches = tokens - leading_tokens(model, rows["pixel_values"], length)
         return {**rows, "pixel_values": _painted(rows["pixel_values"], patches, patch_size(model))}, readout
     remaining = torch.arange(length - 1, device=tokens.device)
     remaining = remaining + (remaining >= tokens.unsqueeze(1))
@@ -116,11 +127,6 @@ def _without_input(model, rows: dict, readout: Readout, tokens: Tensor, length: 
         shorter["position_ids"] = rows["position_ids"][:, :-1]
     positions = None if readout.positions is None else readout.positions - (tokens < readout.positions).long()
     return shorter, Readout(readout.weights, positions)
-
-
-def _patches(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> int:
-    rows, columns = patch_grid(model, inputs["pixel_values"])
-    return rows * columns
 
 
 def _painted(pixels: Tensor, patches: Tensor, size: tuple[int, int]) -> Tensor:

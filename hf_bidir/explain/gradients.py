@@ -10,8 +10,18 @@ from captum.attr import InputXGradient, IntegratedGradients
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hf_bidir.explain.attentions import read_position
 from hf_bidir.explain.readout import Readout, Target, choose_readout
-from hf_bidir.explain.running import in_evaluation, patch_size, prepared_inputs
+from hf_bidir.explain.running import (
+    in_evaluation,
+    keep_mask_of,
+    leading_tokens,
+    patch_size,
+    prepared_inputs,
+    reads_images,
+    record_coefficients,
+    sequence_length,
+)
 
 TOLERATED, SMALL = 0.1, 0.1  # what integrated gradients may miss, relative to a change of y of at least this
 
@@ -94,8 +104,8 @@ class _Task:
     """A model's `y` as a function of the tensor that gradients are taken of, as captum wants it."""
 
     model: PreTrainedModel
+    inputs: dict[str, Tensor]
     start: Tensor  # word embeddings [batch, length, hidden], or pixels
-    rest: dict[str, Tensor]
     readout: Readout
     length: int  # of the model's sequence, in tokens
 
@@ -103,12 +113,12 @@ class _Task:
     @torch.no_grad()
     def of(cls, model, inputs, target, position) -> "_Task":
         inputs = prepared_inputs(model, inputs)
-        outputs = model(**inputs, output_hidden_states=True, return_dict=True)
-        readout = choose_readout(model, outputs, target, position)
-        rest = {name: value for name, value in inputs.items() if name not in ("input_ids", "pixel_values")}
-        start = inputs.get("pixel_values")
-        start = model.get_input_embeddings()(inputs["input_ids"]) if start is None else start
-        return cls(model, start, rest, readout, outputs.hidden_states[-1].shape[1])
+        outputs, coefficients = record_coefficients(model, inputs)
+        length = sequence_length(model, inputs, coefficients)
+        read = read_position(coefficients[-1], keep_mask_of(inputs, length))
+        readout = choose_readout(model, outputs, target, position, read)
+        start = inputs["pixel_values"] if reads_images(model) else model.get_input_embeddings()(inputs["input_ids"])
+        return cls(model, inputs, start, readout, length)
 
     @property
     def rows(self) -> Tensor:
@@ -119,13 +129,20 @@ class _Task:
     def baseline(self) -> Tensor:
         if self.start.dim() == 4:
             return torch.zeros_like(self.start)
-        padding = self.model.get_input_embeddings().weight[self.model.config.pad_token_id or 0]
-        return padding.detach().expand_as(self.start)
+        padding = getattr(self.model.config.get_text_config(), "pad_token_id", None) or 0
+        token = torch.tensor([padding], device=self.start.device)
+        return self.model.get_input_embeddings()(token).detach().expand_as(self.start)
 
     def score(self, start: Tensor, rows: Tensor) -> Tensor:
-        name = "pixel_values" if start.dim() == 4 else "inputs_embeds"
-        rest = {key: value[rows] for key, value in self.rest.items()}
-        return self.readout.of(rows)(self.model(**{name: start}, **rest, return_dict=True))
+        inputs, readout = {name: value[rows] for name, value in self.inputs.items()}, self.readout.of(rows)
+        if start.dim() == 4:
+            return readout(self.model(**inputs | {"pixel_values": start}, return_dict=True))
+        # not as inputs_embeds: some models find the position of padding, or the token to read, by its number
+        hook = self.model.get_input_embeddings().register_forward_hook(lambda *_: start)
+        try:
+            return readout(self.model(**inputs, return_dict=True))
+        finally:
+            hook.remove()
 
     def by_token(self, scores: Tensor) -> Tensor:
         """Scores like `start`, summed to `[batch, length]`."""
@@ -134,4 +151,5 @@ class _Task:
             return scores.sum(-1)
         height, width = patch_size(self.model)
         by_patch = scores.unfold(2, height, height).unfold(3, width, width).sum((1, 4, 5)).flatten(1)
-        return torch.nn.functional.pad(by_patch, (self.length - by_patch.shape[1], 0))
+        leading = leading_tokens(self.model, self.start, self.length)
+        return torch.nn.functional.pad(by_patch, (leading, 0))

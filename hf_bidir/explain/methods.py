@@ -1,6 +1,6 @@
 """Every explanation under one name and one signature: a signed or unsigned number per token."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -9,14 +9,20 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_bidir.explain.attentions import combine_heads, token_positions
+from hf_bidir.explain.attentions import combine_heads, read_position, token_positions
 from hf_bidir.explain.contributions import contributions, value_weighted
 from hf_bidir.explain.erasure import erasure
 from hf_bidir.explain.flow import attention_flow
 from hf_bidir.explain.gradients import gradient_times_input, integrated_gradients
 from hf_bidir.explain.readout import Target, check_position
 from hf_bidir.explain.rollout import attention_rollout
-from hf_bidir.explain.running import keep_mask_of, prepared_inputs, record_coefficients
+from hf_bidir.explain.running import (
+    attends_between_tokens,
+    keep_mask_of,
+    prepared_inputs,
+    record_coefficients,
+    sequence_length,
+)
 from hf_bidir.finetune.errors import did_you_mean
 
 
@@ -71,7 +77,8 @@ def token_scores(
 
     Args:
         model, inputs, target, position: as in `contributions`. Attention, values, rollout and flow explain no target
-            and ignore it; they start at the position, by default 0.
+            and ignore it; they start at the position, by default the first token, or the last one where no token sees a
+            later one.
         layer: for contributions, values and attention, that layer alone (attention and values: the last by default);
             for rollout and flow, the layers up to it.
         head: that head alone, instead of all of them together.
@@ -81,7 +88,6 @@ def token_scores(
     """
     check_method(method, layer, head)
     inputs = prepared_inputs(model, inputs)
-    check_layer_and_head(model, layer, head)
     if method not in methods_of(model):
         raise ValueError(
             f"{method} follows attention from token to token; {type(model).__name__} has none, choose one of "
@@ -98,7 +104,7 @@ def methods_of(model: PreTrainedModel) -> list[str]:
     """
     if model.config.is_encoder_decoder:
         return ["contributions"]
-    between_tokens = getattr(model, "attends_between_tokens", True)
+    between_tokens = attends_between_tokens(model)
     return [name for name, method in METHODS.items() if between_tokens or not method.between_tokens]
 
 
@@ -112,22 +118,22 @@ def check_method(method: str, layer: int | None = None, head: int | None = None)
         raise ValueError(f"{method} looks at the whole model; leave layer and head out, or choose another method.")
 
 
-def check_layer_and_head(model: PreTrainedModel, layer: int | None, head: int | None) -> None:
-    config = model.config
-    for name, value, count in (("layer", layer, config.num_hidden_layers), ("head", head, config.num_attention_heads)):
+def _check_chosen(request: Request, layers: int, heads: int) -> None:
+    for name, value, count in (("layer", request.layer, layers), ("head", request.head, heads)):
         if value is not None and not 0 <= value < count:
             raise ValueError(f"{name} {value} does not exist; there are 0 to {count - 1}.")
 
 
 def _contributions(request: Request) -> Tensor:
     scores = contributions(request.model, request.inputs, request.target, position=request.position)
+    _check_chosen(request, *scores.shape[1:3])
     layers = slice(None) if request.layer is None else slice(request.layer, request.layer + 1)
     heads = slice(None) if request.head is None else slice(request.head, request.head + 1)
     return scores[:, layers, heads].sum((1, 2))
 
 
 def _values(request: Request) -> Tensor:
-    norms = value_weighted(request.model, request.inputs)[-1 if request.layer is None else request.layer]
+    norms = _chosen_layers(value_weighted(request.model, request.inputs), request)[-1]
     return _from_source(norms.sum(1) if request.head is None else norms[:, request.head], request)
 
 
@@ -146,28 +152,35 @@ def _rollout(request: Request, signed: bool) -> Tensor:
 def _flow(request: Request, signed: bool) -> Tensor:
     attentions = _coefficients(request)
     keep = keep_mask_of(request.inputs, attentions[0].shape[-1])
-    return attention_flow(attentions, keep, _source(request), signed=signed, heads=_heads(request))
+    source = _source(attentions[-1], keep, request)
+    return attention_flow(attentions, keep, source, signed=signed, heads=_heads(request))
 
 
-def _coefficients(request: Request) -> list[Tensor]:
+def _coefficients(request: Request) -> Sequence[Tensor]:
     """Of the layers up to the one that was asked for."""
     with torch.no_grad():
-        _, coefficients = record_coefficients(request.model, request.inputs)
-    return coefficients if request.layer is None else coefficients[: request.layer + 1]
+        return _chosen_layers(record_coefficients(request.model, request.inputs)[1], request)
+
+
+def _chosen_layers(layers: Sequence[Tensor], request: Request) -> Sequence[Tensor]:
+    """Of `[batch, heads, queries, keys]` per layer, those up to the one that was asked for."""
+    sequence_length(request.model, request.inputs, layers)
+    _check_chosen(request, len(layers), layers[0].shape[1])
+    return layers if request.layer is None else layers[: request.layer + 1]
 
 
 def _heads(request: Request) -> str | int:
     return "mean" if request.head is None else request.head
 
 
-def _source(request: Request) -> int | Tensor:
-    """The token whose state is read: the first one, unless the head answers per token."""
-    return 0 if request.position is None else request.position
+def _source(matrix: Tensor, keep: Tensor, request: Request) -> Tensor:
+    """The position whose state is read, `[batch]`, of `[..., queries, keys]`."""
+    return token_positions(read_position(matrix, keep) if request.position is None else request.position, keep)
 
 
 def _from_source(matrix: Tensor, request: Request) -> Tensor:
     """The source's row of `[batch, queries, keys]`."""
-    source = token_positions(_source(request), keep_mask_of(request.inputs, matrix.shape[-1]))
+    source = _source(matrix, keep_mask_of(request.inputs, matrix.shape[-1]), request)
     return matrix[torch.arange(len(matrix), device=matrix.device), source]
 
 

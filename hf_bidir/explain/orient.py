@@ -1,21 +1,30 @@
 """Orientation: each TanhMax head in that one of its two equal forms in which a positive coefficient means "for"."""
 
 import warnings
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from itertools import chain
+from operator import add
 
+import numpy as np
 import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from hf_bidir.example_inputs import example_inputs
 from hf_bidir.explain.contributions import coefficients_and_gradients
 from hf_bidir.explain.readout import Target
-from hf_bidir.explain.running import check_bidir
+from hf_bidir.explain.running import attention_config, check_bidir, in_evaluation
 from hf_bidir.modeling.activations import get_attn_activation
-from hf_bidir.modeling.configuration_bidir import head_negative_masses
-from hf_bidir.projections import projections
+from hf_bidir.modeling.configuration_bidir import all_masses
+from hf_bidir.modeling.signed_layers import signed_layers
+from hf_bidir.projections import Projections, largest_change, projections, weight_of
 
 CONSISTENT = 0.6  # a head with a smaller share of one sign has none of its own
+TOLERANCE = 1e-4  # relative, of outputs before and after a flip
 
 
 def orient_heads(
@@ -32,6 +41,8 @@ def orient_heads(
     sign, so the sign of a raw coefficient means nothing. With `u_ij = ∂y/∂a_ij`, what the value of key j does for the
     target, a head is flipped where `Σ |a_ij| u_ij < 0` over the data. Outputs do not change.
 
+    Heads that share keys or values, such as the query heads of one key head, flip together, by their sum.
+
     Args:
         model: a bidir model with TanhMax at `λ = 1`, or another odd activation.
         dataloader: batches of what the model takes; labels are ignored. Use training data.
@@ -40,12 +51,14 @@ def orient_heads(
         progress: show a progress bar.
 
     Returns:
-        `[layers, heads]`: the share of one sign, in [0.5, 1]: of all that a head's coefficients move the target by,
-        `Σ |a_ij u_ij|`, the part where `u` has the sign that the head was oriented by. At 1 every coefficient's sign
-        can be read, at 0.5 none. NaN for a head that does not reach the target. Warns with the heads below 0.6.
+        `[layers, heads]`, of `signed_layers(model)`: the share of one sign, in [0, 1]: of all that a head's
+        coefficients move the target by, `Σ |a_ij u_ij|`, the part where `u` has the sign that the head was oriented
+        by. At 1 every coefficient's sign can be read, at 0.5 none; below 0.5 the heads that it flips with weighed more.
+        NaN for a head that does not reach the target. Warns with the heads below 0.6.
 
     Raises:
-        ValueError: the signs are not free (`λ < 1`, softmax), or there is no batch.
+        ValueError: the signs are not free (`λ < 1`, softmax, or something between projection and score that is not
+            odd), or there is no batch. The weights are then as before.
     """
     _check_free_signs(model)
     sums = [
@@ -55,8 +68,11 @@ def orient_heads(
     if not sums:
         raise ValueError("expected at least one batch to orient the heads by; there was none.")
     pull, total = torch.stack(sums).sum(0)
-    _flip(model, pull < 0)
-    share = (0.5 + 0.5 * pull.abs() / total).float()
+    found = projections(model)
+    groups = _groups(found).to(pull.device)
+    flipped = (pull.new_zeros(groups.max() + 1).index_add(0, groups.flatten(), pull.flatten()) < 0)[groups]
+    _flip(model, found, flipped)
+    share = (0.5 + 0.5 * torch.where(flipped, -pull, pull) / total).float()
     _warn_of_mixed_heads(share)
     return share
 
@@ -65,42 +81,108 @@ def flip_heads(model: PreTrainedModel, flipped: Tensor) -> None:
     """Negate keys and values, weights and biases, of the heads where `flipped` `[layers, heads]` is True, in place.
 
     At `λ = 1` this changes the sign of their coefficients, and no output.
+
+    Raises:
+        ValueError: another shape, heads of one group that are not flipped together, and as in `orient_heads`.
     """
     _check_free_signs(model)
-    expected = (model.config.num_hidden_layers, model.config.num_attention_heads)
-    if tuple(flipped.shape) != expected or flipped.dtype != torch.bool:
+    found = projections(model)
+    groups = _groups(found)
+    if flipped.shape != groups.shape or flipped.dtype != torch.bool:
         raise ValueError(
-            f"expected a boolean [layers, heads] = {expected}, got {tuple(flipped.shape)} of {flipped.dtype}."
+            f"expected a boolean [layers, heads] = {tuple(groups.shape)}, got {tuple(flipped.shape)} of "
+            f"{flipped.dtype}."
         )
-    _flip(model, flipped)
+    for group in groups.unique():
+        together = (groups == group).to(flipped.device)
+        if len(flipped[together].unique()) > 1:
+            heads = ", ".join(f"layer {layer} head {head}" for layer, head in together.nonzero().tolist())
+            raise ValueError(f"{heads} share keys or values, so they flip together; got only some of them.")
+    _flip(model, found, flipped)
+
+
+def _groups(found: list[Projections]) -> Tensor:
+    """The number of the group that a head flips with, `[layers, heads]`: of those that share keys or values.
+
+    Raises:
+        ValueError: keys or values are made by no linear map; layers with different numbers of heads.
+    """
+    if len({layer.heads for layer in found}) > 1:
+        raise ValueError(f"expected as many heads in every layer, got {[layer.heads for layer in found]}.")
+    made_by = [maps for layer in found for maps in zip(layer.key, layer.value, strict=True)]
+    if not made_by or not all(key and value for key, value in made_by):
+        raise ValueError("only keys and values that linear maps make can be flipped; this model makes some otherwise.")
+    owners = defaultdict(list)
+    for head, maps in enumerate(made_by):
+        for features in chain(*maps):
+            for index in features.indices.tolist():
+                owners[id(features.linear.weight), index].append(head)
+    first, other = zip(*((heads[0], head) for heads in owners.values() for head in heads), strict=True)
+    shared = coo_array((np.ones(len(first)), (first, other)), shape=(len(made_by),) * 2)
+    groups = torch.from_numpy(connected_components(shared, directed=False)[1]).long().split([len(p.key) for p in found])
+    return torch.stack([own.repeat_interleave(p.heads // len(p.key)) for own, p in zip(groups, found, strict=True)])
 
 
 @torch.no_grad()
-def _flip(model: PreTrainedModel, flipped: Tensor) -> None:
-    for (key, value, _), heads in zip(projections(model), flipped, strict=True):
-        signs = 1 - 2 * heads.to(key.weight)
-        for parameter in (key.weight, key.bias, value.weight, value.bias):
-            if parameter is not None:
-                by_head = parameter.unflatten(0, (len(heads), -1))
-                by_head.mul_(signs.view(-1, *[1] * (by_head.dim() - 1)))
+def _flip(model: PreTrainedModel, found: list[Projections], flipped: Tensor) -> None:
+    """Flip heads, and back again where that changes the outputs."""
+    if not flipped.any():
+        return
+    before = _outputs(model)
+    _negate(found, flipped)
+    difference = largest_change(before, _outputs(model))
+    if not difference <= max(TOLERANCE, torch.finfo(model.dtype).eps):
+        _negate(found, flipped)
+        raise ValueError(
+            f"flipping heads changes the outputs of {type(model).__name__} by {difference:.1e}, so their signs are not "
+            "free: something between projection and score is not odd, for instance a norm with a bias, or a bias is "
+            "added to the scores. The weights are as before; read contributions, which need no orientation."
+        )
+
+
+@torch.no_grad()
+def _negate(found: list[Projections], flipped: Tensor) -> None:
+    rows: dict[int, tuple[Tensor, set[int]]] = {}  # a parameter once, however many layers it is in
+    for layer, heads in zip(found, flipped, strict=True):
+        for own, maps in zip(heads.reshape(len(layer.key), -1)[:, 0], map(add, layer.key, layer.value), strict=True):
+            for features in maps if own else ():
+                for parameter in (weight_of(features.linear), features.linear.bias):
+                    if parameter is not None:
+                        rows.setdefault(parameter.data_ptr(), (parameter, set()))[1].update(features.indices.tolist())
+    for parameter, indices in rows.values():
+        parameter[list(indices)] *= -1
+
+
+def _outputs(model: PreTrainedModel) -> list[Tensor]:
+    with in_evaluation(model):
+        outputs = model(**example_inputs(model), return_dict=True)
+    return [value for value in outputs.values() if isinstance(value, Tensor) and value.is_floating_point()]
 
 
 def _support(model, batch, target, position) -> Tensor:
     """`[2, layers, heads]`: the sums of `|a| u` and of `|a u|`."""
-    coefficients, gradients = coefficients_and_gradients(model, batch, target, position)
-    sums = []
-    for coefficient, support in zip(coefficients, gradients, strict=True):  # u is 0 where a query is padding
-        pull = (coefficient.abs() * support).double()
-        sums.append(torch.stack([pull.sum((0, 2, 3)), pull.abs().sum((0, 2, 3))]))
-    return torch.stack(sums, 1)
+    layers, calls = signed_layers(model), []
+    hooks = [layer.register_forward_pre_hook(lambda layer, _: calls.append(layer)) for layer in layers]
+    try:
+        coefficients, gradients = coefficients_and_gradients(model, batch, target, position)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    sums = dict.fromkeys(layers, 0)
+    for layer, coefficient, support in zip(calls, coefficients, gradients, strict=True):
+        pull = (coefficient.abs() * support).double()  # 0 where a query is padding
+        sums[layer] = sums[layer] + torch.stack([pull.sum((0, 2, 3)), pull.abs().sum((0, 2, 3))])
+    return torch.stack(list(sums.values()), 1)
 
 
 def signs_are_free(model: PreTrainedModel) -> bool:
-    """Whether heads can be flipped without changing outputs: TanhMax at `λ = 1` throughout, or an odd activation."""
-    config = model.config
+    """Whether the activation lets heads be flipped: TanhMax at `λ = 1` throughout, or another odd one.
+
+    A norm with a bias between projection and score, which forbids it all the same, shows only in `orient_heads`.
+    """
+    config = attention_config(model)
     if config.attn_activation == "tanhmax":
-        masses = {mass for layer in range(config.num_hidden_layers) for mass in head_negative_masses(config, layer)}
-        return masses == {1.0} and not config.attn_learn_negative_mass
+        return {*all_masses(config.attn_negative_mass)} == {1}
     scores = torch.linspace(-3, 3, 7)
     activation = get_attn_activation(config.attn_activation)
     return torch.equal(activation(-scores, None), -activation(scores, None))
@@ -108,8 +190,8 @@ def signs_are_free(model: PreTrainedModel) -> bool:
 
 def _check_free_signs(model: PreTrainedModel) -> None:
     check_bidir(model)
-    config = model.config
     if not signs_are_free(model):
+        config = attention_config(model)
         raise ValueError(
             "only where λ = 1 in every head can heads be flipped without changing outputs; this model has "
             f"attn_activation={config.attn_activation!r}, attn_negative_mass={config.attn_negative_mass!r}. Its signs "

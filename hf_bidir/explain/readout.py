@@ -11,7 +11,8 @@ from transformers.utils import ModelOutput
 from hf_bidir.explain.attentions import token_positions
 from hf_bidir.finetune.errors import did_you_mean
 
-PER_TOKEN = ("ForMaskedLM", "ForTokenClassification")
+VOCABULARY = ("ForMaskedLM", "ForCausalLM", "LMHeadModel")
+PER_TOKEN = (*VOCABULARY, "ForTokenClassification")
 Target = int | str | Sequence[int] | Tensor | None
 
 
@@ -35,29 +36,34 @@ class Readout:
 
 
 def choose_readout(
-    model: PreTrainedModel, outputs: ModelOutput, target: Target, position: int | Tensor | None
+    model: PreTrainedModel,
+    outputs: ModelOutput,
+    target: Target,
+    position: int | Tensor | None,
+    default: int | Tensor = 0,
 ) -> Readout:
     """What `target` and `position` mean for the outputs of a batch.
 
     Args:
         target: a class by number or name, or one number per example; None for the class that is predicted. A model
             without a head is explained along its own hidden state, and takes no target.
-        position: for heads that answer per token (masked language modelling, token classes), which token's answer.
+        position: for heads that answer per token (language modelling, token classes), which token's answer.
+        default: the position of a model without a head, where none is given.
 
     Raises:
         ValueError: a class that there is not, a position that is missing or outside, a head with other outputs.
     """
     check_position(model, position)
     rows = _rows(outputs)
-    if rows is None:
+    if rows is None or rows.dim() not in (2, 3):
         raise ValueError(
             f"{type(model).__name__} has outputs {list(outputs)}; explained are logits of classes and, without a head, "
-            "hidden states. hf_bidir.convert.signed_encoder(model) is the same model without its head."
+            "hidden states. model.base_model is the same model without its head."
         )
     positions = None
     if rows.dim() == 3:
         everywhere = torch.ones(rows.shape[:2], dtype=torch.bool, device=rows.device)
-        positions = token_positions(0 if position is None else position, everywhere)
+        positions = token_positions(default if position is None else position, everywhere)
         rows = rows[torch.arange(len(rows), device=rows.device), positions]
     rows = rows.detach().to(torch.promote_types(rows.dtype, torch.float32))
     if "logits" in outputs:

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_bidir.convert import signed_encoder
 from hf_bidir.explain.alignment import Alignment, align
+from hf_bidir.explain.attentions import read_position
 from hf_bidir.explain.checkpoint import Example, load_checkpoint, read_image, read_text
 from hf_bidir.explain.colors import shortened, signed
 from hf_bidir.explain.contributions import contributions
@@ -17,13 +17,15 @@ from hf_bidir.explain.figures import image_heatmap, layer_head_grid
 from hf_bidir.explain.methods import METHODS, check_method, methods_of, token_scores
 from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.page import html_page, write_page
-from hf_bidir.explain.readout import choose_readout
+from hf_bidir.explain.readout import VOCABULARY, choose_readout
+from hf_bidir.explain.running import keep_mask_of, longest_text, prepared_inputs, reads_images, record_coefficients
 from hf_bidir.explain.text_heatmap import text_blocks, text_heatmap
 from hf_bidir.finetune.files import replacing
 
 MANY_ANSWERS = ("ForQuestionAnswering", "ForMultipleChoice")
 FIGURES = ("scores", "rollout-flow", "heads", "alignment")
 SATURATED = 0.1  # of y, as a sum of the sizes of all contributions
+LONGEST_TEXT = 2**20  # tokens, where neither model nor tokenizer sets a limit
 LONGEST_NAME = 255  # of a file; a longer text is not looked for on the disk
 FLOW_LIMIT = 256  # tokens; the work for all flows grows with the cube of the length, at least
 
@@ -118,7 +120,7 @@ def explain_checkpoint(
     notes = _notes(model, example, method)
     if type(model).__name__.endswith(MANY_ANSWERS):
         notes.append(f"{type(model).__name__} has no single answer to explain; its encoder is explained instead.")
-        model = signed_encoder(model)
+        model = model.base_model
     target, position = _token_level(model, processor, example, target, position)
     chosen = {"target": target, "position": position}
 
@@ -148,16 +150,21 @@ def explain_checkpoint(
 
 
 def _check_not_a_file(model: PreTrainedModel, text: str) -> None:
-    if not hasattr(model.config, "patch_size") and len(text) < LONGEST_NAME and Path(text).is_file():
+    if not reads_images(model) and len(text) < LONGEST_NAME and Path(text).is_file():
         raise ValueError(
             f"{text} is a file, and {type(model).__name__} takes the text itself, between quotation marks."
         )
 
 
 def _read(model: PreTrainedModel, processor, text_or_image: str) -> Example:
-    if hasattr(model.config, "patch_size"):
+    videos = hasattr(model.config, "num_frames")
+    if reads_images(model) and not videos:
         return read_image(model, processor, text_or_image)
-    return read_text(processor, text_or_image, model.config.max_position_embeddings)
+    if model.main_input_name != "input_ids" or hasattr(model.config, "vision_config") or videos:
+        raise ValueError(
+            f"{type(model).__name__} does not read one text or one image alone, which is what is explained."
+        )
+    return read_text(processor, text_or_image, min(longest_text(model) or LONGEST_TEXT, processor.model_max_length))
 
 
 def write_explanation(explanation: Explanation | Alignment, folder: str | Path) -> list[Path]:
@@ -185,7 +192,8 @@ def _draw(explanation: Explanation, methods: list[str]) -> Figure:
     scores = {name: known[name][shown] for name in methods}
     hidden = dict.fromkeys(token for token, special in zip(example.tokens, example.special, strict=True) if special)
     captions = "; ".join(explanation.caption(name) for name in methods)
-    caption = f"{captions}. Not drawn: {', '.join(hidden)}. {explanation.explained}"
+    without = f" Not drawn: {', '.join(hidden)}." if hidden else ""
+    caption = f"{captions}.{without} {explanation.explained}"
     units = {name: METHODS[name].unit for name in methods}
     if example.grid is None:
         words = [token for token, special in zip(example.tokens, example.special, strict=True) if not special]
@@ -200,30 +208,39 @@ def _draw(explanation: Explanation, methods: list[str]) -> Figure:
 
 
 def _token_level(model, processor, example: Example, target, position) -> tuple[str | int | None, int | None]:
-    """Target and position for masked language models: a word of the vocabulary, at the mask."""
-    if "MaskedLM" not in type(model).__name__:
+    """Target and position for language models: a word of the vocabulary, at the mask or behind the text."""
+    if not type(model).__name__.endswith(VOCABULARY):
         return target, position
+    if position is None and "MaskedLM" not in type(model).__name__:
+        position = example.inputs["input_ids"].shape[1] - 1
     if position is None:
         masks = (example.inputs["input_ids"][0] == processor.mask_token_id).nonzero().flatten().tolist()
         if not masks:
             raise ValueError(f"a masked language model needs a {processor.mask_token} in the text, or a position.")
         position = masks[0]
-    if target is not None:
-        token = processor.convert_tokens_to_ids(target)
-        if token is None or (token == processor.unk_token_id and target != processor.unk_token):
-            raise ValueError(f"target {target!r} is not one word piece of the vocabulary.")
-        target = token
-    return target, position
+    return None if target is None else _word_piece(processor, target), position
+
+
+def _word_piece(tokenizer, word: str) -> int:
+    """The number of a word as it stands in a text, or of a word piece."""
+    pieces = tokenizer(f" {word}", add_special_tokens=False)["input_ids"]
+    token = pieces[0] if len(pieces) == 1 else tokenizer.convert_tokens_to_ids(word)
+    if token is None or (token == tokenizer.unk_token_id and word != tokenizer.unk_token):
+        raise ValueError(f"target {word!r} is not one word piece of the vocabulary.")
+    return token
 
 
 @torch.inference_mode()
 def _explained(model: PreTrainedModel, processor, example: Example, target, position) -> tuple[str, float]:
     """What the model answers and which number of it is explained, in words; and that number."""
-    outputs = model(**example.inputs, return_dict=True)
-    readout = choose_readout(model, outputs, target, position)
+    inputs = prepared_inputs(model, example.inputs)
+    outputs, coefficients = record_coefficients(model, inputs)
+    read = read_position(coefficients[-1], keep_mask_of(inputs, coefficients[-1].shape[-1]))
+    readout = choose_readout(model, outputs, target, position, read)
     value = readout(outputs).item()
     if "logits" not in outputs:
-        return f"{type(model).__name__} has no head: y is its state of token {position or 0}, along itself.", value
+        place = readout.positions[0].item()
+        return f"{type(model).__name__} has no head: y is its state of token {place}, along itself.", value
     logits = outputs.logits[0] if position is None else outputs.logits[0, position]
     if len(logits) == 1:
         return f"Answer, and what is explained: y = {signed(value)}.", value
@@ -238,8 +255,8 @@ def _explained(model: PreTrainedModel, processor, example: Example, target, posi
 
 
 def _name_of(model: PreTrainedModel, processor):
-    if "MaskedLM" in type(model).__name__:
-        return processor.convert_ids_to_tokens
+    if type(model).__name__.endswith(VOCABULARY):
+        return lambda index: processor.decode([index]).strip() or processor.convert_ids_to_tokens(index)
     return lambda index: model.config.id2label[index]
 
 

@@ -1,22 +1,38 @@
 """Running the model that is explained: its inputs checked, without dropout, its coefficients recorded."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from hf_bidir.modeling.modeling_bidir import edited_coefficients
+from hf_bidir.modeling.signed_layers import edited_coefficients, signed_layers
 
 
 def check_bidir(model: PreTrainedModel) -> None:
-    if not hasattr(model, "signed_attention"):
+    """Raise ValueError for a model without signed layers; a part of a signed model, such as its encoder, has some."""
+    if not signed_layers(model):
         raise ValueError(
             f"expected a bidir model, got {type(model).__name__}; hf_bidir.explain.load_checkpoint(name) reads a "
             "softmax checkpoint as one, at λ = 0, with the same outputs."
         )
+
+
+def attention_config(model: PreTrainedModel) -> PretrainedConfig:
+    """The config with the attention fields, of a signed model or of a part of one."""
+    config = signed_layers(model)[0].config
+    return getattr(config, "bidir", config)
+
+
+def attends_between_tokens(model: PreTrainedModel) -> bool:
+    """Whether every token is a query; in recurrent models one query reads all of them."""
+    return getattr(model, "attends_between_tokens", True)
+
+
+def reads_images(model: PreTrainedModel) -> bool:
+    return model.main_input_name == "pixel_values"
 
 
 def prepared_inputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -28,8 +44,8 @@ def prepared_inputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dic
     check_bidir(model)
     if model.config.is_encoder_decoder:
         raise ValueError(
-            f"{type(model).__name__} writes one word after the other; hf_bidir.explain.align(model, tokenizer, text) "
-            "shows where each of them comes from."
+            f"{type(model).__name__} is an encoder-decoder; explained are models of one text or image. What a "
+            "BidirRnnForSeq2SeqLM writes, hf_bidir.explain.align(model, tokenizer, text) explains."
         )
     if not isinstance(inputs, Mapping):
         raise ValueError(
@@ -40,14 +56,15 @@ def prepared_inputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dic
     wrong = {name: type(value).__name__ for name, value in inputs.items() if not isinstance(value, Tensor)}
     if wrong:
         raise ValueError(f'expected tensors, got {wrong}; tokenizers return tensors with return_tensors="pt".')
-    main = inputs.get("input_ids", inputs.get("pixel_values"))
+    main = inputs.get("pixel_values" if reads_images(model) else "input_ids")
     if main is None or main.dim() not in (2, 4) or not main.numel():
         raise ValueError(
             "expected input_ids [batch, length] or pixel_values [batch, channels, height, width], not empty; got "
-            f"{ {name: tuple(value.shape) for name, value in inputs.items()} }."
+            f"{ {name: tuple(value.shape) for name, value in inputs.items()} } for {type(model).__name__}, whose main "
+            f"input is {model.main_input_name}."
         )
-    limit = getattr(model.config, "max_position_embeddings", None)
-    if main.dim() == 2 and limit and main.shape[1] > limit:
+    limit = longest_text(model) if main.dim() == 2 else None
+    if limit and main.shape[1] > limit:
         raise ValueError(
             f"{main.shape[1]} tokens are too many for {limit} positions; tokenize with truncation=True, "
             f"max_length={limit}."
@@ -55,6 +72,19 @@ def prepared_inputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dic
     # tensors made in inference mode take no part in gradients, their clones do; position_ids may come once for all
     inputs = {name: value.clone() if value.is_inference() else value for name, value in inputs.items()}
     return {name: value.to(model.device).expand(len(main), *value.shape[1:]) for name, value in inputs.items()}
+
+
+def longest_text(model: PreTrainedModel) -> int | None:
+    """How many tokens the positions of a text model are enough for; None where its config sets no limit."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if not limit or limit < 0:
+        return None
+    words = model.get_input_embeddings()
+    for table in model.modules():  # RoBERTa's positions begin behind the one of padding
+        counts = isinstance(table, nn.Embedding) and table is not words and table.num_embeddings == limit
+        if counts and table.padding_idx is not None:
+            return limit - table.padding_idx - 1
+    return limit
 
 
 def keep_mask_of(inputs: Mapping[str, Tensor], length: int) -> Tensor:
@@ -81,8 +111,9 @@ def record_coefficients(model: PreTrainedModel, inputs: Mapping[str, Tensor]) ->
     """Run the model, whatever its attention backend.
 
     Returns:
-        Its outputs, and the coefficients of every layer, `[batch, heads, length, length]`; both differentiable where
-        gradients are enabled, also when every weight is frozen.
+        Its outputs, and the coefficients of every layer, `[batch, heads, length, length]`, in the order in which they
+        run: a layer that runs several times, as in ALBERT, has as many entries. Both are differentiable where gradients
+        are enabled, also when every weight is frozen.
     """
     recorded: list[Tensor] = []
 
@@ -96,13 +127,58 @@ def record_coefficients(model: PreTrainedModel, inputs: Mapping[str, Tensor]) ->
         return model(**inputs, return_dict=True), recorded
 
 
+def sequence_length(model: PreTrainedModel, inputs: Mapping[str, Tensor], coefficients: Sequence[Tensor]) -> int:
+    """The number of tokens that every layer attends over.
+
+    Args:
+        coefficients: what `record_coefficients` returns for the model and these inputs.
+
+    Raises:
+        ValueError: layers of several lengths or numbers of heads, of windows, or of queries that are not the keys.
+    """
+    shapes, batch = (
+        list(dict.fromkeys(tuple(layer.shape) for layer in coefficients)),
+        len(inputs[model.main_input_name]),
+    )
+    rows, _, queries, keys = shapes[0]
+    if len(shapes) == 1 and rows == batch and (queries == keys or not attends_between_tokens(model)):
+        return keys
+    raise ValueError(
+        f"{type(model).__name__} has layers with coefficients [batch, heads, queries, keys] of the shapes "
+        f"{', '.join(map(str, shapes))}, not of one sequence of tokens, so no method gives its tokens one number each; "
+        "edge_contributions(model, inputs) and value_weighted(model, inputs) give what each layer has."
+    )
+
+
 def patch_size(model: PreTrainedModel) -> tuple[int, int]:
     """Height and width of an image model's patches, in pixels."""
-    size = model.config.patch_size
+    size = getattr(vision_config(model), "patch_size", None)
+    if size is None:
+        raise ValueError(f"{type(model).__name__} has no patches: its config names no patch_size.")
     return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def vision_config(model: PreTrainedModel) -> PretrainedConfig:
+    """The config that describes the images: the model's own, or its part for images."""
+    return getattr(model.config, "vision_config", model.config)
 
 
 def patch_grid(model: PreTrainedModel, pixels: Tensor) -> tuple[int, int]:
     """Rows and columns of patches in images `[batch, channels, height, width]`; they are the last tokens."""
     height, width = patch_size(model)
     return pixels.shape[2] // height, pixels.shape[3] // width
+
+
+def leading_tokens(model: PreTrainedModel, pixels: Tensor, length: int) -> int:
+    """How many of `length` tokens stand before the patches of images, such as a class token and registers.
+
+    Raises:
+        ValueError: there are fewer tokens than patches.
+    """
+    rows, columns = patch_grid(model, pixels)
+    if length < rows * columns or hasattr(model.config, "num_detection_tokens"):  # YOLOS has some behind the patches
+        raise ValueError(
+            f"{type(model).__name__} attends over {length} tokens for {rows} x {columns} patches; explained are models "
+            "that have a token for every patch, and behind them none."
+        )
+    return length - rows * columns

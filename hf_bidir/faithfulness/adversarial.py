@@ -8,10 +8,16 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from hf_bidir.explain.running import in_evaluation, keep_mask_of, prepared_inputs, record_coefficients
+from hf_bidir.explain.running import (
+    attends_between_tokens,
+    in_evaluation,
+    keep_mask_of,
+    prepared_inputs,
+    record_coefficients,
+)
 from hf_bidir.faithfulness.distances import jensen_shannon, total_variation
 from hf_bidir.faithfulness.interventions import class_probabilities
-from hf_bidir.modeling.modeling_bidir import edited_coefficients, signed_coefficients
+from hf_bidir.modeling.signed_layers import edited_coefficients, signed_coefficients, signed_layers
 
 PENALTY = 500.0  # for every unit by which an answer moves beyond the tolerance
 
@@ -62,7 +68,7 @@ def adversarial_attention(
             f"expected a tolerance in [0, 1], starts and steps of at least 1, got {tolerance}, {starts}, {steps}."
         )
     inputs = prepared_inputs(model, inputs)
-    if model.attends_between_tokens:
+    if attends_between_tokens(model):
         raise ValueError(
             f"expected a model with one attention layer and one query, such as BidirRnnForSequenceClassification; "
             f"{type(model).__name__} attends from token to token."
@@ -99,7 +105,7 @@ class _Search:
     def step(self, scores: Tensor, optimizer: torch.optim.Optimizer) -> Adversary:
         """What the scores give, before one step that makes them more divergent, or nearer to the answer."""
         keep = keep_mask_of(self.inputs, scores.shape[-1])[:, None, None]
-        (layer,) = (module for module in self.model.modules() if isinstance(module, self.model.signed_attention))
+        (layer,) = signed_layers(self.model)
         coefficients = signed_coefficients(layer, scores, keep)
         with edited_coefficients(self.model, lambda _: coefficients):
             change = total_variation(class_probabilities(self.model, self.inputs), self.answer)

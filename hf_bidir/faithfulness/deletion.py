@@ -1,6 +1,5 @@
 """What a classifier answers when the tokens that an explanation ranks first are taken away, or are all that is left."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -9,7 +8,17 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from hf_bidir.explain.running import in_evaluation, keep_mask_of, patch_grid, patch_size, prepared_inputs
+from hf_bidir.explain.attentions import read_position
+from hf_bidir.explain.running import (
+    attends_between_tokens,
+    in_evaluation,
+    keep_mask_of,
+    leading_tokens,
+    patch_grid,
+    patch_size,
+    prepared_inputs,
+    record_coefficients,
+)
 from hf_bidir.faithfulness.interventions import class_probabilities
 
 ERASER_SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)  # DeYoung et al. 2020, section 5.2
@@ -106,7 +115,9 @@ def answer_curve(
             removed = chosen if how == "deletion" else (rank < count.unsqueeze(1)) & ~chosen
             removed = _leave_one(removed, keep, rank)
             reduced = (
-                _painted(model, inputs, removed) if "pixel_values" in inputs else _shortened(inputs, keep, removed)
+                _painted(model, inputs, removed)
+                if "pixel_values" in inputs
+                else _shortened(inputs, keep, removed, getattr(model.config.get_text_config(), "pad_token_id", None))
             )
             rows.append(class_probabilities(model, reduced).gather(1, target[:, None]).squeeze(1))
     return torch.stack(rows)
@@ -124,12 +135,15 @@ def _ranks(scores: Tensor, deletable: Tensor) -> tuple[Tensor, Tensor]:
 def _special(model: PreTrainedModel, inputs: Mapping[str, Tensor], keep: Tensor) -> Tensor:
     if "pixel_values" in inputs:
         return before_patches(model, inputs["pixel_values"], keep.shape[1]).to(keep.device)
-    return (torch.arange(keep.shape[1], device=keep.device) < int(model.attends_between_tokens)).expand_as(keep)
+    if not attends_between_tokens(model):
+        return torch.zeros_like(keep)
+    read = read_position(record_coefficients(model, inputs)[1][-1], keep)
+    return torch.arange(keep.shape[1], device=keep.device) == read.unsqueeze(1)
 
 
 def before_patches(model: PreTrainedModel, pixels: Tensor, length: int) -> Tensor:
     """Which of `length` tokens stand before an image's patches, boolean `[batch, length]`."""
-    return (torch.arange(length) < length - math.prod(patch_grid(model, pixels))).expand(len(pixels), -1)
+    return (torch.arange(length) < leading_tokens(model, pixels, length)).expand(len(pixels), -1)
 
 
 def _leave_one(removed: Tensor, keep: Tensor, rank: Tensor) -> Tensor:
@@ -138,13 +152,16 @@ def _leave_one(removed: Tensor, keep: Tensor, rank: Tensor) -> Tensor:
     return removed & ~(nothing & (rank == 0))
 
 
-def _shortened(inputs: Mapping[str, Tensor], keep: Tensor, removed: Tensor) -> dict[str, Tensor]:
+def _shortened(inputs: Mapping[str, Tensor], keep: Tensor, removed: Tensor, padding: int | None) -> dict[str, Tensor]:
     """The texts without the tokens, closed up, padded on the right."""
     remaining = keep & ~removed
     order = (~remaining).long().argsort(dim=-1, stable=True)  # what stays, in its order, then what goes
     moved = {name: value.gather(1, order) for name, value in inputs.items() if name != "position_ids"}
     mask = torch.arange(keep.shape[1], device=keep.device) < remaining.sum(-1, keepdim=True)
-    return moved | {"attention_mask": mask.long()}
+    if padding is not None:  # some models find the end of a text by it, whatever the mask says
+        moved["input_ids"] = moved["input_ids"].masked_fill(~mask, padding)
+    longest = int(remaining.sum(-1).max())
+    return {name: value[:, :longest] for name, value in (moved | {"attention_mask": mask.long()}).items()}
 
 
 def _painted(model: PreTrainedModel, inputs: Mapping[str, Tensor], removed: Tensor) -> dict[str, Tensor]:

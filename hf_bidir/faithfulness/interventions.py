@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from hf_bidir.explain.running import in_evaluation, keep_mask_of, prepared_inputs
 from hf_bidir.faithfulness.distances import total_variation
-from hf_bidir.modeling.modeling_bidir import edited_coefficients
+from hf_bidir.modeling.signed_layers import edited_coefficients
 
 Change = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 
@@ -82,8 +82,9 @@ def answer_changes(
     generator = torch.Generator(device=model.device).manual_seed(seed)
 
     def changed(coefficients: Tensor) -> Tensor:
-        keep = keep_mask_of(inputs, coefficients.shape[-1])
-        return change(coefficients, keep[:, None, None], generator)
+        keep = keep_mask_of(inputs, coefficients.shape[-1])[:, None, None]
+        # a key that a query does not see, as in a decoder or outside a window, has no coefficient in any head
+        return change(coefficients, keep & (coefficients != 0).any(1, keepdim=True), generator)
 
     with in_evaluation(model):
         before, found = class_probabilities(model, inputs), []

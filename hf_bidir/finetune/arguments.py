@@ -4,8 +4,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import transformers
-from packaging.version import Version
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
 from hf_bidir.finetune.errors import InputError
@@ -182,9 +180,6 @@ class PretrainedArguments(CentringArguments):
     attn_negative_mass: float | None = option(
         None,
         "0 is softmax, 1 is TanhMax. From scratch: 1; a stock softmax checkpoint starts unchanged, at 0.",
-    )
-    learn_negative_mass: bool = option(
-        False, "Train the negative mass of every head, from --attn_negative_mass (between 0 and 1) on."
     )
     base_model: str | None = option(
         None,
@@ -365,11 +360,7 @@ class RunArguments(TrainingArguments):
     group_by_length: bool = option(
         False, "Batch texts of similar length together: less padding, so faster, at the price of less random batches."
     )
-    negative_mass_learning_rate: float | None = option(
-        None, "The peak learning rate of a learned negative mass; --learning_rate by default, which hardly moves it."
-    )
     bf16: bool | None = option(None, "bfloat16 mixed precision. By default: on a GPU that supports it.")
-    ddp_find_unused_parameters: bool | None = option(False, "Every parameter of these models is used.")
     report_to: str | None = option("none", "Where to log as well: tensorboard, wandb, ...")
 
     def __post_init__(self) -> None:
@@ -382,11 +373,10 @@ class RunArguments(TrainingArguments):
             on_gpu = torch.cuda.is_available() and not self.use_cpu
             self.bf16 = on_gpu and not self.fp16 and torch.cuda.is_bf16_supported(including_emulation=False)
         self.dataloader_pin_memory = self.dataloader_pin_memory and torch.cuda.is_available()
-        if Version(transformers.__version__).major >= 5:  # where a share of the steps is a fractional warmup_steps
-            self.warmup_steps = self.warmup_steps or self.warmup_ratio or 0
-            self.warmup_ratio = None
-            if self.group_by_length:  # which has this name there
-                self.train_sampling_strategy = "group_by_length"
+        self.warmup_steps = self.warmup_steps or self.warmup_ratio or 0  # transformers takes a share there, too
+        self.warmup_ratio = None
+        if self.group_by_length:  # which has this name there
+            self.train_sampling_strategy = "group_by_length"
         super().__post_init__()
 
 

@@ -1,16 +1,19 @@
 """Healing: a signed student learns to have the hidden states of the softmax model that it was converted from."""
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
 from hf_bidir.convert import checkpoint_processors, is_softmax, read_bidir, read_config, signed_model
 from hf_bidir.finetune.errors import InputError, as_input_error
+from hf_bidir.finetune.models import able_to_pad, know_padding
 from hf_bidir.finetune.trainer import FinetuneTrainer
+from hf_bidir.modeling.signed_layers import signed_layers
 from hf_bidir.timm_vit import TIMM_PREFIX
 
 
@@ -26,7 +29,8 @@ class DistillationTrainer(FinetuneTrainer):
     """
 
     def __init__(self, *, teacher: PreTrainedModel, **kwargs: Any) -> None:
-        _freeze(kwargs["model"])
+        for parameter in _before_attention(kwargs["model"]):
+            parameter.requires_grad_(False)
         super().__init__(**kwargs)
         self.teacher = teacher.eval().requires_grad_(False).to(self.args.device)
         self.model_accepts_loss_kwargs = False  # the loss is a mean; the Trainer averages accumulated ones
@@ -58,28 +62,37 @@ class DistillationTrainer(FinetuneTrainer):
 
 
 def _states(outputs: ModelOutput) -> list[Tensor]:
-    """The output of every layer and the logits, or without a head the last output of the encoder (after its norm)."""
+    """The output of every layer and the logits, or without a head the last output of the model (after its norm)."""
+    hidden = outputs.get("hidden_states")
+    if hidden is None:
+        raise InputError(f"a model that returns {', '.join(outputs)} has no hidden states of layers to match")
     logits = [outputs[name] for name in ("logits", "start_logits", "end_logits") if name in outputs]
     if not logits:
-        return [*outputs.hidden_states[1:-1], outputs.last_hidden_state]
+        return [*hidden[1:-1], outputs.last_hidden_state]
     spans = "start_logits" in outputs  # [batch, length], where other logits have their classes last
-    return [*outputs.hidden_states[1:], *(x.unsqueeze(-1) if spans else x for x in logits)]
+    return [*hidden[1:], *(x.unsqueeze(-1) if spans else x for x in logits)]
 
 
 def _squared_norms(states: Tensor, keep: Tensor | None) -> Tensor:
-    """Per example; `[batch, length, features]` without the padding, or logits `[batch, classes]`."""
-    squares = states.float().square().sum(-1)
-    if squares.dim() == 1:
-        return squares
-    return (squares if keep is None else squares * keep).sum(-1)
+    """Per example; of `[batch, length, features]` without the padding."""
+    squares = states.float().square()
+    if keep is not None and squares.dim() > 2 and squares.shape[:2] == keep.shape:
+        squares = squares.flatten(2).sum(-1) * keep
+    return squares.flatten(1).sum(-1)
 
 
-def _freeze(model: PreTrainedModel) -> None:
-    """Exclude what the loss cannot or need not change: the embeddings, and a pooler whose output nothing reads."""
-    encoder = model.base_model
-    encoder.embeddings.requires_grad_(False)
-    if encoder is model and getattr(encoder, "pooler", None) is not None:
-        encoder.pooler.requires_grad_(False)
+def _before_attention(model: PreTrainedModel) -> Iterator[nn.Parameter]:
+    """What comes before the first layer, whose input the student has in common with its teacher: the embeddings."""
+    path = next(name for name, module in model.named_modules() if module is signed_layers(model)[0])
+    for step in path.split("."):
+        if isinstance(model, nn.ModuleList):  # of layers
+            return
+        yield from model.parameters(recurse=False)
+        for name, child in model.named_children():
+            if name == step:
+                model = child
+                break
+            yield from child.parameters()
 
 
 def student_and_teacher(source: str, teacher: str | None) -> tuple[PreTrainedModel, PreTrainedModel, list]:
@@ -94,7 +107,14 @@ def student_and_teacher(source: str, teacher: str | None) -> tuple[PreTrainedMod
             negative mass.
     """
     student, processors = _signed(source)
+    for tokenizer in processors:
+        if isinstance(tokenizer, PreTrainedTokenizerBase):
+            know_padding(student.config, able_to_pad(tokenizer, source))
     master = copy.deepcopy(student) if teacher is None else _signed(teacher)[0]
+    if student.config.is_encoder_decoder:
+        raise InputError(
+            f"{source} is a {type(student).__name__}, an encoder-decoder; only encoders and decoders can be healed"
+        )
     if "MultipleChoice" in type(student).__name__:
         raise InputError(f"{source} ranks choices, and plain text has none; heal the encoder that it came from")
     if not is_softmax(master.config):
@@ -115,8 +135,10 @@ def student_and_teacher(source: str, teacher: str | None) -> tuple[PreTrainedMod
 
 
 def _shape(model: PreTrainedModel) -> dict[str, Any]:
-    fields = ("hidden_size", "num_hidden_layers", "vocab_size", "num_labels")
-    return {"class": type(model).__name__} | {name: getattr(model.config, name, None) for name in fields}
+    fields, layers = ("hidden_size", "vocab_size", "num_labels"), len(signed_layers(model))
+    return {"class": type(model).__name__, "number of signed layers": layers} | {
+        name: getattr(model.config, name, None) for name in fields
+    }
 
 
 def _signed(source: str) -> tuple[PreTrainedModel, list]:

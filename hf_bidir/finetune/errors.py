@@ -28,7 +28,7 @@ def as_input_error(prefix: str = "", *kinds: type[Exception]) -> Iterator[None]:
     except InputError:
         raise
     except expected as error:
-        raise InputError(f"{prefix}{error}") from error
+        raise InputError(" ".join(f"{prefix}{error}".split())) from error  # some libraries write a page
 
 
 def run_script(main: Callable[[], object]) -> None:

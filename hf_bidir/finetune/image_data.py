@@ -10,7 +10,7 @@ from PIL import Image as Pillow
 from PIL import ImageOps
 from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import BaseImageProcessor
+from transformers import AutoImageProcessor, BaseImageProcessor, PretrainedConfig
 
 from hf_bidir.finetune.arguments import ImageColumnArguments, ImageDataArguments
 from hf_bidir.finetune.errors import InputError, as_input_error
@@ -68,16 +68,31 @@ def guessed_image_size(train: Dataset) -> int:
     return min(*train[0]["image"].size, LARGEST_GUESSED_SIZE)
 
 
-def new_image_processor(image_size: int) -> BaseImageProcessor:
-    """A processor that resizes to a square and maps pixels from [0, 255] to [-1, 1].
+def new_image_processor(image_size: int | Sequence[int]) -> BaseImageProcessor:
+    """A processor that resizes to a square, or to height and width, and maps pixels from [0, 255] to [-1, 1].
 
     It computes with Pillow, so the numbers do not depend on whether torchvision is installed.
     """
     pillow_backend = getattr(transformers, "ViTImageProcessorPil", None) or transformers.ViTImageProcessor
     # the class name goes into preprocessor_config.json, and this is the one that every version can load
     processor_class = type("ViTImageProcessor", (pillow_backend,), {})
-    size = {"height": image_size, "width": image_size}
+    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+    size = {"height": height, "width": width}
     return processor_class(size=size, resample=Pillow.Resampling.BILINEAR, image_mean=MEAN, image_std=STD)
+
+
+def checkpoint_processor(source: str, config: PretrainedConfig) -> BaseImageProcessor:
+    """The checkpoint's own image processor, or a new one for its image size when it was saved without."""
+    vision = getattr(config, "vision_config", config)
+    channels, size = getattr(vision, "num_channels", 3), getattr(vision, "image_size", None)
+    if channels != 3:
+        raise InputError(f"expected a checkpoint for RGB images; {source} has num_channels={channels}")
+    try:
+        return AutoImageProcessor.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        if size is None:
+            raise InputError(f"{source} has no image processor, and its config no image_size: {error}") from error
+        return new_image_processor(size)
 
 
 @dataclass

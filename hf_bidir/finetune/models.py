@@ -1,8 +1,7 @@
 """The model of a run: from scratch, from a bidir checkpoint, or from a stock softmax checkpoint."""
 
+import logging
 from collections.abc import Collection
-from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,15 +9,19 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_bidir.convert import is_softmax
+from hf_bidir.auto_classes import bidir_class
+from hf_bidir.convert import is_softmax, read_config
 from hf_bidir.finetune.arguments import ModelArguments, PretrainedArguments
 from hf_bidir.finetune.errors import InputError, as_input_error
+from hf_bidir.modeling.configuration_bidir import bidir_config, check_bidir_config
+from hf_bidir.modeling.signed_layers import signed_layers
+
+logger = logging.getLogger(__name__)
 
 UNCHANGED_BY_CHECKPOINTS = (
     "model_name_or_path",
     "attn_activation",
     "attn_negative_mass",
-    "learn_negative_mass",
     "centre",
     "base_model",
     "license",
@@ -27,34 +30,12 @@ UNCHANGED_BY_CHECKPOINTS = (
 KEYS_SHOWN = 3
 
 
-@dataclass(frozen=True)
-class Family:
-    """A bidir head with its config, and the model type of the stock checkpoints that load into it, if any do."""
-
-    head: type[PreTrainedModel]
-    config: type[PretrainedConfig]
-    stock_type: str | None
-
-
-def family_of(families: Collection[Family], source: str | None) -> Family:
-    """The family that the checkpoint belongs to; the first one where there is no checkpoint, or none fits it."""
-    first, *others = families
-    if source is None or not others:
-        return first
-    try:
-        fields, _ = PretrainedConfig.get_config_dict(source)
-    except OSError:  # reading it for good says what is wrong
-        return first
-    known = (family for family in families if fields.get("model_type") in (family.stock_type, family.config.model_type))
-    return next(known, first)
-
-
 def starts_as_softmax(source: str | None) -> bool:
     """Whether a checkpoint's own config says that its attention is softmax; False where there is no checkpoint."""
     if source is None:
         return False
     fields, _ = PretrainedConfig.get_config_dict(source)
-    defaults = {"attn_activation": "tanhmax", "attn_negative_mass": 1.0, "attn_learn_negative_mass": False}
+    defaults = {"attn_activation": "tanhmax", "attn_negative_mass": 1.0}
     return not fields["model_type"].startswith("bidir_") or is_softmax(SimpleNamespace(**defaults | fields))
 
 
@@ -72,8 +53,10 @@ def check_given(arguments: PretrainedArguments, given: Collection[str]) -> None:
         )
 
 
-def scratch_config(family: Family, arguments: ModelArguments, names: list[str], **more: Any) -> PretrainedConfig:
-    """The config of a new model; `more` is what only this family has.
+def scratch_config(
+    config_class: type[PretrainedConfig], arguments: ModelArguments, names: list[str], **more: Any
+) -> PretrainedConfig:
+    """The config of a new model; `more` are fields specific to this architecture.
 
     Raises:
         InputError: the config refuses a value, such as an unknown activation.
@@ -86,7 +69,7 @@ def scratch_config(family: Family, arguments: ModelArguments, names: list[str], 
             f"{arguments.num_attention_heads} does not divide {arguments.hidden_size}"
         )
     with as_input_error():
-        return family.config(
+        return config_class(
             hidden_size=arguments.hidden_size,
             num_hidden_layers=arguments.num_hidden_layers,
             num_attention_heads=arguments.num_attention_heads,
@@ -97,39 +80,76 @@ def scratch_config(family: Family, arguments: ModelArguments, names: list[str], 
             attn_scope=arguments.attn_scope,
             attn_window=arguments.attn_window,
             **label_fields(names),
-            **attention_fields(arguments, {}),
+            **attention_fields(arguments),
             **more,
         )
 
 
-def checkpoint_config(family: Family, arguments: PretrainedArguments, names: list[str]) -> PretrainedConfig:
-    """The config of a checkpoint, with the labels of this run, if it has any, and the attention that was asked for.
+def checkpoint_config(auto: str, arguments: PretrainedArguments, names: list[str]) -> PretrainedConfig:
+    """The bidir config of a checkpoint, with the labels of this run, if it has any, and the attention asked for.
 
     A stock softmax checkpoint starts at negative mass 0, where signed attention equals its own.
 
+    Args:
+        auto: the Auto class of the head, such as "AutoModelForSequenceClassification".
+
     Raises:
-        InputError: there is no checkpoint, it is of another model type, or the config refuses a value.
+        InputError: there is no checkpoint, its model type is unknown or has no such head, or a value is refused.
     """
     source = arguments.model_name_or_path
-    if Path(source).exists() and not Path(source, "config.json").is_file():
-        raise InputError(f"expected a checkpoint folder with a config.json; {source} has none")
-    with as_input_error(f"{source} is neither a checkpoint folder nor a model on the Hub: ", OSError):
-        fields, _ = PretrainedConfig.get_config_dict(source)
-    accepted = [kind for kind in (family.config.model_type, family.stock_type) if kind]
-    if fields.get("model_type") not in accepted:
-        raise InputError(f"expected a {' or '.join(accepted)} checkpoint; {source} is {fields.get('model_type')!r}")
-    if fields["model_type"] == family.stock_type:
-        fields |= {"attn_activation": "tanhmax", "attn_negative_mass": 0.0}
-    fields = {name: value for name, value in fields.items() if name not in ("model_type", "architectures", "auto_map")}
-    fields |= label_fields(names) | attention_fields(arguments, fields)
+    with as_input_error("", OSError, ValueError):
+        config = read_config(source)
+        if not config.model_type.startswith("bidir_"):
+            config = bidir_config(config, attn_negative_mass=0.0)
+        if names:  # the checkpoint's labels and problem type do not apply to this run
+            config.problem_type = None
+        for name, value in (label_fields(names) | attention_fields(arguments, config)).items():
+            setattr(config, name, value)
+        check_bidir_config(config)
+        head_class(auto, config, source)
+    return config
+
+
+def head_class(auto: str, config: PretrainedConfig, source: str | None = None) -> type[PreTrainedModel]:
+    """The bidir class that an Auto class, such as "AutoModelForMaskedLM", has for a bidir config.
+
+    Raises:
+        InputError: models of this type, of which `source` is one, have no such head; the message lists those they have.
+    """
+    if auto not in config.auto_map:
+        heads = ", ".join(name for name in config.auto_map if name != "AutoConfig")
+        kind = config.model_type.removeprefix("bidir_")
+        raise InputError(f"{source or 'the model'} is {kind!r}, which has no {auto}; it has {heads}")
     with as_input_error():
-        return family.config.from_dict(fields)
+        return bidir_class(config.auto_map[auto].rpartition(".")[2])
 
 
 def saved_tokenizer(source: str) -> PreTrainedTokenizerBase:
-    """The tokenizer beside a checkpoint; InputError where there is none."""
-    with as_input_error(f"cannot load the tokenizer of {source}: ", OSError, ValueError):
-        return AutoTokenizer.from_pretrained(source)
+    """The tokenizer beside a checkpoint, which can pad; InputError where there is none."""
+    with as_input_error(f"cannot load the tokenizer of {source}: ", OSError, ValueError, KeyError, TypeError):
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    return able_to_pad(tokenizer, source)
+
+
+def able_to_pad(tokenizer: PreTrainedTokenizerBase, source: str) -> PreTrainedTokenizerBase:
+    """The tokenizer, which pads with the token that ends a text if it has none for padding.
+
+    Raises:
+        InputError: it has neither.
+    """
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise InputError(f"the tokenizer of {source} has neither a padding token nor one that ends a text; add one")
+        tokenizer.pad_token = tokenizer.eos_token
+        logger.warning("%s has no padding token; texts are padded with its %s.", source, tokenizer.eos_token)
+    return tokenizer
+
+
+def know_padding(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Tell a config that has none the token for padding: a decoder's classifier reads the token before it."""
+    text_config = config.get_text_config()
+    if getattr(text_config, "pad_token_id", None) is None:
+        text_config.pad_token_id = tokenizer.pad_token_id
 
 
 def label_fields(names: list[str]) -> dict[str, Any]:
@@ -140,47 +160,46 @@ def label_fields(names: list[str]) -> dict[str, Any]:
     return {"id2label": id2label, "label2id": {name: index for index, name in id2label.items()}}
 
 
-def attention_fields(arguments: PretrainedArguments, present: dict[str, Any]) -> dict[str, Any]:
-    """The attention fields that were given, or else those that are present, or else TanhMax."""
-    activation = arguments.attn_activation or present.get("attn_activation", "tanhmax")
+def attention_fields(arguments: PretrainedArguments, present: PretrainedConfig | None = None) -> dict[str, Any]:
+    """The attention fields that were given, or else those of the config that is present, or else TanhMax."""
     mass = arguments.attn_negative_mass
     return {
-        "attn_activation": activation,
-        "attn_negative_mass": present.get("attn_negative_mass", 1.0) if mass is None else mass,
-        "attn_learn_negative_mass": arguments.learn_negative_mass
-        or (mass is None and present.get("attn_learn_negative_mass", False)),
+        "attn_activation": arguments.attn_activation or getattr(present, "attn_activation", "tanhmax"),
+        "attn_negative_mass": getattr(present, "attn_negative_mass", 1.0) if mass is None else mass,
     }
 
 
-def build_model(family: Family, arguments: PretrainedArguments, config: PretrainedConfig) -> PreTrainedModel:
+def build_model(auto: str, arguments: PretrainedArguments, config: PretrainedConfig) -> PreTrainedModel:
     """The model with random weights, or with those of the checkpoint; call `set_seed` before.
 
     A classification head of another number of classes is replaced by a new one.
 
+    Args:
+        auto: the Auto class of the head, such as "AutoModelForSequenceClassification".
+
     Raises:
-        InputError: the config or the attention implementation is refused, or the checkpoint cannot be read or lacks
-            weights of the encoder.
+        InputError: there is no such head, the config or the attention implementation is refused, or the checkpoint
+            cannot be read or lacks weights of the encoder.
     """
     source = arguments.model_name_or_path
+    head = head_class(auto, config, source)
     with as_input_error():
-        model = family.head(config) if source is None else _pretrained(family, source, config)
+        model = head(config) if source is None else _pretrained(head, source, config)
         if arguments.attn_implementation:
             model.set_attn_implementation(arguments.attn_implementation)
     return model
 
 
-def _pretrained(family: Family, source: str, config: PretrainedConfig) -> PreTrainedModel:
+def _pretrained(head: type[PreTrainedModel], source: str, config: PretrainedConfig) -> PreTrainedModel:
     """The checkpoint's weights under a head that may be new; never an encoder, or a decoder, that stayed random."""
     refused = f"{source} is not a usable checkpoint: "
     with as_input_error(refused, ValueError, OSError, SafetensorError):
-        model, report = family.head.from_pretrained(
+        model, report = head.from_pretrained(
             source, config=config, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32
         )
-    encoder, whole = family.head.base_model_prefix, model.base_model is model  # a decoder has no part to spare
     for problem in ("missing_keys", "mismatched_keys"):
         keys = sorted(key if isinstance(key, str) else key[0] for key in report[problem])  # or (key, shape, shape)
-        inside = (key for key in keys if key.startswith(f"{encoder}.") and not key.startswith(f"{encoder}.pooler."))
-        keys = keys if whole else list(inside)
+        keys = [key for key in keys if _belongs_to_checkpoint(key, model)]
         if keys:
             shown = ", ".join(keys[:KEYS_SHOWN]) + (", ..." if len(keys) > KEYS_SHOWN else "")
             raise InputError(
@@ -188,3 +207,14 @@ def _pretrained(family: Family, source: str, config: PretrainedConfig) -> PreTra
                 f"{len(keys)} {problem.replace('_', ' ')}: {shown}"
             )
     return model
+
+
+def _belongs_to_checkpoint(key: str, model: PreTrainedModel) -> bool:
+    """Whether a weight is of the part that no task makes anew: not of a head, and not of a pooler."""
+    part, _, rest = key.partition(".")
+    if "pooler" in rest.split("."):
+        return False
+    if model.base_model is not model:
+        return part == model.base_model_prefix
+    # an encoder-decoder has no new part; elsewhere the part with attention is the encoder, whatever its name
+    return model.config.is_encoder_decoder or bool(signed_layers(getattr(model, part)))

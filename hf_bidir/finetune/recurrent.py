@@ -7,15 +7,13 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_bidir.finetune.arguments import RnnModelArguments, TextDataArguments
 from hf_bidir.finetune.errors import as_input_error
-from hf_bidir.finetune.models import Family, attention_fields, label_fields
+from hf_bidir.finetune.models import attention_fields, label_fields
 from hf_bidir.finetune.splits import Splits
 from hf_bidir.finetune.text_run import finetune_texts, text_options
 from hf_bidir.finetune.tokenizer import train_words
 from hf_bidir.modeling.configuration_bidir_rnn import BidirRnnConfig
-from hf_bidir.modeling.modeling_bidir_rnn import BidirRnnForSequenceClassification
 
 OPTIONS = text_options(RnnModelArguments)
-RNN = Family(BidirRnnForSequenceClassification, BidirRnnConfig, stock_type=None)
 SHAPE = (
     *("encoder", "bidirectional", "num_rnn_layers", "embedding_size", "hidden_size"),
     *("attn_score", "attn_query", "attn_scale", "attn_selection", "dropout", "embedding_dropout"),
@@ -24,7 +22,7 @@ SHAPE = (
 
 def finetune_recurrent(argv: Sequence[str] | None, description: str = "") -> dict[str, Any]:
     """`finetune_texts` for recurrent models; arguments, result and errors as there."""
-    return finetune_texts(argv, OPTIONS, description, RNN, from_scratch)
+    return finetune_texts(argv, OPTIONS, description, from_scratch)
 
 
 def from_scratch(
@@ -44,6 +42,6 @@ def from_scratch(
             pad_token_id=tokenizer.pad_token_id,
             **{name: getattr(arguments, name) for name in SHAPE},
             **label_fields(splits.names),
-            **attention_fields(arguments, {}),
+            **attention_fields(arguments),
         )
     return tokenizer, config

@@ -15,7 +15,6 @@ from hf_bidir.centring import centre_attention
 from hf_bidir.convert import is_softmax
 from hf_bidir.finetune.arguments import DataArguments, RunArguments, ScheduleArguments
 from hf_bidir.finetune.curves import save_loss_curve
-from hf_bidir.finetune.errors import as_input_error
 from hf_bidir.finetune.files import write_json
 from hf_bidir.finetune.folder import CARD, CURVE, RECORD, RESULTS, checkpoint_to_resume, clear_run
 from hf_bidir.finetune.metrics import classification_metrics, headline, predicted_classes
@@ -94,7 +93,7 @@ def finetune(
     gets_negative_mass = moving is not None or not is_softmax(model.config)
     if model.config.attn_activation == "tanhmax" and not gets_negative_mass:
         logger.warning(STAYS_SOFTMAX)
-    centre = centre and model.attends_between_tokens
+    centre = centre and getattr(model, "attends_between_tokens", True)
     if model.config.attn_activation == "tanhmax" and gets_negative_mass and centre and not checkpoint:
         _centre(trainer, splits.train, args)
     trainer.train(resume_from_checkpoint=checkpoint)
@@ -111,9 +110,12 @@ def finetune(
 
 def _centre(trainer: FinetuneTrainer, train: Dataset, args: RunArguments) -> None:
     sample = train.shuffle(seed=args.seed).select(range(min(CENTRING_EXAMPLES, len(train))))
-    with as_input_error("with --no_centre the run starts without: "):
+    try:
         centre_attention(trainer.model, trainer.get_eval_dataloader(sample))
-    logger.info("Centred keys and values over %s training examples.", len(sample))
+    except ValueError as error:  # such as a model without biases, and none of Llama's has any
+        logger.warning("The run starts without centring: %s", error)
+    else:
+        logger.info("Centred keys and values over %s training examples.", len(sample))
 
 
 def _callbacks(args: RunArguments, schedule: TrainerCallback | None) -> list[TrainerCallback]:

@@ -44,7 +44,7 @@ def check_schedule(options: ScheduleArguments, arguments: PretrainedArguments, g
 
     Raises:
         InputError: a schedule's option without --negative_mass_until, a bad value, or a schedule beside a negative
-            mass that is fixed, learned or not used at all.
+            mass that is fixed or not used at all.
     """
     if options.negative_mass_until is None:
         named = [name for name in vars(options) if name in given]
@@ -53,7 +53,6 @@ def check_schedule(options: ScheduleArguments, arguments: PretrainedArguments, g
         return
     conflicts = {
         "attn_negative_mass": arguments.attn_negative_mass is not None,
-        "learn_negative_mass": arguments.learn_negative_mass,
         "attn_activation": arguments.attn_activation not in (None, "tanhmax"),
     }
     for name, conflicting in conflicts.items():

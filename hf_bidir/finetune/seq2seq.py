@@ -14,7 +14,6 @@ from hf_bidir.finetune.arguments import (
 from hf_bidir.finetune.errors import as_input_error
 from hf_bidir.finetune.metrics import sequence_metrics
 from hf_bidir.finetune.models import (
-    Family,
     attention_fields,
     build_model,
     check_given,
@@ -30,10 +29,9 @@ from hf_bidir.finetune.text_data import check_max_length
 from hf_bidir.finetune.tokenizer import train_words
 from hf_bidir.finetune.trainer import FinetuneSeq2SeqTrainer
 from hf_bidir.modeling.configuration_bidir_rnn import BidirRnnConfig
-from hf_bidir.modeling.modeling_bidir_seq2seq import BidirRnnForSeq2SeqLM
 
 OPTIONS = (PairDataArguments, Seq2SeqModelArguments, ScheduleArguments, Seq2SeqRunArguments)
-SEQ2SEQ = Family(BidirRnnForSeq2SeqLM, BidirRnnConfig, stock_type=None)
+HEAD = "AutoModelForSeq2SeqLM"
 SHAPE = (
     *("encoder", "bidirectional", "num_rnn_layers", "embedding_size", "hidden_size", "decoder_style", "input_feeding"),
     *("attn_score", "attn_scope", "attn_window", "attn_selection", "dropout", "embedding_dropout"),
@@ -57,15 +55,14 @@ def finetune_seq2seq(argv: Sequence[str] | None, description: str = "") -> dict[
     check_schedule(schedule, arguments, given)
     splits = read_pairs(data)
     if source := arguments.model_name_or_path:
-        config = checkpoint_config(SEQ2SEQ, arguments, names=[])
-        tokenizer = saved_tokenizer(source)
-        check_max_length(data.max_length, config, source)
+        config, tokenizer = checkpoint_config(HEAD, arguments, names=[]), saved_tokenizer(source)
     else:
         tokenizer, config = _from_scratch(data, arguments, splits)
+    set_seed(args.seed)
+    model = build_model(HEAD, arguments, config)
+    check_max_length(data.max_length, model, source)
     longest_target = data.max_target_length or data.max_length
     splits = tokenize_pairs(splits, tokenizer, data.max_length, longest_target)
-    set_seed(args.seed)
-    model = build_model(SEQ2SEQ, arguments, config)
     model.generation_config.max_length = longest_target + 1  # and the token that it starts with
     return finetune(
         model,
@@ -103,6 +100,6 @@ def _from_scratch(
             eos_token_id=tokenizer.eos_token_id,
             decoder_start_token_id=tokenizer.bos_token_id,
             **{name: getattr(arguments, name) for name in SHAPE},
-            **attention_fields(arguments, {}),
+            **attention_fields(arguments),
         )
     return tokenizer, config

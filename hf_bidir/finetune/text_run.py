@@ -1,4 +1,4 @@
-"""Text classification from the command line to the finished folder, for any family of models."""
+"""Text classification from the command line to the finished folder, whatever the model."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,10 +7,10 @@ from transformers import DataCollatorWithPadding, PretrainedConfig, PreTrainedTo
 
 from hf_bidir.finetune.arguments import PretrainedArguments, RunArguments, ScheduleArguments, TextDataArguments
 from hf_bidir.finetune.models import (
-    Family,
     build_model,
     check_given,
     checkpoint_config,
+    know_padding,
     saved_tokenizer,
     starts_as_softmax,
 )
@@ -20,6 +20,7 @@ from hf_bidir.finetune.schedule_options import check_schedule
 from hf_bidir.finetune.splits import Splits
 from hf_bidir.finetune.text_data import check_max_length, read_texts, tokenize
 
+HEAD = "AutoModelForSequenceClassification"
 FromScratch = Callable[
     [TextDataArguments, PretrainedArguments, Splits], tuple[PreTrainedTokenizerBase, PretrainedConfig]
 ]
@@ -34,7 +35,6 @@ def finetune_texts(
     argv: Sequence[str] | None,
     options: tuple[type, ...],
     description: str,
-    family: Family,
     from_scratch: FromScratch,
     second_task: Callable[[PretrainedArguments, PreTrainedTokenizerBase], dict[str, Any]] = lambda *_: {},
 ) -> dict[str, Any]:
@@ -42,7 +42,6 @@ def finetune_texts(
 
     Args:
         argv, options, description: as in `parse_recipe`.
-        family: the head, its config, and the stock checkpoints that load into it.
         from_scratch: makes tokenizer and config of a new model, when no checkpoint was named.
         second_task: makes the options of `finetune` that train something beside the classes.
 
@@ -53,20 +52,22 @@ def finetune_texts(
         InputError: an option, the data or the checkpoint cannot be used.
     """
     data, arguments, schedule, args, given = parse_recipe(options, argv, description)
+    source = arguments.model_name_or_path
     check_given(arguments, given)
     check_schedule(schedule, arguments, given)
     splits = read_texts(data)
-    if arguments.model_name_or_path:
-        config = checkpoint_config(family, arguments, splits.names)
-        tokenizer = saved_tokenizer(arguments.model_name_or_path)
+    if source:
+        config, tokenizer = checkpoint_config(HEAD, arguments, splits.names), saved_tokenizer(source)
+        know_padding(config, tokenizer)
     else:
         tokenizer, config = from_scratch(data, arguments, splits)
     if data.truncation_side:
         tokenizer.truncation_side = data.truncation_side  # which is saved with it
-    check_max_length(data.max_length, config, arguments.model_name_or_path)
     set_seed(args.seed)
+    model = build_model(HEAD, arguments, config)
+    check_max_length(data.max_length, model, source)
     return finetune(
-        build_model(family, arguments, config),
+        model,
         tokenize(splits, tokenizer, data.max_length),
         task="text-classification",
         args=args,
@@ -74,6 +75,6 @@ def finetune_texts(
         given=given,
         processing_class=tokenizer,
         schedule=schedule,
-        centre=arguments.centre and starts_as_softmax(arguments.model_name_or_path),
+        centre=arguments.centre and starts_as_softmax(source),
         **{"collator": DataCollatorWithPadding(tokenizer)} | second_task(arguments, tokenizer),
     )

@@ -7,12 +7,11 @@ from typing import Any
 
 from datasets import Dataset
 from torch import nn
-from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer, Trainer
 
+from hf_bidir.convert import complete_model
 from hf_bidir.finetune.errors import InputError
-from hf_bidir.modeling.modeling_bidir import LEARNED
 from hf_bidir.schedules import NegativeMassSchedule, negative_mass_metrics
 
 
@@ -32,11 +31,6 @@ class FinetuneTrainer(Trainer):
         super().__init__(**kwargs)
         self.train_collator = self.data_collator
         self.eval_collator = eval_collator or self.data_collator
-        learns = getattr(self.model.config, "attn_learn_negative_mass", False)
-        if learns and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
-            raise InputError("a learned negative mass cannot be sharded; train it without FSDP and DeepSpeed")
-        if getattr(self.args, "negative_mass_learning_rate", None) and not learns:
-            raise InputError("--negative_mass_learning_rate needs --learn_negative_mass; nothing else is trained by it")
 
     def get_train_dataloader(self) -> DataLoader:
         self.data_collator = self.train_collator
@@ -52,7 +46,7 @@ class FinetuneTrainer(Trainer):
                 f"the training loss became {logs['loss']} before step {self.state.global_step}, and so may be every "
                 "weight by now; choose a smaller --learning_rate, a longer --warmup_ratio or a smaller --max_grad_norm"
             )
-        if self._schedule() or getattr(self.model.config, "attn_learn_negative_mass", False):
+        if self._schedule():
             logs = logs | negative_mass_metrics(self.model)  # before TensorBoard and the like read the entry
         super().log(logs, *args, **kwargs)
 
@@ -64,18 +58,6 @@ class FinetuneTrainer(Trainer):
         if (schedule := self._schedule()) and not schedule.has_arrived(self.state):
             return False
         return super()._determine_best_metric(*args, **kwargs)
-
-    def create_optimizer(self, *args: Any, **kwargs: Any) -> Optimizer:
-        """A learned negative mass gets a learning rate of its own and no weight decay, which would pull it to 1/2."""
-        optimizer = super().create_optimizer(*args, **kwargs)
-        logits = {id(p): p for name, p in self.model.named_parameters() if name.endswith(LEARNED)}
-        if not logits:
-            return optimizer
-        for group in optimizer.param_groups:
-            group["params"] = [p for p in group["params"] if id(p) not in logits]
-        rate = getattr(self.args, "negative_mass_learning_rate", None) or self.args.learning_rate
-        optimizer.add_param_group({"params": list(logits.values()), "lr": rate, "weight_decay": 0.0})
-        return optimizer
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)
@@ -96,9 +78,7 @@ class FinetuneTrainer(Trainer):
 
     def _load_weights(self, checkpoint: str) -> None:
         model = self.accelerator.unwrap_model(self.model)
-        saved, report = type(model).from_pretrained(checkpoint, output_loading_info=True)
-        if report["missing_keys"]:
-            raise RuntimeError(f"{checkpoint} lacks the weights {sorted(report['missing_keys'])}")
+        saved = complete_model(type(model), checkpoint)
         model.load_state_dict(saved.state_dict())
         # weights belong to the negative mass that they were trained with, which a schedule may have moved on
         model.config.attn_negative_mass = saved.config.attn_negative_mass

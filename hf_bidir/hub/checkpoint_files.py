@@ -5,14 +5,23 @@ from pathlib import Path
 from hf_bidir.finetune.files import sha256
 
 CODE = ("*.py",)
+MODULES = ("[0-9]_*/*.json", "[0-9]_*/*.safetensors")  # of sentence-transformers, in folders of their own
 COMPUTED_FROM = (
-    *("config.json", "*.safetensors", "model.safetensors.index.json"),
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"),
-    *("preprocessor_config.json", "processor_config.json"),
+    *("config.json", "generation_config.json", "*.safetensors", "model.safetensors.index.json"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    *("vocab.txt", "vocab.json", "merges.txt", "*.model"),
+    *("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
+    *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json", *MODULES),
 )
 TOLD = ("README.md", "*.png", "all_results.json", "run.json", "previous_run.json", "evaluation.json", "seeds.json")
 
 
+def found(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path]:
+    """The files that match a pattern, by their path in the folder, in order."""
+    files = {file.relative_to(folder).as_posix(): file for pattern in patterns for file in folder.glob(pattern)}
+    return dict(sorted(files.items()))
+
+
 def digests(folder: Path, patterns: tuple[str, ...] = COMPUTED_FROM) -> dict[str, str]:
     """The SHA-256 of every file that decides what the checkpoint computes, by name."""
-    return {file.name: sha256(file) for file in sorted(file for pattern in patterns for file in folder.glob(pattern))}
+    return {name: sha256(file) for name, file in found(folder, patterns).items()}

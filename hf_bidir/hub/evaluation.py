@@ -11,7 +11,6 @@ from datasets import Dataset
 from huggingface_hub import ModelCard, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from transformers import (
-    AutoImageProcessor,
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
     DataCollatorWithPadding,
@@ -23,18 +22,18 @@ from hf_bidir.analysis import negative_share, without_negatives
 from hf_bidir.convert import is_softmax, read_bidir, read_config
 from hf_bidir.finetune.arguments import DataArguments, ImageDataArguments, TextDataArguments
 from hf_bidir.finetune.files import read_json, sha256, write_json
-from hf_bidir.finetune.image_data import ImageCollator, new_image_processor, read_image_split, read_image_splits
+from hf_bidir.finetune.image_data import ImageCollator, checkpoint_processor, read_image_split, read_image_splits
 from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
-from hf_bidir.finetune.models import saved_tokenizer
+from hf_bidir.finetune.models import know_padding, saved_tokenizer
 from hf_bidir.finetune.record import library_versions
 from hf_bidir.finetune.sources import TABLES
-from hf_bidir.finetune.text_data import read_text_split, read_texts, tokenize_split
+from hf_bidir.finetune.text_data import longest_input, read_text_split, read_texts, tokenize_split
 from hf_bidir.finetune.trainer import FinetuneTrainer
 from hf_bidir.hub.checkpoint_files import digests
 from hf_bidir.hub.model_card import same_data
 
 EVALUATION = "evaluation.json"
-FETCHED = ("*.json", "*.safetensors", "*.txt", "README.md")  # no code: the package has the models
+FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")  # no code: the package has the models
 HEADS = {
     "ForSequenceClassification": AutoModelForSequenceClassification,
     "ForImageClassification": AutoModelForImageClassification,
@@ -219,7 +218,7 @@ def _read(
     model: PreTrainedModel, folder: Path, data: str | None, split: str, columns: dict[str, str | None]
 ) -> tuple[Dataset, dict[str, Any], Callable]:
     """The examples, where they came from, and the collator that makes batches of them."""
-    images, run = hasattr(model.config, "patch_size"), _run(folder)
+    images, run = model.main_input_name == "pixel_values", _run(folder)
     arguments = _data_arguments(ImageDataArguments if images else TextDataArguments, run, columns)
     names = [model.config.id2label[index] for index in range(model.config.num_labels)]
     if data is not None and (Path(data).exists() or Path(data).suffix in TABLES):
@@ -237,9 +236,10 @@ def _read(
         if examples is None:
             raise ValueError(f"{arguments.dataset_name} has no {split} split with labels; choose another by --split.")
     if images:
-        return examples, described, ImageCollator(_image_processor(folder, model))
+        return examples, described, ImageCollator(checkpoint_processor(str(folder), model.config))
     tokenizer = saved_tokenizer(str(folder))
-    length = min(arguments.max_length, model.config.max_position_embeddings)
+    know_padding(model.config, tokenizer)
+    length = min(arguments.max_length, longest_input(model) or arguments.max_length)
     return tokenize_split(examples, tokenizer, length), described, DataCollatorWithPadding(tokenizer)
 
 
@@ -257,10 +257,3 @@ def _data_set_of(run: dict[str, Any], split: str) -> str:
         file = run.get("data", {}).get(split, {}).get("source")
         raise ValueError(f"name the data with --data{f'; the run read {file}' if file else ''}.")
     return recipe["dataset_name"]
-
-
-def _image_processor(folder: Path, model: PreTrainedModel):
-    try:
-        return AutoImageProcessor.from_pretrained(folder)
-    except OSError:
-        return new_image_processor(model.config.image_size)

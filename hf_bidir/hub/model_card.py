@@ -21,9 +21,20 @@ PIPELINES = {
     "AutoModelForTokenClassification": "token-classification",
     "AutoModelForQuestionAnswering": "question-answering",
     "AutoModelForMaskedLM": "fill-mask",
+    "AutoModelForCausalLM": "text-generation",
+    "AutoModelForImageTextToText": "image-text-to-text",
+    "AutoModelForZeroShotImageClassification": "zero-shot-image-classification",
+    "AutoModelForObjectDetection": "object-detection",
+    "AutoModelForSemanticSegmentation": "image-segmentation",
+    "AutoModelForAudioClassification": "audio-classification",
+    "AutoModelForSpeechSeq2Seq": "automatic-speech-recognition",
 }
 TASKS = PIPELINES | {"AutoModelForSeq2SeqLM": "text2text-generation"}  # which has no pipeline any more
-PROCESSORS = {"tokenizer_config.json": "AutoTokenizer", "preprocessor_config.json": "AutoImageProcessor"}
+PROCESSORS = {
+    "processor_config.json": "AutoProcessor",
+    "tokenizer_config.json": "AutoTokenizer",
+    "preprocessor_config.json": "AutoImageProcessor",
+}
 FIGURES = {
     "explanation.png": "What speaks for (red) and against (blue) an answer",
     "attention.png": "Signed attention over a few inputs of the test split",
@@ -100,11 +111,13 @@ def _facts(folder: Path) -> dict[str, Any]:
     files = ("config", "run", "all_results", "evaluation", "seeds", "previous_run")
     config, run, results, evaluation, seeds, previous = (read_json(folder / f"{name}.json") for name in files)
     architecture = (config.get("architectures") or ["model"])[0]
-    auto_map = config.get("auto_map", {})
+    autos = [auto for auto, path in config.get("auto_map", {}).items() if path.endswith(f".{architecture}")]
     split = "test" if any(name.startswith("test_") for name in results) else "validation"
     return {
         "architecture": architecture,
-        "auto_class": next((auto for auto, path in auto_map.items() if path.endswith(f".{architecture}")), "AutoModel"),
+        "stock_architecture": _stock_architecture(architecture, config),
+        "auto_class": next((auto for auto in autos if auto in TASKS), autos[0] if autos else "AutoModel"),
+        "makes_sentence_vectors": (folder / "modules.json").is_file(),
         "processor_class": next((auto for file, auto in PROCESSORS.items() if (folder / file).is_file()), None),
         "previous": previous,
         "activation": config.get("attn_activation"),
@@ -126,6 +139,12 @@ def _facts(folder: Path) -> dict[str, Any]:
         "run": _circumstances(run),
         "code": digests(folder, CODE),
     }
+
+
+def _stock_architecture(architecture: str, config: dict[str, Any]) -> str | None:
+    """The class of transformers that a signed one extends; recurrent models extend none."""
+    name = architecture.removeprefix("Bidir")
+    return None if name == architecture or config.get("model_type") == "bidir_rnn" else name
 
 
 def _scores(results: dict[str, Any], prefix: str) -> dict[str, dict[str, float]]:
@@ -227,8 +246,8 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
         model_name=facts["name"],
         # weights that came from elsewhere keep the licence that they came with, which no file here says
         license=recipe.get("license") or ("apache-2.0" if facts["started_from"] == "scratch" else None),
-        library_name="transformers",
-        pipeline_tag=pipeline,
+        library_name="sentence-transformers" if facts["makes_sentence_vectors"] else "transformers",
+        pipeline_tag="sentence-similarity" if facts["makes_sentence_vectors"] else pipeline,
         # a folder of this machine is nothing that the Hub could link to
         base_model=recipe.get("base_model")
         or (recipe.get("model_name_or_path") if facts["started_from"] == "hub" else None),

@@ -10,8 +10,10 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig
 
-from hf_bidir.convert import random_inputs, read_bidir
-from hf_bidir.hub.checkpoint_files import CODE, COMPUTED_FROM, TOLD, digests
+from hf_bidir.convert import TOLERANCE, TOLERATED_STEPS, read_bidir
+from hf_bidir.example_inputs import example_inputs
+from hf_bidir.finetune.files import read_json
+from hf_bidir.hub.checkpoint_files import CODE, COMPUTED_FROM, MODULES, TOLD, digests, found
 from hf_bidir.hub.isolated import isolated_forward
 from hf_bidir.hub.model_card import write_card
 from hf_bidir.modeling import activations
@@ -22,11 +24,12 @@ MODELING = Path(activations.__file__).parent
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".joblib", ".h5", ".msgpack")
 # pickles that a Trainer leaves for itself: never published, and no sign of anything wrong
 OF_THE_TRAINER = {"training_args.bin", "optimizer.pt", "scheduler.pt", "scaler.pt"}
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "added_tokens.json")
 LARGEST = 5 * 2**30  # bytes of one file
 SECRET = re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")
 LOCAL_PATH = re.compile(r"(?<![\w.:/])(?:/(?:home|root|Users|mnt|tmp|work|data|opt|var)/|[A-Za-z]:\\)[\w.-]")
-TOLERANCE = 1e-5
-HALF_TOLERANCE = 0.05  # transformers before 5 loads half precision as single where nothing is said
+# of versions that had a file for every family; their checkpoints are published with the code of this one
+FORMER_CODE = re.compile(r"(configuration|modeling)_bidir_(bert|deit|vit)\.py")
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,9 @@ class Staged:
     @property
     def files(self) -> dict[str, int]:
         """Size in bytes of each file."""
-        return {file.name: file.stat().st_size for file in sorted(self.folder.iterdir())}
+        return {
+            name: file.stat().st_size for name, file in found(self.folder, ("*", *MODULES)).items() if file.is_file()
+        }
 
     @property
     def content(self) -> str:
@@ -74,14 +79,14 @@ def stage(folder: str | Path, target: Path, repo_id: str | None = None, revision
     folder = Path(folder)
     if not (folder / "config.json").is_file() or not list(folder.glob("*.safetensors")):
         raise FileNotFoundError(f"expected a checkpoint folder with config.json and *.safetensors; {folder} is none.")
-    files = {file.name for file in folder.iterdir()}
+    files = found(folder, ("*", "[0-9]_*/*")).keys()
     pickles = sorted(name for name in files - OF_THE_TRAINER if Path(name).suffix in PICKLES)
     if pickles:
         raise ValueError(f"{folder} holds {', '.join(pickles)}: such files can run code when read. Remove them first.")
     target.mkdir(parents=True, exist_ok=True)
-    for pattern in COMPUTED_FROM + CODE + TOLD:
-        for file in folder.glob(pattern):
-            shutil.copyfile(file, target / file.name)
+    for name, file in found(folder, COMPUTED_FROM + CODE + TOLD).items():
+        (target / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, target / name)
     _add_code(target)
     staged = Staged(target)
     write_card(target, repo_id, revision or staged.content)
@@ -91,15 +96,18 @@ def stage(folder: str | Path, target: Path, repo_id: str | None = None, revision
 
 
 def _add_code(target: Path) -> None:
-    """The model code of this version that the config names, and all that it imports, in place of what is there."""
+    """The model code of this version that the config needs, and all that it imports, in place of what is there."""
     for file in target.glob("*.py"):
         ours = MODELING / file.name
-        if not ours.is_file():
+        if not ours.is_file() and not FORMER_CODE.fullmatch(file.name):
             raise ValueError(f"{file.name} is not model code of this hf_bidir, so nobody could tell what it does.")
-        if ours.read_bytes() != file.read_bytes():
-            logger.warning("%s is of another version of hf_bidir; published is that of this one.", file.name)
+        if not ours.is_file() or ours.read_bytes() != file.read_bytes():
+            logger.warning("%s is of another version of hf_bidir; published is the code of this one.", file.name)
         file.unlink()
-    for name in code_files(AutoConfig.from_pretrained(target).auto_map):
+    auto_map = AutoConfig.from_pretrained(target).auto_map
+    if read_json(target / "config.json").get("auto_map") != auto_map:  # of an earlier version
+        read_bidir(target).save_pretrained(target)
+    for name in code_files(auto_map):
         shutil.copyfile(MODELING / name, target / name)
 
 
@@ -114,7 +122,7 @@ def code_files(auto_map: dict[str, str]) -> list[str]:
 
 
 def _check_contents(staged: Staged) -> None:
-    for file in sorted(staged.folder.iterdir()):
+    for file in (staged.folder / name for name in staged.files):
         if file.stat().st_size > LARGEST:
             raise ValueError(f"{file.name} is larger than {LARGEST // 2**30} GiB; save the model in smaller shards.")
         if file.suffix not in (".json", ".md", ".txt"):
@@ -122,7 +130,7 @@ def _check_contents(staged: Staged) -> None:
         text = file.read_text(encoding="utf-8")
         if SECRET.search(text):
             raise ValueError(f"{file.name} holds what looks like a Hub token; remove it, and revoke the token.")
-        place = LOCAL_PATH.search(text) if file.name not in ("tokenizer.json", "vocab.txt") else None
+        place = LOCAL_PATH.search(text) if file.name not in VOCABULARIES else None
         if place:
             start = place.start()
             raise ValueError(f"{file.name} names a path of this machine ({text[start : start + 40]!r}); remove it.")
@@ -133,7 +141,7 @@ def _check_alone(staged: Staged) -> None:
     model = read_bidir(staged.folder)
     name = type(model).__name__
     auto = next((auto for auto, path in model.config.auto_map.items() if path.endswith(f".{name}")), "AutoModel")
-    inputs = random_inputs(model.config)
+    inputs = example_inputs(model)
     with torch.inference_mode():
         here = {name: value for name, value in model(**inputs).items() if isinstance(value, torch.Tensor)}
     try:
@@ -141,10 +149,9 @@ def _check_alone(staged: Staged) -> None:
     except RuntimeError as error:
         raise ValueError(f"nothing was uploaded: {error}") from error
     for name, value in here.items():
-        difference = (value - there[name].to(value.dtype)).abs().max().item()
-        if not difference <= (TOLERANCE if value.dtype == torch.float32 else HALF_TOLERANCE) * max(
-            1.0, value.abs().max().item()
-        ):
+        difference = (value - there[name]).abs().max().item()
+        tolerance = max(TOLERANCE, TOLERATED_STEPS * torch.finfo(value.dtype).eps)
+        if not difference <= tolerance * max(1.0, value.abs().max().item()):
             raise ValueError(
                 f"loaded alone, the checkpoint answers differently ({name}: {difference:.1e}); nothing was uploaded."
             )

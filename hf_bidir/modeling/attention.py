@@ -1,5 +1,6 @@
 """Attention with a free choice of activation: query, key, value -> context, one function per implementation."""
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -10,6 +11,7 @@ from transformers.utils import logging
 from .activations import get_attn_activation, score_shift, tanhmax
 from .attention_inputs import HAS_COMPILER, HAS_TRITON, HEAD_DIMS, NegativeMass, check_dropout, check_shapes, per_head
 from .chunked_attention import chunked_tanhmax_attention
+from .fused_check import fused_agrees
 
 logger = logging.get_logger(__name__)
 
@@ -62,7 +64,7 @@ def bidir_attention(
     check_shapes(query, key, value, keep)
     check_dropout(dropout)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    activation, negative_mass = _resolved(activation, negative_mass, query)
+    activation, negative_mass = resolved(activation, negative_mass, query)
     if implementation == "auto":
         implementation = _choose(query, key, value, activation, negative_mass, dropout)
     if implementation == "eager":
@@ -73,7 +75,7 @@ def bidir_attention(
     _check_implementation(implementation, activation, negative_mass, dropout)
     if activation == "softmax" and implementation != "fused":
         return softmax_attention(query, key, value, keep, scaling, dropout), None
-    shift = _shift(negative_mass, query)
+    shift = head_shift(negative_mass, query)
     if implementation == "fused":
         from .fused_attention import fused_attention
 
@@ -86,72 +88,67 @@ def bidir_attention(
     return chunked_tanhmax_attention(query, key, value, keep, shift=shift, scaling=scaling, dropout=dropout), None
 
 
-def packed_attention(
+@dataclass(frozen=True)
+class ScoreTerms:
+    """What some models do with scores beside scaling them; False where there is nothing.
+
+    Args:
+        bias: added to the scores, broadcastable to `[batch, heads, queries, keys]`.
+        softcap: before that, scores become `softcap * tanh(scores / softcap)`.
+        sinks: `[heads]`, the score of a key that has no value and takes part in the normaliser alone.
+    """
+
+    bias: Tensor | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    def __bool__(self) -> bool:
+        return not (self.bias is None and self.softcap is None and self.sinks is None)
+
+    def __str__(self) -> str:
+        return ", ".join(name for name in ("bias", "softcap", "sinks") if getattr(self, name) is not None)
+
+    def applied(self, scores: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Scores and keep-mask; with sinks there is one key more, the last."""
+        if self.softcap is not None:
+            scores = (scores / self.softcap).tanh() * self.softcap
+        if self.bias is not None:
+            scores = scores + self.bias
+        if self.sinks is not None:
+            scores = torch.cat([scores, self.sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1).to(scores)], -1)
+            keep = None if keep is None else F.pad(keep, (0, 1), value=True)
+        return scores, keep
+
+
+def biased_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    cu_seqlens: Tensor,
-    cu_seqlens_k: Tensor | None = None,
+    keep: Tensor | None,
     *,
-    max_seqlen: int | None = None,
-    max_seqlen_k: int | None = None,
-    activation: str = "tanhmax",
-    negative_mass: NegativeMass = 1.0,
+    terms: ScoreTerms,
+    activation: str,
+    negative_mass: NegativeMass,
     scaling: float | None = None,
     dropout: float = 0.0,
-    causal: bool = False,
-    window: int | None = None,
-) -> Tensor:
-    """Attention within each of many examples that follow one another without padding, in the fused kernel.
-
-    Args:
-        query: `[total, heads, head_dim]`, the queries of all examples; `key` and `value` hold all keys.
-        cu_seqlens: int32 `[examples + 1]` on the same device: 0, then where each example ends in the queries.
-        cu_seqlens_k: the same of the keys, by default that of the queries.
-        max_seqlen, max_seqlen_k: the length of the longest example, in queries and in keys. When left out it is looked
-            up and the boundaries are checked, which waits for the GPU and cannot be compiled into one graph. When
-            given, nobody looks: boundaries that do not fit, or a longer example, give wrong results.
-        activation: "tanhmax" or "softmax".
-        causal: query `i` of an example attends to its keys `j <= i`.
-        window: query `i` of an example attends to its keys with `|i - j| <= window`.
-        negative_mass, scaling, dropout: as in `bidir_attention`.
-
-    Returns:
-        The context, `[total, heads, head_dim]`.
-
-    Raises:
-        ValueError: no GPU, shapes that do not fit, or boundaries that are no int32 vector; ImportError: no Triton.
-    """
-    from .fused_attention import fused_attention, packed_examples
-
-    if not query.dim() == key.dim() == value.dim() == 3:
-        shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
-        raise ValueError(f"packed query, key and value are [total, heads, head_dim], got {shapes}.")
-    query, key, value = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
-    check_shapes(query, key, value, None)
-    if activation not in ("tanhmax", "softmax"):
-        raise ValueError(f'activation="{activation}" has no fused path; choose "tanhmax" or "softmax".')
-    activation, negative_mass = _resolved(activation, negative_mass, query)
-    context = fused_attention(
-        query,
-        key,
-        value,
-        scaling=scaling,
-        signed=activation == "tanhmax",
-        shift=_shift(negative_mass, query),
-        dropout=dropout,
-        causal=causal,
-        window=window,
-        packed=packed_examples(query, key, cu_seqlens, cu_seqlens_k, max_seqlen, max_seqlen_k),
-    )
-    return context[0].transpose(0, 1)
+) -> tuple[Tensor, Tensor]:
+    """`bidir_attention` on the eager path with `ScoreTerms`, which no other path has."""
+    check_shapes(query, key, value, keep)
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    activation, negative_mass = resolved(activation, negative_mass, query)
+    return eager_attention(query, key, value, keep, activation, negative_mass, scaling, dropout, terms)
 
 
-def eager_attention(query, key, value, keep, activation, negative_mass, scaling, dropout) -> tuple[Tensor, Tensor]:
+def eager_attention(
+    query, key, value, keep, activation, negative_mass, scaling, dropout, terms: ScoreTerms | None = None
+) -> tuple[Tensor, Tensor]:
     """The plain path: scores, coefficients, dropout, context; arguments as in `bidir_attention`."""
     scores = query @ key.transpose(-1, -2) * scaling
-    coefficients = F.dropout(activated(scores, keep, activation, negative_mass), dropout)
-    return coefficients @ value, coefficients
+    if terms:
+        scores, keep = terms.applied(scores, keep)
+    coefficients = activated(scores, keep, activation, negative_mass)[..., : key.shape[2]]
+    coefficients = F.dropout(coefficients, dropout)
+    return coefficients.to(value.dtype) @ value, coefficients
 
 
 def activated(scores: Tensor, keep: Tensor | None, activation: str, negative_mass: float | Tensor) -> Tensor:
@@ -215,7 +212,8 @@ def _choose(query, key, value, activation: str, negative_mass: float | Tensor, d
 
 
 def _fused_takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether "auto" may use the Triton kernel: half precision on an NVIDIA GPU of compute capability 8 or more."""
+    """Whether "auto" may use the Triton kernel: half precision on an NVIDIA GPU of compute capability 8 or more, on
+    which it agrees with the plain path."""
     return (
         HAS_TRITON
         and HAS_COMPILER
@@ -224,6 +222,7 @@ def _fused_takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
         and query.dtype == key.dtype == value.dtype in (torch.float16, torch.bfloat16)
         and all(HEAD_DIMS[0] <= x.shape[-1] <= HEAD_DIMS[1] for x in (query, value))
         and torch.cuda.get_device_properties(query.device).major >= 8
+        and fused_agrees(query.device, query.dtype, query.shape[-1], value.shape[-1])
     )
 
 
@@ -261,13 +260,13 @@ def _compiled_eager():
     return torch.compile(eager_attention, dynamic=True)
 
 
-def _resolved(activation: str, negative_mass: NegativeMass, query: Tensor) -> tuple[str, float | Tensor]:
+def resolved(activation: str, negative_mass: NegativeMass, query: Tensor) -> tuple[str, float | Tensor]:
     """Activation and negative mass as `per_head`: TanhMax with a mass of 0 is softmax, and only TanhMax has one."""
     mass = per_head(negative_mass, query) if activation == "tanhmax" else 1.0
     return ("softmax", 1.0) if isinstance(mass, float) and mass == 0 else (activation, mass)
 
 
-def _shift(negative_mass: float | Tensor, query: Tensor) -> Tensor | None:
+def head_shift(negative_mass: float | Tensor, query: Tensor) -> Tensor | None:
     """`score_shift` as `[heads, 1, 1]` in the precision of the scores, None where it is 0; of 0 as large as can be."""
     if isinstance(negative_mass, float) and negative_mass == 1:
         return None

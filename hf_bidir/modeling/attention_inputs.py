@@ -15,23 +15,65 @@ NegativeMass = float | Sequence[float] | Tensor
 # Triton builds what starts its kernels with a C compiler of the machine.
 HAS_TRITON = find_spec("triton") is not None
 HAS_COMPILER = any(which(name) for name in (os.environ.get("CC"), "gcc", "clang") if name)
+# A float mask drops what is at most this: e^-50 is 0 beside any other weight of a softmax. Swin masks with -100.
+MASKED = -50.0
 HEAD_DIMS = (16, 256)  # that the kernels take
 # The Triton kernels run without a GPU, slowly; Triton looks at the variable when it is imported.
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
 
 
 def keep_mask(attention_mask: Tensor | None) -> Tensor | None:
-    """Every 4-d mask that transformers hands to an attention layer, as one boolean keep-mask.
+    """Every mask that transformers hands to an attention layer, as one boolean keep-mask.
 
-    None stays None; boolean (sdpa) is one already; additive float (eager) drops -10000 and below and keeps the rest,
-    so it must be a mask, not a bias. Adding it to the scores would be wrong here: `e^-s` would give the dropped key
-    all of the weight.
+    None stays None; boolean (sdpa) is one already; float (eager) drops what is at most `MASKED` and keeps the rest.
+    Adding it to the scores would be wrong here: `e^-s` would give the dropped key all of the weight.
     """
     if attention_mask is None or attention_mask.dtype == torch.bool:
         return attention_mask
     if not attention_mask.is_floating_point():
         return attention_mask != 0
-    return attention_mask > -1e4
+    return attention_mask > MASKED
+
+
+def keep_and_bias(
+    attention_mask: Tensor | None, position_bias: Tensor | None, looked_at: bool = False
+) -> tuple[Tensor | None, Tensor | None]:
+    """Which keys are kept, and what is added to the scores of those.
+
+    Args:
+        attention_mask: boolean, or float as `keep_mask` takes it, of which what is not masked is a bias.
+        position_bias: a bias, in which some models have a mask as well.
+        looked_at: return no bias where all of it is 0. A compiled graph cannot look.
+    """
+    terms = [x for x in (attention_mask, position_bias) if x is not None and x.is_floating_point()]
+    if not terms:
+        return keep_mask(attention_mask), None
+    bias = sum(terms[1:], start=terms[0])
+    keep = bias > MASKED
+    if attention_mask is not None and not attention_mask.is_floating_point():
+        keep = keep & keep_mask(attention_mask)
+    bias = bias.masked_fill(bias <= MASKED, 0)
+    return keep, None if looked_at and not torch.compiler.is_compiling() and not bias.any() else bias
+
+
+def causal_mask(query: Tensor, key: Tensor) -> Tensor:
+    """Boolean `[1, 1, queries, keys]`: query `i` keeps the keys `j <= i`."""
+    return torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()[None, None]
+
+
+def repeated_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value with equal batch and heads: grouped key heads and a batch of 1 are repeated.
+
+    Raises:
+        ValueError: the key heads do not divide the query heads.
+    """
+    groups, rest = divmod(query.shape[1], key.shape[1])
+    if rest:
+        raise ValueError(f"{key.shape[1]} key heads do not divide {query.shape[1]} query heads.")
+    if groups > 1:
+        key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+    batch = max(query.shape[0], key.shape[0])
+    return tuple(x if x.shape[0] == batch else x.expand(batch, -1, -1, -1) for x in (query, key, value))
 
 
 def per_head(negative_mass: NegativeMass, query: Tensor) -> float | Tensor:

@@ -1,71 +1,253 @@
-"""The config fields that every bidir model has, and what they may hold."""
+"""Configs of models with signed attention: `Bidir` and the name of any config of transformers, made when asked for."""
+
+import copy
+import functools
+import inspect
+from difflib import get_close_matches
+from numbers import Real
+from typing import Any
+
+import transformers
+from transformers import PretrainedConfig
+from transformers.models.auto import modeling_auto
 
 from .activations import check_negative_mass, get_attn_activation
 
-ENCODER_SCOPES, DECODER_SCOPES = ("global", "window"), ("local-m", "local-p")
-ATTN_IMPLEMENTATIONS = {
-    "sdpa": "the fastest exact path for the device, the default",
-    "eager": "returns the coefficients",
-    "fused": "insists on the Triton kernel, on a GPU",
+PREFIX = "Bidir"
+FORMAT = 1  # of the fields below, as config.json holds them
+ATTENTION_FIELDS = {
+    "attn_activation": "tanhmax",
+    "attn_negative_mass": 1.0,
+    "attn_scope": "global",
+    "attn_window": None,
+    "attn_partial": False,
 }
+ENCODER_SCOPES, DECODER_SCOPES = ("global", "window"), ("local-m", "local-p")
+FIELDS_DOC = """
+    Signed attention adds these fields:
+
+    attn_activation: "tanhmax" (default), "softmax", "tanh" or a name given to `register_attn_activation`.
+    attn_negative_mass: `λ` of TanhMax in [0, 1] (1 is TanhMax, 0 is softmax): one number, or a list with one entry per
+        signed layer in the order of `model.modules()`, each a number or a list with one number per head.
+    attn_scope: "global" (default): every query sees all keys that the model's mask keeps; "window": of these, the keys
+        at most `attn_window` positions away, on either side.
+    attn_window: at least 1, with `attn_scope="window"` only.
+    attn_partial: accept a model in which some attention is outside transformers' attention interface and stays softmax.
+"""
 
 
-def check_bidir_config(config) -> None:
-    """Raise ValueError where a config asks for what a bidir model cannot do.
+class BidirConfigMixin:
+    """What every config with signed attention has; stands before the stock config in the bases of a made class."""
+
+    @classmethod
+    def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict, dict]:
+        """As in transformers; the config of one part of a signed model inherits the whole model's attention fields."""
+        fields, unused = super().get_config_dict(*args, **kwargs)
+        part = fields.get(getattr(cls, "base_config_key", "") or "")
+        if isinstance(part, dict):
+            ours = {name: fields[name] for name in ATTENTION_FIELDS if name in fields}
+            if isinstance(ours.get("attn_negative_mass"), list | tuple):
+                raise ValueError(
+                    f"the checkpoint has one attn_negative_mass for each layer of {fields.get('model_type')}, of which "
+                    f"{cls.__name__} describes a part; load the whole model and take the part from it."
+                )
+            part |= ours
+        return fields, unused
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """As in transformers, and always with the attention fields, so that no default is needed to read them."""
+        ours = {name: getattr(self, name) for name in ATTENTION_FIELDS if hasattr(self, name)}
+        return super().to_diff_dict() | ours | {"attn_format": FORMAT}
+
+
+def bidir_config(config: PretrainedConfig, **fields: Any) -> PretrainedConfig:
+    """A copy of a stock config as the config of the signed model; the configs of its parts remain the same objects.
 
     Args:
-        config: has `attn_activation` (a known name) and `attn_negative_mass` (`λ` in [0, 1]: one number, or a list
-            with one entry per layer, each a number or a list with one number per head), and
-            `attn_learn_negative_mass` (then every `λ` starts strictly between 0 and 1).
+        fields: attention fields that are not to have their defaults.
+
+    Raises:
+        ValueError: the config is signed already, belongs to no class of transformers, or a field cannot be used.
     """
-    get_attn_activation(config.attn_activation)
-    _check_negative_mass_field(config.attn_negative_mass, config.num_hidden_layers, config.num_attention_heads)
-    if config.attn_learn_negative_mass:
-        _check_learnable(config)
-    _check_scope(config)
-    if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
+    if config.model_type.startswith("bidir_"):
         raise ValueError(
-            f"{type(config).__name__} describes an encoder; got is_decoder={getattr(config, 'is_decoder', False)}, "
-            f"add_cross_attention={getattr(config, 'add_cross_attention', False)}. Leave both False."
+            f"this {config.model_type} model is signed already; change model.config.attn_negative_mass instead."
         )
-    position_type = getattr(config, "position_embedding_type", "absolute") or "absolute"
-    if position_type != "absolute":
-        raise ValueError(f'position_embedding_type must be "absolute", got "{position_type}".')
+    config_class = made_config_class(type(config))
+    signed = copy.copy(config)
+    signed.__class__ = config_class
+    vars(signed).pop("model_type", None)  # that of the class counts
+    for name, value in (ATTENTION_FIELDS | fields).items():
+        setattr(signed, name, value)
+    signed.auto_map = dict(config_class.remote_code)
+    check_bidir_config(signed)
+    return signed
 
 
-def check_attn_implementation(name: str | None, between_tokens: bool = True) -> None:
-    """Raise ValueError unless `name` is a backend that computes signed coefficients (None: not chosen yet).
+def made_config_class(stock: type[PretrainedConfig]) -> type[PretrainedConfig]:
+    """The signed config class of a config class of transformers; ValueError for another one."""
+    if getattr(transformers, stock.__name__, None) is not stock:
+        raise ValueError(
+            f"{stock.__name__} is defined in {stock.__module__}; only configs and models of transformers itself can be "
+            "made signed, because a saved checkpoint finds them there by name."
+        )
+    return globals().get(PREFIX + stock.__name__) or _made(stock)
 
-    A model whose tokens do not attend to one another makes scores of its own, for which there is no kernel.
+
+def _made(stock: type[PretrainedConfig]) -> type[PretrainedConfig]:
+    name = PREFIX + stock.__name__
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        check_format(kwargs.pop("attn_format", 0))
+        fields = {field: kwargs.pop(field, default) for field, default in ATTENTION_FIELDS.items()}
+        for name in ("attn_learn_negative_mass", "auto_map", "model_type"):  # obsolete, or what the class says
+            kwargs.pop(name, None)
+        stock.__init__(self, *args, **kwargs)
+        for field, value in fields.items():
+            setattr(self, field, value)
+        self.auto_map = dict(type(self).remote_code)
+        check_bidir_config(self)
+
+    functools.update_wrapper(__init__, stock.__init__)
+    __init__.__signature__ = _with_attention_fields(inspect.signature(stock.__init__))
+    made = type(
+        name,
+        (BidirConfigMixin, stock),
+        {
+            "__init__": __init__,
+            "__module__": __name__,
+            "__qualname__": name,
+            "__doc__": (stock.__doc__ or "") + FIELDS_DOC,
+            "model_type": f"bidir_{stock.model_type}",
+            # every head, always: by itself save_pretrained names only the head that was saved
+            "remote_code": {"AutoConfig": f"configuration_bidir.{name}"}
+            | {auto: f"modeling_bidir.{PREFIX}{head}" for auto, head in stock_heads(stock.model_type).items()},
+        },
+    )
+    made.register_for_auto_class()
+    globals()[name] = made  # where pickle looks for it
+    return made
+
+
+def _with_attention_fields(signature: inspect.Signature) -> inspect.Signature:
+    ours = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+        for name, default in ATTENTION_FIELDS.items()
+    ]
+    parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    rest = [p for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
+    return signature.replace(parameters=[*parameters, *ours, *rest])
+
+
+@functools.cache
+def stock_heads(model_type: str) -> dict[str, str]:
+    """The classes of a model type by the Auto class that loads them: `{"AutoModelForMaskedLM": "BertForMaskedLM"}`."""
+    heads = {}
+    for auto in filter(lambda name: name.startswith("Auto"), modeling_auto.__all__):
+        mapping = getattr(getattr(modeling_auto, auto), "_model_mapping", None)
+        head = None if mapping is None else mapping._model_mapping.get(model_type)
+        if head is not None and auto != "AutoModelWithLMHead":
+            heads[auto] = head if isinstance(head, str) else head[0]
+    return heads
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """`Did you mean "…"?` with the nearest of the known names, or nothing."""
+    found = get_close_matches(name, known, n=1)
+    return f' Did you mean "{found[0]}"?' if found else ""
+
+
+def stock_class(name: str, kind: type) -> type:
+    """The class of transformers that `Bidir…` extends.
+
+    Raises:
+        AttributeError: transformers has no such class; names the nearest.
     """
-    known = {key: told for key, told in ATTN_IMPLEMENTATIONS.items() if between_tokens or key != "fused"}
-    if name not in (None, *known):
-        choices = ", ".join(f'"{key}" ({told})' for key, told in known.items())
-        raise ValueError(f'attn_implementation="{name}" cannot compute signed attention; choose {choices}.')
+    stock_name = name.removeprefix(PREFIX)
+    stock = getattr(transformers, stock_name, None) if name.startswith(PREFIX) else None
+    if not (isinstance(stock, type) and issubclass(stock, kind)):
+        known = [f"{PREFIX}{other}" for other in dir(transformers) if other != stock_name]
+        raise AttributeError(
+            f"there is no {name}: transformers {transformers.__version__} has no {kind.__name__} class "
+            f'"{stock_name}".{nearest(name, known)}'
+        )
+    return stock
 
 
-def layer_negative_mass(config, layer: int) -> float | list[float]:
-    """`λ` of one layer: one number, or one per head."""
+def __getattr__(name: str) -> type[PretrainedConfig]:
+    if not name.startswith(PREFIX):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return made_config_class(stock_class(name, PretrainedConfig))
+
+
+def check_bidir_config(config: PretrainedConfig) -> None:
+    """Raise ValueError where a config asks for attention that there is not; `check_layers` looks at the layers."""
+    get_attn_activation(config.attn_activation)
+    _check_masses(config.attn_negative_mass)
+    _check_scope(config)
+
+
+def check_layers(mass: Any, heads: list[int | None]) -> None:
+    """Raise ValueError unless an `attn_negative_mass` fits layers with these numbers of heads (None: not known)."""
+    if isinstance(mass, int | float):
+        return
+    if len(mass) != len(heads):
+        raise ValueError(
+            f"attn_negative_mass must be a number in [0, 1], or a list of {len(heads)} (one per signed layer), each a "
+            f"number or a list with one number per head; got {mass!r}."
+        )
+    for layer, (entry, count) in enumerate(zip(mass, heads, strict=True)):
+        if isinstance(entry, list | tuple) and count not in (None, len(entry)):
+            raise ValueError(f"attn_negative_mass of layer {layer} needs {count} numbers, one per head; got {entry!r}.")
+
+
+def layer_negative_mass(config: PretrainedConfig, layer: int, layers: int) -> float | list[float]:
+    """`λ` of one of so many layers: one number, or one per head."""
     mass = config.attn_negative_mass
-    return mass if isinstance(mass, (int, float)) else mass[layer]  # torch 2.8 compiles no union here
+    if not isinstance(mass, (list, tuple)):  # torch 2.8 compiles no union here
+        return mass
+    if len(mass) != layers:
+        check_layers(mass, [None] * layers)
+    return mass[layer]
 
 
-def head_negative_masses(config, layer: int) -> list[float]:
-    """`λ` of every head of one layer."""
-    mass = layer_negative_mass(config, layer)
-    return list(mass) if isinstance(mass, list | tuple) else [mass] * config.num_attention_heads
+def all_masses(mass: Any) -> list[float]:
+    """Every number of an `attn_negative_mass`, whatever its nesting."""
+    return [mass] if not isinstance(mass, list | tuple) else [value for entry in mass for value in all_masses(entry)]
 
 
-def _check_scope(config) -> None:
-    scope, window, name = config.attn_scope, getattr(config, "attn_window", None), type(config).__name__
+def check_format(saved: int) -> None:
+    """Raise ValueError for attention fields of a later version of this package."""
+    if saved > FORMAT:
+        raise ValueError(
+            f"this checkpoint was saved by a newer hf_bidir (attn_format {saved}; this version reads up to {FORMAT}); "
+            "upgrade with pip install -U hf-bidir."
+        )
+
+
+def _check_masses(mass: Any, depth: int = 0) -> None:
+    if isinstance(mass, list | tuple) and mass and depth < 2:
+        for entry in mass:
+            _check_masses(entry, depth + 1)
+    elif isinstance(mass, Real):
+        check_negative_mass(float(mass))
+    else:
+        raise ValueError(
+            "attn_negative_mass must be a number in [0, 1], or a list with one entry per layer, each a number or a "
+            f"list with one number per head; got {mass!r}."
+        )
+
+
+def _check_scope(config: PretrainedConfig) -> None:
+    scope, window, name = config.attn_scope, config.attn_window, type(config).__name__
     if scope in DECODER_SCOPES and getattr(config, "decoder_style", None):
         if not window or window < 1:
             raise ValueError(f'attn_scope="{scope}" needs an attn_window of at least 1; got attn_window={window}.')
         return
     if scope in DECODER_SCOPES:
         raise ValueError(
-            f'attn_scope="{scope}" is a place that moves with a decoder, and {name} (model_type="{config.model_type}") '
-            f"has none; choose one of: {', '.join(ENCODER_SCOPES)}."
+            f'attn_scope="{scope}" is a place that moves with a recurrent decoder, and {name} '
+            f'(model_type="{config.model_type}") has none; choose one of: {", ".join(ENCODER_SCOPES)}.'
         )
     if scope not in ENCODER_SCOPES:
         raise ValueError(f'attn_scope="{scope}" is not known; choose one of: {", ".join(ENCODER_SCOPES)}.')
@@ -74,27 +256,5 @@ def _check_scope(config) -> None:
             f'expected attn_window of at least 1 with attn_scope="window", and none with "global"; got '
             f'attn_scope="{scope}" and attn_window={window}.'
         )
-
-
-def _check_learnable(config) -> None:
-    masses = [mass for layer in range(config.num_hidden_layers) for mass in head_negative_masses(config, layer)]
-    if config.attn_activation != "tanhmax" or not all(0 < mass < 1 for mass in masses):
-        raise ValueError(
-            'attn_learn_negative_mass needs attn_activation="tanhmax" and an attn_negative_mass strictly between 0 and '
-            f'1 to start from, such as 0.02; got "{config.attn_activation}" and {config.attn_negative_mass!r}.'
-        )
-
-
-def _check_negative_mass_field(mass, layers: int, heads: int) -> None:
-    expected = f"a number in [0, 1], or a list of {layers} (one per layer), each a number or a list of {heads} (heads)"
-    if isinstance(mass, int | float):
-        check_negative_mass(mass)
-        return
-    if not isinstance(mass, list | tuple) or len(mass) != layers:
-        raise ValueError(f"attn_negative_mass must be {expected}; got {mass!r}.")
-    for per_layer in mass:
-        values = per_layer if isinstance(per_layer, list | tuple) else [per_layer] * heads
-        if len(values) != heads or not all(isinstance(v, int | float) for v in values):
-            raise ValueError(f"attn_negative_mass must be {expected}; got the layer {per_layer!r}.")
-        for value in values:
-            check_negative_mass(value)
+    if scope == "window" and getattr(config, "is_encoder_decoder", False):
+        raise ValueError(f'attn_scope="window" needs queries that are keys as well; {name} has cross-attention.')

@@ -1,25 +1,22 @@
 """Config of recurrent models with signed attention pooling."""
 
+from typing import ClassVar
+
 from transformers import PretrainedConfig
 
-# transformers 4.57 fetches only the files that this one imports itself, so all of them stand here.
-from .activations import get_attn_activation  # noqa: F401
-from .configuration_bidir import check_bidir_config
+from .activations import check_negative_mass  # noqa: F401  transformers 5.0 copies only files that this one names
+from .configuration_bidir import BidirConfigMixin, check_bidir_config, check_format, check_layers
 
 ENCODERS = ("none", "lstm", "gru")
 ATTN_SCORES = ("content", "additive", "location", "general", "dot", "scaled_dot", "per_token", "feed_forward")
 SCORES_ALONE = ("per_token", "feed_forward")  # without a query
 ATTN_QUERIES = ("learned", "last")
 ATTN_SELECTIONS = ("soft", "hard")
-_HEADS = {
-    "AutoModel": "BidirRnnModel",
-    "AutoModelForSequenceClassification": "BidirRnnForSequenceClassification",
-}
 _SEQ2SEQ = {"AutoModelForSeq2SeqLM": "modeling_bidir_seq2seq.BidirRnnForSeq2SeqLM"}
 DECODER_STYLES = (None, "luong", "bahdanau")
 
 
-class BidirRnnConfig(PretrainedConfig):
+class BidirRnnConfig(BidirConfigMixin, PretrainedConfig):
     """Embedding, recurrent encoder, attention over time, classifier; by default the paper's model.
 
     Args:
@@ -44,8 +41,7 @@ class BidirRnnConfig(PretrainedConfig):
         attn_window: positions on either side, for local scopes.
         attn_selection: "soft", the mixture of all values; or "hard", one of them, drawn in training and the one with
             the largest coefficient in size at evaluation.
-        attn_activation, attn_negative_mass, attn_learn_negative_mass: as in `BidirBertConfig`; there is one attention
-            layer, with one head.
+        attn_activation, attn_negative_mass: as in every signed config; there is one attention layer, with one head.
         dropout: before the last, linear layer.
         embedding_dropout: of the embeddings.
         initializer_range: standard deviation of the embeddings of a new model.
@@ -58,6 +54,11 @@ class BidirRnnConfig(PretrainedConfig):
     """
 
     model_type = "bidir_rnn"
+    remote_code: ClassVar[dict[str, str]] = {
+        "AutoConfig": "configuration_bidir_rnn.BidirRnnConfig",
+        "AutoModel": "modeling_bidir_rnn.BidirRnnModel",
+        "AutoModelForSequenceClassification": "modeling_bidir_rnn.BidirRnnForSequenceClassification",
+    } | _SEQ2SEQ
     num_hidden_layers = num_attention_heads = 1  # of attention
 
     def __init__(
@@ -76,7 +77,6 @@ class BidirRnnConfig(PretrainedConfig):
         attn_selection: str = "soft",
         attn_activation: str = "tanhmax",
         attn_negative_mass=1.0,
-        attn_learn_negative_mass: bool = False,
         dropout: float = 0.5,
         embedding_dropout: float = 0.0,
         initializer_range: float = 0.1,
@@ -102,26 +102,24 @@ class BidirRnnConfig(PretrainedConfig):
         self.attn_selection = attn_selection
         self.attn_activation = attn_activation
         self.attn_negative_mass = attn_negative_mass
-        self.attn_learn_negative_mass = attn_learn_negative_mass
         self.dropout = dropout
         self.embedding_dropout = embedding_dropout
         self.initializer_range = initializer_range
         self.max_position_embeddings = max_position_embeddings
-        # Every head, always: by itself save_pretrained names only the head that was saved.
+        check_format(kwargs.pop("attn_format", 0))
+        # every head, always: by itself save_pretrained names only the head that was saved
         kwargs["auto_map"] = {
-            "AutoConfig": "configuration_bidir_rnn.BidirRnnConfig",
-            **(
-                {auto: f"modeling_bidir_rnn.{name}" for auto, name in _HEADS.items()}
-                if decoder_style is None
-                else _SEQ2SEQ
-            ),
+            auto: code
+            for auto, code in self.remote_code.items()
+            if auto == "AutoConfig" or (auto in _SEQ2SEQ) == (decoder_style is not None)
         }
         kwargs["is_encoder_decoder"] = decoder_style is not None
-        kwargs["tie_word_embeddings"] = False  # of other sizes; transformers 4.57 would tie them all the same
+        kwargs["tie_word_embeddings"] = False  # they differ in size
         super().__init__(pad_token_id=pad_token_id, **kwargs)
         self.pad_token_id = pad_token_id
         self._check_shape()
         check_bidir_config(self)
+        check_layers(attn_negative_mass, heads=[1])
 
     def _check_shape(self) -> None:
         choices = {

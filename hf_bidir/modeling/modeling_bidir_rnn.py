@@ -10,20 +10,21 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling, SequenceClassifierOutput
 
-# transformers 4.57 fetches only the files that this one imports itself, so every file of the model stands here.
-from .activations import tanhmax  # noqa: F401
-from .attention import bidir_attention  # noqa: F401
-from .attention_inputs import keep_mask  # noqa: F401
-from .chunked_attention import chunked_tanhmax_attention  # noqa: F401
-from .configuration_bidir import check_bidir_config  # noqa: F401
+from .configuration_bidir import check_bidir_config
 from .configuration_bidir_rnn import BidirRnnConfig
 from .hard_selection import Reinforce, select_one
-from .modeling_bidir import LEARNED, BidirMixin, negative_mass_logits, signed_coefficients
+from .modeling_bidir import BidirMixin
 from .scores import SCORES, WITHOUT_QUERY, PerTokenScore
+from .signed_layers import signed_coefficients
 
-if TYPE_CHECKING:  # attention.py imports these when it needs them, since they need Triton; they travel all the same
+if TYPE_CHECKING:  # transformers 5.0 copies from a folder only the files that this one names, so all are named
+    from .activations import tanhmax  # noqa: F401
+    from .attention import bidir_attention  # noqa: F401
+    from .attention_inputs import keep_mask  # noqa: F401
+    from .chunked_attention import chunked_tanhmax_attention  # noqa: F401
     from .fused_attention import fused_attention  # noqa: F401
-    from .fused_blocks import hyperbolic  # noqa: F401
+    from .fused_blocks import triton  # noqa: F401
+    from .fused_check import fused_agrees  # noqa: F401
     from .fused_kernels import forward_kernel  # noqa: F401
 
 RECURRENT = {"lstm": nn.LSTM, "gru": nn.GRU}
@@ -45,9 +46,7 @@ class BidirScoredAttention(nn.Module):
 
     def __init__(self, config: BidirRnnConfig, size: int):
         super().__init__()
-        self.config, self.layer_idx = config, 0
-        if config.attn_learn_negative_mass:
-            self.register_parameter(LEARNED, nn.Parameter(negative_mass_logits(self)))
+        self.config, self.signed_index = config, 0
         self.score = SCORES[config.attn_score](
             query_size=size,
             key_size=size,
@@ -108,11 +107,12 @@ class BidirRnnPreTrainedModel(BidirMixin, PreTrainedModel):
 
     config_class = BidirRnnConfig
     base_model_prefix = "rnn"
-    stock_attention = signed_attention = BidirAttentionPooling
     attends_between_tokens = False
 
-    def _retype_attention(self) -> None:
-        """Nothing: this attention is signed from the start."""
+    def __init__(self, config: BidirRnnConfig):
+        check_bidir_config(config)
+        self._check_backend(config._attn_implementation)
+        super().__init__(config)
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.RNNBase | nn.RNNCellBase):

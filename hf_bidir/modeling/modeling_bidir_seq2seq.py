@@ -8,22 +8,23 @@ from torch.nn import functional as F
 from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPooling, Seq2SeqLMOutput
 
-# transformers 4.57 fetches only the files that this one imports itself, so every file of the model stands here.
-from .activations import tanhmax  # noqa: F401
-from .attention import bidir_attention  # noqa: F401
-from .attention_inputs import keep_mask  # noqa: F401
-from .chunked_attention import chunked_tanhmax_attention  # noqa: F401
-from .configuration_bidir import check_bidir_config  # noqa: F401
 from .configuration_bidir_rnn import BidirRnnConfig
 from .hard_selection import Reinforce
-from .modeling_bidir import signed_coefficients
 from .modeling_bidir_rnn import RECURRENT, BidirRnnPreTrainedModel, BidirScoredAttention, check_not_empty, encoded
-from .scores import SCORES  # noqa: F401
+from .signed_layers import signed_coefficients
 
-if TYPE_CHECKING:  # attention.py imports these when it needs them, since they need Triton; they travel all the same
+if TYPE_CHECKING:  # transformers 5.0 copies from a folder only the files that this one names, so all are named
+    from .activations import tanhmax  # noqa: F401
+    from .attention import bidir_attention  # noqa: F401
+    from .attention_inputs import keep_mask  # noqa: F401
+    from .chunked_attention import chunked_tanhmax_attention  # noqa: F401
+    from .configuration_bidir import check_bidir_config  # noqa: F401
     from .fused_attention import fused_attention  # noqa: F401
-    from .fused_blocks import hyperbolic  # noqa: F401
+    from .fused_blocks import triton  # noqa: F401
+    from .fused_check import fused_agrees  # noqa: F401
     from .fused_kernels import forward_kernel  # noqa: F401
+    from .modeling_bidir import BidirMixin  # noqa: F401
+    from .scores import SCORES  # noqa: F401
 
 CELLS = {"lstm": nn.LSTMCell, "gru": nn.GRUCell}
 IGNORED = -100  # a label that counts for nothing
@@ -105,7 +106,6 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
     """Encoder and decoder; `generate` searches greedily or with beams, reading its own output again at every step."""
 
     base_model_prefix = "model"
-    stock_attention = signed_attention = BidirAlignment
 
     def __init__(self, config: BidirRnnConfig):
         if config.decoder_style is None:

@@ -12,18 +12,18 @@ from typing import Any
 from datasets import Dataset
 
 from hf_bidir.explain import load_checkpoint
-from hf_bidir.finetune.bert import finetune_bert
 from hf_bidir.finetune.files import read_json, write_json
 from hf_bidir.finetune.folder import RESULTS, read_record
 from hf_bidir.finetune.images import finetune_images
 from hf_bidir.finetune.recurrent import finetune_recurrent
 from hf_bidir.finetune.sources import read_table
+from hf_bidir.finetune.texts import finetune_transformer
 from hf_bidir.paper.deep_measures import measure_deep
 from hf_bidir.paper.experiments import VARIANTS, Experiment
 from hf_bidir.paper.measures import Amount, measure
 
 MEASURES, FAILURE, LOG = "measures.json", "failure.txt", "log.txt"
-TRAINING = {"recurrent": finetune_recurrent, "bert": finetune_bert, "images": finetune_images}
+TRAINING = {"recurrent": finetune_recurrent, "bert": finetune_transformer, "images": finetune_images}
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+import transformers
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
+import hf_bidir
 from hf_bidir import (
     BidirBertConfig,
     BidirBertForSequenceClassification,
@@ -32,7 +34,7 @@ def vit(negative_mass: float = 1.0, **options):
 def with_biases(model):
     """A new model's biases are 0, a trained one's are not."""
     for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
+        if name.endswith(("bias", "bias_table")):
             torch.nn.init.normal_(parameter, std=0.2)
     return model.eval()
 
@@ -41,6 +43,44 @@ def sentences():
     """Two sentences, the second one padded by two."""
     keep = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
     return {"input_ids": torch.arange(12).view(2, 6) + 5, "attention_mask": keep}
+
+
+# keys and values made apart or fused, rotary or not, shared by heads or by layers; read from the first or last token
+TEXTS = {"vocab_size": 40, "max_position_embeddings": 24, "pad_token_id": 1}
+ROTARY = {"num_key_value_heads": 2, "attention_bias": True, "bos_token_id": 2, "eos_token_id": 2}
+PICTURES = {"image_size": 8, "patch_size": 2}
+FAMILIES = {
+    "RobertaForSequenceClassification": TEXTS,
+    "DistilBertForSequenceClassification": TEXTS | {"dim": 16, "n_layers": 3, "n_heads": 2, "hidden_dim": 16},
+    "AlbertForSequenceClassification": TEXTS | {"embedding_size": 8},
+    "ModernBertForSequenceClassification": TEXTS | {"local_attention": 4, "cls_token_id": 0, "sep_token_id": 2},
+    "GPT2ForSequenceClassification": TEXTS | {"n_embd": 16, "n_layer": 3, "n_head": 2},
+    "LlamaForSequenceClassification": TEXTS | ROTARY | {"num_attention_heads": 4},
+    "Dinov2WithRegistersForImageClassification": PICTURES | {"mlp_ratio": 1},
+    "ViTForImageClassification": PICTURES,
+}
+# something lies between projection and score: a norm with a bias, or a bias on the scores
+NOT_ODD = {
+    "PhiForSequenceClassification": {"qk_layernorm": True, "partial_rotary_factor": 0.5} | TEXTS | ROTARY,
+    "BeitForImageClassification": PICTURES | {"use_relative_position_bias": True},
+}
+
+
+def family(head: str, negative_mass: float = 1.0, **options):
+    """A tiny signed model of any family, by the name of its stock class."""
+    torch.manual_seed(0)
+    stock_class = getattr(transformers, head)
+    fields = WIDTHS | {"initializer_range": 0.4} | (FAMILIES | NOT_ODD).get(head, {}) | options
+    known = stock_class.config_class().to_dict() | stock_class.config_class.attribute_map
+    config = stock_class.config_class(**{name: value for name, value in fields.items() if name in known})
+    return hf_bidir.signed(with_biases(stock_class(config)), negative_mass)
+
+
+def inputs_of(model):
+    if model.main_input_name == "pixel_values":
+        return images()
+    keep = sentences()["attention_mask"]
+    return {"input_ids": sentences()["input_ids"].where(keep.bool(), 1), "attention_mask": keep}
 
 
 def images():

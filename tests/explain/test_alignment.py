@@ -9,7 +9,7 @@ from hf_bidir import BidirRnnConfig, BidirRnnForSeq2SeqLM, BidirRnnForSequenceCl
 from hf_bidir.cli import app
 from hf_bidir.explain import align, alignment_grid, contributions
 from hf_bidir.finetune.tokenizer import train_words
-from hf_bidir.modeling.modeling_bidir import edited_coefficients
+from hf_bidir.modeling.signed_layers import edited_coefficients
 from tests.explain.conftest import tokenizer
 
 TEXT = "c a d b"
@@ -157,13 +157,13 @@ def test_methods_for_answers_are_refused_for_a_model_that_writes(model, tmp_path
     assert "BidirRnnForSeq2SeqLM writes" in result.output
     result = CliRunner().invoke(app, ["explain", str(tmp_path), str(tmp_path / "config.json")])
     assert "takes the text itself" in result.output
-    with pytest.raises(ValueError, match=r"hf_bidir.explain.align\(model, tokenizer, text\) shows"):
+    with pytest.raises(ValueError, match=r"hf_bidir.explain.align\(model, tokenizer, text\) explains"):
         contributions(model, dict(TOKENIZER(TEXT, return_tensors="pt")))
 
 
 def test_a_model_that_answers_is_not_aligned():
     model = BidirRnnForSequenceClassification(BidirRnnConfig(vocab_size=10))
-    with pytest.raises(ValueError, match="expected an encoder-decoder"):
+    with pytest.raises(ValueError, match="expected a recurrent encoder-decoder"):
         align(model, TOKENIZER, TEXT)
 
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoModelForSequenceClassification, ViTImageProcessor
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast, ViTImageProcessor
 
 from hf_bidir.explain import load_checkpoint, read_image, read_text
 from tests.explain.conftest import tokenizer, vit
@@ -25,7 +26,7 @@ def test_a_signed_checkpoint_is_read_as_it_is(checkpoint):
 
 def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path):
     vit().save_pretrained(tmp_path)
-    with pytest.raises(FileNotFoundError, match="neither a tokenizer nor an image processor"):
+    with pytest.raises(FileNotFoundError, match="has no image processor beside its weights"):
         load_checkpoint(tmp_path)
 
 
@@ -36,6 +37,17 @@ def test_word_pieces_are_joined_to_the_words_of_the_text():
     scores = torch.tensor([[10.0, 20, 1, 2, -4, 30, 40, 50]])
     assert example.by_token(scores).tolist() == [[10, 20, -1, 30, 40, 50]]
     assert example.by_token(scores, add=False).tolist() == [[10, 20, -4, 30, 40, 50]]
+
+
+@pytest.mark.parametrize("pre_tokenizer", [None, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+def test_words_are_found_whatever_the_tokenizer_calls_a_word(pre_tokenizer):
+    pieces = Tokenizer(models.Unigram([("Ġ", -9.0), ("Ġfilm", -1.0), (" ", -9.0), (" film", -1.0),
+                                       *((letter, -5.0) for letter in "agodfilm")], unk_id=0))  # fmt: skip
+    if pre_tokenizer:
+        pieces.pre_tokenizer = pre_tokenizer
+    example = read_text(PreTrainedTokenizerFast(tokenizer_object=pieces), "a good film", limit=12)
+    assert example.tokens == ["a", "good", "film"]
+    assert not any(example.special)
 
 
 def test_a_text_that_is_split_into_words_keeps_them():

@@ -8,7 +8,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from hf_bidir import BidirBertForMaskedLM, BidirBertForQuestionAnswering, BidirBertModel
 from hf_bidir.explain import contributions, edge_contributions, flip_heads, pooled_contributions, value_weighted
-from hf_bidir.modeling.modeling_bidir import edited_coefficients
+from hf_bidir.modeling.signed_layers import edited_coefficients
 from tests.explain.conftest import bert, images, sentences, vit
 
 BATCHES = [pytest.param(bert, sentences, id="bert"), pytest.param(vit, images, id="vit")]
@@ -219,7 +219,7 @@ def test_pooled_contributions_add_up_to_the_logit_without_its_bias():
             "position of a token, of 6 with padding; got 6",
         ),
         (lambda: bert(head=BidirBertModel), sentences, {"target": 1}, "has no classes, so target must be None"),
-        (lambda: bert(head=BidirBertForQuestionAnswering), sentences, {}, r"signed_encoder\(model\)"),
+        (lambda: bert(head=BidirBertForQuestionAnswering), sentences, {}, "model.base_model is the same model"),
         (lambda: BertForSequenceClassification(BertConfig(num_hidden_layers=1)), sentences, {}, "load_checkpoint"),
     ],
 )

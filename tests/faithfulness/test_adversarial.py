@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_bidir.faithfulness import adversarial_attention, class_probabilities, jensen_shannon, total_variation
-from hf_bidir.modeling.modeling_bidir import edited_coefficients
+from hf_bidir.modeling.signed_layers import edited_coefficients
 from tests.faithfulness.conftest import bert, pooling, sentences, texts
 
 
@@ -28,16 +28,6 @@ def test_where_attention_does_not_matter_the_adversary_is_nearly_as_far_as_can_b
     model, inputs = pooling("softmax"), texts()
     torch.nn.init.zeros_(model.classifier.weight)
     assert adversarial_attention(model, inputs, steps=200).divergence[0] > 0.6 * math.log(2)
-
-
-def test_a_learned_negative_mass_is_that_of_the_adversary_too():
-    model = pooling(attn_learn_negative_mass=True, attn_negative_mass=0.5)
-    for name, parameter in model.named_parameters():
-        if "negative_mass" in name:
-            torch.nn.init.constant_(parameter, -30.0)  # the model has become softmax, and its config does not know
-    found = adversarial_attention(model, texts(), steps=20, starts=1)
-    assert (found.coefficients >= 0).all()
-    torch.testing.assert_close(found.coefficients.sum(-1), torch.ones(3))
 
 
 def test_a_text_of_one_word_has_no_other_softmax_attention():

@@ -5,6 +5,7 @@ import torch
 
 from hf_bidir.explain import contributions
 from hf_bidir.faithfulness import ERASER_SHARES, answer_curve, comprehensiveness, sufficiency
+from tests.explain.conftest import family, inputs_of
 from tests.faithfulness.conftest import bert, images, pooling, sentences, texts, vit
 
 
@@ -121,3 +122,15 @@ def test_a_score_that_is_no_number_is_refused_unless_it_is_padding():
     scores[1, 0] = float("nan")
     with pytest.raises(ValueError, match="expected finite scores"):
         answer_curve(model, batch, scores, [0.5])
+
+
+@pytest.mark.parametrize("name", ["GPT2ForSequenceClassification", "LlamaForSequenceClassification"])
+def test_a_decoder_keeps_the_token_that_it_is_read_from_and_the_text_ends_there(name):
+    model, batch = family(name), inputs_of(family(name))
+    ids, scores = batch["input_ids"], torch.arange(12.0).view(2, 6)
+    curve = answer_curve(model, batch, scores, [0.5, 1.0])
+    for row, rest in ((0, [[0, 1, 5], [5]]), (1, [[0, 3], [3]])):
+        target = model(ids[row : row + 1, : rest[0][-1] + 1]).logits.argmax()
+        for share, kept in enumerate(rest):
+            expected = model(ids[row : row + 1, kept]).logits.softmax(-1)[0, target].detach()
+            torch.testing.assert_close(curve[share, row], expected, atol=1e-5, rtol=1e-4)

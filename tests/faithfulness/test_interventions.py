@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_bidir.faithfulness import answer_changes, class_probabilities, permuted, randomised
-from hf_bidir.modeling.modeling_bidir import edited_coefficients
+from hf_bidir.modeling.signed_layers import edited_coefficients
+from tests.explain.conftest import family, inputs_of
 from tests.faithfulness.conftest import bert, images, pooling, sentences, texts, vit
 
 CASES = {"pooling": (pooling, texts), "bert": (bert, sentences), "vit": (vit, images)}
@@ -101,3 +102,16 @@ def test_a_model_without_classes_is_refused():
 def test_no_draws_are_refused():
     with pytest.raises(ValueError, match="expected at least one draw, got 0"):
         answer_changes(pooling(), texts(), permuted, draws=0)
+
+
+@both
+def test_in_a_decoder_nothing_moves_to_a_key_that_a_query_does_not_see(change):
+    model, moved = family("LlamaForSequenceClassification"), []
+
+    def seen(coefficients, keep, generator):
+        moved.append(change(coefficients, keep, generator))
+        return moved[-1]
+
+    answer_changes(model, inputs_of(model), seen, draws=1)
+    assert all((coefficients.triu(1) == 0).all() for coefficients in moved)
+    assert len(moved) == 3

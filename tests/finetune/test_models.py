@@ -1,14 +1,26 @@
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertModel
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    CLIPConfig,
+    CLIPForImageClassification,
+    DistilBertConfig,
+    ElectraConfig,
+    GPT2Config,
+    ModernBertConfig,
+    RobertaConfig,
+    SwinConfig,
+)
 
-from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
+import hf_bidir
 from hf_bidir.finetune.arguments import TextModelArguments
 from hf_bidir.finetune.errors import InputError
-from hf_bidir.finetune.models import Family, build_model, checkpoint_config
+from hf_bidir.finetune.models import build_model, checkpoint_config
 
-BERT = Family(BidirBertForSequenceClassification, BidirBertConfig, stock_type="bert")
+CLASSIFY = "AutoModelForSequenceClassification"
 SHAPE = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
 QUERY = "encoder.layer.0.attention.self.query.weight"
 
@@ -26,9 +38,61 @@ def rewrite_weights(folder, change):
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def build(folder, names=("no", "yes"), **options):
+def build(folder, names=("no", "yes"), auto=CLASSIFY, **options):
     arguments = TextModelArguments(model_name_or_path=str(folder), **options)
-    return build_model(BERT, arguments, checkpoint_config(BERT, arguments, list(names)))
+    return build_model(auto, arguments, checkpoint_config(auto, arguments, list(names)))
+
+
+ENCODERS = {
+    "Roberta": RobertaConfig(**SHAPE),
+    "DistilBert": DistilBertConfig(vocab_size=20, dim=8, n_layers=1, n_heads=1, hidden_dim=8),
+    "Electra": ElectraConfig(**SHAPE, embedding_size=4),
+    "ModernBert": ModernBertConfig(**SHAPE, pad_token_id=0, bos_token_id=1, eos_token_id=2),
+    "GPT2": GPT2Config(vocab_size=20, n_embd=8, n_layer=1, n_head=1, bos_token_id=1, eos_token_id=2),
+}
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_any_stock_encoder_starts_at_negative_mass_0_with_its_own_weights(family, tmp_path):
+    import transformers
+
+    stock = getattr(transformers, f"{family}Model")(ENCODERS[family]).eval()
+    stock.save_pretrained(tmp_path)
+    model = build(tmp_path, names=("bad", "fair", "good")).eval()
+    assert isinstance(model, getattr(hf_bidir, f"Bidir{family}ForSequenceClassification"))
+    assert (model.config.attn_negative_mass, model.config.num_labels) == (0.0, 3)
+    ids = torch.tensor([[3, 4, 5, 6]])
+    expected = stock(ids).last_hidden_state
+    torch.testing.assert_close(model.base_model(ids).last_hidden_state, expected, rtol=0, atol=1e-6)
+
+
+def test_a_classifier_around_a_part_of_a_model_keeps_that_part(tmp_path):
+    images = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    vision = images | {"image_size": 8, "patch_size": 4}
+    stock = CLIPForImageClassification(CLIPConfig(text_config=SHAPE, vision_config=vision))
+    stock.save_pretrained(tmp_path)
+    model = build(tmp_path, names=("bad", "fair", "good"), auto="AutoModelForImageClassification")
+    assert model.classifier.out_features == 3
+    name = "embeddings.patch_embedding.weight"
+    assert torch.equal(model.vision_model.state_dict()[name], stock.vision_model.state_dict()[name])
+    lost = next(key for key in load_file(tmp_path / "model.safetensors") if key.endswith("fc1.weight"))
+    rewrite_weights(tmp_path, lambda weights: weights.pop(lost))
+    with pytest.raises(InputError, match=r"1 missing keys: .*fc1\.weight"):
+        build(tmp_path, auto="AutoModelForImageClassification")
+
+
+def test_a_model_type_without_the_head_names_the_heads_that_it_has(tmp_path):
+    SwinConfig().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"is 'swin', which has no AutoModelForSequenceClassification; it has .*Image"):
+        build(tmp_path)
+
+
+def test_labels_of_an_earlier_task_are_forgotten(tmp_path):
+    config = BertConfig(**SHAPE, problem_type="multi_label_classification", num_labels=5)
+    BertForSequenceClassification(config).save_pretrained(tmp_path)
+    model = build(tmp_path)
+    assert model(torch.tensor([[3, 4]]), labels=torch.tensor([1])).loss.isfinite()
+    assert model.config.id2label == {0: "no", 1: "yes"}
 
 
 def test_an_encoder_without_a_head_or_a_pooler_is_a_start(stock):
@@ -40,11 +104,6 @@ def test_an_encoder_without_a_head_or_a_pooler_is_a_start(stock):
 def test_a_head_for_another_number_of_classes_is_replaced(stock, tmp_path):
     build(stock).save_pretrained(tmp_path / "two")
     assert build(tmp_path / "two", names=("bad", "fair", "good")).classifier.out_features == 3
-
-
-def test_a_softmax_checkpoint_can_start_to_learn_its_negative_mass(stock):
-    model = build(stock, learn_negative_mass=True, attn_negative_mass=0.25)
-    assert model.bert.encoder.layer[0].attention.self.negative_mass_logit.sigmoid().tolist() == pytest.approx([0.25])
 
 
 @pytest.mark.parametrize(

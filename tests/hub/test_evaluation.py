@@ -23,6 +23,7 @@ from hf_bidir.finetune.image_data import ImageCollator
 from hf_bidir.finetune.image_files import read_digits
 from hf_bidir.hub import build_model_card, evaluate_checkpoint
 from hf_bidir.hub.evaluation import claimed_scores, is_of_the_cards_data
+from tests.training.checkpoints_of_others import checkpoint_of
 from training.checkpoints import CARDS
 from training.image_classification import main as train_on_images
 from training.text_classification import main as train_on_texts
@@ -133,6 +134,16 @@ def test_a_softmax_checkpoint_has_no_negative_coefficients(texts, tmp_path):
     signed = evaluate_checkpoint(convert_checkpoint(tmp_path / "stock", tmp_path / "signed"), texts[1])
     assert stock.scores == signed.scores
     assert stock.negative_share is signed.negative_share is None
+
+
+@pytest.mark.parametrize("family", ["Roberta", "GPT2"])
+def test_any_classifier_of_texts_is_measured_as_its_stock_twin(family, texts, tmp_path):
+    source = checkpoint_of(family, tmp_path / "stock", "ForSequenceClassification", num_labels=2)
+    stock = evaluate_checkpoint(source, texts[1])
+    signed = evaluate_checkpoint(convert_checkpoint(source, tmp_path / "signed", negative_mass=0.0), texts[1])
+    assert stock.scores == signed.scores
+    full = evaluate_checkpoint(convert_checkpoint(source, tmp_path / "full", negative_mass=1.0), texts[1])
+    assert 0 < full.negative_share < 1
 
 
 def test_a_model_that_is_no_classifier_is_refused(tmp_path):

@@ -1,5 +1,6 @@
 """push_checkpoint, through the real client, against a Hub on loopback."""
 
+import json
 import os
 import re
 import shutil
@@ -7,14 +8,16 @@ import socket
 import subprocess
 import sys
 import time
+import zipfile
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
-from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
+from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, signed
 from hf_bidir.finetune.tokenizer import train_wordpiece
 from hf_bidir.hub import push_checkpoint
 from hf_bidir.hub.staging import MODELING, code_files, stage
@@ -218,8 +221,33 @@ def test_code_that_a_staged_folder_lacks_is_added(folder, tmp_path):
         tmp_path.joinpath("bare").mkdir(exist_ok=True)
         shutil.copyfile(folder / name, tmp_path / "bare" / name)
     staged = stage(tmp_path / "bare", tmp_path / "staged")
-    assert "modeling_bidir_bert.py" in staged.files
-    assert "- `modeling_bidir_bert.py` `" in staged.card
+    assert "modeling_bidir.py" in staged.files
+    assert "- `modeling_bidir.py` `" in staged.card
+
+
+def test_a_checkpoint_of_an_earlier_version_is_published_with_the_code_of_this_one(tmp_path):
+    with zipfile.ZipFile(ROOT / "tests/fixtures/bert_of_version_0.1.zip") as archive:
+        archive.extractall(tmp_path / "old")
+    staged = stage(tmp_path / "old", tmp_path / "staged")  # which runs it where there is nothing else
+    config = json.loads((staged.folder / "config.json").read_text())
+    assert config["auto_map"]["AutoModel"] == "modeling_bidir.BidirBertModel"
+    code = {name for name in staged.files if name.endswith(".py")}
+    assert code == set(code_files(config["auto_map"]))
+    assert "modeling_bidir_bert.py" not in code
+
+
+@pytest.mark.parametrize("name", ["RobertaForMaskedLM", "Dinov2ForImageClassification", "GPT2LMHeadModel"])
+def test_any_model_is_published_and_its_card_names_what_it_extends(name, tmp_path):
+    torch.manual_seed(0)
+    family = name.partition("For")[0].removesuffix("LMHeadModel")
+    model_class, config_class = (getattr(transformers, one) for one in (name, f"{family}Config"))
+    shape = {"num_attention_heads": 2, "num_hidden_layers": 1, "hidden_size": 16}
+    special = {} if family == "Dinov2" else {"vocab_size": 40, "bos_token_id": 1, "eos_token_id": 2}
+    signed(model_class(config_class(**shape, **special, image_size=28))).save_pretrained(tmp_path / "tiny")
+    staged = stage(tmp_path / "tiny", tmp_path / "staged")
+    assert f"`Bidir{name}` (signed attention in `{name}` of transformers)" in staged.card
+    example = {"Roberta": "AutoModelForMaskedLM", "GPT2": "AutoModelForCausalLM"}
+    assert f"import {example.get(family, 'AutoModelForImageClassification')}\n" in staged.card
 
 
 def test_what_a_trainer_leaves_for_itself_is_no_obstacle_and_not_published(folder, tmp_path):

@@ -11,12 +11,14 @@ from transformers import BertConfig, BertForSequenceClassification
 from hf_bidir import (
     BidirBertConfig,
     BidirBertForSequenceClassification,
+    BidirMistralConfig,
+    BidirMistralForCausalLM,
     BidirRnnConfig,
     BidirRnnForSequenceClassification,
     BidirViTConfig,
     BidirViTForImageClassification,
 )
-from hf_bidir.modeling import modeling_bidir
+from hf_bidir.modeling import signed_layers
 
 pytest.importorskip("triton")
 
@@ -50,11 +52,10 @@ def loss_and_gradients(model, batch, implementation: str):
     [
         {},
         {"attn_negative_mass": [0.5, [0.0, 1.0]]},
-        {"attn_negative_mass": 0.3, "attn_learn_negative_mass": True},
         {"attn_activation": "softmax"},
         {"attn_scope": "window", "attn_window": 2},
     ],
-    ids=["tanhmax", "masses", "learned mass", "softmax", "window"],
+    ids=["tanhmax", "masses", "softmax", "window"],
 )
 def test_a_padded_bert_learns_the_same_from_the_kernel_and_from_the_plain_path(config):
     model = bert(**config).train()
@@ -65,13 +66,13 @@ def test_a_padded_bert_learns_the_same_from_the_kernel_and_from_the_plain_path(c
 
 def test_the_kernel_gets_padding_as_one_row_for_all_queries(monkeypatch):
     model, masks = bert(attn_implementation="fused"), []
-    attend = modeling_bidir.bidir_attention
+    attend = signed_layers.bidir_attention
 
     def recording(query, key, value, keep, **options):
         masks.append(keep)
         return attend(query, key, value, keep, **options)
 
-    monkeypatch.setattr(modeling_bidir, "bidir_attention", recording)
+    monkeypatch.setattr(signed_layers, "bidir_attention", recording)
     model(**SENTENCES)
     assert [tuple(keep.shape) for keep in masks] == [(3, 1, 1, 9)] * 2
 
@@ -96,8 +97,8 @@ def test_dropout_of_the_config_reaches_the_kernel_in_training_and_only_there():
     torch.testing.assert_close(*evaluation)
 
 
-def test_a_compiled_bert_with_learned_masses_is_one_graph():
-    model = bert(attn_negative_mass=0.3, attn_learn_negative_mass=True).eval()
+def test_a_compiled_bert_is_one_graph():
+    model = bert(attn_negative_mass=0.3).eval()
     model.set_attn_implementation("fused")
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(**SENTENCES).logits, model(**SENTENCES).logits)
@@ -126,7 +127,7 @@ folder = sys.argv[1]
 device = "cuda" if torch.cuda.is_available() else "cpu"
 options = {"trust_remote_code": True, "attn_implementation": "fused"}
 model = AutoModelForSequenceClassification.from_pretrained(folder, **options).eval().to(device)
-assert not any("fused" in name for name in sys.modules if "transformers_modules" in name)
+assert not any("fused_kernels" in name for name in sys.modules if "transformers_modules" in name)
 batch = {"input_ids": torch.arange(1, 10, device=device)[None]}
 with torch.no_grad():
     fused = model(**batch).logits
@@ -164,21 +165,36 @@ def test_a_machine_without_a_gpu_refuses_the_kernel_before_any_work_is_done(tmp_
     assert printed.count('attn_implementation="fused" cannot run here: torch sees no GPU; "sdpa" does') == 2
 
 
-def test_coefficients_are_refused_rather_than_left_out():
-    model = bert()
+def test_a_call_that_asks_for_coefficients_gets_them():
+    model = bert().eval()
     model.set_attn_implementation("fused")
-    with pytest.raises(ValueError, match=r'output_attentions=True needs attn_implementation="eager".*it is "fused"'):
-        model(**SENTENCES, output_attentions=True)
+    expected = model(**SENTENCES).logits
+    outputs = model(**SENTENCES, output_attentions=True)
+    assert all(coefficients.min() < 0 for coefficients in outputs.attentions)
+    torch.testing.assert_close(outputs.logits, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_the_kernel_keeps_a_padded_decoder_causal(window):
+    shape = COMMON | {"num_key_value_heads": 1, "vocab_size": 60, "sliding_window": window, "initializer_range": 0.5}
+    torch.manual_seed(0)
+    model = BidirMistralForCausalLM(BidirMistralConfig(**shape)).to(DEVICE).eval()
+    logits = []
+    for implementation in ("eager", "fused"):
+        model.set_attn_implementation(implementation)
+        logits.append(model(SENTENCES["input_ids"], KEPT).logits[KEPT.bool()])
+    torch.testing.assert_close(*logits, rtol=1e-3, atol=1e-3)
 
 
 def test_a_recurrent_model_has_no_fused_path_and_says_so():
     config = BidirRnnConfig(vocab_size=20, hidden_size=32, attn_implementation="fused")
-    with pytest.raises(ValueError, match='"fused" cannot compute signed attention; choose "sdpa"'):
+    with pytest.raises(
+        ValueError, match='"fused"` is not supported: it cannot compute signed attention; choose "sdpa"'
+    ):
         BidirRnnForSequenceClassification(config)
 
 
 def test_a_stock_model_cannot_take_the_kernel_by_its_name():
     config = BertConfig(**BERT, attn_implementation="fused")
-    belongs = "belongs to the layers of bidir models, and BertSelfAttention is none|^'fused'$"  # the name, in version 4
-    with pytest.raises((ValueError, KeyError), match=belongs):
+    with pytest.raises(ValueError, match="belongs to signed layers, and BertSelfAttention is none"):
         BertForSequenceClassification(config).to(DEVICE)(**SENTENCES)

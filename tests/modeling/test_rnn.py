@@ -8,7 +8,7 @@ from hf_bidir import BidirRnnConfig, BidirRnnForSequenceClassification, BidirRnn
 from hf_bidir.analysis import negative_share
 from hf_bidir.explain import contributions, erasure, token_scores
 from hf_bidir.finetune.tokenizer import train_words
-from hf_bidir.hub import isolated_forward
+from hf_bidir.hub.isolated import isolated_forward
 from hf_bidir.modeling.modeling_bidir_rnn import encoded
 
 TINY = {"vocab_size": 30, "embedding_size": 6, "hidden_size": 4, "initializer_range": 1.0}
@@ -146,18 +146,6 @@ def test_the_encoder_alone_loads_from_a_classifier(tmp_path):
     model.save_pretrained(tmp_path)
     encoder = BidirRnnModel.from_pretrained(tmp_path).eval()
     torch.testing.assert_close(encoder(**texts()).pooler_output, model.rnn(**texts()).pooler_output)
-
-
-def test_a_learned_negative_mass_is_trained_and_saved(tmp_path):
-    model = model_of(attn_learn_negative_mass=True, attn_negative_mass=0.25)
-    model(**texts(), labels=torch.tensor([0, 1, 1])).loss.backward()
-    assert model.rnn.attention.negative_mass_logit.grad.abs().sum() > 0
-    with torch.no_grad():
-        model.rnn.attention.negative_mass_logit.fill_(2.0)
-    model.save_pretrained(tmp_path)
-    loaded = BidirRnnForSequenceClassification.from_pretrained(tmp_path).eval()
-    assert loaded.config.attn_negative_mass[0][0] == pytest.approx(torch.tensor(2.0).sigmoid().item())
-    torch.testing.assert_close(loaded(**texts()).logits, model(**texts()).logits)
 
 
 def test_the_pipeline_reads_words(tmp_path):

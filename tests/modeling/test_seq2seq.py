@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_bidir import BidirRnnConfig, BidirRnnForSeq2SeqLM, tanhmax
-from hf_bidir.hub import isolated_forward
+from hf_bidir.hub.isolated import isolated_forward
 
 TINY = {
     **{"vocab_size": 20, "embedding_size": 6, "hidden_size": 4, "initializer_range": 1.0, "dropout": 0.0},
@@ -138,19 +138,6 @@ def test_hard_alignment_is_trained_and_takes_one_state_at_evaluation():
     context, coefficients, _ = model.attention(torch.tanh(model.start(last)), states, torch.ones(1, 6).bool(), 0)
     chosen = coefficients[0, 0, 0].abs().argmax()
     torch.testing.assert_close(context[0], coefficients[0, 0, 0, chosen].sign() * states[0, chosen])
-
-
-def test_a_negative_mass_can_be_learned_and_is_written_into_the_config(tmp_path):
-    model, batch = model_of(attn_learn_negative_mass=True, attn_negative_mass=0.5), texts()
-    model(**batch).loss.backward()
-    logit = model.attention.negative_mass_logit
-    assert logit.grad.abs().sum() > 0
-    with torch.no_grad():
-        logit.fill_(2.0)
-    model.save_pretrained(tmp_path)
-    loaded = BidirRnnForSeq2SeqLM.from_pretrained(tmp_path)
-    assert loaded.config.attn_negative_mass == [[pytest.approx(torch.tensor(2.0).sigmoid().item())]]
-    torch.testing.assert_close(loaded(**batch).logits, model(**batch).logits)
 
 
 @pytest.mark.parametrize(

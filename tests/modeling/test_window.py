@@ -6,7 +6,7 @@ from transformers import BertConfig, BertModel
 
 from hf_bidir import BidirBertConfig, BidirBertModel, BidirViTConfig, BidirViTModel, convert_checkpoint
 from hf_bidir.convert import restore_softmax
-from hf_bidir.hub import isolated_forward
+from hf_bidir.hub.isolated import isolated_forward
 
 COMMON = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 FAMILIES = {
@@ -97,7 +97,7 @@ def test_a_converted_checkpoint_is_global(tmp_path):
         ({"attn_scope": "window"}, r'attn_scope="window" and attn_window=None'),
         ({"attn_scope": "window", "attn_window": 0}, r'attn_scope="window" and attn_window=0'),
         ({"attn_window": 3}, r'attn_scope="global" and attn_window=3'),
-        ({"attn_scope": "local-m"}, r'attn_scope="local-m" .* decoder, and BidirBertConfig .* has none'),
+        ({"attn_scope": "local-m"}, r'attn_scope="local-m" .* recurrent decoder, and BidirBertConfig .* has none'),
         ({"attn_scope": "near"}, r'attn_scope="near" is not known; choose one of: global, window'),
     ],
 )

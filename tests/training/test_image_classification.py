@@ -7,9 +7,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
-from transformers import DeiTConfig, DeiTForImageClassification, pipeline
+from transformers import AutoModelForImageClassification, pipeline
 
 from hf_bidir.finetune.errors import InputError
+from tests.training.checkpoints_of_others import checkpoint_of
 from training.image_classification import main
 
 RUN = shlex.split(
@@ -53,12 +54,23 @@ def test_an_interrupted_run_continues_to_the_same_weights(tmp_path, crash, augme
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_stock_deit_is_fine_tuned_as_a_signed_deit(tmp_path):
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    DeiTForImageClassification(DeiTConfig(**shape, image_size=8, patch_size=4)).save_pretrained(tmp_path / "deit")
-    words = shlex.split("--dataset_name digits --max_train_samples 32 --max_steps 1 --save_steps 1 --use_cpu")
-    main([*words, "--model_name_or_path", str(tmp_path / "deit"), "--output_dir", str(tmp_path / "run")])
-    assert json.loads((tmp_path / "run/config.json").read_text())["model_type"] == "bidir_deit"
+@pytest.mark.parametrize("family", ["Dinov2", "Beit", "DeiT", "CLIP"])
+def test_any_checkpoint_of_images_is_fine_tuned(family, tmp_path):
+    head = "ForImageClassification" if family == "DeiT" else "Model"
+    start = ["--model_name_or_path", checkpoint_of(family, tmp_path / "stock", head), "--attn_negative_mass", "1"]
+    words = shlex.split("--dataset_name digits --max_train_samples 32 --max_steps 2 --save_steps 1 --use_cpu")
+    main([*words, *start, "--output_dir", str(tmp_path / "run")])
+    model = AutoModelForImageClassification.from_pretrained(tmp_path / "run")
+    assert type(model).__name__ == f"Bidir{family}ForImageClassification"
+    assert (model.config.num_labels, model.config.attn_negative_mass) == (10, 1.0)
+    answers = pipeline("image-classification", str(tmp_path / "run"), device="cpu")(Image.new("RGB", (8, 8)), top_k=1)
+    assert answers[0]["label"] in map(str, range(10))
+
+
+def test_a_checkpoint_of_grey_images_is_refused(tmp_path):
+    source = checkpoint_of("Dinov2", tmp_path / "stock", num_channels=1)
+    with pytest.raises(InputError, match=r"RGB images; .* has num_channels=1"):
+        main(["--dataset_name", "digits", "--model_name_or_path", source, "--output_dir", str(tmp_path / "run")])
 
 
 @pytest.mark.parametrize(

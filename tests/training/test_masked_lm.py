@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertConfig, BertModel, BertTokenizerFast
 
 from hf_bidir.finetune.errors import InputError
+from tests.training.checkpoints_of_others import checkpoint_of
 from training.masked_lm import MaskingCollator, main
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -50,6 +51,31 @@ def test_an_interrupted_run_continues_to_the_same_weights(options, tmp_path, cra
         torch.testing.assert_close(crashed[name], weight, msg=name)
 
 
+@pytest.mark.parametrize("family", ["Roberta", "DistilBert", "Electra", "ModernBert"])
+def test_any_encoder_goes_on_with_its_own_words(family, options, tmp_path):
+    source = checkpoint_of(family, tmp_path / "stock")
+    words = ["--model_name_or_path", source, "--max_steps", "4", "--learning_rate", "1e-3"]
+    results = main([*options, *words, "--output_dir", str(tmp_path / "run")])
+    assert 0 < results["eval_loss"] < 10
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "run")
+    assert type(model).__name__ == f"Bidir{family}ForMaskedLM"
+    assert model.config.attn_negative_mass == 1.0
+
+
+def test_a_model_that_masks_nothing_is_refused(options, tmp_path):
+    with pytest.raises(InputError, match="'gpt2', which has no AutoModelForMaskedLM; it has AutoModel, "):
+        main([*options, "--model_name_or_path", checkpoint_of("GPT2", tmp_path / "stock")])
+
+
+def test_a_tokenizer_without_a_mask_is_refused(options, tmp_path):
+    source = checkpoint_of("Roberta", tmp_path / "stock")
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokenizer.mask_token = None
+    tokenizer.save_pretrained(source)
+    with pytest.raises(InputError, match="has no token that masks a word"):
+        main([*options, "--model_name_or_path", source])
+
+
 def test_a_checkpoint_to_start_from_is_required():
     with pytest.raises(InputError, match="expected --model_name_or_path"):
         main(["--train_file", "text.txt"])
@@ -81,7 +107,6 @@ def test_masks_do_not_depend_on_the_worker_that_makes_the_batch(options, tmp_pat
         (["--attn_negative_mass", "0.5"], "leave out --attn_negative_mass"),
         (["--attn_activation", "softmax"], "leave out --attn_activation"),
         (["--max_length", "600"], "at most 512"),
-        (["--negative_mass_learning_rate", "0.1"], "needs --learn_negative_mass"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, tmp_path, words, message):

@@ -57,12 +57,6 @@ def test_an_encoder_that_there_is_not_is_one_error(texts, tmp_path):
         main([*texts, *RUN, "--encoder", "lstn", "--output_dir", str(tmp_path / "run")])
 
 
-def test_a_checkpoint_of_another_family_is_refused(texts, tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "bidir_bert"}')
-    with pytest.raises(InputError, match="expected a bidir_rnn checkpoint"):
-        main([*texts, "--model_name_or_path", str(tmp_path), "--output_dir", str(tmp_path / "run")])
-
-
 def test_a_loss_that_is_no_number_stops_the_run_and_says_so(texts, tmp_path):
     absurd = ["--learning_rate", "1e30", "--max_grad_norm", "1e30", "--logging_steps", "1"]
     with pytest.raises(InputError, match=r"the training loss became (nan|inf) before step .*--learning_rate"):

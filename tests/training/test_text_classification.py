@@ -17,6 +17,7 @@ from transformers import (
 
 from hf_bidir import BidirBertForSequenceClassification
 from hf_bidir.finetune.errors import InputError, run_script
+from tests.training.checkpoints_of_others import WITHOUT_PADDING, checkpoint_of
 from training.text_classification import main
 
 SHAPE = shlex.split(
@@ -175,6 +176,31 @@ def test_a_bidir_checkpoint_keeps_its_attention(texts, tmp_path):
     assert BidirBertForSequenceClassification.from_pretrained(tmp_path / "second").config.attn_negative_mass == 0.5
 
 
+@pytest.mark.parametrize("family", ["Roberta", "DistilBert", "Electra", "ModernBert", "GPT2", "Llama"])
+def test_any_checkpoint_of_texts_is_fine_tuned(family, texts, tmp_path, caplog):
+    start = ["--model_name_or_path", checkpoint_of(family, tmp_path / "stock"), "--max_length", "12"]
+    brief = ["--max_steps", "2", "--save_steps", "1", "--attn_negative_mass", "1"]
+    results = main([*texts, *RUN, *start, *brief, "--output_dir", str(tmp_path / "run")])
+    assert results["test_accuracy"] is not None
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run")
+    assert type(model).__name__ == f"Bidir{family}ForSequenceClassification"
+    assert (model.config.id2label, model.config.attn_negative_mass) == ({0: "bad", 1: "good"}, 1.0)
+    classify = pipeline("text-classification", str(tmp_path / "run"), device="cpu")
+    assert len(classify(["a good film", "bad"], padding=True, batch_size=2)) == 2
+    said = " ".join(record.getMessage() for record in caplog.records)
+    assert ("has no padding token; texts are padded with its [SEP]" in said) == (family in WITHOUT_PADDING)
+    assert ("The run starts without centring" in said) == (family in ("Llama", "ModernBert"))  # which have no biases
+    assert "is not supported for text-classification" not in said
+
+
+def test_texts_longer_than_the_positions_behind_the_padding_are_refused(texts, tmp_path):
+    source = checkpoint_of("Roberta", tmp_path / "stock", max_position_embeddings=16, pad_token_id=1)
+    start = ["--model_name_or_path", source, "--max_length"]
+    with pytest.raises(InputError, match="above 2 and at most 14, the positions"):
+        main([*texts, *RUN, *start, "15", "--output_dir", str(tmp_path / "run")])
+    main([*texts, *RUN, *start, "14", "--max_steps", "1", "--output_dir", str(tmp_path / "run")])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -198,9 +224,13 @@ def test_a_bad_option_is_one_clear_error_and_leaves_no_folder(texts, tmp_path, o
 
 @pytest.mark.parametrize(
     ("config", "message"),
-    [(None, "expected a checkpoint folder with a config.json"), ('{"model_type": "gpt2"}', "is 'gpt2'")],
+    [
+        (None, "has no config.json, so it is not a checkpoint folder"),
+        ('{"model_type": "gpt_2"}', r"has the model type 'gpt_2', which .* does not know\. Did you mean \"gpt2\""),
+        ('{"model_type": "vit"}', "is 'vit', which has no AutoModelForSequenceClassification; it has AutoModel"),
+    ],
 )
-def test_a_folder_that_is_no_bert_is_one_clear_error(texts, tmp_path, config, message):
+def test_a_folder_that_is_no_classifier_of_texts_is_one_clear_error(texts, tmp_path, config, message):
     (tmp_path / "other").mkdir()
     if config:
         (tmp_path / "other/config.json").write_text(config)

@@ -1,0 +1,208 @@
+"""Random inputs that a model can run on, whatever it reads: text, images, video, sound, or several of them."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+LENGTH, BEGUN, SAMPLES, FRAMES, GRID = 64, 4, 6000, 48, (1, 4, 4)
+IMAGE_TOKENS = ("image_token_id", "image_token_index", "image_patch_id", "media_placeholder_token_id")
+AUDIO_TOKENS = ("audio_token_id", "audio_token_index")
+Inputs = dict[str, Tensor]
+
+
+def example_inputs(model: PreTrainedModel, seed: int = 0) -> Inputs:
+    """Two random examples, the second text padded on the right; for an encoder-decoder also beginnings of its output.
+
+    A model of text and images, or text and sound, gets both, and its text has a placeholder for each feature.
+
+    Raises:
+        ValueError: the model needs an input for which there is no example here.
+    """
+    return Examples(model, seed).inputs()
+
+
+class Examples:
+    """What `example_inputs` knows of a model: its config, and the names that its forward takes or requires."""
+
+    def __init__(self, model: PreTrainedModel, seed: int):
+        self.model, self.config = model, model.config
+        self.accepted = inspect.signature(model.forward).parameters
+        self.required = {
+            n for n, p in self.accepted.items() if p.default is p.empty and p.kind == p.POSITIONAL_OR_KEYWORD
+        }
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def inputs(self) -> Inputs:
+        main = self.model.main_input_name
+        wanted = self.required | ({main} & set(self.accepted) if isinstance(main, str) else set())
+        inputs = self.more(self.seen(wanted) | self.heard(wanted))
+        if "input_ids" in wanted or ("input_ids" in self.accepted and inputs):
+            inputs = self.more(inputs | self.read(inputs))
+        if self.config.is_encoder_decoder and "decoder_input_ids" in self.accepted:
+            inputs |= self.begun(inputs)
+        if missing := sorted(self.required - set(inputs)):
+            raise ValueError(f"{type(self.model).__name__} needs {', '.join(missing)}, for which there is no example.")
+        if type(self.model).__name__.endswith("ForMultipleChoice"):
+            inputs = {name: tensor.unsqueeze(0) for name, tensor in inputs.items()}
+        if (
+            type(self.model).__name__.endswith("ForSequenceClassification")
+            and getattr(self.config.get_text_config(), "pad_token_id", 0) is None
+        ):
+            inputs = {name: tensor[:1] for name, tensor in inputs.items()}  # all that a decoder takes that cannot pad
+        return self.placed(inputs)
+
+    def begun(self, inputs: Inputs) -> Inputs:
+        """The beginning of an encoder-decoder's output; its classifiers read the input again, and the end of it."""
+        if not type(self.model).__name__.endswith(("ForSequenceClassification", "ForQuestionAnswering")):
+            return {"decoder_input_ids": self.ids(BEGUN)}
+        inputs["input_ids"][:, 1] = self.config.eos_token_id
+        return {}
+
+    def placed(self, inputs: Inputs) -> Inputs:
+        dtype = self.model.dtype
+        return {k: v.to(self.model.device, dtype if v.is_floating_point() else v.dtype) for k, v in inputs.items()}
+
+    def more(self, inputs: Inputs) -> Inputs:
+        """The inputs, and those of `MORE` that belong to them."""
+        for name in [name for name in MORE if name in self.accepted and name not in inputs]:
+            value = MORE[name](self, inputs)
+            inputs = inputs if value is None else inputs | {name: value}
+        return inputs
+
+    def read(self, features: Inputs) -> Inputs:
+        """Text, with placeholders for the features of images and sounds where the model puts them into it."""
+        text = self.config.get_text_config()
+        length = min(LENGTH, (first_field(text, "max_position_embeddings", "n_positions") or LENGTH + 2) - 2)
+        ids = self.ids(length)
+        for names, method in ((IMAGE_TOKENS, "get_image_features"), (AUDIO_TOKENS, "get_audio_features")):
+            token = first_field(self.config, *names)
+            if token is not None and features and hasattr(self.model, method):
+                placeholders = torch.full((2, self.count(method, features)), token)
+                ids = torch.cat([ids[:, :2], placeholders, ids[:, 2:]], 1)
+        length = ids.shape[1]
+        padding = min(length, LENGTH) // 3
+        keep = (torch.arange(length) < torch.tensor([[length], [length - padding]])).long()
+        return {"input_ids": ids} | ({"attention_mask": keep} if "attention_mask" in self.accepted else {})
+
+    def ids(self, length: int) -> Tensor:
+        """`[2, length]` token ids, none of them special."""
+        special = set(special_tokens(self.config))
+        vocabulary = first_field(self.config.get_text_config(), "vocab_size") or 32
+        plain = torch.tensor([token for token in range(3, vocabulary) if token not in special])
+        return plain[torch.randint(len(plain), (2, length), generator=self.generator)]
+
+    def count(self, method: str, features: Inputs) -> int:
+        """How many features one image or sound becomes; 0 without one."""
+        function = getattr(self.model, method)
+        known = {name: features[name] for name in inspect.signature(function).parameters if name in features}
+        if not known:
+            return 0
+        with torch.no_grad():
+            made = function(**self.placed(known))
+        made = getattr(made, "pooler_output", made)
+        tensors = made if isinstance(made, list | tuple) else [made]
+        return sum(tensor.numel() // tensor.shape[-1] for tensor in tensors) // 2
+
+    def seen(self, wanted: set[str]) -> Inputs:
+        """Images or videos: `[2, channels, height, width]`, or patches in a row with the grids that they come from."""
+        grid = next((n for n in ("image_grid_thw", "grid_thw") if n in self.accepted), None)
+        names = {"pixel_values", "pixel_values_videos", *(["hidden_states"] if grid else [])} & set(self.accepted)
+        vision = getattr(self.config, "vision_config", None)
+        if not names & wanted and (vision is None or "pixel_values" not in names):
+            return {}
+        name, vision = min(names & wanted or {"pixel_values"}), vision or self.config
+        channels = first_field(vision, "num_channels", "in_channels", "in_chans", "input_channels")
+        channels = channels if isinstance(channels, int) else 3
+        if grid:
+            patch, time = (
+                first_field(vision, "patch_size", "spatial_patch_size"),
+                first_field(vision, "temporal_patch_size"),
+            )
+            patches = 2 * GRID[0] * GRID[1] * GRID[2]
+            return {name: self.randn(patches, channels * (time or 1) * patch**2), grid: torch.tensor([GRID, GRID])}
+        frames = first_field(vision, "num_frames", "frames_per_clip") or 4
+        moving = name.endswith("videos") or first_field(vision, "tubelet_size", "num_frames")
+        return {name: self.randn(2, *[frames] * bool(moving), channels, *_image_size(vision))}
+
+    def heard(self, wanted: set[str]) -> Inputs:
+        """Sound as samples `[2, samples]`, or as features `[2, bins, frames]` or `[2, frames, bins]`."""
+        audio = getattr(self.config, "audio_config", None)
+        names = (
+            "num_mel_bins",
+            "n_mels",
+            "feature_size",
+            "input_feat_size",
+            "input_feat_per_channel",
+            "feature_projection_input_dim",
+            "input_dim",
+        )
+        bins = first_field(audio or self.config, *names)
+        if "input_features" in wanted or ("input_features" in self.accepted and audio is not None):
+            if longest := first_field(audio or self.config, "max_source_positions"):
+                return {"input_features": self.randn(2, bins, 2 * longest)}
+            return {"input_features": self.randn(2, FRAMES, bins or 80)}
+        if "input_values" not in wanted:
+            return {}
+        frames = first_field(self.config, "max_length") if bins else None
+        return {"input_values": self.randn(2, frames, bins) if frames else self.randn(2, SAMPLES)}
+
+    def randn(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.generator)
+
+
+def _kinds_of_tokens(examples: Examples, inputs: Inputs) -> Tensor | None:
+    """1 where the text has a placeholder of an image, else 0."""
+    token = first_field(examples.config, *IMAGE_TOKENS)
+    return (inputs["input_ids"] == token).long() if "input_ids" in inputs and token is not None else None
+
+
+def _sizes(examples: Examples, inputs: Inputs) -> Tensor | None:
+    return torch.tensor([inputs["pixel_values"].shape[-2:]] * 2) if "pixel_values" in inputs else None
+
+
+def _frames_kept(examples: Examples, inputs: Inputs) -> Tensor | None:
+    if "input_features" not in inputs:
+        return None
+    return torch.ones(2, max(inputs["input_features"].shape[1:]), dtype=torch.long)
+
+
+# inputs that go with others: of what there is already, or None
+MORE: dict[str, Callable[[Examples, Inputs], Tensor | None]] = {
+    "mm_token_type_ids": _kinds_of_tokens,
+    "image_sizes": _sizes,
+    "input_features_mask": _frames_kept,
+    "feature_attention_mask": _frames_kept,
+}
+
+
+def first_field(config: PretrainedConfig, *names: str) -> Any:
+    """The value of the first of these fields that a config has, else one of its parts; None without one."""
+    for part in (config, *_parts(config)):
+        for name in names:
+            if getattr(part, name, None) is not None:
+                return getattr(part, name)
+    return None
+
+
+def _parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
+    for value in vars(config).values():
+        if isinstance(value, PretrainedConfig):
+            yield value
+            yield from _parts(value)
+
+
+def special_tokens(config: PretrainedConfig) -> Iterator[int]:
+    for part in (config, *_parts(config)):
+        for name, value in vars(part).items():
+            if "token" in name and name.endswith(("_id", "_index", "_ids")):
+                yield from (value if isinstance(value, list | tuple) else [value])
+
+
+def _image_size(vision: PretrainedConfig) -> tuple[int, int]:
+    size = first_field(vision, "image_size", "img_size", "input_size")
+    size = (size["height"], size["width"]) if isinstance(size, dict) else size
+    return tuple(size)[-2:] if isinstance(size, list | tuple) else (size or 64,) * 2

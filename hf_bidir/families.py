@@ -1,0 +1,80 @@
+"""Which model types of transformers can be signed: the summary of `benchmarks/families.py`, read without torch."""
+
+import json
+from difflib import get_close_matches
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+SUMMARY = Path(__file__).with_name("families.json")
+KINDS = ("encoder", "vision", "decoder", "encoder-decoder", "multimodal", "audio", "other", "part")
+PASSED, FAILED = "✓", "✗"
+
+
+@cache
+def summary() -> dict[str, Any]:
+    """What the sweep found: the version of "transformers", the names of the "checks", and the "types" by name.
+
+    Each type has "supported", "kind", "model" (its class) and "reason" (None where it is supported); where the checks
+    ran, "checks" has one of ✓, ✗ and – (does not apply) for each name. "partial": all of them pass with `partial=True`.
+    """
+    return json.loads(SUMMARY.read_text(encoding="utf-8"))
+
+
+def overview() -> str:
+    """Counts by kind, and the supported model types."""
+    types = summary()["types"]
+    supported = {name: entry for name, entry in types.items() if entry["supported"]}
+    blocks = [
+        f"{len(supported)} of the {len(types)} model types of transformers {summary()['transformers']} can be signed"
+        f"{remark(_installed())}. `hf-bidir families NAME` tells about one."
+    ]
+    for kind in KINDS:
+        names = [name for name, entry in supported.items() if entry["kind"] == kind]
+        of_kind = sum(entry["kind"] == kind for entry in types.values())
+        if names:
+            listed = fill(", ".join(names), 118, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+            blocks.append(f"{kind}: {len(names)} of {of_kind}\n{listed}")
+    return "\n\n".join(blocks)
+
+
+def about(model_type: str) -> str:
+    """Whether a model type is supported, what was checked, and for one that is not, why.
+
+    Raises:
+        ValueError: transformers has no such model type; names the nearest.
+    """
+    types, name = summary()["types"], model_type.removeprefix("bidir_")
+    if name not in types:
+        near = get_close_matches(name, types, n=1)
+        hint = f' Did you mean "{near[0]}"?' if near else ""
+        raise ValueError(f'transformers {summary()["transformers"]} has no model type "{name}".{hint}')
+    entry = types[name]
+    model = f"{entry['model']}, {entry['kind']}" if entry["model"] else entry["kind"]
+    lines = [f"{name} ({model}): {'supported' if entry['supported'] else 'not supported'}{remark(_installed())}"]
+    if entry["reason"]:
+        lines.append(f"  why: {entry['reason']}")
+    if "partial" in entry:
+        lines.append(f"  with partial=True: {'every check passes' if entry['partial'] else 'some checks fail'}")
+    marks = dict(zip(summary()["checks"], entry.get("checks", ""), strict=False))
+    for told, mark in (("checked", PASSED), ("failed", FAILED), ("does not apply", "–")):
+        if found := [check for check, got in marks.items() if got == mark]:
+            lines.append(f"  {told}: {', '.join(found)}")
+    return "\n".join(lines)
+
+
+def remark(installed: str | None) -> str:
+    """What to add where another version of transformers is installed than the summary was made with."""
+    measured = summary()["transformers"]
+    if installed in (None, measured):
+        return ""
+    return f" (measured with transformers {measured}; {installed} is installed)"
+
+
+def _installed() -> str | None:
+    try:
+        return version("transformers")
+    except PackageNotFoundError:
+        return None

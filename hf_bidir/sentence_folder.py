@@ -1,0 +1,120 @@
+"""Folders of sentence-transformers: a transformer, and the modules that make one vector of its states."""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import transformers
+from huggingface_hub import snapshot_download
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.utils import cached_file
+
+from hf_bidir.modeling.configuration_bidir import stock_heads
+
+MODULES = "modules.json"
+OF_THE_WHOLE = (MODULES, "config_sentence_transformers.json")
+OF_THE_TRANSFORMER, EMBEDDING = "sentence_*_config.json", "feature-extraction"
+ALSO_WRITE = {"AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq"}  # heads of model types with a decoder
+WITHOUT_WEIGHTS = ["*.json", "*.txt", "*.model", "*.jinja"]
+
+
+@dataclass(frozen=True)
+class SentenceFolder:
+    """A model of sentence-transformers.
+
+    Attributes:
+        folder: where it is on this machine; of a name on the Hub at first without weights.
+        path: where its transformer is in that folder, often "".
+        others: the folders of its other modules, as far as these have files.
+        name: what it is called on the Hub; None for a folder of this machine.
+    """
+
+    folder: Path
+    path: str
+    others: tuple[str, ...]
+    name: str | None
+
+    @property
+    def transformer(self) -> Path:
+        return self.folder / self.path
+
+    def head(self, config: PretrainedConfig) -> type[PreTrainedModel] | None:
+        """The stock class that sentence-transformers loads for embeddings, whatever class the config names; None for
+        another task.
+
+        Raises:
+            ValueError: that is an encoder without its decoder, which it loads as a stock class in any case.
+        """
+        settings = [json.loads(file.read_text("utf-8")) for file in self.transformer.glob(OF_THE_TRANSFORMER)]
+        if any(setting.get("transformer_task", EMBEDDING) != EMBEDDING for setting in settings):
+            return None
+        heads = stock_heads(config.model_type)
+        name = heads.get("AutoModel")
+        if name is None or config.is_encoder_decoder or ALSO_WRITE & heads.keys():
+            raise ValueError(
+                f"sentence-transformers loads {config.model_type} models with classes of its own choice, so a signed "
+                f"one would be computed with softmax; convert a folder without {MODULES}."
+            )
+        return getattr(transformers, name)
+
+    def fetch_weights(self) -> None:
+        """Download what is not there yet: weights as safetensors, or else pickled."""
+        if self.name is None:
+            return
+        _download(self.name, ["*.safetensors", *(f"{other}/*" for other in self.others)])
+        if not any(self.transformer.glob("*.safetensors")):
+            _download(self.name, ["*.bin", "*.bin.index.json"])
+
+    def copy_others(self, target: Path) -> None:
+        """Copy everything but the transformer and what tells about the folder."""
+        for name in filter(lambda name: (self.folder / name).is_dir(), self.others):
+            shutil.copytree(self.folder / name, target / name, dirs_exist_ok=True)
+        settings = self.transformer.glob(OF_THE_TRANSFORMER)
+        for file in (*(self.folder / name for name in OF_THE_WHOLE), *settings):
+            if file.is_file():
+                shutil.copyfile(file, target / file.relative_to(self.folder))
+        if self.path:  # transformers looks for model code at the top
+            for file in (target / self.path).glob("*.py"):
+                shutil.copyfile(file, target / file.name)
+
+
+def sentence_folder(source: str | Path) -> SentenceFolder | None:
+    """The folder of sentence-transformers, fetched without weights if it is a name on the Hub; None for others.
+
+    Raises:
+        ValueError: none of its modules is a transformer.
+    """
+    name = None if Path(source).is_dir() else str(source)
+    listed = Path(source, MODULES) if name is None else Path(_on_the_hub(name) or "")
+    if not listed.is_file():
+        return None
+    kinds = {module["path"]: module["type"].rpartition(".")[2] for module in json.loads(listed.read_text("utf-8"))}
+    if outside := [path for path in kinds if Path(path).is_absolute() or ".." in Path(path).parts]:
+        raise ValueError(
+            f"{source} has modules outside its folder ({', '.join(outside)}); such a model is not converted."
+        )
+    path = next((path for path, kind in kinds.items() if kind == "Transformer"), None)
+    if path is None:
+        raise ValueError(
+            f"{source} is a model of sentence-transformers without a Transformer module, so it has no attention to "
+            f"sign; its modules are {', '.join(kinds.values())}."
+        )
+    folder = listed.parent if name is None else _download(name, WITHOUT_WEIGHTS)
+    return SentenceFolder(folder, path, tuple(other for other in kinds if other not in ("", path)), name)
+
+
+def _on_the_hub(name: str) -> str | None:
+    """The file on this machine, if the Hub has it; errors are reported when the config is read."""
+    try:
+        return cached_file(name, MODULES, _raise_exceptions_for_missing_entries=False)
+    except (OSError, ValueError):
+        return None
+
+
+def _download(name: str, patterns: list[str]) -> Path:
+    """The folder of a name on the Hub, with the files that match a pattern."""
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except Exception as error:  # the client's own, and those of whatever it speaks HTTP with
+        raise OSError(f"{name} could not be fetched from the Hub ({error}); give the command again.") from error

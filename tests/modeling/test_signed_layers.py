@@ -1,0 +1,257 @@
+"""The attention function of signed layers, and the view of the config through which a layer finds it."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from hf_bidir import BidirLlamaConfig, signed
+from hf_bidir.modeling.signed_layers import (
+    SignedConfig,
+    attention_layers,
+    edited_coefficients,
+    kept_keys,
+    observed_layers,
+    signed_attention,
+    signed_layers,
+)
+from tests.tiny_models import inputs_of, stock_model
+
+BATCH, HEADS, LENGTH, SIZE = 2, 4, 5, 8
+
+
+def layer(mass=1.0, backend="sdpa", **fields):
+    """A signed layer that has nothing but its config."""
+    config = BidirLlamaConfig(attn_negative_mass=mass, **fields)
+    config._attn_implementation = backend
+    module = nn.Module().eval()
+    module.config, module.is_causal = SignedConfig(config, config), False
+    module.signed_index, module.signed_count = 0, 1
+    return module
+
+
+def tensors(key_heads=HEADS):
+    generator = torch.Generator().manual_seed(0)
+    sizes = (HEADS, key_heads, key_heads)
+    return [torch.randn(BATCH, heads, LENGTH, SIZE, generator=generator) for heads in sizes]
+
+
+def scores_of(query, key):
+    return query @ key.mT / math.sqrt(SIZE)
+
+
+def attended(coefficients, value):
+    return (coefficients @ value).transpose(1, 2)
+
+
+def tanhmax_of(scores, extra=0.0):
+    return scores.sinh() / (scores.cosh().sum(-1, keepdim=True) + extra)
+
+
+BIAS = torch.randn(1, HEADS, LENGTH, LENGTH, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+@pytest.mark.parametrize("argument", ["attention_mask", "position_bias"])
+def test_a_bias_is_added_to_the_scores(argument, backend):
+    query, key, value = tensors()
+    for mass, activation in ((0.0, lambda s: s.softmax(-1)), (1.0, tanhmax_of)):
+        context, _ = signed_attention(layer(mass, backend), query, key, value, **{argument: BIAS})
+        torch.testing.assert_close(context, attended(activation(scores_of(query, key) + BIAS), value))
+
+
+def test_mask_and_bias_in_one_tensor_are_told_apart():
+    query, key, value = tensors()
+    mask = BIAS.clone()
+    mask[..., 3:] = torch.finfo(torch.float32).min
+    context, coefficients = signed_attention(layer(), query, key, value, mask)
+    expected = tanhmax_of((scores_of(query, key) + BIAS)[..., :3])
+    torch.testing.assert_close(coefficients[..., :3], expected)
+    assert (coefficients[..., 3:] == 0).all()
+    torch.testing.assert_close(context, attended(expected, value[:, :, :3]))
+
+
+def test_swin_masks_with_less_than_others_and_in_one_tensor_with_its_bias():
+    query, key, value = tensors()
+    masked = BIAS.clone()
+    masked[..., 3:] -= 100
+    for argument in ("attention_mask", "position_bias"):
+        _, coefficients = signed_attention(layer(), query, key, value, **{argument: masked})
+        assert (coefficients[..., 3:] == 0).all()
+        torch.testing.assert_close(coefficients[..., :3], tanhmax_of((scores_of(query, key) + BIAS)[..., :3]))
+
+
+def test_a_boolean_mask_and_a_bias_both_count():
+    query, key, value = tensors()
+    keep = torch.arange(LENGTH) < 3
+    _, coefficients = signed_attention(layer(), query, key, value, keep[None, None, None], position_bias=BIAS)
+    torch.testing.assert_close(coefficients[..., :3], tanhmax_of((scores_of(query, key) + BIAS)[..., :3]))
+    assert (coefficients[..., 3:] == 0).all()
+
+
+def test_no_mask_beside_a_bias_is_causal_as_well():
+    query, key, value = tensors()
+    _, coefficients = signed_attention(layer(), query, key, value, position_bias=BIAS, is_causal=True)
+    assert coefficients.tril().equal(coefficients)
+    torch.testing.assert_close(coefficients[:, :, 0, 0], (scores_of(query, key) + BIAS)[:, :, 0, 0].tanh())
+
+
+def test_a_soft_cap_bounds_the_scores_before_a_bias_is_added():
+    query, key, value = tensors()
+    context, _ = signed_attention(layer(), 9 * query, key, value, BIAS, softcap=2.0)
+    scores = 2 * (scores_of(9 * query, key) / 2).tanh() + BIAS
+    torch.testing.assert_close(context, attended(tanhmax_of(scores), value))
+
+
+@pytest.mark.parametrize("mass", [0.0, 1.0])
+def test_a_sink_takes_part_in_the_normaliser_alone(mass):
+    query, key, value = tensors()
+    sinks = torch.tensor([-1.0, 0.0, 1.0, 3.0])
+    context, coefficients = signed_attention(layer(mass), query, key, value, s_aux=sinks)
+    scores, sink = scores_of(query, key), sinks.view(1, -1, 1, 1)
+    if mass:
+        expected = tanhmax_of(scores, extra=sink.cosh())
+    else:
+        expected = scores.exp() / (scores.exp().sum(-1, keepdim=True) + sink.exp())
+    assert coefficients.shape == (BATCH, HEADS, LENGTH, LENGTH)
+    torch.testing.assert_close(context, attended(expected, value))
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_each_key_head_serves_its_group_of_query_heads(backend):
+    query, key, value = tensors(key_heads=2)
+    context, _ = signed_attention(layer(backend=backend), query, key, value)
+    for head in range(HEADS):
+        own = tanhmax_of(scores_of(query[:, head], key[:, head // 2])) @ value[:, head // 2]
+        torch.testing.assert_close(context[:, :, head], own)
+
+
+def test_a_single_query_batch_is_used_for_every_example():
+    query, key, value = tensors()
+    context, _ = signed_attention(layer(), query[:1], key, value)
+    torch.testing.assert_close(context, attended(tanhmax_of(scores_of(query[:1], key)), value))
+
+
+@pytest.mark.parametrize(
+    ("backend", "argument", "queries", "causal"),
+    [
+        ("sdpa", True, LENGTH, True),
+        ("sdpa", False, LENGTH, False),
+        ("sdpa", None, LENGTH, False),  # what the layer says
+        ("sdpa", True, 1, False),  # one query over a cache sees everything
+        ("eager", True, LENGTH, False),  # eager models always have a mask where one is needed
+    ],
+)
+def test_no_mask_means_a_causal_one_where_transformers_says_so(backend, argument, queries, causal):
+    query, key, value = tensors()
+    query = query[:, :, :queries]
+    context, _ = signed_attention(layer(backend=backend), query, key, value, is_causal=argument)
+    scores = scores_of(query, key)
+    if causal:
+        expected = [tanhmax_of(scores[:, :, i : i + 1, : i + 1]) @ value[:, :, : i + 1] for i in range(queries)]
+        expected = torch.cat(expected, 2).transpose(1, 2)
+    else:
+        expected = attended(tanhmax_of(scores), value)
+    torch.testing.assert_close(context, expected)
+
+
+def test_dropout_is_applied_in_training_alone():
+    query, key, value = tensors()
+    module = layer()
+    still = [signed_attention(module, query, key, value, dropout=0.5)[0] for _ in range(2)]
+    torch.testing.assert_close(*still)
+    moving = [signed_attention(module.train(), query, key, value, dropout=0.5)[0] for _ in range(2)]
+    assert not torch.allclose(*moving)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"cu_seq_lens_q": torch.zeros(1)},
+            "hands cu_seq_lens_q to its attention function, which signed attention does",
+        ),
+        ({"cache": object()}, "hands cache to its attention function"),
+        ({"attention_mask": torch.ones(BATCH, 1, LENGTH, LENGTH + 1, dtype=torch.bool)}, r"got \(2, 1, 5, 6\)"),
+        ({"attention_mask": torch.ones(BATCH, LENGTH, dtype=torch.bool)}, r"keep must broadcast to .* got \(2, 5\)"),
+    ],
+)
+def test_what_nothing_computes_is_refused_by_name(change, message):
+    with pytest.raises(ValueError, match=message):
+        signed_attention(layer(), *tensors(), **change)
+
+
+def test_arguments_that_change_nothing_are_ignored_and_none_is_no_argument():
+    query, key, value = tensors()
+    context, _ = signed_attention(layer(), query, key, value, use_cache=True, sliding_window=3, cache=None)
+    torch.testing.assert_close(context, signed_attention(layer(), query, key, value)[0])
+
+
+def test_key_heads_that_do_not_divide_the_query_heads_are_refused():
+    query, key, value = tensors(key_heads=3)
+    with pytest.raises(ValueError, match="3 key heads do not divide 4 query heads"):
+        signed_attention(layer(), query, key, value)
+
+
+def test_the_fused_backend_refuses_what_its_kernel_does_not_compute():
+    with pytest.raises(ValueError, match=r'"fused" has no bias, softcap, which Module uses; choose "sdpa"'):
+        signed_attention(layer(backend="fused"), *tensors(), position_bias=BIAS, softcap=30.0)
+
+
+def test_a_window_over_a_cache_is_refused():
+    query, key, value = tensors()
+    module = layer(attn_scope="window", attn_window=2)
+    with pytest.raises(ValueError, match=r"got 1 queries for 5 keys\. Pass use_cache=False"):
+        signed_attention(module, query[:, :, :1], key, value)
+
+
+def test_the_view_reads_and_writes_the_stock_config_and_survives_copies():
+    model = signed(stock_model("llama"), 0.5)
+    view = signed_layers(model)[0].config
+    assert view.hidden_size == model.config.hidden_size
+    view.hidden_act = "relu"
+    assert model.config.hidden_act == "relu"
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        copied.config.attn_negative_mass = 0.25
+        (view, *_) = (part.config for part in signed_layers(copied))
+        assert view.bidir is copied.config
+        assert view.stock is copied.config
+        assert view._attn_implementation.endswith(":sdpa")
+    assert model.config.attn_negative_mass == 0.5
+
+
+def test_layers_are_found_by_what_their_code_asks_for():
+    names = {
+        type(part).__name__ for family in ("bert", "gpt2", "bart") for part in attention_layers(stock_model(family))
+    }
+    assert names == {"BertSelfAttention", "GPT2Attention", "BartAttention"}
+
+
+def test_edits_nest_from_the_outside_in_and_end_with_their_context():
+    model, inputs = signed(stock_model("bert")), inputs_of("bert")
+    before, seen = model(**inputs).logits, []
+    with edited_coefficients(model, lambda a: a * 0), edited_coefficients(model, lambda a: seen.append(a) or a):
+        model(**inputs)
+    assert len(seen) == 2
+    assert all((coefficients == 0).all() for coefficients in seen)
+    torch.testing.assert_close(model(**inputs).logits, before)
+
+
+def test_a_key_that_is_left_out_is_as_if_it_were_padding():
+    model, inputs = signed(stock_model("bert")), inputs_of("bert")
+    inputs = {name: tensor[:1] for name, tensor in inputs.items()}
+    keep = torch.arange(9) != 4
+    with kept_keys(model, keep[None, None, None]):
+        left_out = model(**inputs).logits
+    masked = model(input_ids=inputs["input_ids"], attention_mask=keep.long()[None]).logits
+    torch.testing.assert_close(left_out, masked)
+
+
+def test_an_observer_sees_key_heads_values_and_contexts_of_every_layer():
+    model, seen = signed(stock_model("llama")), []
+    with observed_layers(model, lambda *parts: seen.append([tuple(part.shape) for part in parts[1:]])):
+        model(**inputs_of("llama"))
+    assert seen == [[(3, 2, 9, 8), (3, 2, 9, 8), (3, 9, 4, 8)]] * 2

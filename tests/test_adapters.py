@@ -1,0 +1,126 @@
+"""LoRA adapters of `peft` on signed models: train, save, load onto a fresh model, merge, leave without the package."""
+
+import peft
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Trainer, TrainingArguments
+
+import hf_bidir
+from hf_bidir.hub.isolated import isolated_forward
+from hf_bidir.modeling.signed_layers import signed_layers
+from tests.tiny_models import inputs_of, logits_of, stock_model
+
+KINDS = {
+    "roberta": (AutoModelForSequenceClassification, "SEQ_CLS", ["query", "value"]),
+    "llama": (AutoModelForCausalLM, "CAUSAL_LM", ["q_proj", "k_proj", "v_proj", "o_proj"]),
+}
+every_kind = pytest.mark.parametrize("family", KINDS)
+
+
+@pytest.fixture
+def base(family, tmp_path):
+    """The folder of a signed model."""
+    hf_bidir.signed(stock_model(family), [0.3, 1.0]).save_pretrained(tmp_path / "base")
+    return tmp_path / "base"
+
+
+def loaded(family, base):
+    return KINDS[family][0].from_pretrained(base)
+
+
+def lora(family, **options):
+    _, task, layers = KINDS[family]
+    return peft.LoraConfig(task_type=task, target_modules=layers, r=4, **options)
+
+
+def adapted(family, base):
+    """A freshly loaded signed model with an adapter that has been trained for a few steps."""
+    torch.manual_seed(1)
+    model = peft.get_peft_model(loaded(family, base), lora(family, init_lora_weights=False))
+    train(family, model)
+    return model.eval()
+
+
+def train(family, model):
+    inputs = inputs_of(family)
+    tokens = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
+    labels = torch.tensor([0, 1, 0]) if family == "roberta" else tokens
+    optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=1e-2)
+    losses = []
+    for _ in range(8):
+        optimizer.zero_grad()
+        losses.append(model(**inputs, labels=labels).loss)
+        losses[-1].backward()
+        optimizer.step()
+    return losses
+
+
+@every_kind
+def test_training_lowers_the_loss(family, base):
+    model = peft.get_peft_model(loaded(family, base), lora(family))
+    losses = train(family, model)
+    assert losses[-1] < losses[0]
+
+
+@every_kind
+def test_an_adapted_model_is_signed_and_without_its_adapter_equals_its_base(family, base):
+    model, inputs = adapted(family, base), inputs_of(family)
+    assert len(signed_layers(model)) == 2
+    with torch.no_grad(), model.disable_adapter():
+        torch.testing.assert_close(logits_of(model, inputs), logits_of(loaded(family, base), inputs))
+    assert (logits_of(model, inputs) - logits_of(loaded(family, base), inputs)).abs().max() > 1e-2
+
+
+@every_kind
+def test_a_saved_adapter_loads_onto_a_fresh_signed_model(family, base, tmp_path):
+    model, inputs = adapted(family, base), inputs_of(family)
+    model.save_pretrained(tmp_path / "adapter")
+    again = peft.PeftModel.from_pretrained(loaded(family, base), tmp_path / "adapter").eval()
+    torch.testing.assert_close(logits_of(again, inputs), logits_of(model, inputs), rtol=0, atol=0)
+
+
+@every_kind
+def test_an_adapter_finds_the_signed_model_that_it_was_trained_on(family, base, tmp_path):
+    model, inputs = adapted(family, base), inputs_of(family)
+    model.save_pretrained(tmp_path / "adapter")
+    auto = {"roberta": peft.AutoPeftModelForSequenceClassification, "llama": peft.AutoPeftModelForCausalLM}[family]
+    again = auto.from_pretrained(tmp_path / "adapter").eval()
+    assert [layer.signed_index for layer in signed_layers(again)] == [0, 1]
+    torch.testing.assert_close(logits_of(again, inputs), logits_of(model, inputs), rtol=0, atol=0)
+
+
+@every_kind
+def test_a_merged_model_equals_the_adapted_one_here_and_elsewhere(family, base, tmp_path):
+    model, inputs = adapted(family, base), inputs_of(family)
+    expected = model(**inputs).logits
+    merged = model.merge_and_unload()
+    assert type(merged) is type(loaded(family, base))
+    torch.testing.assert_close(merged(**inputs).logits, expected, rtol=0, atol=1e-4)
+    merged.save_pretrained(tmp_path / "merged")
+    elsewhere = isolated_forward(tmp_path / "merged", KINDS[family][0].__name__, inputs)["logits"]
+    torch.testing.assert_close(elsewhere, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["roberta"])
+def test_the_trainer_trains_and_saves_an_adapter_alone(family, base, tmp_path):
+    model = peft.get_peft_model(loaded(family, base), lora(family))
+    inputs = inputs_of(family)
+    rows = [
+        {"input_ids": ids, "attention_mask": keep, "labels": label % 2}
+        for label, (ids, keep) in enumerate(zip(inputs["input_ids"], inputs["attention_mask"], strict=True))
+    ]
+    options = TrainingArguments(tmp_path / "run", max_steps=3, report_to="none", disable_tqdm=True, use_cpu=True)
+    trainer = Trainer(model, options, train_dataset=rows)
+    trainer.train()
+    trainer.save_model(tmp_path / "adapter")
+    assert not (tmp_path / "adapter" / "model.safetensors").exists()
+    again = peft.PeftModel.from_pretrained(loaded(family, base), tmp_path / "adapter").eval()
+    torch.testing.assert_close(logits_of(again, inputs), logits_of(model.eval(), inputs), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("family", ["llama"])
+def test_an_adapted_causal_model_generates_the_same_with_and_without_a_cache(family, base):
+    model = adapted(family, base)
+    ids = inputs_of(family)["input_ids"][:1]
+    greedy = {"max_new_tokens": 6, "do_sample": False}
+    assert torch.equal(model.generate(ids, **greedy), model.generate(ids, **greedy, use_cache=False))
