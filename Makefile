@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo checkpoints space test lint clean
+.PHONY: help install demo checkpoints space test peer lint clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ space: install  ## the Space on this machine alone: explanations in the browser,
 # Files side by side, as many as there are cores, but no more than memory is sure to hold.
 test: install  ## run the tests
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+peer: install  ## run transformers' own tests of models on stock and signed classes (10 minutes)
+	$(BIN)/python benchmarks/peer.py
 
 lint: install  ## check style and formatting
 	$(BIN)/ruff check .

@@ -19,13 +19,13 @@ from measure import write_table
 from hf_bidir.demo import SETTINGS
 from hf_bidir.explain import align, alignment_grid, load_checkpoint, read_text, text_heatmap
 from hf_bidir.explain.running import record_coefficients
-from hf_bidir.finetune.bert import finetune_bert
 from hf_bidir.finetune.files import replacing
 from hf_bidir.finetune.folder import RESULTS, read_record
 from hf_bidir.finetune.recurrent import finetune_recurrent
 from hf_bidir.finetune.seq2seq import finetune_seq2seq
 from hf_bidir.finetune.synthetic import SETS, write_splits
 from hf_bidir.finetune.synthetic_pairs import PAIRS
+from hf_bidir.finetune.texts import finetune_transformer
 from hf_bidir.hub.model_card import seed_spread
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -108,7 +108,7 @@ def train(name: str, activation: str, seed: int, runs: Path) -> None:
         return
     words = [*files_of("small", runs), f"--attn_activation={activation}", *where]
     if name == "window":
-        finetune_bert([*words, *WINDOW])
+        finetune_transformer([*words, *WINDOW])
     else:
         finetune_recurrent([*words, *shlex.split(CLASSIFIERS[name]), *(f"--{k}={v}" for k, v in SETTINGS.items())])
 

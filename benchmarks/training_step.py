@@ -1,80 +1,81 @@
 """What does signed attention cost in a whole training step? TanhMax over the stock softmax model, interleaved.
 
-A step is zero_grad, forward with loss, backward and AdamW, on random data: BERT-base (batch 8, length 128) and
-ViT-base (batch 8, 197 tokens), each against the stock transformers model on its default backend (sdpa).
+A step is zero_grad, forward with loss, backward and AdamW, on random data: BERT-base (batch 8, length 128), ViT-base
+(batch 8, 197 tokens), and small shapes (6 layers of width 384) of RoBERTa, ModernBERT and DINOv2, each against the
+stock model of transformers on its default backend (sdpa).
 
     python benchmarks/training_step.py
 """
 
 import argparse
+import copy
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import torch
+import transformers
 from measure import interleaved_medians, write_table
-from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTForImageClassification
+from transformers import PreTrainedModel
 
-from hf_bidir import (
-    BidirBertConfig,
-    BidirBertForSequenceClassification,
-    BidirViTConfig,
-    BidirViTForImageClassification,
-)
+from hf_bidir import signed
+
+SMALL = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "intermediate_size": 1536}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--length", type=int, default=128, help="tokens of BERT")
-    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--length", type=int, default=128, help="tokens of text models")
+    parser.add_argument("--layers", type=int, default=12, help="of the base shapes")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "training_step.md")
     options = parser.parse_args()
     rows = []
-    for name, models, batch in (*bert_cases(options), vit_case(options)):
-        batch = {field: tensor.to(options.device) for field, tensor in batch.items()}
-        models = {label: model.to(options.device) for label, model in models.items()}
-        steps = {label: partial(training_step, model, optimizer(model), batch) for label, model in models.items()}
+    for name, stock in cases(options):
+        batch = {field: tensor.to(options.device) for field, tensor in batch_of(stock, options).items()}
+        models = {"stock softmax": stock, "TanhMax": signed(copy.deepcopy(stock))}
+        steps = {label: training_step_of(model.train().to(options.device), batch) for label, model in models.items()}
         medians = interleaved_medians(steps, options.repeats, warm_up=2)
-        stock, signed = medians["stock softmax"], medians["TanhMax"]
-        rows.append([name, f"{signed / stock:.3f}", f"{stock:.2f}", f"{signed:.2f}"])
+        softmax, tanhmax = medians["stock softmax"], medians["TanhMax"]
+        rows.append([name, f"{tanhmax / softmax:.3f}", f"{softmax:.2f}", f"{tanhmax:.2f}"])
         print(rows[-1], flush=True)
     notes = (
-        f"Batch {options.batch}, {options.layers} layers, fp32, medians of {options.repeats} interleaved steps "
-        "(zero_grad, forward, backward, AdamW). The ratio is TanhMax over the stock softmax model on sdpa."
+        f"Batch {options.batch}, base shapes with {options.layers} layers, fp32, medians of {options.repeats} "
+        "interleaved steps (zero_grad, forward, backward, AdamW). The ratio is over the stock model on sdpa."
     )
     header = ["model", "ratio", "stock softmax, s", "TanhMax, s"]
     write_table(options.output, "A whole training step", notes, header, rows, options.device)
 
 
-def bert_cases(options):
-    """BERT-base with its default dropout of 0.1 on the coefficients, and without (where torch has a fused kernel)."""
-    batch = {
-        "input_ids": torch.randint(1, 30522, (options.batch, options.length)),
-        "attention_mask": torch.ones(options.batch, options.length, dtype=torch.long),
-        "labels": torch.randint(2, (options.batch,)),
-    }
+def cases(options) -> Iterator[tuple[str, PreTrainedModel]]:
+    """Stock models; BERT with its default dropout of coefficients, and without (where torch has a fused kernel)."""
+    base = {"num_hidden_layers": options.layers}
     for dropout in (0.1, 0.0):
-        config = {"num_hidden_layers": options.layers, "attention_probs_dropout_prob": dropout}
-        models = {
-            "stock softmax": BertForSequenceClassification(BertConfig(**config)).train(),
-            "TanhMax": BidirBertForSequenceClassification(BidirBertConfig(**config)).train(),
-        }
-        yield f"BERT-base, length {options.length}, attention dropout {dropout}", models, batch
+        config = transformers.BertConfig(**base, attention_probs_dropout_prob=dropout)
+        name = f"BERT-base, length {options.length}, attention dropout {dropout}"
+        yield name, transformers.BertForSequenceClassification(config)
+    yield "ViT-base, 197 tokens", transformers.ViTForImageClassification(transformers.ViTConfig(**base))
+    for family in ("Roberta", "ModernBert"):
+        config = getattr(transformers, f"{family}Config")(**SMALL)
+        model = getattr(transformers, f"{family}ForSequenceClassification")(config)
+        yield f"{family} small, length {options.length}", model
+    dino = {name: value for name, value in SMALL.items() if name != "intermediate_size"} | {"image_size": 224}
+    yield "DINOv2 small, 257 tokens", transformers.Dinov2ForImageClassification(transformers.Dinov2Config(**dino))
 
 
-def vit_case(options):
-    batch = {"pixel_values": torch.randn(options.batch, 3, 224, 224), "labels": torch.randint(2, (options.batch,))}
-    models = {
-        "stock softmax": ViTForImageClassification(ViTConfig(num_hidden_layers=options.layers)).train(),
-        "TanhMax": BidirViTForImageClassification(BidirViTConfig(num_hidden_layers=options.layers)).train(),
-    }
-    return "ViT-base, 197 tokens", models, batch
+def batch_of(model: PreTrainedModel, options) -> dict[str, torch.Tensor]:
+    labels = {"labels": torch.randint(2, (options.batch,))}
+    if model.main_input_name == "pixel_values":
+        return {"pixel_values": torch.randn(options.batch, 3, 224, 224), **labels}
+    shape = (options.batch, options.length)
+    tokens = {"input_ids": torch.randint(3, 30000, shape), "attention_mask": torch.ones(shape, dtype=torch.long)}
+    return tokens | labels
 
 
-def optimizer(model) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=1e-5)
+def training_step_of(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> partial:
+    return partial(training_step, model, torch.optim.AdamW(model.parameters(), lr=1e-5), batch)
 
 
 def training_step(model, optimizer, batch) -> None:

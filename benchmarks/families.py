@@ -1,0 +1,272 @@
+"""Which model types of transformers can be signed, and does each do then what signed attention promises?
+
+Every model type of the installed transformers is built tiny and random (`families_build.py`), signed, and checked
+beside its stock model (`families_checks.py`): λ = 0 equals stock on sdpa and eager; λ = 1 moves the outputs and leaves
+no softmax attention; the backends agree; a padded batch equals its rows alone; earlier outputs of a causal model stay
+when later tokens change; generation is equal with and without cache; what is saved loads as the same model, for a
+sample of 12 in an isolated process that has only the folder; the signed class loads stock weights. Writes a table, and
+the summary that `hf-bidir families` reads.
+
+    python benchmarks/families.py                    every type, about half an hour on 2 cores
+    python benchmarks/families.py --resume           go on where an interrupted sweep stopped
+    python benchmarks/families.py --only bert llama  these alone, printed and not written
+
+Each type runs in a process of its own. A type that takes longer than --limit seconds or more than --memory GiB is
+reported as such.
+"""
+
+import argparse
+import copy
+import inspect
+import json
+import multiprocessing
+import os
+import re
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import transformers
+from families_build import SHRINKS, built, generative_class, model_class, tiny_config
+from families_checks import Pair, Verdict, all_checks, generates_with_cache, guarded, one_line, reloads_isolated, run
+from families_inputs import example
+from families_table import write_results
+from tqdm import tqdm
+from transformers import CONFIG_MAPPING, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+from hf_bidir import signed
+from hf_bidir.modeling.configuration_bidir import stock_heads
+from hf_bidir.modeling.signed_layers import attention_layers, attention_outside
+
+RECORDS = Path("runs/families.jsonl")
+ISOLATED = ("bert", "roberta", "modernbert", "esm", "vit", "dinov2", "clip", "gpt2", "llama", "bart", "t5", "wav2vec2")
+Record = dict[str, Any]
+
+
+def main() -> None:
+    options = arguments()
+    types = options.only or list(CONFIG_MAPPING_NAMES)
+    if unknown := sorted(set(types) - set(CONFIG_MAPPING_NAMES)):
+        raise SystemExit(f"error: transformers {transformers.__version__} has no model type {', '.join(unknown)}")
+    records = {} if options.only or not options.resume else _read(options.records)
+    if not options.only and not options.resume:
+        options.records.unlink(missing_ok=True)
+    start, waiting = time.perf_counter(), [name for name in types if name not in records]
+    options.records.parent.mkdir(parents=True, exist_ok=True)
+    for record in tqdm(_swept(waiting, options), total=len(waiting), unit="type"):
+        records[record["type"]] = record
+        if options.only:
+            tqdm.write(json.dumps(record, indent=1, ensure_ascii=False))
+        else:
+            with options.records.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    minutes = (time.perf_counter() - start) / 60
+    print(f"{len(waiting)} types in {minutes:.1f} minutes with {options.jobs} processes")
+    print(Counter(record["status"] for record in records.values()))
+    if not options.only:
+        write_results([records[name] for name in types], minutes if len(waiting) == len(types) else None)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="model types; their records are printed, not written")
+    parser.add_argument("--resume", action="store_true", help="keep what the file of records holds")
+    parser.add_argument("--jobs", type=int, default=2, help="processes of one thread each")
+    parser.add_argument("--limit", type=float, default=60, help="seconds for one type")
+    parser.add_argument("--memory", type=float, default=6, help="GiB for one type")
+    parser.add_argument("--records", type=Path, default=RECORDS, help="where the record of every type is kept")
+    return parser.parse_args()
+
+
+def _read(path: Path) -> dict[str, Record]:
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return {record["type"]: record for record in map(json.loads, lines)}
+
+
+def _swept(types: list[str], options: argparse.Namespace) -> Iterator[Record]:
+    """The records of model types, as they are finished."""
+    tqdm.monitor_interval = 0  # no thread of its own, because of the forks
+    torch.set_num_threads(1)
+    fork, waiting, running = multiprocessing.get_context("fork"), types[::-1], {}
+    while waiting or running:
+        while waiting and len(running) < options.jobs:
+            name = waiting.pop()
+            receiver, sender = fork.Pipe(duplex=False)
+            process = fork.Process(target=_in_process, args=(name, sender), daemon=False)
+            process.start()
+            sender.close()
+            running[name] = process, receiver, time.perf_counter()
+        for name, (process, receiver, started) in list(running.items()):
+            record = _finished(name, process, receiver, time.perf_counter() - started, options)
+            if record is not None:
+                del running[name]
+                yield record
+        time.sleep(0.02)
+
+
+def _finished(name: str, process: Any, receiver: Any, seconds: float, options: argparse.Namespace) -> Record | None:
+    """The record of a process that has ended or has to end, else None."""
+    if receiver.poll():
+        try:
+            record = receiver.recv()
+        except EOFError:
+            record = _not_built(name, "its process ended without a word")
+        process.join()
+        return record | {"seconds": round(seconds, 1)}
+    too_much = f"takes longer than {options.limit:g} s" if seconds > options.limit else None
+    try:
+        if psutil.Process(process.pid).memory_info().rss > options.memory * 2**30:
+            too_much = f"takes more than {options.memory:g} GiB"
+    except psutil.NoSuchProcess:
+        pass
+    if too_much is None:
+        return None
+    process.kill()
+    process.join()
+    return _not_built(name, too_much) | {"seconds": round(seconds, 1)}
+
+
+def _in_process(name: str, sender: Any) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        sender.send(recorded(name))
+    except BaseException as error:
+        sender.send(_not_built(name, told(error)) | {"trace": traceback.format_exc()[-2000:]})
+
+
+def _outcome(name: str, status: str, reason: str = "", **more: Any) -> Record:
+    return {"type": name, "status": status, "reason": reason, **more}
+
+
+def _not_built(name: str, reason: str) -> Record:
+    """`layers` is 0 where the code of the model says that there are none."""
+    found = model_class(name)
+    layers = {} if "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(inspect.getmodule(found)) else {"layers": 0}
+    return _outcome(name, "not built", reason, model=found.__name__, kind=kind(name, found, None), **layers)
+
+
+def recorded(name: str) -> Record:
+    """What the sweep finds out about one model type.
+
+    `status` is "passed", "failed", "refused" (by `signed`), "part" (no model class of its own) or "not built".
+    """
+    found = model_class(name)
+    if found is None:
+        return _outcome(name, "part", "a part of another model, without a class that transformers exports")
+    stock, inputs, problem = _runnable(name, found)
+    if stock is None:
+        return _not_built(name, problem)
+    record = {
+        "model": found.__name__,
+        "kind": kind(name, found, stock),
+        "layers": len(attention_layers(stock)),
+        "outside": attention_outside(stock),
+    }
+    refusal = _refusal(stock)
+    if inputs is None and not refusal:
+        return _outcome(name, "not built", problem, **record)
+    if inputs is None or (refusal and _refusal(stock, partial=True)):
+        return _outcome(name, "refused", refusal, **record)
+    pair = Pair(stock, inputs, partial=bool(refusal))
+    if record["kind"] in ("encoder", "decoder"):
+        record["kind"] = "decoder" if pair.causal else "encoder"
+    checks = all_checks(pair) | extra_checks(name, pair)
+    passed = not any(verdict.verdict == "fail" for verdict in checks.values())
+    return _outcome(name, "refused" if refusal else "passed" if passed else "failed", refusal, **record, checks=checks)
+
+
+def _refusal(stock: PreTrainedModel, partial: bool = False) -> str:
+    """What `signed` says to a model that it does not take, else nothing."""
+    try:
+        signed(copy.deepcopy(stock), partial=partial)
+    except ValueError as error:
+        return str(error).removesuffix(" `hf-bidir families` lists the model types that can be signed.")
+    return ""
+
+
+def _runnable(name: str, found: type[PreTrainedModel]) -> tuple[PreTrainedModel | None, dict | None, str]:
+    """A tiny model and inputs that it runs on, without them where it has no layer to sign; else what went wrong."""
+    problem, model = "", None
+    for shrink in SHRINKS:
+        try:
+            model = built(found, tiny_config(CONFIG_MAPPING[name], shrink))
+            if not attention_layers(model):
+                return model, None, ""
+            inputs = example(model)
+            outputs = run(model, inputs)
+            if not outputs or not all(x.isfinite().any() for x in outputs.values()):
+                raise ValueError("the outputs of the random model are not finite")
+            return model, inputs, ""
+        except Exception as error:
+            problem = problem or told(error)
+    return model, None, problem
+
+
+def told(error: Exception) -> str:
+    """Why a model was not built or did not run, in words."""
+    text = " ".join(str(error).split())
+    if package := re.search(r"requires the (\S+) library", text):
+        return f"needs the package {package[1]}"
+    if 'missing the required "forward"' in text:
+        return "has no forward pass of its own"
+    if needs := re.search(r" needs (.*), for which there is no example", text):
+        return f"the sweep has no such inputs: {needs[1]}"
+    return f"the sweep finds no small config and inputs that it runs on; the first attempt: {text[:160]}"
+
+
+def extra_checks(name: str, pair: Pair) -> dict[str, Verdict]:
+    """Generation, of the class that writes text; and for a sample the reload in an isolated process."""
+    checks = {"generation": Verdict("n/a", "does not generate"), "isolated": Verdict("n/a", "not in the sample")}
+    if (writer := generative_class(name)) is not None:
+        checks["generation"] = guarded(lambda pair: _generates(writer, pair), pair)
+    if name in ISOLATED:
+        checks["isolated"] = guarded(reloads_isolated, pair)
+    return checks
+
+
+def _generates(writer: type[PreTrainedModel], pair: Pair) -> Verdict:
+    try:
+        model = built(writer, tiny_config(type(pair.stock.config)))
+        inputs = example(model)
+    except Exception as error:
+        return Verdict("n/a", f"{writer.__name__} was not built: {one_line(error)}")
+    return generates_with_cache(Pair(model, inputs, pair.signed.config.attn_partial))
+
+
+def kind(name: str, found: type[PreTrainedModel], model: PreTrainedModel | None) -> str:
+    """encoder, decoder, encoder-decoder (of text), vision, audio, multimodal or other: by what `forward` takes."""
+    takes = " ".join(inspect.signature(found.forward).parameters)
+    reads = {
+        "text": "input_ids" in takes,
+        "vision": "pixel_values" in takes or "grid_thw" in takes or "flattened_patches" in takes,
+        "audio": any(word in takes for word in ("input_values", "input_features", "audio", "spectrogram")),
+    }
+    if sum(reads.values()) > 1 and not (reads["audio"] and not reads["vision"] and "decoder_input_ids" in takes):
+        return "multimodal"
+    if reads["audio"] or reads["vision"]:
+        return "audio" if reads["audio"] else "vision"
+    if not reads["text"]:
+        return "other"
+    if "decoder_input_ids" in takes:
+        return "encoder-decoder"
+    heads = stock_heads(name)
+    causal = any(getattr(layer, "is_causal", False) is True for layer in attention_layers(model)) if model else False
+    return (
+        "decoder" if causal or ("AutoModelForCausalLM" in heads and "AutoModelForMaskedLM" not in heads) else "encoder"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,367 @@
+"""A tiny random model of any model type of transformers: the class that stands for it, a small config, its weights.
+
+Sizes are found by the names of the config's fields, in the configs of its parts too. Every width becomes 64 and every
+layer has 4 heads of 16, so that whatever must divide something else does. Where that does not build or does not run,
+only depth, experts and vocabularies are made smaller (`shallow`).
+"""
+
+import importlib
+import inspect
+import math
+import re
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
+
+from hf_bidir.modeling.configuration_bidir import stock_heads
+
+WIDTH, HEADS, HEAD_DIM, VOCABULARY = 64, 4, 16, 160
+GENERATIVE = tuple(
+    f"AutoModelFor{task}"
+    for task in (
+        "CausalLM",
+        "Seq2SeqLM",
+        "ImageTextToText",
+        "MultimodalLM",
+        "SpeechSeq2Seq",
+        "Vision2Seq",
+        "TextToWaveform",
+    )
+)
+SHRINKS = ("tiny", "images")  # images: of the default size
+# by the whole name of a field, the first that fits: a size, or what makes one of the default
+SHALLOW = [
+    (r"(.*_)?(vocab_size|vocabulary_size)(_per_layer_input)?", lambda size: min(size, VOCABULARY)),
+    (
+        r"(num_hidden_|(num_)?(encoder|decoder|text|speech_encoder|t2u_(en|de)coder)_(num_)?(hidden_)?|num_|n_)?layers?",
+        2,
+    ),
+    (r"(.*_)?(num_layers|num_hidden_layers|depth|hidden_layers|decoder_layers|encoder_layers)", 2),
+    (r"(n_layer|[lxr]_layers|num_self_attends_per_block|num_blocks)", 2),
+    (r"(num_(local_|routed_)?experts|n_routed_experts|moe_num_experts|zero_expert_num|num_moe_experts)", 4),
+    (r"(num_experts_per_tok(en)?|moe_topk|moe_k|top_k_experts|num_selected_experts)", lambda size: min(size, 2)),
+    (r"(n_group|topk_group|num_expert_group)", 1),
+    (r"first_k_dense_replace", lambda size: min(size, 1)),
+    (r"max_source_positions", 64),
+    (r"num_queries", 12),
+    (r"(.*_)?(max_position_embeddings|n_positions|max_seq_len|n_ctx|context_length)", lambda size: min(size, 256)),
+]
+TINY = [
+    (r"(.*_)?(head_dim|d_kv|kv_channels|dim_head|d_head|attention_head_dim|rotary_dim)", HEAD_DIM),
+    (r"(.*_)?(intermediate_size|ffn_dim|d_ff|d_inner|mlp_dim|n_inner|ffn_hidden_size|dim_feedforward|feedforward_dim"
+     r"|dff|dim_ff|intermediate_dim)(_mlp)?", 2 * WIDTH),
+    (r"(.*_)?(num_attention_heads|attention_heads|num_heads|n_heads?|num_(self|cross)_attention_heads)", HEADS),
+    (r"(q_lora_rank|kv_lora_rank)", 32),
+    (r"(index_topk|sliding_window)", 16),
+    (r"mm_tokens_per_image", 4),
+    (r"num_kv_shared_layers", 0),
+    (r"hidden_size_per_layer_input", 8),
+    (r"(.*_)?(hidden_size|hidden_dim|d_model|embed_dim|n_embd|embedding_size|emb_dim|embedding_dim)", WIDTH),
+    (r"(dim|hidden_size_global|word_embed_proj_dim|bottleneck_size|d_embed|dim_model|output_channels)", WIDTH),
+    (r"(.*_)?(projection_dim|projection_size|proj_dim)", WIDTH),
+]  # fmt: skip
+UNSAID = {"head_dim": HEAD_DIM, "num_experts_per_tok": 2, "vocab_size": VOCABULARY, "prediction_length": 4}
+# what no rule knows, by model type, also where that is a part of another
+MAMBA = {"mamba_d_head": "auto", "mamba_n_heads": 4, "mamba_d_state": 16, "mamba_chunk_size": 16}
+FIXED: dict[str, dict[str, Any]] = {
+    "align": {"projection_dim": 640},
+    "blt": {"encoder_hash_byte_group_vocab": 64, "use_cache": False},
+    "mllama_vision_model": {"intermediate_layers_indices": [0, 1]},
+    "blip-2": {"image_token_index": 150},
+    "instructblip": {"image_token_index": 150},
+    "instructblipvideo": {"video_token_index": 150},
+    "voxtral": {"audio_token_id": 150},
+    "bamba": MAMBA | {"attn_layer_indices": [1]},
+    "cohere_compass_text": {
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}}
+    },
+    "dbrx": {"attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8.0}},
+    "deepseek_ocr2_text": {
+        "mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1
+    },
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32, "global_head_dim": 32},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "efficientloftr": {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 8},
+    "ernie4_5_vl_moe_text": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [3, 3, 2]}
+    },
+    "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
+    "falcon_h1": MAMBA | {"mamba_d_ssm": 64},
+    "depth_pro": {"patch_size": 70},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
+    "gemma4_assistant": {"hidden_size_per_layer_input": 0},
+    "granitemoehybrid": MAMBA,
+    "hrm_text": {"num_hidden_layers": 1, "num_layers_per_stack": None},
+    "hunyuan_vl_text": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2, 2]}},
+    "kyutai_speech_to_text": {"codebook_vocab_size": 160, "audio_pad_token_id": 150, "audio_bos_token_id": 151},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "llama4_vision_model": {
+        "projector_input_dim": 64, "projector_output_dim": 64, "vision_output_dim": 64, "intermediate_size": 256
+    },
+    "molmo2_adapter": {"vision_feature_layer": [1, 0], "text_hidden_size": 64},
+    "molmo2_vision": {"image_size": [56, 56], "num_position_embeddings": 16},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1, "state_size": 16},
+    "nemotron": {"head_dim": 16, "num_key_value_heads": 4},
+    "nemotron_h": {"n_groups": 1},
+    "pix2struct_text_model": {"initializer_range": 0.02},
+    "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 32},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 4,
+    },
+    "qwen2_5_omni_thinker": {"vision_start_token_id": 140},
+    "qwen3_omni_moe_thinker": {"vision_start_token_id": 140},
+    "reformer": {"axial_pos_embds_dim": (32, 32), "axial_pos_shape": (8, 8)},
+    "sam2_vision_model": {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]},
+    "sam2_hiera_det_model": {"hidden_size": 96},
+    "sapiens2": {"num_key_value_attention_heads": 2, "num_key_value_heads_per_layer": [4, 2]},
+    "step3p5": {"sliding_window": 16},
+    "t5gemma2_text": {"dropout_rate": 0.0},
+    "vitmatte": {"fusion_hidden_sizes": [64, 32, 16, 8]},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {"num_hidden_layers": 6, "attn_layer_period": 2, "attn_layer_offset": 1, "layers_block_type": None,
+              "attention_head_dim": 32, "attention_hidden_size": 128},
+}  # fmt: skip
+SIZES_OF_TEXT = re.compile(r".*(vocab|position|token|length|_id|_index|sampling|rate).*")
+
+
+def model_class(model_type: str) -> type[PreTrainedModel] | None:
+    """The class that stands for a model type: that of AutoModel, or the first head, or one that has its config."""
+    heads = stock_heads(model_type)
+    names = [heads[auto] for auto in ("AutoModel", *heads) if auto in heads]
+    config_class = CONFIG_MAPPING[model_type]
+    for name in names + _own_classes(config_class):
+        found = getattr(transformers, name, None)
+        if isinstance(found, type) and issubclass(found, PreTrainedModel):
+            return found
+    return None
+
+
+@lru_cache
+def generative_class(model_type: str) -> type[PreTrainedModel] | None:
+    """The class of a model type that writes text, if there is one."""
+    heads = stock_heads(model_type)
+    for auto in GENERATIVE:
+        found = getattr(transformers, heads.get(auto, ""), None)
+        if found is not None and found.can_generate():
+            return found
+    return None
+
+
+def _own_classes(config_class: type[PretrainedConfig]) -> list[str]:
+    """The names of the model classes beside a config class that have it, the shortest first."""
+    try:
+        module = importlib.import_module(config_class.__module__.replace(".configuration_", ".modeling_"))
+    except ImportError:
+        return []
+    return sorted(
+        (
+            name
+            for name, value in vars(module).items()
+            if isinstance(value, type)
+            and issubclass(value, PreTrainedModel)
+            and value.config_class is config_class
+            and not name.endswith("PreTrainedModel")
+        ),
+        key=len,
+    )
+
+
+def tiny_config(config_class: type[PretrainedConfig], shrink: str = "tiny") -> PretrainedConfig:
+    """The default config of a class with small sizes, and small configs of its parts.
+
+    Args:
+        shrink: one of `SHRINKS`.
+    """
+    return _shrunk(_default(config_class), shrink)
+
+
+def _default(config_class: type[PretrainedConfig]) -> PretrainedConfig:
+    try:
+        return config_class()
+    except Exception:  # some need values that their defaults do not have
+        return config_class(**FIXED.get(config_class.model_type, {}))
+
+
+def _shrunk(default: PretrainedConfig, shrink: str) -> PretrainedConfig:
+    config_class, fixed = type(default), FIXED.get(default.model_type, {})
+    rules = SHALLOW if "decoder_in_channels" in vars(default) else SHALLOW + TINY  # widths of several levels, in lists
+    changed: dict[str, Any] = {}
+    for name, value in vars(default).items():
+        if name in fixed:
+            continue
+        if isinstance(value, PretrainedConfig):
+            changed[name] = _shrunk(value, shrink)
+        elif isinstance(value, int) and not isinstance(value, bool):
+            changed[name] = _small(name, value, rules)
+        elif value is None and name in UNSAID:
+            changed[name] = UNSAID[name]
+    _stages(default, changed)
+    _key_heads(default, changed)
+    if {"qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim"} <= set(changed):
+        changed["qk_head_dim"] = changed["qk_nope_head_dim"] + changed["qk_rope_head_dim"]
+    _follow_widths(default, changed)
+    _layer_kinds(default, changed)
+    _token_ids(default, changed)
+    _rotary(default, changed)
+    if shrink == "tiny":
+        _image_sizes(default, changed)
+    known = set(inspect.signature(config_class.__init__).parameters) | {"out_indices", "out_features"}
+    fresh = _default(config_class)
+    said = {n: v for n, v in vars(default).items() if _said(fresh, n, v) and (n in known or isinstance(v, bool))}
+    return config_class(**said | {name: value for name, value in changed.items() if name in known} | fixed)
+
+
+def _stages(default: PretrainedConfig, changed: dict[str, Any]) -> None:
+    """Models of stages keep their widths and have one or two layers a stage; backbones give out their last layers."""
+    stages = next(
+        (n for n in ("depths", "num_heads", "hidden_sizes") if isinstance(vars(default).get(n), list | tuple)), None
+    )
+    if stages:
+        for name in ("embed_dim", "hidden_size", "num_layers", "num_hidden_layers"):
+            changed.pop(name, None)
+        if stages == "depths":
+            changed["depths"] = type(default.depths)(min(depth, 2) for depth in default.depths)
+    outs = vars(default).get("_out_indices")
+    if outs and "num_hidden_layers" in changed and len(default.stage_names) == default.num_hidden_layers + 1:
+        changed["num_hidden_layers"] = max(2, len(outs))
+        changed["out_indices"] = list(range(changed["num_hidden_layers"] + 1))[-len(outs) :]
+    elif outs:
+        name = "out_features" if hasattr(default, "_out_features") else "out_indices"
+        changed[name] = list(getattr(default, name))
+
+
+def _said(fresh: PretrainedConfig, name: str, value: Any) -> bool:
+    """Whether a config has another value than one made without arguments: the config that it is a part of says so."""
+    plain = isinstance(value, bool | int | float | str | list | tuple | dict)
+    return plain and not name.startswith("_") and vars(fresh).get(name) != value
+
+
+def _image_sizes(default: PretrainedConfig, changed: dict[str, Any]) -> None:
+    """Images of four by four patches, or a little more."""
+    size, patch = vars(default).get("image_size"), vars(default).get("patch_size") or 16
+    patch = max(patch) if isinstance(patch, list | tuple) else patch
+    if size and isinstance(patch, int):
+        small = patch * max(4, math.ceil(64 / patch))
+        changed["image_size"] = type(size)([small] * len(size)) if isinstance(size, list | tuple) else min(size, small)
+
+
+def _small(name: str, value: int, rules: list) -> int:
+    for pattern, size in rules:
+        if value > 0 and re.fullmatch(pattern, name):
+            return size(value) if callable(size) else min(size, value)
+    return value
+
+
+def _key_heads(default: PretrainedConfig, changed: dict[str, Any]) -> None:
+    """Key heads stay as many as heads, or one, or become half of them."""
+    for name in [n for n in changed if re.fullmatch(r"(.*_)?(num_key_value_heads|num_kv_heads|n_kv_heads?)", n)]:
+        others = (n for n in changed if n.endswith(("num_attention_heads", "n_heads", "num_heads")))
+        heads = next((n for n in others if n.split("_")[0] == name.split("_")[0]), None)
+        if heads and changed[heads] != vars(default)[heads] and (size := vars(default)[name]) > 1:
+            changed[name] = changed[heads] if size == vars(default)[heads] else max(1, changed[heads] // 2)
+
+
+def _follow_widths(default: PretrainedConfig, changed: dict[str, Any]) -> None:
+    """A field with another name but the value of a width that was changed is that width."""
+    new = {
+        vars(default)[n]: v for n, v in changed.items() if isinstance(v, int) and v == WIDTH and vars(default)[n] >= 128
+    }
+    for name, value in changed.items():
+        if isinstance(value, int) and value in new and not SIZES_OF_TEXT.fullmatch(name):
+            changed[name] = new[value]
+
+
+def _layer_kinds(default: PretrainedConfig, changed: dict[str, Any]) -> None:
+    """Every kind of layer once, at least two layers, where the config lists them; lists of that length are cut."""
+    layers = next((n for n in ("num_hidden_layers", "num_layers", "n_layer") if n in changed), None)
+    if layers is None:
+        return
+    before = vars(default)[layers]
+    lists = {
+        n: v
+        for n, v in vars(default).items()
+        if isinstance(v, list | tuple) and len(v) == before and n != "stage_names"
+    }
+    kinds = next((v for n, v in lists.items() if n in ("layer_types", "layers_block_type")), [])
+    first = [list(kinds).index(kind) for kind in dict.fromkeys(kinds)]
+    first += [index for index in range(before) if index not in first][: max(0, changed[layers] - len(first))]
+    changed[layers] = len(first)
+    changed.update({name: type(value)(value[index] for index in sorted(first)) for name, value in lists.items()})
+
+
+def _token_ids(default: PretrainedConfig, changed: dict[str, Any]) -> None:
+    """Special tokens beyond the small vocabulary get ids at its end, one for each name, the same in every config."""
+    for name in [
+        n
+        for n in vars(default)
+        if re.fullmatch(r".*(token|tokens|bos|eos|start|end|pad)(_id|_index|_ids)|.*_id|eos_token_id", n)
+    ]:
+        value = vars(default)[name]
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 100:
+            changed[name] = VOCABULARY - 1 - sum(map(ord, re.sub("index$", "id", name))) % 50
+        elif isinstance(value, list | tuple) and any(isinstance(x, int) and x >= 100 for x in value):
+            changed[name] = type(value)(VOCABULARY - 1 - index for index in range(len(value)))
+
+
+def _rotary(default: PretrainedConfig, changed: dict[str, Any]) -> None:
+    """Sections of rotary positions keep their proportions; also those that the code has where the config has none."""
+    rope = vars(default).get("rope_parameters")
+    if not isinstance(rope, dict) or not (sections := rope.get("mrope_section") or _default_sections(type(default))):
+        return
+    heads, width = (changed.get(n) for n in ("num_attention_heads", "hidden_size"))
+    head_dim = changed.get("head_dim") or (width // heads if heads and width else HEAD_DIM)
+    half = int(head_dim * (factor := rope.get("partial_rotary_factor", 1.0))) // 2
+    if half < len(sections):
+        half, factor = head_dim // 4, 0.5
+    small = [max(1, size * half // sum(sections)) for size in sections]
+    small[0] += half - sum(small)
+    changed["rope_parameters"] = (
+        rope | {"mrope_section": small} | ({"partial_rotary_factor": factor} if factor != 1 else {})
+    )
+
+
+@lru_cache
+def _default_sections(config_class: type[PretrainedConfig]) -> list[int] | None:
+    name = config_class.__module__.replace(".configuration_", ".modeling_")
+    spec = find_spec(name)
+    source = Path(spec.origin).read_text(encoding="utf-8") if spec else ""
+    found = re.search(r'"mrope_section", \[([\d, ]+)\]', source)
+    return (
+        [int(size) for size in found[1].split(",")] if found and "vision" not in config_class.__name__.lower() else None
+    )
+
+
+def built(found: type[PreTrainedModel], config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:
+    """A random model in evaluation mode whose attention is far from uniform and whose every part has an effect."""
+    torch.manual_seed(seed)
+    model = found._from_config(config) if hasattr(found, "_from_config") else found(config)
+    model.eval()
+    _enlarge(model)
+    return model
+
+
+@torch.no_grad()
+def _enlarge(model: nn.Module) -> None:
+    """Parameters as small as common initialisations make them (0.02, gates of 0) get magnitudes of trained ones."""
+    for parameter in model.parameters():
+        if not parameter.is_floating_point() or parameter.numel() == 0:
+            continue
+        if parameter.dim() < 2:
+            if not parameter.isfinite().all() or parameter.abs().mean() < 0.2:
+                parameter.normal_(0, 0.2)
+        else:
+            fan_in = max(1, parameter[0].numel() if parameter.dim() != 3 else parameter.shape[1])
+            wanted = 1 / math.sqrt(fan_in)
+            if not parameter.isfinite().all() or parameter.std() < wanted:
+                parameter.normal_(0, wanted)

@@ -1,0 +1,396 @@
+"""The checks of one signed model beside its stock model: what `benchmarks/families.py` runs for every model type.
+
+A check returns a `Verdict`. It does not apply where the stock model does not have the property either, which it
+measures.
+"""
+
+import copy
+import inspect
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
+
+from hf_bidir import signed
+from hf_bidir.example_inputs import special_tokens
+from hf_bidir.modeling import modeling_bidir
+from hf_bidir.modeling.signed_layers import attention_outside, observed_layers, signed_layers
+
+EXACT, CLOSE, MOVED = 1e-5, 1e-4, 1e-3  # relative to the largest output: λ = 0, other paths, λ = 1
+NEW_TOKENS = 5
+MIXED = 8  # queries and keys of what looks like attention, at least
+Inputs = Mapping[str, Any]
+
+
+class Verdict(NamedTuple):
+    """`verdict` is "pass", "fail" or "n/a"; the reason is empty where there is nothing to say."""
+
+    verdict: str
+    reason: str = ""
+
+
+class Pair:
+    """A stock model and a signed copy of it, with inputs that both run on.
+
+    Args:
+        stock: in evaluation mode.
+        inputs: what it takes.
+        partial: accept attention outside the interface.
+    """
+
+    def __init__(self, stock: PreTrainedModel, inputs: Inputs, partial: bool = False):
+        self.stock, self.inputs, self.causal = stock, inputs, _is_causal(stock, inputs)
+        self.backend = stock.config._attn_implementation
+        self.signed = signed(copy.deepcopy(stock), negative_mass=0.0, partial=partial)
+
+    def set(self, backend: str | None = None, negative_mass: float | None = None) -> None:
+        if negative_mass is not None:
+            self.signed.config.attn_negative_mass = negative_mass
+        for model in (self.stock, self.signed) if backend else ():
+            model.set_attn_implementation(backend)
+
+    def reset(self) -> None:
+        """Back to the backend that the stock model has by itself, where all of its parts have it."""
+        with suppress(ValueError):
+            self.set(self.backend)
+
+    def in_double(self) -> "Pair":
+        """The same in float64, which tells rounding from error."""
+        pair = copy.copy(self)
+        pair.stock, pair.signed = copy.deepcopy(self.stock).double(), copy.deepcopy(self.signed).double()
+        pair.inputs = {
+            k: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in self.inputs.items()
+        }
+        return pair
+
+
+def all_checks(pair: Pair) -> dict[str, Verdict]:
+    """Every check but generation, by name."""
+    checks: dict[str, Callable[[Pair], Verdict]] = {
+        "λ = 0, sdpa": lambda pair: equals_stock(pair, "sdpa"),
+        "λ = 0, eager": lambda pair: equals_stock(pair, "eager"),
+        "λ = 1 moves": moves,
+        "no softmax left": no_softmax_left,
+        "backends": backends_agree,
+        "padding": padding_has_no_effect,
+        "causal": earlier_outputs_stay,
+        "save": reloads,
+        "stock weights": loads_stock_weights,
+    }
+    return {name: guarded(check, pair) for name, check in checks.items()}
+
+
+def guarded(check: Callable[[Pair], Verdict], pair: Pair) -> Verdict:
+    """The verdict of a check; an error is a failure, and what fails in float32 gets a second chance in float64."""
+    verdict = _caught(check, pair)
+    if verdict.verdict == "fail" and "differ" in verdict.reason:
+        again = _caught(check, pair.in_double())
+        if again.verdict == "pass":
+            return Verdict("pass", f"in float64; in float32 {verdict.reason}")
+    return verdict
+
+
+def _caught(check: Callable[[Any], Verdict], pair: Any) -> Verdict:
+    try:
+        if isinstance(pair, Pair):
+            pair.reset()
+        return check(pair)
+    except Exception as error:
+        return Verdict("fail", one_line(error))
+
+
+def one_line(error: BaseException, most: int = 200) -> str:
+    """The kind of an error and the beginning of its text."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:most]
+
+
+def equals_stock(pair: Pair, backend: str) -> Verdict:
+    """At λ = 0 the signed model computes what the stock model does."""
+    if (reason := _refused(pair.stock, backend)) is not None:
+        return Verdict("n/a", reason)
+    pair.set(backend, 0.0)
+    expected = run(pair.stock, pair.inputs)
+    if not all(x.isfinite().any() for x in expected.values()):
+        return Verdict("n/a", f"the stock model gives NaN with {backend}")
+    verdict = _near(run(pair.signed, pair.inputs), expected, EXACT, pair.inputs)
+    if verdict.verdict == "fail" and "attention_mask" in pair.inputs:
+        inputs = {name: x for name, x in pair.inputs.items() if name != "attention_mask"}
+        again = _near(run(pair.signed, inputs), run(pair.stock, inputs), EXACT)
+        if again.verdict == "pass":
+            return Verdict("pass", f"without padding; with it {verdict.reason}")
+    return verdict
+
+
+def moves(pair: Pair) -> Verdict:
+    """At λ = 1 the outputs differ; says how many of the signed layers ran."""
+    ran = set()
+    pair.set(negative_mass=1.0)
+    with observed_layers(pair.signed, lambda layer, *_: ran.add(layer)):
+        outputs = run(pair.signed, pair.inputs)
+    distance, _ = difference(outputs, run(pair.stock, pair.inputs), pair.inputs)
+    layers = signed_layers(pair.signed)
+    idle = f"{len(layers) - len(ran)} of {len(layers)} signed layers did not run" if len(ran) < len(layers) else ""
+    if not distance > MOVED:
+        return Verdict("fail", "; ".join(filter(None, [f"the outputs move by {distance:.1e} only", idle])))
+    return Verdict("pass", idle)
+
+
+def no_softmax_left(pair: Pair) -> Verdict:
+    """At λ = 1 nothing that looks like attention computes a softmax."""
+    pair.set(negative_mass=1.0)
+    with _SoftmaxWatch(pair.signed, pair.inputs) as watch:
+        run(pair.signed, pair.inputs)
+    known = set(attention_outside(pair.signed)) | {
+        n for n, m in pair.signed.named_modules() if hasattr(m, "signed_index")
+    }
+    left = sorted(watch.found - known)
+    return Verdict("fail", f"softmax in {', '.join(left[:3])}") if left else Verdict("pass")
+
+
+def backends_agree(pair: Pair) -> Verdict:
+    """At λ = 1 sdpa and eager agree."""
+    for backend in ("sdpa", "eager"):
+        if (reason := _refused(pair.stock, backend)) is not None:
+            return Verdict("n/a", reason)
+    pair.set(negative_mass=1.0)
+    return _as_stock(pair, lambda model: _backends(model, pair.inputs))
+
+
+def _backends(model: PreTrainedModel, inputs: Inputs) -> Verdict:
+    outputs = []
+    for backend in ("sdpa", "eager"):
+        model.set_attn_implementation(backend)
+        outputs.append(run(model, inputs))
+    return _near(*outputs, CLOSE, inputs)
+
+
+def padding_has_no_effect(pair: Pair) -> Verdict:
+    """A row of a padded batch is the row alone; decoders are padded on the left, others on the right."""
+    if "input_ids" not in pair.inputs or "attention_mask" not in pair.inputs:
+        return Verdict("n/a", "no padded text")
+    pair.set(negative_mass=1.0)
+    rows = {k: v for k, v in pair.inputs.items() if k != "attention_mask"}
+    if any(v.shape[0] != 2 for v in rows.values()) or len(torch.unique(rows["input_ids"][:, 2])) < 2:  # placeholders
+        rows = {k: v for k, v in rows.items() if k in ("input_ids", "decoder_input_ids")}
+    return _as_stock(pair, lambda model: _padding(model, rows, left=pair.causal))
+
+
+def _padding(model: PreTrainedModel, text: Inputs, left: bool) -> Verdict:
+    ids = text["input_ids"]
+    length, pad = ids.shape[1], ids.shape[1] // 3
+    kept = slice(pad, None) if left else slice(None, length - pad)
+    keep = torch.ones_like(ids)
+    keep[1] = 0
+    keep[1, kept] = 1
+    places = {"position_ids": (keep.cumsum(-1) - 1).clamp(min=0)} if left and _accepts(model, "position_ids") else {}
+    padded = run(model, {**text, "attention_mask": keep, **places})
+    worst = Verdict("pass")
+    for row, part in ((0, slice(None)), (1, kept)):
+        alone = {k: v[row : row + 1] for k, v in text.items()}
+        alone["input_ids"] = alone["input_ids"][:, part]
+        alone["attention_mask"] = torch.ones_like(alone["input_ids"])
+        batch = {n: x[row : row + 1] for n, x in padded.items() if x.dim() > 1 and x.shape[0] == 2}
+        batch = {n: x[:, part] if x.shape[1] == length else x for n, x in batch.items()}
+        outputs = run(model, alone)
+        shared = {n: x for n, x in outputs.items() if n in batch and batch[n].shape == x.shape}
+        if not shared:
+            return Verdict("fail", "no output has a row for each text")
+        worst = max(worst, _near({n: batch[n] for n in shared}, shared, CLOSE), key=lambda v: v.verdict != "pass")
+    return worst
+
+
+def earlier_outputs_stay(pair: Pair) -> Verdict:
+    """In a causal model, outputs do not depend on later tokens."""
+    name = "decoder_input_ids" if "decoder_input_ids" in pair.inputs else "input_ids"
+    if name not in pair.inputs:
+        return Verdict("n/a", "no text")
+    pair.set(negative_mass=1.0)
+    verdict = _as_stock(pair, lambda model: _causality(model, pair.inputs, name))
+    return Verdict("n/a", "not causal") if verdict.verdict == "n/a" and "differs" in verdict.reason else verdict
+
+
+def _is_causal(stock: PreTrainedModel, inputs: Inputs) -> bool:
+    """Whether a model of text alone is a decoder: its earlier outputs do not depend on later tokens."""
+    if "input_ids" not in inputs or "decoder_input_ids" in inputs:
+        return False
+    return _caught(lambda stock: _causality(stock, inputs, "input_ids"), stock).verdict == "pass"
+
+
+def _causality(model: PreTrainedModel, inputs: Inputs, name: str) -> Verdict:
+    inputs = {k: v for k, v in inputs.items() if k != "attention_mask" or name == "decoder_input_ids"}
+    ids = inputs[name].clone()
+    length = ids.shape[1]
+    later = length // 2 if length < 8 else length - 4
+    ids[:, later:] = ids[:, later:].flip(0)
+    if torch.equal(ids, inputs[name]):
+        ids[:, later:] = ids[:, later:].roll(1, 1)
+    before, after = (
+        {n: x[:, :later] for n, x in run(model, given).items() if x.dim() > 2 and x.shape[1] == length}
+        for given in (inputs, {**inputs, name: ids})
+    )
+    return _near(after, before, CLOSE) if before else Verdict("fail", "no output for each token")
+
+
+def reloads(pair: Pair) -> Verdict:
+    """What `save_pretrained` has written, `from_pretrained` reads as the same model."""
+    pair.set(negative_mass=1.0)
+    return _as_stock(pair, lambda model: _reloaded(model, type(model), pair.inputs))
+
+
+def loads_stock_weights(pair: Pair) -> Verdict:
+    """The signed class reads a stock checkpoint, and is the stock model at λ = 0."""
+    made = modeling_bidir.made_class(type(pair.stock))
+    options = {"attn_negative_mass": 0.0, "attn_partial": pair.signed.config.attn_partial}
+    if (verdict := _reloaded(pair.stock, type(pair.stock), pair.inputs)).verdict != "pass":
+        return Verdict("n/a", f"the stock model does not either: {verdict.reason}")
+    return _reloaded(pair.stock, made, pair.inputs, **options)
+
+
+def _reloaded(model: PreTrainedModel, as_class: type, inputs: Inputs, **options: Any) -> Verdict:
+    with tempfile.TemporaryDirectory(prefix="families-") as folder:
+        model.save_pretrained(folder)
+        loaded = as_class.from_pretrained(folder, **options).to(model.dtype).eval()
+    with suppress(ValueError):  # as `Pair.reset`
+        loaded.set_attn_implementation(model.config._attn_implementation)
+    return _near(run(loaded, inputs), run(model, inputs), EXACT, inputs)
+
+
+def generates_with_cache(pair: Pair) -> Verdict:
+    """Greedy generation gives the same tokens with and without a cache."""
+    pair.set(negative_mass=1.0)
+    return _as_stock(pair, lambda model: _generation(model, pair.inputs))
+
+
+def _generation(model: PreTrainedModel, inputs: Inputs) -> Verdict:
+    inputs = {k: v for k, v in inputs.items() if not k.startswith("decoder_")}
+    if not model.config.is_encoder_decoder and set(inputs) == {"input_ids", "attention_mask"}:
+        inputs["attention_mask"] = inputs["attention_mask"].flip(1)
+    options = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "do_sample": False, "num_beams": 1}
+    if special := sorted({t for t in special_tokens(model.config) if isinstance(t, int) and t > 99}):
+        options["suppress_tokens"] = special  # placeholders of images
+    if model.config.is_encoder_decoder and model.generation_config.decoder_start_token_id is None:
+        options["decoder_start_token_id"] = 1
+    written = []
+    for use_cache in (False, True):
+        torch.manual_seed(0)
+        tokens = model.generate(**inputs, **options, use_cache=use_cache)
+        written.append(tokens if isinstance(tokens, Tensor) else tokens.sequences)
+    same = written[0].shape == written[1].shape and torch.equal(*written)
+    return Verdict("pass") if same else Verdict("fail", "other tokens with a cache than without")
+
+
+def _as_stock(pair: Pair, check: Callable[[PreTrainedModel], Verdict]) -> Verdict:
+    """The verdict on the signed model; where it fails and the stock model does so too, the check does not apply."""
+    verdict = _caught(check, pair.signed)
+    if verdict.verdict == "pass":
+        return verdict
+    stock = _caught(check, pair.stock)
+    return verdict if stock.verdict == "pass" else Verdict("n/a", f"the stock model does not either: {stock.reason}")
+
+
+def _accepts(model: PreTrainedModel, name: str) -> bool:
+    return name in inspect.signature(model.forward).parameters
+
+
+def _refused(model: PreTrainedModel, backend: str) -> str | None:
+    """Why the stock model does not run with a backend; None where it does."""
+    try:
+        model.set_attn_implementation(backend)
+    except (ValueError, ImportError) as error:
+        return f"the stock model has no {backend}: {one_line(error, 100)}"
+    return None
+
+
+@torch.no_grad()
+def run(model: PreTrainedModel, inputs: Inputs) -> dict[str, Tensor]:
+    """The floating-point outputs of a model, by name; caches are left out."""
+    torch.manual_seed(0)  # of models that sample
+    return dict(_tensors(model(**inputs)))
+
+
+def _tensors(outputs: Any, name: str = "output") -> Iterator[tuple[str, Tensor]]:
+    if isinstance(outputs, Tensor):
+        if outputs.is_floating_point() and outputs.numel():
+            yield name, outputs
+    elif isinstance(outputs, Mapping):
+        for key, value in outputs.items():
+            yield from _tensors(value, key)
+    elif isinstance(outputs, list | tuple):
+        for index, value in enumerate(outputs):
+            yield from _tensors(value, f"{name}.{index}")
+
+
+def difference(outputs: Inputs, reference: Inputs, inputs: Inputs | None = None) -> tuple[float, str]:
+    """The largest distance relative to the largest output of the same name, and that name; padded tokens left out."""
+    worst = (0.0, "")
+    keep = (inputs or {}).get("attention_mask")
+    for name, expected in reference.items():
+        got = outputs.get(name)
+        if got is None or got.shape != expected.shape:
+            return float("inf"), f"{name} {None if got is None else tuple(got.shape)} for {tuple(expected.shape)}"
+        if keep is not None and expected.shape[:2] == keep.shape:
+            got, expected = got[keep.bool()], expected[keep.bool()]
+        gap = torch.where(got == expected, 0, (got - expected).abs())
+        finite = expected[expected.isfinite() & (expected.abs() < 1e30)]
+        scale = finite.abs().max().item() if finite.numel() else 1.0
+        distance = gap.max().item() / max(scale, 1e-12)
+        worst = max(worst, (float("inf") if distance != distance else distance, name))
+    return worst
+
+
+def _near(outputs: Inputs, reference: Inputs, tolerance: float, inputs: Inputs | None = None) -> Verdict:
+    distance, name = difference(outputs, reference, inputs)
+    return Verdict("pass") if distance <= tolerance else Verdict("fail", f"{name} differs by {distance:.1e}")
+
+
+class _SoftmaxWatch(TorchFunctionMode):
+    """Notes the modules that compute torch's attention, or a softmax over what looks like scores `[…, queries, keys]`.
+
+    That is any in a module with "Att" in the name of its class, and elsewhere one over as many entries as tokens.
+    """
+
+    SOFTMAX = ("softmax", "scaled_dot_product_attention", "multi_head_attention_forward")
+
+    def __init__(self, model: PreTrainedModel, inputs: Inputs):
+        super().__init__()
+        self.model, self.stack, self.found, self.hooks = model, [], set(), []
+        self.lengths = {x.shape[1] for name, x in inputs.items() if name in ("input_ids", "decoder_input_ids")}
+
+    def __enter__(self) -> "_SoftmaxWatch":
+        for name, module in self.model.named_modules():
+            known = name, "Att" in type(module).__name__
+            self.hooks.append(module.register_forward_pre_hook(lambda *_, known=known: self.stack.append(known)))
+            self.hooks.append(module.register_forward_hook(lambda *_: self.stack.pop() and None, always_call=True))
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for hook in self.hooks:
+            hook.remove()
+        super().__exit__(*error)
+
+    def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function.__name__ in self.SOFTMAX and self.stack:
+            shape = args[0].shape if args and isinstance(args[0], Tensor) else (MIXED,) * 4
+            (name, attends), whole = self.stack[-1], function.__name__ != "softmax" or shape[-1] in self.lengths
+            if len(shape) > 3 and min(shape[-2:]) >= MIXED and (attends or whole):
+                self.found.add(name)
+        return result
+
+
+def reloads_isolated(pair: Pair) -> Verdict:
+    """Saved, it gives the same outputs in a process that has the folder and transformers, and no `hf_bidir`."""
+    from hf_bidir.hub.isolated import isolated_forward
+
+    pair.set("sdpa", 1.0)
+    with tempfile.TemporaryDirectory(prefix="families-") as folder:
+        pair.signed.save_pretrained(folder)
+        outputs = isolated_forward(folder, "AutoModel", pair.inputs)
+    expected = {name: x for name, x in run(pair.signed, pair.inputs).items() if name in outputs}
+    return _near(outputs, expected, EXACT, pair.inputs) if expected else Verdict("fail", "it has no outputs")

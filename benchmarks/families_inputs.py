@@ -1,0 +1,227 @@
+"""Inputs for a tiny model of any type: `hf_bidir.example_inputs`, and what only a few types take, by its name."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hf_bidir.example_inputs import MORE, Examples, first_field
+
+Inputs = dict[str, Any]
+SIDE, SERIES = 4, 12  # patches of a side of an image; steps of a time series
+
+
+class Reshaped(Examples):
+    """Examples whose images or sounds have another shape."""
+
+    def __init__(self, model: PreTrainedModel, reshape: dict[str, Callable[[Tensor], Tensor]]):
+        super().__init__(model, seed=0)
+        self.reshape = reshape
+
+    def seen(self, wanted: set[str]) -> Inputs:
+        return self._reshaped(super().seen(wanted))
+
+    def heard(self, wanted: set[str]) -> Inputs:
+        return self._reshaped(super().heard(wanted))
+
+    def _reshaped(self, inputs: Inputs) -> Inputs:
+        return {name: self.reshape[name](x) if name in self.reshape else x for name, x in inputs.items()}
+
+
+def patches_of(x: Tensor, patch: int = 14) -> Tensor:
+    """Rows of values of a patch as patches `[rows, channels, patch, patch]`."""
+    return x.view(x.shape[0], -1, patch, patch)
+
+
+def flat_patches(model: PreTrainedModel) -> Tensor:
+    width = first_field(model.config, "patch_embed_hidden_size") or 3 * first_field(model.config, "patch_size") ** 2
+    return torch.randn(2, SIDE**2, width)
+
+
+# tried in this order until the model runs; the last is text alone
+RESHAPES: list[dict[str, Callable[[Tensor], Tensor]]] = [
+    {},
+    {"pixel_values": lambda x: x.unsqueeze(1)},
+    {"pixel_values": lambda x: torch.stack([x, x.flip(0)], 1)},
+    {"pixel_values": lambda x: x.unsqueeze(1).unsqueeze(1)},
+    {"pixel_values": patches_of},
+    {"pixel_values": lambda x: patches_of(x).unsqueeze(0)},
+    {"pixel_values": lambda x: x.repeat(1, 2)},
+    {"pixel_values": lambda x: x.flatten(0, 1)},
+    {"input_features": lambda x: x.transpose(1, 2)},
+    {"input_features": lambda x: x.unsqueeze(1)},
+    {"input_features": lambda x: x.repeat(1, 3, 1)[:, :100]},
+    {"input_features": lambda x: x.repeat(1, 3, 1)[:, :100].transpose(1, 2)},
+    {"input_values": lambda x: x.unsqueeze(1)},
+    {"input_values": lambda x: x[:, :5760]},
+]
+
+
+def example(model: PreTrainedModel) -> Inputs:
+    """The first of some candidates that the model runs on; raises the error of the first where it runs on none."""
+    problem = None
+    if (special := BY_TYPE.get(model.config.model_type)) and type(model).__name__ not in GENERATES:
+        examples = Examples(model, seed=0)
+        return _run_on(model, examples.placed(special(examples)))
+    for reshape in RESHAPES:
+        examples = Reshaped(model, reshape)
+        if reshape and not set(reshape) & set(examples.accepted):
+            continue
+        try:
+            return _run_on(model, examples.inputs())
+        except Exception as error:
+            problem = problem or error
+    try:
+        examples = Reshaped(model, {})
+        if "input_ids" in examples.accepted:
+            return _run_on(model, examples.placed(examples.read({})))
+    except Exception:
+        raise problem from None
+    raise problem
+
+
+def _run_on(model: PreTrainedModel, inputs: Inputs) -> Inputs:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        model(**inputs)
+    return inputs
+
+
+def for_text(make: Callable[[Examples, Tensor], Tensor]) -> Callable[[Examples, Inputs], Tensor | None]:
+    """An input that goes with token ids, and is not made without them."""
+    return lambda examples, inputs: make(examples, inputs["input_ids"]) if "input_ids" in inputs else None
+
+
+def if_required(name: str, make: Callable[[Examples], Any]) -> None:
+    """An input that is made only where a model cannot do without it."""
+    MORE[name] = lambda examples, inputs: make(examples) if name in examples.required else None
+
+
+def _width(examples: Examples) -> int:
+    return first_field(examples.config, "hidden_size", "d_model")
+
+
+def _boxes(examples: Examples, ids: Tensor) -> Tensor:
+    corners = torch.randint(0, 100, (*ids.shape, 2), generator=examples.generator)
+    boxes = torch.cat([corners, corners + 100], -1)
+    return boxes / 1000 if examples.config.model_type == "udop" else boxes
+
+
+def _flattened_patches(examples: Examples, inputs: Inputs) -> Tensor:
+    places = torch.cartesian_prod(torch.arange(1, SIDE + 1), torch.arange(1, SIDE + 1)).float()
+    return torch.cat([places.expand(2, -1, -1), flat_patches(examples.model)], -1)
+
+
+def _series(examples: Examples, *more: int) -> Tensor:
+    config = examples.config
+    lags = max(getattr(config, "lags_sequence", None) or [0])
+    return examples.randn(2, (first_field(config, "context_length") or SERIES) + lags, *more)
+
+
+def _past_values(examples: Examples) -> Tensor:
+    """A long series, or one of several channels, or the length that lags need."""
+    config = examples.config
+    if hasattr(config, "lags_sequence"):
+        return _series(examples)
+    channels = getattr(config, "num_input_channels", None)
+    return examples.randn(2, config.context_length, channels) if channels else examples.randn(2, 64)
+
+
+MORE |= {
+    "bbox": for_text(_boxes),
+    "flattened_patches": _flattened_patches,
+    "qformer_input_ids": lambda examples, inputs: examples.ids(8),
+    "task_inputs": lambda examples, inputs: examples.ids(77),
+    "spatial_shapes": lambda examples, inputs: torch.full((2, 2), SIDE),
+    "target_sizes": lambda examples, inputs: torch.full((2, 2), SIDE),
+    "merge_sizes": lambda examples, inputs: torch.ones(2, dtype=torch.long),
+    "image_merge_sizes": lambda examples, inputs: torch.ones(2, dtype=torch.long),
+    "states": lambda e, _: e.randn(2, SERIES, e.config.state_dim),
+    "actions": lambda e, _: e.randn(2, SERIES, e.config.act_dim),
+    "rewards": lambda e, _: e.randn(2, SERIES, 1),
+    "returns_to_go": lambda e, _: e.randn(2, SERIES, 1),
+    "timesteps": lambda e, _: torch.arange(SERIES).expand(2, -1),
+}
+for name, make in {
+    "query_embeds": lambda e: e.randn(2, SIDE, _width(e)),
+    "patch_embeds": lambda e: e.randn(2, _width(e), SIDE, SIDE),
+    "latents": lambda e: e.randn(2, _width(e), SERIES),
+    "past_time_features": lambda e: _series(e, e.config.num_time_features),
+    "past_observed_mask": lambda e: torch.ones_like(_series(e)),
+    "aspect_ratio_ids": lambda e: torch.ones(2, 1, dtype=torch.long),
+    "aspect_ratio_mask": lambda e: torch.ones(2, 1, 4, dtype=torch.long),
+    "past_values_padding": lambda e: torch.zeros(2, 64),
+    "freq": lambda e: torch.zeros(2, 1, dtype=torch.long),
+    "past_values": _past_values,
+}.items():
+    if_required(name, make)
+
+
+def _codes(examples: Examples) -> Inputs:
+    """One row of tokens for each codebook of each example."""
+    rows = [examples.ids(SERIES) for _ in range(examples.config.num_codebooks)]
+    return {"input_ids": torch.cat(rows), "attention_mask": torch.ones(2, SERIES, dtype=torch.long)}
+
+
+def _one_row_of_patches(examples: Examples) -> Inputs:
+    """Patches of two images beside one another."""
+    patch = examples.config.patch_size
+    sizes = torch.full((2, 2), SIDE, dtype=torch.int32)
+    return {"pixel_values": examples.randn(1, 3, patch, 2 * SIDE**2 * patch), "target_sizes": sizes}
+
+
+def _placed_patches(examples: Examples) -> Inputs:
+    side = 2 * examples.config.pooling_kernel_size
+    places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).flip(-1)
+    patches = examples.randn(2, side**2, 3 * examples.config.patch_size**2)
+    return {"pixel_values": patches, "pixel_position_ids": places.expand(2, -1, -1).contiguous()}
+
+
+def _tiles(examples: Examples) -> Inputs:
+    size = examples.config.image_size
+    ids, mask = torch.ones(2, 1, dtype=torch.long), torch.ones(2, 1, 4, dtype=torch.long)
+    return {"pixel_values": examples.randn(2, 1, 4, 3, size, size), "aspect_ratio_ids": ids, "aspect_ratio_mask": mask}
+
+
+def _decision(examples: Examples) -> Inputs:
+    choices = torch.full((1, 2), 2)
+    return {
+        "input_ids": examples.ids(SERIES)[:1],
+        "marks": torch.tensor([[4, SERIES]]),
+        "num_options": choices,
+        "question_type_ids": torch.zeros(1, 2, dtype=torch.long),
+    }
+
+
+# models whose inputs have shapes of their own
+BY_TYPE: dict[str, Callable[[Examples], Inputs]] = {
+    "blt": lambda e: {"input_ids": e.ids(SERIES)},
+    "florence_vision": lambda e: {"hidden_states": e.randn(2, 3, 64, 64)},
+    "gemma4_vision": _placed_patches,
+    "inkling2_vision": lambda e: {
+        "pixel_values": e.randn(2 * SIDE**2, 40, 40, 3),
+        "image_grid_thw": torch.tensor([[1, SIDE, SIDE]] * 2),
+    },
+    "jev": _decision,
+    "kyutai_speech_to_text": lambda e: {"input_ids": torch.stack([e.ids(SERIES)] * (e.config.num_codebooks + 1), -1)},
+    "minicpm_ocr_vision": _one_row_of_patches,
+    "minicpmv4_7_vision": _one_row_of_patches,
+    "mllama_vision_model": _tiles,
+    "molmo2_vision": lambda e: {"pixel_values": e.randn(2, SIDE**2, 3 * e.config.patch_size**2)},
+    "musicgen_decoder": _codes,
+    "musicgen_melody_decoder": _codes,
+    "qwen3_omni_moe_talker_code_predictor": lambda e: {"inputs_embeds": e.randn(2, SERIES, _width(e))},
+    "qwen3_omni_moe_talker_text": lambda e: {"inputs_embeds": e.randn(2, SERIES, _width(e))},
+    "siglip2_vision_model": lambda e: {
+        "pixel_values": flat_patches(e.model),
+        "pixel_attention_mask": torch.ones(2, SIDE**2, dtype=torch.long),
+        "spatial_shapes": torch.full((2, 2), SIDE),
+    },
+    "blip_2_qformer": lambda e: {
+        "query_embeds": e.randn(2, SIDE, _width(e)),
+        "encoder_hidden_states": e.randn(2, SIDE, e.config.encoder_hidden_size),
+    },
+}
+GENERATES = ("MusicgenForConditionalGeneration",)

@@ -1,0 +1,107 @@
+"""What the sweep over all model types has found, as a page and as the summary that `hf-bidir families` reads."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from measure import write_table
+
+from hf_bidir.families import SUMMARY
+
+Record = dict[str, Any]
+PAGE = Path(__file__).with_name("results") / "families.md"
+KINDS = ("encoder", "vision", "decoder", "encoder-decoder", "multimodal", "audio", "other", "part")
+STATUSES = ("passed", "failed", "refused", "not built", "part")
+MARKS = {"pass": "✓", "fail": "✗", "n/a": "–"}
+# why a check does not apply, said once above the table
+USUAL = (
+    "no padded text",
+    "no text",
+    "does not generate",
+    "not in the sample",
+    "not causal",
+    "the stock model has no sdpa",
+)
+ALONE = ("encoder", "vision", "decoder")
+
+
+def write_results(records: list[Record], minutes: float | None) -> None:
+    """Write `results/families.md` and `hf_bidir/families.json`."""
+    names = next(list(record["checks"]) for record in records if record.get("checks"))
+    rows = [_row(record, names) for record in sorted(records, key=lambda record: record["type"].lower())]
+    header = ["type", "class", "kind", "layers", "result", *names, "notes"]
+    write_table(PAGE, "Which model types can be signed", _notes(records, minutes), header, rows, "cpu")
+    types = {record["type"]: _summary(record, names) for record in sorted(records, key=lambda record: record["type"])}
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(entry, ensure_ascii=False)}" for name, entry in types.items())
+    head = json.dumps({"transformers": transformers.__version__, "torch": torch.__version__, "checks": names})[:-1]
+    SUMMARY.write_text(f'{head}, "types": {{\n{lines}\n}}}}\n', encoding="utf-8")
+    print(f"written to {SUMMARY}")
+
+
+def goes_through(record: Record) -> bool:
+    """Whether all attention of a type is known to go through the interface, or it could not be built to be asked."""
+    return record["status"] in ("passed", "failed") or (record["status"] == "not built" and record.get("layers") != 0)
+
+
+def _notes(records: list[Record], minutes: float | None) -> str:
+    counts = Counter((record.get("kind", "part"), record["status"]) for record in records)
+    lines = [f"| kind | types | {' | '.join(STATUSES)} |", f"|{'---|' * (len(STATUSES) + 2)}"]
+    for kind in KINDS:
+        of_kind = [counts[kind, status] for status in STATUSES]
+        lines.append(f"| {kind} | {sum(of_kind)} | {' | '.join(map(str, of_kind))} |")
+    total = [sum(counts[kind, status] for kind in KINDS) for status in STATUSES]
+    lines.append(f"| all | {sum(total)} | {' | '.join(map(str, total))} |")
+    alone = [record for record in records if record.get("kind") in ALONE and goes_through(record)]
+    passed = sum(record["status"] == "passed" for record in alone)
+    taken = "" if minutes is None else f" The sweep took {minutes:.0f} minutes."
+    return (
+        f"Every model type of transformers {transformers.__version__}, tiny and random.{taken}\n\n"
+        + "\n".join(lines)
+        + "\n\n"
+        f"Of the encoders, vision models and decoders whose attention goes through the interface, {passed} of "
+        f"{len(alone)} pass ({passed / max(1, len(alone)):.1%}); those that could not be built count as not passed.\n\n"
+        "passed: every check that applies; refused: `signed` refuses the type and says why, with what the checks find "
+        "after `partial=True` where they could run; not built: the sweep found no small config or no inputs; part: a "
+        "config without a model class of its own.\n\n"
+        "✓ passed, ✗ failed, – does not apply: no text, no padding, no generation, not causal, no such backend in the "
+        "stock model, not in the sample of isolated reloads; other reasons are in the notes. λ = 0 equals the stock "
+        "model within 1e-5 of the largest output, other paths and rows of a padded batch within 1e-4, and λ = 1 moves "
+        "the outputs by more than 1e-3."
+    )
+
+
+def _row(record: Record, names: list[str]) -> list[str]:
+    checks = record.get("checks") or {}
+    notes = [record["reason"]] if record["reason"] else []
+    for name, (verdict, reason) in checks.items():
+        if reason and not (verdict == "n/a" and reason.startswith(USUAL)):
+            notes.append(f"{name}: {reason}")
+    return [
+        record["type"],
+        record.get("model", ""),
+        record.get("kind", "part"),
+        str(record.get("layers", "")),
+        record["status"],
+        *(MARKS[checks[name][0]] if name in checks else "" for name in names),
+        "; ".join(notes).replace("|", "\\|").replace("\n", " "),
+    ]
+
+
+def _summary(record: Record, names: list[str]) -> Record:
+    checks = record.get("checks") or {}
+    supported = record["status"] == "passed"
+    reason = record["reason"]
+    if record["status"] == "failed":
+        reason = "; ".join(f"{name}: {why}" for name, (verdict, why) in checks.items() if verdict == "fail")
+    summary = {
+        "supported": supported,
+        "kind": record.get("kind", "part"),
+        "model": record.get("model"),
+        "reason": None if supported else f"{record['status']}: {reason}" if record["status"] != "refused" else reason,
+    }
+    if record["status"] == "refused" and checks:
+        summary["partial"] = not any(verdict == "fail" for verdict, _ in checks.values())
+    return summary | ({"checks": "".join(MARKS[checks[name][0]] for name in names)} if checks else {})

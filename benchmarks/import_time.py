@@ -1,0 +1,55 @@
+"""What does `import hf_bidir` cost beside `import transformers`, and `hf-bidir --help`? CPU seconds, interleaved.
+
+Each command runs in a fresh process; user and system time count, not the time on the clock.
+`python -X importtime -c "import hf_bidir"` tells where it goes.
+
+    python benchmarks/import_time.py
+"""
+
+import argparse
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+from measure import write_table
+
+HELP = "import sys; sys.argv[1:] = {}; from hf_bidir.cli import app; app(prog_name='hf-bidir')"
+COMMANDS = {
+    "import transformers": [sys.executable, "-c", "import transformers"],
+    "import hf_bidir": [sys.executable, "-c", "import hf_bidir"],
+    "import hf_bidir, transformers": [sys.executable, "-c", "import hf_bidir, transformers"],
+    "hf-bidir --help": [sys.executable, "-c", HELP.format(["--help"])],
+    "hf-bidir explain --help": [sys.executable, "-c", HELP.format(["explain", "--help"])],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "import_time.md")
+    options = parser.parse_args()
+    seconds: dict[str, list[float]] = {name: [] for name in COMMANDS}
+    for _ in range(options.repeats):
+        for name, command in COMMANDS.items():
+            seconds[name].append(cpu_seconds(command))
+    baseline = median(seconds["import transformers"])
+    rows = [[f"`{name}`", f"{median(found) / baseline:.2f}", f"{median(found):.2f}"] for name, found in seconds.items()]
+    for row in rows:
+        print(row)
+    notes = f"Medians of {options.repeats} interleaved runs, each in a fresh process."
+    write_table(
+        options.output, "Import time", notes, ["command", "ratio to import transformers", "CPU seconds"], rows, "cpu"
+    )
+
+
+def cpu_seconds(command: list[str]) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+if __name__ == "__main__":
+    main()

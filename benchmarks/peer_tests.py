@@ -1,0 +1,145 @@
+"""transformers' own tests of models, on stock classes and on their signed counterparts; collected by `peer.py`.
+
+The modules of transformers' tests are in the folder that the environment variable PEER_TESTS names.
+"""
+
+import importlib
+import os
+import sys
+import unittest
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PretrainedConfig, set_seed
+
+import hf_bidir
+
+_folder = Path(os.environ["PEER_TESTS"])
+sys.path.insert(0, str(_folder.parent))
+common = importlib.import_module(f"{_folder.name}.test_modeling_common")
+
+BATCH, TOKENS, HIDDEN, LAYERS, HEADS, IMAGE, PATCH = 13, 7, 32, 2, 4, 16, 4
+TEXT = {"vocab_size": 99, "max_position_embeddings": 64, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+SIZES = {
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "intermediate_size": 37,
+    "initializer_range": 0.02,
+}
+IMAGES = {"image_size": IMAGE, "patch_size": PATCH, "num_labels": 10}
+SIDES = {  # of an encoder-decoder
+    f"{side}_{name}": value
+    for side in ("encoder", "decoder")
+    for name, value in (("layers", LAYERS), ("attention_heads", HEADS), ("ffn_dim", 37))
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """The classes `name` + one of `heads`, the fields of a small config, and attributes that the tests go by.
+
+    An attribute that is a test and None leaves the test out, for stock and signed classes alike.
+    """
+
+    name: str
+    heads: str
+    fields: dict[str, Any] = field(default_factory=lambda: SIZES | TEXT)
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def images(self) -> bool:
+        return "image_size" in self.fields
+
+
+NO_TOKENS = {"test_resize_embeddings": False, "test_inputs_embeds": None, "test_model_get_set_embeddings": None}
+TEXT_HEADS = "ForSequenceClassification ForTokenClassification ForQuestionAnswering"
+FAMILIES = [
+    Family("Bert", f"Model LMHeadModel ForMaskedLM ForMultipleChoice ForNextSentencePrediction {TEXT_HEADS}"),
+    Family("Roberta", f"Model ForCausalLM ForMaskedLM ForMultipleChoice {TEXT_HEADS}"),
+    Family("DistilBert", f"Model ForMaskedLM ForMultipleChoice {TEXT_HEADS}"),
+    Family(
+        "ViT",
+        "Model ForImageClassification ForMaskedImageModeling",
+        SIZES | IMAGES | {"encoder_stride": PATCH},
+        NO_TOKENS,
+    ),
+    Family(
+        "Dinov2",
+        "Model ForImageClassification Backbone",
+        SIZES | IMAGES | {"use_swiglu_ffn": True},
+        NO_TOKENS | {"test_all_params_have_gradient": False},
+    ),
+    Family("GPT2", f"Model LMHeadModel {TEXT_HEADS}", attributes={"test_missing_keys": False}),
+    Family("Llama", f"Model ForCausalLM {TEXT_HEADS}", SIZES | TEXT | {"num_key_value_heads": 2}),
+    Family(
+        "Bart",
+        "Model ForConditionalGeneration ForSequenceClassification ForQuestionAnswering",
+        TEXT | SIDES | {"d_model": HIDDEN},
+        {"is_encoder_decoder": True, "test_missing_keys": False, "test_inputs_embeds": None},
+    ),
+]
+
+
+class Tester:
+    """What the tests ask for a small config and inputs; the names are theirs."""
+
+    batch_size, is_training, num_choices = BATCH, True, 3
+    hidden_size, num_hidden_layers, num_attention_heads = HIDDEN, LAYERS, HEADS
+    image_size, patch_size = IMAGE, PATCH
+
+    def __init__(self, family: Family, config_class: type[PretrainedConfig]):
+        self.family, self.config_class = family, config_class
+        patches = (IMAGE // PATCH) ** 2
+        self.num_masks, self.mask_length = patches // 2, patches
+        self.seq_length = patches + 1 if family.images else TOKENS  # with the class token
+
+    def get_config(self) -> PretrainedConfig:
+        return self.config_class(**self.family.fields)
+
+    def prepare_config_and_inputs_for_common(self) -> tuple[PretrainedConfig, dict[str, torch.Tensor]]:
+        if self.family.images:
+            return self.get_config(), {"pixel_values": torch.rand(BATCH, 3, IMAGE, IMAGE)}
+        ids = torch.randint(3, TEXT["vocab_size"], (BATCH, TOKENS))
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if self.family.attributes.get("is_encoder_decoder"):
+            inputs["input_ids"][:, -1] = TEXT["eos_token_id"]
+            inputs |= {"decoder_input_ids": ids.flip(1), "decoder_attention_mask": torch.ones_like(ids)}
+        return self.get_config(), inputs
+
+
+def _setup(test: unittest.TestCase) -> None:
+    set_seed(0)
+    test.model_tester = Tester(test.family, test.config_class)
+
+
+def suite(family: Family, signed: bool) -> type[unittest.TestCase]:
+    """The tests of transformers for a family's stock or signed classes."""
+    library, prefix = (hf_bidir, "Bidir") if signed else (transformers, "")
+    classes = tuple(getattr(library, f"{prefix}{family.name}{head}") for head in family.heads.split())
+    attributes = {
+        "family": family,
+        "config_class": classes[0].config_class,
+        "all_model_classes": classes,
+        "test_can_init_all_missing_weights_before_2023": True,
+        "setUp": _setup,
+        "__module__": __name__,
+    } | family.attributes
+    generate = any(model_class.can_generate() for model_class in classes)
+    bases = (common.ModelTesterMixin, *([common.GenerationTesterMixin] if generate else []), unittest.TestCase)
+    return type(f"{'Signed' if signed else 'Stock'}{family.name}", bases, attributes)
+
+
+def name_signed_heads() -> None:
+    """Tell the tests, which look up by a class's name what it is for, that signed classes are for the same."""
+    for table in [name for name in vars(common) if name.endswith("_MAPPING_NAMES")]:
+        stock = getattr(common, table)
+        heads = {kind: name for kind, name in stock.items() if isinstance(name, str)}
+        setattr(common, table, {**stock, **{f"bidir_{kind}": f"Bidir{name}" for kind, name in heads.items()}})
+
+
+name_signed_heads()
+globals().update({made.__name__: made for family in FAMILIES for made in (suite(family, False), suite(family, True))})
