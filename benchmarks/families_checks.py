@@ -18,8 +18,9 @@ from transformers import PreTrainedModel
 
 from hf_bidir import signed
 from hf_bidir.example_inputs import special_tokens
+from hf_bidir.layer_hooks import observed_layers
 from hf_bidir.modeling import modeling_bidir
-from hf_bidir.modeling.signed_layers import attention_outside, observed_layers, signed_layers
+from hf_bidir.modeling.signed_layers import attention_outside, signed_layers
 
 EXACT, CLOSE, MOVED = 1e-5, 1e-4, 1e-3  # relative to the largest output: λ = 0, other paths, λ = 1
 NEW_TOKENS = 5

@@ -15,9 +15,9 @@ _HOMES = {
     "NegativeMassSchedule": "hf_bidir.schedules",
     "bidir_attention": "hf_bidir.modeling.attention",
     "convert_checkpoint": "hf_bidir.convert",
-    "packed_attention": "hf_bidir.modeling.packed_attention",
+    "packed_attention": "hf_bidir.packing",
     "register_attn_activation": "hf_bidir.modeling.activations",
-    "signed": "hf_bidir.modeling.modeling_bidir",
+    "signed": "hf_bidir.signing",
     "tanhmax": "hf_bidir.modeling.activations",
 }
 _TEXT = "ForMaskedLM ForMultipleChoice ForQuestionAnswering ForSequenceClassification ForTokenClassification"

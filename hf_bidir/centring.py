@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_bidir.example_inputs import example_inputs
-from hf_bidir.modeling.signed_layers import observed_layers
+from hf_bidir.layer_hooks import observed_layers
 from hf_bidir.projections import Features, largest_change, projections, weight_of
 
 TOLERANCE = 1e-3  # relative, of outputs of softmax before and after

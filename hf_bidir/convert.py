@@ -29,9 +29,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from hf_bidir.auto_classes import bidir_class
 from hf_bidir.example_inputs import example_inputs
-from hf_bidir.modeling.configuration_bidir import ATTENTION_FIELDS, PREFIX, all_masses, nearest, stock_heads
-from hf_bidir.modeling.modeling_bidir import signed
+from hf_bidir.modeling.activations import nearest
+from hf_bidir.modeling.configuration_bidir import ATTENTION_FIELDS, PREFIX, all_masses, stock_heads
 from hf_bidir.sentence_folder import SentenceFolder, sentence_folder
+from hf_bidir.signing import signed
 from hf_bidir.timm_vit import TIMM_PREFIX, read_timm, timm_outputs, vit_from_timm
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from hf_bidir.example_inputs import example_inputs
-from hf_bidir.modeling.signed_layers import observed_layers, signed_layers
+from hf_bidir.layer_hooks import observed_layers
+from hf_bidir.modeling.signed_layers import signed_layers
 
 LINEAR = (nn.Linear, Conv1D)
 

@@ -6,7 +6,7 @@ import transformers
 
 import hf_bidir
 from hf_bidir.centring import centre_attention
-from hf_bidir.modeling.signed_layers import observed_layers
+from hf_bidir.layer_hooks import observed_layers
 
 SHAPE = {
     "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_bidir.explain.running import attends_between_tokens
-from hf_bidir.modeling.signed_layers import edited_coefficients
+from hf_bidir.layer_hooks import edited_coefficients
 
 
 @torch.inference_mode()

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from hf_bidir.explain.attentions import read_position
 from hf_bidir.explain.readout import Target, choose_readout
 from hf_bidir.explain.running import keep_mask_of, prepared_inputs, record_coefficients, sequence_length
-from hf_bidir.modeling.signed_layers import observed_layers
+from hf_bidir.layer_hooks import observed_layers
 from hf_bidir.projections import Projections, projections, weight_of
 
 

@@ -21,7 +21,7 @@ from hf_bidir.explain.running import (
     record_coefficients,
     sequence_length,
 )
-from hf_bidir.modeling.signed_layers import edited_coefficients, kept_keys
+from hf_bidir.layer_hooks import edited_coefficients, kept_keys
 
 
 @torch.no_grad()

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from hf_bidir.modeling.signed_layers import edited_coefficients, signed_layers
+from hf_bidir.layer_hooks import edited_coefficients
+from hf_bidir.modeling.signed_layers import signed_layers
 
 
 def check_bidir(model: PreTrainedModel) -> None:

@@ -17,7 +17,8 @@ from hf_bidir.explain.running import (
 )
 from hf_bidir.faithfulness.distances import jensen_shannon, total_variation
 from hf_bidir.faithfulness.interventions import class_probabilities
-from hf_bidir.modeling.signed_layers import edited_coefficients, signed_coefficients, signed_layers
+from hf_bidir.layer_hooks import edited_coefficients
+from hf_bidir.modeling.signed_layers import signed_layers
 
 PENALTY = 500.0  # for every unit by which an answer moves beyond the tolerance
 
@@ -106,7 +107,7 @@ class _Search:
         """What the scores give, before one step that makes them more divergent, or nearer to the answer."""
         keep = keep_mask_of(self.inputs, scores.shape[-1])[:, None, None]
         (layer,) = signed_layers(self.model)
-        coefficients = signed_coefficients(layer, scores, keep)
+        coefficients = layer.coefficients(scores, keep)
         with edited_coefficients(self.model, lambda _: coefficients):
             change = total_variation(class_probabilities(self.model, self.inputs), self.answer)
         divergence = jensen_shannon(coefficients[:, 0, 0], self.own[:, 0, 0])

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from hf_bidir.explain.running import in_evaluation, keep_mask_of, prepared_inputs
 from hf_bidir.faithfulness.distances import total_variation
-from hf_bidir.modeling.signed_layers import edited_coefficients
+from hf_bidir.layer_hooks import edited_coefficients
 
 Change = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 

@@ -8,11 +8,11 @@ from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
 from hf_bidir.finetune.errors import InputError
 from hf_bidir.finetune.tokenizer import UNITS
-from hf_bidir.modeling.configuration_bidir import DECODER_SCOPES
 from hf_bidir.modeling.configuration_bidir_rnn import (
     ATTN_QUERIES,
     ATTN_SCORES,
     ATTN_SELECTIONS,
+    DECODER_SCOPES,
     DECODER_STYLES,
     SCORES_ALONE,
 )

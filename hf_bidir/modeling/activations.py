@@ -5,7 +5,7 @@ function joins the built-in ones under a name, by `register_attn_activation`, an
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 
 import torch
@@ -130,9 +130,14 @@ def register_attn_activation(name: str, fn: Callable[..., Tensor]) -> None:
 def get_attn_activation(name: str) -> Callable[..., Tensor]:
     """The function registered under `name`; ValueError lists the known names and the nearest one."""
     if name not in _ACTIVATIONS:
-        nearest = get_close_matches(str(name), _ACTIVATIONS, n=1)
-        hint = f' Did you mean "{nearest[0]}"?' if nearest else " hf_bidir.register_attn_activation adds another."
+        hint = nearest(str(name), _ACTIVATIONS) or " hf_bidir.register_attn_activation adds another."
         raise ValueError(
             f'attn_activation="{name}" is not known; choose one of: {", ".join(sorted(_ACTIVATIONS))}.{hint}'
         )
     return _ACTIVATIONS[name]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`Did you mean "…"?` with the nearest of the known names, or nothing."""
+    found = get_close_matches(name, known, n=1)
+    return f' Did you mean "{found[0]}"?' if found else ""

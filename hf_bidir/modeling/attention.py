@@ -29,6 +29,7 @@ def bidir_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     implementation: str = "auto",
+    terms: "ScoreTerms | None" = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Multi-head attention whose coefficients may be negative.
 
@@ -53,6 +54,7 @@ def bidir_attention(
             "auto"      chosen by activation, device, dtype and dropout, not by length: on a GPU "fused" in half
                         precision, where it can be had, else "lift" where there is no dropout; otherwise, and on a
                         CPU, "chunked". Logs its choice once.
+        terms: what else is done with the scores; only "eager" computes it, and "auto" takes that then.
 
     Returns:
         The context `[batch, heads, queries, head_dim]`, and the coefficients `[batch, heads, queries, keys]` (after
@@ -65,10 +67,12 @@ def bidir_attention(
     check_dropout(dropout)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     activation, negative_mass = resolved(activation, negative_mass, query)
+    if terms and implementation not in ("auto", "eager"):
+        raise ValueError(f'implementation="{implementation}" has no {terms}; use "eager", or "auto".')
     if implementation == "auto":
-        implementation = _choose(query, key, value, activation, negative_mass, dropout)
+        implementation = "eager" if terms else _choose(query, key, value, activation, negative_mass, dropout)
     if implementation == "eager":
-        return eager_attention(query, key, value, keep, activation, negative_mass, scaling, dropout)
+        return eager_attention(query, key, value, keep, activation, negative_mass, scaling, dropout, terms)
     if implementation == "compiled":
         compiled = _compiled_eager()
         return compiled(query, key, value, keep, activation, negative_mass, scaling, dropout)[0], None
@@ -118,25 +122,6 @@ class ScoreTerms:
             scores = torch.cat([scores, self.sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1).to(scores)], -1)
             keep = None if keep is None else F.pad(keep, (0, 1), value=True)
         return scores, keep
-
-
-def biased_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    keep: Tensor | None,
-    *,
-    terms: ScoreTerms,
-    activation: str,
-    negative_mass: NegativeMass,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """`bidir_attention` on the eager path with `ScoreTerms`, which no other path has."""
-    check_shapes(query, key, value, keep)
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    activation, negative_mass = resolved(activation, negative_mass, query)
-    return eager_attention(query, key, value, keep, activation, negative_mass, scaling, dropout, terms)
 
 
 def eager_attention(

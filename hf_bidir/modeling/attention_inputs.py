@@ -22,37 +22,27 @@ HEAD_DIMS = (16, 256)  # that the kernels take
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
 
 
-def keep_mask(attention_mask: Tensor | None) -> Tensor | None:
-    """Every mask that transformers hands to an attention layer, as one boolean keep-mask.
-
-    None stays None; boolean (sdpa) is one already; float (eager) drops what is at most `MASKED` and keeps the rest.
-    Adding it to the scores would be wrong here: `e^-s` would give the dropped key all of the weight.
-    """
-    if attention_mask is None or attention_mask.dtype == torch.bool:
-        return attention_mask
-    if not attention_mask.is_floating_point():
-        return attention_mask != 0
-    return attention_mask > MASKED
-
-
 def keep_and_bias(
-    attention_mask: Tensor | None, position_bias: Tensor | None, looked_at: bool = False
+    attention_mask: Tensor | None, position_bias: Tensor | None = None, looked_at: bool = False
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Which keys are kept, and what is added to the scores of those.
+    """Which keys are kept, and what is added to the scores of those; None where all are, or nothing is.
 
     Args:
-        attention_mask: boolean, or float as `keep_mask` takes it, of which what is not masked is a bias.
+        attention_mask: boolean, integers, or float: what is at most `MASKED` is dropped, the rest is a bias. To add
+            what is dropped would be wrong here: `e^-s` would give that key all of the weight.
         position_bias: a bias, in which some models have a mask as well.
         looked_at: return no bias where all of it is 0. A compiled graph cannot look.
     """
     terms = [x for x in (attention_mask, position_bias) if x is not None and x.is_floating_point()]
-    if not terms:
-        return keep_mask(attention_mask), None
-    bias = sum(terms[1:], start=terms[0])
-    keep = bias > MASKED
+    keep = None
     if attention_mask is not None and not attention_mask.is_floating_point():
-        keep = keep & keep_mask(attention_mask)
-    bias = bias.masked_fill(bias <= MASKED, 0)
+        keep = attention_mask.bool()
+    if not terms:
+        return keep, None
+    bias = sum(terms[1:], start=terms[0])
+    dropped = bias <= MASKED
+    bias = bias.masked_fill(dropped, 0)
+    keep = ~dropped if keep is None else keep & ~dropped
     return keep, None if looked_at and not torch.compiler.is_compiling() and not bias.any() else bias
 
 
@@ -109,7 +99,7 @@ def check_shapes(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None)
     if keep is None:
         return
     if keep.dtype != torch.bool:
-        raise ValueError(f"keep must be boolean (True = attend), got {keep.dtype}; keep_mask() converts other masks.")
+        raise ValueError(f"keep must be boolean (True = attend), got {keep.dtype}; mask == 1 makes one of numbers.")
     full = (*query.shape[:3], key.shape[2])
     if (
         keep.dim() != 4

@@ -3,7 +3,6 @@
 import copy
 import functools
 import inspect
-from difflib import get_close_matches
 from numbers import Real
 from typing import Any
 
@@ -11,7 +10,7 @@ import transformers
 from transformers import PretrainedConfig
 from transformers.models.auto import modeling_auto
 
-from .activations import check_negative_mass, get_attn_activation
+from .activations import check_negative_mass, get_attn_activation, nearest
 
 PREFIX = "Bidir"
 FORMAT = 1  # of the fields below, as config.json holds them
@@ -22,7 +21,6 @@ ATTENTION_FIELDS = {
     "attn_window": None,
     "attn_partial": False,
 }
-ENCODER_SCOPES, DECODER_SCOPES = ("global", "window"), ("local-m", "local-p")
 FIELDS_DOC = """
     Signed attention adds these fields:
 
@@ -38,6 +36,8 @@ FIELDS_DOC = """
 
 class BidirConfigMixin:
     """What every config with signed attention has; stands before the stock config in the bases of a made class."""
+
+    attn_scopes = ("global", "window")
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict, dict]:
@@ -58,6 +58,21 @@ class BidirConfigMixin:
         """As in transformers, and always with the attention fields, so that no default is needed to read them."""
         ours = {name: getattr(self, name) for name in ATTENTION_FIELDS if hasattr(self, name)}
         return super().to_diff_dict() | ours | {"attn_format": FORMAT}
+
+    def check_scope(self) -> None:
+        """Raise ValueError where `attn_scope` and `attn_window` do not fit each other, or the model."""
+        scope, window = self.attn_scope, self.attn_window
+        if scope not in self.attn_scopes:
+            raise ValueError(
+                f'attn_scope="{scope}" is not for a {self.model_type}; choose one of: {", ".join(self.attn_scopes)}.'
+            )
+        if (scope == "global") != (window is None) or (window is not None and window < 1):
+            raise ValueError(
+                'expected an attn_window of at least 1 with every attn_scope but "global", and none with that; got '
+                f'attn_scope="{scope}" and attn_window={window}.'
+            )
+        if scope == "window" and getattr(self, "is_encoder_decoder", False):
+            raise ValueError(f'attn_scope="window" needs queries that are keys; {self.model_type} has cross-attention.')
 
 
 def bidir_config(config: PretrainedConfig, **fields: Any) -> PretrainedConfig:
@@ -151,12 +166,6 @@ def stock_heads(model_type: str) -> dict[str, str]:
     return heads
 
 
-def nearest(name: str, known: list[str]) -> str:
-    """`Did you mean "…"?` with the nearest of the known names, or nothing."""
-    found = get_close_matches(name, known, n=1)
-    return f' Did you mean "{found[0]}"?' if found else ""
-
-
 def stock_class(name: str, kind: type) -> type:
     """The class of transformers that `Bidir…` extends.
 
@@ -184,7 +193,7 @@ def check_bidir_config(config: PretrainedConfig) -> None:
     """Raise ValueError where a config asks for attention that there is not; `check_layers` looks at the layers."""
     get_attn_activation(config.attn_activation)
     _check_masses(config.attn_negative_mass)
-    _check_scope(config)
+    config.check_scope()
 
 
 def check_layers(mass: Any, heads: list[int | None]) -> None:
@@ -236,25 +245,3 @@ def _check_masses(mass: Any, depth: int = 0) -> None:
             "attn_negative_mass must be a number in [0, 1], or a list with one entry per layer, each a number or a "
             f"list with one number per head; got {mass!r}."
         )
-
-
-def _check_scope(config: PretrainedConfig) -> None:
-    scope, window, name = config.attn_scope, config.attn_window, type(config).__name__
-    if scope in DECODER_SCOPES and getattr(config, "decoder_style", None):
-        if not window or window < 1:
-            raise ValueError(f'attn_scope="{scope}" needs an attn_window of at least 1; got attn_window={window}.')
-        return
-    if scope in DECODER_SCOPES:
-        raise ValueError(
-            f'attn_scope="{scope}" is a place that moves with a recurrent decoder, and {name} '
-            f'(model_type="{config.model_type}") has none; choose one of: {", ".join(ENCODER_SCOPES)}.'
-        )
-    if scope not in ENCODER_SCOPES:
-        raise ValueError(f'attn_scope="{scope}" is not known; choose one of: {", ".join(ENCODER_SCOPES)}.')
-    if (scope == "window") != (window is not None) or (window is not None and window < 1):
-        raise ValueError(
-            f'expected attn_window of at least 1 with attn_scope="window", and none with "global"; got '
-            f'attn_scope="{scope}" and attn_window={window}.'
-        )
-    if scope == "window" and getattr(config, "is_encoder_decoder", False):
-        raise ValueError(f'attn_scope="window" needs queries that are keys as well; {name} has cross-attention.')

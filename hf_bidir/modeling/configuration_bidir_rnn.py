@@ -14,6 +14,7 @@ ATTN_QUERIES = ("learned", "last")
 ATTN_SELECTIONS = ("soft", "hard")
 _SEQ2SEQ = {"AutoModelForSeq2SeqLM": "modeling_bidir_seq2seq.BidirRnnForSeq2SeqLM"}
 DECODER_STYLES = (None, "luong", "bahdanau")
+DECODER_SCOPES = ("local-m", "local-p")  # a place that moves with the decoder
 
 
 class BidirRnnConfig(BidirConfigMixin, PretrainedConfig):
@@ -121,6 +122,10 @@ class BidirRnnConfig(BidirConfigMixin, PretrainedConfig):
         check_bidir_config(self)
         check_layers(attn_negative_mass, heads=[1])
 
+    @property
+    def attn_scopes(self) -> tuple[str, ...]:
+        return ("global", *DECODER_SCOPES) if self.decoder_style else ("global",)
+
     def _check_shape(self) -> None:
         choices = {
             "encoder": ENCODERS,
@@ -141,11 +146,6 @@ class BidirRnnConfig(BidirConfigMixin, PretrainedConfig):
             raise ValueError(f"expected a pad_token_id, which says what is padding; got {self.pad_token_id}.")
         if self.attn_scale <= 0:
             raise ValueError(f"expected attn_scale above 0, got {self.attn_scale}.")
-        if self.attn_scope == "window":
-            raise ValueError(
-                'attn_scope="window" needs attention from token to token (BERT, ViT); with '
-                f'attn_score="{self.attn_score}" one query reads the whole text.'
-            )
         if self.bidirectional and self.encoder == "none":
             raise ValueError('bidirectional=True needs an encoder that reads in a direction; encoder is "none".')
         if self.decoder_style and (self.encoder == "none" or self.attn_score in SCORES_ALONE):

@@ -8,18 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import transformers
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.modeling_utils import _CAN_RECORD_REGISTRY
 
 from .attention_inputs import fused_obstacle
-from .configuration_bidir import (
-    PREFIX,
-    bidir_config,
-    check_bidir_config,
-    made_config_class,
-    stock_class,
-    stock_heads,
-)
-from .signed_layers import check_attn_implementation, sign_layers, signed_layers
+from .configuration_bidir import PREFIX, bidir_config, check_bidir_config, made_config_class, stock_class, stock_heads
+from .signed_layers import check_attn_implementation, sign_layers
 
 if TYPE_CHECKING:  # transformers 5.0 copies from a folder only the files that this one names, so all are named
     from .activations import tanhmax  # noqa: F401
@@ -71,41 +65,8 @@ class BidirMixin:
             raise ValueError(f'attn_implementation="fused" cannot run here: {obstacle}; "sdpa" does without.')
 
 
-def signed(
-    model: PreTrainedModel, negative_mass: Any = 1.0, *, activation: str = "tanhmax", partial: bool = False
-) -> PreTrainedModel:
-    """Make a stock model signed, in place: the same object and weights, now of the class `Bidir…`.
-
-    Args:
-        model: a model of transformers whose attention layers go through its attention interface.
-        negative_mass: `λ` in [0, 1]: one number, or a list with one entry per layer, each a number or one per head.
-        activation: "tanhmax", "softmax", "tanh" or a registered name.
-        partial: accept that some attention of the model is outside the interface and stays softmax.
-
-    Returns:
-        The model, to train, save or explain. Its config is a new object; the stock one is left as it was.
-
-    Raises:
-        ValueError: the model is signed already, has no such layer, or has some attention outside the interface.
-    """
-    if signed_layers(model):
-        raise ValueError(
-            f"{type(model).__name__} is signed already; set model.config.attn_negative_mass, which every layer reads."
-        )
-    before, made = model.config, made_class(type(model))
-    config = bidir_config(before, attn_activation=activation, attn_negative_mass=negative_mass, attn_partial=partial)
-    check_attn_implementation(config._attn_implementation)
-    _replace_config(model, before, config)
-    try:
-        sign_layers(model)
-    except ValueError:
-        _replace_config(model, config, before)
-        raise
-    model.__class__ = made
-    return model
-
-
-def _replace_config(model: PreTrainedModel, old: PretrainedConfig, new: PretrainedConfig) -> None:
+def replace_config(model: PreTrainedModel, old: PretrainedConfig, new: PretrainedConfig) -> None:
+    """Let every module that has the one config have the other."""
     for module in model.modules():
         if vars(module).get("config") is old:
             module.config = new
@@ -132,7 +93,7 @@ def _made(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
         with _stock_config_class(self, config, stock.config_class):
             stock.__init__(self, config, *args, **kwargs)
         if not hasattr(self.config, "attn_activation"):  # a composite model made its own config from its parts
-            _replace_config(self, self.config, bidir_config(self.config))
+            replace_config(self, self.config, bidir_config(self.config))
         sign_layers(self)
 
     made = type(
@@ -187,13 +148,6 @@ def _stock_config_class(
 def _read_checkpoint_keys_like(stock: type[PreTrainedModel], name: str) -> None:
     """Let a made class read and write the checkpoint keys that its stock class does, which transformers renames by the
     names of classes and model types. Without this, weights would stay random and only a load report would say so."""
-    try:
-        from transformers.conversion_mapping import (
-            get_checkpoint_conversion_mapping,
-            register_checkpoint_conversion_mapping,
-        )
-    except ImportError:
-        return
     mapping = get_checkpoint_conversion_mapping(stock.__name__)
     if mapping is None:
         mapping = get_checkpoint_conversion_mapping(stock.config_class.model_type)

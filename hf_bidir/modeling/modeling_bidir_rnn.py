@@ -10,17 +10,17 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling, SequenceClassifierOutput
 
-from .configuration_bidir import check_bidir_config
+from .attention import activated
+from .attention_inputs import per_head
+from .configuration_bidir import check_bidir_config, layer_negative_mass
 from .configuration_bidir_rnn import BidirRnnConfig
 from .hard_selection import Reinforce, select_one
 from .modeling_bidir import BidirMixin
 from .scores import SCORES, WITHOUT_QUERY, PerTokenScore
-from .signed_layers import signed_coefficients
+from .signed_layers import EDIT, without_dropped
 
 if TYPE_CHECKING:  # transformers 5.0 copies from a folder only the files that this one names, so all are named
     from .activations import tanhmax  # noqa: F401
-    from .attention import bidir_attention  # noqa: F401
-    from .attention_inputs import keep_mask  # noqa: F401
     from .chunked_attention import chunked_tanhmax_attention  # noqa: F401
     from .fused_attention import fused_attention  # noqa: F401
     from .fused_blocks import triton  # noqa: F401
@@ -54,6 +54,13 @@ class BidirScoredAttention(nn.Module):
             scale=config.attn_scale,
             max_length=config.max_position_embeddings,
         )
+
+    def coefficients(self, scores: Tensor, keep: Tensor) -> Tensor:
+        """The coefficients of scores `[batch, 1, queries, keys]`, by the config; what is not kept has none."""
+        mass = per_head(layer_negative_mass(self.config, self.signed_index, 1), scores)
+        coefficients = activated(scores, without_dropped(self, keep), self.config.attn_activation, mass)
+        edit = getattr(self, EDIT, None)
+        return edit(coefficients) if edit else coefficients
 
     def select(self, coefficients: Tensor, values: Tensor) -> tuple[Tensor, Tensor | None]:
         """The mixture of all values, or one of them.
@@ -97,7 +104,7 @@ class BidirAttentionPooling(BidirScoredAttention):
         """
         query = last if self.query is None else self.query.expand(len(states), -1)
         scores = self.score(None if query is None else query.unsqueeze(1), states)
-        coefficients = signed_coefficients(self, scores.unsqueeze(1), keep[:, None, None])
+        coefficients = self.coefficients(scores.unsqueeze(1), keep[:, None, None])
         context, log_probability = self.select(coefficients, self.value(states))
         return context, coefficients, log_probability
 

@@ -11,12 +11,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling, Seq2SeqLMO
 from .configuration_bidir_rnn import BidirRnnConfig
 from .hard_selection import Reinforce
 from .modeling_bidir_rnn import RECURRENT, BidirRnnPreTrainedModel, BidirScoredAttention, check_not_empty, encoded
-from .signed_layers import signed_coefficients
 
 if TYPE_CHECKING:  # transformers 5.0 copies from a folder only the files that this one names, so all are named
     from .activations import tanhmax  # noqa: F401
     from .attention import bidir_attention  # noqa: F401
-    from .attention_inputs import keep_mask  # noqa: F401
+    from .attention_inputs import check_shapes  # noqa: F401
     from .chunked_attention import chunked_tanhmax_attention  # noqa: F401
     from .configuration_bidir import check_bidir_config  # noqa: F401
     from .fused_attention import fused_attention  # noqa: F401
@@ -25,6 +24,7 @@ if TYPE_CHECKING:  # transformers 5.0 copies from a folder only the files that t
     from .fused_kernels import forward_kernel  # noqa: F401
     from .modeling_bidir import BidirMixin  # noqa: F401
     from .scores import SCORES  # noqa: F401
+    from .signed_layers import EDIT  # noqa: F401
 
 CELLS = {"lstm": nn.LSTMCell, "gru": nn.GRUCell}
 IGNORED = -100  # a label that counts for nothing
@@ -54,7 +54,7 @@ class BidirAlignment(BidirScoredAttention):
         scores = self.score(query.unsqueeze(1), states).unsqueeze(1)
         centre = self._centre(query, keep, step)
         near = keep if centre is None else keep & (self._distance(centre, keep).abs() <= self.config.attn_window)
-        coefficients = signed_coefficients(self, scores, near[:, None, None])
+        coefficients = self.coefficients(scores, near[:, None, None])
         if self.config.attn_scope == "local-p":
             deviation = self.config.attn_window / 2
             gaussian = torch.exp(-self._distance(centre, keep).square() / (2 * deviation**2))

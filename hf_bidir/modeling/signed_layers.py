@@ -5,9 +5,9 @@ a view in which that name is one of ours; everything outside the layer goes on t
 """
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from functools import cache
+from itertools import chain
 from typing import Any
 from zlib import crc32
 
@@ -17,15 +17,14 @@ from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function, sdpa_mask
 from transformers.utils import logging
 
-from .attention import ScoreTerms, activated, biased_attention, bidir_attention
-from .attention_inputs import causal_mask, keep_and_bias, per_head, repeated_heads
+from .attention import ScoreTerms, bidir_attention
+from .attention_inputs import causal_mask, keep_and_bias, repeated_heads
 from .configuration_bidir import check_layers, layer_negative_mass
 
 logger = logging.get_logger(__name__)
 
 EDIT, KEEP, OBSERVE, WANTED = "edit_coefficients", "keep_keys", "observe", "coefficients_wanted"
-BACKENDS = {"sdpa": "auto", "eager": "eager", "fused": "fused"}  # attn_implementation: implementation
-BACKEND_DESCRIPTIONS = {
+BACKENDS = {
     "sdpa": "the fastest exact path for the device, the default",
     "eager": "returns the coefficients",
     "fused": "insists on the Triton kernel, on a GPU",
@@ -67,7 +66,7 @@ def check_attn_implementation(name: str | None, between_tokens: bool = True) -> 
 
     A model whose tokens do not attend to one another makes scores of its own, for which there is no kernel.
     """
-    known = {key: told for key, told in BACKEND_DESCRIPTIONS.items() if between_tokens or key != "fused"}
+    known = {key: told for key, told in BACKENDS.items() if between_tokens or key != "fused"}
     if name not in (None, *known):
         choices = ", ".join(f'"{key}" ({told})' for key, told in known.items())
         refused = f'Specified `attn_implementation="{name}"` is not supported'  # the words of transformers
@@ -93,29 +92,28 @@ def attention_outside(model: nn.Module) -> list[str]:
     ]
 
 
+def _code(function: Callable) -> Any:
+    return getattr(inspect.unwrap(function), "__code__", None) or _code.__code__
+
+
 @cache
 def _forward_names(module_class: type[nn.Module]) -> frozenset[str]:
     """The names that a module's `forward` reads."""
-    code = getattr(inspect.unwrap(module_class.forward), "__code__", None)
-    return frozenset(code.co_names) if code else frozenset()
+    return frozenset(_code(module_class.forward).co_names)
 
 
 @cache
 def _keywords(module_class: type[nn.Module]) -> frozenset[str]:
     """The names of the arguments that a module's `forward` hands on by name."""
-    constants = getattr(getattr(inspect.unwrap(module_class.forward), "__code__", None), "co_consts", ())
-    return frozenset(name for names in constants if isinstance(names, tuple) for name in names if isinstance(name, str))
+    return frozenset(chain(*(names for names in _code(module_class.forward).co_consts if isinstance(names, tuple))))
 
 
 @cache
 def _names(module_class: type[nn.Module]) -> frozenset[str]:
     """The names that any method of a module reads."""
-    methods = (inspect.unwrap(f) for f in vars(module_class).values() if callable(f))
-    own = (name for method in methods for name in getattr(getattr(method, "__code__", None), "co_names", ()))
-    inherited = [
-        _names(base) for base in module_class.__bases__ if issubclass(base, nn.Module) and base is not nn.Module
-    ]
-    return frozenset(own).union(*inherited)
+    classes = (base for base in module_class.__mro__ if issubclass(base, nn.Module) and base is not nn.Module)
+    methods = (method for base in classes for method in vars(base).values() if callable(method))
+    return frozenset(chain(*(_code(method).co_names for method in methods)))
 
 
 def sign_layers(model: PreTrainedModel) -> None:
@@ -181,13 +179,6 @@ def _heads_of(layer: nn.Module) -> int | None:
     return own if own is not None else getattr(layer.config, "num_attention_heads", None)
 
 
-def _some_signed_layers(model: nn.Module) -> list[nn.Module]:
-    layers = signed_layers(model)
-    if not layers:
-        raise ValueError(f"expected a signed model, got {type(model).__name__}; hf_bidir.signed(model) makes it one.")
-    return layers
-
-
 def signed_layers(model: nn.Module) -> list[nn.Module]:
     """The signed layers of a model, in the order in which `attn_negative_mass` counts them; none in a stock model."""
     return [module for module in model.modules() if hasattr(module, "signed_index")]
@@ -232,26 +223,22 @@ def signed_attention(
         keep = causal_mask(query, key) if keep is None else causal_mask(query, key) & keep
     own_heads = key, value
     query, key, value = repeated_heads(query, key, value)
-    attend, edit = bidir_attention, getattr(module, EDIT, None)
-    options: dict[str, Any] = {"implementation": BACKENDS[backend]}
-    if terms := ScoreTerms(bias, softcap, s_aux):
-        if backend == "fused":
-            raise ValueError(
-                f'attn_implementation="fused" has no {terms}, which {type(module).__name__} uses; choose "sdpa".'
-            )
-        attend, options = biased_attention, {"terms": terms}
-    elif edit or getattr(module, WANTED, False):
-        options["implementation"] = "eager"
-    context, coefficients = attend(
+    terms, edit = ScoreTerms(bias, softcap, s_aux), getattr(module, EDIT, None)
+    if terms and backend == "fused":
+        raise ValueError(
+            f'attn_implementation="fused" has no {terms}, which {type(module).__name__} uses; choose "sdpa".'
+        )
+    context, coefficients = bidir_attention(
         query,
         key,
         value,
-        within_scope(config, _kept(module, keep), query, key),
+        within_scope(config, without_dropped(module, keep), query, key),
         activation=config.attn_activation,
         negative_mass=layer_negative_mass(config, module.signed_index, module.signed_count),
         scaling=scaling,
         dropout=dropout if module.training else 0.0,
-        **options,
+        implementation="eager" if edit or getattr(module, WANTED, False) else backend.replace("sdpa", "auto"),
+        terms=terms,
     )
     if edit:
         coefficients = edit(coefficients)
@@ -291,70 +278,12 @@ def within_scope(config: PretrainedConfig, keep: Tensor | None, query: Tensor, k
     return near if keep is None else keep & near
 
 
-def signed_coefficients(module: nn.Module, scores: Tensor, keep: Tensor) -> Tensor:
-    """The coefficients of a layer that has made its own scores `[batch, heads, queries, keys]`, by its config."""
-    mass = per_head(layer_negative_mass(module.config, module.signed_index, 1), scores)
-    coefficients = activated(scores, _kept(module, keep), module.config.attn_activation, mass)
-    edit = getattr(module, EDIT, None)
-    return edit(coefficients) if edit else coefficients
-
-
-def _kept(module: nn.Module, keep: Tensor | None) -> Tensor | None:
+def without_dropped(module: nn.Module, keep: Tensor | None) -> Tensor | None:
     """The keep-mask without the keys that `kept_keys` leaves out."""
     kept = getattr(module, KEEP, None)
     if kept is None:
         return keep
     return kept if keep is None else keep & kept
-
-
-@contextmanager
-def edited_coefficients(model: nn.Module, edit: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """While the context lasts, `edit` sees, and may change, the coefficients of every layer of a signed model.
-
-    Args:
-        edit: `[batch, heads, queries, keys]` to the same shape, called once for each call of a layer, in their order;
-            the values are weighted by what it returns.
-
-    A backward pass belongs inside the context as well: gradient checkpointing runs layers again.
-    """
-    layers = _some_signed_layers(model)
-    outer = getattr(layers[0], EDIT, None)  # of a context that surrounds this one; it comes first
-    with _set_on(layers, EDIT, edit if outer is None else lambda coefficients: edit(outer(coefficients))):
-        yield
-
-
-def kept_keys(model: nn.Module, keep: Tensor) -> AbstractContextManager[None]:
-    """While the context lasts, every layer of a signed model leaves out the keys where `keep` is False.
-
-    Args:
-        keep: boolean `[batch, 1, 1, keys]`, for calls without a cache; padding, and what a context around this one
-            drops, is left out as well.
-    """
-    layers = _some_signed_layers(model)
-    outer = getattr(layers[0], KEEP, None)
-    return _set_on(layers, KEEP, keep if outer is None else keep & outer)
-
-
-def observed_layers(
-    model: nn.Module, observe: Callable[[nn.Module, Tensor, Tensor, Tensor], None]
-) -> AbstractContextManager[None]:
-    """While the context lasts, `observe(layer, key, value, context)` is called whenever a signed layer has run.
-
-    Key and value are `[batch, key heads, keys, head_dim]`, the context `[batch, queries, heads, head_dim]`.
-    """
-    return _set_on(_some_signed_layers(model), OBSERVE, observe)
-
-
-@contextmanager
-def _set_on(layers: list[nn.Module], name: str, value: object) -> Iterator[None]:
-    before = [getattr(layer, name, None) for layer in layers]
-    for layer in layers:
-        setattr(layer, name, value)
-    try:
-        yield
-    finally:
-        for layer, old in zip(layers, before, strict=True):
-            setattr(layer, name, old)
 
 
 def _want_coefficients(model: PreTrainedModel, args: tuple, kwargs: dict) -> None:

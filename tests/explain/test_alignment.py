@@ -9,7 +9,7 @@ from hf_bidir import BidirRnnConfig, BidirRnnForSeq2SeqLM, BidirRnnForSequenceCl
 from hf_bidir.cli import app
 from hf_bidir.explain import align, alignment_grid, contributions
 from hf_bidir.finetune.tokenizer import train_words
-from hf_bidir.modeling.signed_layers import edited_coefficients
+from hf_bidir.layer_hooks import edited_coefficients
 from tests.explain.conftest import tokenizer
 
 TEXT = "c a d b"

@@ -24,7 +24,8 @@ from hf_bidir.explain import (
 )
 from hf_bidir.explain.report import explain_checkpoint
 from hf_bidir.explain.running import longest_text, record_coefficients
-from hf_bidir.modeling.signed_layers import edited_coefficients, signed_layers
+from hf_bidir.layer_hooks import edited_coefficients
+from hf_bidir.modeling.signed_layers import signed_layers
 from hf_bidir.projections import projections
 from tests.explain.conftest import FAMILIES, NOT_ODD, TEXTS, family, images, inputs_of, tokenizer
 

@@ -8,7 +8,7 @@ from torch.autograd import gradcheck
 
 from hf_bidir import bidir_attention, tanhmax
 from hf_bidir.modeling import chunked_attention
-from hf_bidir.modeling.attention_inputs import keep_mask
+from hf_bidir.modeling.attention_inputs import keep_and_bias
 
 FAST = ["auto", "chunked", "compiled", "lift"]
 MASSES = [1.0, 0.3, (0.9, 0.5, 0.1)]
@@ -182,9 +182,9 @@ def test_heads_with_and_without_a_negative_half_can_mix():
 def test_every_mask_of_transformers_becomes_the_same_keep_mask():
     keep = padding([4, 2], keys=4)
     additive = torch.zeros(2, 1, 1, 4).masked_fill(~keep, torch.finfo(torch.float32).min)
-    assert keep_mask(None) is None
+    assert keep_and_bias(None) == (None, None)
     for mask in (keep, keep.long(), additive, additive.half(), additive.clamp_min(-1e4)):
-        assert torch.equal(keep_mask(mask), keep)
+        assert torch.equal(keep_and_bias(mask)[0], keep)
 
 
 @pytest.mark.parametrize(

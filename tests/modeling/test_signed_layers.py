@@ -9,15 +9,8 @@ import torch
 from torch import nn
 
 from hf_bidir import BidirLlamaConfig, signed
-from hf_bidir.modeling.signed_layers import (
-    SignedConfig,
-    attention_layers,
-    edited_coefficients,
-    kept_keys,
-    observed_layers,
-    signed_attention,
-    signed_layers,
-)
+from hf_bidir.layer_hooks import edited_coefficients, kept_keys, observed_layers
+from hf_bidir.modeling.signed_layers import SignedConfig, attention_layers, signed_attention, signed_layers
 from tests.tiny_models import inputs_of, stock_model
 
 BATCH, HEADS, LENGTH, SIZE = 2, 4, 5, 8

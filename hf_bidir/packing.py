@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from .attention import head_shift, resolved
-from .attention_inputs import NegativeMass, check_shapes
+from hf_bidir.modeling.attention import head_shift, resolved
+from hf_bidir.modeling.attention_inputs import NegativeMass, check_shapes
 
 
 def packed_attention(
@@ -42,7 +42,7 @@ def packed_attention(
     Raises:
         ValueError: no GPU, shapes that do not fit, or boundaries that are no int32 vector; ImportError: no Triton.
     """
-    from .fused_attention import fused_attention, packed_examples
+    from hf_bidir.modeling.fused_attention import fused_attention, packed_examples
 
     if not query.dim() == key.dim() == value.dim() == 3:
         shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
