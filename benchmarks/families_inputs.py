@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_bidir.example_inputs import MORE, Examples, first_field
+from hf_bidir.example_inputs import COMPANIONS, Examples, first_field
 
 Inputs = dict[str, Any]
 SIDE, SERIES = 4, 12  # patches of a side of an image; steps of a time series
@@ -20,11 +20,11 @@ class Reshaped(Examples):
         super().__init__(model, seed=0)
         self.reshape = reshape
 
-    def seen(self, wanted: set[str]) -> Inputs:
-        return self._reshaped(super().seen(wanted))
+    def images(self, wanted: set[str]) -> Inputs:
+        return self._reshaped(super().images(wanted))
 
-    def heard(self, wanted: set[str]) -> Inputs:
-        return self._reshaped(super().heard(wanted))
+    def sounds(self, wanted: set[str]) -> Inputs:
+        return self._reshaped(super().sounds(wanted))
 
     def _reshaped(self, inputs: Inputs) -> Inputs:
         return {name: self.reshape[name](x) if name in self.reshape else x for name, x in inputs.items()}
@@ -76,7 +76,7 @@ def example(model: PreTrainedModel) -> Inputs:
     try:
         examples = Reshaped(model, {})
         if "input_ids" in examples.accepted:
-            return _run_on(model, examples.placed(examples.read({})))
+            return _run_on(model, examples.placed(examples.text({})))
     except Exception:
         raise problem from None
     raise problem
@@ -96,7 +96,7 @@ def for_text(make: Callable[[Examples, Tensor], Tensor]) -> Callable[[Examples, 
 
 def if_required(name: str, make: Callable[[Examples], Any]) -> None:
     """An input that is made only where a model cannot do without it."""
-    MORE[name] = lambda examples, inputs: make(examples) if name in examples.required else None
+    COMPANIONS[name] = lambda examples, inputs: make(examples) if name in examples.required else None
 
 
 def _width(examples: Examples) -> int:
@@ -129,7 +129,7 @@ def _past_values(examples: Examples) -> Tensor:
     return examples.randn(2, config.context_length, channels) if channels else examples.randn(2, 64)
 
 
-MORE |= {
+COMPANIONS |= {
     "bbox": for_text(_boxes),
     "flattened_patches": _flattened_patches,
     "qformer_input_ids": lambda examples, inputs: examples.ids(8),

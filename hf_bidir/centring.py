@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_bidir.example_inputs import example_inputs
-from hf_bidir.layer_hooks import observed_layers
+from hf_bidir.layer_hooks import in_evaluation, observed_layers
 from hf_bidir.projections import Features, largest_change, projections, weight_of
 
 TOLERANCE = 1e-3  # relative, of outputs of softmax before and after
@@ -113,12 +113,9 @@ def _means(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]) -> d
 
 @contextmanager
 def _softmax_in_evaluation(model: PreTrainedModel) -> Iterator[None]:
-    activation, training = model.config.attn_activation, [module for module in model.modules() if module.training]
-    model.config.attn_activation = "softmax"
-    model.eval()
+    activation, model.config.attn_activation = model.config.attn_activation, "softmax"
     try:
-        yield
+        with in_evaluation(model):
+            yield
     finally:
         model.config.attn_activation = activation
-        for module in training:
-            module.training = True

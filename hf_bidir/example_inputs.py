@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 LENGTH, BEGUN, SAMPLES, FRAMES, GRID = 64, 4, 6000, 48, (1, 4, 4)
@@ -25,6 +25,19 @@ def example_inputs(model: PreTrainedModel, seed: int = 0) -> Inputs:
     return Examples(model, seed).inputs()
 
 
+def longest_text(model: PreTrainedModel) -> int | None:
+    """How many tokens the positions of a text model are enough for; None where its config sets no limit."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if not limit or limit < 0:
+        return None
+    words = model.get_input_embeddings()
+    for table in model.modules():  # RoBERTa's positions begin behind the one of padding
+        counts = isinstance(table, nn.Embedding) and table is not words and table.num_embeddings == limit
+        if counts and table.padding_idx is not None:
+            return limit - table.padding_idx - 1
+    return limit
+
+
 class Examples:
     """What `example_inputs` knows of a model: its config, and the names that its forward takes or requires."""
 
@@ -39,9 +52,9 @@ class Examples:
     def inputs(self) -> Inputs:
         main = self.model.main_input_name
         wanted = self.required | ({main} & set(self.accepted) if isinstance(main, str) else set())
-        inputs = self.more(self.seen(wanted) | self.heard(wanted))
+        inputs = self.with_companions(self.images(wanted) | self.sounds(wanted))
         if "input_ids" in wanted or ("input_ids" in self.accepted and inputs):
-            inputs = self.more(inputs | self.read(inputs))
+            inputs = self.with_companions(inputs | self.text(inputs))
         if self.config.is_encoder_decoder and "decoder_input_ids" in self.accepted:
             inputs |= self.begun(inputs)
         if missing := sorted(self.required - set(inputs)):
@@ -66,14 +79,14 @@ class Examples:
         dtype = self.model.dtype
         return {k: v.to(self.model.device, dtype if v.is_floating_point() else v.dtype) for k, v in inputs.items()}
 
-    def more(self, inputs: Inputs) -> Inputs:
-        """The inputs, and those of `MORE` that belong to them."""
-        for name in [name for name in MORE if name in self.accepted and name not in inputs]:
-            value = MORE[name](self, inputs)
+    def with_companions(self, inputs: Inputs) -> Inputs:
+        """The inputs, and those of `COMPANIONS` that belong to them."""
+        for name in [name for name in COMPANIONS if name in self.accepted and name not in inputs]:
+            value = COMPANIONS[name](self, inputs)
             inputs = inputs if value is None else inputs | {name: value}
         return inputs
 
-    def read(self, features: Inputs) -> Inputs:
+    def text(self, features: Inputs) -> Inputs:
         """Text, with placeholders for the features of images and sounds where the model puts them into it."""
         text = self.config.get_text_config()
         length = min(LENGTH, (first_field(text, "max_position_embeddings", "n_positions") or LENGTH + 2) - 2)
@@ -107,7 +120,7 @@ class Examples:
         tensors = made if isinstance(made, list | tuple) else [made]
         return sum(tensor.numel() // tensor.shape[-1] for tensor in tensors) // 2
 
-    def seen(self, wanted: set[str]) -> Inputs:
+    def images(self, wanted: set[str]) -> Inputs:
         """Images or videos: `[2, channels, height, width]`, or patches in a row with the grids that they come from."""
         grid = next((n for n in ("image_grid_thw", "grid_thw") if n in self.accepted), None)
         names = {"pixel_values", "pixel_values_videos", *(["hidden_states"] if grid else [])} & set(self.accepted)
@@ -128,7 +141,7 @@ class Examples:
         moving = name.endswith("videos") or first_field(vision, "tubelet_size", "num_frames")
         return {name: self.randn(2, *[frames] * bool(moving), channels, *_image_size(vision))}
 
-    def heard(self, wanted: set[str]) -> Inputs:
+    def sounds(self, wanted: set[str]) -> Inputs:
         """Sound as samples `[2, samples]`, or as features `[2, bins, frames]` or `[2, frames, bins]`."""
         audio = getattr(self.config, "audio_config", None)
         names = (
@@ -171,7 +184,7 @@ def _frames_kept(examples: Examples, inputs: Inputs) -> Tensor | None:
 
 
 # inputs that go with others: of what there is already, or None
-MORE: dict[str, Callable[[Examples, Inputs], Tensor | None]] = {
+COMPANIONS: dict[str, Callable[[Examples, Inputs], Tensor | None]] = {
     "mm_token_type_ids": _kinds_of_tokens,
     "image_sizes": _sizes,
     "input_features_mask": _frames_kept,

@@ -63,3 +63,15 @@ def _some_signed_layers(model: nn.Module) -> list[nn.Module]:
     if not layers:
         raise ValueError(f"expected a signed model, got {type(model).__name__}; hf_bidir.signed(model) makes it one.")
     return layers
+
+
+@contextmanager
+def in_evaluation(model: nn.Module) -> Iterator[None]:
+    """Without dropout while the context lasts."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

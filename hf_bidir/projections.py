@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from hf_bidir.example_inputs import example_inputs
-from hf_bidir.layer_hooks import observed_layers
+from hf_bidir.layer_hooks import in_evaluation, observed_layers
 from hf_bidir.modeling.signed_layers import signed_layers
 
 LINEAR = (nn.Linear, Conv1D)
@@ -66,18 +66,15 @@ def projections(model: PreTrainedModel, inputs: Mapping[str, Tensor] | None = No
         inputs: what it takes, by default `example_inputs`.
     """
     probe = _Probe(model)
-    training = [module for module in model.modules() if module.training]
     hooks = [hook for module in model.modules() if isinstance(module, LINEAR) for hook in (
         module.register_forward_pre_hook(probe.before), module.register_forward_hook(probe.after))]  # fmt: skip
     try:
-        model.eval()
-        with torch.inference_mode(False), torch.enable_grad(), observed_layers(model, probe.observe):
+        recording = observed_layers(model, probe.observe)
+        with in_evaluation(model), torch.inference_mode(False), torch.enable_grad(), recording:
             model(**(example_inputs(model) if inputs is None else inputs))
     finally:
         for hook in hooks:
             hook.remove()
-        for module in training:
-            module.training = True
     return [probe.found.get(layer, Projections(layer)) for layer in signed_layers(model)]
 
 

@@ -26,13 +26,13 @@ class SentenceFolder:
     Attributes:
         folder: where it is on this machine; of a name on the Hub at first without weights.
         path: where its transformer is in that folder, often "".
-        others: the folders of its other modules, as far as these have files.
+        other_folders: those of its other modules, as far as these have files.
         name: what it is called on the Hub; None for a folder of this machine.
     """
 
     folder: Path
     path: str
-    others: tuple[str, ...]
+    other_folders: tuple[str, ...]
     name: str | None
 
     @property
@@ -62,13 +62,13 @@ class SentenceFolder:
         """Download what is not there yet: weights as safetensors, or else pickled."""
         if self.name is None:
             return
-        _download(self.name, ["*.safetensors", *(f"{other}/*" for other in self.others)])
+        _download(self.name, ["*.safetensors", *(f"{other}/*" for other in self.other_folders)])
         if not any(self.transformer.glob("*.safetensors")):
             _download(self.name, ["*.bin", "*.bin.index.json"])
 
     def copy_others(self, target: Path) -> None:
         """Copy everything but the transformer and what tells about the folder."""
-        for name in filter(lambda name: (self.folder / name).is_dir(), self.others):
+        for name in filter(lambda name: (self.folder / name).is_dir(), self.other_folders):
             shutil.copytree(self.folder / name, target / name, dirs_exist_ok=True)
         settings = self.transformer.glob(OF_THE_TRANSFORMER)
         for file in (*(self.folder / name for name in OF_THE_WHOLE), *settings):

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from hf_bidir.explain.running import in_evaluation, keep_mask_of, prepared_inputs, record_coefficients
+from hf_bidir.explain.running import keep_mask_of, prepared_inputs, record_coefficients
+from hf_bidir.layer_hooks import in_evaluation
 from hf_bidir.projections import Projections, projections, weight_of
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_bidir.analysis.rank_collapse import STACKS, layer_states, path_residuals, relative_residual, stable_rank
-from hf_bidir.example_inputs import example_inputs
+from hf_bidir.example_inputs import example_inputs, longest_text
 from hf_bidir.explain.checkpoint import load_checkpoint
-from hf_bidir.explain.running import longest_text, reads_images
+from hf_bidir.explain.running import reads_images
 from hf_bidir.finetune.files import replacing
 
 LEGEND = (

@@ -7,12 +7,14 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hf_bidir.example_inputs import longest_text
 from hf_bidir.explain.checkpoint import read_text
 from hf_bidir.explain.colors import shortened, signed
 from hf_bidir.explain.figures import alignment_grid
 from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.page import html_page
-from hf_bidir.explain.running import attends_between_tokens, in_evaluation, longest_text, record_coefficients
+from hf_bidir.explain.running import attends_between_tokens, record_coefficients
+from hf_bidir.layer_hooks import in_evaluation
 
 ANSWER = "y, the written word's logit above the mean of all words"
 NAMED_SHARE = 0.01  # a source word below this share of its row's largest contribution is not named

@@ -13,7 +13,6 @@ from hf_bidir.explain.attentions import read_position
 from hf_bidir.explain.readout import Readout, Target, choose_readout
 from hf_bidir.explain.running import (
     attends_between_tokens,
-    in_evaluation,
     keep_mask_of,
     leading_tokens,
     patch_size,
@@ -21,7 +20,7 @@ from hf_bidir.explain.running import (
     record_coefficients,
     sequence_length,
 )
-from hf_bidir.layer_hooks import edited_coefficients, kept_keys
+from hf_bidir.layer_hooks import edited_coefficients, in_evaluation, kept_keys
 
 
 @torch.no_grad()

@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 from hf_bidir.example_inputs import example_inputs
 from hf_bidir.explain.contributions import coefficients_and_gradients
 from hf_bidir.explain.readout import Target
-from hf_bidir.explain.running import attention_config, check_bidir, in_evaluation
+from hf_bidir.explain.running import attention_config, check_bidir
+from hf_bidir.layer_hooks import in_evaluation
 from hf_bidir.modeling.activations import get_attn_activation
 from hf_bidir.modeling.configuration_bidir import all_masses
 from hf_bidir.modeling.signed_layers import signed_layers

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hf_bidir.example_inputs import longest_text
 from hf_bidir.explain.alignment import Alignment, align
 from hf_bidir.explain.attentions import read_position
 from hf_bidir.explain.checkpoint import Example, load_checkpoint, read_image, read_text
@@ -18,7 +19,7 @@ from hf_bidir.explain.methods import METHODS, check_method, methods_of, token_sc
 from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.page import html_page, write_page
 from hf_bidir.explain.readout import VOCABULARY, choose_readout
-from hf_bidir.explain.running import keep_mask_of, longest_text, prepared_inputs, reads_images, record_coefficients
+from hf_bidir.explain.running import keep_mask_of, prepared_inputs, reads_images, record_coefficients
 from hf_bidir.explain.text_heatmap import text_blocks, text_heatmap
 from hf_bidir.finetune.files import replacing
 

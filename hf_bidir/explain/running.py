@@ -1,14 +1,14 @@
 """Running the model that is explained: its inputs checked, without dropout, its coefficients recorded."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from hf_bidir.layer_hooks import edited_coefficients
+from hf_bidir.example_inputs import longest_text
+from hf_bidir.layer_hooks import edited_coefficients, in_evaluation
 from hf_bidir.modeling.signed_layers import signed_layers
 
 
@@ -75,37 +75,12 @@ def prepared_inputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dic
     return {name: value.to(model.device).expand(len(main), *value.shape[1:]) for name, value in inputs.items()}
 
 
-def longest_text(model: PreTrainedModel) -> int | None:
-    """How many tokens the positions of a text model are enough for; None where its config sets no limit."""
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if not limit or limit < 0:
-        return None
-    words = model.get_input_embeddings()
-    for table in model.modules():  # RoBERTa's positions begin behind the one of padding
-        counts = isinstance(table, nn.Embedding) and table is not words and table.num_embeddings == limit
-        if counts and table.padding_idx is not None:
-            return limit - table.padding_idx - 1
-    return limit
-
-
 def keep_mask_of(inputs: Mapping[str, Tensor], length: int) -> Tensor:
     """Boolean `[batch, length]`: where there is a token."""
     if "attention_mask" in inputs:
         return inputs["attention_mask"].bool()
     main = next(iter(inputs.values()))
     return torch.ones(len(main), length, dtype=torch.bool, device=main.device)
-
-
-@contextmanager
-def in_evaluation(model: PreTrainedModel) -> Iterator[None]:
-    """Without dropout while the context lasts."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def record_coefficients(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> tuple[ModelOutput, list[Tensor]]:

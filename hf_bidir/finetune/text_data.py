@@ -1,9 +1,9 @@
 """Text classification data: read, check, tokenize."""
 
 from datasets import Dataset
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_bidir.example_inputs import longest_text
 from hf_bidir.finetune.arguments import TextDataArguments
 from hf_bidir.finetune.errors import InputError
 from hf_bidir.finetune.sources import read_table
@@ -59,15 +59,7 @@ def tokenize_split(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_lengt
 
 def check_max_length(max_length: int, model: PreTrainedModel, source: str | None) -> None:
     """Raise InputError where the model, read from `source`, has fewer positions than `max_length`."""
-    positions = longest_input(model)
+    positions = longest_text(model)
     if max_length <= 2 or (positions is not None and max_length > positions):
         most = f" and at most {positions}, the positions that {source or 'the model'} has" if positions else ""
         raise InputError(f"expected max_length to be above 2{most}; got {max_length}")
-
-
-def longest_input(model: PreTrainedModel) -> int | None:
-    """How many tokens a model has positions for; None where it takes any number."""
-    for name, table in model.named_modules():
-        if isinstance(table, nn.Embedding) and "position" in name and table.padding_idx is not None:
-            return table.num_embeddings - table.padding_idx - 1  # RoBERTa counts from behind the padding on
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None)

@@ -13,7 +13,7 @@ COMPUTED_FROM = (
     *("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
     *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json", *MODULES),
 )
-TOLD = ("README.md", "*.png", "all_results.json", "run.json", "previous_run.json", "evaluation.json", "seeds.json")
+REPORTS = ("README.md", "*.png", "all_results.json", "run.json", "previous_run.json", "evaluation.json", "seeds.json")
 
 
 def found(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path]:

@@ -20,6 +20,7 @@ from transformers import (
 
 from hf_bidir.analysis import negative_share, without_negatives
 from hf_bidir.convert import is_softmax, read_bidir, read_config
+from hf_bidir.example_inputs import longest_text
 from hf_bidir.finetune.arguments import DataArguments, ImageDataArguments, TextDataArguments
 from hf_bidir.finetune.files import read_json, sha256, write_json
 from hf_bidir.finetune.image_data import ImageCollator, checkpoint_processor, read_image_split, read_image_splits
@@ -27,7 +28,7 @@ from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
 from hf_bidir.finetune.models import know_padding, saved_tokenizer
 from hf_bidir.finetune.record import library_versions
 from hf_bidir.finetune.sources import TABLES
-from hf_bidir.finetune.text_data import longest_input, read_text_split, read_texts, tokenize_split
+from hf_bidir.finetune.text_data import read_text_split, read_texts, tokenize_split
 from hf_bidir.finetune.trainer import FinetuneTrainer
 from hf_bidir.hub.checkpoint_files import digests
 from hf_bidir.hub.model_card import same_data
@@ -239,7 +240,7 @@ def _read(
         return examples, described, ImageCollator(checkpoint_processor(str(folder), model.config))
     tokenizer = saved_tokenizer(str(folder))
     know_padding(model.config, tokenizer)
-    length = min(arguments.max_length, longest_input(model) or arguments.max_length)
+    length = min(arguments.max_length, longest_text(model) or arguments.max_length)
     return tokenize_split(examples, tokenizer, length), described, DataCollatorWithPadding(tokenizer)
 
 

@@ -13,7 +13,7 @@ from transformers import AutoConfig
 from hf_bidir.convert import TOLERANCE, TOLERATED_STEPS, read_bidir
 from hf_bidir.example_inputs import example_inputs
 from hf_bidir.finetune.files import read_json
-from hf_bidir.hub.checkpoint_files import CODE, COMPUTED_FROM, MODULES, TOLD, digests, found
+from hf_bidir.hub.checkpoint_files import CODE, COMPUTED_FROM, MODULES, REPORTS, digests, found
 from hf_bidir.hub.isolated import isolated_forward
 from hf_bidir.hub.model_card import write_card
 from hf_bidir.modeling import activations
@@ -84,7 +84,7 @@ def stage(folder: str | Path, target: Path, repo_id: str | None = None, revision
     if pickles:
         raise ValueError(f"{folder} holds {', '.join(pickles)}: such files can run code when read. Remove them first.")
     target.mkdir(parents=True, exist_ok=True)
-    for name, file in found(folder, COMPUTED_FROM + CODE + TOLD).items():
+    for name, file in found(folder, COMPUTED_FROM + CODE + REPORTS).items():
         (target / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(file, target / name)
     _add_code(target)

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import hf_bidir
 from hf_bidir.cli import app
+from hf_bidir.example_inputs import longest_text
 from hf_bidir.explain import (
     METHODS,
     contributions,
@@ -23,7 +24,7 @@ from hf_bidir.explain import (
     value_weighted,
 )
 from hf_bidir.explain.report import explain_checkpoint
-from hf_bidir.explain.running import longest_text, record_coefficients
+from hf_bidir.explain.running import record_coefficients
 from hf_bidir.layer_hooks import edited_coefficients
 from hf_bidir.modeling.signed_layers import signed_layers
 from hf_bidir.projections import projections
