@@ -1,8 +1,10 @@
 """Attention within examples that follow one another without padding, which only the fused kernel computes."""
 
+from dataclasses import replace
+
 from torch import Tensor
 
-from hf_bidir.modeling.attention import head_shift, resolved
+from hf_bidir.modeling.attention_call import attention_call, check_window
 from hf_bidir.modeling.attention_inputs import NegativeMass, check_shapes
 
 
@@ -51,17 +53,9 @@ def packed_attention(
     check_shapes(query, key, value, None)
     if activation not in ("tanhmax", "softmax"):
         raise ValueError(f'activation="{activation}" has no fused path; choose "tanhmax" or "softmax".')
-    activation, negative_mass = resolved(activation, negative_mass, query)
-    context = fused_attention(
-        query,
-        key,
-        value,
-        scaling=scaling,
-        signed=activation == "tanhmax",
-        shift=head_shift(negative_mass, query),
-        dropout=dropout,
-        causal=causal,
-        window=window,
-        packed=packed_examples(query, key, cu_seqlens, cu_seqlens_k, max_seqlen, max_seqlen_k),
-    )
+    check_window(window)
+    call = attention_call(query, key, activation, negative_mass, scaling, dropout)
+    call = replace(call, causal=causal, window=window)  # within examples, whose queries and keys may differ in number
+    packed = packed_examples(query, key, cu_seqlens, cu_seqlens_k, max_seqlen, max_seqlen_k)
+    context = fused_attention(query, key, value, None, call, packed)
     return context[0].transpose(0, 1)

@@ -1,6 +1,6 @@
 """Attention with a free choice of activation: query, key, value -> context, one function per implementation."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -8,14 +8,16 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.utils import logging
 
-from .activations import get_attn_activation, score_shift, tanhmax
-from .attention_inputs import HAS_COMPILER, HAS_TRITON, HEAD_DIMS, NegativeMass, check_dropout, check_shapes, per_head
-from .chunked_attention import chunked_tanhmax_attention
+from .activations import get_attn_activation, tanhmax
+from .attention_call import AttentionCall, attention_call
+from .attention_inputs import HAS_COMPILER, HAS_TRITON, HEAD_DIMS, NegativeMass, check_shapes
+from .chunked_attention import chunked_attention
 from .fused_check import fused_agrees
 
 logger = logging.get_logger(__name__)
 
-IMPLEMENTATIONS = ("auto", "eager", "chunked", "compiled", "lift", "fused")
+IMPLEMENTATIONS = ("auto", "eager", "chunked", "lift", "fused")
+LIFT_ROWS = 512  # queries in one call where each sees keys of its own: the mask of one call is all that is held
 
 
 def bidir_attention(
@@ -29,32 +31,35 @@ def bidir_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     implementation: str = "auto",
-    terms: "ScoreTerms | None" = None,
+    causal: bool = False,
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Multi-head attention whose coefficients may be negative.
 
     Args:
         query: `[batch, heads, queries, head_dim]`.
-        key, value: `[batch, heads, keys, head_dim]`; the values may have another last size, which the context takes.
+        key, value: `[batch, key heads, keys, head_dim]`; the values may have another last size, which the context
+            takes. Where there are fewer key heads than heads, each serves as many heads that follow one another.
         keep: boolean, `[batch or 1, heads or 1, queries or 1, keys]`, True = attend; None = attend everywhere.
         activation: a built-in or registered name (`activations.py`).
         negative_mass: `λ` of TanhMax in [0, 1], one number or one per head (a sequence or a tensor of `heads`
             entries); the other activations do not have one.
         scaling: factor on the scores, by default `head_dim ** -0.5`.
         dropout: probability in [0, 1) of dropping a coefficient; give 0 outside training.
+        causal: query `i` attends to the keys `j <= i` that are kept; as many queries as keys.
+        window: query `i` attends to the kept keys with `|i - j| <= window`; as many queries as keys.
         implementation:
             "eager"     materialises and returns the coefficients; the only one for registered activations;
-            "chunked"   piece by piece with its own backward (`chunked_attention.py`), O(length) memory;
+            "chunked"   piece by piece with its own backward (`chunked_attention.py`), O(length) memory, and nothing
+                        spent on keys behind the diagonal or outside the window;
             "lift"      softmax attention over the keys `[K; -K]` and values `[V; -V]` on torch's SDPA, O(length)
                         memory where one of its fused kernels takes the mask; refuses dropout, which would act on
                         the two halves separately, and loses digits where all scores are below 1e-3;
-            "compiled"  torch.compile of the eager path, where a compiler exists;
             "fused"     one Triton kernel (`fused_attention.py`), O(length) memory: fp16, bf16 and fp32 on a GPU, head
                         dimensions 16 to 256;
-            "auto"      chosen by activation, device, dtype and dropout, not by length: on a GPU "fused" in half
-                        precision, where it can be had, else "lift" where there is no dropout; otherwise, and on a
-                        CPU, "chunked". Logs its choice once.
-        terms: what else is done with the scores; only "eager" computes it, and "auto" takes that then.
+            "auto"      chosen by activation, device, dtype and dropout: on a GPU "fused" in half precision, where it
+                        can be had, else "lift" where there is no dropout; otherwise, and on a CPU, "chunked"; for one
+                        query, as in decoding, "eager". Logs its choice once.
 
     Returns:
         The context `[batch, heads, queries, head_dim]`, and the coefficients `[batch, heads, queries, keys]` (after
@@ -64,76 +69,59 @@ def bidir_attention(
         ValueError: shapes that do not fit, a mask that is not boolean, an unknown name, an impossible combination.
     """
     check_shapes(query, key, value, keep)
-    check_dropout(dropout)
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    activation, negative_mass = resolved(activation, negative_mass, query)
-    if terms and implementation not in ("auto", "eager"):
-        raise ValueError(f'implementation="{implementation}" has no {terms}; use "eager", or "auto".')
+    call = attention_call(query, key, activation, negative_mass, scaling, dropout, causal, window)
+    _check_causal_mask(keep, call)
+    return attend(query, key, value, keep, call, implementation)
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall, implementation: str = "auto"
+) -> tuple[Tensor, Tensor | None]:
+    """`bidir_attention` of tensors that fit, as models call it."""
+    if call.score_terms and implementation != "eager":
+        implementation = "eager"
+        if not torch.compiler.is_compiling():
+            _log_choice("eager", f"no other computes {call.score_terms}")
     if implementation == "auto":
-        implementation = "eager" if terms else _choose(query, key, value, activation, negative_mass, dropout)
+        implementation = _choose(query, key, value, call)
     if implementation == "eager":
-        return eager_attention(query, key, value, keep, activation, negative_mass, scaling, dropout, terms)
-    if implementation == "compiled":
-        compiled = _compiled_eager()
-        return compiled(query, key, value, keep, activation, negative_mass, scaling, dropout)[0], None
-    _check_implementation(implementation, activation, negative_mass, dropout)
-    if activation == "softmax" and implementation != "fused":
-        return softmax_attention(query, key, value, keep, scaling, dropout), None
-    shift = head_shift(negative_mass, query)
+        return eager_attention(query, key, value, keep, call)
+    _check_implementation(implementation, call)
     if implementation == "fused":
         from .fused_attention import fused_attention
 
-        signed = activation == "tanhmax"
-        return fused_attention(
-            query, key, value, keep, signed=signed, shift=shift, scaling=scaling, dropout=dropout
-        ), None
+        return fused_attention(query, key, value, keep, call), None
+    if call.activation == "softmax":
+        return softmax_attention(query, key, value, keep, call), None
     if implementation == "lift":
-        return lifted_attention(query, key, value, keep, shift, scaling), None
-    return chunked_tanhmax_attention(query, key, value, keep, shift=shift, scaling=scaling, dropout=dropout), None
-
-
-@dataclass(frozen=True)
-class ScoreTerms:
-    """What some models do with scores beside scaling them; False where there is nothing.
-
-    Args:
-        bias: added to the scores, broadcastable to `[batch, heads, queries, keys]`.
-        softcap: before that, scores become `softcap * tanh(scores / softcap)`.
-        sinks: `[heads]`, the score of a key that has no value and takes part in the normaliser alone.
-    """
-
-    bias: Tensor | None = None
-    softcap: float | None = None
-    sinks: Tensor | None = None
-
-    def __bool__(self) -> bool:
-        return not (self.bias is None and self.softcap is None and self.sinks is None)
-
-    def __str__(self) -> str:
-        return ", ".join(name for name in ("bias", "softcap", "sinks") if getattr(self, name) is not None)
-
-    def applied(self, scores: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Scores and keep-mask; with sinks there is one key more, the last."""
-        if self.softcap is not None:
-            scores = (scores / self.softcap).tanh() * self.softcap
-        if self.bias is not None:
-            scores = scores + self.bias
-        if self.sinks is not None:
-            scores = torch.cat([scores, self.sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1).to(scores)], -1)
-            keep = None if keep is None else F.pad(keep, (0, 1), value=True)
-        return scores, keep
+        return lifted_attention(query, key, value, keep, call), None
+    return chunked_attention(query, key, value, keep, call), None
 
 
 def eager_attention(
-    query, key, value, keep, activation, negative_mass, scaling, dropout, terms: ScoreTerms | None = None
+    query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall
 ) -> tuple[Tensor, Tensor]:
-    """The plain path: scores, coefficients, dropout, context; arguments as in `bidir_attention`."""
-    scores = query @ key.transpose(-1, -2) * scaling
-    if terms:
-        scores, keep = terms.applied(scores, keep)
-    coefficients = activated(scores, keep, activation, negative_mass)[..., : key.shape[2]]
-    coefficients = F.dropout(coefficients, dropout)
-    return coefficients.to(value.dtype) @ value, coefficients
+    """The plain path: scores, coefficients, dropout, context."""
+    rows, columns = slice(0, query.shape[2]), slice(0, key.shape[2])
+    scores = grouped_matmul(query, key.mT) * call.scaling
+    keep = call.mask(keep, rows, columns, query.device)
+    if call.softcap is not None:
+        scores = (scores / call.softcap).tanh() * call.softcap
+    if call.bias is not None:
+        scores = scores + call.bias
+    if call.sinks is not None:  # one key more, the last
+        scores = torch.cat([scores, call.sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1).to(scores)], -1)
+        keep = None if keep is None else F.pad(keep, (0, 1), value=True)
+    coefficients = activated(scores, keep, call.activation, call.negative_mass)[..., columns]
+    coefficients = F.dropout(coefficients, call.dropout)
+    return grouped_matmul(coefficients.to(value.dtype), value), coefficients
+
+
+def grouped_matmul(x: Tensor, y: Tensor) -> Tensor:
+    """`x @ y` of `[batch, heads, rows, n]` and `[batch, key heads, n, columns]`; the latter is not repeated."""
+    if x.shape[1] == y.shape[1]:
+        return x @ y
+    return (x.reshape(x.shape[0], y.shape[1], -1, x.shape[3]) @ y).reshape(-1, *x.shape[1:3], y.shape[3])
 
 
 def activated(scores: Tensor, keep: Tensor | None, activation: str, negative_mass: float | Tensor) -> Tensor:
@@ -143,23 +131,40 @@ def activated(scores: Tensor, keep: Tensor | None, activation: str, negative_mas
     return get_attn_activation(activation)(scores, keep)
 
 
-def softmax_attention(query, key, value, keep, scaling, dropout=0.0) -> Tensor:
+def softmax_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
     """torch's SDPA, with zeros instead of NaN for a query that may attend to nothing."""
-    context = F.scaled_dot_product_attention(query, key, value, keep, dropout, scale=scaling)
-    return context if keep is None else context.masked_fill(~keep.any(-1, keepdim=True), 0)
+    options = {"scale": call.scaling, "enable_gqa": query.shape[1] != key.shape[1]}
+    if call.causal and call.window is None and keep is None:
+        return F.scaled_dot_product_attention(query, key, value, None, call.dropout, is_causal=True, **options)
+    mask = call.mask(keep, slice(0, query.shape[2]), slice(0, key.shape[2]), query.device)
+    context = F.scaled_dot_product_attention(query, key, value, mask, call.dropout, **options)
+    return context if mask is None else context.masked_fill(~mask.any(-1, keepdim=True), 0)
 
 
-def lifted_attention(query, key, value, keep, shift, scaling) -> Tensor:
+def lifted_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
     """TanhMax as softmax over twice the keys: `[K; -K]`, `[V; -V]`, the mask repeated (DESIGN: bipolar lift).
 
-    With a `shift` (`[heads, 1, 1]`) the scores of the two halves get `+shift` and `-shift`.
+    With a negative mass the scores of the two halves get `+shift` and `-shift`. Where queries see keys by their place,
+    some queries at a time take the keys in their reach.
     """
+    shift, contexts = call.shift(query), []
+    at_once = LIFT_ROWS if call.banded else query.shape[2]
+    for first in range(0, query.shape[2], at_once):
+        rows = slice(first, min(first + at_once, query.shape[2]))
+        columns = call.reach(rows, key.shape[2])
+        mask = call.mask(keep, rows, columns, query.device)
+        contexts.append(_lifted(query[:, :, rows], key[:, :, columns], value[:, :, columns], mask, shift, call.scaling))
+    return torch.cat(contexts, 2) if len(contexts) > 1 else contexts[0]
+
+
+def _lifted(query, key, value, mask, shift, scaling) -> Tensor:
     keys, values = torch.cat([key, -key], 2), torch.cat([value, -value], 2)
-    mask = None if keep is None else torch.cat([keep, keep], -1)
+    lifted = None if mask is None else torch.cat([mask, mask], -1)
     if shift is not None:
-        mask = _lifted_bias(shift, mask, key.shape[2]).to(query.dtype)
-    context = F.scaled_dot_product_attention(query, keys, values, mask, scale=scaling)
-    return context if keep is None else context.masked_fill(~keep.any(-1, keepdim=True), 0)
+        lifted = _lifted_bias(shift, lifted, key.shape[2]).to(query.dtype)
+    grouped = query.shape[1] != key.shape[1]
+    context = F.scaled_dot_product_attention(query, keys, values, lifted, scale=scaling, enable_gqa=grouped)
+    return context if mask is None else context.masked_fill(~mask.any(-1, keepdim=True), 0)
 
 
 def _lifted_bias(shift: Tensor, mask: Tensor | None, length: int) -> Tensor:
@@ -171,27 +176,29 @@ def _lifted_bias(shift: Tensor, mask: Tensor | None, length: int) -> Tensor:
     return bias.masked_fill(~mask & mask.any(-1, keepdim=True), -torch.inf)
 
 
-def _choose(query, key, value, activation: str, negative_mass: float | Tensor, dropout: float) -> str:
+def _choose(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> str:
     """The implementation that "auto" stands for; `benchmarks/attention.py` compares them.
 
     Under torch.compile on a CPU it is the eager formula, which the compiler fuses.
     """
     device = query.device.type
-    if activation == "softmax":
+    if call.activation == "softmax":
         return "lift"  # without a negative half: torch's SDPA itself
-    fused = activation == "tanhmax" and _fused_takes(query, key, value)
+    if query.shape[2] == 1:
+        return "eager"  # a row of coefficients for each head is little, and its formula a few operations
+    fused = call.activation == "tanhmax" and _fused_takes(query, key, value)
     if torch.compiler.is_compiling():
         return "fused" if fused else "eager"
-    if activation != "tanhmax":
-        choice, reason = "eager", f"{activation} has no other path"
+    if call.activation != "tanhmax":
+        choice, reason = "eager", f"{call.activation} has no other path"
     elif fused:
         choice, reason = "fused", f"{query.dtype} on {device}"
-    elif _has_zero(negative_mass):
+    elif _has_zero(call.negative_mass):
         choice, reason = "eager", "softmax heads and signed heads mix in one layer"
-    elif device == "cuda" and dropout == 0:
+    elif device == "cuda" and call.dropout == 0:
         choice, reason = "lift", "torch's fused kernels compute it"
     else:
-        choice, reason = "chunked", f"dropout {dropout} on {device}"
+        choice, reason = "chunked", f"dropout {call.dropout} on {device}"
     _log_choice(choice, reason)
     return choice
 
@@ -215,51 +222,40 @@ def _fused_takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
 def _log_choice(choice: str, reason: str) -> None:
     """One line for each different choice; a choice that needs memory quadratic in the length is a warning."""
     log = logger.warning if choice == "eager" else logger.info
-    log(f'signed attention: "auto" runs the {choice} implementation ({reason})')
+    log(f"signed attention runs the {choice} implementation ({reason})")
 
 
-def _check_implementation(implementation: str, activation: str, negative_mass: float | Tensor, dropout: float) -> None:
+def _check_implementation(implementation: str, call: AttentionCall) -> None:
     """Raise ValueError where `implementation` is unknown or cannot compute what is asked for."""
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(
             f"implementation={implementation!r} is not known; choose one of: {', '.join(IMPLEMENTATIONS)}."
         )
-    if activation not in ("tanhmax", "softmax"):
-        get_attn_activation(activation)
-        raise ValueError(f'attn_activation="{activation}" has no {implementation} path; use "eager" or "compiled".')
-    if implementation == "lift" and activation == "tanhmax" and dropout > 0:
+    if call.activation not in ("tanhmax", "softmax"):
+        get_attn_activation(call.activation)
+        raise ValueError(f'attn_activation="{call.activation}" has no {implementation} path; use "eager".')
+    if implementation == "lift" and call.activation == "tanhmax" and call.dropout > 0:
         raise ValueError(
-            f'implementation="lift" cannot apply dropout={dropout} to coefficients, only to the halves they are the '
-            'difference of; use "chunked", "compiled" or "eager", or dropout=0.'
+            f'implementation="lift" cannot apply dropout={call.dropout} to coefficients, only to the halves they are '
+            'the difference of; use "chunked" or "eager", or dropout=0.'
         )
-    if implementation != "fused" and _has_zero(negative_mass):
+    if implementation != "fused" and _has_zero(call.negative_mass):
         raise ValueError(
             f"implementation={implementation!r} needs every head's negative mass to be positive, got "
-            f'{negative_mass.flatten().tolist()}; use "eager", "compiled" or "fused" where softmax heads and signed '
-            "heads mix."
+            f'{call.negative_mass.flatten().tolist()}; use "eager" or "fused" where softmax heads and signed heads mix.'
         )
 
 
-@lru_cache
-def _compiled_eager():
-    return torch.compile(eager_attention, dynamic=True)
-
-
-def resolved(activation: str, negative_mass: NegativeMass, query: Tensor) -> tuple[str, float | Tensor]:
-    """Activation and negative mass as `per_head`: TanhMax with a mass of 0 is softmax, and only TanhMax has one."""
-    mass = per_head(negative_mass, query) if activation == "tanhmax" else 1.0
-    return ("softmax", 1.0) if isinstance(mass, float) and mass == 0 else (activation, mass)
-
-
-def head_shift(negative_mass: float | Tensor, query: Tensor) -> Tensor | None:
-    """`score_shift` as `[heads, 1, 1]` in the precision of the scores, None where it is 0; of 0 as large as can be."""
-    if isinstance(negative_mass, float) and negative_mass == 1:
-        return None
-    dtype = torch.promote_types(query.dtype, torch.float32)
-    if isinstance(negative_mass, float):
-        return torch.full((query.shape[1], 1, 1), score_shift(negative_mass), dtype=dtype, device=query.device)
-    negative_mass = negative_mass.to(query.device, dtype).clamp_min(torch.finfo(torch.float32).tiny)
-    return score_shift(negative_mass).expand(query.shape[1], 1, 1)
+def _check_causal_mask(keep: Tensor | None, call: AttentionCall) -> None:
+    """Raise ValueError where a mask with a row for every query keeps what causality leaves out."""
+    if not call.causal or keep is None or keep.shape[2] == 1 or torch.compiler.is_compiling():
+        return
+    rows, columns = slice(0, keep.shape[2]), slice(0, keep.shape[3])
+    if (later := (keep & ~replace(call, window=None).band(rows, columns, keep.device)).nonzero()).numel():
+        raise ValueError(
+            f"the mask keeps key {later[0, 3]} for query {later[0, 2]}, which causal=True leaves out. Give a mask of "
+            "padding [batch, 1, 1, keys], or leave causal out."
+        )
 
 
 def _has_zero(negative_mass: float | Tensor) -> bool:

@@ -46,22 +46,8 @@ def keep_and_bias(
     return keep, None if looked_at and not torch.compiler.is_compiling() and not bias.any() else bias
 
 
-def causal_mask(query: Tensor, key: Tensor) -> Tensor:
-    """Boolean `[1, 1, queries, keys]`: query `i` keeps the keys `j <= i`."""
-    return torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()[None, None]
-
-
-def repeated_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value with equal batch and heads: grouped key heads and a batch of 1 are repeated.
-
-    Raises:
-        ValueError: the key heads do not divide the query heads.
-    """
-    groups, rest = divmod(query.shape[1], key.shape[1])
-    if rest:
-        raise ValueError(f"{key.shape[1]} key heads do not divide {query.shape[1]} query heads.")
-    if groups > 1:
-        key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+def same_batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value of one batch size: a batch of 1 stands for as many as the others have."""
     batch = max(query.shape[0], key.shape[0])
     return tuple(x if x.shape[0] == batch else x.expand(batch, -1, -1, -1) for x in (query, key, value))
 
@@ -92,8 +78,10 @@ def check_shapes(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None)
     shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
     if query.dim() != 4 or key.dim() != 4 or value.shape[:3] != key.shape[:3]:
         raise ValueError(f"expected [batch, heads, length, head_dim] with equal key and value lengths, got {shapes}.")
-    if query.shape[:2] != key.shape[:2] or query.shape[3] != key.shape[3]:
-        raise ValueError(f"query and key must agree in batch, heads and head_dim, got {shapes}.")
+    if query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3]:
+        raise ValueError(f"query and key must agree in batch and head_dim, got {shapes}.")
+    if key.shape[1] == 0 or query.shape[1] % key.shape[1]:
+        raise ValueError(f"the heads of the key must be as many as those of the query, or divide them; got {shapes}.")
     if query.numel() == 0 or value.numel() == 0:
         raise ValueError(f"no size may be 0, got {shapes}.")
     if keep is None:

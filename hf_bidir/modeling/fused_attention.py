@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .attention_inputs import HEAD_DIMS, INTERPRETED, check_dropout, check_shapes
+from .attention_call import AttentionCall, attention_call
+from .attention_inputs import HEAD_DIMS, INTERPRETED, check_shapes
 from .fused_blocks import triton
 from .fused_kernels import forward_kernel, key_value_gradient_kernel, query_gradient_kernel
 
@@ -88,28 +89,17 @@ def fused_attention(
     key: Tensor,
     value: Tensor,
     keep: Tensor | None = None,
-    *,
-    scaling: float | None = None,
-    signed: bool = True,
-    shift: Tensor | None = None,
-    dropout: float = 0.0,
-    causal: bool = False,
-    window: int | None = None,
+    call: AttentionCall | None = None,
     packed: Packed | None = None,
 ) -> Tensor:
-    """TanhMax or softmax attention in one kernel, differentiable once in query, key, value and shift.
+    """TanhMax or softmax attention in one kernel, differentiable once in query, key, value and the negative mass.
 
     Args:
         query: `[batch, heads, queries, head_dim]`, fp16, bf16 or fp32; `key` and `value` have `keys` in place of
-            `queries`; the values may have another last size. Both last sizes lie in 16 to 256.
+            `queries` and may have fewer heads; the values may have another last size. Both last sizes lie in 16 to 256.
         keep: boolean, `[batch or 1, heads or 1, queries or 1, keys]`, True = attend. With one row for all queries,
             the blocks behind the last kept key cost nothing.
-        scaling: factor on `query @ key^T`, by default `head_dim ** -0.5`.
-        signed: False gives softmax.
-        shift: `[heads, 1, 1]`, added to the scaled scores (`score_shift` of the negative mass), or None.
-        dropout: probability in [0, 1) that a coefficient is set to 0, the others growing by `1 / (1 - dropout)`.
-        causal: query `i` attends to the keys `j <= i`.
-        window: query `i` attends to the keys with `|i - j| <= window`, at the cost of these alone.
+        call: by default that of TanhMax; a window and causality cost what is inside of them alone.
         packed: examples of different lengths without padding; `keep` must be None.
 
     Returns:
@@ -122,20 +112,21 @@ def fused_attention(
     Source: Huang, Yang, Wang 2024 (doi 10.6339/24-JDS1134) for TanhMax; Dao 2023 (arXiv:2307.08691) for the tiling.
     """
     check_shapes(query, key, value, keep)
-    check_dropout(dropout)
-    _check(query, key, value, keep, shift, window, packed)
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    call = attention_call(query, key) if call is None else call
+    shift, scaling, window = call.shift(query), call.scaling, call.window
+    _check(query, key, value, keep, packed)
     if scaling < 0:  # the kernel takes the highest product of a row for that of the highest score
         query, scaling = -query, -scaling
     elif scaling == 0:  # and -inf * 0 would be NaN
         query, scaling = query * 0, 1.0
     shift = None if shift is None else shift.float().flatten()
     # As a tensor, and not as a number, so that a compiled graph draws a new one at every call.
-    seed = torch.randint(2**62, (1,), device=query.device) if dropout > 0 else None
+    seed = torch.randint(2**62, (1,), device=query.device) if call.dropout > 0 else None
     starts = (None, None, query.shape[2], key.shape[2]) if packed is None else packed
     if window is not None:
         window = min(window, max(query.shape[2], key.shape[2]))  # larger numbers would leave the range of int32
-    return _forward(query, key, value, keep, shift, seed, *starts, signed, scaling, dropout, causal, window)[0]
+    numbers = (call.activation == "tanhmax", scaling, call.dropout, call.causal, window)
+    return _forward(query, key, value, keep, shift, seed, *starts, *numbers)[0]
 
 
 @torch.library.custom_op(f"{NAMESPACE}::signed_attention", mutates_args=())
@@ -243,14 +234,14 @@ class _Launch:
         self, query, key, value, keep, shift, seed, cu_seqlens, cu_seqlens_k, signed, scaling, dropout, causal, window
     ):
         batch, heads, queries, head_dim = query.shape
-        self.places = heads * (batch if cu_seqlens is None else len(cu_seqlens) - 1)
+        self.examples = batch if cu_seqlens is None else len(cu_seqlens) - 1
         bounds = None if keep is None or keep.shape[2] > 1 else _bounds(keep)
         mask = None if keep is None else keep.view(torch.uint8).expand(batch, heads, -1, -1)
         shift = None if shift is None else shift * math.log2(math.e)
         self.pointers = (mask, bounds, shift, seed, cu_seqlens, cu_seqlens_k)
         self.mask_strides = (0,) * 4 if mask is None else mask.stride()
         self.bounds_strides = (0,) * 2 if bounds is None else bounds.expand(batch, heads, -1).stride()[:2]
-        self.heads, self.rows = heads, (queries, key.shape[2])
+        self.heads, self.rows = (heads, heads // key.shape[1]), (queries, key.shape[2])
         self.numbers = (scaling * math.log2(math.e), dropout, 1 / (1 - dropout), window)
         self.options = {
             "HEAD": head_dim,
@@ -265,15 +256,16 @@ class _Launch:
         }
 
     def __call__(self, kernel, block: str, longest: int, tensors: tuple, of_rows: tuple) -> None:
-        """Run a kernel on every block of `longest` rows of every head of every example."""
-        if self.places * longest == 0:
+        """Run a kernel on every block of `longest` rows of every head (of queries, or of keys) of every example."""
+        places = self.examples * (self.heads[0] if block == "BLOCK_M" else self.heads[0] // self.heads[1])
+        if places * longest == 0:
             return
         strides = [stride for tensor in tensors for stride in tensor.stride()[:3]]
         length_class = min(longest.bit_length(), 12)
         with torch.cuda.device_of(tensors[0]):  # Triton starts a kernel on the current device
-            kernel[lambda meta: (self.places * triton.cdiv(longest, meta[block]),)](
+            kernel[lambda meta: (places * triton.cdiv(longest, meta[block]),)](
                 *tensors, *of_rows, *self.pointers, *strides, *self.mask_strides, *self.bounds_strides,
-                self.heads, longest, length_class, *self.rows, *self.numbers, **self.options,
+                *self.heads, longest, length_class, *self.rows, *self.numbers, **self.options,
             )  # fmt: skip
 
 
@@ -322,19 +314,15 @@ def _new_gradient(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     return like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
 
 
-def _check(query, key, value, keep, shift, window, packed) -> None:
+def _check(query, key, value, keep, packed) -> None:
     """Raise ValueError that names what the kernel can take, and what came."""
-    tensors = {"query": query, "key": key, "value": value, "keep": keep, "shift": shift}
+    tensors = {"query": query, "key": key, "value": value, "keep": keep}
     tensors = {name: x for name, x in tensors.items() if x is not None}
     low, high = HEAD_DIMS
     if query.dtype not in DTYPES or len({query.dtype, key.dtype, value.dtype}) > 1:
         expected = f"needs one dtype, fp16, bf16 or fp32; {ELSEWHERE}"
     elif not all(low <= x.shape[-1] <= high for x in (query, value)):
         expected = f"takes head dimensions from {low} to {high}; {ELSEWHERE}"
-    elif shift is not None and shift.numel() != query.shape[1]:
-        expected = f"needs a shift for each of the {query.shape[1]} heads"
-    elif window is not None and (isinstance(window, float) or window < 0):
-        expected = f"needs a window that is a whole number of at least 0, or None; it is {window}"
     elif packed is not None and keep is not None:
         expected = "takes packed examples without a mask: they have no padding, leave keep out"
     elif len({x.device for x in tensors.values()}) > 1:

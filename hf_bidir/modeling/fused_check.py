@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
+from .attention_call import AttentionCall
+
 logger = logging.get_logger(__name__)
 
 LENGTH, HEADS = 80, 2  # of the example: more than one block of most tilings, and not a multiple of any
@@ -45,7 +47,7 @@ def difference_from_plain(
     """
     from .attention import eager_attention
 
-    generator, scaling = torch.Generator().manual_seed(0), head_dim**-0.5
+    generator, call = torch.Generator().manual_seed(0), AttentionCall(scaling=head_dim**-0.5)
     sizes = (head_dim, head_dim, value_dim, value_dim)
     # rounded to the dtype first, so that both paths read the same numbers
     drawn = [torch.randn(1, HEADS, LENGTH, size, generator=generator).to(device, dtype) for size in sizes]
@@ -58,8 +60,8 @@ def difference_from_plain(
 
     try:
         with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
-            exact = computed(torch.float32, lambda *x: eager_attention(*x, "tanhmax", 1.0, scaling, 0.0)[0])
-            fused = computed(dtype, lambda *x: attend(*x, scaling=scaling))
+            exact = computed(torch.float32, lambda *x: eager_attention(*x, call)[0])
+            fused = computed(dtype, lambda *x: attend(*x, call))
     except Exception as error:  # whatever a compiler, a driver or a launch may raise
         return f"it failed with {type(error).__name__} ({str(error).strip().partition(chr(10))[0]})"
     names, allowed = ("output", "query gradient", "key gradient", "value gradient"), ROUNDINGS * torch.finfo(dtype).eps

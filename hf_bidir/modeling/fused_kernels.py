@@ -60,7 +60,7 @@ def forward_kernel(
     query, key, value, context, normaliser, keep, bounds, shift, seed, query_starts, key_starts,
     stride_qz, stride_qh, stride_qn, stride_kz, stride_kh, stride_kn, stride_vz, stride_vh, stride_vn,
     stride_cz, stride_ch, stride_cn, stride_mz, stride_mh, stride_mm, stride_mn, stride_bz, stride_bh,
-    heads, longest, length_class, query_rows, key_rows, scale, dropout, survival, window,
+    heads, groups, longest, length_class, query_rows, key_rows, scale, dropout, survival, window,
     HEAD: tl.constexpr, VALUE: tl.constexpr, HEAD_PAD: tl.constexpr, VALUE_PAD: tl.constexpr,
     SIGNED: tl.constexpr, EXACT: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPREAD: tl.constexpr = False,
@@ -73,8 +73,8 @@ def forward_kernel(
     if first_row >= queries:
         return
     query = moved(query, z, h, query_start, stride_qz, stride_qh, stride_qn)
-    key = moved(key, z, h, key_start, stride_kz, stride_kh, stride_kn)
-    value = moved(value, z, h, key_start, stride_vz, stride_vh, stride_vn)
+    key = moved(key, z, h // groups, key_start, stride_kz, stride_kh, stride_kn)
+    value = moved(value, z, h // groups, key_start, stride_vz, stride_vh, stride_vn)
     context = moved(context, z, h, query_start, stride_cz, stride_ch, stride_cn)
     normaliser = moved(normaliser, z, h, query_start, heads * query_rows, query_rows, 1)
     if keep is not None:
@@ -171,7 +171,7 @@ def query_gradient_kernel(
     stride_qz, stride_qh, stride_qn, stride_kz, stride_kh, stride_kn, stride_vz, stride_vh, stride_vn,
     stride_cz, stride_ch, stride_cn, stride_gz, stride_gh, stride_gn, stride_dz, stride_dh, stride_dn,
     stride_mz, stride_mh, stride_mm, stride_mn, stride_bz, stride_bh,
-    heads, longest, length_class, query_rows, key_rows, scale, dropout, survival, window,
+    heads, groups, longest, length_class, query_rows, key_rows, scale, dropout, survival, window,
     HEAD: tl.constexpr, VALUE: tl.constexpr, HEAD_PAD: tl.constexpr, VALUE_PAD: tl.constexpr,
     SIGNED: tl.constexpr, EXACT: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -184,8 +184,8 @@ def query_gradient_kernel(
     if first_row >= queries:
         return
     query = moved(query, z, h, query_start, stride_qz, stride_qh, stride_qn)
-    key = moved(key, z, h, key_start, stride_kz, stride_kh, stride_kn)
-    value = moved(value, z, h, key_start, stride_vz, stride_vh, stride_vn)
+    key = moved(key, z, h // groups, key_start, stride_kz, stride_kh, stride_kn)
+    value = moved(value, z, h // groups, key_start, stride_vz, stride_vh, stride_vn)
     context = moved(context, z, h, query_start, stride_cz, stride_ch, stride_cn)
     grad_context = moved(grad_context, z, h, query_start, stride_gz, stride_gh, stride_gn)
     grad_query = moved(grad_query, z, h, query_start, stride_dz, stride_dh, stride_dn)
@@ -243,73 +243,77 @@ def key_value_gradient_kernel(
     stride_qz, stride_qh, stride_qn, stride_kz, stride_kh, stride_kn, stride_vz, stride_vh, stride_vn,
     stride_gz, stride_gh, stride_gn, stride_dz, stride_dh, stride_dn, stride_ez, stride_eh, stride_en,
     stride_mz, stride_mh, stride_mm, stride_mn, stride_bz, stride_bh,
-    heads, longest, length_class, query_rows, key_rows, scale, dropout, survival, window,
+    heads, groups, longest, length_class, query_rows, key_rows, scale, dropout, survival, window,
     HEAD: tl.constexpr, VALUE: tl.constexpr, HEAD_PAD: tl.constexpr, VALUE_PAD: tl.constexpr,
     SIGNED: tl.constexpr, EXACT: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of one block of keys and values; pieces are `[keys, queries]`, so that no product is transposed."""
+    """The gradients of one block of keys and values, of all heads that share them; pieces are `[keys, queries]`, so
+    that no product is transposed."""
     place, first_column = own_block(longest, BLOCK_N)
-    h = place % heads
-    z, query_start, queries = extent(query_starts, place // heads, query_rows)
-    _, key_start, keys = extent(key_starts, place // heads, key_rows)
+    key_head, example = place % (heads // groups), place // (heads // groups)
+    z, query_start, queries = extent(query_starts, example, query_rows)
+    _, key_start, keys = extent(key_starts, example, key_rows)
     if first_column >= keys:
         return
-    query = moved(query, z, h, query_start, stride_qz, stride_qh, stride_qn)
-    key = moved(key, z, h, key_start, stride_kz, stride_kh, stride_kn)
-    value = moved(value, z, h, key_start, stride_vz, stride_vh, stride_vn)
-    grad_context = moved(grad_context, z, h, query_start, stride_gz, stride_gh, stride_gn)
-    grad_key = moved(grad_key, z, h, key_start, stride_dz, stride_dh, stride_dn)
-    grad_value = moved(grad_value, z, h, key_start, stride_ez, stride_eh, stride_en)
-    if keep is not None:
-        keep = moved(keep, z, h, 0, stride_mz, stride_mh, 0)
-    if bounds is not None:
-        bounds = moved(bounds, z, h, 0, stride_bz, stride_bh, 0)
-    first, whole, partial, last = rows_in_reach(
-        keep, bounds, first_column, queries, keys, window, CAUSAL, BLOCK_M, BLOCK_N
-    )
-    if seed is not None:
-        seed = tl.load(seed) + place  # every head of every example has its own
+    key = moved(key, z, key_head, key_start, stride_kz, stride_kh, stride_kn)
+    value = moved(value, z, key_head, key_start, stride_vz, stride_vh, stride_vn)
+    grad_key = moved(grad_key, z, key_head, key_start, stride_dz, stride_dh, stride_dn)
+    grad_value = moved(grad_value, z, key_head, key_start, stride_ez, stride_eh, stride_en)
     k = load_rows(key, first_column, stride_kn, keys, BLOCK_N, HEAD, HEAD_PAD)
     v = load_rows(value, first_column, stride_vn, keys, BLOCK_N, VALUE, VALUE_PAD)
-    careful = SIGNED and EXACT
-    if small is not None:  # in half precision, of TanhMax: which heads have rows whose scores are all small
-        careful = tl.load(small + z * heads + h) != 0
     for_key = tl.zeros([BLOCK_N, HEAD_PAD], tl.float32)
     for_value = tl.zeros([BLOCK_N, VALUE_PAD], tl.float32)
-    for part in tl.static_range(3):
-        begin = first if part == 0 else (whole if part == 1 else partial)
-        end = whole if part == 0 else (partial if part == 1 else last)
-        for row in range(begin, end, BLOCK_M):
-            rows = row + tl.arange(0, BLOCK_M)
-            of_rows = moved(rows, z, h, query_start, heads * query_rows, query_rows, 1)
-            q = load_rows(query, row, stride_qn, queries, BLOCK_M, HEAD, HEAD_PAD)
-            g = load_rows(grad_context, row, stride_gn, queries, BLOCK_M, VALUE, VALUE_PAD)
-            # 2^-inf: a row behind the last one counts for nothing.
-            log_total = tl.load(normaliser + of_rows, mask=rows < queries, other=float("inf"))
-            level = tl.abs(log_total) if SIGNED else log_total
-            d = tl.load(delta + of_rows, mask=rows < queries, other=0.0)
-            t = scores_of(k, tl.trans(q), scale, shift, h, PRECISION)
-            if part != 1:
-                kept = kept_pairs(
-                    keep, bounds, row, first_column, queries, keys, stride_mm, stride_mn, window, CAUSAL,
-                    BLOCK_M, BLOCK_N,
-                )  # fmt: skip
-                kept = tl.trans(kept)
-                t = tl.where(kept, t, 0.0 if SIGNED else float("-inf"))
-            a, c = hyperbolic(t, level[None, :], SIGNED)
-            if careful:
-                a = uncancelled(a, c, t, level[None, :], (log_total < 0)[None, :], EXACT)
-            if part != 1 and SIGNED:
-                c = tl.where(kept, c, 0.0)
-            grad_a = product(v, tl.trans(g), PRECISION)
-            applied = a
-            if seed is not None:
-                survives = tl.trans(surviving(seed, row, first_column, keys, dropout, BLOCK_M, BLOCK_N))
-                grad_a = tl.where(survives, grad_a * survival, 0.0)
-                applied = tl.where(survives, a * survival, 0.0)
-            for_value += product(rounded(applied, g.dtype, PRECISION), g, PRECISION)
-            grad_t = c * grad_a - a * d[None, :]
-            for_key += product(rounded(grad_t, q.dtype, PRECISION), q, PRECISION)
+    for group in range(groups):
+        h = key_head * groups + group
+        own_query = moved(query, z, h, query_start, stride_qz, stride_qh, stride_qn)
+        own_grad = moved(grad_context, z, h, query_start, stride_gz, stride_gh, stride_gn)
+        own_keep, own_bounds, own_seed = keep, bounds, seed
+        if keep is not None:
+            own_keep = moved(keep, z, h, 0, stride_mz, stride_mh, 0)
+        if bounds is not None:
+            own_bounds = moved(bounds, z, h, 0, stride_bz, stride_bh, 0)
+        if seed is not None:
+            own_seed = tl.load(seed) + example * heads + h  # every head of every example has its own
+        careful = SIGNED and EXACT
+        if small is not None:  # in half precision, of TanhMax: which heads have rows whose scores are all small
+            careful = tl.load(small + z * heads + h) != 0
+        first, whole, partial, last = rows_in_reach(
+            own_keep, own_bounds, first_column, queries, keys, window, CAUSAL, BLOCK_M, BLOCK_N
+        )
+        for part in tl.static_range(3):
+            begin = first if part == 0 else (whole if part == 1 else partial)
+            end = whole if part == 0 else (partial if part == 1 else last)
+            for row in range(begin, end, BLOCK_M):
+                rows = row + tl.arange(0, BLOCK_M)
+                of_rows = moved(rows, z, h, query_start, heads * query_rows, query_rows, 1)
+                q = load_rows(own_query, row, stride_qn, queries, BLOCK_M, HEAD, HEAD_PAD)
+                g = load_rows(own_grad, row, stride_gn, queries, BLOCK_M, VALUE, VALUE_PAD)
+                # 2^-inf: a row behind the last one counts for nothing.
+                log_total = tl.load(normaliser + of_rows, mask=rows < queries, other=float("inf"))
+                level = tl.abs(log_total) if SIGNED else log_total
+                d = tl.load(delta + of_rows, mask=rows < queries, other=0.0)
+                t = scores_of(k, tl.trans(q), scale, shift, h, PRECISION)
+                if part != 1:
+                    kept = kept_pairs(
+                        own_keep, own_bounds, row, first_column, queries, keys, stride_mm, stride_mn, window, CAUSAL,
+                        BLOCK_M, BLOCK_N,
+                    )  # fmt: skip
+                    kept = tl.trans(kept)
+                    t = tl.where(kept, t, 0.0 if SIGNED else float("-inf"))
+                a, c = hyperbolic(t, level[None, :], SIGNED)
+                if careful:
+                    a = uncancelled(a, c, t, level[None, :], (log_total < 0)[None, :], EXACT)
+                if part != 1 and SIGNED:
+                    c = tl.where(kept, c, 0.0)
+                grad_a = product(v, tl.trans(g), PRECISION)
+                applied = a
+                if seed is not None:
+                    survives = tl.trans(surviving(own_seed, row, first_column, keys, dropout, BLOCK_M, BLOCK_N))
+                    grad_a = tl.where(survives, grad_a * survival, 0.0)
+                    applied = tl.where(survives, a * survival, 0.0)
+                for_value += product(rounded(applied, g.dtype, PRECISION), g, PRECISION)
+                grad_t = c * grad_a - a * d[None, :]
+                for_key += product(rounded(grad_t, q.dtype, PRECISION), q, PRECISION)
     store_rows(grad_key, for_key * (scale * LN2), first_column, stride_dn, keys, BLOCK_N, HEAD, HEAD_PAD, PRECISION)
     store_rows(grad_value, for_value, first_column, stride_en, keys, BLOCK_N, VALUE, VALUE_PAD, PRECISION)

@@ -18,7 +18,8 @@ from .signed_layers import check_attn_implementation, sign_layers
 if TYPE_CHECKING:  # transformers 5.0 copies from a folder only the files that this one names, so all are named
     from .activations import tanhmax  # noqa: F401
     from .attention import bidir_attention  # noqa: F401
-    from .chunked_attention import chunked_tanhmax_attention  # noqa: F401
+    from .attention_call import AttentionCall  # noqa: F401
+    from .chunked_attention import chunked_attention  # noqa: F401
     from .fused_attention import fused_attention  # noqa: F401
     from .fused_blocks import triton  # noqa: F401
     from .fused_check import fused_agrees  # noqa: F401
@@ -87,9 +88,6 @@ def _made(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
 
     @functools.wraps(stock.__init__)
     def __init__(self, config=None, *args: Any, **kwargs: Any) -> None:
-        if config is not None:
-            _check_config(config, config_class)
-            self._check_backend(config._attn_implementation)
         with _stock_config_class(self, config, stock.config_class):
             stock.__init__(self, config, *args, **kwargs)
         if not hasattr(self.config, "attn_activation"):  # a composite model made its own config from its parts
@@ -132,6 +130,9 @@ def _stock_config_class(
     """While a stock constructor runs, the config is of the stock class, so that parts that Auto classes make from it
     are stock as well, and signed once. The lock is for threads that build models from one config."""
     with _CONSTRUCTION:
+        if config is not None:
+            _check_config(config, model.config_class)
+            model._check_backend(config._attn_implementation)
         own = type(config)
         model.__dict__["config_class"] = stock
         if config is not None:

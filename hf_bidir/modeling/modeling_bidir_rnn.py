@@ -21,7 +21,8 @@ from .signed_layers import EDIT, without_dropped
 
 if TYPE_CHECKING:  # transformers 5.0 copies from a folder only the files that this one names, so all are named
     from .activations import tanhmax  # noqa: F401
-    from .chunked_attention import chunked_tanhmax_attention  # noqa: F401
+    from .attention_call import AttentionCall  # noqa: F401
+    from .chunked_attention import chunked_attention  # noqa: F401
     from .fused_attention import fused_attention  # noqa: F401
     from .fused_blocks import triton  # noqa: F401
     from .fused_check import fused_agrees  # noqa: F401

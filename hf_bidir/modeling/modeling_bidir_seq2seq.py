@@ -15,8 +15,9 @@ from .modeling_bidir_rnn import RECURRENT, BidirRnnPreTrainedModel, BidirScoredA
 if TYPE_CHECKING:  # transformers 5.0 copies from a folder only the files that this one names, so all are named
     from .activations import tanhmax  # noqa: F401
     from .attention import bidir_attention  # noqa: F401
+    from .attention_call import AttentionCall  # noqa: F401
     from .attention_inputs import check_shapes  # noqa: F401
-    from .chunked_attention import chunked_tanhmax_attention  # noqa: F401
+    from .chunked_attention import chunked_attention  # noqa: F401
     from .configuration_bidir import check_bidir_config  # noqa: F401
     from .fused_attention import fused_attention  # noqa: F401
     from .fused_blocks import triton  # noqa: F401

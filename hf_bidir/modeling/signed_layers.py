@@ -17,8 +17,9 @@ from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function, sdpa_mask
 from transformers.utils import logging
 
-from .attention import ScoreTerms, bidir_attention
-from .attention_inputs import causal_mask, keep_and_bias, repeated_heads
+from .attention import attend, grouped_matmul
+from .attention_call import attention_call
+from .attention_inputs import keep_and_bias, same_batch
 from .configuration_bidir import check_layers, layer_negative_mass
 
 logger = logging.get_logger(__name__)
@@ -219,33 +220,31 @@ def signed_attention(
     _refuse_unknown(module, others)
     backend, config = module.config.stock._attn_implementation or "sdpa", module.config.bidir
     keep, bias = keep_and_bias(attention_mask, position_bias, looked_at=backend != "eager")
-    if attention_mask is None and backend != "eager" and _is_causal(module, is_causal, query):
-        keep = causal_mask(query, key) if keep is None else causal_mask(query, key) & keep
-    own_heads = key, value
-    query, key, value = repeated_heads(query, key, value)
-    terms, edit = ScoreTerms(bias, softcap, s_aux), getattr(module, EDIT, None)
-    if terms and backend == "fused":
-        raise ValueError(
-            f'attn_implementation="fused" has no {terms}, which {type(module).__name__} uses; choose "sdpa".'
-        )
-    context, coefficients = bidir_attention(
+    causal = attention_mask is None and backend != "eager" and _is_causal(module, is_causal, query)
+    query, key, value = same_batch(query, key, value)
+    call = attention_call(
         query,
         key,
-        value,
-        within_scope(config, without_dropped(module, keep), query, key),
-        activation=config.attn_activation,
-        negative_mass=layer_negative_mass(config, module.signed_index, module.signed_count),
-        scaling=scaling,
-        dropout=dropout if module.training else 0.0,
-        implementation="eager" if edit or getattr(module, WANTED, False) else backend.replace("sdpa", "auto"),
-        terms=terms,
+        config.attn_activation,
+        layer_negative_mass(config, module.signed_index, module.signed_count),
+        scaling,
+        dropout if module.training else 0.0,
+        causal,
+        config.attn_window,
+        bias=bias,
+        softcap=softcap,
+        sinks=s_aux,
     )
+    edit = getattr(module, EDIT, None)
+    coefficients_wanted = edit or backend == "eager" or getattr(module, WANTED, False)
+    implementation = "eager" if coefficients_wanted else backend.replace("sdpa", "auto")
+    context, coefficients = attend(query, key, value, without_dropped(module, keep), call, implementation)
     if edit:
         coefficients = edit(coefficients)
-        context = coefficients @ value
+        context = grouped_matmul(coefficients, value)
     context = context.transpose(1, 2).contiguous()
     if observe := getattr(module, OBSERVE, None):
-        observe(module, *own_heads, context)
+        observe(module, key, value, context)
     return context, coefficients
 
 
@@ -262,20 +261,6 @@ def _refuse_unknown(module: nn.Module, others: dict[str, Any]) -> None:
 def _is_causal(module: nn.Module, is_causal: bool | None, query: Tensor) -> bool:
     """Whether no mask means a causal one, by the rules of transformers' own SDPA function."""
     return query.shape[2] > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
-
-
-def within_scope(config: PretrainedConfig, keep: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    """The keep-mask without the keys that are too far away, where queries are keys too."""
-    if config.attn_scope == "global":
-        return keep
-    if query.shape[2] != key.shape[2]:
-        raise ValueError(
-            f'attn_scope="window" needs the whole sequence in every call; got {query.shape[2]} queries for '
-            f"{key.shape[2]} keys. Pass use_cache=False."
-        )
-    positions = torch.arange(query.shape[2], device=query.device)
-    near = ((positions - positions.unsqueeze(1)).abs() <= config.attn_window)[None, None]
-    return near if keep is None else keep & near
 
 
 def without_dropped(module: nn.Module, keep: Tensor | None) -> Tensor | None:

@@ -10,7 +10,7 @@ from hf_bidir import bidir_attention, tanhmax
 from hf_bidir.modeling import chunked_attention
 from hf_bidir.modeling.attention_inputs import keep_and_bias
 
-FAST = ["auto", "chunked", "compiled", "lift"]
+FAST = ["auto", "chunked", "lift"]
 MASSES = [1.0, 0.3, (0.9, 0.5, 0.1)]
 
 
@@ -52,7 +52,7 @@ def test_every_implementation_agrees_with_the_plain_path_to_1e_5(implementation,
 
 
 @pytest.mark.parametrize("keep", KEEPS.values(), ids=KEEPS.keys())
-@pytest.mark.parametrize("implementation", ["auto", "compiled"])
+@pytest.mark.parametrize("implementation", ["auto", "chunked"])
 def test_softmax_agrees_with_the_plain_path(implementation, keep):
     inputs = projections()
     plain = context_and_gradients(inputs, keep, activation="softmax", implementation="eager")
@@ -108,10 +108,9 @@ def test_pieces_of_any_size_give_the_plain_result(shape, piece, size, masked):
         torch.testing.assert_close(got, expected, rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize("keys", [8, 33], ids=["stored coefficients", "recomputed coefficients"])
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
-def test_the_chunked_backward_passes_gradcheck(keys, dropout):
-    inputs = projections(1, 2, 5, keys, 4, torch.float64)
+def test_the_chunked_backward_passes_gradcheck(dropout):
+    keys, inputs = 8, projections(1, 2, 5, 8, 4, torch.float64)
     mass = torch.tensor([0.5, 0.2], dtype=torch.float64, requires_grad=True)
     keep = padding([keys - 3], keys)
 
@@ -123,7 +122,7 @@ def test_the_chunked_backward_passes_gradcheck(keys, dropout):
     assert gradcheck(attend, (*inputs, mass))
 
 
-@pytest.mark.parametrize("implementation", ["eager", "chunked", "compiled"])
+@pytest.mark.parametrize("implementation", ["eager", "chunked"])
 def test_dropout_acts_on_coefficients(implementation):
     query, key = torch.randn(2, 1, 1, 400, 8).unbind()
     value = torch.eye(400).expand(1, 1, 400, 400)  # the context is then the coefficients
@@ -156,7 +155,7 @@ def test_half_precision_stays_within_its_own_rounding(implementation, dtype):
     torch.testing.assert_close(context.double(), exact, rtol=0, atol=8 * torch.finfo(dtype).eps)
 
 
-@pytest.mark.parametrize("implementation", ["auto", "eager", "chunked", "compiled"])
+@pytest.mark.parametrize("implementation", ["auto", "eager", "chunked"])
 def test_scores_of_a_thousand_stay_finite(implementation):
     inputs = projections(size=30.0)
     for result in context_and_gradients(inputs, KEEPS["padded"], implementation=implementation):
@@ -204,7 +203,7 @@ def test_every_mask_of_transformers_becomes_the_same_keep_mask():
         ({"keep": torch.ones(2, 1, 1, 29)}, "keep must be boolean"),
         ({"keep": torch.ones(2, 1, 1, 28, dtype=torch.bool)}, r"\(2, 3, 33, 29\), got \(2, 1, 1, 28\)"),
         ({"key": torch.zeros(2, 3, 30, 8)}, r"key \(2, 3, 30, 8\), value \(2, 3, 29, 8\)"),
-        ({"query": torch.zeros(2, 3, 33, 4)}, r"agree in batch, heads and head_dim.*query \(2, 3, 33, 4\)"),
+        ({"query": torch.zeros(2, 3, 33, 4)}, r"agree in batch and head_dim.*query \(2, 3, 33, 4\)"),
     ],
 )
 def test_an_impossible_request_gets_one_clear_error(changes, message):

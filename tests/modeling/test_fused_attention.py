@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hf_bidir import bidir_attention, packed_attention
+from hf_bidir.modeling.attention_call import attention_call
 
 triton = pytest.importorskip("triton")
 
@@ -53,6 +55,12 @@ def within_reach(keep, queries: int, keys: int, causal: bool, window: int | None
     if window is not None:
         reach &= offsets.abs() <= window
     return reach if keep is None else keep & reach
+
+
+def attended(query, key, value, keep=None, causal=False, window=None, **options):
+    """The kernel itself; its causality and window are for queries and keys of any numbers, as packed examples need."""
+    call = replace(attention_call(query, key, **options), causal=causal, window=window)
+    return fused_attention(query, key, value, keep, call)
 
 
 def with_gradients(context, inputs):
@@ -106,10 +114,7 @@ def test_the_kernel_errs_at_most_twice_as_much_as_the_plain_path(sizes, dims, dt
     assume(dtype == torch.float32 or queries * keys >= 64)
     inputs = projections(batch, heads, queries, keys, *dims, dtype=dtype)
     keep = mask(kind, batch, heads, queries, keys)
-    shift = None if mass in (0, 1) else torch.full((heads, 1, 1), -0.5 * torch.tensor(mass).log().item(), device=DEVICE)
-    context = fused_attention(
-        *inputs, keep, scaling=dims[0] ** -0.5, signed=mass > 0, shift=shift, causal=causal, window=window
-    )
+    context = attended(*inputs, keep, causal, window, negative_mass=mass)
     reach = within_reach(keep, queries, keys, causal, window)
     gold = plain(inputs, reach, torch.float64, negative_mass=mass)
     assert_as_exact_as_the_plain_path(with_gradients(context, inputs), plain(inputs, reach, negative_mass=mass), gold)
@@ -149,7 +154,7 @@ def test_a_query_of_small_scores_keeps_its_digits_beside_one_of_large_scores(kin
     reach = within_reach(keep, 33, 29, causal, window)
     gold = bidir_attention(*(x.double() for x in inputs), reach, implementation="eager")[0][:, :, ::2]
     plainly = bidir_attention(*inputs, reach, implementation="eager")[0][:, :, ::2]
-    got = fused_attention(*inputs, keep, causal=causal, window=window)[:, :, ::2]
+    got = attended(*inputs, keep, causal, window)[:, :, ::2]
     assert_as_exact_as_the_plain_path([got], [plainly], [gold], relative=1e-3)
 
 
@@ -168,7 +173,7 @@ def test_dropout_of_small_scores_drops_what_it_drops_of_large_ones():
     dropped = []
     for size in (1e-6, 1.0):
         torch.manual_seed(0)
-        dropped.append(fused_attention((size * query).detach(), key, basis, dropout=0.4) == 0)
+        dropped.append(attended((size * query).detach(), key, basis, dropout=0.4) == 0)
     assert torch.equal(*dropped)
     assert 0.3 < dropped[0].double().mean() < 0.5
 
@@ -305,7 +310,7 @@ def test_boundaries_of_another_dtype_are_refused():
         ({"max_seqlen": 6.0}, "max_seqlen must be a whole number of at least 1, got 6.0"),
         ({"max_seqlen_k": 60}, "without cu_seqlens_k the keys have the queries' boundaries; .*max_seqlen_k=60"),
         ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
-        ({"window": 1.5}, "a whole number of at least 0, or None; it is 1.5"),
+        ({"window": 1.5}, "window must be a whole number of at least 1, or None; got 1.5"),
         ({"activation": "tanh"}, '"tanh" has no fused path; choose "tanhmax" or "softmax"'),
     ],
 )
@@ -331,8 +336,8 @@ def test_second_derivatives_are_refused():
 
 def test_the_kernel_alone_checks_the_shapes_too():
     query, key, value = projections()
-    for wrong in ([query, key[..., :8], value], [query, key[:, :1], value[:, :1]], [query, key, value[:, :, :9]]):
-        with pytest.raises(ValueError, match=r"got query \(2, 2, 33, 16\)"):
+    for wrong in ([query, key[..., :8], value], [query[:, :1], key, value], [query, key, value[:, :, :9]]):
+        with pytest.raises(ValueError, match=r"got query \(2, [12], 33, 16\)"):
             fused_attention(*wrong)
 
 
@@ -383,7 +388,7 @@ def test_the_size_of_the_blocks_changes_nothing(rows, columns, causal, window, m
     for kernel in (module.forward_kernel, module.query_gradient_kernel, module.key_value_gradient_kernel):
         monkeypatch.setattr(kernel, "configs", [triton.Config({"BLOCK_M": rows, "BLOCK_N": columns})])
     inputs, keep = projections(queries=70, keys=75), mask("padding", 2, 2, 70, 75)
-    got = with_gradients(fused_attention(*inputs, keep, causal=causal, window=window), inputs)
+    got = with_gradients(attended(*inputs, keep, causal, window), inputs)
     reach = within_reach(keep, 70, 75, causal, window)
     assert_as_exact_as_the_plain_path(got, None, plain(inputs, reach, torch.float64))
 
@@ -439,7 +444,7 @@ def test_a_score_beyond_every_number_spoils_its_own_row_where_exponentials_are_s
 
 def test_a_window_beyond_every_key_is_no_window():
     inputs = [t.detach() for t in projections()]
-    torch.testing.assert_close(fused_attention(*inputs, window=2**31 - 1), fused_attention(*inputs))
+    torch.testing.assert_close(attended(*inputs, window=2**31 - 1), attended(*inputs))
 
 
 def test_under_autocast_the_kernel_takes_what_the_projections_give():
@@ -489,13 +494,34 @@ def test_a_mask_besides_packed_examples_is_refused():
     query = projections(queries=29)[0]
     examples = module.Packed(boundaries([0, 29]), boundaries([0, 29]), 29, 29)
     with pytest.raises(ValueError, match="leave keep out"):
-        fused_attention(query, query, query, mask("padding", 2, 1, 1, 29), scaling=1.0, packed=examples)
+        fused_attention(query, query, query, mask("padding", 2, 1, 1, 29), packed=examples)
 
 
-def test_a_window_below_0_is_refused():
-    query = projections(queries=29)[0]
-    with pytest.raises(ValueError, match="a whole number of at least 0, or None; it is -1"):
-        fused_attention(query, query, query, scaling=1.0, window=-1)
+@pytest.mark.parametrize("kind", ["none", "padding", "full"])
+@pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (True, 5)])
+@pytest.mark.parametrize("mass", [1.0, (0.9, 0.3, 1.0, 0.0)], ids=str)
+def test_key_heads_serve_several_heads_each(kind, causal, window, mass):
+    query = projections(heads=4, queries=37, keys=37)[0]
+    inputs = [query, *projections(heads=2, queries=37, keys=37)[1:]]
+    keep = mask(kind, 2, 4, 37, 37)
+    got = with_gradients(attended(*inputs, keep, causal, window, negative_mass=mass), inputs)
+    key, value = (x.repeat_interleave(2, 1) for x in inputs[1:])
+    reach = within_reach(keep, 37, 37, causal, window)
+    expected = bidir_attention(query, key, value, reach, negative_mass=mass, implementation="eager")[0]
+    for theirs, ours in zip(with_gradients(expected, inputs), got, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5)
+
+
+def test_dropout_of_grouped_heads_is_the_same_forward_and_backward():
+    query, key, value = projections(heads=4, queries=29)[0], *projections()[1:]
+    torch.manual_seed(5)
+    got = attended(query, key, value, dropout=0.4)
+    factors = dropped([query, *(x.repeat_interleave(2, 1) for x in (key, value))], 0.4, seed=5)
+    _, coefficients = bidir_attention(query, key, value, implementation="eager")
+    expected = (coefficients * factors) @ value.repeat_interleave(2, 1)
+    inputs = [query, key, value]
+    for theirs, ours in zip(with_gradients(expected, inputs), with_gradients(got, inputs), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=2e-5)
 
 
 def test_a_compiled_graph_holds_the_kernel_whole_at_every_length():

@@ -1,6 +1,7 @@
 """The kernel is compared with the plain path before "auto" uses it."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,26 +21,26 @@ def test_the_kernel_agrees_with_the_plain_path(dtype, head_dim, value_dim):
     assert difference_from_plain(fused_attention, DEVICE, dtype, head_dim, value_dim) is None
 
 
-def wrong_forward(query, key, value, keep, *, scaling):
+def wrong_forward(query, key, value, keep, call):
     from hf_bidir.modeling.fused_attention import fused_attention
 
-    return fused_attention(query, key, value, keep, scaling=1.2 * scaling)
+    return fused_attention(query, key, value, keep, replace(call, scaling=1.2 * call.scaling))
 
 
-def without_mask(query, key, value, keep, *, scaling):
+def without_mask(query, key, value, keep, call):
     from hf_bidir.modeling.fused_attention import fused_attention
 
-    return fused_attention(query, key, value, None, scaling=scaling)
+    return fused_attention(query, key, value, None, call)
 
 
-def wrong_key_gradient(query, key, value, keep, *, scaling):
+def wrong_key_gradient(query, key, value, keep, call):
     from hf_bidir.modeling.fused_attention import fused_attention
 
     halved = key / 2 + key.detach() / 2  # the same keys, with half of their gradient
-    return fused_attention(query, halved, value, keep, scaling=scaling)
+    return fused_attention(query, halved, value, keep, call)
 
 
-def does_not_compile(query, key, value, keep, *, scaling):
+def does_not_compile(query, key, value, keep, call):
     raise RuntimeError("ptxas: unknown architecture\nand a long log")
 
 
