@@ -123,7 +123,9 @@ def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bo
     transformer = sentences.transformer if sentences else source
     config = read_config(transformer)
     if not config.model_type.startswith("bidir_"):
-        raise ValueError(f"{source} is a {config.model_type} checkpoint, not a bidir one; there is nothing to restore.")
+        raise ValueError(
+            f"{source} has the model type {config.model_type}, which is not signed; there is nothing to restore."
+        )
     if not is_softmax(config):
         raise ValueError(
             f"{source} computes {config.attn_activation} with attn_negative_mass={config.attn_negative_mass}; only a "

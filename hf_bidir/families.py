@@ -29,7 +29,9 @@ def overview() -> str:
     supported = {name: entry for name, entry in types.items() if entry["supported"]}
     blocks = [
         f"{len(supported)} of the {len(types)} model types of transformers {summary()['transformers']} can be signed"
-        f"{remark(_installed())}. `hf-bidir families NAME` tells about one."
+        f"{remark(_installed())}. `hf-bidir families NAME` tells about one, and why not. "
+        f"{sum(entry['kind'] == 'part' for entry in types.values())} types are parts of others, without a model class; "
+        f"{sum(entry.get('partial', False) for entry in types.values())} more can be signed in part (partial=True)."
     ]
     for kind in KINDS:
         names = [name for name, entry in supported.items() if entry["kind"] == kind]
@@ -46,10 +48,12 @@ def about(model_type: str) -> str:
     Raises:
         ValueError: transformers has no such model type; names the nearest.
     """
-    types, name = summary()["types"], model_type.removeprefix("bidir_")
+    types, name = summary()["types"], model_type.lower().removeprefix("bidir_")
     if name not in types:
         near = get_close_matches(name, types, n=1)
         hint = f' Did you mean "{near[0]}"?' if near else ""
+        if "/" in name:
+            hint = " A model type is the model_type in config.json, such as roberta."
         raise ValueError(f'transformers {summary()["transformers"]} has no model type "{name}".{hint}')
     entry = types[name]
     model = f"{entry['model']}, {entry['kind']}" if entry["model"] else entry["kind"]
@@ -59,9 +63,13 @@ def about(model_type: str) -> str:
     if "partial" in entry:
         lines.append(f"  with partial=True: {'every check passes' if entry['partial'] else 'some checks fail'}")
     marks = dict(zip(summary()["checks"], entry.get("checks", ""), strict=False))
-    for told, mark in (("checked", PASSED), ("failed", FAILED), ("does not apply", "–")):
+    for told, mark in (
+        ("checked", PASSED),
+        ("failed", FAILED),
+        ("not checked, because it does not apply or is not in the sample", "–"),
+    ):
         if found := [check for check, got in marks.items() if got == mark]:
-            lines.append(f"  {told}: {', '.join(found)}")
+            lines.append(f"  {told}: {'; '.join(found)}")
     return "\n".join(lines)
 
 

@@ -24,8 +24,13 @@ def signed(
         The model, to train, save or explain. Its config is a new object; the stock one is left as it was.
 
     Raises:
-        ValueError: the model is signed already, has no such layer, or has some attention outside the interface.
+        ValueError: it is no model of transformers, is signed already, has no such layer, or has some attention outside
+            the interface.
     """
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(
+            f"expected a model of transformers, got a {type(model).__name__}; AutoModel.from_pretrained(…) loads one."
+        )
     if signed_layers(model):
         raise ValueError(
             f"{type(model).__name__} is signed already; set model.config.attn_negative_mass, which every layer reads."

@@ -217,7 +217,9 @@ def _token_level(model, processor, example: Example, target, position) -> tuple[
     if position is None:
         masks = (example.inputs["input_ids"][0] == processor.mask_token_id).nonzero().flatten().tolist()
         if not masks:
-            raise ValueError(f"a masked language model needs a {processor.mask_token} in the text, or a position.")
+            raise ValueError(
+                f"a masked language model needs a {processor.mask_token} in the text, or a position (--position)."
+            )
         position = masks[0]
     return None if target is None else _word_piece(processor, target), position
 

@@ -62,4 +62,5 @@ def check_max_length(max_length: int, model: PreTrainedModel, source: str | None
     positions = longest_text(model)
     if max_length <= 2 or (positions is not None and max_length > positions):
         most = f" and at most {positions}, the positions that {source or 'the model'} has" if positions else ""
-        raise InputError(f"expected max_length to be above 2{most}; got {max_length}")
+        fitting = f"; pass --max_length {positions}" if positions else ""
+        raise InputError(f"expected max_length to be above 2{most}; got {max_length}{fitting}")

@@ -10,6 +10,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from hf_bidir.finetune.files import read_json, replacing
 from hf_bidir.hub.checkpoint_files import CODE, digests
+from hf_bidir.modeling.configuration_bidir import all_masses
 
 TEMPLATE = Path(__file__).with_name("card_template.md")
 BEGIN = "<!-- hf_bidir: generated from here; write above or below, not inside -->"
@@ -242,6 +243,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
         for name, value in overall.items()
         if task and source and METRICS[name]
     ]
+    signed = facts["activation"] == "tanhmax" and any(all_masses(facts["negative_mass"]))
     return ModelCardData(
         model_name=facts["name"],
         # weights that came from elsewhere keep the licence that they came with, which no file here says
@@ -251,7 +253,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
         # a folder of this machine is nothing that the Hub could link to
         base_model=recipe.get("base_model")
         or (recipe.get("model_name_or_path") if facts["started_from"] == "hub" else None),
-        tags=[*(["tanhmax", "signed-attention"] if facts["activation"] == "tanhmax" else []), "hf_bidir"],
+        tags=[*(["tanhmax", "signed-attention"] if signed else []), "hf_bidir"],
         metrics=[METRICS[name] for name in overall if METRICS[name]] or None,
         eval_results=measured or None,
     )

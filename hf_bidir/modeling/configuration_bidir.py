@@ -41,8 +41,11 @@ class BidirConfigMixin:
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict, dict]:
-        """As in transformers; the config of one part of a signed model inherits the whole model's attention fields."""
+        """As in transformers, and of stock checkpoints as well; the config of one part of a signed model inherits the
+        whole model's attention fields."""
         fields, unused = super().get_config_dict(*args, **kwargs)
+        if f"bidir_{fields.get('model_type')}" == cls.model_type:
+            fields["model_type"] = cls.model_type  # or transformers would warn of another type
         part = fields.get(getattr(cls, "base_config_key", "") or "")
         if isinstance(part, dict):
             ours = {name: fields[name] for name in ATTENTION_FIELDS if name in fields}

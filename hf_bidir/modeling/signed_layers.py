@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from .attention import attend, grouped_matmul
 from .attention_call import attention_call
-from .attention_inputs import keep_and_bias, same_batch
+from .attention_inputs import check_shapes, keep_and_bias, same_batch
 from .configuration_bidir import check_layers, layer_negative_mass
 
 logger = logging.get_logger(__name__)
@@ -71,7 +71,7 @@ def check_attn_implementation(name: str | None, between_tokens: bool = True) -> 
     if name not in (None, *known):
         choices = ", ".join(f'"{key}" ({told})' for key, told in known.items())
         refused = f'Specified `attn_implementation="{name}"` is not supported'  # the words of transformers
-        raise ValueError(f"{refused}: it cannot compute signed attention; choose {choices}.")
+        raise ValueError(f"{refused}: no path of that name computes signed attention; choose {choices}.")
 
 
 def attention_layers(model: nn.Module) -> list[nn.Module]:
@@ -140,7 +140,7 @@ def sign_layers(model: PreTrainedModel) -> None:
     if outside and not model.config.attn_partial:
         raise ValueError(
             f"{name} computes some attention outside transformers' attention interface, which would stay softmax: "
-            f"{_listed(outside)}. Accept that with attn_partial=True in the config, or signed(model, partial=True)."
+            f"{_listed(outside)}. To accept that: signed(model, partial=True), --partial, attn_partial in the config."
         )
     check_layers(model.config.attn_negative_mass, [_heads_of(layer) for layer in layers])
     for index, layer in enumerate(layers):
@@ -222,6 +222,7 @@ def signed_attention(
     keep, bias = keep_and_bias(attention_mask, position_bias, looked_at=backend != "eager")
     causal = attention_mask is None and backend != "eager" and _is_causal(module, is_causal, query)
     query, key, value = same_batch(query, key, value)
+    check_shapes(query, key, value, keep)
     call = attention_call(
         query,
         key,
@@ -275,7 +276,9 @@ def _want_coefficients(model: PreTrainedModel, args: tuple, kwargs: dict) -> Non
     """Before a forward pass that is asked for attentions: every layer takes the path that has them."""
     asked = _asked_for(model, kwargs)
     if asked and model.config._attn_implementation != "eager" and not torch.compiler.is_compiling():
-        logger.warning_once("output_attentions=True: a call that asks for it takes the eager path.")
+        logger.warning_once(
+            "signed attention: a call with output_attentions=True takes the eager path, which has the coefficients."
+        )
     if asked or getattr(model, WANTED, False):
         _set_wanted(model, asked)
 

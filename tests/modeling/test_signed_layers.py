@@ -10,6 +10,7 @@ from torch import nn
 
 from hf_bidir import BidirLlamaConfig, signed
 from hf_bidir.layer_hooks import edited_coefficients, kept_keys, observed_layers
+from hf_bidir.modeling import attention
 from hf_bidir.modeling.signed_layers import SignedConfig, attention_layers, signed_attention, signed_layers
 from tests.tiny_models import inputs_of, stock_model
 
@@ -185,19 +186,24 @@ def test_arguments_that_change_nothing_are_ignored_and_none_is_no_argument():
 
 def test_key_heads_that_do_not_divide_the_query_heads_are_refused():
     query, key, value = tensors(key_heads=3)
-    with pytest.raises(ValueError, match="3 key heads do not divide 4 query heads"):
+    with pytest.raises(ValueError, match="heads of the key must be as many as those of the query, or divide them"):
         signed_attention(layer(), query, key, value)
 
 
-def test_the_fused_backend_refuses_what_its_kernel_does_not_compute():
-    with pytest.raises(ValueError, match=r'"fused" has no bias, softcap, which Module uses; choose "sdpa"'):
-        signed_attention(layer(backend="fused"), *tensors(), position_bias=BIAS, softcap=30.0)
+@pytest.mark.parametrize("backend", ["sdpa", "fused"])
+def test_what_only_the_plain_path_computes_takes_that_path_and_says_so(backend, caplog):
+    attention._log_choice.cache_clear()
+    given = {"position_bias": BIAS, "softcap": 30.0}
+    context, coefficients = signed_attention(layer(backend=backend), *tensors(), **given)
+    expected = signed_attention(layer(backend="eager"), *tensors(), **given)
+    torch.testing.assert_close((context, coefficients), expected)
+    assert "runs the eager implementation (no other computes bias, softcap)" in caplog.text
 
 
 def test_a_window_over_a_cache_is_refused():
     query, key, value = tensors()
     module = layer(attn_scope="window", attn_window=2)
-    with pytest.raises(ValueError, match=r"got 1 queries for 5 keys\. Pass use_cache=False"):
+    with pytest.raises(ValueError, match=r"got 1 queries for 5 keys\..*pass use_cache=False"):
         signed_attention(module, query[:, :, :1], key, value)
 
 
