@@ -6,13 +6,15 @@ float64. On a GPU: bf16, long sequences, head dimensions 64 and 128, and the fus
 with.
 
     python benchmarks/attention.py
+    python benchmarks/attention.py --causal        query i sees the keys j <= i; also four query heads for each key head
     python benchmarks/attention.py --lengths 128 --padding 0.4 --repeats 50
 """
 
 import argparse
 import math
+import sys
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -46,7 +48,9 @@ DEFAULTS = {
         "dtype": "bfloat16",
     },
 }
-BESIDE = {"fused": [BASELINE, "fused softmax", "lift"], "packed": ["fused"]}  # of all others the baseline alone
+CAUSAL = {"lengths": [512, 1024, 2048], "implementations": ["auto", "grouped", "eager"]}  # on a CPU
+# of all others the baseline alone
+BESIDE = {"fused": [BASELINE, "fused softmax", "lift"], "packed": ["fused"], "grouped": ["auto"]}
 
 
 class Problem(NamedTuple):
@@ -57,6 +61,7 @@ class Problem(NamedTuple):
     value: Tensor
     keep: Tensor | None
     lengths: Tensor | None
+    causal: bool = False
 
 
 def main() -> None:
@@ -79,7 +84,7 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    default = DEFAULTS[device]
+    default = DEFAULTS[device] | (CAUSAL if "--causal" in sys.argv and device == "cpu" else {})
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=default["lengths"])
     parser.add_argument("--tokens", type=int, default=default["tokens"], help="batch = tokens // length, at least 1")
@@ -88,9 +93,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--padding", type=float, nargs="+", default=default["padding"], help="shares of padded keys")
     parser.add_argument("--implementations", nargs="+", choices=IMPLEMENTATIONS, default=default["implementations"])
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default=default["dtype"])
+    parser.add_argument("--causal", action="store_true", help="query i sees the keys j <= i")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--device", default=device)
-    parser.add_argument("--output", type=Path, help="default: results/attention[-gpu][-padded].md, over what is there")
+    parser.add_argument("--output", type=Path, help="default: results/attention[-gpu][-causal][-padded].md")
     options = parser.parse_args()
     if not all(0 <= share <= 0.5 for share in options.padding):
         parser.error(f"shares of padding lie in 0 to 0.5, got {options.padding}")
@@ -101,7 +107,8 @@ def arguments() -> argparse.Namespace:
     ):
         parser.error("fused, fused softmax and packed need a GPU")
     if options.output is None:
-        name = f"attention{'-gpu' * (options.device == 'cuda')}{'-padded' * (0.0 not in options.padding)}.md"
+        name = f"attention{'-gpu' * (options.device == 'cuda')}{'-causal' * options.causal}"
+        name += f"{'-padded' * (0.0 not in options.padding)}.md"
         options.output = Path(__file__).parent / "results" / name
     return options
 
@@ -132,13 +139,13 @@ def random_problem(head_dim: int, padding: float, length: int, options: argparse
         torch.randn(shape, device=options.device, dtype=dtype).transpose(1, 2).requires_grad_() for _ in range(3)
     ]
     if not padding:
-        return Problem(*tensors, None, None)
+        return Problem(*tensors, None, None, options.causal)
     kept = (
         torch.linspace(1, 1 - 2 * padding, batch, device=options.device) if batch > 1 else torch.tensor([1 - padding])
     )
     lengths = kept.to(options.device).mul(length).round().clamp_min(1)
     keep = (torch.arange(length, device=options.device) < lengths.unsqueeze(1))[:, None, None]
-    return Problem(*tensors, keep, lengths.int())
+    return Problem(*tensors, keep, lengths.int(), options.causal)
 
 
 def compare(attend: Callable, other: Callable, problem: Problem, options: argparse.Namespace) -> list[str]:
@@ -169,8 +176,14 @@ class Prepared(NamedTuple):
 
 
 def padded(attend: Callable, problem: Problem) -> Prepared:
-    query, key, value, keep, _ = problem
-    return Prepared(partial(attend, query, key, value, keep), (query, key, value))
+    query, key, value, keep, _, causal = problem
+    return Prepared(partial(attend, query, key, value, keep, causal), (query, key, value))
+
+
+def grouped(problem: Problem) -> Prepared:
+    """Four heads of queries for each of keys."""
+    key, value = (x.detach()[:, : max(1, x.shape[1] // 4)].requires_grad_() for x in (problem.key, problem.value))
+    return padded(partial(signed, "auto"), problem._replace(key=key, value=value))
 
 
 def packed(problem: Problem) -> Prepared:
@@ -179,26 +192,36 @@ def packed(problem: Problem) -> Prepared:
     inputs = [x.transpose(1, 2)[kept].detach().requires_grad_() for x in problem[:3]]
     starts = F.pad(problem.lengths.cumsum(0), (1, 0)).int()
     longest = int(problem.lengths.max())
-    return Prepared(partial(packed_attention, *inputs, starts, max_seqlen=longest), tuple(inputs))
+    attend = partial(packed_attention, *inputs, starts, max_seqlen=longest, causal=problem.causal)
+    return Prepared(attend, tuple(inputs))
 
 
-def sdpa(query, key, value, keep) -> Tensor:
-    return F.scaled_dot_product_attention(query, key, value, keep)
+def sdpa(query, key, value, keep, causal) -> Tensor:
+    return bidir_attention(query, key, value, keep, activation="softmax", causal=causal)[0]
 
 
-def signed(implementation: str, query, key, value, keep) -> Tensor:
-    return bidir_attention(query, key, value, keep, implementation=implementation)[0]
+def signed(implementation: str, query, key, value, keep, causal) -> Tensor:
+    return bidir_attention(query, key, value, keep, causal=causal, implementation=implementation)[0]
 
 
-def fused_softmax(query, key, value, keep) -> Tensor:
-    return bidir_attention(query, key, value, keep, activation="softmax", implementation="fused")[0]
+@lru_cache
+def compiled_formula() -> Callable:
+    return torch.compile(partial(signed, "eager"), dynamic=True)
+
+
+def compiled(*inputs) -> Tensor:
+    return compiled_formula()(*inputs)
+
+
+def fused_softmax(query, key, value, keep, causal) -> Tensor:
+    return bidir_attention(query, key, value, keep, activation="softmax", causal=causal, implementation="fused")[0]
 
 
 def two_passes(problem: Problem) -> Prepared:
     return padded(_two_passes, problem)
 
 
-def _two_passes(query, key, value, keep) -> Tensor:
+def _two_passes(query, key, value, keep, causal) -> Tensor:
     """Softmax attention of q and of -q, mixed by their log-sum-exps (forward only)."""
     (up, up_lse), (down, down_lse) = (_with_log_sum_exp(q, key, value, keep) for q in (query, -query))
     share = (up_lse - down_lse).sigmoid().unsqueeze(-1).to(query.dtype)
@@ -219,10 +242,12 @@ def _with_log_sum_exp(query, key, value, keep) -> tuple[Tensor, Tensor]:
     return context, lse[..., : query.shape[2]]
 
 
-def naive(query, key, value, keep) -> Tensor:
+def naive(query, key, value, keep, causal) -> Tensor:
     """The paper's formula as its code has it, without a care for overflow."""
     scores = query @ key.mT * query.shape[-1] ** -0.5
     up, down = scores.exp(), (-scores).exp()
+    if causal:
+        up, down = up.tril(), down.tril()
     if keep is not None:
         up, down = up * keep, down * keep
     return (up - down) / (up + down).sum(-1, keepdim=True) @ value
@@ -231,10 +256,9 @@ def naive(query, key, value, keep) -> Tensor:
 IMPLEMENTATIONS = {
     BASELINE: partial(padded, sdpa),
     "fused softmax": partial(padded, fused_softmax),
-    **{
-        name: partial(padded, partial(signed, name))
-        for name in ("auto", "eager", "chunked", "compiled", "lift", "fused")
-    },
+    **{name: partial(padded, partial(signed, name)) for name in ("auto", "eager", "chunked", "lift", "fused")},
+    "compiled": partial(padded, compiled),
+    "grouped": grouped,
     "packed": packed,
     "two passes": two_passes,
     "naive": partial(padded, naive),
@@ -249,9 +273,13 @@ def relative_error(attend: Callable, problem: Problem) -> float:
     softmax = attend in (IMPLEMENTATIONS[BASELINE], IMPLEMENTATIONS["fused softmax"])
     with torch.no_grad():
         exact = bidir_attention(
-            *(x.double() for x in one), keep, activation="softmax" if softmax else "tanhmax", implementation="eager"
+            *(x.double() for x in one),
+            keep,
+            activation="softmax" if softmax else "tanhmax",
+            causal=problem.causal,
+            implementation="eager",
         )[0]
-        context = attend(Problem(*one, keep, lengths)).run().double()
+        context = attend(Problem(*one, keep, lengths, problem.causal)).run().double()
     if context.dim() == 3:  # packed: the kept rows alone
         exact = exact.transpose(1, 2)[keep[:, 0, 0]]
     return ((context - exact).norm() / exact.norm()).item()

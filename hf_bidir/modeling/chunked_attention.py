@@ -6,6 +6,7 @@ outputs is therefore linear in the length. Keys that no query of a piece attends
 window, padding at either end) are not computed, and grouped key heads are not repeated.
 """
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -17,7 +18,10 @@ from .attention_call import AttentionCall
 # Scores in one piece. On a CPU 2 MiB of fp32, about what a core's caches hold; on other devices it only bounds
 # the memory.
 CPU_PIECE, DEVICE_PIECE = 2**19, 2**26
-BAND_ROWS = 128  # queries in one piece where each sees keys of its own: fewer skip more, more multiply faster
+ROWS, BAND_ROWS = 256, 128  # queries in one piece: more multiply faster; fewer skip more where each has its own keys
+
+# Scores are held in base 2: torch computes 2^x several times as fast as e^x on some processors.
+LOG2_E = math.log2(math.e)
 
 # While every |score| is below SMALL_SCORE, four terms of the power series of sinh are exact in fp32; while it is
 # below SAFE_SCORE, neither e^s nor a row's sum of cosh(s) leaves the range of fp32.
@@ -95,8 +99,9 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx, grad_context):
         query, key, value, shift, keep, context, inverse = ctx.saved_tensors
         call, problem = ctx.call, _Problem(query, key, shift, keep, ctx.call)
-        # Each query is visited once; a key once per block of queries, or never.
-        grad_query, grad_key, grad_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
+        # Each query is visited once; a key once per block of queries, or never. Sums of the keys are [..., size, keys]:
+        # so the product that is added needs no transposed copy of a piece.
+        grad_query, grad_key, grad_value = torch.empty_like(query), problem.zeros_like(key), problem.zeros_like(value)
         grad_shift = None if shift is None else torch.zeros_like(shift)
         with torch.autocast(query.device.type, enabled=False):
             grad_context = grad_context * inverse
@@ -111,7 +116,7 @@ class _Chunked(torch.autograd.Function):
                     factors = _dropout_factors(sinh, call.dropout, ctx.seed + index)
                     applied = sinh * factors
                     grad_coefficients.mul_(factors)
-                grad_value[piece.of_keys] += applied.mT @ grad_output
+                _accumulate(grad_value, piece, grad_output, applied)
                 grad_scores = cosh.mul_(grad_coefficients)
                 grad_scores.addcmul_(sinh, delta[piece.of_queries].flatten(2, 3), value=-1)
                 if shift is not None:
@@ -119,7 +124,8 @@ class _Chunked(torch.autograd.Function):
                     grad_shift.view(-1, problem.groups)[piece.heads] += summed
                 scaled = grad_scores @ _upcast(key[piece.of_keys])
                 grad_queries[piece.of_queries] = scaled.mul_(call.scaling).unflatten(2, (problem.groups, -1))
-                grad_key[piece.of_keys] += grad_scores.mT @ problem.scaled_queries(piece)
+                _accumulate(grad_key, piece, problem.scaled_queries(piece), grad_scores)
+        grad_key, grad_value = grad_key.mT.to(key.dtype), grad_value.mT.to(value.dtype)
         return grad_query, grad_key, grad_value, grad_shift, None, None, None
 
 
@@ -132,42 +138,52 @@ class _Problem:
         self.shift = None if shift is None else shift.view(-1, self.groups, 1, 1)
         self.keep = keep if keep is None else keep.unsqueeze(2) if keep.shape[1] == 1 else self.by_group(keep)
         self.on_cpu = query.device.type == "cpu"
+        self.dtype = torch.promote_types(query.dtype, torch.float32)
 
     def by_group(self, x: Tensor) -> Tensor:
         """`[batch, heads, ...]` as `[batch, key heads, groups, ...]`, without copying."""
         return x.unflatten(1, (-1, self.groups))
+
+    def zeros_like(self, x: Tensor) -> Tensor:
+        """`[batch, key heads, size, keys]` for something of every key."""
+        return x.new_zeros(*x.shape[:2], x.shape[3], x.shape[2], dtype=self.dtype)
 
     def pieces(self) -> Iterator[Piece]:
         """Pieces that together have all pairs that count."""
         (batch, heads, groups, queries), keys = self.query.shape[:4], self.key.shape[2]
         budget = (CPU_PIECE if self.on_cpu else DEVICE_PIECE) // groups
         own_keys = self.call.banded or (self.keep is not None and self.keep.shape[3] > 1)
-        at_once = min(queries, BAND_ROWS if own_keys else queries, max(1, budget // keys))
+        at_once = min(queries, BAND_ROWS if own_keys else ROWS, max(1, budget // keys))
         for first in range(0, queries, at_once):
             rows = slice(first, min(first + at_once, queries))
             columns = self.call.reach(rows, keys)
             pairs = (rows.stop - rows.start) * (columns.stop - columns.start)
-            piece_heads = max(1, min(heads, budget // pairs))
+            piece_heads = heads if budget >= pairs * heads else _evenly(budget // pairs)
             examples = max(1, min(batch, budget // (pairs * heads)))
+            factors = self.band_factors(rows, columns) if self.keep is None else []
             for b in range(0, batch, examples):
                 for h in range(0, heads, piece_heads):
-                    yield self.piece(slice(b, b + examples), slice(h, h + piece_heads), rows, columns)
+                    piece = Piece(slice(b, b + examples), slice(h, h + piece_heads), rows, columns, factors)
+                    yield piece if self.keep is None else self.masked(piece)
 
-    def piece(self, examples: slice, heads: slice, rows: slice, columns: slice) -> Piece:
-        """A piece without the keys before the first and after the last that the mask keeps."""
-        device, dtype = self.key.device, torch.promote_types(self.query.dtype, torch.float32)
-        if self.keep is not None:
-            place = zip((examples, heads, slice(None), rows, columns), self.keep.shape, strict=True)
-            keep = self.keep[tuple(part if size > 1 else slice(None) for part, size in place)]
-            if self.on_cpu:  # a GPU would have to wait for the answer
-                used = keep.flatten(0, 3).any(0).nonzero().flatten()[[0, -1]].tolist() if keep.any() else [0, 0]
-                keep = keep[..., used[0] : used[1] + 1]
-                columns = slice(columns.start + used[0], columns.start + used[1] + 1)
-            if not (self.on_cpu and keep.all()):
-                mask = keep & self.call.band(rows, columns, device) if self.call.banded else keep
-                return Piece(examples, heads, rows, columns, [(slice(None), mask.to(dtype))])
-        bands = self.call.partial_bands(rows, columns, device)
-        return Piece(examples, heads, rows, columns, [(part, band.to(dtype)) for part, band in bands])
+    def band_factors(self, rows: slice, columns: slice) -> list[tuple[slice, Tensor]]:
+        bands = self.call.partial_bands(rows, columns, self.key.device)
+        return [(part, band.to(self.dtype)) for part, band in bands]
+
+    def masked(self, piece: Piece) -> Piece:
+        """A piece without the keys before the first and after the last that the mask keeps, and its factors."""
+        examples, heads, rows, columns, _ = piece
+        place = zip((examples, heads, slice(None), rows, columns), self.keep.shape, strict=True)
+        keep = self.keep[tuple(part if size > 1 else slice(None) for part, size in place)]
+        if self.on_cpu:  # a GPU would have to wait for the answer
+            used = keep.flatten(0, 3).any(0).nonzero().flatten()[[0, -1]].tolist() if keep.any() else [0, 0]
+            keep, first = keep[..., used[0] : used[1] + 1], columns.start
+            columns = slice(first + used[0], first + used[1] + 1)
+        if self.on_cpu and keep.all():
+            return Piece(examples, heads, rows, columns, self.band_factors(rows, columns))
+        band = self.call.band(rows, columns, self.key.device)
+        mask = keep if band is None else keep & band
+        return Piece(examples, heads, rows, columns, [(slice(None), mask.to(self.dtype))])
 
     def scaled_queries(self, piece: Piece) -> Tensor:
         """`[examples, key heads, groups * rows, head_dim]`."""
@@ -176,10 +192,10 @@ class _Problem:
     def hyperbolic(self, piece: Piece, mode: str | None = None) -> tuple[Tensor, Tensor, str]:
         """sinh and cosh of the scores `[examples, key heads, groups * rows, columns]`, both times one number per row
         that follows from the mode, which is chosen unless given; 0 for pairs that do not count."""
-        scores = self.scaled_queries(piece) @ _upcast(self.key[piece.of_keys]).mT
+        scores = (self.scaled_queries(piece) * LOG2_E) @ _upcast(self.key[piece.of_keys]).mT
         by_group = scores.unflatten(2, (self.groups, -1))
         if self.shift is not None:
-            by_group += self.shift[piece.heads]
+            by_group += self.shift[piece.heads] * LOG2_E
         for columns, factor in piece.factors:
             by_group[..., columns].mul_(factor)  # sinh(0) = 0: dropped without touching the row's largest score
         mode = _mode(scores) if mode is None else mode
@@ -187,6 +203,18 @@ class _Problem:
         for columns, factor in piece.factors:
             cosh.unflatten(2, (self.groups, -1))[..., columns].mul_(factor)
         return sinh, cosh, mode
+
+
+def _evenly(heads: int) -> int:
+    """As many heads at once as threads share evenly: three products take two threads as long as four."""
+    threads = torch.get_num_threads()
+    return max(1, heads if heads < threads else heads - heads % threads)
+
+
+def _accumulate(sums: Tensor, piece: Piece, rows: Tensor, pairs: Tensor) -> None:
+    """Add `rows^T pairs` to the keys of a piece, which is one of several examples only where it has all heads."""
+    own = sums[piece.examples, piece.heads]
+    own.view(-1, *own.shape[2:])[..., piece.columns].baddbmm_(rows.flatten(0, 1).mT, pairs.flatten(0, 1))
 
 
 def _mode(scores: Tensor) -> str:
@@ -197,27 +225,27 @@ def _mode(scores: Tensor) -> str:
     if scores.device.type != "cpu":
         return "far"
     low, high = torch.aminmax(scores)
-    largest = max(-low.item(), high.item())
+    largest = max(-low.item(), high.item()) / LOG2_E
     return "near" if largest < SMALL_SCORE else "plain" if largest < SAFE_SCORE else "far"  # NaN is not below
 
 
 def _hyperbolic(scores: Tensor, mode: str) -> tuple[Tensor, Tensor]:
-    """sinh and cosh, both times one number per row. Overwrites the scores.
+    """sinh and cosh of scores in base 2, both times one number per row. Overwrites the scores.
 
     "near" is a power series, where `e^s - e^-s` would cancel; "plain" one exponential and its reciprocal; "far" both
     exponentials relative to the row's largest, where they could leave the range of numbers.
     """
+    if mode == "plain":
+        positive = scores.exp2_()
+        cosh = positive.reciprocal().add_(positive)
+        return positive.lerp_(cosh, -1.0), cosh  # 2 e^s - 2 cosh(s) = 2 sinh(s), without a third piece of memory
+    scores.div_(LOG2_E)
     if mode == "near":
         square = scores.square()
-        series = 1 + square / 72
-        for term in (42, 20, 6):
-            series = series.mul_(square).div_(term).add_(1)
-        sinh = scores.mul_(series)
-        return sinh, sinh.square().add_(1).sqrt_()
-    if mode == "plain":
-        positive = scores.exp_()
-        negative = positive.reciprocal()
-        return positive - negative, negative.add_(positive)
+        sinh, cosh = 1 + square / 72, 1 + square / 56
+        for of_sinh, of_cosh in ((42, 30), (20, 12), (6, 2)):
+            sinh, cosh = sinh.mul_(square).div_(of_sinh).add_(1), cosh.mul_(square).div_(of_cosh).add_(1)
+        return sinh.mul_(scores), cosh
     magnitude = scores.abs()
     weight = (magnitude - magnitude.amax(-1, keepdim=True)).exp_()
     decay = magnitude.mul_(-2).expm1_()
