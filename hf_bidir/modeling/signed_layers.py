@@ -18,7 +18,7 @@ from transformers.masking_utils import AttentionMaskInterface, bidirectional_mas
 from transformers.utils import logging
 
 from .attention import attend, grouped_matmul
-from .attention_call import attention_call
+from .attention_call import AttentionCall, attention_call
 from .attention_inputs import check_shapes, keep_and_bias, same_batch
 from .configuration_bidir import check_layers, layer_negative_mass
 
@@ -221,6 +221,9 @@ def signed_attention(
     backend, config = module.config.stock._attn_implementation or "sdpa", module.config.bidir
     keep, bias = keep_and_bias(attention_mask, position_bias, looked_at=backend != "eager")
     causal = attention_mask is None and backend != "eager" and _is_causal(module, is_causal, query)
+    window, sliding = config.attn_window, others.get("sliding_window")
+    if sliding and window is None and _is_sliding_window(keep, sliding):
+        keep, causal, window = None, True, sliding - 1
     query, key, value = same_batch(query, key, value)
     check_shapes(query, key, value, keep)
     call = attention_call(
@@ -231,7 +234,7 @@ def signed_attention(
         scaling,
         dropout if module.training else 0.0,
         causal,
-        config.attn_window,
+        window,
         bias=bias,
         softcap=softcap,
         sinks=s_aux,
@@ -257,6 +260,15 @@ def _refuse_unknown(module: nn.Module, others: dict[str, Any]) -> None:
             f"{type(module).__name__} hands {', '.join(unknown)} to its attention function, which signed attention "
             "does not compute; leave it out if it comes from your call, or use the softmax model."
         )
+
+
+def _is_sliding_window(keep: Tensor | None, sliding: int) -> bool:
+    """Whether a mask says no more than that query `i` sees the keys `i - sliding < j <= i`: then what is out of reach
+    need not be computed. With padding it says more."""
+    if keep is None or keep.shape[2] != keep.shape[3] or sliding < 2 or torch.compiler.is_compiling():
+        return False
+    every = slice(0, keep.shape[2])
+    return bool((keep == AttentionCall(causal=True, window=sliding - 1).band(every, every, keep.device)).all())
 
 
 def _is_causal(module: nn.Module, is_causal: bool | None, query: Tensor) -> bool:

@@ -1,0 +1,79 @@
+"""How fast does a signed decoder write, beside its stock model? Tokens per second of `generate` with its cache.
+
+A random Llama of about 100 million parameters, greedy, stock softmax and TanhMax taking turns; also as converted, at
+λ = 0, where the tokens have to be the same.
+
+    python benchmarks/generation.py
+    python benchmarks/generation.py --batch 4 --prompt 512 --new 32
+"""
+
+import argparse
+import copy
+from functools import partial
+from pathlib import Path
+
+import torch
+from measure import interleaved_medians, write_table
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from hf_bidir import signed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--prompt", type=int, default=128, help="tokens of the prompt")
+    parser.add_argument("--new", type=int, default=64, help="tokens that are written")
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "generation.md")
+    options = parser.parse_args()
+    models = {name: model.to(options.device).eval() for name, model in pair(options.layers).items()}
+    rows = [row for batch in options.batch for row in measured(models, batch, options)]
+    parameters = models["stock softmax"].num_parameters() / 1e6
+    notes = (
+        f"A random Llama of {parameters:.0f} million parameters (width 768, 12 heads, 4 key heads), "
+        f"fp32, prompts of {options.prompt} tokens, {options.new} new ones, greedy, medians of {options.repeats} "
+        "interleaved runs. The ratio is of tokens per second, over the stock model on sdpa (higher is better)."
+    )
+    header = ["model", "batch", "tokens per second", "ratio", "same tokens as stock"]
+    write_table(options.output, "Generation", notes, header, rows, options.device)
+
+
+def pair(layers: int) -> dict[str, PreTrainedModel]:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=16384, hidden_size=768, intermediate_size=2048, num_hidden_layers=layers, num_attention_heads=12,
+        num_key_value_heads=4, initializer_range=0.05,
+    )  # fmt: skip
+    stock = LlamaForCausalLM(config)
+    masses = {"λ = 0": 0.0, "TanhMax": 1.0}
+    return {"stock softmax": stock} | {
+        name: signed(copy.deepcopy(stock), negative_mass=mass) for name, mass in masses.items()
+    }
+
+
+def measured(models: dict[str, PreTrainedModel], batch: int, options: argparse.Namespace) -> list[list[str]]:
+    generator = torch.Generator().manual_seed(0)
+    prompt = torch.randint(3, 16384, (batch, options.prompt), generator=generator).to(options.device)
+    tasks = {name: partial(write, model, prompt, options.new) for name, model in models.items()}
+    texts = {name: task() for name, task in tasks.items()}
+    medians = interleaved_medians(tasks, options.repeats, warm_up=1)
+    rows = []
+    for name, seconds in medians.items():
+        same = torch.equal(texts[name], texts["stock softmax"])
+        rate, ratio = batch * options.new / seconds, medians["stock softmax"] / seconds
+        rows.append([name, str(batch), f"{rate:.1f}", f"{ratio:.2f}", "yes" if same else "no"])
+        print(rows[-1], flush=True)
+    return rows
+
+
+def write(model: PreTrainedModel, prompt: torch.Tensor, new: int) -> torch.Tensor:
+    return model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=new, min_new_tokens=new, do_sample=False
+    )
+
+
+if __name__ == "__main__":
+    main()
