@@ -36,7 +36,7 @@ DEFAULTS = {
         "tokens": 2048,
         "head_dims": [64],
         "padding": [0.0],
-        "implementations": ["auto", "compiled", "lift", "eager"],
+        "implementations": ["auto", "lift", "eager"],
         "dtype": "float32",
     },
     "cuda": {

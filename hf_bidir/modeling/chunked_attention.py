@@ -15,9 +15,9 @@ from torch import Tensor
 
 from .attention_call import AttentionCall
 
-# Scores in one piece. On a CPU 2 MiB of fp32, about what a core's caches hold; on other devices it only bounds
-# the memory.
-CPU_PIECE, DEVICE_PIECE = 2**19, 2**26
+# Scores in one piece. On a CPU 1 MiB of fp32, of which a core's caches hold the few that a piece needs, but a head for
+# each thread at least; on other devices it only bounds the memory.
+CPU_PIECE, DEVICE_PIECE = 2**18, 2**26
 ROWS, BAND_ROWS = 256, 128  # queries in one piece: more multiply faster; fewer skip more where each has its own keys
 
 # Scores are held in base 2: torch computes 2^x several times as fast as e^x on some processors.
@@ -153,18 +153,23 @@ class _Problem:
         (batch, heads, groups, queries), keys = self.query.shape[:4], self.key.shape[2]
         budget = (CPU_PIECE if self.on_cpu else DEVICE_PIECE) // groups
         own_keys = self.call.banded or (self.keep is not None and self.keep.shape[3] > 1)
-        at_once = min(queries, BAND_ROWS if own_keys else ROWS, max(1, budget // keys))
+        at_once = min(queries, BAND_ROWS if own_keys else ROWS, max(1, 2 * budget // keys))
         for first in range(0, queries, at_once):
             rows = slice(first, min(first + at_once, queries))
             columns = self.call.reach(rows, keys)
             pairs = (rows.stop - rows.start) * (columns.stop - columns.start)
-            piece_heads = heads if budget >= pairs * heads else _evenly(budget // pairs)
+            piece_heads = heads if budget >= pairs * heads else self.heads_at_once(budget // pairs)
             examples = max(1, min(batch, budget // (pairs * heads)))
             factors = self.band_factors(rows, columns) if self.keep is None else []
             for b in range(0, batch, examples):
                 for h in range(0, heads, piece_heads):
                     piece = Piece(slice(b, b + examples), slice(h, h + piece_heads), rows, columns, factors)
                     yield piece if self.keep is None else self.masked(piece)
+
+    def heads_at_once(self, fitting: int) -> int:
+        """As many as fit and threads share evenly: three products take two threads as long as four."""
+        threads = min(self.key.shape[1], torch.get_num_threads()) if self.on_cpu else 1
+        return max(fitting - fitting % threads, threads)
 
     def band_factors(self, rows: slice, columns: slice) -> list[tuple[slice, Tensor]]:
         bands = self.call.partial_bands(rows, columns, self.key.device)
@@ -203,12 +208,6 @@ class _Problem:
         for columns, factor in piece.factors:
             cosh.unflatten(2, (self.groups, -1))[..., columns].mul_(factor)
         return sinh, cosh, mode
-
-
-def _evenly(heads: int) -> int:
-    """As many heads at once as threads share evenly: three products take two threads as long as four."""
-    threads = torch.get_num_threads()
-    return max(1, heads if heads < threads else heads - heads % threads)
 
 
 def _accumulate(sums: Tensor, piece: Piece, rows: Tensor, pairs: Tensor) -> None:
