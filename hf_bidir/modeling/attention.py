@@ -70,7 +70,8 @@ def bidir_attention(
     """
     check_shapes(query, key, value, keep)
     call = attention_call(query, key, activation, negative_mass, scaling, dropout, causal, window)
-    _check_causal_mask(keep, call)
+    if causal:
+        _check_causal(query, key, keep, call)
     return attend(query, key, value, keep, call, implementation)
 
 
@@ -246,9 +247,14 @@ def _check_implementation(implementation: str, call: AttentionCall) -> None:
         )
 
 
-def _check_causal_mask(keep: Tensor | None, call: AttentionCall) -> None:
-    """Raise ValueError where a mask with a row for every query keeps what causality leaves out."""
-    if not call.causal or keep is None or keep.shape[2] == 1 or torch.compiler.is_compiling():
+def _check_causal(query: Tensor, key: Tensor, keep: Tensor | None, call: AttentionCall) -> None:
+    """Raise ValueError where it is not clear which keys a query sees: their numbers differ, or a mask contradicts."""
+    if query.shape[2] != key.shape[2]:
+        raise ValueError(
+            f"causal needs a query for every key; got {query.shape[2]} queries for {key.shape[2]} keys. Say in a mask "
+            "which keys are attended to."
+        )
+    if keep is None or keep.shape[2] == 1 or torch.compiler.is_compiling():
         return
     rows, columns = slice(0, keep.shape[2]), slice(0, keep.shape[3])
     if (later := (keep & ~replace(call, window=None).band(rows, columns, keep.device)).nonzero()).numel():

@@ -115,14 +115,14 @@ def attention_call(
         terms: `bias`, `softcap`, `sinks`.
 
     Raises:
-        ValueError: a number out of its range; or causality or a window where queries and keys differ in number.
+        ValueError: a number out of its range; or a window where queries and keys differ in number.
     """
     check_dropout(dropout)
     check_window(window)
-    if (causal or window is not None) and query.shape[2] != key.shape[2]:
+    if window is not None and query.shape[2] != key.shape[2]:
         raise ValueError(
-            f"causal and window need a query for every key; got {query.shape[2]} queries for {key.shape[2]} keys. Say "
-            'in the mask which keys are attended to; to a model with attn_scope="window" pass use_cache=False.'
+            f"window needs a query for every key; got {query.shape[2]} queries for {key.shape[2]} keys. Say in a mask "
+            'which keys are attended to; to a model with attn_scope="window" pass use_cache=False.'
         )
     mass = per_head(negative_mass, query) if activation == "tanhmax" else 1.0
     if isinstance(mass, float) and mass == 0:

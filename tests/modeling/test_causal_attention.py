@@ -130,7 +130,11 @@ def test_softmax_is_causal_windowed_and_grouped_as_well():
     [
         ({"window": 0}, "window must be a whole number of at least 1, or None; got 0"),
         ({"window": 2.0}, "window must be a whole number of at least 1, or None; got 2.0"),
-        ({"causal": True, "query": torch.zeros(2, 4, 5, 8)}, "need a query for every key; got 5 queries for 37 keys"),
+        (
+            {"causal": True, "query": torch.zeros(2, 4, 5, 8)},
+            "causal needs a query for every key; got 5 queries for 37",
+        ),
+        ({"window": 3, "query": torch.zeros(2, 4, 5, 8)}, "window needs a query for every key; got 5 queries for 37"),
         (
             {"causal": True, "keep": torch.ones(2, 1, 37, 37, dtype=torch.bool)},
             "the mask keeps key 1 for query 0, which causal=True leaves out",
