@@ -61,7 +61,7 @@ def chunked_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | 
     """
     seed = int(torch.randint(2**62, ())) if call.dropout > 0 else 0
     shift = call.shift(query)
-    return _Chunked.apply(query, key, value, shift, keep, call, seed)
+    return _Chunked.apply(query, key, value, shift, keep, call, seed, torch.get_num_threads())
 
 
 class _Chunked(torch.autograd.Function):
@@ -71,8 +71,8 @@ class _Chunked(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, query, key, value, shift, keep, call, seed):
-        problem = _Problem(query, key, shift, keep, call)
+    def forward(ctx, query, key, value, shift, keep, call, seed, threads):
+        problem = _Problem(query, key, shift, keep, call, threads)
         # Laid out as [batch, queries, heads, value_dim], so that a model's merging of the heads needs no copy.
         context = query.new_empty(*query.shape[:3:2], query.shape[1], value.shape[3]).transpose(1, 2)
         inverse = query.new_empty(*query.shape[:3], 1, dtype=torch.promote_types(query.dtype, torch.float32))
@@ -91,14 +91,14 @@ class _Chunked(torch.autograd.Function):
                 inverses[piece.of_queries] = total.unflatten(2, (problem.groups, -1))
                 modes.append(mode)
         ctx.save_for_backward(query, key, value, shift, keep, context, inverse)
-        ctx.call, ctx.seed, ctx.modes = call, seed, modes
+        ctx.call, ctx.seed, ctx.threads, ctx.modes = call, seed, threads, modes
         return context
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_context):
         query, key, value, shift, keep, context, inverse = ctx.saved_tensors
-        call, problem = ctx.call, _Problem(query, key, shift, keep, ctx.call)
+        call, problem = ctx.call, _Problem(query, key, shift, keep, ctx.call, ctx.threads)
         # Each query is visited once; a key once per block of queries, or never. Sums of the keys are [..., size, keys]:
         # so the product that is added needs no transposed copy of a piece.
         grad_query, grad_key, grad_value = torch.empty_like(query), problem.zeros_like(key), problem.zeros_like(value)
@@ -126,18 +126,22 @@ class _Chunked(torch.autograd.Function):
                 grad_queries[piece.of_queries] = scaled.mul_(call.scaling).unflatten(2, (problem.groups, -1))
                 _accumulate(grad_key, piece, problem.scaled_queries(piece), grad_scores)
         grad_key, grad_value = grad_key.mT.to(key.dtype), grad_value.mT.to(value.dtype)
-        return grad_query, grad_key, grad_value, grad_shift, None, None, None
+        return grad_query, grad_key, grad_value, grad_shift, None, None, None, None
 
 
 class _Problem:
-    """What forward and backward compute alike: the pieces, and sinh and cosh of the scores of one."""
+    """What forward and backward compute alike: the pieces, and sinh and cosh of the scores of one.
 
-    def __init__(self, query: Tensor, key: Tensor, shift: Tensor | None, keep: Tensor | None, call: AttentionCall):
+    Both have to be given the same number of threads, from which the pieces follow.
+    """
+
+    def __init__(self, query, key, shift, keep, call: AttentionCall, threads: int):
         self.groups = query.shape[1] // key.shape[1]
         self.query, self.key, self.call = self.by_group(query), key, call
         self.shift = None if shift is None else shift.view(-1, self.groups, 1, 1)
         self.keep = keep if keep is None else keep.unsqueeze(2) if keep.shape[1] == 1 else self.by_group(keep)
         self.on_cpu = query.device.type == "cpu"
+        self.threads = min(key.shape[1], threads) if self.on_cpu else 1
         self.dtype = torch.promote_types(query.dtype, torch.float32)
 
     def by_group(self, x: Tensor) -> Tensor:
@@ -168,8 +172,7 @@ class _Problem:
 
     def heads_at_once(self, fitting: int) -> int:
         """As many as fit and threads share evenly: three products take two threads as long as four."""
-        threads = min(self.key.shape[1], torch.get_num_threads()) if self.on_cpu else 1
-        return max(fitting - fitting % threads, threads)
+        return max(fitting - fitting % self.threads, self.threads)
 
     def band_factors(self, rows: slice, columns: slice) -> list[tuple[slice, Tensor]]:
         bands = self.call.partial_bands(rows, columns, self.key.device)

@@ -134,6 +134,19 @@ def test_dropout_acts_on_coefficients(implementation):
     torch.testing.assert_close(dropped[kept], plain[kept] / 0.75, rtol=1e-4, atol=1e-7)
 
 
+def test_the_backward_pass_goes_through_the_pieces_of_the_forward_pass_with_another_number_of_threads(monkeypatch):
+    monkeypatch.setattr(chunked_attention, "CPU_PIECE", 2048)
+    query, key, value = inputs = projections(heads=5, dtype=torch.float64)
+    sizes = torch.tensor([0.01, 1.0, 90.0, 0.02, 3.0], dtype=torch.float64)[:, None, None]  # small, common, beyond e^40
+    context = bidir_attention(sizes * query, key, value, implementation="chunked")[0]
+    expected = torch.autograd.grad(
+        bidir_attention(sizes * query, key, value, implementation="eager")[0].square().sum(), inputs
+    )
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    for theirs, ours in zip(expected, torch.autograd.grad(context.square().sum(), inputs), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_two_calls_drop_different_coefficients():
     inputs = projections()
     first, second = (bidir_attention(*inputs, dropout=0.5, implementation="chunked")[0] for _ in range(2))
