@@ -66,13 +66,13 @@ def test_a_padded_bert_learns_the_same_from_the_kernel_and_from_the_plain_path(c
 
 def test_the_kernel_gets_padding_as_one_row_for_all_queries(monkeypatch):
     model, masks = bert(attn_implementation="fused"), []
-    attend = signed_layers.bidir_attention
+    attend = signed_layers.attend
 
-    def recording(query, key, value, keep, **options):
+    def recording(query, key, value, keep, *rest):
         masks.append(keep)
-        return attend(query, key, value, keep, **options)
+        return attend(query, key, value, keep, *rest)
 
-    monkeypatch.setattr(signed_layers, "bidir_attention", recording)
+    monkeypatch.setattr(signed_layers, "attend", recording)
     model(**SENTENCES)
     assert [tuple(keep.shape) for keep in masks] == [(3, 1, 1, 9)] * 2
 
@@ -189,7 +189,7 @@ def test_the_kernel_keeps_a_padded_decoder_causal(window):
 def test_a_recurrent_model_has_no_fused_path_and_says_so():
     config = BidirRnnConfig(vocab_size=20, hidden_size=32, attn_implementation="fused")
     with pytest.raises(
-        ValueError, match='"fused"` is not supported: it cannot compute signed attention; choose "sdpa"'
+        ValueError, match='"fused"` is not supported: no path of that name computes signed attention; choose "sdpa"'
     ):
         BidirRnnForSequenceClassification(config)
 
