@@ -73,14 +73,21 @@ def explain(
     text_or_image: Annotated[str, typer.Argument(metavar="TEXT|IMAGE", help="A text, or the file of an image.")],
     method: Annotated[str, typer.Option(help=f"One of: {', '.join(METHOD_NAMES)}.")] = "contributions",
     target: Annotated[
-        str | None, typer.Option(help="The class to explain, by name or number; by default the predicted one.")
+        str | None, typer.Option(help="The class or token to explain; by default the predicted one.")
     ] = None,
     layer: Annotated[
         int | None, typer.Option(help="This layer alone, counted from 0; for rollout and flow, up to it.")
     ] = None,
     head: Annotated[int | None, typer.Option(help="This head alone, counted from 0.")] = None,
     position: Annotated[
-        int | None, typer.Option(help="For heads that answer per token: whose answer; by default that of [MASK].")
+        int | None,
+        typer.Option(help="For heads that answer per token: whose answer; by default that of [MASK], or the last."),
+    ] = None,
+    continuation: Annotated[
+        str | None, typer.Option(help="For models that write on: explain each token of this text.")
+    ] = None,
+    new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="For models that write on: let it write so many tokens, and explain each.")
     ] = None,
     output: Annotated[Path, typer.Option(help="The folder for figures and page.")] = Path("explanation"),
     top: Annotated[int, typer.Option(min=1, help="How many tokens to print.")] = 10,
@@ -89,16 +96,20 @@ def explain(
 
     Prints the tokens with the largest signed scores, and writes scores.png, rollout-flow.png, heads.png and index.html,
     a page of its own with all of them. Positive scores speak for the target, negative ones against it; attention,
-    rollout, flow and values have no sign and say how much, not what for. Patches are counted from row 0, column 0. Of a
-    model that writes it shows what every written word took from the text, in alignment.png; then method, target, layer,
-    head and position have no meaning. A
+    rollout, flow and values have no sign and say how much, not what for. Patches are counted from row 0, column 0. A
     text that begins with a dash goes behind --.
+
+    Of a model that writes on, such as Llama, the answer is the next token; --continuation and --new-tokens explain one
+    token after the other, in alignment.png and on the page. An encoder-decoder writes by itself, and shown is what
+    every written token took from the text; method, target, layer, head and position have no meaning there.
 
     \b
     hf-bidir explain runs/digits-tanhmax runs/digits-tanhmax/digit.png       (after make demo)
     hf-bidir explain runs/sst2-tanhmax "not a good film, but the acting is a delight"
     hf-bidir explain runs/sst2-tanhmax "a dull film" --target negative --method erasure
     hf-bidir explain google/vit-base-patch16-224 cat.png --layer 11 --head 3
+    hf-bidir explain HuggingFaceTB/SmolLM2-135M "The capital of France is" --target Paris
+    hf-bidir explain runs/imdb-lm-tanhmax "The film was" --new-tokens 20
     hf-bidir explain runs/dates-rnn-tanhmax "the 5th of March 1998"
     """
     from transformers.utils import logging
@@ -107,6 +118,7 @@ def explain(
 
     logging.disable_progress_bar()  # of loading the weights
     chosen = {"target": target, "position": position, "layer": layer, "head": head}
+    chosen |= {"continuation": continuation, "new_tokens": new_tokens}
     with one_line_errors():
         explanation = explain_checkpoint(checkpoint, text_or_image, method=method, **chosen)
         written = write_explanation(explanation, output)

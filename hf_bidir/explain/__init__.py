@@ -4,9 +4,10 @@
 one is either independent of the arbitrary signs of TanhMax heads, or says that it needs oriented heads.
 """
 
-from hf_bidir.explain.alignment import align
 from hf_bidir.explain.checkpoint import load_checkpoint, read_image, read_text
+from hf_bidir.explain.continuation import answer_scores, explain_continuation
 from hf_bidir.explain.contributions import contributions, edge_contributions, pooled_contributions, value_weighted
+from hf_bidir.explain.encoder_decoder import align
 from hf_bidir.explain.erasure import erasure
 from hf_bidir.explain.figures import alignment_grid, image_heatmap, layer_head_grid, word_scatter
 from hf_bidir.explain.flow import attention_flow
@@ -20,11 +21,13 @@ __all__ = [
     "METHODS",
     "align",
     "alignment_grid",
+    "answer_scores",
     "attention_flow",
     "attention_rollout",
     "contributions",
     "edge_contributions",
     "erasure",
+    "explain_continuation",
     "flip_heads",
     "gradient_times_input",
     "image_heatmap",

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_bidir.convert import checkpoint_processors, read_bidir, read_config, signed_model
+from hf_bidir.example_inputs import longest_text
 from hf_bidir.explain.running import (
     leading_tokens,
     patch_grid,
@@ -21,6 +22,7 @@ from hf_bidir.explain.running import (
 )
 from hf_bidir.timm_vit import TIMM_PREFIX
 
+LONGEST_TEXT = 2**20  # tokens, where neither model nor tokenizer sets a limit
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # what Pillow reads without starting another program
 
 
@@ -67,6 +69,11 @@ class Example:
         if add:
             return table.sum(-1)
         return table.gather(-1, table.abs().argmax(-1, keepdim=True)).squeeze(-1)
+
+
+def text_limit(model: PreTrainedModel, tokenizer) -> int:
+    """The most tokens of a text that both the model and its tokenizer take."""
+    return min(longest_text(model) or LONGEST_TEXT, tokenizer.model_max_length)
 
 
 def read_text(tokenizer, text: str | Sequence[str], limit: int) -> Example:

@@ -1,4 +1,7 @@
-"""What is explained: one number `y` per example, by default the logit of the class that the model predicts."""
+"""What is explained: one number `y` per example, by default the logit of the class that the model predicts.
+
+Of a language model it is the logit above the mean of the whole vocabulary.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,7 +71,10 @@ def choose_readout(
     rows = rows.detach().to(torch.promote_types(rows.dtype, torch.float32))
     if "logits" in outputs:
         classes = _classes(model, rows, target)
-        return Readout(torch.nn.functional.one_hot(classes, rows.shape[-1]).to(rows.dtype), positions)
+        weights = torch.nn.functional.one_hot(classes, rows.shape[-1]).to(rows.dtype)
+        if type(model).__name__.endswith(VOCABULARY):  # logits that all rise together change no answer
+            weights = weights - 1 / rows.shape[-1]
+        return Readout(weights, positions)
     if target is not None:
         raise ValueError(f"{type(model).__name__} has no classes, so target must be None; got {target!r}.")
     return Readout(torch.nn.functional.normalize(rows, dim=-1), positions)

@@ -8,12 +8,13 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_bidir.example_inputs import longest_text
-from hf_bidir.explain.alignment import Alignment, align
+from hf_bidir.explain.alignment import Alignment
 from hf_bidir.explain.attentions import read_position
-from hf_bidir.explain.checkpoint import Example, load_checkpoint, read_image, read_text
+from hf_bidir.explain.checkpoint import Example, load_checkpoint, read_image, read_text, text_limit
 from hf_bidir.explain.colors import shortened, signed
+from hf_bidir.explain.continuation import check_prompt, explain_continuation
 from hf_bidir.explain.contributions import contributions
+from hf_bidir.explain.encoder_decoder import align
 from hf_bidir.explain.figures import image_heatmap, layer_head_grid
 from hf_bidir.explain.methods import METHODS, check_method, methods_of, token_scores
 from hf_bidir.explain.orient import signs_are_free
@@ -26,7 +27,6 @@ from hf_bidir.finetune.files import replacing
 MANY_ANSWERS = ("ForQuestionAnswering", "ForMultipleChoice")
 FIGURES = ("scores", "rollout-flow", "heads", "alignment")
 SATURATED = 0.1  # of y, as a sum of the sizes of all contributions
-LONGEST_TEXT = 2**20  # tokens, where neither model nor tokenizer sets a limit
 LONGEST_NAME = 255  # of a file; a longer text is not looked for on the disk
 FLOW_LIMIT = 256  # tokens; the work for all flows grows with the cube of the length, at least
 
@@ -91,32 +91,46 @@ def explain_checkpoint(
     position: int | None = None,
     layer: int | None = None,
     head: int | None = None,
+    continuation: str | None = None,
+    new_tokens: int | None = None,
 ) -> Explanation | Alignment:
     """Explain what a checkpoint, signed or softmax, makes of one text, or of the image in a file.
 
     Args:
         source: as in `load_checkpoint`, or what it has returned.
         method, position, layer, head: as in `token_scores`. For masked language models the position is that of the
-            mask in the text, unless given.
-        target: a class by name or number; for masked language models, a word of the vocabulary.
+            mask in the text, for causal ones the last one, unless given.
+        target: a class by name or number; for language models, a word of the vocabulary.
+        continuation, new_tokens: for causal language models, explain each token of a text that follows, or of so many
+            that the model writes, in place of one answer.
 
     Returns:
         The scores of tokens; of a model that writes, the alignment of what it writes with the text.
 
     Raises:
-        FileNotFoundError, ValueError: as in `load_checkpoint`, `read_text`, `read_image` and `token_scores`; or a text
-            model was given a file.
+        FileNotFoundError, ValueError: as in `load_checkpoint`, `read_text`, `read_image` and `token_scores`; a text
+            model was given a file, or a choice means nothing to the model.
     """
     check_method(method, layer, head)
     model, processor = source if isinstance(source, tuple) else load_checkpoint(source)
     _check_not_a_file(model, text_or_image)
+    writing = {"continuation": continuation, "new_tokens": new_tokens}
+    chosen = {"target": target, "position": position}
+    where = {"method": method, "layer": layer, "head": head}
     if model.config.is_encoder_decoder:
-        if (method, target, position, layer, head) != ("contributions", None, None, None, None):
-            raise ValueError(
-                f"{type(model).__name__} writes; what is shown is where each written word comes from, without method, "
-                "target, position, layer or head."
-            )
+        _check_left_out(model, **chosen, **where | {"method": None if method == "contributions" else method}, **writing)
         return align(model, processor, text_or_image)
+    if not any(value is not None for value in writing.values()):
+        return _explain_answer(model, processor, text_or_image, **chosen, **where)
+    if not _writes_on(model):
+        raise ValueError(f"{type(model).__name__} writes nothing behind a text; leave continuation and new_tokens out.")
+    _check_left_out(model, **chosen, new_tokens=new_tokens if continuation is not None else None)
+    options = where | {"new_tokens": new_tokens} if new_tokens is not None else where
+    return explain_continuation(model, processor, text_or_image, continuation, **options)
+
+
+def _explain_answer(model: PreTrainedModel, processor, text_or_image: str, target, position, method, layer, head):
+    """The explanation of one answer."""
     example = _read(model, processor, text_or_image)
     notes = _notes(model, example, method)
     if type(model).__name__.endswith(MANY_ANSWERS):
@@ -150,6 +164,19 @@ def explain_checkpoint(
     )
 
 
+def _writes_on(model: PreTrainedModel) -> bool:
+    name = type(model).__name__
+    return name.endswith(VOCABULARY) and "MaskedLM" not in name
+
+
+def _check_left_out(model: PreTrainedModel, **choices) -> None:
+    """Raise ValueError where a choice was made that means nothing here."""
+    named = [name.replace("_", "-") for name, value in choices.items() if value is not None]
+    if named:
+        what = "where each written token comes from" if model.config.is_encoder_decoder else "each token that follows"
+        raise ValueError(f"{type(model).__name__} writes, and explained is {what}; leave out {', '.join(named)}.")
+
+
 def _check_not_a_file(model: PreTrainedModel, text: str) -> None:
     if not reads_images(model) and len(text) < LONGEST_NAME and Path(text).is_file():
         raise ValueError(
@@ -165,7 +192,10 @@ def _read(model: PreTrainedModel, processor, text_or_image: str) -> Example:
         raise ValueError(
             f"{type(model).__name__} does not read one text or one image alone, which is what is explained."
         )
-    return read_text(processor, text_or_image, min(longest_text(model) or LONGEST_TEXT, processor.model_max_length))
+    example = read_text(processor, text_or_image, text_limit(model, processor))
+    if _writes_on(model):
+        check_prompt(model, example)
+    return example
 
 
 def write_explanation(explanation: Explanation | Alignment, folder: str | Path) -> list[Path]:
@@ -212,7 +242,7 @@ def _token_level(model, processor, example: Example, target, position) -> tuple[
     """Target and position for language models: a word of the vocabulary, at the mask or behind the text."""
     if not type(model).__name__.endswith(VOCABULARY):
         return target, position
-    if position is None and "MaskedLM" not in type(model).__name__:
+    if position is None and _writes_on(model):
         position = example.inputs["input_ids"].shape[1] - 1
     if position is None:
         masks = (example.inputs["input_ids"][0] == processor.mask_token_id).nonzero().flatten().tolist()
@@ -226,10 +256,18 @@ def _token_level(model, processor, example: Example, target, position) -> tuple[
 
 def _word_piece(tokenizer, word: str) -> int:
     """The number of a word as it stands in a text, or of a word piece."""
-    pieces = tokenizer(f" {word}", add_special_tokens=False)["input_ids"]
-    token = pieces[0] if len(pieces) == 1 else tokenizer.convert_tokens_to_ids(word)
-    if token is None or (token == tokenizer.unk_token_id and word != tokenizer.unk_token):
-        raise ValueError(f"target {word!r} is not one word piece of the vocabulary.")
+    if not word.strip():
+        raise ValueError(f"expected a target of the vocabulary, got {word!r}.")
+    tries = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (f" {word.lstrip()}", word)]
+    for pieces in tries:
+        if len(pieces) == 1 and (pieces[0] != tokenizer.unk_token_id or word == tokenizer.unk_token):
+            return pieces[0]
+    token = tokenizer.convert_tokens_to_ids(word)
+    if token is None or token == tokenizer.unk_token_id:
+        known = [piece for piece in tries[0] if piece != tokenizer.unk_token_id]
+        parts = " + ".join(repr(tokenizer.decode([piece])) for piece in known)
+        split = f", but {parts}; choose one of them" if len(known) > 1 else ""
+        raise ValueError(f"target {word!r} is not one token of the vocabulary{split}.")
     return token
 
 
@@ -251,10 +289,9 @@ def _explained(model: PreTrainedModel, processor, example: Example, target, posi
     several = getattr(model.config, "problem_type", None) == "multi_label_classification"
     probability = (logits.float().sigmoid() if several else logits.float().softmax(-1))[answer]
     name = _name_of(model, processor)
-    words = (
-        f"Answer: {name(answer)} ({probability:.1%}). Explained: y, the logit of {name(explained)}, {signed(value)}."
-    )
-    return words, value
+    above = " above the mean of all tokens" if type(model).__name__.endswith(VOCABULARY) else ""
+    y = f"y, the logit of {name(explained)}{above}, {signed(value)}"
+    return f"Answer: {name(answer)} ({probability:.1%}). Explained: {y}.", value
 
 
 def _name_of(model: PreTrainedModel, processor):

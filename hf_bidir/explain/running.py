@@ -1,9 +1,10 @@
 """Running the model that is explained: its inputs checked, without dropout, its coefficients recorded."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
@@ -45,8 +46,8 @@ def prepared_inputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dic
     check_bidir(model)
     if model.config.is_encoder_decoder:
         raise ValueError(
-            f"{type(model).__name__} is an encoder-decoder; explained are models of one text or image. What a "
-            "BidirRnnForSeq2SeqLM writes, hf_bidir.explain.align(model, tokenizer, text) explains."
+            f"{type(model).__name__} is an encoder-decoder; explained are models of one text or image. What it "
+            "writes, hf_bidir.explain.align(model, tokenizer, text) explains."
         )
     if not isinstance(inputs, Mapping):
         raise ValueError(
@@ -83,13 +84,18 @@ def keep_mask_of(inputs: Mapping[str, Tensor], length: int) -> Tensor:
     return torch.ones(len(main), length, dtype=torch.bool, device=main.device)
 
 
-def record_coefficients(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> tuple[ModelOutput, list[Tensor]]:
+def record_coefficients(
+    model: PreTrainedModel, inputs: Mapping[str, Tensor], layers: Sequence[nn.Module] | None = None
+) -> tuple[ModelOutput, list[Tensor]]:
     """Run the model, whatever its attention backend.
 
+    Args:
+        layers: the signed layers to record; None records all.
+
     Returns:
-        Its outputs, and the coefficients of every layer, `[batch, heads, length, length]`, in the order in which they
-        run: a layer that runs several times, as in ALBERT, has as many entries. Both are differentiable where gradients
-        are enabled, also when every weight is frozen.
+        Its outputs, and the coefficients of every such layer, `[batch, heads, length, length]`, in the order in which
+        they run: a layer that runs several times, as in ALBERT, has as many entries. Both are differentiable where
+        gradients are enabled, also when every weight is frozen.
     """
     recorded: list[Tensor] = []
 
@@ -99,7 +105,9 @@ def record_coefficients(model: PreTrainedModel, inputs: Mapping[str, Tensor]) ->
         recorded.append(coefficients)
         return coefficients
 
-    with in_evaluation(model), edited_coefficients(model, record):
+    with in_evaluation(model), ExitStack() as stack:
+        for part in [model] if layers is None else layers:
+            stack.enter_context(edited_coefficients(part, record))
         return model(**inputs, return_dict=True), recorded
 
 

@@ -144,10 +144,34 @@ class UnlabelledDataArguments:
 
 
 @dataclass
-class UnlabelledTextArguments(UnlabelledDataArguments):
-    """Data options of training on plain text."""
+class PlainTextArguments(UnlabelledDataArguments):
+    """Which texts."""
 
     text_column: str | None = option(None, "The column with the text; guessed when it is called text or sentence.")
+
+
+@dataclass
+class BlockArguments(PlainTextArguments):
+    """Data options of causal language modelling."""
+
+    block_size: int = option(
+        256, "Texts, each with the token that ends one, are joined and cut into blocks of so many tokens."
+    )
+    sample_by: str = option(
+        "line", "What a text is in a .txt file: a line, a paragraph, or the whole document.",
+        choices=["line", "paragraph", "document"],
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.block_size < 2:
+            raise InputError(f"expected block_size of at least 2, a token and the next one; got {self.block_size}")
+
+
+@dataclass
+class UnlabelledTextArguments(PlainTextArguments):
+    """Data options of training on plain text."""
+
     max_length: int = option(64, "Texts are cut into snippets of at most this many tokens.")
 
 
@@ -180,6 +204,14 @@ class PretrainedArguments(CentringArguments):
     attn_negative_mass: float | None = option(
         None,
         "0 is softmax, 1 is TanhMax. From scratch: 1; a stock softmax checkpoint starts unchanged, at 0.",
+    )
+    attn_negative_mass_by_layer: list[float] | None = field(
+        default=None,
+        metadata={"help": "In place of one number: one for each layer with signed attention, from the first."},
+    )
+    attn_negative_mass_by_head: list[float] | None = field(
+        default=None,
+        metadata={"help": "In place of one number: one for each head, the same in every layer, such as 0 0 0 1."},
     )
     base_model: str | None = option(
         None,
@@ -277,6 +309,20 @@ class Seq2SeqModelArguments(RecurrentArguments):
         choices=["global", *DECODER_SCOPES],
     )
     attn_window: int | None = option(None, "From scratch: positions on either side, for a local scope.")
+
+
+@dataclass
+class CausalModelArguments(ModelArguments):
+    """Model options of causal language modelling; a new model has the shape of Llama."""
+
+    hidden_size: int = option(192, "From scratch: the width of the model.")
+    num_hidden_layers: int = option(6, "From scratch: the number of layers.")
+    num_attention_heads: int = option(6, "From scratch: the number of heads; it divides hidden_size.")
+    num_key_value_heads: int | None = option(
+        None, "From scratch: the heads of keys and values, which divide the others; by default as many."
+    )
+    dropout: float = option(0.0, "From scratch: dropout of attention coefficients.")
+    vocab_size: int = option(4096, "From scratch: the size of the byte-level vocabulary.")
 
 
 @dataclass
@@ -397,6 +443,20 @@ class HealingArguments(RunArguments):
     save_total_limit: int | None = option(1, "How many checkpoints to keep.")
     load_best_model_at_end: bool = option(False, "Finish with the best checkpoint rather than the last one.")
     metric_for_best_model: str | None = option("loss", "What makes a checkpoint the best one.")
+
+
+@dataclass
+class CausalRunArguments(HealingArguments):
+    """Run options of causal language modelling: epochs, and a rate that falls to 0."""
+
+    max_steps: int = option(-1, "The number of optimizer steps; -1 counts epochs instead.")
+    num_train_epochs: float = option(1.0, "How often the text is read.")
+    learning_rate: float = option(1e-3, "The peak learning rate: for new weights; for a checkpoint rather 5e-5.")
+    lr_scheduler_type: str = option("cosine", "How the learning rate falls after its peak.")
+    weight_decay: float = option(0.1, "Of weights; not of biases and norms.")
+    per_device_train_batch_size: int = option(12, "Blocks per process and step.")
+    per_device_eval_batch_size: int = option(12, "Blocks per process and step of an evaluation.")
+    prediction_loss_only: bool = option(True, "Evaluate the loss, and with it the perplexity, alone.")
 
 
 @dataclass

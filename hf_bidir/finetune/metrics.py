@@ -84,7 +84,7 @@ def relative_error_metrics(evaluation: EvalPrediction) -> dict[str, float]:
 
 def headline(results: dict[str, Any]) -> str:
     """The one number of a run that says most, in words: of the test split, where there is one."""
-    for name in ("accuracy", "exact_match", "relative_error", "masked_accuracy", "loss"):
+    for name in ("accuracy", "exact_match", "relative_error", "masked_accuracy", "perplexity", "loss"):
         for split in ("test", "eval"):
             if results.get(f"{split}_{name}") is not None:
                 return f"{split} {name.replace('_', ' ')} {results[f'{split}_{name}']:.4f}"

@@ -13,8 +13,8 @@ from hf_bidir.auto_classes import bidir_class
 from hf_bidir.convert import is_softmax, read_config
 from hf_bidir.finetune.arguments import ModelArguments, PretrainedArguments
 from hf_bidir.finetune.errors import InputError, as_input_error
-from hf_bidir.modeling.configuration_bidir import bidir_config, check_bidir_config
-from hf_bidir.modeling.signed_layers import signed_layers
+from hf_bidir.modeling.configuration_bidir import bidir_config, check_bidir_config, check_layers
+from hf_bidir.modeling.signed_layers import heads_of, signed_layers
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +22,8 @@ UNCHANGED_BY_CHECKPOINTS = (
     "model_name_or_path",
     "attn_activation",
     "attn_negative_mass",
+    "attn_negative_mass_by_layer",
+    "attn_negative_mass_by_head",
     "centre",
     "base_model",
     "license",
@@ -61,13 +63,7 @@ def scratch_config(
     Raises:
         InputError: the config refuses a value, such as an unknown activation.
     """
-    if arguments.initializer_range <= 0:
-        raise InputError(f"expected initializer_range above 0; got {arguments.initializer_range}")
-    if arguments.hidden_size % arguments.num_attention_heads:
-        raise InputError(
-            f"expected num_attention_heads to divide hidden_size; "
-            f"{arguments.num_attention_heads} does not divide {arguments.hidden_size}"
-        )
+    check_heads(arguments)
     with as_input_error():
         return config_class(
             hidden_size=arguments.hidden_size,
@@ -82,6 +78,17 @@ def scratch_config(
             **label_fields(names),
             **attention_fields(arguments),
             **more,
+        )
+
+
+def check_heads(arguments: ModelArguments) -> None:
+    """Raise InputError where a new model cannot have this shape."""
+    if arguments.initializer_range <= 0:
+        raise InputError(f"expected initializer_range above 0; got {arguments.initializer_range}")
+    if arguments.hidden_size % arguments.num_attention_heads:
+        raise InputError(
+            f"expected num_attention_heads to divide hidden_size; "
+            f"{arguments.num_attention_heads} does not divide {arguments.hidden_size}"
         )
 
 
@@ -187,7 +194,22 @@ def build_model(auto: str, arguments: PretrainedArguments, config: PretrainedCon
         model = head(config) if source is None else _pretrained(head, source, config)
         if arguments.attn_implementation:
             model.set_attn_implementation(arguments.attn_implementation)
+        _set_masses(model, arguments)
     return model
+
+
+def _set_masses(model: PreTrainedModel, arguments: PretrainedArguments) -> None:
+    """Give each layer, or each head, the negative mass that the options name for it, if they do."""
+    by_layer, by_head = arguments.attn_negative_mass_by_layer, arguments.attn_negative_mass_by_head
+    if by_layer is None and by_head is None:
+        return
+    if by_layer and by_head:
+        raise InputError("expected attn_negative_mass_by_layer or attn_negative_mass_by_head; got both")
+    heads = [heads_of(layer) for layer in signed_layers(model)]
+    masses = by_layer or [by_head] * len(heads)
+    check_layers(masses, heads)
+    model.config.attn_negative_mass = masses
+    check_bidir_config(model.config)
 
 
 def _pretrained(head: type[PreTrainedModel], source: str, config: PretrainedConfig) -> PreTrainedModel:

@@ -48,6 +48,7 @@ def finetune(
     schedule: ScheduleArguments | None = None,
     centre: bool = False,
     trainer_class: Callable[..., FinetuneTrainer] = FinetuneTrainer,
+    afterwards: Callable[[PreTrainedModel], dict[str, Any]] = lambda _: {},
     **trainer_options: Any,
 ) -> dict[str, Any]:
     """Train, evaluate on validation and test, and write everything to `args.output_dir`.
@@ -67,6 +68,7 @@ def finetune(
         centre: the weights are those of a softmax model, and are centred if they get negative mass; not where one
             query reads the whole text.
         trainer_class, trainer_options: another Trainer, and what it takes; without options, the metrics of classes.
+        afterwards: makes what the record gets of the finished model, beside its numbers.
 
     Returns:
         What all_results.json holds: `eval_*` (validation), `test_*`, `train_loss`, `epoch` and run times.
@@ -100,7 +102,7 @@ def finetune(
     results = _evaluate(trainer, splits)
     trainer.save_model()
     if args.should_save:
-        record |= ending(trainer.state, args, checkpoint, time.monotonic() - started)
+        record |= ending(trainer.state, args, checkpoint, time.monotonic() - started) | afterwards(model)
         keep_previous_record(given.get("model_name_or_path"), folder)
         _finish_folder(folder, record, results, trainer.state.log_history)
         print(f"\nFinished {folder}: {headline(results)}; {CARD} there says the rest.")

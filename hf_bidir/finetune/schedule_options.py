@@ -51,9 +51,9 @@ def check_schedule(options: ScheduleArguments, arguments: PretrainedArguments, g
         if named:
             raise InputError(f"--{named[0]} needs --negative_mass_until, the share of training that a schedule takes")
         return
-    conflicts = {
-        "attn_negative_mass": arguments.attn_negative_mass is not None,
-        "attn_activation": arguments.attn_activation not in (None, "tanhmax"),
+    masses = ("attn_negative_mass", "attn_negative_mass_by_layer", "attn_negative_mass_by_head")
+    conflicts = {name: getattr(arguments, name) is not None for name in masses} | {
+        "attn_activation": arguments.attn_activation not in (None, "tanhmax")
     }
     for name, conflicting in conflicts.items():
         if conflicting:

@@ -30,8 +30,11 @@ def existing(path: str) -> Path:
     return Path(path)
 
 
-def read_table(path: str) -> Dataset:
+def read_table(path: str, sample_by: str = "line") -> Dataset:
     """Read a parquet, csv, tsv, json, jsonl or txt file.
+
+    Args:
+        sample_by: what a row of a txt file is: a "line", a "paragraph" or the whole "document".
 
     Raises:
         InputError: the file is missing, has another suffix or cannot be read.
@@ -40,6 +43,8 @@ def read_table(path: str) -> Dataset:
     if file.suffix not in TABLES:
         raise InputError(f"expected a file that ends in {', '.join(TABLES)}; {file} ends in {file.suffix!r}")
     builder, options = TABLES[file.suffix]
+    if builder == "text":
+        options = {"sample_by": sample_by}
     if file.stat().st_size == 0:
         raise InputError(f"{file} is empty; expected a {builder} file with at least one row")
     with as_input_error(f"cannot read {file} as {builder}: ", DatasetGenerationError, ValueError, OSError):

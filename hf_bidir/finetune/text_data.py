@@ -57,10 +57,10 @@ def tokenize_split(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_lengt
     return split.map(to_ids, batched=True, remove_columns="text", desc="tokenizing")
 
 
-def check_max_length(max_length: int, model: PreTrainedModel, source: str | None) -> None:
-    """Raise InputError where the model, read from `source`, has fewer positions than `max_length`."""
+def check_max_length(max_length: int, model: PreTrainedModel, source: str | None, option: str = "max_length") -> None:
+    """Raise InputError where the model, read from `source`, has fewer positions than `max_length`, the `option`."""
     positions = longest_text(model)
     if max_length <= 2 or (positions is not None and max_length > positions):
         most = f" and at most {positions}, the positions that {source or 'the model'} has" if positions else ""
-        fitting = f"; pass --max_length {positions}" if positions else ""
-        raise InputError(f"expected max_length to be above 2{most}; got {max_length}{fitting}")
+        fitting = f"; pass --{option} {positions}" if positions else ""
+        raise InputError(f"expected {option} to be above 2{most}; got {max_length}{fitting}")

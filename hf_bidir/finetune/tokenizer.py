@@ -1,4 +1,4 @@
-"""Vocabularies made from the training texts: word pieces in the form of a BERT tokenizer, or whole words."""
+"""Vocabularies made from the training texts: word pieces as of BERT, byte pairs as of GPT-2, or whole words."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -13,6 +13,7 @@ UNITS = {
     "word": pre_tokenizers.BertPreTokenizer(),
     "character": pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated"),
 }
+END_OF_TEXT = "<|endoftext|>"
 MAX_ALPHABET = 1000  # as the trainer's own default: enough for any alphabet, few enough for Chinese
 
 
@@ -44,6 +45,34 @@ def train_wordpiece(
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer = _bert_tokenizer(models.WordPiece(tokenizer.get_vocab(), unk_token="[UNK]"), lowercase)
     return BertTokenizerFast(tokenizer_object=tokenizer, do_lower_case=lowercase, model_max_length=max_length)
+
+
+def train_byte_level(texts: Iterable[str], *, vocab_size: int, max_length: int) -> PreTrainedTokenizerBase:
+    """Train a byte-level BPE (Radford et al. 2019), which writes any text and has no unknown token.
+
+    Arguments as in `train_wordpiece`. One special token begins, ends and pads texts.
+
+    Raises:
+        InputError: a vocabulary that does not hold the 256 bytes.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    if vocab_size <= len(alphabet):
+        raise InputError(f"expected vocab_size above {len(alphabet)}, the bytes and {END_OF_TEXT}; got {vocab_size}")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        model_max_length=max_length,
+        model_input_names=["input_ids", "attention_mask"],
+    )
 
 
 def train_words(

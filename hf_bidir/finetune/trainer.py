@@ -84,5 +84,13 @@ class FinetuneTrainer(Trainer):
         model.config.attn_negative_mass = saved.config.attn_negative_mass
 
 
+class CausalTrainer(FinetuneTrainer):
+    """`FinetuneTrainer` whose evaluation has the perplexity too: e to the mean loss of a token."""
+
+    def evaluate(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
+        metrics = super().evaluate(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        return metrics | {f"{metric_key_prefix}_perplexity": math.exp(metrics[f"{metric_key_prefix}_loss"])}
+
+
 class FinetuneSeq2SeqTrainer(FinetuneTrainer, Seq2SeqTrainer):
     """`FinetuneTrainer` for models that write: it evaluates what `generate` makes."""

@@ -25,7 +25,9 @@ def read_snippets(data: UnlabelledTextArguments, tokenizer: PreTrainedTokenizerB
             f"expected a fast tokenizer, which can cut a text into snippets; got {type(tokenizer).__name__}"
         )
     # a text gives at least one snippet, so more texts than this need not be cut
-    splits = _sampled_evaluation(_splits(data, read_table, data.text_column, TEXT_COLUMNS, Value("string")), data)
+    splits = sampled_evaluation(
+        unlabelled_columns(data, read_table, data.text_column, TEXT_COLUMNS, Value("string")), data
+    )
 
     def cut(batch: dict[str, list]) -> dict[str, list]:
         texts = [text for text in batch["text"] if isinstance(text, str) and text.strip()]
@@ -44,7 +46,7 @@ def read_snippets(data: UnlabelledTextArguments, tokenizer: PreTrainedTokenizerB
     for name, split in splits:
         if len(split) == 0:
             raise InputError(f"the {name} split has no text; expected at least one row that is not empty")
-    return _sampled_evaluation(splits, data)
+    return sampled_evaluation(splits, data)
 
 
 def read_unlabelled_images(data: DistillationDataArguments) -> Splits:
@@ -53,14 +55,14 @@ def read_unlabelled_images(data: DistillationDataArguments) -> Splits:
     Raises:
         InputError: no data, no such file or column, or no images in it.
     """
-    splits = _sampled_evaluation(_splits(data, read_images, data.image_column, IMAGE_COLUMNS, Image()), data)
+    splits = sampled_evaluation(unlabelled_columns(data, read_images, data.image_column, IMAGE_COLUMNS, Image()), data)
     if data.check_images:
         for name, split in splits:
             check_images(name, split)
     return splits
 
 
-def _splits(
+def unlabelled_columns(
     data: UnlabelledDataArguments,
     read_file: Callable[[str], Dataset],
     column: str | None,
@@ -98,7 +100,7 @@ def _only(
     return concatenate_datasets(found)
 
 
-def _sampled_evaluation(splits: Splits, data: UnlabelledDataArguments) -> Splits:
+def sampled_evaluation(splits: Splits, data: UnlabelledDataArguments) -> Splits:
     if len(splits.validation) > data.max_eval_samples:
         splits.validation = splits.validation.shuffle(seed=data.split_seed).select(range(data.max_eval_samples))
         note = f"Evaluated on a random sample of {data.max_eval_samples}."

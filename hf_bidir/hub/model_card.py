@@ -48,6 +48,7 @@ METRICS = {  # the run's names, and what the Hub calls the same metrics, if it k
     "token_accuracy": None,
     "masked_accuracy": None,
     "relative_error": None,
+    "perplexity": "perplexity",
 }
 SOURCE = re.compile(r'^source, revision = "([^"]+)", "([^"]+)"', re.MULTILINE)  # in the template's example
 EQUAL = 5e-5  # half of the last digit that is printed
@@ -136,6 +137,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "has_weights": any(folder.glob("*.safetensors")),
         "evaluation": evaluation,
         "seeds": _seeds(seeds),
+        "sample": run.get("sample"),
         "figures": {file: caption for file, caption in FIGURES.items() if (folder / file).is_file()},
         "run": _circumstances(run),
         "code": digests(folder, CODE),

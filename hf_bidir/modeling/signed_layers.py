@@ -142,7 +142,7 @@ def sign_layers(model: PreTrainedModel) -> None:
             f"{name} computes some attention outside transformers' attention interface, which would stay softmax: "
             f"{_listed(outside)}. To accept that: signed(model, partial=True), --partial, attn_partial in the config."
         )
-    check_layers(model.config.attn_negative_mass, [_heads_of(layer) for layer in layers])
+    check_layers(model.config.attn_negative_mass, [heads_of(layer) for layer in layers])
     for index, layer in enumerate(layers):
         layer.signed_index, layer.signed_count = index, len(layers)
         layer.config = SignedConfig(layer.config, model.config, _not_computed(layer))
@@ -174,7 +174,7 @@ def _listed(names: list[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _heads_of(layer: nn.Module) -> int | None:
+def heads_of(layer: nn.Module) -> int | None:
     """The number of heads where the layer says it; a wrong count is refused by the first forward pass otherwise."""
     own = getattr(layer, "num_heads", getattr(layer, "num_attention_heads", None))
     return own if own is not None else getattr(layer.config, "num_attention_heads", None)

@@ -1,16 +1,21 @@
 """align: what an encoder-decoder looked at for every word that it wrote."""
 
+from contextlib import ExitStack
+
 import numpy as np
 import pytest
 import torch
+import transformers
 from typer.testing import CliRunner
 
+import hf_bidir
 from hf_bidir import BidirRnnConfig, BidirRnnForSeq2SeqLM, BidirRnnForSequenceClassification
 from hf_bidir.cli import app
 from hf_bidir.explain import align, alignment_grid, contributions
+from hf_bidir.explain.encoder_decoder import COEFFICIENT, CONTRIBUTION, SIZE
 from hf_bidir.finetune.tokenizer import train_words
 from hf_bidir.layer_hooks import edited_coefficients
-from tests.explain.conftest import tokenizer
+from tests.explain.conftest import tokenizer, with_biases
 
 TEXT = "c a d b"
 TOKENIZER = train_words(["a b c d e f"], vocab_size=20, max_length=8, ends=True)
@@ -64,7 +69,7 @@ def test_the_contribution_of_a_source_word_is_the_slope_of_the_written_words_log
         return logits[0, step, ids[0, step + 1]] - logits[0, step].mean()
 
     slope = (logit(1 + change) - logit(1 - change)) / (2 * change)
-    torch.testing.assert_close(found.contributions[step, key], slope.detach(), rtol=1e-2, atol=1e-4)
+    torch.testing.assert_close(found.scores[CONTRIBUTION][step, key], slope.detach(), rtol=1e-2, atol=1e-4)
 
 
 def test_coefficients_are_those_of_what_the_model_wrote_by_itself(model):
@@ -72,7 +77,7 @@ def test_coefficients_are_those_of_what_the_model_wrote_by_itself(model):
     inputs = dict(TOKENIZER(TEXT, return_tensors="pt"))
     written = model.generate(**inputs)
     expected = model(**inputs, decoder_input_ids=written[:, :-1], output_attentions=True).cross_attentions[0]
-    torch.testing.assert_close(found.coefficients, expected[0, 0].detach())
+    torch.testing.assert_close(found.scores[COEFFICIENT], expected[0, 0].detach())
     assert found.written == TOKENIZER.convert_ids_to_tokens(written[0, 1:])
     assert found.source == ["c", "a", "d", "b", "[EOS]"]
 
@@ -86,8 +91,8 @@ def test_swapping_the_signs_of_a_score_and_of_what_reads_the_context_changes_coe
             model.cell.weight_ih[:, model.config.embedding_size :].neg_()
     after = align(model, TOKENIZER, TEXT)
     assert after.written == before.written
-    torch.testing.assert_close(after.coefficients, -before.coefficients)
-    torch.testing.assert_close(after.contributions, before.contributions, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(after.scores[COEFFICIENT], -before.scores[COEFFICIENT])
+    torch.testing.assert_close(after.scores[CONTRIBUTION], before.scores[CONTRIBUTION], rtol=1e-4, atol=1e-6)
 
 
 def test_beams_are_searched_when_asked_for():
@@ -107,7 +112,7 @@ def test_dropout_is_off_while_the_model_writes_and_on_again_afterwards():
 def test_inference_mode_around_it_changes_nothing(model):
     with torch.inference_mode():
         found = align(model, TOKENIZER, TEXT)
-    torch.testing.assert_close(found.contributions, align(model, TOKENIZER, TEXT).contributions)
+    torch.testing.assert_close(found.scores[CONTRIBUTION], align(model, TOKENIZER, TEXT).scores[CONTRIBUTION])
 
 
 def test_pieces_of_a_source_word_are_taken_together():
@@ -115,12 +120,12 @@ def test_pieces_of_a_source_word_are_taken_together():
     model = model_of(vocab_size=len(pieces), max_position_embeddings=12)
     found = align(model, pieces, "a unbelievably good film")
     assert found.source[:3] == ["[CLS]", "a", "unbelievably"]
-    assert found.coefficients.shape == (len(found.written), len(found.source))
+    assert found.scores[COEFFICIENT].shape == (len(found.written), len(found.source))
     inputs = pieces("a unbelievably good film", return_tensors="pt")
     inputs.pop("token_type_ids", None)
     written = model.generate(**inputs)
     every = model(**inputs, decoder_input_ids=written[:, :-1], output_attentions=True).cross_attentions[0][0, 0]
-    torch.testing.assert_close(found.coefficients.sum(1), every.sum(1).detach())
+    torch.testing.assert_close(found.scores[COEFFICIENT].sum(1), every.sum(1).detach())
 
 
 @pytest.mark.parametrize(("activation", "free"), [("tanhmax", True), ("softmax", False)])
@@ -131,8 +136,8 @@ def test_the_picture_says_that_signs_are_free_only_where_they_are(activation, fr
 
 def test_hard_selection_has_no_slope():
     found = align(model_of(attn_selection="hard"), TOKENIZER, TEXT)
-    assert found.contributions.abs().sum() == 0
-    assert found.coefficients.abs().sum() > 0
+    assert list(found.scores) == [COEFFICIENT]
+    assert found.scores[COEFFICIENT].abs().sum() > 0
     assert "hard selection has no contributions" in found.summary()
     assert len([axes for axes in found.figures()["alignment"][1].axes if axes.images]) == 1
 
@@ -144,8 +149,8 @@ def test_the_command_writes_the_picture_and_names_the_sources_of_every_word(mode
     assert result.exit_code == 0, result.output
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"alignment.png", "index.html"}
     found = align(model, TOKENIZER, TEXT)
-    assert f"Written: {found.text}" in result.output
-    best = found.source[found.contributions[0].abs().argmax()]
+    assert found.explained in result.output
+    best = found.source[found.scores[CONTRIBUTION][0].abs().argmax()]
     assert best in result.output.splitlines()[2].split()
 
 
@@ -163,7 +168,7 @@ def test_methods_for_answers_are_refused_for_a_model_that_writes(model, tmp_path
 
 def test_a_model_that_answers_is_not_aligned():
     model = BidirRnnForSequenceClassification(BidirRnnConfig(vocab_size=10))
-    with pytest.raises(ValueError, match="expected a recurrent encoder-decoder"):
+    with pytest.raises(ValueError, match="expected a signed encoder-decoder that reads text"):
         align(model, TOKENIZER, TEXT)
 
 
@@ -188,3 +193,56 @@ def test_a_blank_that_was_written_can_be_seen():
     tokenizer = train_words(["a b"], vocab_size=20, max_length=8, unit="character", ends=True)
     found = align(model_of(vocab_size=len(tokenizer)), tokenizer, "a b")
     assert found.source == ["a", "␣", "b", "[EOS]"]
+
+
+@pytest.fixture(params=["Bart", "Marian", "T5"])
+def cross_model(request):
+    """A tiny signed encoder-decoder of transformers, which has several layers and heads of cross-attention."""
+    shape = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2}
+    shape |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_position_embeddings": 12}
+    shape |= {"init_std": 0.5, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 2}
+    if request.param == "T5":
+        shape = {"d_model": 16, "num_layers": 2, "num_heads": 2, "d_ff": 16, "d_kv": 8}
+        shape |= {"decoder_start_token_id": 2, "eos_token_id": 3, "initializer_factor": 2.0}
+    torch.manual_seed(1)
+    name = "MarianMTModel" if request.param == "Marian" else f"{request.param}ForConditionalGeneration"
+    stock = getattr(transformers, name)(
+        getattr(transformers, f"{request.param}Config")(**shape, vocab_size=len(TOKENIZER))
+    )
+    stock.generation_config.update(min_length=5, max_length=7, forced_eos_token_id=None)
+    return hf_bidir.signed(with_biases(stock), negative_mass=1.0)
+
+
+def test_cross_attention_is_explained_by_the_slope_over_all_its_layers_and_heads(cross_model):
+    found = align(cross_model, TOKENIZER, TEXT)
+    inputs = dict(TOKENIZER(TEXT, return_tensors="pt"))
+    ids = cross_model.generate(**inputs, num_beams=1)
+    step, key, change = 1, 2, 1e-2
+    assert found.written == TOKENIZER.convert_ids_to_tokens(ids[0, 1:])
+    crossing = [m for name, m in cross_model.named_modules() if name.endswith(("encoder_attn", "EncDecAttention"))]
+
+    def logit(factor):
+        def edit(coefficients):
+            scaled = coefficients.clone()
+            scaled[:, :, step, key] *= factor
+            return scaled
+
+        with ExitStack() as stack, torch.no_grad():
+            for layer in crossing:
+                stack.enter_context(edited_coefficients(layer, edit))
+            logits = cross_model(**inputs, decoder_input_ids=ids[:, :-1]).logits
+        return logits[0, step, ids[0, step + 1]] - logits[0, step].mean()
+
+    slope = (logit(1 + change) - logit(1 - change)) / (2 * change)
+    assert len(crossing) == 2
+    torch.testing.assert_close(found.scores[CONTRIBUTION][step, key], slope, rtol=2e-2, atol=1e-4)
+
+
+def test_the_size_of_cross_attention_is_the_mean_over_layers_and_heads(cross_model):
+    found = align(cross_model, TOKENIZER, TEXT)
+    inputs = dict(TOKENIZER(TEXT, return_tensors="pt"))
+    ids = cross_model.generate(**inputs, num_beams=1)
+    with torch.no_grad():
+        outputs = cross_model(**inputs, decoder_input_ids=ids[:, :-1], output_attentions=True)
+    expected = torch.stack(outputs.cross_attentions)[:, 0].abs().mean((0, 1))
+    torch.testing.assert_close(found.scores[SIZE], expected)

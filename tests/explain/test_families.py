@@ -313,5 +313,5 @@ def test_a_language_model_is_explained_at_the_next_word_which_a_target_may_name(
     inputs = {"input_ids": torch.tensor([[2, 5, 6, 3]])}
     expected = contributions(model, inputs, target=8, position=3).sum((1, 2))[0]
     torch.testing.assert_close(explanation.scores, expected)
-    with pytest.raises(ValueError, match="'elephant' is not one word piece of the vocabulary"):
+    with pytest.raises(ValueError, match="'elephant' is not one token of the vocabulary"):
         explain_checkpoint((model, tokenizer()), "a good", target="elephant")

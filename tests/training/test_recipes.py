@@ -6,11 +6,12 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 
 from hf_bidir.finetune.recipe import parse_recipe
-from training import distill, image_classification, recurrent_classification, seq2seq, text_classification
+from training import causal_lm, distill, image_classification, recurrent_classification, seq2seq, text_classification
 
 TRAINING = Path(__file__).parents[2] / "training"
 RECIPES = sorted((TRAINING / "recipes").glob("*.yaml"))
 SCRIPTS = {
+    "causal_lm": causal_lm,
     "distill": distill,
     "image_classification": image_classification,
     "recurrent_classification": recurrent_classification,
@@ -29,7 +30,7 @@ def test_every_recipe_names_its_command_its_own_folder_and_only_known_options(re
 
 
 TWINS = ["sst2", "digits", "fashion-mnist-small"]
-TWINS += ["sst2-rnn", "imdb-lstm", "20news-rnn", "ag-news-rnn", "sorting-rnn", "dates-rnn"]
+TWINS += ["sst2-rnn", "imdb-lstm", "20news-rnn", "ag-news-rnn", "sorting-rnn", "dates-rnn", "imdb-lm"]
 
 
 @pytest.mark.parametrize("task", TWINS)

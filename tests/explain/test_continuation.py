@@ -1,0 +1,155 @@
+"""What follows a prompt, explained token by token, and the next token alone."""
+
+import pytest
+import torch
+import transformers
+from typer.testing import CliRunner
+
+import hf_bidir
+from hf_bidir.cli import app
+from hf_bidir.explain import answer_scores, explain_continuation, load_checkpoint, token_scores
+from hf_bidir.explain.alignment import visible
+from hf_bidir.explain.methods import METHODS
+from hf_bidir.explain.report import explain_checkpoint
+from hf_bidir.finetune.tokenizer import train_byte_level
+from tests.explain.conftest import with_biases
+
+PROMPT, NEXT = "the film was", "not good"
+TOKENIZER = train_byte_level([f"{PROMPT} {NEXT} and the film was bad"] * 9, vocab_size=290, max_length=16)
+SHAPES = {
+    "GPT2LMHeadModel": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16},
+    "LlamaForCausalLM": {
+        **{"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+        **{"intermediate_size": 16, "max_position_embeddings": 16},
+    },
+}
+
+
+def stock_model(name):
+    head = getattr(transformers, name)
+    special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    torch.manual_seed(0)
+    config = head.config_class(**SHAPES[name], **special, vocab_size=len(TOKENIZER), initializer_range=0.4)
+    return with_biases(head(config))
+
+
+@pytest.fixture(params=SHAPES)
+def model(request):
+    return hf_bidir.signed(stock_model(request.param), negative_mass=1.0)
+
+
+@pytest.fixture
+def folder(model, tmp_path):
+    model.save_pretrained(tmp_path / "model")
+    TOKENIZER.save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_row_is_what_the_token_alone_is_explained_by(method, model):
+    ids = TOKENIZER(f"{PROMPT} {NEXT}", return_tensors="pt")["input_ids"]
+    answers, positions = ids[0, 3:], torch.arange(2, ids.shape[1] - 1)
+    inputs = {"input_ids": ids[:, :-1], "attention_mask": torch.ones_like(ids[:, :-1])}
+    rows = answer_scores(model, inputs, answers, positions, method, batch_size=2)
+    assert rows.shape == (len(answers), ids.shape[1] - 1)
+    for row, answer, position in zip(rows, answers.tolist(), positions.tolist(), strict=True):
+        alone = {name: value[:, : position + 1] for name, value in inputs.items()}
+        expected = token_scores(model, alone, method, answer, position=position)[0].detach()
+        torch.testing.assert_close(row[: position + 1], expected, rtol=1e-3, atol=1e-5)
+        assert row[position + 1 :].abs().sum() < 1e-4
+
+
+def test_a_given_continuation_is_explained_token_by_token(model):
+    found = explain_continuation(model, TOKENIZER, PROMPT, NEXT)
+    assert "".join(found.written) == f" {NEXT}"
+    assert found.source == [*PROMPT.split(), *found.written[:-1]]
+    assert found.scores["a · ∂y/∂a"].shape == (len(found.written), len(found.source))
+    assert found.explained.startswith(f"{PROMPT} →  {NEXT}. Probability of each token: ")
+
+
+def test_without_a_continuation_it_is_what_the_model_writes(model):
+    found = explain_continuation(model, TOKENIZER, PROMPT, new_tokens=4)
+    inputs = TOKENIZER(PROMPT, return_tensors="pt")
+    written = model.generate(**inputs, max_new_tokens=4, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    assert found.written == [visible(TOKENIZER.decode([token])) for token in written]
+
+
+def test_y_is_the_logit_above_the_mean_so_a_shift_of_all_logits_explains_nothing(model):
+    class Shifted(torch.nn.Module):
+        def __init__(self, head):
+            super().__init__()
+            self.head = head
+
+        def forward(self, states):
+            return self.head(states) + states.sum(-1, keepdim=True)
+
+    inputs = TOKENIZER(PROMPT, return_tensors="pt")
+    before = token_scores(model, inputs, position=2, target=7)
+    model.lm_head = Shifted(model.lm_head)
+    torch.testing.assert_close(token_scores(model, inputs, position=2, target=7), before, rtol=1e-4, atol=1e-5)
+
+
+def test_the_page_colours_what_each_token_could_read(folder):
+    page = explain_checkpoint(folder, PROMPT, continuation=NEXT).page()
+    parts = page.split("<h2>→ ")[1:]
+    assert len(parts) == len(explain_checkpoint(folder, PROMPT, continuation=NEXT).written)
+    assert [part.count('<span class="word">') for part in parts] == list(range(3, 3 + len(parts)))
+
+
+def test_the_command_explains_the_next_token_a_target_and_what_follows(folder, tmp_path):
+    def run(*words):
+        result = CliRunner().invoke(app, ["explain", folder, PROMPT, "--output", str(tmp_path / "out"), *words])
+        assert result.exit_code == 0, result.output
+        return result.output, {path.name for path in (tmp_path / "out").iterdir()}
+
+    told, files = run()
+    assert "above the mean of all tokens" in told
+    assert files == {"scores.png", "rollout-flow.png", "heads.png", "index.html"}
+    told, _ = run("--target", "bad", "--method", "erasure")
+    assert "Explained: y, the logit of bad" in told
+    told, files = run("--new-tokens", "3", "--method", "gradient")
+    assert "input times gradient" in told
+    assert files == {"alignment.png", "index.html"}
+
+
+def test_a_stock_decoder_is_explained_as_it_is(tmp_path):
+    stock = stock_model("LlamaForCausalLM")
+    stock.save_pretrained(tmp_path / "stock")
+    TOKENIZER.save_pretrained(tmp_path / "stock")
+    found = explain_checkpoint(str(tmp_path / "stock"), PROMPT)
+    assert load_checkpoint(tmp_path / "stock")[0].config.attn_negative_mass == 0
+    answer = stock(**TOKENIZER(PROMPT, return_tensors="pt")).logits[0, -1].argmax()
+    assert f"Answer: {TOKENIZER.decode([answer]).strip() or TOKENIZER.convert_ids_to_tokens(answer.item())} (" in (
+        found.explained
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen", "told"),
+    [
+        ("", {}, "expected a text with at least one word"),
+        ("", {"continuation": NEXT}, "expected a text with at least one word"),
+        (PROMPT, {"continuation": " "}, "expected a continuation with at least one word"),
+        (PROMPT * 9, {}, r"the prompt has \d+ tokens, and Bidir\w+ has 16 positions; shorten it"),
+        (PROMPT, {"new_tokens": 20}, "the prompt has 3 tokens and 20 behind it, and "),
+        (
+            PROMPT,
+            {"target": "unheard"},
+            r"target 'unheard' is not one token of the vocabulary, but ' ' \+ 'u' \+ 'n' \+ ",
+        ),
+        (PROMPT, {"target": " "}, "expected a target of the vocabulary"),
+        (PROMPT, {"target": "bad", "new_tokens": 2}, "explained is each token that follows; leave out target"),
+        (PROMPT, {"continuation": NEXT, "new_tokens": 2}, "leave out new-tokens"),
+    ],
+)
+def test_what_cannot_be_explained_is_one_error_that_says_why(text, chosen, told, folder):
+    with pytest.raises(ValueError, match=told):
+        explain_checkpoint(folder, text, **chosen)
+
+
+def test_a_model_that_writes_nothing_is_asked_for_no_continuation():
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = hf_bidir.BidirBertForMaskedLM(hf_bidir.BidirBertConfig(vocab_size=len(TOKENIZER), **shape))
+    with pytest.raises(ValueError, match="BidirBertForMaskedLM writes nothing behind a text"):
+        explain_checkpoint((model, TOKENIZER), PROMPT, new_tokens=3)

@@ -1,0 +1,141 @@
+"""A causal language model learns a text from scratch and from a checkpoint, and can be interrupted."""
+
+import json
+import math
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hf_bidir.finetune.errors import InputError
+from hf_bidir.finetune.tokenizer import END_OF_TEXT
+from tests.training.checkpoints_of_others import TEXT, checkpoint_of
+from training.causal_lm import main
+
+ROOT = Path(__file__).parents[2]
+SENTENCE = "the quick brown fox jumps over the lazy dog; naïve, isn't it? 狐"
+RUN = shlex.split(
+    "--block_size 16 --vocab_size 300 --hidden_size 32 --num_hidden_layers 2 --num_attention_heads 2 "
+    "--num_key_value_heads 1 --intermediate_size 64 --max_steps 60 --per_device_train_batch_size 8 "
+    "--learning_rate 1e-2 --logging_steps 1 --use_cpu --disable_tqdm true --eval_steps 30 --save_steps 20 "
+    "--save_total_limit 5"
+)
+
+
+@pytest.fixture
+def options(tmp_path):
+    """Options of a text whose lines are all the same, and which has empty lines."""
+    (tmp_path / "text.txt").write_text("\n".join([SENTENCE, "", "  "] * 100), encoding="utf-8")
+    return ["--train_file", str(tmp_path / "text.txt"), *RUN]
+
+
+def test_a_new_model_learns_a_text_and_writes_it_in_a_folder_that_loads(options, tmp_path):
+    results = main([*options, "--output_dir", str(tmp_path / "run")])
+    assert results["eval_perplexity"] == pytest.approx(math.exp(results["eval_loss"]))
+    assert results["eval_perplexity"] < 2
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
+    assert type(model).__name__ == "BidirLlamaForCausalLM"
+    assert model.config.attn_negative_mass == 1.0
+    written = model.generate(**tokenizer("the quick", return_tensors="pt"), max_new_tokens=60, do_sample=False)
+    assert tokenizer.decode(written[0], skip_special_tokens=True).startswith(SENTENCE)
+
+
+def test_the_card_has_the_perplexity_and_a_sample(options, tmp_path):
+    results = main([*options, "--output_dir", str(tmp_path / "run")])
+    card, record = (tmp_path / "run" / name for name in ("README.md", "run.json"))
+    sample = json.loads(record.read_text())["sample"]
+    assert all(sample.values())
+    text = card.read_text(encoding="utf-8")
+    assert f"| perplexity | {results['eval_perplexity']:.4f} |" in text
+    assert f"{sample['prompt']} […] {sample['text']}" in text
+    assert "pipeline_tag: text-generation" in text
+
+
+def test_an_interrupted_run_continues_to_the_same_weights(options, tmp_path, crash):
+    main([*options, "--output_dir", str(tmp_path / "whole")])
+    again = [*options, "--output_dir", str(tmp_path / "crashed")]
+    crash(main, again, after_steps=30)
+    main(again)
+    whole, crashed = (load_file(tmp_path / run / "model.safetensors") for run in ("whole", "crashed"))
+    for name, weight in whole.items():
+        torch.testing.assert_close(crashed[name], weight, msg=name)
+
+
+@pytest.mark.parametrize("family", ["GPT2", "Llama"])
+def test_a_softmax_checkpoint_goes_on_while_its_negative_mass_rises(family, options, tmp_path):
+    source = checkpoint_of(family, tmp_path / "stock", head="LMHeadModel" if family == "GPT2" else "ForCausalLM")
+    (tmp_path / "text.txt").write_text("\n".join([TEXT] * 50))
+    words = ["--train_file", str(tmp_path / "text.txt"), "--block_size", "16", "--max_steps", "20", "--use_cpu"]
+    words += ["--model_name_or_path", source, "--negative_mass_until", "0.5", "--learning_rate", "1e-2"]
+    results = main([*words, "--disable_tqdm", "true", "--output_dir", str(tmp_path / "run")])
+    assert results["eval_perplexity"] < 60
+    assert json.loads((tmp_path / "run/config.json").read_text())["attn_negative_mass"] == 1.0
+
+
+def test_heads_of_a_layer_can_have_negative_masses_of_their_own(options, tmp_path):
+    main(
+        [*options, "--attn_negative_mass_by_head", "0", "1", "--max_steps", "2", "--output_dir", str(tmp_path / "run")]
+    )
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    assert config["attn_negative_mass"] == [[0.0, 1.0]] * 2
+
+
+def test_two_processes_share_a_run(options, tmp_path):
+    script = str(ROOT / "training/causal_lm.py")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", script]
+    short = ["--max_steps", "4", "--output_dir", str(tmp_path / "run")]
+    done = subprocess.run([*launch, *options, *short], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads((tmp_path / "run/run.json").read_text())["world_size"] == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--block_size", "9000"], r"the train split has \d+ tokens, fewer than one block; pass a --block_size below"),
+        (["--vocab_size", "256"], f"expected vocab_size above 256, the bytes and {END_OF_TEXT}".replace("|", r"\|")),
+        (["--attn_negative_mass_by_head", "0", "1", "1"], "layer 0 needs 2 numbers, one per head"),
+        (["--attn_negative_mass_by_layer", "0"], "a list of 2 .one per signed layer"),
+        (["--attn_negative_mass_by_layer", "0", "2"], r"must lie in \[0, 1\]"),
+        (
+            ["--negative_mass_until", "0.5", "--attn_negative_mass_by_head", "0", "1"],
+            "leave out --attn_negative_mass_by",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_one_error_that_says_so(given, told, options, tmp_path):
+    with pytest.raises(InputError, match=told):
+        main([*options, *given, "--output_dir", str(tmp_path / "run")])
+
+
+def test_blocks_longer_than_the_positions_of_a_checkpoint_are_refused(options, tmp_path):
+    source = checkpoint_of("GPT2", tmp_path / "stock", head="LMHeadModel", n_positions=8)
+    words = [*options[:2], "--model_name_or_path", source, "--block_size", "16"]
+    with pytest.raises(InputError, match=r"expected block_size to be above 2 and at most 8.*; pass --block_size 8"):
+        main(words)
+
+
+def test_an_encoder_decoder_is_no_causal_language_model(options, tmp_path):
+    source = checkpoint_of("DistilBert", tmp_path / "stock")
+    with pytest.raises(InputError, match="'distilbert', which has no AutoModelForCausalLM; it has AutoModel, "):
+        main([*options[:2], "--model_name_or_path", source])
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "is empty; expected a text file"),
+        (b"  \n\n ", "has no text"),
+        (b"caf\xe9 noir\n" * 9, "cannot read .* text"),
+    ],
+)
+def test_a_text_file_without_usable_text_is_named(content, told, tmp_path):
+    (tmp_path / "text.txt").write_bytes(content)
+    with pytest.raises(InputError, match=told):
+        main(["--train_file", str(tmp_path / "text.txt"), "--validation_file", str(tmp_path / "text.txt")])
