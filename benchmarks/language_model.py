@@ -1,0 +1,277 @@
+"""Do small causal language models learn as well with TanhMax, and what are their activations like?
+
+Trains models of the shape of Llama on IMDB reviews by training/causal_lm.py, alike in all but the attention: every one
+with three learning rates, and the best rate with more seeds. Then, on held-out reviews: the loss, also with 8, 6 and 4
+bits for weights and activations; the largest hidden activation and the kurtosis, which make bits few (Bondarenko et al.
+2023); and how much of the attention goes to the first token.
+
+    python benchmarks/language_model.py --data-dir DIR            # DIR/imdb/train.parquet and test.parquet
+    python benchmarks/language_model.py --data-dir DIR --sizes small --arms softmax TanhMax
+    python benchmarks/language_model.py --table                   # the table alone, of what has finished
+
+A run takes 5 to 20 minutes on two cores. What has finished stands in results/language_model.jsonl, one line per run,
+and is not run again; a run that was interrupted goes on.
+"""
+
+import argparse
+import copy
+import json
+import shutil
+from collections.abc import Iterator
+from functools import cache, partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from measure import write_table
+from scipy import stats
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+import hf_bidir
+from hf_bidir.explain.running import record_coefficients
+from hf_bidir.finetune.arguments import BlockArguments
+from hf_bidir.finetune.blocks import cut_into_blocks, read_documents
+from hf_bidir.modeling.activations import softmax
+from training.causal_lm import main as train
+
+SIZES = {
+    "small": {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 256},
+    "base": {"hidden_size": 192, "num_hidden_layers": 6, "num_attention_heads": 6, "intermediate_size": 512},
+}
+ARMS = {
+    "softmax": {"attn_activation": "softmax"},
+    "TanhMax": {"attn_negative_mass": 1.0},
+    "λ = 0.1": {"attn_negative_mass": 0.1},
+    "off-by-one softmax": {"attn_activation": "off_by_one"},
+    "softmax / 10": {"attn_activation": "tenth"},
+    "softmax − mean": {"attn_activation": "centred"},
+}
+MAIN = tuple(ARMS)[:4]  # the others are for the question why, and for the small size
+RATES = (2e-3, 1e-3, 4e-3)
+BATCH, BLOCK, VOCABULARY = 12, 256, 4096
+HELD_OUT, CURVE, LOOKED_AT = 400, 96, 48  # blocks: for losses, while it trains, and for coefficients and activations
+BITS = (8, 6, 4)
+RESULTS = Path(__file__).parent / "results" / "language_model.jsonl"
+Run = tuple[str, str, float, int]  # size, arm, learning rate, seed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, help="the folder with imdb/train.parquet and imdb/test.parquet")
+    parser.add_argument("--sizes", nargs="+", default=["base"], choices=SIZES)
+    parser.add_argument("--arms", nargs="+", default=MAIN, choices=ARMS)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=8_000_000, help="of training, for each run")
+    parser.add_argument("--runs", type=Path, default=Path("runs/language-model"), help="where unfinished runs are kept")
+    parser.add_argument("--table", action="store_true", help="train nothing")
+    options = parser.parse_args()
+    register_controls()
+    if not options.table:
+        if options.data_dir is None:
+            parser.error("expected --data-dir, the folder with imdb/train.parquet and imdb/test.parquet")
+        for run in pending(options):
+            done = trained(run, options)
+            with RESULTS.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(done, ensure_ascii=False) + "\n")
+            print(f"{run}: loss {done['loss']:.4f}", flush=True)
+    write_tables(options)
+
+
+def register_controls() -> None:
+    """Activations that part what TanhMax has together: doing nothing without a sign, a small start, sums near 0."""
+    hf_bidir.register_attn_activation("off_by_one", off_by_one)
+    hf_bidir.register_attn_activation("tenth", lambda scores, keep=None, dim=-1: softmax(scores, keep, dim) / 10)
+    hf_bidir.register_attn_activation("centred", centred)
+
+
+def off_by_one(scores: Tensor, keep: Tensor | None = None, dim: int = -1) -> Tensor:
+    """`e^s / (1 + Σ e^s)`: one more key, whose score and value are 0."""
+    zeros = torch.zeros_like(scores.narrow(dim, 0, 1))
+    if keep is not None:
+        keep = torch.cat([keep.expand_as(scores), torch.ones_like(zeros, dtype=torch.bool)], dim)
+    return softmax(torch.cat([scores, zeros], dim), keep, dim).narrow(dim, 0, scores.shape[dim])
+
+
+def centred(scores: Tensor, keep: Tensor | None = None, dim: int = -1) -> Tensor:
+    """Softmax less its mean over the keys that are kept: sums are 0, as those of TanhMax are near it at the start."""
+    kept = torch.ones_like(scores) if keep is None else keep.expand_as(scores).to(scores.dtype)
+    return softmax(scores, keep, dim) - kept / kept.sum(dim, keepdim=True).clamp_min(1)
+
+
+def finished(options: argparse.Namespace) -> dict[Run, dict[str, Any]]:
+    lines = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.is_file() else []
+    rows = [row for row in map(json.loads, lines) if row["tokens"] == options.tokens]
+    return {(row["size"], row["arm"], row["rate"], row["seed"]): row for row in rows}
+
+
+def pending(options: argparse.Namespace) -> Iterator[Run]:
+    """The runs that are missing, one at a time: the rates first, then the best of them with the other seeds."""
+    for size, rate, arm in product(options.sizes, RATES, options.arms):
+        if (run := (size, arm, rate, 0)) not in finished(options):
+            yield run
+    for size, seed, arm in product(options.sizes, range(1, options.seeds), options.arms):
+        if (run := (size, arm, best_rate(finished(options), size, arm), seed)) not in finished(options):
+            yield run
+
+
+def best_rate(done: dict[Run, dict[str, Any]], size: str, arm: str) -> float:
+    return min((done[size, arm, rate, 0]["loss"], rate) for rate in RATES if (size, arm, rate, 0) in done)[1]
+
+
+def trained(run: Run, options: argparse.Namespace) -> dict[str, Any]:
+    """Train one model, measure it, and remove its folder."""
+    size, arm, rate, seed = run
+    folder = options.runs / f"{size}-{arm}-{rate:g}-{seed}".replace(" ", "")
+    steps = round(options.tokens / (BATCH * BLOCK))
+    chosen = SIZES[size] | ARMS[arm] | {"learning_rate": rate, "seed": seed, "max_steps": steps}
+    chosen |= {"block_size": BLOCK, "vocab_size": VOCABULARY, "per_device_train_batch_size": BATCH}
+    chosen |= {"bf16": True, "torch_compile": True, "use_cpu": not torch.cuda.is_available()}
+    chosen |= {"max_eval_samples": CURVE, "eval_steps": 0.1, "save_steps": 0.1, "output_dir": str(folder)}
+    words = [word for name, value in chosen.items() for word in (f"--{name}", str(value))]
+    files = ["--train_file", str(options.data_dir / "imdb/train.parquet")]
+    files += ["--validation_file", str(options.data_dir / "imdb/test.parquet")]
+    if json_of(folder / "run.json").get("status") != "finished":
+        train([*words, *files])
+    history = json_of(next(folder.glob(f"checkpoint-{steps}")) / "trainer_state.json")["log_history"]
+    curve = {str(entry["step"]): entry["eval_loss"] for entry in history if "eval_loss" in entry}
+    row = {"size": size, "arm": arm, "rate": rate, "seed": seed, "tokens": options.tokens, "curve": curve}
+    row |= measured(folder, str(options.data_dir / "imdb/test.parquet"))
+    shutil.rmtree(folder)
+    return row
+
+
+def json_of(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+@torch.no_grad()
+def measured(folder: Path, file: str) -> dict[str, Any]:
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    blocks = torch.tensor(held_out(AutoTokenizer.from_pretrained(folder), file)["input_ids"])
+    coefficients, states = looked_into(model, blocks[:LOOKED_AT])
+    sizes = torch.stack([layer.abs() for layer in coefficients])  # [layers, blocks, heads, queries, keys]
+    negative = torch.stack(coefficients).clamp_max(0).abs().sum((-1, -2)) / sizes.sum((-1, -2))
+    return {
+        "parameters": model.num_parameters(),
+        "loss": mean_loss(model, blocks),
+        "largest": max(layer.abs().max().item() for layer in states),
+        "kurtosis": float(
+            np.mean([stats.kurtosis(layer.flatten().double().numpy(), fisher=False) for layer in states])
+        ),
+        "first_share": (sizes[..., 1:, 0] / sizes[..., 1:, :].sum(-1).clamp_min(1e-12)).mean().item(),
+        "negative_share": negative.mean().item(),
+        **{f"loss_{bits}_bits": mean_loss(quantised(model, bits), blocks) for bits in BITS},
+    }
+
+
+@cache
+def _documents(file: str) -> Any:
+    return read_documents(BlockArguments(train_file=[file], validation_file=[file]))
+
+
+def held_out(tokenizer: Any, file: str) -> Dataset:
+    """The blocks that the training script evaluates on."""
+    data = BlockArguments(train_file=[file], validation_file=[file], block_size=BLOCK, max_eval_samples=HELD_OUT)
+    return cut_into_blocks(_documents(file), tokenizer, data).validation
+
+
+def looked_into(model: PreTrainedModel, blocks: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """The coefficients of every layer, and what every layer adds up to, over some blocks."""
+    coefficients, states = [], []
+    hooks = [
+        layer.register_forward_hook(lambda layer, args, output: states.append(_first(output)))
+        for layer in model.model.layers
+    ]
+    for batch in blocks.split(BATCH):
+        coefficients.append(record_coefficients(model, {"input_ids": batch})[1])
+    for hook in hooks:
+        hook.remove()
+    layers = len(hooks)
+    return (
+        [torch.cat(layer) for layer in zip(*coefficients, strict=True)],
+        [torch.cat(states[index::layers]) for index in range(layers)],
+    )
+
+
+def _first(output: Any) -> Tensor:
+    return output[0] if isinstance(output, tuple) else output
+
+
+def mean_loss(model: PreTrainedModel, blocks: Tensor) -> float:
+    losses = [model(input_ids=batch, labels=batch, use_cache=False).loss.item() for batch in blocks.split(8)]
+    return float(np.mean(losses))  # of batches of one size
+
+
+def quantised(model: PreTrainedModel, bits: int) -> PreTrainedModel:
+    """A copy whose linear layers have weights and inputs of so many bits, with one symmetric scale per tensor."""
+    model = copy.deepcopy(model)
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            layer.weight.data = rounded(layer.weight.data, bits)
+            layer.register_forward_pre_hook(partial(_round_input, bits))
+    return model
+
+
+def _round_input(bits: int, layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (rounded(inputs[0], bits), *inputs[1:])
+
+
+def rounded(values: Tensor, bits: int) -> Tensor:
+    step = values.abs().amax() / (2 ** (bits - 1) - 1)
+    return (values / step).round() * step
+
+
+def write_tables(options: argparse.Namespace) -> None:
+    """results/language_model.md of what has finished, every size."""
+    done, rows = finished(options), []
+    for size, arm in product(SIZES, ARMS):
+        if (size, arm, RATES[0], 0) in done:
+            rows.append([size, arm, *row_of(done, size, arm)])
+    notes = (
+        f"Models of the shape of Llama on {options.tokens / 1e6:g} million tokens of IMDB reviews (byte-level BPE of "
+        f"{VOCABULARY:,} pieces; {BATCH} blocks of {BLOCK} tokens a step; AdamW, cosine, bf16 autocast), the best of "
+        f"the learning rates {', '.join(map(str, RATES))} by the loss of seed 0; losses in nats per token "
+        f"on {HELD_OUT} blocks of the test reviews, which also chose the rate. Difference: to softmax with the same "
+        "seeds, with a 95 % t-interval. Bits: loss with weights and inputs of all linear layers rounded, one scale per "
+        "tensor. Means over seeds. Rates and seeds that are not done yet are missing from the columns that count them."
+    )
+    header = ["size", "attention", "rates", "best", "seeds", "loss", "difference", "loss at 10 %", "kurtosis"]
+    header += ["largest activation", "on the first token", "negative", *(f"{bits} bits" for bits in BITS)]
+    write_table(RESULTS.with_suffix(".md"), "Small language models", notes, header, rows, "cpu")
+
+
+def row_of(done: dict[Run, dict[str, Any]], size: str, arm: str) -> list[str]:
+    rates = [rate for rate in RATES if (size, arm, rate, 0) in done]
+    best = best_rate(done, size, arm)
+    runs = {run[3]: row for run, row in done.items() if run[:3] == (size, arm, best)}
+
+    def mean(name: str, digits: int = 3) -> str:
+        return f"{np.mean([row[name] for row in runs.values()]):.{digits}f}"
+
+    early = np.mean([next(iter(row["curve"].values())) for row in runs.values()])
+    return [
+        *(str(len(rates)), f"{best:g}", str(len(runs)), mean("loss"), difference(done, size, runs), f"{early:.3f}"),
+        *(mean("kurtosis", 2), mean("largest", 1), mean("first_share"), mean("negative_share")),
+        *(mean(f"loss_{bits}_bits") for bits in BITS),
+    ]
+
+
+def difference(done: dict[Run, dict[str, Any]], size: str, runs: dict[int, dict[str, Any]]) -> str:
+    """The mean difference of losses to softmax at its best rate, over the seeds that both have, with its interval."""
+    if (size, "softmax", RATES[0], 0) not in done:
+        return "–"
+    rate = best_rate(done, size, "softmax")
+    pairs = [row["loss"] - done[size, "softmax", rate, seed]["loss"] for seed, row in runs.items()
+             if (size, "softmax", rate, seed) in done]  # fmt: skip
+    if len(pairs) < 2 or not any(pairs):
+        return f"{np.mean(pairs):+.3f}" if pairs and any(pairs) else "–"
+    low, high = stats.t.interval(0.95, len(pairs) - 1, loc=np.mean(pairs), scale=stats.sem(pairs))
+    return f"{np.mean(pairs):+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
+if __name__ == "__main__":
+    main()
