@@ -1,4 +1,5 @@
-"""Train a recurrent encoder-decoder with attention (Bahdanau et al. 2015, Luong et al. 2015) on pairs of sequences.
+"""Train an encoder-decoder on pairs of sequences: a new recurrent one with attention (Bahdanau et al. 2015, Luong et
+al. 2015), or a checkpoint of BART, Marian or T5, whose self- and cross-attention become signed.
 
 examples:
   # sort eight numbers
@@ -7,6 +8,10 @@ examples:
 
   # your own pairs, in a table with the columns source and target, character by character
   python training/seq2seq.py --train_file pairs.csv --unit character --max_length 40 --output_dir runs/mine
+
+  # a translation model of the Hub; its negative mass rises over the first half
+  python training/seq2seq.py --model_name_or_path Helsinki-NLP/opus-mt-en-de --train_file pairs.csv \\
+      --negative_mass_until 0.5 --learning_rate 5e-5 --metric_for_best_model loss --output_dir runs/en-de
 
 A recipe is a YAML file of the options below; options on the command line win over it. A run that was
 interrupted continues when the same command is given again. The output folder loads with

@@ -72,6 +72,9 @@ class PairDataArguments(DataArguments):
 
     source_column: str | None = option(None, "The column to read from; guessed when it is called source.")
     target_column: str | None = option(None, "The column to write; guessed when it is called target.")
+    source_prefix: str = option(
+        "", "Put before every source, as T5 was trained to read: 'translate English to German: '."
+    )
     max_length: int = option(64, "Longer sources are cut to this many tokens.")
     max_target_length: int | None = option(
         None, "The most tokens of a target, its end included, and of what is written; by default as max_length."

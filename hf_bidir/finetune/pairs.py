@@ -33,16 +33,20 @@ def _select(name: str, split: Dataset, data: PairDataArguments) -> Dataset:
 
 
 def tokenize_pairs(
-    splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int, max_target_length: int
+    splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int, max_target_length: int, prefix: str = ""
 ) -> Splits:
     """The splits with `input_ids`, of at most `max_length` tokens, `attention_mask` and `labels`.
+
+    Args:
+        prefix: is put before every source.
 
     Raises:
         InputError: a target has more than `max_target_length` tokens: cut, it would be a wrong answer.
     """
 
     def to_ids(batch: dict[str, list]) -> dict[str, list]:
-        encoded = tokenizer(batch["source"], truncation=True, max_length=max_length, return_token_type_ids=False)
+        sources = [prefix + source for source in batch["source"]]
+        encoded = tokenizer(sources, truncation=True, max_length=max_length, return_token_type_ids=False)
         return {**encoded, "labels": tokenizer(text_target=batch["target"], verbose=False)["input_ids"]}
 
     def map_split(split: Dataset) -> Dataset:

@@ -1,4 +1,4 @@
-"""A recurrent encoder-decoder, from the command line's options to the finished folder."""
+"""An encoder-decoder, recurrent or of transformers, from the command line's options to the finished folder."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -39,7 +39,7 @@ SHAPE = (
 
 
 def finetune_seq2seq(argv: Sequence[str] | None, description: str = "") -> dict[str, Any]:
-    """Read the command line and the data, and train a new encoder-decoder, or a checkpoint on.
+    """Read the command line and the data, and train a new recurrent encoder-decoder, or any checkpoint on.
 
     Args:
         argv, description: as in `parse_recipe`.
@@ -62,7 +62,7 @@ def finetune_seq2seq(argv: Sequence[str] | None, description: str = "") -> dict[
     model = build_model(HEAD, arguments, config)
     check_max_length(data.max_length, model, source)
     longest_target = data.max_target_length or data.max_length
-    splits = tokenize_pairs(splits, tokenizer, data.max_length, longest_target)
+    splits = tokenize_pairs(splits, tokenizer, data.max_length, longest_target, data.source_prefix)
     model.generation_config.max_length = longest_target + 1  # and the token that it starts with
     return finetune(
         model,
@@ -72,7 +72,7 @@ def finetune_seq2seq(argv: Sequence[str] | None, description: str = "") -> dict[
         data=data,
         given=given,
         processing_class=tokenizer,
-        collator=DataCollatorForSeq2Seq(tokenizer),
+        collator=DataCollatorForSeq2Seq(tokenizer, model),
         schedule=schedule,
         trainer_class=FinetuneSeq2SeqTrainer,
         compute_metrics=sequence_metrics(tokenizer) if args.predict_with_generate else None,

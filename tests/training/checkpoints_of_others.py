@@ -7,6 +7,11 @@ from transformers import PreTrainedTokenizerFast
 
 TEXTS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 60}
 IMAGES = {k: v for k, v in TEXTS.items() if k != "vocab_size"} | {"image_size": 8, "patch_size": 4}
+WRITING = {"vocab_size": 60, "d_model": 16, "max_position_embeddings": 32, "decoder_start_token_id": 2} | {
+    f"{part}_{name}": value
+    for part in ("encoder", "decoder")
+    for name, value in (("layers", 2), ("attention_heads", 2), ("ffn_dim", 32))
+}
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SHAPES = {
     "Roberta": TEXTS | SPECIAL,
@@ -15,6 +20,17 @@ SHAPES = {
     "ModernBert": TEXTS | SPECIAL,
     "GPT2": {"vocab_size": 60, "n_embd": 16, "n_layer": 2, "n_head": 2, "bos_token_id": 1, "eos_token_id": 2},
     "Llama": TEXTS | SPECIAL | {"pad_token_id": None, "num_key_value_heads": 1},
+    "Bart": WRITING | SPECIAL,
+    "Marian": WRITING | SPECIAL,
+    "T5": {
+        "vocab_size": 60,
+        "d_model": 16,
+        "num_layers": 2,
+        "num_heads": 2,
+        "d_ff": 32,
+        "d_kv": 8,
+        "decoder_start_token_id": 0,
+    },
     "Dinov2": IMAGES,
     "Beit": IMAGES,
     "DeiT": IMAGES,

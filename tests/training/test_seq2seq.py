@@ -10,6 +10,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_bidir import BidirRnnForSeq2SeqLM
 from hf_bidir.finetune.errors import InputError
+from tests.training.checkpoints_of_others import checkpoint_of
 from training.seq2seq import main
 
 RUN = shlex.split(
@@ -121,3 +122,36 @@ def test_a_local_scope_without_a_window_is_one_error(pairs, tmp_path):
 def test_rows_are_held_out_where_no_validation_file_is_given(pairs, tmp_path):
     main([*pairs[:2], *RUN, "--num_train_epochs", "1", "--output_dir", str(tmp_path / "run")])
     assert json.loads((tmp_path / "run" / "run.json").read_text())["data"]["validation"]["rows"] == 7
+
+
+@pytest.mark.parametrize("family", ["Bart", "Marian", "T5"])
+def test_a_softmax_checkpoint_of_transformers_is_trained_on_and_becomes_signed(family, tmp_path):
+    head = "MTModel" if family == "Marian" else "ForConditionalGeneration"
+    source = checkpoint_of(family, tmp_path / "stock", head=head, **{} if family == "T5" else {"init_std": 0.2})
+    words = ["a good film", "a bad film", "good test", "one two three"] * 8
+    pairs = {"source": words, "target": [f"{' '.join(word.split()[::-1])} [SEP]" for word in words]}
+    Dataset.from_dict(pairs).to_csv(str(tmp_path / "pairs.csv"), index=False)
+    options = ["--model_name_or_path", source, "--train_file", str(tmp_path / "pairs.csv"), "--use_cpu"]
+    options += shlex.split(
+        "--max_length 6 --num_train_epochs 60 --learning_rate 5e-3 --disable_tqdm true --eval_strategy no"
+    )
+    options += shlex.split("--save_strategy no --load_best_model_at_end false --per_device_train_batch_size 8")
+    options += ["--source_prefix", "row "]
+    results = main([*options, "--negative_mass_until", "0.2", "--output_dir", str(tmp_path / "run")])
+    assert results["eval_token_accuracy"] > 0.9
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
+    assert model.config.attn_negative_mass == 1.0
+    written = model.generate(**tokenizer("row a good film", return_tensors="pt"))
+    assert tokenizer.decode(written[0], skip_special_tokens=True) == "film good a"
+
+
+def test_layers_of_an_encoder_decoder_can_have_negative_masses_of_their_own(pairs, tmp_path):
+    source = checkpoint_of("Bart", tmp_path / "stock", head="ForConditionalGeneration")
+    options = [*pairs, "--model_name_or_path", source, "--max_steps", "1", "--max_length", "6", "--use_cpu"]
+    layers = ["--attn_negative_mass_by_layer", *"000101"]  # the cross-attention alone
+    main([*options, *layers, "--metric_for_best_model", "loss", "--output_dir", str(tmp_path / "run")])
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run")
+    signed = [name for name, layer in model.named_modules() if getattr(layer, "signed_index", None) in (3, 5)]
+    assert model.config.attn_negative_mass == [0, 0, 0, 1, 0, 1]
+    assert all(name.endswith("encoder_attn") for name in signed)
