@@ -205,12 +205,20 @@ def card(
 
 @app.command()
 def evaluate(
-    checkpoint: Annotated[str, typer.Argument(help="The folder of a classifier, or its name on the Hub.")],
+    checkpoint: Annotated[
+        str, typer.Argument(help="The folder of a classifier or causal language model, or its name on the Hub.")
+    ],
     data: Annotated[
         str | None,
         typer.Option(metavar="FILE|NAME", help="The examples; by default the data set that the run read by name."),
     ] = None,
-    split: Annotated[str, typer.Option(help="What the examples are, or which split of a data set: test, …")] = "test",
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="What the examples are, or which split of a data set; by default test, or validation for a "
+            "language model."
+        ),
+    ] = None,
     revision: Annotated[str | None, typer.Option(help="A branch, tag or commit on the Hub.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples per forward pass.")] = 64,
     column: Annotated[
@@ -221,7 +229,9 @@ def evaluate(
         str | None,
         typer.Option("--label-column", "--label_column", help="The column of the class; by default guessed."),
     ] = None,
-    tolerance: Annotated[float, typer.Option(min=0, help="How far from the card's number is still equal.")] = 0.001,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="How far from the card's number, or its share, is equal.")
+    ] = 0.001,
     save: Annotated[
         bool,
         typer.Option("--save", help="Write evaluation.json and the card, which then says: verified (folders only)."),
@@ -245,7 +255,7 @@ def evaluate(
         is_of_the_cards_data,
         local_folder,
     )
-    from hf_bidir.hub.model_card import write_card
+    from hf_bidir.hub.model_card import nearly_equal, write_card
 
     logging.disable_progress_bar()  # of loading the weights
     options = {"split": split, "batch_size": batch_size, "column": column, "label_column": label_column}
@@ -254,18 +264,17 @@ def evaluate(
             raise ValueError(f"--save writes into a folder, and {checkpoint} is none.")
         folder = local_folder(checkpoint, revision)
         measured = evaluate_checkpoint(folder, data, **options)
-        claimed, same = claimed_scores(folder, split), is_of_the_cards_data(folder, measured)
+        claimed, same = claimed_scores(folder, measured.split), is_of_the_cards_data(folder, measured)
         if save and claimed and not same:
             raise ValueError(
-                f"{measured.data['source']} is not the data that the card's {split} numbers are of, as run.json tells; "
-                "--save is for that data alone. Nothing was written."
+                f"{measured.data['source']} is not the data that the card's {measured.split} numbers are of, as "
+                "run.json tells; --save is for that data alone. Nothing was written."
             )
         if save:
             typer.echo(f"Written: {measured.save(folder)}, {write_card(folder)}", err=True)
     typer.echo(comparison(measured, claimed, same))
-    if same and any(
-        abs(measured.scores[name] - claimed[name]) > tolerance for name in claimed.keys() & measured.scores.keys()
-    ):
+    common = claimed.keys() & measured.scores.keys()
+    if same and not all(nearly_equal(measured.scores[name], claimed[name], tolerance) for name in common):
         raise typer.Exit(1)
 
 

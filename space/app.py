@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from hf_bidir.explain import load_checkpoint
 from hf_bidir.explain.methods import METHODS, methods_of
+from hf_bidir.explain.readout import names_tokens
 from hf_bidir.explain.report import FIGURES, explain_checkpoint
 from hf_bidir.finetune.image_files import read_digits
 from hf_bidir.modeling.signed_layers import signed_layers
@@ -131,7 +132,7 @@ def offered(checkpoint: str) -> list:
         gr.Textbox(visible=not images),
         gr.Image(visible=images),
         gr.Dropdown(methods_of(model), value=DEFAULT),
-        gr.Dropdown([PREDICTED, *answers], value=PREDICTED),
+        gr.Dropdown([PREDICTED, *answers], value=PREDICTED, allow_custom_value=names_tokens(model)),
         gr.Dropdown([ALL, *map(str, range(len(layers)))], value=ALL),
         gr.Dropdown([ALL, *map(str, range(heads))], value=ALL),
     ]

@@ -10,9 +10,10 @@ runs/checkpoints/NAME (later seeds to runs/checkpoints/seeds); a finished one is
 continues. Card, numbers and pictures are copied to model_cards/NAME, and the weights too where they are under 1 MB.
 
 `DIR` holds, per data set: fashion_mnist/ with {train,t10k}-images-idx3-ubyte.gz and their labels; sst2/ with
-train.parquet, validation.parquet and test.parquet; and for sst2-minilm imdb/ with train.parquet and test.parquet. The
-published numbers are of such files; the Hub's SST-2 has phrases too and hides its test labels, so it trains another
-model. With fewer seeds than the published ones, model_cards/ stays as it is. Publish a folder with `hf-bidir push`.
+train.parquet, validation.parquet and test.parquet; and for sst2-minilm and imdb-lm imdb/ with train.parquet and
+test.parquet. The published numbers are of such files; the Hub's SST-2 has phrases too and hides its test labels, so it
+trains another model. With fewer seeds than the published ones, model_cards/ stays as it is. Publish a folder with
+`hf-bidir push`.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from transformers import PreTrainedModel
 
 from hf_bidir.explain import image_heatmap, load_checkpoint, read_text, text_heatmap, token_scores
 from hf_bidir.explain.methods import METHODS
+from hf_bidir.explain.report import explain_checkpoint
 from hf_bidir.finetune.arguments import ImageDataArguments
 from hf_bidir.finetune.errors import InputError, run_script
 from hf_bidir.finetune.files import replacing, write_json
@@ -38,7 +40,7 @@ from hf_bidir.finetune.image_data import ImageCollator, read_image_splits
 from hf_bidir.finetune.image_files import read_images
 from hf_bidir.hub import evaluate_checkpoint
 from hf_bidir.hub.model_card import seed_spread, write_card
-from training import distill, image_classification, recurrent_classification, text_classification
+from training import causal_lm, distill, image_classification, recurrent_classification, text_classification
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS, CARDS = ROOT / "runs/checkpoints", ROOT / "model_cards"
@@ -46,17 +48,19 @@ SHOWN = ("*.json", "*.png")
 SMALL = 2**20  # bytes of weights that are committed beside their card
 IMAGES_SHOWN = 6
 SENTENCE, TARGET = "a charming film with a weak ending", 1
+PROMPT = "This is one of the worst movies I have ever"
 HEALED = RUNS / "minilm-healed-30-steps"
 HEADING = """# Checkpoints
 
 Cards, configs and measured numbers of checkpoints, each TanhMax one beside its softmax twin. `make checkpoints` trains
 them, measures them again from the saved files and writes this page; `hf-bidir push` publishes them. Weights under 1 MB
 are here as well and load with `import hf_bidir`; the others are made, not kept. Accuracy is that of the checkpoint on
-its test data, then mean ± standard deviation over seeds; "negative" is the share of negative attention coefficients
-over 0.001 in size, "without" the accuracy with 0 in their place. A file in brackets was read instead of the Hub's data
+its test data, of language models (imdb-lm) the perplexity on held-out text, where less is better; then mean ± standard
+deviation over seeds; "negative" is the share of negative attention coefficients over 0.001 in size, "without" the same
+number with 0 in their place. A file in brackets was read instead of the Hub's data
 set; the SST-2 files hold whole sentences (6,920, 872 and 1,821 of them), without the phrases.
 
-| checkpoint | parameters | test data | accuracy | over seeds | negative | without |
+| checkpoint | parameters | test data | accuracy or perplexity | over seeds | negative | without |
 |---|---|---|---|---|---|---|""".splitlines()
 Loaded = tuple[PreTrainedModel, Any]  # and its tokenizer or image processor
 
@@ -73,6 +77,7 @@ class Pair:
         options: what else a checkpoint's run gets.
         start: what to do before, with the options that name data and model.
         note: what a reader of the comparison should know, in a sentence.
+        metrics: what is told of a run, the first one in the table; of its split "test", or "eval" for validation.
     """
 
     script: Callable[[list[str]], Any]
@@ -83,6 +88,8 @@ class Pair:
     start: Callable[[argparse.Namespace], None] = lambda _: None
     seeds: int = 3
     note: str | None = None
+    metrics: tuple[str, ...] = ("accuracy", "macro_f1")
+    split: str = "test"
 
 
 SST2 = "SST-2 is here its 6,920, 872 and 1,821 whole sentences (Socher et al. 2013), without phrases."
@@ -136,6 +143,15 @@ PAIRS = {
         start=heal_minilm,
         note=f"The TanhMax one also had 30 steps of distillation, without labels. {SST2}",
     ),
+    "imdb-lm": Pair(
+        causal_lm.main,
+        {f"imdb-lm-{name}": f"imdb-lm-{name}" for name in ("tanhmax", "softmax")},
+        data="imdb",
+        files={"train_file": "train.parquet", "validation_file": "test.parquet"},
+        seeds=1,
+        metrics=("perplexity",),
+        split="eval",
+    ),
 }
 
 
@@ -174,18 +190,19 @@ def make(pair: Pair, options: argparse.Namespace) -> None:
         columns = {"this": name, "twin": twin}
         spread = {key: {"name": one, "scores": _by_metric(scores[one])} for key, one in columns.items()}
         write_json(RUNS / name / "seeds.json", {"seeds": seeds, "note": pair.note, **spread})
-        test = str(options.data_dir / pair.data / pair.files["test_file"]) if options.data_dir and pair.data else None
+        file = pair.files.get("test_file", pair.files.get("validation_file"))
+        test = str(options.data_dir / pair.data / file) if options.data_dir and pair.data else None
         evaluate_checkpoint(RUNS / name, test).save(RUNS / name)
         draw_explanation(RUNS / name, RUNS / twin, test)
         write_card(RUNS / name)
-        accuracy = seed_spread(spread["this"]["scores"]["accuracy"])
-        print(f"{name}: accuracy {accuracy}, {len(seeds)} seeds. Written: {RUNS / name}")
+        number = seed_spread(spread["this"]["scores"][pair.metrics[0]])
+        print(f"{name}: {pair.metrics[0]} {number}, {len(seeds)} seeds. Written: {RUNS / name}")
         if len(seeds) >= pair.seeds:
             print(f"Copied: {publish_card(RUNS / name)}")
 
 
 def trained(name: str, pair: Pair, seed: int, options: argparse.Namespace) -> dict[str, float]:
-    """The test numbers of one run, which is trained first unless it is there already."""
+    """The numbers of one run, which is trained first unless it is there already."""
     folder = RUNS / "seeds" / f"{name}-seed{seed}" if seed else RUNS / name
     if read_record(folder).get("status") != "finished":
         print(f"\n{name}, seed {seed}: {folder}")
@@ -196,8 +213,8 @@ def trained(name: str, pair: Pair, seed: int, options: argparse.Namespace) -> di
         started = pair.options.get(name) or (minilm(options) if "minilm" in name else [])
         pair.script([recipe(pair.recipes[name]), *words, *started])
     results = _read(folder / RESULTS)
-    numbers = ("test_accuracy", "test_macro_f1")
-    return {k.removeprefix("test_"): v for k, v in results.items() if k in numbers or k.startswith("test_recall_")}
+    found = {k.removeprefix(f"{pair.split}_"): v for k, v in results.items() if k.startswith(f"{pair.split}_")}
+    return {name: value for name, value in found.items() if name in pair.metrics or name.startswith("recall_")}
 
 
 def recipe(name: str) -> str:
@@ -233,12 +250,18 @@ def _draw_images(models: dict[str, Loaded], rows: Dataset, file: Path) -> None:
 
 
 def _draw_sentence(models: dict[str, Loaded], file: Path) -> None:
-    scores, caption = {}, METHODS["contributions"].caption()
+    scores, answers = {}, []
     for name, (model, tokenizer) in models.items():
-        example = read_text(tokenizer, SENTENCE, model.config.max_position_embeddings)
-        scores[name] = example.by_token(token_scores(model, example.inputs, "contributions", TARGET)[0].detach())
-    answer = model.config.id2label[TARGET]
-    text_heatmap(example.tokens, scores, unit="a · ∂y/∂a", caption=f"{caption}; y is the logit of {answer}", path=file)
+        if "Classification" in type(model).__name__:
+            example = read_text(tokenizer, SENTENCE, model.config.max_position_embeddings)
+            scores[name] = example.by_token(token_scores(model, example.inputs, "contributions", TARGET)[0].detach())
+            answers = [f"y is the logit of {model.config.id2label[TARGET]}"]
+        else:
+            explanation = explain_checkpoint((model, tokenizer), PROMPT)
+            example, scores[name] = explanation.example, explanation.scores
+            answers.append(f"{name}: {explanation.explained}")
+    caption = "; ".join([METHODS["contributions"].caption(), *answers])
+    text_heatmap(example.tokens, scores, unit="a · ∂y/∂a", caption=caption, path=file)
 
 
 def publish_card(folder: Path) -> Path:
@@ -260,10 +283,11 @@ def list_cards() -> Path:
     rows = []
     for folder in sorted(file.parent for file in CARDS.glob("*/seeds.json")):
         seeds, evaluation, run = (_read(folder / f"{name}.json") for name in ("seeds", "evaluation", "run"))
-        spread = seed_spread(seeds["this"]["scores"]["accuracy"])
+        name = "accuracy" if "accuracy" in evaluation["scores"] else "perplexity"
+        spread = seed_spread(seeds["this"]["scores"][name])
         share = evaluation["negative_share"]
-        signs = ["–", "–"] if share is None else [f"{share:.1%}", f"{evaluation['accuracy_without_negatives']:.4f}"]
-        numbers = [f"{evaluation['scores']['accuracy']:.4f}", f"{spread} ({len(seeds['seeds'])})", *signs]
+        signs = ["–", "–"] if share is None else [f"{share:.1%}", f"{evaluation[f'{name}_without_negatives']:.4f}"]
+        numbers = [f"{evaluation['scores'][name]:.4f}", f"{spread} ({len(seeds['seeds'])})", *signs]
         name, size = f"[{folder.name}]({folder.name}/README.md)", f"{run['num_parameters']:,}"
         source, known = evaluation["data"]["source"], run["recipe"]["dataset_name"]
         data = known if source == known else f"{known} ({source})"

@@ -72,12 +72,17 @@ def choose_readout(
     if "logits" in outputs:
         classes = _classes(model, rows, target)
         weights = torch.nn.functional.one_hot(classes, rows.shape[-1]).to(rows.dtype)
-        if type(model).__name__.endswith(VOCABULARY):  # logits that all rise together change no answer
+        if names_tokens(model):  # logits that all rise together change no answer
             weights = weights - 1 / rows.shape[-1]
         return Readout(weights, positions)
     if target is not None:
         raise ValueError(f"{type(model).__name__} has no classes, so target must be None; got {target!r}.")
     return Readout(torch.nn.functional.normalize(rows, dim=-1), positions)
+
+
+def names_tokens(model: PreTrainedModel) -> bool:
+    """Whether the answers are tokens of a vocabulary."""
+    return type(model).__name__.endswith(VOCABULARY)
 
 
 def answers_per_token(model: PreTrainedModel) -> bool:

@@ -19,7 +19,7 @@ from hf_bidir.explain.figures import image_heatmap, layer_head_grid
 from hf_bidir.explain.methods import METHODS, check_method, methods_of, token_scores
 from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.page import html_page, write_page
-from hf_bidir.explain.readout import VOCABULARY, choose_readout
+from hf_bidir.explain.readout import choose_readout, names_tokens
 from hf_bidir.explain.running import keep_mask_of, prepared_inputs, reads_images, record_coefficients
 from hf_bidir.explain.text_heatmap import text_blocks, text_heatmap
 from hf_bidir.finetune.files import replacing
@@ -165,8 +165,7 @@ def _explain_answer(model: PreTrainedModel, processor, text_or_image: str, targe
 
 
 def _writes_on(model: PreTrainedModel) -> bool:
-    name = type(model).__name__
-    return name.endswith(VOCABULARY) and "MaskedLM" not in name
+    return names_tokens(model) and "MaskedLM" not in type(model).__name__
 
 
 def _check_left_out(model: PreTrainedModel, **choices) -> None:
@@ -240,7 +239,7 @@ def _draw(explanation: Explanation, methods: list[str]) -> Figure:
 
 def _token_level(model, processor, example: Example, target, position) -> tuple[str | int | None, int | None]:
     """Target and position for language models: a word of the vocabulary, at the mask or behind the text."""
-    if not type(model).__name__.endswith(VOCABULARY):
+    if not names_tokens(model):
         return target, position
     if position is None and _writes_on(model):
         position = example.inputs["input_ids"].shape[1] - 1
@@ -289,13 +288,13 @@ def _explained(model: PreTrainedModel, processor, example: Example, target, posi
     several = getattr(model.config, "problem_type", None) == "multi_label_classification"
     probability = (logits.float().sigmoid() if several else logits.float().softmax(-1))[answer]
     name = _name_of(model, processor)
-    above = " above the mean of all tokens" if type(model).__name__.endswith(VOCABULARY) else ""
+    above = " above the mean of all tokens" if names_tokens(model) else ""
     y = f"y, the logit of {name(explained)}{above}, {signed(value)}"
     return f"Answer: {name(answer)} ({probability:.1%}). Explained: {y}.", value
 
 
 def _name_of(model: PreTrainedModel, processor):
-    if type(model).__name__.endswith(VOCABULARY):
+    if names_tokens(model):
         return lambda index: processor.decode([index]).strip() or processor.convert_ids_to_tokens(index)
     return lambda index: model.config.id2label[index]
 

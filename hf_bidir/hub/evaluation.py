@@ -11,17 +11,20 @@ from datasets import Dataset
 from huggingface_hub import ModelCard, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from transformers import (
+    AutoModelForCausalLM,
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
     DataCollatorWithPadding,
     PreTrainedModel,
     TrainingArguments,
+    default_data_collator,
 )
 
 from hf_bidir.analysis import negative_share, without_negatives
 from hf_bidir.convert import is_softmax, read_bidir, read_config
 from hf_bidir.example_inputs import longest_text
-from hf_bidir.finetune.arguments import DataArguments, ImageDataArguments, TextDataArguments
+from hf_bidir.finetune.arguments import BlockArguments, DataArguments, ImageDataArguments, TextDataArguments
+from hf_bidir.finetune.blocks import cut_into_blocks, read_documents
 from hf_bidir.finetune.files import read_json, sha256, write_json
 from hf_bidir.finetune.image_data import ImageCollator, checkpoint_processor, read_image_split, read_image_splits
 from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
@@ -29,7 +32,7 @@ from hf_bidir.finetune.models import know_padding, saved_tokenizer
 from hf_bidir.finetune.record import library_versions
 from hf_bidir.finetune.sources import TABLES
 from hf_bidir.finetune.text_data import read_text_split, read_texts, tokenize_split
-from hf_bidir.finetune.trainer import FinetuneTrainer
+from hf_bidir.finetune.trainer import CausalTrainer, FinetuneTrainer
 from hf_bidir.hub.checkpoint_files import digests
 from hf_bidir.hub.model_card import same_data
 
@@ -38,6 +41,8 @@ FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")  # no cod
 HEADS = {
     "ForSequenceClassification": AutoModelForSequenceClassification,
     "ForImageClassification": AutoModelForImageClassification,
+    "ForCausalLM": AutoModelForCausalLM,
+    "LMHeadModel": AutoModelForCausalLM,
 }
 
 
@@ -46,9 +51,10 @@ class Evaluation:
     """What a checkpoint scores on one split, and what its attention is like there.
 
     Attributes:
-        scores: accuracy, macro_f1 and recall_<class>, each in [0, 1].
+        scores: accuracy, macro_f1 and recall_<class>, each in [0, 1]; of a language model its perplexity.
         negative_share: of the coefficients over 1e-3 in size, on this split; None for softmax, or if there are none.
-        accuracy_without_negatives: when negative coefficients are set to 0, nothing trained again; None for softmax.
+        accuracy_without_negatives, perplexity_without_negatives: when negative coefficients are set to 0, nothing
+            trained again; None for softmax, and for the other kind of model.
         files: the SHA-256 of each file that the numbers come from.
     """
 
@@ -59,6 +65,7 @@ class Evaluation:
     accuracy_without_negatives: float | None
     files: dict[str, str]
     versions: dict[str, str]
+    perplexity_without_negatives: float | None = None
 
     def save(self, folder: str | Path) -> Path:
         """Write evaluation.json, from which `build_model_card` says that the numbers were verified."""
@@ -70,40 +77,34 @@ def evaluate_checkpoint(
     source: str | Path,
     data: str | None = None,
     *,
-    split: str = "test",
+    split: str | None = None,
     revision: str | None = None,
     batch_size: int = 64,
     column: str | None = None,
     label_column: str | None = None,
 ) -> Evaluation:
-    """Measure a classification checkpoint, signed or softmax, on a split.
+    """Measure a classifier or a causal language model, signed or softmax, on a split.
 
     Args:
         source: a folder, or a name on the Hub.
         data: a file or folder as the training scripts read them, which is then all of the split; or the name of a data
             set; by default the data set that the checkpoint's run.json names.
-        split: train, validation or test.
+        split: train, validation or test; by default test, and validation for a language model, which has no other.
         revision: a branch, tag or commit on the Hub.
         batch_size: examples per forward pass; no number depends on it.
         column, label_column: of the text or image, and of the class; by default those of the run, or guessed.
 
     Raises:
         FileNotFoundError: there is no such checkpoint.
-        ValueError: it is no classifier, or the data cannot be used (`InputError`).
+        ValueError: it is neither, or the data cannot be used (`InputError`).
     """
     folder = local_folder(source, revision)
     model = _load(folder)
+    split = split or ("validation" if _writes(model) else "test")
     columns = {"text_column": column, "image_column": column, "label_column": label_column}
     examples, described, collator = _read(model, folder, data, split, columns)
-    names = [model.config.id2label[index] for index in range(model.config.num_labels)]
     with tempfile.TemporaryDirectory() as scratch:
-        trainer = FinetuneTrainer(
-            model=model,
-            args=_arguments(scratch, batch_size),
-            data_collator=collator,
-            compute_metrics=classification_metrics(names),
-            preprocess_logits_for_metrics=predicted_classes,
-        )
+        trainer = _trainer(model, _arguments(scratch, batch_size, prediction_loss_only=_writes(model)), collator)
         scores = _scores(trainer, examples)
         share, without = _signs(trainer, examples)
     return Evaluation(
@@ -111,7 +112,8 @@ def evaluate_checkpoint(
         data=described | {"rows": len(examples)},
         scores=scores,
         negative_share=share,
-        accuracy_without_negatives=without,
+        accuracy_without_negatives=without.get("accuracy"),
+        perplexity_without_negatives=without.get("perplexity"),
         files=digests(folder),
         versions=library_versions(),
     )
@@ -138,9 +140,11 @@ def comparison(measured: Evaluation, claimed: dict[str, float], same: bool) -> s
         beside = f"{'–':>8} {value:>10.4f}" if card is None else f"{card:>8.4f} {value:>10.4f} {value - card:>+12.4f}"
         lines.append(f"{name.replace('_', ' '):<40} {beside}")
     if measured.negative_share is not None:
+        accuracy, perplexity = measured.accuracy_without_negatives, measured.perplexity_without_negatives
+        without = f"perplexity is {perplexity:.4f}" if accuracy is None else f"accuracy is {accuracy:.4f}"
         lines.append(
             f"{measured.negative_share:.1%} of the attention coefficients over 0.001 in size are negative; with 0 in "
-            f"their place, the accuracy is {measured.accuracy_without_negatives:.4f}."
+            f"their place, the {without}."
         )
     if not claimed:
         lines.append(f"There is no card that claims a number for the {measured.split} split, so nothing was compared.")
@@ -182,37 +186,54 @@ def _load(folder: Path) -> PreTrainedModel:
     architecture = (config.architectures or ["none"])[0]
     head = next((auto for ending, auto in HEADS.items() if architecture.endswith(ending)), None)
     if head is None:
-        raise ValueError(f"{folder} is a {architecture}; only classifiers are evaluated ({', '.join(HEADS)}).")
+        raise ValueError(
+            f"{folder} is a {architecture}; only classifiers and causal language models are evaluated "
+            f"({', '.join(HEADS)})."
+        )
     if config.model_type.startswith("bidir_"):
         return read_bidir(folder, torch.float32)
     return head.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def _arguments(scratch: str, batch_size: int) -> TrainingArguments:
+def _writes(model: PreTrainedModel) -> bool:
+    return type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+
+
+def _trainer(model: PreTrainedModel, args: TrainingArguments, collator: Callable) -> FinetuneTrainer:
+    if _writes(model):
+        return CausalTrainer(model=model, args=args, data_collator=collator)
+    names = [model.config.id2label[index] for index in range(model.config.num_labels)]
+    metrics = {"compute_metrics": classification_metrics(names), "preprocess_logits_for_metrics": predicted_classes}
+    return FinetuneTrainer(model=model, args=args, data_collator=collator, **metrics)
+
+
+def _arguments(scratch: str, batch_size: int, **options: Any) -> TrainingArguments:
     return TrainingArguments(
         output_dir=scratch,
         per_device_eval_batch_size=batch_size,
         report_to="none",
         remove_unused_columns=False,
         dataloader_pin_memory=torch.cuda.is_available(),
+        **options,
     )
 
 
 def _scores(trainer: FinetuneTrainer, examples: Dataset) -> dict[str, float]:
     measured = trainer.evaluate(examples, metric_key_prefix="the")
+    kept = ("accuracy", "macro_f1", "perplexity")
     names = (key.removeprefix("the_") for key in measured)
-    return {name: measured[f"the_{name}"] for name in names if name in ("accuracy", "macro_f1") or "recall_" in name}
+    return {name: measured[f"the_{name}"] for name in names if name in kept or "recall_" in name}
 
 
-def _signs(trainer: FinetuneTrainer, examples: Dataset) -> tuple[float | None, float | None]:
-    """The share of negative coefficients, and the accuracy without them; None for softmax."""
+def _signs(trainer: FinetuneTrainer, examples: Dataset) -> tuple[float | None, dict[str, float]]:
+    """The share of negative coefficients, and the scores without them; None, and none, for softmax."""
     model = trainer.model
     if not hasattr(model.config, "attn_activation") or is_softmax(model.config):
-        return None, None
+        return None, {}
     batches = ({k: v.to(model.device) for k, v in batch.items()} for batch in trainer.get_eval_dataloader(examples))
     share = negative_share(model, batches)
     with without_negatives(model):
-        return share, _scores(trainer, examples)["accuracy"]
+        return share, _scores(trainer, examples)
 
 
 def _read(
@@ -220,6 +241,8 @@ def _read(
 ) -> tuple[Dataset, dict[str, Any], Callable]:
     """The examples, where they came from, and the collator that makes batches of them."""
     images, run = model.main_input_name == "pixel_values", _run(folder)
+    if _writes(model):
+        return _read_blocks(folder, run, data, split, columns)
     arguments = _data_arguments(ImageDataArguments if images else TextDataArguments, run, columns)
     names = [model.config.id2label[index] for index in range(model.config.num_labels)]
     if data is not None and (Path(data).exists() or Path(data).suffix in TABLES):
@@ -242,6 +265,27 @@ def _read(
     know_padding(model.config, tokenizer)
     length = min(arguments.max_length, longest_text(model) or arguments.max_length)
     return tokenize_split(examples, tokenizer, length), described, DataCollatorWithPadding(tokenizer)
+
+
+def _read_blocks(
+    folder: Path, run: dict[str, Any], data: str | None, split: str, columns: dict[str, str | None]
+) -> tuple[Dataset, dict[str, Any], Callable]:
+    """The same for a language model: the blocks of a split, sampled as by the training script."""
+    arguments = _data_arguments(BlockArguments, run, columns)
+    tokenizer = saved_tokenizer(str(folder))
+    if data is not None and (Path(data).exists() or Path(data).suffix in TABLES):
+        arguments.train_file = arguments.validation_file = [data]
+        described = {"source": Path(data).name, "sha256": sha256(Path(data))}
+        return (
+            cut_into_blocks(read_documents(arguments), tokenizer, arguments).validation,
+            described,
+            default_data_collator,
+        )
+    arguments.dataset_name = data or _data_set_of(run, split)
+    blocks = cut_into_blocks(read_documents(arguments), tokenizer, arguments)
+    if split not in dict(blocks):
+        raise ValueError(f"a language model is evaluated on the train or validation split; got {split}.")
+    return dict(blocks)[split], {"source": arguments.dataset_name}, default_data_collator
 
 
 def _data_arguments(kind: type[DataArguments], run: dict[str, Any], columns: dict[str, str | None]) -> DataArguments:

@@ -51,7 +51,7 @@ METRICS = {  # the run's names, and what the Hub calls the same metrics, if it k
     "perplexity": "perplexity",
 }
 SOURCE = re.compile(r'^source, revision = "([^"]+)", "([^"]+)"', re.MULTILINE)  # in the template's example
-EQUAL = 5e-5  # half of the last digit that is printed
+EQUAL = 5e-5  # half of the last digit that is printed, of what is below 1
 KEPT_WHEN_EDITED = ("license", "tags")  # generated metadata that a person may well know better
 
 
@@ -170,7 +170,12 @@ def _verified(
     ):
         return False
     ran = scores["overall"] | scores["recall"]
-    return bool(ran) and all(abs(evaluation["scores"].get(name, -1) - value) < EQUAL for name, value in ran.items())
+    return bool(ran) and all(nearly_equal(evaluation["scores"].get(name, -1), value) for name, value in ran.items())
+
+
+def nearly_equal(measured: float, claimed: float, tolerance: float = EQUAL) -> bool:
+    """Whether two numbers are equal up to a tolerance, relative where the claimed one is over 1, as a perplexity is."""
+    return abs(measured - claimed) <= tolerance * max(1.0, abs(claimed))
 
 
 def same_data(recorded: dict[str, Any] | None, measured: dict[str, Any]) -> bool:

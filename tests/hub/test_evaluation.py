@@ -149,7 +149,9 @@ def test_any_classifier_of_texts_is_measured_as_its_stock_twin(family, texts, tm
 def test_a_model_that_is_no_classifier_is_refused(tmp_path):
     config = BertConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
     BertForMaskedLM(config).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="is a BertForMaskedLM; only classifiers are evaluated"):
+    with pytest.raises(
+        ValueError, match="is a BertForMaskedLM; only classifiers and causal language models are evaluated"
+    ):
         evaluate_checkpoint(tmp_path, "digits")
 
 

@@ -11,12 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 from playwright.sync_api import expect, sync_playwright
 
-from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
+from hf_bidir import (
+    BidirBertConfig,
+    BidirBertForSequenceClassification,
+    BidirLlamaConfig,
+    BidirLlamaForCausalLM,
+)
+from hf_bidir.explain.report import FIGURES
 from hf_bidir.finetune.image_files import read_digits
-from hf_bidir.finetune.tokenizer import train_wordpiece
+from hf_bidir.finetune.tokenizer import train_byte_level, train_wordpiece
 from space.app import ALL, LONGEST, PREDICTED, SENTENCE, explained, offered, twin_of
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +50,34 @@ def texts(tmp_path_factory):
         BidirBertForSequenceClassification(config).save_pretrained(place / f"words-{activation}")
         tokenizer.save_pretrained(place / f"words-{activation}")
     return [str(place / f"words-{activation}") for activation in ("tanhmax", "softmax")]
+
+
+@pytest.fixture(scope="module")
+def decoders(tmp_path_factory):
+    """A small causal language model of each activation, twins by name."""
+    place = tmp_path_factory.mktemp("decoders")
+    tokenizer = train_byte_level(["the film was not good"] * 9, vocab_size=280, max_length=64)
+    for activation in ("tanhmax", "softmax"):
+        torch.manual_seed(0)
+        config = BidirLlamaConfig(
+            vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
+            max_position_embeddings=64, attn_activation=activation, initializer_range=0.4,
+        )  # fmt: skip
+        BidirLlamaForCausalLM(config).save_pretrained(place / f"writer-{activation}")
+        tokenizer.save_pretrained(place / f"writer-{activation}")
+    return [str(place / f"writer-{activation}") for activation in ("tanhmax", "softmax")]
+
+
+def test_a_decoder_is_shown_beside_its_twin_with_its_next_token_or_any_other(decoders):
+    *_, target, _, _ = offered(decoders[0])
+    assert target.allow_custom_value
+    chosen = [decoders, decoders[0], "contributions"]
+    answers = explained(*chosen, PREDICTED, ALL, ALL, "the film was", None)
+    others = explained(*chosen, "good", ALL, ALL, "the film was", None)
+    for one in (0, 1 + len(FIGURES)):
+        assert "above the mean of all tokens" in answers[one].value
+        assert "y, the logit of good" in others[one].value
+        assert isinstance(answers[one + 1], Figure)
 
 
 @pytest.fixture(scope="module")

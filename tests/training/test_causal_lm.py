@@ -11,9 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
 
+from hf_bidir.cli import app
 from hf_bidir.finetune.errors import InputError
 from hf_bidir.finetune.tokenizer import END_OF_TEXT
+from hf_bidir.hub import evaluate_checkpoint
 from tests.training.checkpoints_of_others import TEXT, checkpoint_of
 from training.causal_lm import main
 
@@ -139,3 +142,21 @@ def test_a_text_file_without_usable_text_is_named(content, told, tmp_path):
     (tmp_path / "text.txt").write_bytes(content)
     with pytest.raises(InputError, match=told):
         main(["--train_file", str(tmp_path / "text.txt"), "--validation_file", str(tmp_path / "text.txt")])
+
+
+def test_the_perplexity_of_the_card_is_found_again_from_the_files(options, tmp_path):
+    main([*options, "--output_dir", str(tmp_path / "run")])
+    with pytest.raises(ValueError, match=r"name the data with --data; the run read text\.txt"):
+        evaluate_checkpoint(tmp_path / "run")
+    held_out = [*options, "--validation_file", options[1], "--output_dir", str(tmp_path / "other")]
+    results = main(held_out)
+    told = CliRunner().invoke(app, ["evaluate", str(tmp_path / "other"), "--data", options[1], "--save"])
+    assert told.exit_code == 0, told.output
+    measured = evaluate_checkpoint(tmp_path / "other", options[1])
+    assert measured.split == "validation"
+    assert measured.scores["perplexity"] == pytest.approx(results["eval_perplexity"], rel=1e-4)
+    assert 0 < measured.negative_share < 1
+    assert measured.perplexity_without_negatives > measured.scores["perplexity"]
+    card = (tmp_path / "other/README.md").read_text(encoding="utf-8")
+    assert "found the same numbers" in card
+    assert "nothing trained again, the perplexity is" in card

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from datasets import Dataset
 
 from hf_bidir.hub import evaluate_checkpoint
 from hf_bidir.hub.evaluation import claimed_scores
@@ -97,3 +98,26 @@ def test_a_committed_checkpoint_scores_what_its_card_says(name):
 
 def test_every_pair_is_committed():
     assert {name for pair in PAIRS.values() for name in pair.recipes} == {folder.name for folder in COMMITTED}
+
+
+def test_a_pair_of_language_models_is_measured_by_its_perplexity(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(checkpoints, "CARDS", tmp_path / "cards")
+    (tmp_path / "imdb").mkdir()
+    for split in ("train", "test"):
+        rows = {"text": [f"{checkpoints.PROMPT} seen, said {split} {row}" for row in range(60)]}
+        Dataset.from_dict(rows).to_parquet(str(tmp_path / f"imdb/{split}.parquet"))
+    pair = PAIRS["imdb-lm"]
+    brief = ["--max_steps", "2", "--vocab_size", "300", "--block_size", "32", "--hidden_size", "24", "--use_cpu"]
+    brief = [*brief, "--num_hidden_layers", "2", "--eval_strategy", "no", "--save_strategy", "no"]
+    options = Namespace(data_dir=tmp_path, minilm=None, seeds=None)
+    checkpoints.make(replace(pair, options=dict.fromkeys(pair.recipes, brief)), options)
+    table = checkpoints.list_cards().read_text(encoding="utf-8")
+    for name in pair.recipes:
+        results = read(tmp_path / "runs" / name, "all_results.json")
+        card = (tmp_path / "cards" / name / "README.md").read_text(encoding="utf-8")
+        assert card_differences(tmp_path / "cards" / name) == []
+        assert f"| perplexity | {results['eval_perplexity']:.4f} |" in card
+        assert "found the same numbers in the saved files" in card
+        assert "![What speaks for (red) and against (blue) an answer](explanation.png)" in card
+        assert f"| stanfordnlp/imdb (test.parquet) | {results['eval_perplexity']:.4f} |" in table
