@@ -5,10 +5,10 @@
     python benchmarks/healing.py decoder --model DECODER --imdb DIR
 
 MINILM is sentence-transformers/all-MiniLM-L6-v2 or a folder with its weights, DECODER a causal language model such as
-runs/checkpoints/imdb-lm-softmax of `make checkpoints`; a DIR holds the files of the data set. Runs go to runs/healing; a
-finished run is not repeated (remove its folder for another model or other data), an interrupted one continues. Held out
-are, for MiniLM, snippets of the test reviews of IMDB and the validation sentences of SST-2, for the ViT the test images,
-for the decoder blocks of the test reviews of IMDB. The tables go to benchmarks/results/healing_*.md.
+runs/checkpoints/imdb-lm-softmax of `make checkpoints`; a DIR holds the files of the data set. Runs go to runs/healing;
+a finished run is not repeated (remove its folder for another model or other data), an interrupted one continues. Held
+out are, for MiniLM, snippets of the test reviews of IMDB and the validation sentences of SST-2, for the ViT the test
+images, for the decoder blocks of the test reviews of IMDB. The tables go to benchmarks/results/healing_*.md.
 """
 
 import argparse
@@ -112,8 +112,8 @@ def decoder(options: argparse.Namespace) -> None:
     parameters = read_record(folders[2])["num_parameters"]
     notes = (
         f"A causal language model of {parameters / 1e6:.1f} million parameters at λ = 1 beside its softmax teacher, on "
-        "held-out reviews of IMDB, and its perplexity on 500 blocks of 256 tokens. A model without biases, such as Llama, "
-        "cannot be centred: that row is the one above it."
+        "held-out reviews of IMDB, and its perplexity on 500 blocks of 256 tokens. A model without biases, such as "
+        "Llama, cannot be centred: that row is the one above it."
     )
     write_table(TABLES / "healing_decoder.md", "Healing a decoder", notes, [*HEADER, "perplexity"], rows, "cpu")
 
