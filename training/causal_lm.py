@@ -37,18 +37,17 @@ from transformers import (
     set_seed,
 )
 
-from hf_bidir.auto_classes import bidir_class
+from hf_bidir import BidirLlamaConfig
 from hf_bidir.finetune.arguments import BlockArguments, CausalModelArguments, CausalRunArguments, ScheduleArguments
 from hf_bidir.finetune.blocks import cut_into_blocks, read_documents
-from hf_bidir.finetune.errors import as_input_error, run_script
+from hf_bidir.finetune.errors import run_script
 from hf_bidir.finetune.models import (
-    attention_fields,
     build_model,
     check_given,
-    check_heads,
     checkpoint_config,
     know_padding,
     saved_tokenizer,
+    scratch_config,
     starts_as_softmax,
 )
 from hf_bidir.finetune.recipe import parse_recipe
@@ -105,25 +104,17 @@ def new_config(arguments: CausalModelArguments, tokenizer: PreTrainedTokenizerBa
     Raises:
         InputError: the config refuses a value.
     """
-    check_heads(arguments)
-    with as_input_error():
-        return bidir_class("BidirLlamaConfig")(
-            vocab_size=len(tokenizer),
-            hidden_size=arguments.hidden_size,
-            intermediate_size=arguments.intermediate_size,
-            num_hidden_layers=arguments.num_hidden_layers,
-            num_attention_heads=arguments.num_attention_heads,
-            num_key_value_heads=arguments.num_key_value_heads,
-            attention_dropout=arguments.dropout,
-            initializer_range=arguments.initializer_range,
-            max_position_embeddings=positions,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            attn_scope=arguments.attn_scope,
-            attn_window=arguments.attn_window,
-            **attention_fields(arguments),
-        )
+    return scratch_config(
+        BidirLlamaConfig,
+        arguments,
+        names=[],
+        vocab_size=len(tokenizer),
+        num_key_value_heads=arguments.num_key_value_heads,
+        max_position_embeddings=positions,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
 
 
 def written_sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, split: Dataset) -> dict[str, str]:

@@ -83,9 +83,7 @@ def read_text(tokenizer, text: str | Sequence[str], limit: int) -> Example:
         ValueError: there is no word in it.
     """
     if not tokenizer.is_fast:
-        raise ValueError(
-            f"{type(tokenizer).__name__} does not say where its tokens are in a text; use a fast tokenizer."
-        )
+        return _read_pieces(tokenizer, text, limit)
     split = not isinstance(text, str)
     text = list(text) if split else text
     whole = len(tokenizer(text, is_split_into_words=split, verbose=False)["input_ids"])
@@ -108,6 +106,30 @@ def read_text(tokenizer, text: str | Sequence[str], limit: int) -> Example:
         raise ValueError(f"expected a text with at least one word, got {text!r}.")
     tokens = [token or "␣" for token in tokens]
     return Example(dict(encoding), tokens, special, torch.tensor(token_of_piece), whole - len(pieces))
+
+
+def _read_pieces(tokenizer, text: str | Sequence[str], limit: int) -> Example:
+    """The same with a tokenizer that does not say where its pieces are in a text, such as Marian's.
+
+    Pieces of SentencePiece are made words where the next "▁" begins one; other pieces stay as they are.
+    """
+    text = text if isinstance(text, str) else " ".join(text)
+    whole = len(tokenizer(text, verbose=False)["input_ids"])
+    encoding = tokenizer(text, truncation=True, max_length=limit, return_tensors="pt")
+    ids = encoding["input_ids"][0].tolist()
+    pieces = tokenizer.convert_ids_to_tokens(ids)
+    marked, tokens, special, token_of_piece = any("▁" in piece for piece in pieces), [], [], []
+    for piece, index in zip(pieces, ids, strict=True):
+        own = index in tokenizer.all_special_ids
+        if own or not marked or piece.startswith("▁") or not tokens or special[-1]:
+            tokens.append("")
+            special.append(own)
+        tokens[-1] += piece.replace("▁", "")
+        token_of_piece.append(len(tokens) - 1)
+    if all(special):
+        raise ValueError(f"expected a text with at least one word, got {text!r}.")
+    named = [token if token.strip() else "␣" for token in tokens]
+    return Example(dict(encoding), named, special, torch.tensor(token_of_piece), whole - len(pieces))
 
 
 def read_image(model: PreTrainedModel, processor, file: str | Path) -> Example:

@@ -1,5 +1,6 @@
 """The model of a run: from scratch, from a bidir checkpoint, or from a stock softmax checkpoint."""
 
+import inspect
 import logging
 from collections.abc import Collection
 from types import SimpleNamespace
@@ -30,6 +31,7 @@ UNCHANGED_BY_CHECKPOINTS = (
     "attn_implementation",
 )
 KEYS_SHOWN = 3
+DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout")  # as far as a config has them
 
 
 def starts_as_softmax(source: str | None) -> bool:
@@ -63,32 +65,27 @@ def scratch_config(
     Raises:
         InputError: the config refuses a value, such as an unknown activation.
     """
-    check_heads(arguments)
-    with as_input_error():
-        return config_class(
-            hidden_size=arguments.hidden_size,
-            num_hidden_layers=arguments.num_hidden_layers,
-            num_attention_heads=arguments.num_attention_heads,
-            intermediate_size=arguments.intermediate_size,
-            hidden_dropout_prob=arguments.dropout,
-            attention_probs_dropout_prob=arguments.dropout,
-            initializer_range=arguments.initializer_range,
-            attn_scope=arguments.attn_scope,
-            attn_window=arguments.attn_window,
-            **label_fields(names),
-            **attention_fields(arguments),
-            **more,
-        )
-
-
-def check_heads(arguments: ModelArguments) -> None:
-    """Raise InputError where a new model cannot have this shape."""
     if arguments.initializer_range <= 0:
         raise InputError(f"expected initializer_range above 0; got {arguments.initializer_range}")
     if arguments.hidden_size % arguments.num_attention_heads:
         raise InputError(
             f"expected num_attention_heads to divide hidden_size; "
             f"{arguments.num_attention_heads} does not divide {arguments.hidden_size}"
+        )
+    dropouts = [name for name in DROPOUTS if name in inspect.signature(config_class.__init__).parameters]
+    with as_input_error():
+        return config_class(
+            hidden_size=arguments.hidden_size,
+            num_hidden_layers=arguments.num_hidden_layers,
+            num_attention_heads=arguments.num_attention_heads,
+            intermediate_size=arguments.intermediate_size,
+            **dict.fromkeys(dropouts, arguments.dropout),
+            initializer_range=arguments.initializer_range,
+            attn_scope=arguments.attn_scope,
+            attn_window=arguments.attn_window,
+            **label_fields(names),
+            **attention_fields(arguments),
+            **more,
         )
 
 

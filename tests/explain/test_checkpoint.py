@@ -4,7 +4,7 @@ import pytest
 import torch
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast, ViTImageProcessor
+from transformers import AutoModelForSequenceClassification, ByT5Tokenizer, PreTrainedTokenizerFast, ViTImageProcessor
 
 from hf_bidir.explain import load_checkpoint, read_image, read_text
 from tests.explain.conftest import tokenizer, vit
@@ -83,3 +83,33 @@ def test_what_is_no_image_is_refused(tmp_path):
         read_image(vit(), ViTImageProcessor(), tmp_path / "deep.png")
     with pytest.raises(FileNotFoundError, match="there is none at"):
         read_image(vit(), ViTImageProcessor(), tmp_path / "absent.png")
+
+
+def test_a_tokenizer_that_names_no_places_gives_its_pieces():
+    tokenizer = ByT5Tokenizer()
+    example = read_text(tokenizer, "a ok", limit=16)
+    assert example.tokens == ["a", "␣", "o", "k", "</s>"]
+    assert example.special == [False] * 4 + [True]
+    with pytest.raises(ValueError, match="expected a text with at least one word"):
+        read_text(tokenizer, "", limit=16)
+    assert read_text(tokenizer, "abcdef", limit=4).truncated == 3
+
+
+def test_pieces_of_sentencepiece_become_words_without_places():
+    class Pieces:
+        """Cuts words in the middle, and marks their beginnings as SentencePiece does."""
+
+        is_fast, all_special_ids, known = False, [0], ["</s>"]
+
+        def __call__(self, text, **options):
+            pieces = [piece for word in text.split() for piece in (f"▁{word[:2]}", word[2:]) if piece]
+            self.known += pieces
+            ids = [*map(self.known.index, pieces), 0]
+            return {"input_ids": torch.tensor([ids]) if "return_tensors" in options else ids}
+
+        def convert_ids_to_tokens(self, ids):
+            return [self.known[index] for index in ids]
+
+    example = read_text(Pieces(), "good film a", limit=16)
+    assert example.tokens == ["good", "film", "a", "</s>"]
+    assert example.token_of_piece.tolist() == [0, 0, 1, 1, 2, 3]
