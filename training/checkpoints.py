@@ -149,6 +149,7 @@ PAIRS = {
         data="imdb",
         files={"train_file": "train.parquet", "validation_file": "test.parquet"},
         seeds=1,
+        note="One seed, and a learning rate that was tuned for neither.",
         metrics=("perplexity",),
         split="eval",
     ),
@@ -259,7 +260,7 @@ def _draw_sentence(models: dict[str, Loaded], file: Path) -> None:
         else:
             explanation = explain_checkpoint((model, tokenizer), PROMPT)
             example, scores[name] = explanation.example, explanation.scores
-            answers.append(f"{name}: {explanation.explained}")
+            answers.append(f"{name}: {explanation.explained.rstrip('.')}")
     caption = "; ".join([METHODS["contributions"].caption(), *answers])
     text_heatmap(example.tokens, scores, unit="a · ∂y/∂a", caption=caption, path=file)
 
