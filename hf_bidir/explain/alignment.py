@@ -1,6 +1,6 @@
 """What each token that a model wrote took from every token that it could read: a row of signed numbers per token."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
@@ -27,6 +27,7 @@ class Alignment:
         scores: by unit, `[written, source]` each; the first ranks.
         read: how many tokens of the source the first written token could read, all or, where each reads those before
             it, one fewer than the next one.
+        probabilities: of the written tokens, where they are known.
     """
 
     source: list[str]
@@ -35,15 +36,23 @@ class Alignment:
     what: str
     scores: Mapping[str, Tensor]
     read: int
+    probabilities: Sequence[float] = ()
+
+    @property
+    def rows(self) -> list[str]:
+        """The written tokens with their probabilities."""
+        if not self.probabilities:
+            return self.written
+        return [f"{word} ({share:.0%})" for word, share in zip(self.written, self.probabilities, strict=True)]
 
     def summary(self, top: int = 10) -> str:
         """A line per written token, with the source tokens of the largest numbers."""
         lines = [self.explained, f"{self.what}. Largest first:"]
-        for word, row in zip(self.written, next(iter(self.scores.values())), strict=True):
+        for word, row in zip(self.rows, next(iter(self.scores.values())), strict=True):
             order = row.abs().argsort(descending=True)[:top].tolist()
             order = [index for index in order if row[index].abs() > NAMED_SHARE * row.abs().max()]
             named = "  ".join(f"{signed(row[index].item())} {shortened(self.source[index])}" for index in order)
-            lines.append(f"{shortened(word):>12}  {named}")
+            lines.append(f"{shortened(word):>16}  {named}")
         return "\n".join(lines)
 
     def figures(self) -> dict[str, tuple[str, Figure]]:
@@ -55,7 +64,7 @@ class Alignment:
         """The figure and, for every written token, the text that it could read in colours, as a web page."""
         unit, rows = next(iter(self.scores.items()))
         blocks = []
-        for step, (word, row) in enumerate(zip(self.written, rows, strict=True)):
+        for step, (word, row) in enumerate(zip(self.rows, rows, strict=True)):
             readable = len(self.source) if self.read == len(self.source) else self.read + step
             blocks += text_blocks(self.source[:readable], {f"→ {word}": row[:readable]}, unit)
         return html_page(self.explained, blocks=blocks, figures=dict(self.figures().values()), caption=self.what)

@@ -51,15 +51,14 @@ def explain_continuation(
     positions = torch.arange(start - 1, len(ids) - 1)
     scores = answer_scores(model, inputs, written, positions, method, layer=layer, head=head)
     pieces = [visible(tokenizer.decode([token])) for token in written.tolist()]
-    chances = _probabilities(model, inputs, written, positions)
-    text = tokenizer.decode(written)
     return Alignment(
         source=[*example.tokens, *pieces[:-1]],
         written=pieces,
-        explained=f"{prompt} → {text}. Probability of each token: {', '.join(f'{chance:.1%}' for chance in chances)}.",
+        explained=f"{prompt} → {tokenizer.decode(written)}",
         what=f"{METHODS[method].caption(layer, head)}; y is {ANSWER.partition(', ')[2]}",
         scores={METHODS[method].unit: _by_token(example, scores, len(pieces) - 1, METHODS[method].additive)},
         read=len(example.tokens),
+        probabilities=_probabilities(model, inputs, written, positions),
     )
 
 

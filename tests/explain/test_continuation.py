@@ -64,7 +64,11 @@ def test_a_given_continuation_is_explained_token_by_token(model):
     assert "".join(found.written) == f" {NEXT}"
     assert found.source == [*PROMPT.split(), *found.written[:-1]]
     assert found.scores["a · ∂y/∂a"].shape == (len(found.written), len(found.source))
-    assert found.explained.startswith(f"{PROMPT} →  {NEXT}. Probability of each token: ")
+    assert found.explained == f"{PROMPT} →  {NEXT}"
+    logits = model(**TOKENIZER(f"{PROMPT} {NEXT}", return_tensors="pt")).logits[0].softmax(-1)
+    first = TOKENIZER(f" {NEXT}")["input_ids"][0]
+    assert found.probabilities[0] == pytest.approx(logits[2, first].item(), rel=1e-4)
+    assert f"{found.written[0]} ({found.probabilities[0]:.0%})  " in found.summary()
 
 
 def test_without_a_continuation_it_is_what_the_model_writes(model):
