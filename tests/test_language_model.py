@@ -74,3 +74,14 @@ def test_the_table_takes_the_best_rate_and_pairs_seeds(benchmark, tmp_path, monk
     assert difference.startswith("-0.900 [-")
     options = Namespace(tokens=9, sizes=["small"], arms=["softmax", "TanhMax"], seeds=3)
     assert next(benchmark.pending(options)) == ("small", "softmax", 1e-3, 2)
+
+
+def test_rates_are_doubled_while_the_highest_is_the_best(benchmark, tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark, "RESULTS", tmp_path / "runs.jsonl")
+    rows = [row("TanhMax", rate, 0, 5 - rate) for rate in benchmark.RATES]
+    options = Namespace(tokens=9, sizes=["small"], arms=["TanhMax"], seeds=2)
+    (tmp_path / "runs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert next(benchmark.pending(options)) == ("small", "TanhMax", 8e-3, 0)
+    rows.append(row("TanhMax", 8e-3, 0, 9.0))
+    (tmp_path / "runs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert next(benchmark.pending(options)) == ("small", "TanhMax", 4e-3, 1)
