@@ -1,9 +1,9 @@
 """Do small causal language models learn as well with TanhMax, and what are their activations like?
 
 Trains models of the shape of Llama on IMDB reviews by training/causal_lm.py, alike in all but the attention: every one
-with three learning rates, more if the highest is the best, and the best rate with more seeds. Then, on held-out reviews: the loss, also with 8, 6 and 4
-bits for weights and activations; the largest hidden activation and the kurtosis, which make bits few (Bondarenko et al.
-2023); and how much of the attention goes to the first token.
+with three learning rates, more if the highest is the best, and the best rate with more seeds. Then, on held-out
+reviews: the loss, also with 8, 6 and 4 bits for weights and activations; the largest hidden activation and the kurtosis,
+which decide how few bits do (Bondarenko et al. 2023); and how much of the attention goes to the first token.
 
     python benchmarks/language_model.py --data-dir DIR            # DIR/imdb/train.parquet and test.parquet
     python benchmarks/language_model.py --data-dir DIR --sizes small --arms softmax TanhMax
@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
+from matplotlib.figure import Figure
 from measure import write_table
 from scipy import stats
 from torch import Tensor, nn
@@ -55,6 +56,7 @@ RATES = (2e-3, 1e-3, 4e-3)
 BATCH, BLOCK, VOCABULARY = 12, 256, 4096
 HELD_OUT, CURVE, LOOKED_AT = 400, 96, 48  # blocks: for losses, while it trains, and for coefficients and activations
 BITS = (8, 6, 4)
+BIT_LOSSES = [f"loss_{bits}_bits" for bits in BITS]
 RESULTS = Path(__file__).parent / "results" / "language_model.jsonl"
 Run = tuple[str, str, float, int]  # size, arm, learning rate, seed
 
@@ -234,51 +236,94 @@ def rounded(values: Tensor, bits: int) -> Tensor:
 
 
 def write_tables(options: argparse.Namespace) -> None:
-    """results/language_model.md of what has finished, every size."""
-    done, rows = finished(options), []
-    for size, arm in product(SIZES, ARMS):
-        if (size, arm, RATES[0], 0) in done:
-            rows.append([size, arm, *row_of(done, size, arm)])
+    """Of what has finished: the best rates, every rate, and a picture of the losses while the models train."""
+    done = finished(options)
+    arms = [(size, arm) for size, arm in product(SIZES, ARMS) if rates_of(done, size, arm)]
     notes = (
         f"Models of the shape of Llama on {options.tokens / 1e6:g} million tokens of IMDB reviews (byte-level BPE of "
-        f"{VOCABULARY:,} pieces; {BATCH} blocks of {BLOCK} tokens a step; AdamW, cosine, bf16 autocast), the best of "
-        f"the learning rates {', '.join(map(str, sorted(RATES)))}, doubled while the highest is the best, by the loss of "
-        "seed 0; losses in nats per token "
-        f"on {HELD_OUT} blocks of the test reviews, which also chose the rate. Difference: to softmax with the same "
-        "seeds, with a 95 % t-interval. Bits: loss with weights and inputs of all linear layers rounded, one scale per "
-        "tensor. Means over seeds. Rates and seeds that are not done yet are missing from the columns that count them."
+        f"{VOCABULARY:,} pieces; {BATCH} blocks of {BLOCK} tokens a step; AdamW, cosine, bf16 autocast); losses in "
+        f"nats per token on {HELD_OUT} blocks of the test reviews. Bits: loss with weights and inputs of all linear layers "
+        "rounded, one scale per tensor. "
     )
-    header = ["size", "attention", "rates", "best", "seeds", "loss", "difference", "loss at 10 %", "kurtosis"]
-    header += ["largest activation", "on the first token", "negative", *(f"{bits} bits" for bits in BITS)]
-    write_table(RESULTS.with_suffix(".md"), "Small language models", notes, header, rows, "cpu")
+    chosen = (
+        f"The best of the learning rates {', '.join(map(str, sorted(RATES)))}, doubled while the highest is the best, "
+        "by the loss of seed 0 on the same blocks; means over seeds. Difference: to softmax with the same seeds, with a "
+        "95 % t-interval. Rates and seeds that are not done yet are missing from the columns that count them."
+    )
+    header = ["size", "attention", "rates", "best", "seeds", "loss", "difference", *COLUMNS]
+    rows = [[size, arm, *row_of(done, size, arm)] for size, arm in arms]
+    write_table(RESULTS.with_suffix(".md"), "Small language models", notes + chosen, header, rows, "cpu")
+    every = [(size, arm, rate, 0) for size, arm in arms for rate in rates_of(done, size, arm)]
+    rows = [[run[0], run[1], f"{run[2]:g}", f"{done[run]['loss']:.3f}", *numbers([done[run]])] for run in every]
+    header, file = ["size", "attention", "rate", "loss", *COLUMNS], RESULTS.with_name("language_model_rates.md")
+    write_table(file, "Small language models at every learning rate", notes + "Seed 0.", header, rows, "cpu")
+    draw(done, arms, RESULTS.with_suffix(".png"))
+
+
+COLUMNS = ["loss at 10 %", "kurtosis", "largest activation", "on the first token", "negative"]
+COLUMNS += [f"{bits} bits" for bits in BITS]
+
+
+def numbers(runs: list[dict[str, Any]]) -> list[str]:
+    """Means over runs, in the order of COLUMNS."""
+    early = np.mean([next(iter(row["curve"].values())) for row in runs])
+    names = {"kurtosis": 2, "largest": 1, "first_share": 3, "negative_share": 3, **dict.fromkeys(BIT_LOSSES, 3)}
+    return [f"{early:.3f}", *(f"{np.mean([row[name] for row in runs]):.{digits}f}" for name, digits in names.items())]
 
 
 def row_of(done: dict[Run, dict[str, Any]], size: str, arm: str) -> list[str]:
     best = best_rate(done, size, arm)
-    runs = {run[3]: row for run, row in done.items() if run[:3] == (size, arm, best)}
+    runs = seeds_of(done, size, arm)
+    loss = np.mean([row["loss"] for row in runs.values()])
+    start = [str(len(rates_of(done, size, arm))), f"{best:g}", str(len(runs)), f"{loss:.3f}"]
+    return [*start, difference(done, size, runs), *numbers(list(runs.values()))]
 
-    def mean(name: str, digits: int = 3) -> str:
-        return f"{np.mean([row[name] for row in runs.values()]):.{digits}f}"
 
-    early = np.mean([next(iter(row["curve"].values())) for row in runs.values()])
-    return [
-        *(str(len(rates_of(done, size, arm))), f"{best:g}", str(len(runs)), mean("loss"), difference(done, size, runs), f"{early:.3f}"),
-        *(mean("kurtosis", 2), mean("largest", 1), mean("first_share"), mean("negative_share")),
-        *(mean(f"loss_{bits}_bits") for bits in BITS),
-    ]
+def seeds_of(done: dict[Run, dict[str, Any]], size: str, arm: str) -> dict[int, dict[str, Any]]:
+    """The runs with the best rate, by seed."""
+    best = best_rate(done, size, arm)
+    return {run[3]: row for run, row in done.items() if run[:3] == (size, arm, best)}
 
 
 def difference(done: dict[Run, dict[str, Any]], size: str, runs: dict[int, dict[str, Any]]) -> str:
     """The mean difference of losses to softmax at its best rate, over the seeds that both have, with its interval."""
-    if (size, "softmax", RATES[0], 0) not in done:
+    if not rates_of(done, size, "softmax"):
         return "–"
-    rate = best_rate(done, size, "softmax")
-    pairs = [row["loss"] - done[size, "softmax", rate, seed]["loss"] for seed, row in runs.items()
-             if (size, "softmax", rate, seed) in done]  # fmt: skip
+    softmax_runs = seeds_of(done, size, "softmax")
+    pairs = [row["loss"] - softmax_runs[seed]["loss"] for seed, row in runs.items() if seed in softmax_runs]
     if len(pairs) < 2 or not any(pairs):
         return f"{np.mean(pairs):+.3f}" if pairs and any(pairs) else "–"
     low, high = stats.t.interval(0.95, len(pairs) - 1, loc=np.mean(pairs), scale=stats.sem(pairs))
     return f"{np.mean(pairs):+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
+def draw(done: dict[Run, dict[str, Any]], arms: list[tuple[str, str]], file: Path) -> None:
+    """How far the loss is from softmax's while the models train, each with its best rate, the mean over seeds."""
+    sizes = [size for size in SIZES if (size, "softmax") in arms]
+    figure = Figure(figsize=(5.5 * len(sizes), 3.6), layout="constrained")
+    for panel, size in zip(figure.subplots(1, len(sizes), squeeze=False).flat, sizes, strict=True):
+        base = mean_curve(seeds_of(done, size, "softmax"))
+        panel.axhline(0, color="black", linewidth=1)
+        for arm in [arm for of, arm in arms if of == size and arm != "softmax"]:
+            curve = mean_curve(seeds_of(done, size, arm))
+            label = f"{arm} (rate {best_rate(done, size, arm):g})"
+            panel.plot(
+                [int(step) * BATCH * BLOCK / 1e6 for step in base],
+                [curve[step] - base[step] for step in base],
+                label=label,
+            )
+        parameters = done[size, "softmax", best_rate(done, size, "softmax"), 0]["parameters"]
+        rate = best_rate(done, size, "softmax")
+        panel.set(title=f"{parameters / 1e6:.1f} million parameters; softmax with rate {rate:g} is 0")
+        panel.set(xlabel="million tokens", ylabel="loss − loss of softmax (nats)")
+        panel.legend(fontsize=8)
+    figure.savefig(file, dpi=100)
+
+
+def mean_curve(runs: dict[int, dict[str, Any]]) -> dict[str, float]:
+    """The losses while training, by step, the mean over seeds."""
+    curves = [row["curve"] for row in runs.values()]
+    return {step: float(np.mean([curve[step] for curve in curves])) for step in curves[0]}
 
 
 if __name__ == "__main__":
