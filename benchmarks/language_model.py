@@ -2,8 +2,8 @@
 
 Trains models of the shape of Llama on IMDB reviews by training/causal_lm.py, alike in all but the attention: every one
 with three learning rates, more if the highest is the best, and the best rate with more seeds. Then, on held-out
-reviews: the loss, also with 8, 6 and 4 bits for weights and activations; the largest hidden activation and the kurtosis,
-which decide how few bits do (Bondarenko et al. 2023); and how much of the attention goes to the first token.
+reviews: the loss, also with 8, 6 and 4 bits for weights and activations; the largest hidden activation and the kurtosis
+(many bits are needed where they are large: Bondarenko et al. 2023); and how much of the attention goes to the first token.
 
     python benchmarks/language_model.py --data-dir DIR            # DIR/imdb/train.parquet and test.parquet
     python benchmarks/language_model.py --data-dir DIR --sizes small --arms softmax TanhMax
@@ -242,13 +242,13 @@ def write_tables(options: argparse.Namespace) -> None:
     notes = (
         f"Models of the shape of Llama on {options.tokens / 1e6:g} million tokens of IMDB reviews (byte-level BPE of "
         f"{VOCABULARY:,} pieces; {BATCH} blocks of {BLOCK} tokens a step; AdamW, cosine, bf16 autocast); losses in "
-        f"nats per token on {HELD_OUT} blocks of the test reviews. Bits: loss with weights and inputs of all linear layers "
-        "rounded, one scale per tensor. "
+        f"nats per token on {HELD_OUT} blocks of the test reviews. Bits: loss with weights and inputs of all linear "
+        "layers rounded, one scale per tensor. "
     )
     chosen = (
         f"The best of the learning rates {', '.join(map(str, sorted(RATES)))}, doubled while the highest is the best, "
-        "by the loss of seed 0 on the same blocks; means over seeds. Difference: to softmax with the same seeds, with a "
-        "95 % t-interval. Rates and seeds that are not done yet are missing from the columns that count them."
+        "by the loss of seed 0 on the same blocks; means over seeds. Difference: to softmax with the same seeds, with "
+        "a 95 % t-interval. Rates and seeds that are not done yet are missing from the columns that count them."
     )
     header = ["size", "attention", "rates", "best", "seeds", "loss", "difference", *COLUMNS]
     rows = [[size, arm, *row_of(done, size, arm)] for size, arm in arms]
