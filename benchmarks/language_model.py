@@ -3,7 +3,7 @@
 Trains models of the shape of Llama on IMDB reviews by training/causal_lm.py, alike in all but the attention: every one
 with three learning rates, more if the highest is the best, and the best rate with more seeds. Then, on held-out
 reviews: the loss, also with 8, 6 and 4 bits for weights and activations; the largest hidden activation and the kurtosis
-(many bits are needed where they are large: Bondarenko et al. 2023); and how much of the attention goes to the first token.
+(large ones need many bits: Bondarenko et al. 2023); and how much of the attention goes to the first token.
 
     python benchmarks/language_model.py --data-dir DIR            # DIR/imdb/train.parquet and test.parquet
     python benchmarks/language_model.py --data-dir DIR --sizes small --arms softmax TanhMax
