@@ -72,4 +72,5 @@ class Alignment:
 
 def visible(token: str) -> str:
     """The token, with signs for blanks where it is nothing else."""
-    return token if token.strip() else "␣" * len(token)
+    shown = "".join(char if char.isprintable() else "␣" for char in token)
+    return shown if shown.strip() else "␣" * len(token)

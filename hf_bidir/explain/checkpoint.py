@@ -82,9 +82,11 @@ def read_text(tokenizer, text: str | Sequence[str], limit: int) -> Example:
     Raises:
         ValueError: there is no word in it.
     """
+    split = not isinstance(text, str)
+    if not "".join(text).strip():
+        raise ValueError(f"expected a text with at least one word, got {text!r}.")
     if not tokenizer.is_fast:
         return _read_pieces(tokenizer, text, limit)
-    split = not isinstance(text, str)
     text = list(text) if split else text
     whole = len(tokenizer(text, is_split_into_words=split, verbose=False)["input_ids"])
     options = {"truncation": True, "max_length": limit, "return_tensors": "pt", "return_offsets_mapping": True}

@@ -54,6 +54,10 @@ def read_table(path: str, sample_by: str = "line") -> Dataset:
             if "corresponds to no data" in str(error):
                 raise InputError(f"{file} has no rows; expected at least one") from error
             raise
+        except DatasetGenerationError as error:
+            if isinstance(error.__cause__, UnicodeDecodeError):
+                raise InputError(f"expected UTF-8 in {file}; {error.__cause__}") from error
+            raise
 
 
 def read_hub(name: str, config: str | None) -> dict[str, Dataset]:

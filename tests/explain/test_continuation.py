@@ -132,6 +132,7 @@ def test_a_stock_decoder_is_explained_as_it_is(tmp_path):
     ("text", "chosen", "told"),
     [
         ("", {}, "expected a text with at least one word"),
+        (" \n ", {}, "expected a text with at least one word"),
         ("", {"continuation": NEXT}, "expected a text with at least one word"),
         (PROMPT, {"continuation": " "}, "expected a continuation with at least one word"),
         (PROMPT * 9, {}, r"the prompt has \d+ tokens, and Bidir\w+ has 16 positions; shorten it"),

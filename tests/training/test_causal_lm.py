@@ -135,7 +135,7 @@ def test_an_encoder_decoder_is_no_causal_language_model(options, tmp_path):
     [
         (b"", "is empty; expected a text file"),
         (b"  \n\n ", "has no text"),
-        (b"caf\xe9 noir\n" * 9, "cannot read .* text"),
+        (b"caf\xe9 noir\n" * 9, r"expected UTF-8 in .*text\.txt; .* byte 0xe9 in position 3"),
     ],
 )
 def test_a_text_file_without_usable_text_is_named(content, told, tmp_path):
