@@ -71,6 +71,6 @@ class Alignment:
 
 
 def visible(token: str) -> str:
-    """The token, with signs for blanks where it is nothing else."""
+    """The token, with signs for what cannot be printed, and for blanks where it is nothing else."""
     shown = "".join(char if char.isprintable() else "␣" for char in token)
     return shown if shown.strip() else "␣" * len(token)

@@ -158,3 +158,10 @@ def test_a_model_that_writes_nothing_is_asked_for_no_continuation():
     model = hf_bidir.BidirBertForMaskedLM(hf_bidir.BidirBertConfig(vocab_size=len(TOKENIZER), **shape))
     with pytest.raises(ValueError, match="BidirBertForMaskedLM writes nothing behind a text"):
         explain_checkpoint((model, TOKENIZER), PROMPT, new_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("token", "shown"), [(" good", " good"), ("\n\n", "␣␣"), (".\n", ".␣"), ("\x03", "␣"), ("", "")]
+)
+def test_tokens_of_blanks_and_control_characters_are_shown_by_signs(token, shown):
+    assert visible(token) == shown
