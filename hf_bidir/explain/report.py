@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_bidir.explain.alignment import Alignment
+from hf_bidir.explain.alignment import Alignment, visible
 from hf_bidir.explain.attentions import read_position
 from hf_bidir.explain.checkpoint import Example, load_checkpoint, read_image, read_text, text_limit
 from hf_bidir.explain.colors import shortened, signed
@@ -295,7 +295,7 @@ def _explained(model: PreTrainedModel, processor, example: Example, target, posi
 
 def _name_of(model: PreTrainedModel, processor):
     if names_tokens(model):
-        return lambda index: processor.decode([index]).strip() or processor.convert_ids_to_tokens(index)
+        return lambda index: visible(processor.decode([index]).strip()) or processor.convert_ids_to_tokens(index)
     return lambda index: model.config.id2label[index]
 
 
