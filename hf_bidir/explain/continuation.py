@@ -54,7 +54,7 @@ def explain_continuation(
     return Alignment(
         source=[*example.tokens, *pieces[:-1]],
         written=pieces,
-        explained=f"{prompt} → {tokenizer.decode(written)}",
+        explained=f"{prompt} → {visible(tokenizer.decode(written))}",
         what=f"{METHODS[method].caption(layer, head)}; y is {ANSWER.partition(', ')[2]}",
         scores={METHODS[method].unit: _by_token(example, scores, len(pieces) - 1, METHODS[method].additive)},
         read=len(example.tokens),
