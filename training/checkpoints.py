@@ -149,7 +149,7 @@ PAIRS = {
         data="imdb",
         files={"train_file": "train.parquet", "validation_file": "test.parquet"},
         seeds=1,
-        note="One seed, and a learning rate that was tuned for neither.",
+        note="One seed; learning rates that were best in smaller models (benchmarks/results/language_model.md).",
         metrics=("perplexity",),
         split="eval",
     ),

@@ -30,16 +30,16 @@ def test_every_recipe_names_its_command_its_own_folder_and_only_known_options(re
 
 
 TWINS = ["sst2", "digits", "fashion-mnist-small"]
-TWINS += ["sst2-rnn", "imdb-lstm", "20news-rnn", "ag-news-rnn", "sorting-rnn", "dates-rnn", "imdb-lm"]
+TWINS += ["sst2-rnn", "imdb-lstm", "20news-rnn", "ag-news-rnn", "sorting-rnn", "dates-rnn"]
 
 
-@pytest.mark.parametrize("task", TWINS)
-def test_tanhmax_and_softmax_recipes_differ_in_attention_alone(task):
+@pytest.mark.parametrize(("task", "own"), [*((task, set()) for task in TWINS), ("imdb-lm", {"learning_rate"})])
+def test_tanhmax_and_softmax_recipes_differ_in_attention_alone(task, own):
     tanhmax, softmax = (
         yaml.safe_load((TRAINING / f"recipes/{task}-{name}.yaml").read_text()) for name in ("tanhmax", "softmax")
     )
     differing = {key for key in tanhmax.keys() | softmax.keys() if tanhmax.get(key) != softmax.get(key)}
-    assert differing == {"attn_activation", "attn_negative_mass", "output_dir"}
+    assert differing - own == {"attn_activation", "attn_negative_mass", "output_dir"}
 
 
 @pytest.mark.parametrize("file", sorted((TRAINING / "accelerate").glob("*.yaml")), ids=lambda path: path.stem)
