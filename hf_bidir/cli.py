@@ -100,8 +100,9 @@ def explain(
     text that begins with a dash goes behind --.
 
     Of a model that writes on, such as Llama, the answer is the next token; --continuation and --new-tokens explain one
-    token after the other, in alignment.png and on the page. An encoder-decoder writes by itself, and shown is what
-    every written token took from the text; method, target, layer, head and position have no meaning there.
+    token after the other, in alignment.png and on the page. A target is taken with the blank before it, as a word
+    stands in a text. An encoder-decoder writes its own text, and shown is what every token of it took from
+    yours; there --method, --target, --layer, --head, --position, --continuation and --new-tokens are refused.
 
     \b
     hf-bidir explain runs/digits-tanhmax runs/digits-tanhmax/digit.png       (after make demo)

@@ -273,7 +273,8 @@ def read_config(source: str | Path) -> PretrainedConfig:
             )
         return AutoConfig.from_pretrained(source)
     except OSError as error:
-        raise FileNotFoundError(f"{source} is neither a checkpoint folder nor a name the Hub knows: {error}") from error
+        reason = " ".join(str(error).split())
+        raise FileNotFoundError(f"{source} is no checkpoint folder, and the Hub did not give it: {reason}") from error
 
 
 def checkpoint_processors(source: str | Path) -> list:

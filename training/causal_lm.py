@@ -38,12 +38,14 @@ from transformers import (
 )
 
 from hf_bidir import BidirLlamaConfig
+from hf_bidir.example_inputs import longest_text
 from hf_bidir.finetune.arguments import BlockArguments, CausalModelArguments, CausalRunArguments, ScheduleArguments
 from hf_bidir.finetune.blocks import cut_into_blocks, read_documents
 from hf_bidir.finetune.errors import run_script
 from hf_bidir.finetune.models import (
     build_model,
     check_given,
+    check_reads_no_future,
     checkpoint_config,
     know_padding,
     saved_tokenizer,
@@ -60,7 +62,7 @@ from hf_bidir.layer_hooks import in_evaluation
 
 HEAD = "AutoModelForCausalLM"
 OPTIONS = (BlockArguments, CausalModelArguments, ScheduleArguments, CausalRunArguments)
-PROMPT, WRITTEN = 12, 60  # tokens of the card's sample
+PROMPT, WRITTEN = 12, 60  # tokens of the card's sample, as far as the model has positions
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -79,6 +81,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         config = new_config(arguments, tokenizer, data.block_size)
     set_seed(args.seed)
     model = build_model(HEAD, arguments, config)
+    check_reads_no_future(model, source)
     check_max_length(data.block_size, model, source, option="block_size")
     splits = cut_into_blocks(splits, tokenizer, data)
     return finetune(
@@ -119,15 +122,19 @@ def new_config(arguments: CausalModelArguments, tokenizer: PreTrainedTokenizerBa
 
 def written_sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, split: Dataset) -> dict[str, str]:
     """What the model writes behind the beginning of a split's first block, and how, for the card."""
-    prompt = torch.tensor([split[0]["input_ids"][:PROMPT]], device=model.device)
+    positions = longest_text(model) or PROMPT + WRITTEN
+    given = min(PROMPT, positions // 2)
+    written = min(WRITTEN, positions - given)
+    prompt = torch.tensor([split[0]["input_ids"][:given]], device=model.device)
     torch.manual_seed(0)
     with in_evaluation(model):
-        how = {"do_sample": True, "top_p": 0.9, "top_k": 0, "max_new_tokens": WRITTEN}
+        how = {"do_sample": True, "top_p": 0.9, "top_k": 0, "max_new_tokens": written}
         ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), **how)[0]
     return {
-        "how": f"{WRITTEN} tokens, drawn with top-p 0.9 and seed 0, behind the first {PROMPT} of the validation split:",
-        "prompt": tokenizer.decode(ids[:PROMPT]),
-        "text": tokenizer.decode(ids[PROMPT:]),
+        "how": f"The first {given} tokens are from the validation split; behind them the model wrote at most "
+        f"{written}, drawn with top-p 0.9 and seed 0:",
+        "prompt": tokenizer.decode(ids[:given]),
+        "text": tokenizer.decode(ids[given:]),
     }
 
 

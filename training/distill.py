@@ -8,6 +8,10 @@ examples:
   # MiniLM on reviews
   python training/distill.py training/recipes/minilm-healed.yaml --train_file imdb.parquet sst2.parquet
 
+  # a decoder, with the logits of the next token
+  python training/distill.py --model_name_or_path HuggingFaceTB/SmolLM2-135M --train_file wiki.txt \\
+      --output_dir runs/smol-healed
+
   # a vision model of transformers, or a ViT of timm, on images
   python training/distill.py --model_name_or_path google/vit-base-patch16-224 --train_file photos/ \\
       --output_dir runs/vit-healed
@@ -15,9 +19,13 @@ examples:
       --output_dir runs/vit-tiny-healed
 
 The student starts as the teacher, with mean keys and values moved out of its attention, which changes nothing in
-softmax. Then its negative mass becomes 1, at once or slowly (--negative_mass_until), and it learns to keep the hidden
-states of every layer, and the logits. No labels are needed, and one healed checkpoint serves every later task:
-fine-tune it with text_classification.py or image_classification.py --model_name_or_path FOLDER.
+softmax (in layers without biases, such as Llama's, they stay). Then its negative mass becomes 1, at once or slowly
+(--negative_mass_until), and it learns to keep the hidden states of every layer, and the logits. No labels are needed,
+and one healed checkpoint serves every later task: fine-tune it with text_classification.py, causal_lm.py or
+image_classification.py --model_name_or_path FOLDER.
+
+The relative error that is told is the squared distance of the hidden states (and the logits) to the teacher's, as a
+share of their squared norm: 0 is equal.
 
 How long to heal is a choice: the longer, the nearer to the teacher, and the fewer coefficients remain negative.
 

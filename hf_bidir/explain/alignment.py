@@ -43,7 +43,7 @@ class Alignment:
         """The written tokens with their probabilities."""
         if not self.probabilities:
             return self.written
-        return [f"{word} ({share:.0%})" for word, share in zip(self.written, self.probabilities, strict=True)]
+        return [f"{word} ({share:.1%})" for word, share in zip(self.written, self.probabilities, strict=True)]
 
     def summary(self, top: int = 10) -> str:
         """A line per written token, with the source tokens of the largest numbers."""

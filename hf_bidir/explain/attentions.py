@@ -98,5 +98,5 @@ def token_positions(position: int | Sequence[int] | Tensor, keep: Tensor) -> Ten
     positions = positions.long().reshape(-1).expand(batch)
     inside = (positions >= 0) & (positions < length)
     if not (inside & keep.gather(1, positions.clamp(0, length - 1).unsqueeze(1)).squeeze(1)).all():
-        raise ValueError(f"expected the position of a token, of {length} with padding; got {position}.")
+        raise ValueError(f"expected the position of a token, 0 to {length - 1} with padding; got {position}.")
     return positions

@@ -36,6 +36,7 @@ def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, object]:
         FileNotFoundError: there is no such checkpoint, or it has no tokenizer or image processor.
         ValueError: its attention cannot be made signed.
     """
+    _check_weights(Path(source))
     if not str(source).startswith(TIMM_PREFIX) and read_config(source).model_type.startswith("bidir_"):
         model, processors = read_bidir(source, torch.float32), checkpoint_processors(source)
     else:
@@ -45,6 +46,12 @@ def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, object]:
     if not fitting:
         raise FileNotFoundError(f"{source} has no {'image processor' if images else 'tokenizer'} beside its weights.")
     return model.eval(), fitting[0]
+
+
+def _check_weights(folder: Path) -> None:
+    if (folder / "config.json").is_file() and not any(folder.glob("*.safetensors")):
+        card = " README.md there may say how to make them." if (folder / "README.md").is_file() else ""
+        raise FileNotFoundError(f"{folder} has no weights (*.safetensors).{card}")
 
 
 @dataclass(frozen=True)

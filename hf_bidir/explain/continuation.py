@@ -33,7 +33,8 @@ def explain_continuation(
         model: a signed causal language model, in any attention backend.
         tokenizer: a fast one; pieces of a word are taken together in the prompt.
         prompt: cannot be empty.
-        continuation: the text to explain; None lets the model write, greedily.
+        continuation: the text to explain, behind a blank where neither it nor the prompt has one; None lets the model
+            write, greedily.
         new_tokens: the most that it writes.
         method, layer, head: as in `token_scores`.
 
@@ -54,7 +55,7 @@ def explain_continuation(
     return Alignment(
         source=[*example.tokens, *pieces[:-1]],
         written=pieces,
-        explained=f"{prompt} → {visible(tokenizer.decode(written))}",
+        explained=f"{visible(prompt.strip())} → {visible(tokenizer.decode(written).strip())}",
         what=f"{METHODS[method].caption(layer, head)}; y is {ANSWER.partition(', ')[2]}",
         scores={METHODS[method].unit: _by_token(example, scores, len(pieces) - 1, METHODS[method].additive)},
         read=len(example.tokens),

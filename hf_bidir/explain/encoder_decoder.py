@@ -63,9 +63,10 @@ def align(model: PreTrainedModel, tokenizer, text: str, *, num_beams: int = 1) -
 
 
 def _explained(model: PreTrainedModel, example: Example, text: str) -> str:
-    cut = f" (without the last {example.truncated} tokens of the source, which did not fit)"
-    free = " The signs of all a may be swapped at once." if signs_are_free(model) else ""
-    return f"Written: {text}{cut if example.truncated else ''}{free}"
+    cut = f" The last {example.truncated} tokens of the source did not fit and were not read."
+    free = " Only contributions have signs of their own: those of all coefficients may be swapped at once."
+    shows_signs = signs_are_free(model) and not attends_between_tokens(model)
+    return f'Written: "{visible(text)}".{cut if example.truncated else ""}{free if shows_signs else ""}'
 
 
 def _rows(model: PreTrainedModel, inputs: dict[str, Tensor], ids: Tensor) -> tuple[Tensor, Tensor]:

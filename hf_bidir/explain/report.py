@@ -55,7 +55,7 @@ class Explanation:
         numbers = [signed(score) if METHODS[self.method].signed else f"{score:.2g}" for score in scores]
         tokens = [shortened(self.example.tokens[index]) for index in order]
         rows = [f"{number:>10}  {token}" for number, token in zip(numbers, tokens, strict=True)]
-        return "\n".join([*self.notes, self.explained, f"{self.caption(self.method)}. Largest first:", *rows])
+        return "\n".join([self.explained, *self.notes, f"{self.caption(self.method)}. Largest first:", *rows])
 
     def figures(self) -> dict[str, tuple[str, Figure]]:
         """What there is to see, by names of `FIGURES`, each with its caption.
@@ -123,8 +123,12 @@ def explain_checkpoint(
     if not any(value is not None for value in writing.values()):
         return _explain_answer(model, processor, text_or_image, **chosen, **where)
     if not _writes_on(model):
-        raise ValueError(f"{type(model).__name__} writes nothing behind a text; leave continuation and new_tokens out.")
-    _check_left_out(model, **chosen, new_tokens=new_tokens if continuation is not None else None)
+        raise ValueError(
+            f"{type(model).__name__} writes nothing behind a text; leave --continuation and --new-tokens out."
+        )
+    if None not in writing.values():
+        raise ValueError("give --continuation, to have that text explained, or --new-tokens, to let the model write.")
+    _check_left_out(model, **chosen)
     options = where | {"new_tokens": new_tokens} if new_tokens is not None else where
     return explain_continuation(model, processor, text_or_image, continuation, **options)
 
@@ -150,7 +154,10 @@ def _explain_answer(model: PreTrainedModel, processor, text_or_image: str, targe
     explained, value = _explained(model, processor, example, **chosen)
     everything = method == "contributions" and layer is None and head is None
     if everything and scores[method].abs().sum() < SATURATED * abs(value):
-        notes.append("The contributions are small next to y, most of which comes by other ways; erasure may show more.")
+        notes.append(
+            "Attention contributes little to y here; most of it comes from what tokens carry past the attention. "
+            "--method erasure counts both."
+        )
     return Explanation(
         example=example,
         explained=explained,
@@ -170,7 +177,7 @@ def _writes_on(model: PreTrainedModel) -> bool:
 
 def _check_left_out(model: PreTrainedModel, **choices) -> None:
     """Raise ValueError where a choice was made that means nothing here."""
-    named = [name.replace("_", "-") for name, value in choices.items() if value is not None]
+    named = [f"--{name.replace('_', '-')}" for name, value in choices.items() if value is not None]
     if named:
         what = "where each written token comes from" if model.config.is_encoder_decoder else "each token that follows"
         raise ValueError(f"{type(model).__name__} writes, and explained is {what}; leave out {', '.join(named)}.")
@@ -265,8 +272,9 @@ def _word_piece(tokenizer, word: str) -> int:
     if token is None or token == tokenizer.unk_token_id:
         known = [piece for piece in tries[0] if piece != tokenizer.unk_token_id]
         parts = " + ".join(repr(tokenizer.decode([piece])) for piece in known)
+        whole = " Or explain all of them, one after the other, with --continuation."
         split = f", but {parts}; choose one of them" if len(known) > 1 else ""
-        raise ValueError(f"target {word!r} is not one token of the vocabulary{split}.")
+        raise ValueError(f"target {word!r} is not one token of the vocabulary{split}.{whole if split else ''}")
     return token
 
 
@@ -295,8 +303,13 @@ def _explained(model: PreTrainedModel, processor, example: Example, target, posi
 
 def _name_of(model: PreTrainedModel, processor):
     if names_tokens(model):
-        return lambda index: visible(processor.decode([index]).strip()) or processor.convert_ids_to_tokens(index)
+        return lambda index: f'"{_token(processor, index)}"'
     return lambda index: model.config.id2label[index]
+
+
+def _token(tokenizer, index: int) -> str:
+    """As it stands in a text; the piece itself where that is nothing, its number where the tokenizer has none."""
+    return visible(tokenizer.decode([index])) or tokenizer.convert_ids_to_tokens(index) or f"token {index}"
 
 
 def _notes(model: PreTrainedModel, example: Example, method: str) -> list[str]:

@@ -136,7 +136,7 @@ class UnlabelledDataArguments:
     validation_share: float = option(0.05, "Share of the rows held out when there is no validation split.")
     split_seed: int = option(0, "Chooses the rows that are held out or left out.")
     max_train_samples: int | None = option(None, "Train on a random sample of this many rows.")
-    max_eval_samples: int = option(500, "Evaluate on a random sample of this many snippets or images.")
+    max_eval_samples: int = option(500, "Evaluate on a random sample of so many blocks, snippets or images.")
 
     def __post_init__(self) -> None:
         _check_share(self.validation_share)
@@ -386,7 +386,7 @@ class RunArguments(TrainingArguments):
         "auto continues an interrupted run in output_dir; never does not; or the folder of a checkpoint.",
     )
     early_stopping_patience: int = option(
-        0, "Stop after this many evaluations without a better accuracy; 0 trains to the end."
+        0, "Stop after this many evaluations without a better value of metric_for_best_model; 0 trains to the end."
     )
     learning_rate: float = option(5e-4, "The peak learning rate.")
     warmup_ratio: float | None = option(0.1, "Share of the steps over which the learning rate rises from 0.")

@@ -55,7 +55,10 @@ def cut_into_blocks(splits: Splits, tokenizer: PreTrainedTokenizerBase, data: Bl
     for name, split in blocks:
         if len(split) == 0:
             tokens = sum(map(len, _ended(tokenizer, getattr(splits, name)["text"][:])))
-            raise InputError(f"the {name} split has {tokens} tokens, fewer than one block; pass a --block_size below")
+            raise InputError(
+                f"the {name} split has {tokens} tokens, fewer than one block of {data.block_size}; give more text, or "
+                f"pass --block_size {tokens} or less"
+            )
     return sampled_evaluation(blocks, data)
 
 

@@ -62,7 +62,9 @@ def _check_resumable(folder: Path, record: dict[str, Any], resume: str | None) -
     if not earlier:
         raise InputError(f"{folder} holds a run whose {RECORD} cannot be read. {hint}")
     if earlier.get("status") == "finished":
-        raise InputError(f"{folder} holds a finished run. {hint}")
+        raise InputError(
+            f"{folder} holds a finished run. {hint} --model_name_or_path {folder} goes on from its weights."
+        )
     if resume in ("never", None):
         raise InputError(f"{folder} holds an interrupted run, and --resume_from_checkpoint is {resume}. {hint}")
     if changed := differences(earlier, record):

@@ -14,6 +14,7 @@ from hf_bidir.auto_classes import bidir_class
 from hf_bidir.convert import is_softmax, read_config
 from hf_bidir.finetune.arguments import ModelArguments, PretrainedArguments
 from hf_bidir.finetune.errors import InputError, as_input_error
+from hf_bidir.layer_hooks import in_evaluation
 from hf_bidir.modeling.configuration_bidir import bidir_config, check_bidir_config, check_layers
 from hf_bidir.modeling.signed_layers import heads_of, signed_layers
 
@@ -126,6 +127,20 @@ def head_class(auto: str, config: PretrainedConfig, source: str | None = None) -
         raise InputError(f"{source or 'the model'} is {kind!r}, which has no {auto}; it has {heads}")
     with as_input_error():
         return bidir_class(config.auto_map[auto].rpartition(".")[2])
+
+
+@torch.no_grad()
+def check_reads_no_future(model: PreTrainedModel, source: str | None) -> None:
+    """Raise InputError where a token changes what the model, read from `source`, answers before it: an encoder."""
+    ids = torch.zeros(2, 2, dtype=torch.long, device=model.device)
+    ids[1, 1] = 1
+    with in_evaluation(model):
+        first, second = model(input_ids=ids, use_cache=False).logits[:, 0]
+    if not torch.allclose(first, second, rtol=1e-3, atol=1e-5):
+        raise InputError(
+            f"{source or 'the model'} is an encoder, whose tokens see what comes after them, so that it would learn to "
+            "copy the next token; choose a decoder, or train it by training/masked_lm.py"
+        )
 
 
 def saved_tokenizer(source: str) -> PreTrainedTokenizerBase:

@@ -115,7 +115,7 @@ def _centre(trainer: FinetuneTrainer, train: Dataset, args: RunArguments) -> Non
     try:
         centre_attention(trainer.model, trainer.get_eval_dataloader(sample))
     except ValueError as error:  # such as a model without biases, and none of Llama's has any
-        logger.warning("The run starts without centring: %s", error)
+        logger.warning("The run starts without centring, which would have brought it nearer to softmax: %s", error)
     else:
         logger.info("Centred keys and values over %s training examples.", len(sample))
 

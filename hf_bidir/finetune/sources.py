@@ -56,7 +56,7 @@ def read_table(path: str, sample_by: str = "line") -> Dataset:
             raise
         except DatasetGenerationError as error:
             if isinstance(error.__cause__, UnicodeDecodeError):
-                raise InputError(f"expected UTF-8 in {file}; {error.__cause__}") from error
+                raise InputError(f"expected UTF-8 in {file}; {error.__cause__}; save the file as UTF-8") from error
             raise
 
 

@@ -131,8 +131,9 @@ def unlabelled_splits(
             raise InputError("expected at least two rows, one of them to be held out; there is one")
         with as_input_error(HELD_OUT):
             parts = raw["train"].train_test_split(share, seed=seed)
+        held_out = len(parts["test"])
+        notes.append(f"{held_out} of {len(raw['train'])} rows were held out for the evaluation.")
         raw |= {"train": parts["train"], "validation": parts["test"]}
-        notes.append(f"{len(raw['validation'])} rows ({share:.0%}) were held out for the evaluation.")
     _sample_training(raw, max_train_samples, seed, notes)
     for note in notes:
         logger.warning(note)

@@ -133,7 +133,8 @@ def is_of_the_cards_data(folder: Path, evaluation: Evaluation) -> bool:
 
 def comparison(measured: Evaluation, claimed: dict[str, float], same: bool) -> str:
     """The card's numbers beside the fresh ones, for people."""
-    where = f"{measured.data['source']} ({measured.split}, {measured.data['rows']:,} examples)"
+    kind = "blocks" if "perplexity" in measured.scores else "examples"
+    where = f"{measured.data['source']} ({measured.split}, {measured.data['rows']:,} {kind})"
     lines = [f"{where:<40} {'card':>8} {'measured':>10} {'difference':>12}"]
     for name, value in measured.scores.items():
         card = claimed.get(name)

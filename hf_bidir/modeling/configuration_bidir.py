@@ -69,11 +69,11 @@ class BidirConfigMixin:
             raise ValueError(
                 f'attn_scope="{scope}" is not for a {self.model_type}; choose one of: {", ".join(self.attn_scopes)}.'
             )
-        if (scope == "global") != (window is None) or (window is not None and window < 1):
-            raise ValueError(
-                'expected an attn_window of at least 1 with every attn_scope but "global", and none with that; got '
-                f'attn_scope="{scope}" and attn_window={window}.'
-            )
+        if scope == "global" and window is not None:
+            scopes = " or ".join(f'"{name}"' for name in self.attn_scopes if name != "global")
+            raise ValueError(f'attn_window={window} needs attn_scope={scopes} beside it; attn_scope is "global".')
+        if scope != "global" and (window is None or window < 1):
+            raise ValueError(f'expected an attn_window of at least 1 for attn_scope="{scope}"; got {window}.')
         if scope == "window" and getattr(self, "is_encoder_decoder", False):
             raise ValueError(f'attn_scope="window" needs queries that are keys; {self.model_type} has cross-attention.')
 

@@ -93,6 +93,8 @@ def _made(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
         if not hasattr(self.config, "attn_activation"):  # a composite model made its own config from its parts
             replace_config(self, self.config, bidir_config(self.config))
         sign_layers(self)
+        if self.config.attn_window is not None and self.can_generate():
+            self.generation_config.use_cache = False  # a window counts from a query's place among the keys
 
     made = type(
         name,

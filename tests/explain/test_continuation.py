@@ -64,11 +64,11 @@ def test_a_given_continuation_is_explained_token_by_token(model):
     assert "".join(found.written) == f" {NEXT}"
     assert found.source == [*PROMPT.split(), *found.written[:-1]]
     assert found.scores["a · ∂y/∂a"].shape == (len(found.written), len(found.source))
-    assert found.explained == f"{PROMPT} →  {NEXT}"
+    assert found.explained == f"{PROMPT} → {NEXT}"
     logits = model(**TOKENIZER(f"{PROMPT} {NEXT}", return_tensors="pt")).logits[0].softmax(-1)
     first = TOKENIZER(f" {NEXT}")["input_ids"][0]
     assert found.probabilities[0] == pytest.approx(logits[2, first].item(), rel=1e-4)
-    assert f"{found.written[0]} ({found.probabilities[0]:.0%})  " in found.summary()
+    assert f"{found.written[0]} ({found.probabilities[0]:.1%})  " in found.summary()
 
 
 def test_without_a_continuation_it_is_what_the_model_writes(model):
@@ -110,7 +110,7 @@ def test_the_command_explains_the_next_token_a_target_and_what_follows(folder, t
     assert "above the mean of all tokens" in told
     assert files == {"scores.png", "rollout-flow.png", "heads.png", "index.html"}
     told, _ = run("--target", "bad", "--method", "erasure")
-    assert "Explained: y, the logit of bad" in told
+    assert 'Explained: y, the logit of " bad" above' in told
     told, files = run("--new-tokens", "3", "--method", "gradient")
     assert "input times gradient" in told
     assert files == {"alignment.png", "index.html"}
@@ -123,9 +123,8 @@ def test_a_stock_decoder_is_explained_as_it_is(tmp_path):
     found = explain_checkpoint(str(tmp_path / "stock"), PROMPT)
     assert load_checkpoint(tmp_path / "stock")[0].config.attn_negative_mass == 0
     answer = stock(**TOKENIZER(PROMPT, return_tensors="pt")).logits[0, -1].argmax()
-    assert f"Answer: {TOKENIZER.decode([answer]).strip() or TOKENIZER.convert_ids_to_tokens(answer.item())} (" in (
-        found.explained
-    )
+    named = TOKENIZER.decode([answer]) or TOKENIZER.convert_ids_to_tokens(answer.item())
+    assert f'Answer: "{named}" (' in found.explained
 
 
 @pytest.mark.parametrize(
@@ -143,8 +142,8 @@ def test_a_stock_decoder_is_explained_as_it_is(tmp_path):
             r"target 'unheard' is not one token of the vocabulary, but ' ' \+ 'u' \+ 'n' \+ ",
         ),
         (PROMPT, {"target": " "}, "expected a target of the vocabulary"),
-        (PROMPT, {"target": "bad", "new_tokens": 2}, "explained is each token that follows; leave out target"),
-        (PROMPT, {"continuation": NEXT, "new_tokens": 2}, "leave out new-tokens"),
+        (PROMPT, {"target": "bad", "new_tokens": 2}, "explained is each token that follows; leave out --target"),
+        (PROMPT, {"continuation": NEXT, "new_tokens": 2}, "give --continuation, .* or --new-tokens"),
     ],
 )
 def test_what_cannot_be_explained_is_one_error_that_says_why(text, chosen, told, folder):

@@ -217,7 +217,7 @@ def test_pooled_contributions_add_up_to_the_logit_without_its_bias():
             lambda: bert(head=BidirBertForMaskedLM),
             sentences,
             {"position": 6},
-            "position of a token, of 6 with padding; got 6",
+            "position of a token, 0 to 5 with padding; got 6",
         ),
         (lambda: bert(head=BidirBertModel), sentences, {"target": 1}, "has no classes, so target must be None"),
         (lambda: bert(head=BidirBertForQuestionAnswering), sentences, {}, "model.base_model is the same model"),

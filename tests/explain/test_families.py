@@ -309,7 +309,7 @@ def test_the_command_explains_a_checkpoint_of_any_family(name, tmp_path):
 def test_a_language_model_is_explained_at_the_next_word_which_a_target_may_name():
     model = family("GPT2LMHeadModel", **EXPLAINED["GPT2LMHeadModel"])
     explanation = explain_checkpoint((model, tokenizer()), "a good", target="film")
-    assert "Explained: y, the logit of film" in explanation.explained
+    assert 'Explained: y, the logit of "film"' in explanation.explained
     inputs = {"input_ids": torch.tensor([[2, 5, 6, 3]])}
     expected = contributions(model, inputs, target=8, position=3).sum((1, 2))[0]
     torch.testing.assert_close(explanation.scores, expected)

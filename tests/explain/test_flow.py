@@ -107,7 +107,7 @@ def test_coefficients_beyond_one_do_not_overflow_the_solver():
     [
         ({"attentions": (None,)}, r'set_attn_implementation\("eager"\)'),
         ({"attentions": [torch.full((2, 1, 5, 5), torch.nan)]}, "finite coefficients"),
-        ({"source": 5}, "position of a token, of 5 with padding; got 5"),
+        ({"source": 5}, "position of a token, 0 to 4 with padding; got 5"),
         ({"source": [0, 1, 2]}, r"one per example \(2\)"),
         ({"source": 4, "keep": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])}, "position of a token"),
     ],

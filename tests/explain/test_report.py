@@ -73,7 +73,7 @@ def test_a_masked_language_model_is_explained_at_the_mask(tmp_path):
     folder = saved(bert(head=BidirBertForMaskedLM), tokenizer(), tmp_path / "mlm")
     result = run(folder, "a [MASK] film", "--target", "good", "--output", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    assert "Explained: y, the logit of good" in result.output
+    assert 'Explained: y, the logit of "good"' in result.output
     refused = run(folder, "a film")
     assert (refused.exit_code, "needs a [MASK] in the text" in refused.output) == (2, True)
 

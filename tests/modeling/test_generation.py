@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM
 
-from hf_bidir import signed
+from hf_bidir import BidirLlamaForCausalLM, signed
+from hf_bidir.modeling.configuration_bidir import bidir_config
 from hf_bidir.modeling.signed_layers import signed_layers
 from tests.tiny_models import DECODERS, SHAPE, TEXT, VOCABULARY, stock_model
 
@@ -42,6 +43,17 @@ def test_every_cache_gives_the_tokens_that_no_cache_gives(decoder, cache):
         pytest.skip("an offloaded cache is for a GPU")
     expected = decoder.generate(prompts(), **GREEDY, use_cache=False)
     assert torch.equal(decoder.generate(prompts(), **GREEDY, cache_implementation=cache), expected)
+
+
+def test_a_model_with_a_window_writes_without_a_cache_what_it_finds_likeliest():
+    config = bidir_config(stock_model("llama").config, attn_scope="window", attn_window=2)
+    decoder = BidirLlamaForCausalLM(config).eval()
+    decoder.generation_config.eos_token_id = None
+    written = prompts()
+    for _ in range(GREEDY["max_new_tokens"]):
+        likeliest = decoder(written, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)
+        written = torch.cat([written, likeliest], dim=1)
+    assert torch.equal(decoder.generate(prompts(), **GREEDY), written)
 
 
 def test_prompts_padded_on_the_left_are_continued_as_alone(decoder):

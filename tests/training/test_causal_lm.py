@@ -21,6 +21,7 @@ from tests.training.checkpoints_of_others import TEXT, checkpoint_of
 from training.causal_lm import main
 
 ROOT = Path(__file__).parents[2]
+SHORT = ["--block_size", "8", "--max_steps", "2", "--use_cpu", "--disable_tqdm", "true"]
 SENTENCE = "the quick brown fox jumps over the lazy dog; naïve, isn't it? 狐"
 RUN = shlex.split(
     "--block_size 16 --vocab_size 300 --hidden_size 32 --num_hidden_layers 2 --num_attention_heads 2 "
@@ -56,7 +57,7 @@ def test_the_card_has_the_perplexity_and_a_sample(options, tmp_path):
     assert all(sample.values())
     text = card.read_text(encoding="utf-8")
     assert f"| perplexity | {results['eval_perplexity']:.4f} |" in text
-    assert f"{sample['prompt']} […] {sample['text']}" in text
+    assert f"{sample['prompt']} ┃ {sample['text']}" in text
     assert "pipeline_tag: text-generation" in text
 
 
@@ -101,7 +102,7 @@ def test_two_processes_share_a_run(options, tmp_path):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (["--block_size", "9000"], r"the train split has \d+ tokens, fewer than one block; pass a --block_size below"),
+        (["--block_size", "9000"], r"the train split has (\d+) tokens, fewer .* of 9000; .* --block_size \1 or less"),
         (["--vocab_size", "256"], f"expected vocab_size above 256, the bytes and {END_OF_TEXT}".replace("|", r"\|")),
         (["--attn_negative_mass_by_head", "0", "1", "1"], "layer 0 needs 2 numbers, one per head"),
         (["--attn_negative_mass_by_layer", "0"], "a list of 2 .one per signed layer"),
@@ -124,10 +125,26 @@ def test_blocks_longer_than_the_positions_of_a_checkpoint_are_refused(options, t
         main(words)
 
 
-def test_an_encoder_decoder_is_no_causal_language_model(options, tmp_path):
-    source = checkpoint_of("DistilBert", tmp_path / "stock")
+def test_an_encoder_is_no_causal_language_model(options, tmp_path):
+    source = checkpoint_of("DistilBert", tmp_path / "distilbert")
     with pytest.raises(InputError, match="'distilbert', which has no AutoModelForCausalLM; it has AutoModel, "):
         main([*options[:2], "--model_name_or_path", source])
+    source = checkpoint_of("Electra", tmp_path / "electra")
+    with pytest.raises(InputError, match="electra is an encoder, whose tokens see what comes after them"):
+        main([*options[:2], "--model_name_or_path", source])
+
+
+def test_the_sample_of_a_model_of_few_positions_stays_within_them(options, tmp_path):
+    source = checkpoint_of("GPT2", tmp_path / "stock", head="LMHeadModel", n_positions=8)
+    main([*options[:2], *SHORT, "--model_name_or_path", source, "--output_dir", str(tmp_path / "run")])
+    sample = json.loads((tmp_path / "run/run.json").read_text())["sample"]
+    assert "first 4 tokens" in sample["how"]
+    assert "at most 4," in sample["how"]
+
+
+def test_a_model_with_a_window_is_trained_and_writes(options, tmp_path):
+    main([*options, *SHORT, "--attn_scope", "window", "--attn_window", "3", "--output_dir", str(tmp_path / "run")])
+    assert json.loads((tmp_path / "run/run.json").read_text())["sample"]["text"]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +152,7 @@ def test_an_encoder_decoder_is_no_causal_language_model(options, tmp_path):
     [
         (b"", "is empty; expected a text file"),
         (b"  \n\n ", "has no text"),
-        (b"caf\xe9 noir\n" * 9, r"expected UTF-8 in .*text\.txt; .* byte 0xe9 in position 3"),
+        (b"caf\xe9 noir\n" * 9, r"expected UTF-8 in .*text\.txt; .* byte 0xe9 in position 3.*; save the file as UTF-8"),
     ],
 )
 def test_a_text_file_without_usable_text_is_named(content, told, tmp_path):
