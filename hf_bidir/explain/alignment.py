@@ -63,10 +63,10 @@ class Alignment:
     def page(self) -> str:
         """The figure and, for every written token, the text that it could read in colours, as a web page."""
         unit, rows = next(iter(self.scores.items()))
-        blocks = []
+        blocks, has_signs = [], bool((rows < 0).any())
         for step, (word, row) in enumerate(zip(self.rows, rows, strict=True)):
             readable = len(self.source) if self.read == len(self.source) else self.read + step
-            blocks += text_blocks(self.source[:readable], {f"→ {word}": row[:readable]}, unit)
+            blocks += text_blocks(self.source[:readable], {f"→ {word}": row[:readable]}, unit, has_signs)
         return html_page(self.explained, blocks=blocks, figures=dict(self.figures().values()), caption=self.what)
 
 

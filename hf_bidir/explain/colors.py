@@ -32,9 +32,9 @@ class Scale:
     has_signs: bool
 
     @classmethod
-    def of(cls, values: np.ndarray) -> "Scale":
-        """The scale that just holds these values."""
-        return cls(float(np.abs(values).max(initial=0)) or 1.0, bool((values < 0).any()))
+    def of(cls, values: np.ndarray, has_signs: bool = False) -> "Scale":
+        """The scale that just holds these values; `has_signs` where others beside them are negative."""
+        return cls(float(np.abs(values).max(initial=0)) or 1.0, has_signs or bool((values < 0).any()))
 
     @property
     def ends(self) -> tuple[float, float]:

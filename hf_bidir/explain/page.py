@@ -23,10 +23,11 @@ class TextBlock:
     tokens: Sequence[str]
     scores: np.ndarray
     unit: str
+    has_signs: bool = False  # also where no score is negative, because those of another block are
 
     @property
     def scale(self) -> Scale:
-        return Scale.of(self.scores)
+        return Scale.of(self.scores, self.has_signs)
 
     @property
     def ends(self) -> list[str]:

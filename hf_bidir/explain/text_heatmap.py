@@ -71,11 +71,14 @@ def text_heatmap(
 
 
 def text_blocks(
-    tokens: Sequence[str], scores: Scores | Mapping[str, Scores], unit: str | Mapping[str, str]
+    tokens: Sequence[str],
+    scores: Scores | Mapping[str, Scores],
+    unit: str | Mapping[str, str],
+    has_signs: bool = False,
 ) -> list[TextBlock]:
-    """The same for `html_page`; arguments and errors as in `text_heatmap`."""
+    """The same for `html_page`; arguments and errors as in `text_heatmap`, `has_signs` as in `TextBlock`."""
     return [
-        TextBlock(name, tokens, values, unit if isinstance(unit, str) else unit[name])
+        TextBlock(name, tokens, values, unit if isinstance(unit, str) else unit[name], has_signs)
         for name, values in check_scores(tokens, scores).items()
     ]
 

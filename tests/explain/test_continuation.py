@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 import hf_bidir
 from hf_bidir.cli import app
 from hf_bidir.explain import answer_scores, explain_continuation, load_checkpoint, token_scores
-from hf_bidir.explain.alignment import visible
+from hf_bidir.explain.alignment import Alignment, visible
 from hf_bidir.explain.methods import METHODS
 from hf_bidir.explain.report import explain_checkpoint
 from hf_bidir.finetune.tokenizer import train_byte_level
@@ -98,6 +98,12 @@ def test_the_page_colours_what_each_token_could_read(folder):
     parts = page.split("<h2>→ ")[1:]
     assert len(parts) == len(explain_checkpoint(folder, PROMPT, continuation=NEXT).written)
     assert [part.count('<span class="word">') for part in parts] == list(range(3, 3 + len(parts)))
+
+
+def test_rows_of_one_page_all_have_signs_where_one_has():
+    scores = torch.tensor([[0.5, 0.25], [0.5, -0.25]])
+    found = Alignment(["a", "b"], ["c", "d"], "written", "contributions", {"unit": scores}, read=2)
+    assert found.page().count("<span>−0.5</span>") == 2  # the lower end of each scale
 
 
 def test_the_command_explains_the_next_token_a_target_and_what_follows(folder, tmp_path):
