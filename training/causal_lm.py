@@ -132,7 +132,7 @@ def written_sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, s
         ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), **how)[0]
     return {
         "how": f"The first {given} tokens are from the validation split; behind them the model wrote at most "
-        f"{written}, drawn with top-p 0.9 and seed 0:",
+        f"{written}, drawn with top-p 0.9 and seed 0.",
         "prompt": tokenizer.decode(ids[:given]),
         "text": tokenizer.decode(ids[given:]),
     }
