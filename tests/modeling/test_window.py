@@ -94,9 +94,9 @@ def test_a_converted_checkpoint_is_global(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"attn_scope": "window"}, r'attn_scope="window" and attn_window=None'),
-        ({"attn_scope": "window", "attn_window": 0}, r'attn_scope="window" and attn_window=0'),
-        ({"attn_window": 3}, r'attn_scope="global" and attn_window=3'),
+        ({"attn_scope": "window"}, r'attn_window of at least 1 for attn_scope="window"; got None'),
+        ({"attn_scope": "window", "attn_window": 0}, r'attn_window of at least 1 for attn_scope="window"; got 0'),
+        ({"attn_window": 3}, r'attn_window=3 needs attn_scope="window" beside it; attn_scope is "global"'),
         ({"attn_scope": "local-m"}, r'attn_scope="local-m" is not for a bidir_bert; choose one of: global, window'),
         ({"attn_scope": "near"}, r'attn_scope="near" is not for a bidir_bert'),
     ],

@@ -76,7 +76,7 @@ def test_a_decoder_is_shown_beside_its_twin_with_its_next_token_or_any_other(dec
     others = explained(*chosen, "good", ALL, ALL, "the film was", None)
     for one in (0, 1 + len(FIGURES)):
         assert "above the mean of all tokens" in answers[one].value
-        assert "y, the logit of good" in others[one].value
+        assert 'y, the logit of " good" above' in others[one].value
         assert isinstance(answers[one + 1], Figure)
 
 
