@@ -298,18 +298,20 @@ def difference(done: dict[Run, dict[str, Any]], size: str, runs: dict[int, dict[
 
 
 def draw(done: dict[Run, dict[str, Any]], arms: list[tuple[str, str]], file: Path) -> None:
-    """How far the loss is from softmax's while the models train, each with its best rate, the mean over seeds."""
+    """How far the loss is from softmax's while the models train, each with its best rate, over the seeds of both."""
     sizes = [size for size in SIZES if (size, "softmax") in arms]
     figure = Figure(figsize=(5.5 * len(sizes), 3.6), layout="constrained")
     for panel, size in zip(figure.subplots(1, len(sizes), squeeze=False).flat, sizes, strict=True):
-        base = mean_curve(seeds_of(done, size, "softmax"))
+        base = seeds_of(done, size, "softmax")
         panel.axhline(0, color="black", linewidth=1)
         for arm in [arm for of, arm in arms if of == size and arm != "softmax"]:
-            curve = mean_curve(seeds_of(done, size, arm))
-            label = f"{arm} (rate {best_rate(done, size, arm):g})"
+            runs = seeds_of(done, size, arm)
+            both = runs.keys() & base.keys()
+            curve, zero = (mean_curve([of[seed] for seed in both]) for of in (runs, base))
+            label = f"{arm} (rate {best_rate(done, size, arm):g}, {len(both)} seed{'s' * (len(both) > 1)})"
             panel.plot(
-                [int(step) * BATCH * BLOCK / 1e6 for step in base],
-                [curve[step] - base[step] for step in base],
+                [int(step) * BATCH * BLOCK / 1e6 for step in zero],
+                [curve[step] - zero[step] for step in zero],
                 label=label,
             )
         parameters = done[size, "softmax", best_rate(done, size, "softmax"), 0]["parameters"]
@@ -320,9 +322,9 @@ def draw(done: dict[Run, dict[str, Any]], arms: list[tuple[str, str]], file: Pat
     figure.savefig(file, dpi=100)
 
 
-def mean_curve(runs: dict[int, dict[str, Any]]) -> dict[str, float]:
-    """The losses while training, by step, the mean over seeds."""
-    curves = [row["curve"] for row in runs.values()]
+def mean_curve(runs: list[dict[str, Any]]) -> dict[str, float]:
+    """The losses while training, by step, the mean over runs."""
+    curves = [row["curve"] for row in runs]
     return {step: float(np.mean([curve[step] for curve in curves])) for step in curves[0]}
 
 
