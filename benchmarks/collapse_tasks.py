@@ -4,7 +4,7 @@
     python benchmarks/collapse_tasks.py --only circle
 
 The four small tasks of Dong, Cordonnier, Loukas 2021: sorting, convex hull, memorization and the circle
-(hf_bidir/analysis/collapse_tasks.py), at λ = 0 (softmax), 0.5 and 1 (TanhMax). Tables go to
+(hf_bidir/rank_collapse/collapse_tasks.py), at λ = 0 (softmax), 0.5 and 1 (TanhMax). Tables go to
 benchmarks/results/collapse_tasks.md and collapse_circle.md, pictures to docs/.
 """
 
@@ -20,10 +20,10 @@ from torch.nn import functional as F
 from tqdm import tqdm, trange
 
 from hf_bidir import BidirBertConfig, BidirBertForTokenClassification, bidir_attention
-from hf_bidir.analysis import bare_attention, path_states, relative_residual
-from hf_bidir.analysis.collapse_tasks import LENGTH, TOKEN_TASKS, circle
-from hf_bidir.finetune.files import replacing
+from hf_bidir.common.files import replacing
 from hf_bidir.hub.model_card import seed_spread
+from hf_bidir.rank_collapse import bare_attention, path_states, relative_residual
+from hf_bidir.rank_collapse.collapse_tasks import LENGTH, TOKEN_TASKS, circle
 
 ROOT = Path(__file__).resolve().parent.parent
 MASSES = (0.0, 0.5, 1.0)

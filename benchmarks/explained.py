@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from hf_bidir.explain import load_checkpoint, orient_heads, read_text
 from hf_bidir.explain.checkpoint import Example
 from hf_bidir.explain.orient import CONSISTENT, signs_are_free
-from hf_bidir.finetune.sources import read_table
+from hf_bidir.finetune.data.sources import read_table
 
 
 def named_folder(word: str) -> tuple[str, Path]:

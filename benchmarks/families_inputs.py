@@ -1,4 +1,4 @@
-"""Inputs for a tiny model of any type: `hf_bidir.example_inputs`, and what only a few types take, by its name."""
+"""Inputs for a tiny model of any type: `example_inputs` of the package, and what few types take, by its name."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_bidir.example_inputs import COMPANIONS, Examples, first_field
+from hf_bidir.checkpoints.example_inputs import COMPANIONS, Examples, first_field
 
 Inputs = dict[str, Any]
 SIDE, SERIES = 4, 12  # patches of a side of an image; steps of a time series

@@ -9,7 +9,7 @@ import torch
 import transformers
 from measure import write_table
 
-from hf_bidir.families import SUMMARY
+from hf_bidir.checkpoints.families import SUMMARY
 
 Record = dict[str, Any]
 PAGE = Path(__file__).with_name("results") / "families.md"
@@ -29,7 +29,7 @@ ALONE = ("encoder", "vision", "decoder")
 
 
 def write_results(records: list[Record], minutes: float | None) -> None:
-    """Write `results/families.md` and `hf_bidir/families.json`."""
+    """Write `results/families.md` and `hf_bidir/checkpoints/families.json`."""
     names = next(list(record["checks"]) for record in records if record.get("checks"))
     rows = [_row(record, names) for record in sorted(records, key=lambda record: record["type"].lower())]
     header = ["type", "class", "kind", "layers", "result", *names, "notes"]

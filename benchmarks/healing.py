@@ -13,31 +13,27 @@ images, for the decoder blocks of the test reviews of IMDB. The tables go to ben
 
 import argparse
 import json
-import shlex
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
+from measure import write_table
+from torch.utils.data import DataLoader
+
+from hf_bidir.checkpoints.convert import convert_checkpoint, read_config, restore_softmax
+from hf_bidir.cli.recipe import read_recipe
+from hf_bidir.explain.signs import negative_share
+from hf_bidir.finetune.distillation import student_and_teacher
+from hf_bidir.finetune.folder import RESULTS, read_record
+from hf_bidir.finetune.task import Task
+from hf_bidir.finetune.tasks.distillation import distillation, prepared
+from hf_bidir.finetune.tasks.image_classification import image_classification
+from hf_bidir.hub import evaluate_checkpoint
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from measure import write_table  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
-
-from hf_bidir.analysis import negative_share  # noqa: E402
-from hf_bidir.convert import convert_checkpoint, read_config, restore_softmax  # noqa: E402
-from hf_bidir.finetune.distillation import student_and_teacher  # noqa: E402
-from hf_bidir.finetune.folder import RESULTS, read_record  # noqa: E402
-from hf_bidir.finetune.recipe import parse_recipe  # noqa: E402
-from hf_bidir.hub import evaluate_checkpoint  # noqa: E402
-from training.distill import OPTIONS, prepared  # noqa: E402
-from training.distill import main as distill  # noqa: E402
-from training.image_classification import main as finetune_images  # noqa: E402
-
 RUNS, TABLES = ROOT / "runs/healing", ROOT / "benchmarks/results"
 # at λ = 1, and nothing learned
-SWAPPED = shlex.split("--max_steps 1 --learning_rate 0 --warmup_ratio 0 --negative_mass_until 0")
+SWAPPED = {"max_steps": 1, "learning_rate": 0.0, "warmup_ratio": 0.0, "negative_mass_until": 0.0}
 HEADER = ["student", "steps", "relative squared error", "worst layer", "negative coefficients", "minutes (threads)"]
 
 
@@ -60,30 +56,29 @@ def main() -> None:
 
 
 def minilm(options: argparse.Namespace) -> None:
-    texts = [
-        *("--train_file", str(options.imdb / "train.parquet"), str(options.sst2 / "train.parquet")),
-        *("--validation_file", str(options.imdb / "test.parquet"), str(options.sst2 / "validation.parquet")),
-    ]
-    given = ["minilm-healed", *texts, "--model_name_or_path", options.model]
+    given = recipe(distillation, "minilm-healed") | {
+        "train_file": [str(options.imdb / "train.parquet"), str(options.sst2 / "train.parquet")],
+        "validation_file": [str(options.imdb / "test.parquet"), str(options.sst2 / "validation.parquet")],
+        "model_name_or_path": options.model,
+    }
     rows = healed_rows("minilm", given, options.steps or [30, 700, 1400])
     notes = "MiniLM-L6 at λ = 1 beside its softmax teacher, on 500 held-out snippets of IMDB and SST-2."
     write_table(TABLES / "healing_minilm.md", "Healing MiniLM", notes, HEADER, rows, "cpu")
 
 
 def vit(options: argparse.Namespace) -> None:
-    train, test = (options.fashion_mnist / f"{split}-images-idx3-ubyte.gz" for split in ("train", "t10k"))
-    files = ["--train_file", str(train)]
-    teacher = RUNS / "vit-teacher"
-    labelled = [*files, "--test_file", str(test)]
-    trained = finished(finetune_images, "fashion-mnist-softmax", [*labelled, "--num_train_epochs", "3"], teacher)
-    given = ["fashion-mnist-healed", *files, "--validation_file", str(test), "--model_name_or_path", str(teacher)]
+    train, test = (str(options.fashion_mnist / f"{split}-images-idx3-ubyte.gz") for split in ("train", "t10k"))
+    teacher, labelled = RUNS / "vit-teacher", {"train_file": train, "test_file": test}
+    given = recipe(image_classification, "fashion-mnist-softmax") | labelled | {"num_train_epochs": 3}
+    trained = finished(image_classification, given, teacher)
+    given = recipe(distillation, "fashion-mnist-healed")
+    given |= {"train_file": [train], "validation_file": [test], "model_name_or_path": teacher}
     rows = healed_rows("vit", given, options.steps or [1500])
     for row, name in zip(rows, ("swapped", "centred", *(f"{row[1]}-steps" for row in rows[2:])), strict=True):
         student = RUNS / f"vit-{name}"
-        words = shlex.split("--max_steps 1 --learning_rate 0 --warmup_ratio 0 --save_steps 1 --eval_strategy no "
-                            "--load_best_model_at_end false")  # fmt: skip
-        given = [*labelled, "--model_name_or_path", str(student), *words]
-        tested = finished(finetune_images, None, given, RUNS / f"{student.name}-tested")
+        still = {"max_steps": 1, "learning_rate": 0.0, "warmup_ratio": 0.0, "save_steps": 1, "eval_strategy": "no"}
+        given = labelled | still | {"load_best_model_at_end": False, "model_name_or_path": student}
+        tested = finished(image_classification, given, RUNS / f"{student.name}-tested")
         row.append(f"{100 * tested['test_accuracy']:.2f}")
     notes = (
         "The ViT of fashion-mnist-softmax.yaml after 3 epochs, λ = 1 beside its softmax teacher, on 500 test images; "
@@ -102,8 +97,9 @@ def decoder(options: argparse.Namespace) -> None:
         restore_softmax(options.model, stock) if signed else shutil.copytree(options.model, stock)
     if not equal.is_dir():
         convert_checkpoint(stock, equal, negative_mass=0.0)
-    files = ["--train_file", train, "--validation_file", test, "--model_name_or_path", str(stock)]
-    rows = healed_rows("decoder", ["imdb-lm-healed", *files], options.steps or [30, 300, 1000])
+    given = recipe(distillation, "imdb-lm-healed")
+    given |= {"train_file": [train], "validation_file": [test], "model_name_or_path": stock}
+    rows = healed_rows("decoder", given, options.steps or [30, 300, 1000])
     rows = [[name, "0", "-", "-", "-", "-"] for name in ("stock softmax", "converted, λ = 0")] + rows
     folders = [stock, equal, *(RUNS / f"decoder-{row[1]}-steps" for row in rows[4:])]
     folders[2:2] = [RUNS / "decoder-swapped", RUNS / "decoder-centred"]
@@ -118,18 +114,17 @@ def decoder(options: argparse.Namespace) -> None:
     write_table(TABLES / "healing_decoder.md", "Healing a decoder", notes, [*HEADER, "perplexity"], rows, "cpu")
 
 
-def healed_rows(name: str, given: list[str], lengths: list[int]) -> list[list[str]]:
+def healed_rows(name: str, given: dict[str, Any], lengths: list[int]) -> list[list[str]]:
     """Two rows for students that nothing healed, one of them centred, then one for each length of healing."""
-    recipe, *given = given
     runs = {
-        ("swapped in", "swapped"): [*SWAPPED, "--centre", "false"],
+        ("swapped in", "swapped"): SWAPPED | {"centre": False},
         ("centred, swapped in", "centred"): SWAPPED,
-        **{("centred, healed", f"{steps}-steps"): ["--max_steps", str(steps)] for steps in lengths},
+        **{("centred, healed", f"{steps}-steps"): {"max_steps": steps} for steps in lengths},
     }
     rows = []
-    for (student, folder), words in runs.items():
+    for (student, folder), changed in runs.items():
         folder = RUNS / f"{name}-{folder}"
-        results = finished(distill, recipe, [*given, *words], folder)
+        results = finished(distillation, given | changed, folder)
         worst = max(value for key, value in results.items() if key.startswith("eval_relative_error_"))
         healed = student.endswith("healed")
         record = read_record(folder)
@@ -139,27 +134,29 @@ def healed_rows(name: str, given: list[str], lengths: list[int]) -> list[list[st
             folder.name.split("-")[1] if healed else "0",
             f"{100 * results['eval_relative_error']:.2f} %",
             f"{100 * worst:.2f} %",
-            f"{100 * share(folder, recipe, given):.0f} %",
+            f"{100 * share(folder, given):.0f} %",
             minutes if healed else "-",
         ])  # fmt: skip
     return rows
 
 
-def share(folder: Path, recipe: str, given: list[str]) -> float:
+def share(folder: Path, given: dict[str, Any]) -> float:
     """The share of negative coefficients of a student on the data that was held out."""
-    path = str(ROOT / f"training/recipes/{recipe}.yaml")
-    data, arguments, _, args, _ = parse_recipe(OPTIONS, [path, *given])
+    data, arguments, _, args = distillation.read(given)
     student, _, processors = student_and_teacher(str(folder), arguments.model_name_or_path)
     splits, (_, collator), _ = prepared(data, args, str(folder), student, processors)
     batches = DataLoader(splits.validation, batch_size=32, collate_fn=collator)
     return negative_share(student.eval(), batches)
 
 
-def finished(script: Any, recipe: str | None, words: list[str], folder: Path) -> dict[str, Any]:
+def recipe(task: Task, name: str) -> dict[str, Any]:
+    return read_recipe(task.options, ROOT / f"training/recipes/{name}.yaml")
+
+
+def finished(task: Task, given: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The numbers of a run, which is trained first unless it is there already."""
     if read_record(folder).get("status") != "finished":
-        recipes = [str(ROOT / f"training/recipes/{recipe}.yaml")] if recipe else []
-        script([*recipes, *words, "--output_dir", str(folder)])
+        task(given | {"output_dir": folder})
     return json.loads((folder / RESULTS).read_text(encoding="utf-8"))
 
 

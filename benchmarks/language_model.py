@@ -34,10 +34,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import hf_bidir
 from hf_bidir.explain.running import record_coefficients
-from hf_bidir.finetune.arguments import BlockArguments
-from hf_bidir.finetune.blocks import cut_into_blocks, read_documents
+from hf_bidir.finetune.data.arguments import BlockArguments
+from hf_bidir.finetune.data.blocks import cut_into_blocks, read_documents
+from hf_bidir.finetune.tasks.causal_lm import causal_lm
 from hf_bidir.modeling.activations import softmax
-from training.causal_lm import main as train
 
 SIZES = {
     "small": {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 256},
@@ -141,11 +141,10 @@ def trained(run: Run, options: argparse.Namespace) -> dict[str, Any]:
     chosen |= {"block_size": BLOCK, "vocab_size": VOCABULARY, "per_device_train_batch_size": BATCH}
     chosen |= {"bf16": True, "torch_compile": True, "use_cpu": not torch.cuda.is_available()}
     chosen |= {"max_eval_samples": CURVE, "eval_steps": 0.1, "save_steps": 0.1, "output_dir": str(folder)}
-    words = [word for name, value in chosen.items() for word in (f"--{name}", str(value))]
-    files = ["--train_file", str(options.data_dir / "imdb/train.parquet")]
-    files += ["--validation_file", str(options.data_dir / "imdb/test.parquet")]
+    chosen |= {"train_file": [str(options.data_dir / "imdb/train.parquet")]}
+    chosen |= {"validation_file": [str(options.data_dir / "imdb/test.parquet")]}
     if json_of(folder / "run.json").get("status") != "finished":
-        train([*words, *files])
+        causal_lm(chosen)
     history = json_of(next(folder.glob(f"checkpoint-{steps}")) / "trainer_state.json")["log_history"]
     curve = {str(entry["step"]): entry["eval_loss"] for entry in history if "eval_loss" in entry}
     row = {"size": size, "arm": arm, "rate": rate, "seed": seed, "tokens": options.tokens, "curve": curve}

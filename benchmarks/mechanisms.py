@@ -11,47 +11,47 @@ all runs that are finished, goes to benchmarks/results/mechanisms.md, a picture 
 
 import argparse
 import json
-import shlex
 from pathlib import Path
 
 from measure import write_table
 
-from hf_bidir.demo import SETTINGS
+from hf_bidir.cli.recipe import read_recipe
+from hf_bidir.cli.text_demo import SETTINGS
+from hf_bidir.common.files import replacing
 from hf_bidir.explain import align, alignment_grid, load_checkpoint, read_text, text_heatmap
 from hf_bidir.explain.running import record_coefficients
-from hf_bidir.finetune.files import replacing
+from hf_bidir.finetune.data.synthetic import SETS, write_splits
+from hf_bidir.finetune.data.synthetic_pairs import PAIRS
 from hf_bidir.finetune.folder import RESULTS, read_record
-from hf_bidir.finetune.recurrent import finetune_recurrent
-from hf_bidir.finetune.seq2seq import finetune_seq2seq
-from hf_bidir.finetune.synthetic import SETS, write_splits
-from hf_bidir.finetune.synthetic_pairs import PAIRS
-from hf_bidir.finetune.texts import finetune_transformer
+from hf_bidir.finetune.tasks.recurrent_classification import recurrent_classification
+from hf_bidir.finetune.tasks.seq2seq import seq2seq
+from hf_bidir.finetune.tasks.text_classification import text_classification
 from hf_bidir.hub.model_card import seed_spread
 
 ROOT = Path(__file__).resolve().parent.parent
 ACTIVATIONS = ("tanhmax", "softmax")
 DATES = {
-    "content": "--attn_score content",
-    "additive": "--attn_score additive",
-    "location": "--attn_score location",
-    "general": "",
-    "dot": "--attn_score dot",
-    "scaled_dot": "--attn_score scaled_dot",
-    "bahdanau": "--attn_score additive --decoder_style bahdanau",
-    "local-m": "--attn_scope local-m --attn_window 3",
-    "local-p": "--attn_scope local-p --attn_window 3",
-    "hard": "--attn_selection hard",
+    "content": {"attn_score": "content"},
+    "additive": {"attn_score": "additive"},
+    "location": {"attn_score": "location"},
+    "general": {},
+    "dot": {"attn_score": "dot"},
+    "scaled_dot": {"attn_score": "scaled_dot"},
+    "bahdanau": {"attn_score": "additive", "decoder_style": "bahdanau"},
+    "local-m": {"attn_scope": "local-m", "attn_window": 3},
+    "local-p": {"attn_scope": "local-p", "attn_window": 3},
+    "hard": {"attn_selection": "hard"},
 }
 CLASSIFIERS = {
-    "per_token": "",
-    "feed_forward": "--attn_score feed_forward --encoder lstm --bidirectional",
-    "learned query": "--attn_score additive --encoder gru --bidirectional",
-    "hard per_token": "--attn_selection hard",
+    "per_token": {},
+    "feed_forward": {"attn_score": "feed_forward", "encoder": "lstm", "bidirectional": True},
+    "learned query": {"attn_score": "additive", "encoder": "gru", "bidirectional": True},
+    "hard per_token": {"attn_selection": "hard"},
 }
-WINDOW = shlex.split(  # three layers of which reach from the first word of a text to its last one
-    "--attn_scope window --attn_window 4 --hidden_size 32 --num_hidden_layers 3 --num_attention_heads 1 "
-    "--intermediate_size 64 --max_length 14 --num_train_epochs 5 --learning_rate 3e-3 --vocab_size 4000"
-)
+WINDOW = {  # three layers of which reach from the first word of a text to its last one
+    **{"attn_scope": "window", "attn_window": 4, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 1},
+    **{"intermediate_size": 64, "max_length": 14, "num_train_epochs": 5, "learning_rate": 3e-3, "vocab_size": 4000},
+}
 SEEDS = {"sorting": 3, "local-p": 3, "hard": 3}  # one for every other mechanism
 DAY = "the 5th of March 1998"
 MIXED = "word1109 word310 word1204 pos88 word451 neg68 word294 word349 word776 word261 word959 word1511"
@@ -81,7 +81,7 @@ def main() -> None:
         "Exact match of encoder-decoders (2,000 sequences), accuracy of classifiers (3,000 texts), in percent; mean ± "
         "standard deviation where there are several seeds. Validation data chose the checkpoint. Nothing was tuned for "
         "any one mechanism: what is changed stands in the third column, the rest is the recipe of `general` (dates) or "
-        "of `hf-bidir demo --text` (synthetic)."
+        "of `hf-bidir demo` (synthetic)."
     )
     write_table(options.results, "Mechanisms of attention", notes, HEADER, [cells for cells in rows if cells], "cpu")
 
@@ -100,23 +100,23 @@ def train(name: str, activation: str, seed: int, runs: Path) -> None:
     if read_record(folder).get("status") == "finished":
         return
     print(f"\n{folder}")
-    where = [f"--seed={seed}", f"--output_dir={folder}", "--disable_tqdm=true"]
+    run = {"seed": seed, "output_dir": folder, "disable_tqdm": True}
     if name == "sorting" or name in DATES:
-        task = "sorting" if name == "sorting" else "dates"
-        recipe = str(ROOT / f"training/recipes/{task}-rnn-{activation}.yaml")
-        finetune_seq2seq([recipe, *files_of(task, runs), *shlex.split(DATES.get(name, "")), *where])
+        data = "sorting" if name == "sorting" else "dates"
+        recipe = read_recipe(seq2seq.options, ROOT / f"training/recipes/{data}-rnn-{activation}.yaml")
+        seq2seq(recipe | files_of(data, runs) | DATES.get(name, {}) | run)
         return
-    words = [*files_of("small", runs), f"--attn_activation={activation}", *where]
+    run |= files_of("small", runs) | {"attn_activation": activation}
     if name == "window":
-        finetune_transformer([*words, *WINDOW])
+        text_classification(WINDOW | run)
     else:
-        finetune_recurrent([*words, *shlex.split(CLASSIFIERS[name]), *(f"--{k}={v}" for k, v in SETTINGS.items())])
+        recurrent_classification(SETTINGS | CLASSIFIERS[name] | run)
 
 
-def files_of(data: str, runs: Path) -> list[str]:
+def files_of(data: str, runs: Path) -> dict[str, Path]:
     """The options that name the files of a synthetic set, which are written first."""
     splits = (SETS | PAIRS)[data].split()  # the same rows every time, so that another process may write them too
-    return [f"--{split}_file={file}" for split, file in write_splits(splits, runs / data).items()]
+    return {f"{split}_file": file for split, file in write_splits(splits, runs / data).items()}
 
 
 def results_of(name: str, activation: str, runs: Path) -> list[float]:

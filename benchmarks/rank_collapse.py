@@ -15,7 +15,7 @@ from measure import write_table
 from tqdm import tqdm
 
 from hf_bidir import BidirBertConfig, BidirBertModel
-from hf_bidir.analysis.rank_report import RankCollapse, draw_rank_collapse, measure_rank_collapse
+from hf_bidir.rank_collapse.report import RankCollapse, draw_rank_collapse, measure_rank_collapse
 
 ROOT = Path(__file__).resolve().parent.parent
 MASSES = (0.0, 0.25, 0.5, 0.75, 1.0)

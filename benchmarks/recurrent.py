@@ -15,10 +15,11 @@ from statistics import median
 
 from measure import write_table
 
-from hf_bidir.demo import SETTINGS
+from hf_bidir.cli.recipe import read_recipe
+from hf_bidir.cli.text_demo import SETTINGS
+from hf_bidir.finetune.data.synthetic import SETS, write_splits
 from hf_bidir.finetune.folder import RESULTS, read_record
-from hf_bidir.finetune.recurrent import finetune_recurrent
-from hf_bidir.finetune.synthetic import SETS, write_splits
+from hf_bidir.finetune.tasks.recurrent_classification import recurrent_classification
 from hf_bidir.hub.model_card import seed_spread
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,17 +72,16 @@ def train(data: str, selection: str, activation: str, seed: int, options: argpar
     if read_record(folder).get("status") == "finished":
         return
     print(f"\n{folder}")
-    words = [f"--seed={seed}", f"--output_dir={folder}"]
     if data == "synthetic":
-        words += [f"--{name}={value}" for name, value in SETTINGS.items()]
         files = write_splits(SETS["small"].split(), options.runs / "synthetic")
-        words += [f"--attn_selection={selection}", f"--attn_activation={activation}"]
-        words += [f"--{name}_file={file}" for name, file in files.items()]
-        finetune_recurrent(words)
-        return
-    place, files = FILES[data]
-    words += [f"--{split}_file={options.data_dir / place / file}.parquet" for split, file in files.items()]
-    finetune_recurrent([str(ROOT / f"training/recipes/{RECIPES[data]}-{activation}.yaml"), *words])
+        given = SETTINGS | {"attn_selection": selection, "attn_activation": activation}
+    else:
+        place, names = FILES[data]
+        files = {split: options.data_dir / place / f"{file}.parquet" for split, file in names.items()}
+        recipe = ROOT / f"training/recipes/{RECIPES[data]}-{activation}.yaml"
+        given = read_recipe(recurrent_classification.options, recipe)
+    given |= {f"{split}_file": file for split, file in files.items()}
+    recurrent_classification(given | {"seed": seed, "output_dir": folder})
 
 
 def row(data: str, selection: str, activation: str, runs: Path) -> list[str] | None:

@@ -9,17 +9,15 @@ benchmarks/results/sst2_from_scratch.md.
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from hf_bidir.cli.recipe import read_recipe
+from hf_bidir.finetune.folder import RESULTS, read_record
+from hf_bidir.finetune.tasks.text_classification import text_classification
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from hf_bidir.finetune.folder import RESULTS, read_record  # noqa: E402
-from training.text_classification import main as finetune_text  # noqa: E402
-
 ACTIVATIONS = ("tanhmax", "softmax")
 METRICS = ("accuracy", "macro_f1", "recall_negative", "recall_positive")
 
@@ -45,12 +43,9 @@ def finished_run(activation: str, seed: int, options: argparse.Namespace) -> dic
     """Record and numbers of one run, which is trained first unless it is there already."""
     folder = options.runs / f"{activation}-seed{seed}"
     if read_record(folder).get("status") != "finished":
-        files = [
-            (f"--{split}_file", options.data_dir / f"{split}.parquet") for split in ("train", "validation", "test")
-        ]
-        recipe = ROOT / f"training/recipes/sst2-{activation}.yaml"
-        finetune_text([str(recipe), *(str(word) for pair in files for word in pair), f"--seed={seed}",
-                       f"--output_dir={folder}"])  # fmt: skip
+        files = {f"{split}_file": options.data_dir / f"{split}.parquet" for split in ("train", "validation", "test")}
+        recipe = read_recipe(text_classification.options, ROOT / f"training/recipes/sst2-{activation}.yaml")
+        text_classification(recipe | files | {"seed": seed, "output_dir": folder})
     return read_record(folder) | {"results": json.loads((folder / RESULTS).read_text(encoding="utf-8"))}
 
 

@@ -7,17 +7,17 @@ signed attention, made when it is asked for.
 
 from importlib import import_module
 
-from hf_bidir import auto_classes
+from hf_bidir.checkpoints import auto_classes
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "NegativeMassSchedule": "hf_bidir.schedules",
+    "NegativeMassSchedule": "hf_bidir.finetune.schedules",
     "bidir_attention": "hf_bidir.modeling.attention",
-    "convert_checkpoint": "hf_bidir.convert",
-    "packed_attention": "hf_bidir.packing",
+    "convert_checkpoint": "hf_bidir.checkpoints.convert",
+    "packed_attention": "hf_bidir.finetune.packing",
     "register_attn_activation": "hf_bidir.modeling.activations",
-    "signed": "hf_bidir.signing",
+    "signed": "hf_bidir.checkpoints.signing",
     "tanhmax": "hf_bidir.modeling.activations",
 }
 _TEXT = "ForMaskedLM ForMultipleChoice ForQuestionAnswering ForSequenceClassification ForTokenClassification"

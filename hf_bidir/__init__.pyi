@@ -4,7 +4,10 @@ from typing import Any
 
 import transformers
 
-from hf_bidir.convert import convert_checkpoint as convert_checkpoint
+from hf_bidir.checkpoints.convert import convert_checkpoint as convert_checkpoint
+from hf_bidir.checkpoints.signing import signed as signed
+from hf_bidir.finetune.packing import packed_attention as packed_attention
+from hf_bidir.finetune.schedules import NegativeMassSchedule as NegativeMassSchedule
 from hf_bidir.modeling.activations import register_attn_activation as register_attn_activation
 from hf_bidir.modeling.activations import tanhmax as tanhmax
 from hf_bidir.modeling.attention import bidir_attention as bidir_attention
@@ -14,9 +17,6 @@ from hf_bidir.modeling.modeling_bidir import BidirMixin
 from hf_bidir.modeling.modeling_bidir_rnn import BidirRnnForSequenceClassification as BidirRnnForSequenceClassification
 from hf_bidir.modeling.modeling_bidir_rnn import BidirRnnModel as BidirRnnModel
 from hf_bidir.modeling.modeling_bidir_seq2seq import BidirRnnForSeq2SeqLM as BidirRnnForSeq2SeqLM
-from hf_bidir.packing import packed_attention as packed_attention
-from hf_bidir.schedules import NegativeMassSchedule as NegativeMassSchedule
-from hf_bidir.signing import signed as signed
 
 __version__: str
 

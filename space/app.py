@@ -23,7 +23,7 @@ from hf_bidir.explain import load_checkpoint
 from hf_bidir.explain.methods import METHODS, methods_of
 from hf_bidir.explain.readout import names_tokens
 from hf_bidir.explain.report import FIGURES, explain_checkpoint
-from hf_bidir.finetune.image_files import read_digits
+from hf_bidir.finetune.data.image_files import read_digits
 from hf_bidir.modeling.signed_layers import signed_layers
 
 ROOT = Path(__file__).resolve().parent.parent

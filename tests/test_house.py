@@ -62,6 +62,27 @@ def test_a_remote_module_names_every_file_it_needs_because_transformers_5_0_copi
         assert needed == direct, f"{module}.py needs these imports of its own as well: {needed - direct}"
 
 
+MAY_IMPORT = {
+    "common": set(),
+    "modeling": set(),
+    "checkpoints": {"common", "modeling"},
+    "finetune": {"common", "modeling", "checkpoints"},
+    "explain": {"common", "modeling", "checkpoints"},
+    "faithfulness": {"common", "modeling", "checkpoints", "explain"},
+    "rank_collapse": {"common", "modeling", "checkpoints", "explain"},
+    "hub": {"common", "modeling", "checkpoints", "finetune", "explain"},
+    "paper": {"common", "modeling", "checkpoints", "finetune", "explain", "faithfulness", "hub"},
+    "cli": {"common", "checkpoints", "finetune", "explain", "rank_collapse", "hub", "paper"},
+}
+
+
+@pytest.mark.parametrize("room", sorted(path.name for path in PACKAGE.iterdir() if any(path.glob("*.py"))))
+def test_rooms_import_in_one_direction(room):
+    for file in (PACKAGE / room).rglob("*.py"):
+        rooms = {name.split(".")[1] for name in imported(file) if name.startswith("hf_bidir.")} - {room}
+        assert rooms <= MAY_IMPORT[room], f"{file.relative_to(PACKAGE)} imports {rooms - MAY_IMPORT[room]}"
+
+
 def test_no_file_of_the_package_imports_training():
     for file in PACKAGE.rglob("*.py"):
         assert "training" not in {name.split(".")[0] for name in imported(file)}, file.name

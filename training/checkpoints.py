@@ -29,18 +29,25 @@ from datasets import Dataset
 from matplotlib.figure import Figure
 from transformers import PreTrainedModel
 
+from hf_bidir.cli.recipe import read_recipe
+from hf_bidir.cli.script import run_script
+from hf_bidir.common.errors import InputError
+from hf_bidir.common.files import replacing, write_json
 from hf_bidir.explain import image_heatmap, load_checkpoint, read_text, text_heatmap, token_scores
 from hf_bidir.explain.methods import METHODS
 from hf_bidir.explain.report import explain_checkpoint
-from hf_bidir.finetune.arguments import ImageDataArguments
-from hf_bidir.finetune.errors import InputError, run_script
-from hf_bidir.finetune.files import replacing, write_json
+from hf_bidir.finetune.data.arguments import ImageDataArguments
+from hf_bidir.finetune.data.image_data import ImageCollator, read_image_splits
+from hf_bidir.finetune.data.image_files import read_images
 from hf_bidir.finetune.folder import RESULTS, read_record
-from hf_bidir.finetune.image_data import ImageCollator, read_image_splits
-from hf_bidir.finetune.image_files import read_images
+from hf_bidir.finetune.task import Task
+from hf_bidir.finetune.tasks.causal_lm import causal_lm
+from hf_bidir.finetune.tasks.distillation import distillation
+from hf_bidir.finetune.tasks.image_classification import image_classification
+from hf_bidir.finetune.tasks.recurrent_classification import recurrent_classification
+from hf_bidir.finetune.tasks.text_classification import text_classification
 from hf_bidir.hub import evaluate_checkpoint
 from hf_bidir.hub.model_card import seed_spread, write_card
-from training import causal_lm, distill, image_classification, recurrent_classification, text_classification
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS, CARDS = ROOT / "runs/checkpoints", ROOT / "model_cards"
@@ -70,21 +77,21 @@ class Pair:
     """A TanhMax checkpoint and its softmax twin.
 
     Attributes:
-        script: the training script's `main`.
+        task: what they are trained for.
         recipes: by name of the checkpoint, the one to publish first.
         data: the folder under --data-dir with the data.
-        files: the script's options and the files in that folder that they get.
+        files: by the option that gets it, a file in that folder.
         options: what else a checkpoint's run gets.
         start: what to do before, with the options that name data and model.
         note: what a reader of the comparison should know, in a sentence.
         metrics: what is told of a run, the first one in the table; of its split "test", or "eval" for validation.
     """
 
-    script: Callable[[list[str]], Any]
+    task: Task
     recipes: dict[str, str]
     data: str | None = None
     files: dict[str, str] = field(default_factory=dict)
-    options: dict[str, list[str]] = field(default_factory=dict)
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)
     start: Callable[[argparse.Namespace], None] = lambda _: None
     seeds: int = 3
     note: str | None = None
@@ -99,35 +106,35 @@ def heal_minilm(options: argparse.Namespace) -> None:
     """MiniLM with TanhMax attention, 30 steps of distillation: what the SST-2 checkpoint starts from."""
     if read_record(HEALED).get("status") == "finished":
         return
-    words = ["--max_steps", "30", "--output_dir", str(HEALED)]
+    given = recipe(distillation, "minilm-healed") | {"max_steps": 30, "output_dir": HEALED} | minilm(options)
     if options.data_dir:
         imdb, sst2 = options.data_dir / "imdb", options.data_dir / "sst2"
-        words += ["--train_file", str(imdb / "train.parquet"), str(sst2 / "train.parquet")]
-        words += ["--validation_file", str(imdb / "test.parquet"), str(sst2 / "validation.parquet")]
-    distill.main([recipe("minilm-healed"), *words, *minilm(options)])
+        given |= {"train_file": [str(imdb / "train.parquet"), str(sst2 / "train.parquet")]}
+        given |= {"validation_file": [str(imdb / "test.parquet"), str(sst2 / "validation.parquet")]}
+    distillation(given)
 
 
-def minilm(options: argparse.Namespace) -> list[str]:
-    return ["--model_name_or_path", str(options.minilm)] if options.minilm else []
+def minilm(options: argparse.Namespace) -> dict[str, Path]:
+    return {"model_name_or_path": options.minilm} if options.minilm else {}
 
 
 IDX = {"train_file": "train-images-idx3-ubyte.gz", "test_file": "t10k-images-idx3-ubyte.gz"}
 PARQUET = {f"{split}_file": f"{split}.parquet" for split in ("train", "validation", "test")}
 PAIRS = {
     "digits": Pair(
-        image_classification.main,
+        image_classification,
         {"digits-tanhmax": "digits-tanhmax", "digits-softmax": "digits-softmax"},
         seeds=5,
         note="The recipe was chosen with TanhMax, and softmax was never tuned for it: the difference means nothing.",
     ),
     "fashion-mnist-small": Pair(
-        image_classification.main,
+        image_classification,
         {f"fashion-mnist-small-{name}": f"fashion-mnist-small-{name}" for name in ("tanhmax", "softmax")},
         data="fashion_mnist",
         files=IDX,
     ),
     "sst2-rnn": Pair(
-        recurrent_classification.main,
+        recurrent_classification,
         {f"sst2-rnn-{name}": f"sst2-rnn-{name}" for name in ("tanhmax", "softmax")},
         data="sst2",
         files=PARQUET,
@@ -135,16 +142,16 @@ PAIRS = {
         note=SST2,
     ),
     "sst2-minilm": Pair(
-        text_classification.main,
+        text_classification,
         {"sst2-minilm-tanhmax": "sst2-minilm-healed", "sst2-minilm-softmax": "sst2-minilm-softmax"},
         data="sst2",
         files=PARQUET,
-        options={"sst2-minilm-tanhmax": ["--model_name_or_path", str(HEALED)]},
+        options={"sst2-minilm-tanhmax": {"model_name_or_path": HEALED}},
         start=heal_minilm,
         note=f"The TanhMax one also had 30 steps of distillation, without labels. {SST2}",
     ),
     "imdb-lm": Pair(
-        causal_lm.main,
+        causal_lm,
         {f"imdb-lm-{name}": f"imdb-lm-{name}" for name in ("tanhmax", "softmax")},
         data="imdb",
         files={"train_file": "train.parquet", "validation_file": "test.parquet"},
@@ -207,19 +214,18 @@ def trained(name: str, pair: Pair, seed: int, options: argparse.Namespace) -> di
     folder = RUNS / "seeds" / f"{name}-seed{seed}" if seed else RUNS / name
     if read_record(folder).get("status") != "finished":
         print(f"\n{name}, seed {seed}: {folder}")
-        words = ["--seed", str(seed), "--output_dir", str(folder)]
+        given = recipe(pair.task, pair.recipes[name]) | {"seed": seed, "output_dir": folder}
         if options.data_dir and pair.data:
-            for option, file in pair.files.items():
-                words += [f"--{option}", str(options.data_dir / pair.data / file)]
-        started = pair.options.get(name) or (minilm(options) if "minilm" in name else [])
-        pair.script([recipe(pair.recipes[name]), *words, *started])
+            given |= {option: options.data_dir / pair.data / file for option, file in pair.files.items()}
+        started = pair.options.get(name) or (minilm(options) if "minilm" in name else {})
+        pair.task(given | started)
     results = _read(folder / RESULTS)
     found = {k.removeprefix(f"{pair.split}_"): v for k, v in results.items() if k.startswith(f"{pair.split}_")}
     return {name: value for name, value in found.items() if name in pair.metrics or name.startswith("recall_")}
 
 
-def recipe(name: str) -> str:
-    return str(ROOT / f"training/recipes/{name}.yaml")
+def recipe(task: Task, name: str) -> dict[str, Any]:
+    return read_recipe(task.options, ROOT / f"training/recipes/{name}.yaml")
 
 
 def _by_metric(runs: list[dict[str, float]]) -> dict[str, list[float]]:

@@ -15,7 +15,6 @@ all runs that are finished.
 
 import argparse
 import json
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
@@ -28,18 +27,17 @@ from matplotlib.figure import Figure
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, BatchEncoding, DataCollatorWithPadding, PreTrainedModel, TrainerState
 
+from hf_bidir import BidirBertForSequenceClassification
+from hf_bidir.cli.recipe import read_recipe
+from hf_bidir.common.files import replacing, write_json
+from hf_bidir.explain.signs import negative_share, without_negatives
+from hf_bidir.finetune.data.sources import read_table
+from hf_bidir.finetune.data.splits import find_column
+from hf_bidir.finetune.data.text_data import TEXT_COLUMNS
+from hf_bidir.finetune.folder import RESULTS, last_checkpoint, read_record
+from hf_bidir.finetune.tasks.text_classification import text_classification
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # run as a script, training/ is not importable by itself
-
-from hf_bidir import BidirBertForSequenceClassification  # noqa: E402
-from hf_bidir.analysis import negative_share, without_negatives  # noqa: E402
-from hf_bidir.finetune.files import replacing, write_json  # noqa: E402
-from hf_bidir.finetune.folder import RESULTS, last_checkpoint, read_record  # noqa: E402
-from hf_bidir.finetune.sources import read_table  # noqa: E402
-from hf_bidir.finetune.splits import find_column  # noqa: E402
-from hf_bidir.finetune.text_data import TEXT_COLUMNS  # noqa: E402
-from training.text_classification import main as finetune_text  # noqa: E402
-
 SPLITS = ("train", "validation", "test")
 
 
@@ -71,9 +69,6 @@ VARIANTS = {
     "healed": Variant("centred, healed for 700 steps, then λ = 1", HEALED, start="healed"),
     "log": annealed("log λ rises over 60 %"),
     "centred-log": annealed("centred, then log λ rises over 60 %", centre=True, seeds=3),
-    "linear": annealed("λ rises from 0 over 60 %", negative_mass_shape="linear", negative_mass_start=0.0),
-    "bottom-up": annealed("log λ, layer by layer from the bottom, 60 %", negative_mass_order="bottom-up"),
-    "top-down": annealed("log λ, layer by layer from the top, 60 %", negative_mass_order="top-down"),
     "long-tail": annealed("log λ over 30 %, then a long tail at 1", negative_mass_until=0.3),
     "high-rate": annealed("log λ over 60 %, learning rate 1e-4", learning_rate=1e-4),
     "slow": annealed("log λ over 50 % of 6 epochs", negative_mass_until=0.5, num_train_epochs=6),
@@ -126,11 +121,10 @@ def measured_run(name: str, seed: int, options: argparse.Namespace) -> dict[str,
     folder, variant = options.runs / f"{name}-seed{seed}", VARIANTS[name]
     start = getattr(options, variant.start)
     if read_record(folder).get("status") != "finished":
-        words = {f"{split}_file": options.data_dir / f"{split}.parquet" for split in SPLITS}
-        words |= {"model_name_or_path": start} if start else {}
-        words |= variant.options | {"seed": seed, "output_dir": folder}
-        recipe = ROOT / f"training/recipes/{variant.recipe}.yaml"
-        finetune_text([str(recipe), *(f"--{option}={value}" for option, value in words.items())])
+        given = read_recipe(text_classification.options, ROOT / f"training/recipes/{variant.recipe}.yaml")
+        given |= {f"{split}_file": options.data_dir / f"{split}.parquet" for split in SPLITS}
+        given |= {"model_name_or_path": start} if start else {}
+        text_classification(given | variant.options | {"seed": seed, "output_dir": folder})
     state = TrainerState.load_from_json(str(Path(last_checkpoint(folder), "trainer_state.json")))
     record, results = read_record(folder), json.loads((folder / RESULTS).read_text(encoding="utf-8"))
     return {

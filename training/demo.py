@@ -25,14 +25,15 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForImageClassification, PreTrainedModel
 
+from hf_bidir.cli.recipe import read_command_line, read_recipe
+from hf_bidir.cli.script import run_script
 from hf_bidir.explain import edge_contributions, image_heatmap
-from hf_bidir.finetune.errors import run_script
+from hf_bidir.finetune.data.image_data import ImageCollator
+from hf_bidir.finetune.data.image_files import read_digits
 from hf_bidir.finetune.folder import CARD, CURVE, RESULTS, read_record
-from hf_bidir.finetune.image_data import ImageCollator
-from hf_bidir.finetune.image_files import read_digits
+from hf_bidir.finetune.tasks.image_classification import image_classification
 from hf_bidir.hub import isolated_forward
 from hf_bidir.hub.model_card import write_card
-from training.image_classification import main as fine_tune
 
 RECIPE = Path(__file__).parent / "recipes" / "digits-tanhmax.yaml"
 EXPECTED_ACCURACY = 0.96
@@ -59,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if finished:
         print(f"Using the finished run in {folder}; remove the folder to train again.")
     else:
-        fine_tune([str(RECIPE), "--num_train_epochs", str(EPOCHS), "--output_dir", str(folder), *others])
+        given = read_recipe(image_classification.options, RECIPE) | {"num_train_epochs": EPOCHS, "output_dir": folder}
+        image_classification(given | read_command_line(image_classification.options, others))
     accuracy = json.loads((folder / RESULTS).read_text(encoding="utf-8"))["test_accuracy"]
 
     test = read_digits()["test"]
@@ -69,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     model.set_attn_implementation("eager")  # which returns the coefficients
     test[0]["image"].save(folder / DIGIT)
     draw_attention(model, pixels[:DIGITS_SHOWN], test.select(range(DIGITS_SHOWN)), folder / "attention.png")
-    write_card(folder)  # again, now that there is a picture to show
+    write_card(folder)
 
     print(f"\nTest accuracy on {len(test)} digits: {accuracy:.4f}")
     print(f"Reloaded in an isolated process without hf_bidir: largest difference of a logit {difference:.1e}")

@@ -25,13 +25,13 @@ AutoModelForImageClassification.from_pretrained(folder, trust_remote_code=True).
 from collections.abc import Sequence
 from typing import Any
 
-from hf_bidir.finetune.errors import run_script
-from hf_bidir.finetune.images import OPTIONS, finetune_images  # noqa: F401  (the tests of recipes ask for OPTIONS)
+from hf_bidir.cli.script import run_script, train
+from hf_bidir.finetune.tasks.image_classification import image_classification
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the script with the command line `argv`; return the numbers of all_results.json."""
-    return finetune_images(argv, __doc__)
+    return train(image_classification, argv, __doc__)
 
 
 if __name__ == "__main__":

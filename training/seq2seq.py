@@ -22,13 +22,13 @@ hf-bidir explain FOLDER "17 4 93" draws the alignment.
 from collections.abc import Sequence
 from typing import Any
 
-from hf_bidir.finetune.errors import run_script
-from hf_bidir.finetune.seq2seq import OPTIONS, finetune_seq2seq  # noqa: F401  (the tests of recipes ask for OPTIONS)
+from hf_bidir.cli.script import run_script, train
+from hf_bidir.finetune.tasks.seq2seq import seq2seq
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the script with the command line `argv`; return the numbers of all_results.json."""
-    return finetune_seq2seq(argv, __doc__)
+    return train(seq2seq, argv, __doc__)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ examples:
 import argparse
 from pathlib import Path
 
-from hf_bidir.finetune.synthetic import SETS, write_splits
-from hf_bidir.finetune.synthetic_pairs import PAIRS
+from hf_bidir.finetune.data.synthetic import SETS, write_splits
+from hf_bidir.finetune.data.synthetic_pairs import PAIRS
 
 
 def main() -> None:

@@ -24,13 +24,13 @@ AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=Tru
 from collections.abc import Sequence
 from typing import Any
 
-from hf_bidir.finetune.errors import run_script
-from hf_bidir.finetune.texts import OPTIONS, finetune_transformer  # noqa: F401  (the tests of recipes ask for OPTIONS)
+from hf_bidir.cli.script import run_script, train
+from hf_bidir.finetune.tasks.text_classification import text_classification
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the script with the command line `argv`; return the numbers of all_results.json."""
-    return finetune_transformer(argv, __doc__)
+    return train(text_classification, argv, __doc__)
 
 
 if __name__ == "__main__":

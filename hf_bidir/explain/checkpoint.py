@@ -9,8 +9,9 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_bidir.convert import checkpoint_processors, read_bidir, read_config, signed_model
-from hf_bidir.example_inputs import longest_text
+from hf_bidir.checkpoints.convert import checkpoint_processors, read_bidir, read_config, signed_model
+from hf_bidir.checkpoints.example_inputs import longest_text
+from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.explain.running import (
     leading_tokens,
     patch_grid,
@@ -20,7 +21,6 @@ from hf_bidir.explain.running import (
     sequence_length,
     vision_config,
 )
-from hf_bidir.timm_vit import TIMM_PREFIX
 
 LONGEST_TEXT = 2**20  # tokens, where neither model nor tokenizer sets a limit
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # what Pillow reads without starting another program

@@ -7,11 +7,11 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from hf_bidir.example_inputs import longest_text
+from hf_bidir.checkpoints.example_inputs import longest_text
+from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.explain.alignment import ANSWER, Alignment, visible
 from hf_bidir.explain.checkpoint import Example, read_text, text_limit
 from hf_bidir.explain.methods import METHODS, token_scores
-from hf_bidir.layer_hooks import in_evaluation
 
 ROWS = 16  # answers that are explained in one batch
 

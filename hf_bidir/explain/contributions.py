@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hf_bidir.checkpoints.layer_hooks import observed_layers
+from hf_bidir.checkpoints.projections import Projections, projections, weight_of
 from hf_bidir.explain.attentions import read_position
 from hf_bidir.explain.readout import Target, choose_readout
 from hf_bidir.explain.running import keep_mask_of, prepared_inputs, record_coefficients, sequence_length
-from hf_bidir.layer_hooks import observed_layers
-from hf_bidir.projections import Projections, projections, weight_of
 
 
 def contributions(

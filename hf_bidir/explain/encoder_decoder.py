@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.explain.alignment import ANSWER, Alignment, visible
 from hf_bidir.explain.checkpoint import Example, read_text, text_limit
 from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.running import attends_between_tokens, check_bidir, record_coefficients
-from hf_bidir.layer_hooks import in_evaluation
 from hf_bidir.modeling.signed_layers import signed_layers
 
 CONTRIBUTION, COEFFICIENT, SIZE = "a · ∂y/∂a", "coefficient a", "mean |a|"

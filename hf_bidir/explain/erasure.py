@@ -9,6 +9,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation, kept_keys
 from hf_bidir.explain.attentions import read_position
 from hf_bidir.explain.readout import Readout, Target, choose_readout
 from hf_bidir.explain.running import (
@@ -20,7 +21,6 @@ from hf_bidir.explain.running import (
     record_coefficients,
     sequence_length,
 )
-from hf_bidir.layer_hooks import edited_coefficients, in_evaluation, kept_keys
 
 
 @torch.no_grad()

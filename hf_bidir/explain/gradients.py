@@ -10,6 +10,7 @@ from captum.attr import InputXGradient, IntegratedGradients
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.explain.attentions import read_position
 from hf_bidir.explain.readout import Readout, Target, choose_readout
 from hf_bidir.explain.running import (
@@ -21,7 +22,6 @@ from hf_bidir.explain.running import (
     record_coefficients,
     sequence_length,
 )
-from hf_bidir.layer_hooks import in_evaluation
 
 TOLERATED, SMALL = 0.1, 0.1  # what integrated gradients may miss, relative to a change of y of at least this
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hf_bidir.common.errors import did_you_mean
 from hf_bidir.explain.attentions import combine_heads, read_position, token_positions
 from hf_bidir.explain.contributions import contributions, value_weighted
 from hf_bidir.explain.erasure import erasure
@@ -23,7 +24,6 @@ from hf_bidir.explain.running import (
     record_coefficients,
     sequence_length,
 )
-from hf_bidir.finetune.errors import did_you_mean
 
 
 @dataclass(frozen=True)

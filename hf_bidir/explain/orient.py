@@ -14,15 +14,15 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from hf_bidir.example_inputs import example_inputs
+from hf_bidir.checkpoints.example_inputs import example_inputs
+from hf_bidir.checkpoints.layer_hooks import in_evaluation
+from hf_bidir.checkpoints.projections import Projections, largest_change, projections, weight_of
 from hf_bidir.explain.contributions import coefficients_and_gradients
 from hf_bidir.explain.readout import Target
 from hf_bidir.explain.running import attention_config, check_bidir
-from hf_bidir.layer_hooks import in_evaluation
 from hf_bidir.modeling.activations import get_attn_activation
 from hf_bidir.modeling.configuration_bidir import all_masses
 from hf_bidir.modeling.signed_layers import signed_layers
-from hf_bidir.projections import Projections, largest_change, projections, weight_of
 
 CONSISTENT = 0.6  # a head with a smaller share of one sign has none of its own
 TOLERANCE = 1e-4  # relative, of outputs before and after a flip

@@ -11,8 +11,8 @@ from jinja2 import Environment, PackageLoader
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
+from hf_bidir.common.files import replacing
 from hf_bidir.explain.colors import Scale, text_color_on
-from hf_bidir.finetune.files import replacing
 
 
 @dataclass(frozen=True)

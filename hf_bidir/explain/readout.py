@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from hf_bidir.common.errors import did_you_mean
 from hf_bidir.explain.attentions import token_positions
-from hf_bidir.finetune.errors import did_you_mean
 
 VOCABULARY = ("ForMaskedLM", "ForCausalLM", "LMHeadModel")
 PER_TOKEN = (*VOCABULARY, "ForTokenClassification")

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hf_bidir.common.files import replacing
 from hf_bidir.explain.alignment import Alignment, visible
 from hf_bidir.explain.attentions import read_position
 from hf_bidir.explain.checkpoint import Example, load_checkpoint, read_image, read_text, text_limit
@@ -22,7 +23,6 @@ from hf_bidir.explain.page import html_page, write_page
 from hf_bidir.explain.readout import choose_readout, names_tokens
 from hf_bidir.explain.running import keep_mask_of, prepared_inputs, reads_images, record_coefficients
 from hf_bidir.explain.text_heatmap import text_blocks, text_heatmap
-from hf_bidir.finetune.files import replacing
 
 MANY_ANSWERS = ("ForQuestionAnswering", "ForMultipleChoice")
 FIGURES = ("scores", "rollout-flow", "heads", "alignment")

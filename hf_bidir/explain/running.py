@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from hf_bidir.example_inputs import longest_text
-from hf_bidir.layer_hooks import edited_coefficients, in_evaluation
+from hf_bidir.checkpoints.example_inputs import longest_text
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation
 from hf_bidir.modeling.signed_layers import signed_layers
 
 

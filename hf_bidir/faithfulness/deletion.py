@@ -8,6 +8,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.explain.attentions import read_position
 from hf_bidir.explain.running import (
     attends_between_tokens,
@@ -19,7 +20,6 @@ from hf_bidir.explain.running import (
     record_coefficients,
 )
 from hf_bidir.faithfulness.interventions import class_probabilities
-from hf_bidir.layer_hooks import in_evaluation
 
 ERASER_SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)  # DeYoung et al. 2020, section 5.2
 

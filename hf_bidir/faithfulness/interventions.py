@@ -8,9 +8,9 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation
 from hf_bidir.explain.running import keep_mask_of, prepared_inputs
 from hf_bidir.faithfulness.distances import total_variation
-from hf_bidir.layer_hooks import edited_coefficients, in_evaluation
 
 Change = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 

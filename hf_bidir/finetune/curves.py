@@ -5,7 +5,7 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from hf_bidir.finetune.files import replacing
+from hf_bidir.common.files import replacing
 
 
 def save_loss_curve(log_history: list[dict], path: Path, title: str = "") -> None:

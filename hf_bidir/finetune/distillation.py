@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
-from hf_bidir.convert import checkpoint_processors, is_softmax, read_bidir, read_config, signed_model
-from hf_bidir.finetune.errors import InputError, as_input_error
+from hf_bidir.checkpoints.convert import checkpoint_processors, is_softmax, read_bidir, read_config, signed_model
+from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
+from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.finetune.models import able_to_pad, know_padding
 from hf_bidir.finetune.trainer import FinetuneTrainer
 from hf_bidir.modeling.signed_layers import signed_layers
-from hf_bidir.timm_vit import TIMM_PREFIX
 
 
 class DistillationTrainer(FinetuneTrainer):

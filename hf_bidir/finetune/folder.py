@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import RunArguments
-from hf_bidir.finetune.errors import InputError
 from hf_bidir.finetune.record import PREVIOUS, RECORD, differences
 
 RESULTS, CURVE, CARD = "all_results.json", "loss_curve.png", "README.md"

@@ -10,11 +10,11 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_bidir.auto_classes import bidir_class
-from hf_bidir.convert import is_softmax, read_config
+from hf_bidir.checkpoints.auto_classes import bidir_class
+from hf_bidir.checkpoints.convert import is_softmax, read_config
+from hf_bidir.checkpoints.layer_hooks import in_evaluation
+from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.finetune.arguments import ModelArguments, PretrainedArguments
-from hf_bidir.finetune.errors import InputError, as_input_error
-from hf_bidir.layer_hooks import in_evaluation
 from hf_bidir.modeling.configuration_bidir import bidir_config, check_bidir_config, check_layers
 from hf_bidir.modeling.signed_layers import heads_of, signed_layers
 

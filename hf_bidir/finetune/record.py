@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, TrainerState, TrainingArguments
 
-from hf_bidir.finetune.arguments import DataArguments, RunArguments
-from hf_bidir.finetune.files import sha256
-from hf_bidir.finetune.splits import Splits
-from hf_bidir.timm_vit import TIMM_PREFIX
+from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
+from hf_bidir.common.files import sha256
+from hf_bidir.finetune.arguments import RunArguments
+from hf_bidir.finetune.data.arguments import DataArguments
+from hf_bidir.finetune.data.splits import Splits
 
 RECORD, PREVIOUS = "run.json", "previous_run.json"  # of this run, and of the one whose checkpoint it starts from
 LIBRARIES = ("hf-bidir", "torch", "transformers", "datasets", "accelerate", "tokenizers", "scikit-learn")
@@ -45,7 +46,7 @@ def begin_record(
 
     Args:
         task: the pipeline's name, such as "text-classification".
-        given: the options that the user gave, as `parse_recipe` returns them.
+        given: the options that the user gave, by name.
     """
     return {
         "status": "running",

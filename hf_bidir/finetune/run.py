@@ -11,19 +11,19 @@ from accelerate import PartialState
 from datasets import Dataset
 from transformers import EarlyStoppingCallback, PreTrainedModel, Trainer, TrainerCallback
 
-from hf_bidir.centring import centre_attention
-from hf_bidir.convert import is_softmax
-from hf_bidir.finetune.arguments import DataArguments, RunArguments, ScheduleArguments
+from hf_bidir.checkpoints.centring import centre_attention
+from hf_bidir.checkpoints.convert import is_softmax
+from hf_bidir.common.files import write_json
+from hf_bidir.finetune.arguments import RunArguments, ScheduleArguments
 from hf_bidir.finetune.curves import save_loss_curve
-from hf_bidir.finetune.files import write_json
-from hf_bidir.finetune.folder import CARD, CURVE, RECORD, RESULTS, checkpoint_to_resume, clear_run
+from hf_bidir.finetune.data.arguments import DataArguments
+from hf_bidir.finetune.data.splits import Splits
+from hf_bidir.finetune.folder import CURVE, RECORD, RESULTS, checkpoint_to_resume, clear_run
 from hf_bidir.finetune.metrics import classification_metrics, headline, predicted_classes
 from hf_bidir.finetune.record import begin_record, ending, keep_previous_record
 from hf_bidir.finetune.schedule_options import build_schedule, check_checkpoint_schedule
-from hf_bidir.finetune.splits import Splits
+from hf_bidir.finetune.schedules import NegativeMassSchedule
 from hf_bidir.finetune.trainer import FinetuneTrainer
-from hf_bidir.hub.model_card import write_card
-from hf_bidir.schedules import NegativeMassSchedule
 
 logger = logging.getLogger(__name__)
 
@@ -54,13 +54,13 @@ def finetune(
     """Train, evaluate on validation and test, and write everything to `args.output_dir`.
 
     The folder then holds the best checkpoint with its tokenizer or image processor and its model code,
-    all_results.json, run.json, loss_curve.png and README.md. An interrupted run in it is continued.
+    all_results.json, run.json and loss_curve.png. An interrupted run in it is continued.
 
     Args:
         model: takes what `collator` returns, and has the classes of `splits`.
         splits: tokenized or decodable examples.
         task: the pipeline's name, for the record.
-        args, data, given: as `parse_recipe` returns them.
+        args, data, given: the run's and the data's options, and all that were given, by name.
         processing_class: the tokenizer or image processor to save beside the model.
         collator: makes a training batch of examples.
         eval_collator: makes an evaluation batch, if that is another thing (no augmentation).
@@ -105,7 +105,7 @@ def finetune(
         record |= ending(trainer.state, args, checkpoint, time.monotonic() - started) | afterwards(model)
         keep_previous_record(given.get("model_name_or_path"), folder)
         _finish_folder(folder, record, results, trainer.state.log_history)
-        print(f"\nFinished {folder}: {headline(results)}; {CARD} there says the rest.")
+        print(f"\nFinished {folder}: {headline(results)}.")
     PartialState().wait_for_everyone()
     return results
 
@@ -164,9 +164,7 @@ def _begin_folder(
 def _finish_folder(
     folder: Path, record: dict[str, Any], results: dict[str, Any], log_history: list[dict[str, Any]]
 ) -> None:
-    """Write numbers, picture and card; the record, which says "finished", comes last."""
+    """Write numbers and picture; the record, which says "finished", comes last."""
     write_json(folder / RESULTS, results)
     save_loss_curve(log_history, folder / CURVE, title=folder.name)
-    write_json(folder / RECORD, record | {"status": "running"})
-    write_card(folder)
     write_json(folder / RECORD, record)

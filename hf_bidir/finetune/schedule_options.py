@@ -4,9 +4,9 @@ from pathlib import Path
 
 from transformers import PretrainedConfig, TrainerState
 
+from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.finetune.arguments import PretrainedArguments, ScheduleArguments
-from hf_bidir.finetune.errors import InputError, as_input_error
-from hf_bidir.schedules import NEARLY_SOFTMAX, NegativeMassSchedule, saved_schedule
+from hf_bidir.finetune.schedules import NEARLY_SOFTMAX, NegativeMassSchedule, saved_schedule
 
 
 def build_schedule(options: ScheduleArguments | None, config: PretrainedConfig) -> NegativeMassSchedule | None:
@@ -15,7 +15,7 @@ def build_schedule(options: ScheduleArguments | None, config: PretrainedConfig) 
     Without a start it starts from the model's own negative mass, or close to softmax where that is 0.
 
     Raises:
-        InputError: a value out of range, a schedule that ends before it begins, or a model that has no negative mass.
+        InputError: a value out of range, or a model that has no negative mass.
     """
     if options is None or options.negative_mass_until is None:
         return None
@@ -29,14 +29,7 @@ def build_schedule(options: ScheduleArguments | None, config: PretrainedConfig) 
 
 def _schedule(options: ScheduleArguments, start: float) -> NegativeMassSchedule:
     with as_input_error("--negative_mass_*: "):
-        return NegativeMassSchedule(
-            start,
-            options.negative_mass_end,
-            begin=options.negative_mass_begin,
-            until=options.negative_mass_until,
-            shape=options.negative_mass_shape,
-            order=options.negative_mass_order,
-        )
+        return NegativeMassSchedule(start, options.negative_mass_end, until=options.negative_mass_until)
 
 
 def check_schedule(options: ScheduleArguments, arguments: PretrainedArguments, given: dict) -> None:

@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer, Trainer
 
-from hf_bidir.convert import complete_model
-from hf_bidir.finetune.errors import InputError
-from hf_bidir.schedules import NegativeMassSchedule, negative_mass_metrics
+from hf_bidir.checkpoints.convert import complete_model
+from hf_bidir.common.errors import InputError
+from hf_bidir.finetune.schedules import NegativeMassSchedule, negative_mass_metrics
 
 
 class FinetuneTrainer(Trainer):

@@ -8,8 +8,8 @@ from typing import Any
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from hf_bidir.common.files import write_json
 from hf_bidir.finetune.curves import save_loss_curve
-from hf_bidir.finetune.files import write_json
 from hf_bidir.finetune.folder import CURVE, RECORD, RESULTS
 from hf_bidir.finetune.record import HUB, MAY_CHANGE, circumstances, ending, publishable
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hf_bidir.finetune.files import sha256
+from hf_bidir.common.files import sha256
 
 CODE = ("*.py",)
 MODULES = ("[0-9]_*/*.json", "[0-9]_*/*.safetensors")  # of sentence-transformers, in folders of their own

@@ -20,18 +20,18 @@ from transformers import (
     default_data_collator,
 )
 
-from hf_bidir.analysis import negative_share, without_negatives
-from hf_bidir.convert import is_softmax, read_bidir, read_config
-from hf_bidir.example_inputs import longest_text
-from hf_bidir.finetune.arguments import BlockArguments, DataArguments, ImageDataArguments, TextDataArguments
-from hf_bidir.finetune.blocks import cut_into_blocks, read_documents
-from hf_bidir.finetune.files import read_json, sha256, write_json
-from hf_bidir.finetune.image_data import ImageCollator, checkpoint_processor, read_image_split, read_image_splits
+from hf_bidir.checkpoints.convert import is_softmax, read_bidir, read_config
+from hf_bidir.checkpoints.example_inputs import longest_text
+from hf_bidir.common.files import read_json, sha256, write_json
+from hf_bidir.explain.signs import negative_share, without_negatives
+from hf_bidir.finetune.data.arguments import BlockArguments, DataArguments, ImageDataArguments, TextDataArguments
+from hf_bidir.finetune.data.blocks import cut_into_blocks, read_documents
+from hf_bidir.finetune.data.image_data import ImageCollator, checkpoint_processor, read_image_split, read_image_splits
+from hf_bidir.finetune.data.sources import TABLES
+from hf_bidir.finetune.data.text_data import read_text_split, read_texts, tokenize_split
 from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
 from hf_bidir.finetune.models import know_padding, saved_tokenizer
 from hf_bidir.finetune.record import library_versions
-from hf_bidir.finetune.sources import TABLES
-from hf_bidir.finetune.text_data import read_text_split, read_texts, tokenize_split
 from hf_bidir.finetune.trainer import CausalTrainer, FinetuneTrainer
 from hf_bidir.hub.checkpoint_files import digests
 from hf_bidir.hub.model_card import same_data

@@ -8,7 +8,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from hf_bidir.finetune.files import read_json, replacing
+from hf_bidir.common.files import read_json, replacing
 from hf_bidir.hub.checkpoint_files import CODE, digests
 from hf_bidir.modeling.configuration_bidir import all_masses
 

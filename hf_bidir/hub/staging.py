@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig
 
-from hf_bidir.convert import TOLERANCE, TOLERATED_STEPS, read_bidir
-from hf_bidir.example_inputs import example_inputs
-from hf_bidir.finetune.files import read_json
+from hf_bidir.checkpoints.convert import TOLERANCE, TOLERATED_STEPS, read_bidir
+from hf_bidir.checkpoints.example_inputs import example_inputs
+from hf_bidir.common.files import read_json
 from hf_bidir.hub.checkpoint_files import CODE, COMPUTED_FROM, MODULES, REPORTS, digests, found
 from hf_bidir.hub.isolated import isolated_forward
 from hf_bidir.hub.model_card import write_card

@@ -11,19 +11,19 @@ from typing import Any
 
 from datasets import Dataset
 
+from hf_bidir.common.files import read_json, write_json
 from hf_bidir.explain import load_checkpoint
-from hf_bidir.finetune.files import read_json, write_json
+from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.finetune.folder import RESULTS, read_record
-from hf_bidir.finetune.images import finetune_images
-from hf_bidir.finetune.recurrent import finetune_recurrent
-from hf_bidir.finetune.sources import read_table
-from hf_bidir.finetune.texts import finetune_transformer
+from hf_bidir.finetune.tasks.image_classification import image_classification
+from hf_bidir.finetune.tasks.recurrent_classification import recurrent_classification
+from hf_bidir.finetune.tasks.text_classification import text_classification
 from hf_bidir.paper.deep_measures import measure_deep
 from hf_bidir.paper.experiments import VARIANTS, Experiment
 from hf_bidir.paper.measures import Amount, measure
 
 MEASURES, FAILURE, LOG = "measures.json", "failure.txt", "log.txt"
-TRAINING = {"recurrent": finetune_recurrent, "bert": finetune_transformer, "images": finetune_images}
+TASKS = {"recurrent": recurrent_classification, "bert": text_classification, "images": image_classification}
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def train(cell: Cell, files: dict[str, Path], overrides: dict[str, Any] | None =
         overrides: options that win over those of the experiment.
     """
     if not cell.trained:
-        keeping_failures(cell.folder, lambda: TRAINING[cell.experiment.kind](_options(cell, files, overrides or {})))
+        keeping_failures(cell.folder, lambda: TASKS[cell.experiment.kind](_options(cell, files, overrides or {})))
 
 
 def measure_cell(cell: Cell, files: dict[str, Path], human: Path | None, amount: Amount) -> None:
@@ -103,10 +103,10 @@ def measure_cell(cell: Cell, files: dict[str, Path], human: Path | None, amount:
     keeping_failures(cell.folder, work)
 
 
-def _options(cell: Cell, files: dict[str, Path], overrides: dict[str, Any]) -> list[str]:
+def _options(cell: Cell, files: dict[str, Path], overrides: dict[str, Any]) -> dict[str, Any]:
     options = cell.experiment.recipe | VARIANTS[cell.variant] | {f"{name}_file": file for name, file in files.items()}
     options |= {"learning_rate": cell.learning_rate, "seed": cell.seed, "output_dir": cell.run, "disable_tqdm": True}
-    return [f"--{name}={value}" for name, value in (options | overrides).items()]
+    return options | overrides
 
 
 def keeping_failures(folder: Path, work: Callable[[], object]) -> None:

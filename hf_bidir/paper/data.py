@@ -5,15 +5,15 @@ from pathlib import Path
 
 from datasets import ClassLabel, Dataset, Image
 
-from hf_bidir.finetune.arguments import TextDataArguments
-from hf_bidir.finetune.errors import InputError
-from hf_bidir.finetune.files import read_json, write_json
-from hf_bidir.finetune.image_data import IMAGE_COLUMNS
-from hf_bidir.finetune.image_files import read_images
-from hf_bidir.finetune.sources import read_hub, read_table
-from hf_bidir.finetune.splits import labelled_splits
-from hf_bidir.finetune.synthetic import SETS, write_splits
-from hf_bidir.finetune.text_data import TEXT_COLUMNS
+from hf_bidir.common.errors import InputError
+from hf_bidir.common.files import read_json, write_json
+from hf_bidir.finetune.data.arguments import TextDataArguments
+from hf_bidir.finetune.data.image_data import IMAGE_COLUMNS
+from hf_bidir.finetune.data.image_files import read_images
+from hf_bidir.finetune.data.sources import read_hub, read_table
+from hf_bidir.finetune.data.splits import labelled_splits
+from hf_bidir.finetune.data.synthetic import SETS, write_splits
+from hf_bidir.finetune.data.text_data import TEXT_COLUMNS
 from hf_bidir.paper.experiments import Experiment
 
 RECORD = "splits.json"  # beside the files, how they came about

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from hf_bidir.explain import image_heatmap, load_checkpoint, token_scores
 from hf_bidir.explain.running import patch_grid
-from hf_bidir.finetune.image_data import ImageCollator
-from hf_bidir.finetune.sources import read_table
+from hf_bidir.finetune.data.image_data import ImageCollator
+from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.paper.cells import Cell
 from hf_bidir.paper.deep_measures import RANKINGS, SHARES
 from hf_bidir.paper.experiments import Experiment

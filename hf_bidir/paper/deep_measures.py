@@ -10,12 +10,12 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_bidir.analysis import negative_share
 from hf_bidir.explain import token_scores
 from hf_bidir.explain.running import keep_mask_of
+from hf_bidir.explain.signs import negative_share
 from hf_bidir.faithfulness import answer_curve, kendall_tau, kept_rows
 from hf_bidir.faithfulness.deletion import before_patches
-from hf_bidir.finetune.image_data import ImageCollator
+from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.paper.data import sample
 from hf_bidir.paper.measures import Amount, median_changes
 

@@ -8,11 +8,11 @@ import torch
 import yaml
 from torch import Tensor
 
-from hf_bidir.finetune.errors import InputError, did_you_mean
+from hf_bidir.common.errors import InputError, did_you_mean
 from hf_bidir.modeling.activations import register_attn_activation
 
 KINDS = ("recurrent", "bert", "images")
-FOLDER = Path(__file__).resolve().parents[2] / "training/paper"
+FOLDER = Path(__file__).with_name("recipes")
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,6 @@ def read_experiments(names: list[str], folder: Path = FOLDER, minilm: Path | Non
         InputError: there is no such file, or it has an unknown entry or lacks one.
     """
     known = sorted(path.stem for path in folder.glob("*.yaml"))
-    if not known:
-        raise InputError(f"expected the experiments of the repository (training/paper/*.yaml) in {folder}; found none")
     found = []
     for name in names:
         if name not in known:
@@ -81,10 +79,10 @@ def read_experiments(names: list[str], folder: Path = FOLDER, minilm: Path | Non
             content = yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))
             experiment = Experiment(name=name, **content)
         except (TypeError, yaml.YAMLError) as error:
-            raise InputError(f"training/paper/{name}.yaml cannot be read as an experiment: {error}") from error
+            raise InputError(f"{folder.name}/{name}.yaml cannot be read as an experiment: {error}") from error
         if experiment.kind not in KINDS:
             raise InputError(
-                f"expected kind in training/paper/{name}.yaml to be one of {', '.join(KINDS)}; got {experiment.kind!r}"
+                f"expected kind in {folder.name}/{name}.yaml to be one of {', '.join(KINDS)}; got {experiment.kind!r}"
             )
         if minilm and "model_name_or_path" in experiment.recipe:
             experiment.recipe["model_name_or_path"] = str(minilm)

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from hf_bidir.common.files import replacing
 from hf_bidir.explain.colors import COLORS
-from hf_bidir.finetune.files import replacing
 from hf_bidir.paper.cells import Cell
 from hf_bidir.paper.measures import WORD_SUMS
 

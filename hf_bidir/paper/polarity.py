@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hf_bidir.finetune.sources import read_table
-from hf_bidir.finetune.synthetic import SETS
+from hf_bidir.finetune.data.sources import read_table
+from hf_bidir.finetune.data.synthetic import SETS
 from hf_bidir.paper.experiments import Experiment
 
 NEUTRAL_GRADE = 2  # of 0 to 4

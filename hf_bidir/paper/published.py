@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import trange
 
-from hf_bidir.finetune.errors import InputError
-from hf_bidir.finetune.files import read_json, write_json
-from hf_bidir.finetune.sources import read_table
-from hf_bidir.finetune.tokenizer import frequent_words, words_of
+from hf_bidir.common.errors import InputError
+from hf_bidir.common.files import read_json, write_json
+from hf_bidir.finetune.data.sources import read_table
+from hf_bidir.finetune.data.tokenizer import frequent_words, words_of
 from hf_bidir.modeling.configuration_bidir_rnn import BidirRnnConfig
 from hf_bidir.modeling.modeling_bidir_rnn import BidirRnnForSequenceClassification
 from hf_bidir.paper.cells import keeping_failures

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, PackageLoader
 
-from hf_bidir.finetune.files import replacing
+from hf_bidir.common.files import replacing
 from hf_bidir.finetune.folder import read_record
 from hf_bidir.finetune.record import cpu_model, library_versions
 from hf_bidir.hub.model_card import seed_spread

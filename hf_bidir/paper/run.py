@@ -8,8 +8,8 @@ import torch
 from joblib import Parallel, delayed
 from tqdm import tqdm
 
-from hf_bidir.finetune.errors import InputError
-from hf_bidir.finetune.files import read_json, sha256, write_json
+from hf_bidir.common.errors import InputError
+from hf_bidir.common.files import read_json, sha256, write_json
 from hf_bidir.paper.cells import Cell, drop_checkpoints, measure_cell, train
 from hf_bidir.paper.data import data_files, missing_files, source_files
 from hf_bidir.paper.deep_figures import draw_deep

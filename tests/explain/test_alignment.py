@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 import hf_bidir
 from hf_bidir import BidirRnnConfig, BidirRnnForSeq2SeqLM, BidirRnnForSequenceClassification
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.cli import app
 from hf_bidir.explain import align, alignment_grid, contributions
 from hf_bidir.explain.encoder_decoder import COEFFICIENT, CONTRIBUTION, SIZE
-from hf_bidir.finetune.tokenizer import train_words
-from hf_bidir.layer_hooks import edited_coefficients
+from hf_bidir.finetune.data.tokenizer import train_words
 from tests.explain.conftest import tokenizer, with_biases
 
 TEXT = "c a d b"

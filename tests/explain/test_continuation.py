@@ -11,7 +11,7 @@ from hf_bidir.explain import answer_scores, explain_continuation, load_checkpoin
 from hf_bidir.explain.alignment import Alignment, visible
 from hf_bidir.explain.methods import METHODS
 from hf_bidir.explain.report import explain_checkpoint
-from hf_bidir.finetune.tokenizer import train_byte_level
+from hf_bidir.finetune.data.tokenizer import train_byte_level
 from tests.explain.conftest import with_biases
 
 PROMPT, NEXT = "the film was", "not good"

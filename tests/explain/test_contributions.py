@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from transformers import BertConfig, BertForSequenceClassification
 
 from hf_bidir import BidirBertForMaskedLM, BidirBertForQuestionAnswering, BidirBertModel
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.explain import contributions, edge_contributions, flip_heads, pooled_contributions, value_weighted
-from hf_bidir.layer_hooks import edited_coefficients
 from tests.explain.conftest import bert, images, sentences, vit
 
 BATCHES = [pytest.param(bert, sentences, id="bert"), pytest.param(vit, images, id="vit")]

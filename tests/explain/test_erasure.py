@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from hf_bidir import BidirBertForMaskedLM
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.explain import erasure
-from hf_bidir.layer_hooks import edited_coefficients
 from tests.explain.conftest import bert, images, sentences, vit
 
 BATCHES = [pytest.param(bert, sentences, id="bert"), pytest.param(vit, images, id="vit")]

@@ -9,8 +9,10 @@ from transformers import SwinConfig, SwinForImageClassification, ViTImageProcess
 from typer.testing import CliRunner
 
 import hf_bidir
+from hf_bidir.checkpoints.example_inputs import longest_text
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients
+from hf_bidir.checkpoints.projections import projections
 from hf_bidir.cli import app
-from hf_bidir.example_inputs import longest_text
 from hf_bidir.explain import (
     METHODS,
     contributions,
@@ -25,9 +27,7 @@ from hf_bidir.explain import (
 )
 from hf_bidir.explain.report import explain_checkpoint
 from hf_bidir.explain.running import record_coefficients
-from hf_bidir.layer_hooks import edited_coefficients
 from hf_bidir.modeling.signed_layers import signed_layers
-from hf_bidir.projections import projections
 from tests.explain.conftest import FAMILIES, NOT_ODD, TEXTS, family, images, inputs_of, tokenizer
 
 TEXT_FAMILIES = [name for name in FAMILIES if "Image" not in name]

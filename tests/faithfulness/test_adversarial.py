@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.faithfulness import adversarial_attention, class_probabilities, jensen_shannon, total_variation
-from hf_bidir.layer_hooks import edited_coefficients
 from tests.faithfulness.conftest import bert, pooling, sentences, texts
 
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.faithfulness import answer_changes, class_probabilities, permuted, randomised
-from hf_bidir.layer_hooks import edited_coefficients
 from tests.explain.conftest import family, inputs_of
 from tests.faithfulness.conftest import bert, images, pooling, sentences, texts, vit
 

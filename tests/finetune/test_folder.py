@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import RunArguments
-from hf_bidir.finetune.errors import InputError
 from hf_bidir.finetune.folder import RECORD, checkpoint_to_resume, clear_run, last_checkpoint
 
 INTERRUPTED = {"status": "running", "recipe": {}, "data": {}, "world_size": 1}

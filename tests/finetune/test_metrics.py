@@ -3,6 +3,7 @@ import pytest
 import torch
 from transformers import EvalPrediction
 
+from hf_bidir.finetune.data.tokenizer import train_words
 from hf_bidir.finetune.metrics import (
     classification_metrics,
     headline,
@@ -11,7 +12,6 @@ from hf_bidir.finetune.metrics import (
     relative_error_metrics,
     sequence_metrics,
 )
-from hf_bidir.finetune.tokenizer import train_words
 
 
 def test_metrics_equal_a_count_by_hand():

@@ -16,8 +16,8 @@ from transformers import (
 )
 
 import hf_bidir
+from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import TextModelArguments
-from hf_bidir.finetune.errors import InputError
 from hf_bidir.finetune.models import build_model, checkpoint_config
 
 CLASSIFY = "AutoModelForSequenceClassification"

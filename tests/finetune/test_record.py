@@ -4,9 +4,10 @@ import pytest
 from datasets import Dataset
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
-from hf_bidir.finetune.arguments import DataArguments, RunArguments
+from hf_bidir.finetune.arguments import RunArguments
+from hf_bidir.finetune.data.arguments import DataArguments
+from hf_bidir.finetune.data.splits import Splits
 from hf_bidir.finetune.record import begin_record, cpu_model, publishable
-from hf_bidir.finetune.splits import Splits
 
 
 @pytest.mark.parametrize("name", ["hub_token", "push_to_hub_token", "token"])

@@ -16,11 +16,11 @@ from transformers import (
 from typer.testing import CliRunner
 
 from hf_bidir import BidirViTForImageClassification
-from hf_bidir.analysis import without_negatives
+from hf_bidir.checkpoints.convert import convert_checkpoint
 from hf_bidir.cli import app
-from hf_bidir.convert import convert_checkpoint
-from hf_bidir.finetune.image_data import ImageCollator
-from hf_bidir.finetune.image_files import read_digits
+from hf_bidir.explain.signs import without_negatives
+from hf_bidir.finetune.data.image_data import ImageCollator
+from hf_bidir.finetune.data.image_files import read_digits
 from hf_bidir.hub import build_model_card, evaluate_checkpoint
 from hf_bidir.hub.evaluation import claimed_scores, is_of_the_cards_data
 from tests.training.checkpoints_of_others import checkpoint_of

@@ -18,7 +18,7 @@ import transformers
 from safetensors.torch import load_file
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, signed
-from hf_bidir.finetune.tokenizer import train_wordpiece
+from hf_bidir.finetune.data.tokenizer import train_wordpiece
 from hf_bidir.hub import push_checkpoint
 from hf_bidir.hub.staging import MODELING, code_files, stage
 from tests.hub_server import Account, Fault, File, Hub, Repository

@@ -5,9 +5,9 @@ import torch
 from transformers import AutoModelForSequenceClassification, pipeline
 
 from hf_bidir import BidirRnnConfig, BidirRnnForSequenceClassification, BidirRnnModel, tanhmax
-from hf_bidir.analysis import negative_share
 from hf_bidir.explain import contributions, erasure, token_scores
-from hf_bidir.finetune.tokenizer import train_words
+from hf_bidir.explain.signs import negative_share
+from hf_bidir.finetune.data.tokenizer import train_words
 from hf_bidir.hub.isolated import isolated_forward
 from hf_bidir.modeling.modeling_bidir_rnn import encoded
 

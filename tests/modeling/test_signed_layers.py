@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from hf_bidir import BidirLlamaConfig, signed, tanhmax
-from hf_bidir.layer_hooks import edited_coefficients, kept_keys, observed_layers
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients, kept_keys, observed_layers
 from hf_bidir.modeling import attention
 from hf_bidir.modeling.signed_layers import SignedConfig, attention_layers, signed_attention, signed_layers
 from tests.tiny_models import inputs_of, stock_model

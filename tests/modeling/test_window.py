@@ -5,7 +5,7 @@ import torch
 from transformers import BertConfig, BertModel
 
 from hf_bidir import BidirBertConfig, BidirBertModel, BidirViTConfig, BidirViTModel, convert_checkpoint
-from hf_bidir.convert import restore_softmax
+from hf_bidir.checkpoints.convert import restore_softmax
 from hf_bidir.hub.isolated import isolated_forward
 
 COMMON = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}

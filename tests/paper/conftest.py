@@ -3,7 +3,7 @@
 import pytest
 
 from hf_bidir.explain import load_checkpoint
-from hf_bidir.finetune.synthetic import SyntheticTexts, write_splits
+from hf_bidir.finetune.data.synthetic import SyntheticTexts, write_splits
 from hf_bidir.paper.cells import Cell, train
 from hf_bidir.paper.experiments import Experiment
 from hf_bidir.paper.measures import Amount

@@ -11,8 +11,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from hf_bidir.cli import app
-from hf_bidir.finetune.image_data import new_image_processor
-from hf_bidir.finetune.sources import read_table
+from hf_bidir.finetune.data.image_data import new_image_processor
+from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.paper.cells import Cell, train
 from hf_bidir.paper.data import data_files
 from hf_bidir.paper.deep_measures import RANKINGS, SHARES, batches, measure_deep, special_tokens

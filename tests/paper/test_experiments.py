@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_bidir.finetune.errors import InputError
+from hf_bidir.common.errors import InputError
 from hf_bidir.paper.experiments import GROUPS, TEXTS, VARIANTS, mean_pooling, read_experiments
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from hf_bidir.finetune.errors import InputError
+from hf_bidir.common.errors import InputError
 from hf_bidir.paper import run
 from hf_bidir.paper.data import data_files
 from hf_bidir.paper.experiments import Experiment, read_experiments

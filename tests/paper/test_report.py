@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hf_bidir.finetune.files import write_json
+from hf_bidir.common.files import write_json
 from hf_bidir.paper.cells import MEASURES, Cell
 from hf_bidir.paper.experiments import Experiment
 from hf_bidir.paper.report import _by_example, _range, _table, interval, polar_separation, write_report

@@ -12,8 +12,8 @@ from transformers import Trainer
 from typer.testing import CliRunner
 
 from hf_bidir.cli import app
-from hf_bidir.finetune.errors import InputError
-from hf_bidir.finetune.synthetic import SETS
+from hf_bidir.common.errors import InputError
+from hf_bidir.finetune.data.synthetic import SETS
 from hf_bidir.paper import run
 from hf_bidir.paper.experiments import Experiment, read_experiments
 from hf_bidir.paper.run import best_rate, check, run_paper

@@ -22,8 +22,8 @@ from hf_bidir import (
     BidirLlamaForCausalLM,
 )
 from hf_bidir.explain.report import FIGURES
-from hf_bidir.finetune.image_files import read_digits
-from hf_bidir.finetune.tokenizer import train_byte_level, train_wordpiece
+from hf_bidir.finetune.data.image_files import read_digits
+from hf_bidir.finetune.data.tokenizer import train_byte_level, train_wordpiece
 from space.app import ALL, LONGEST, PREDICTED, SENTENCE, explained, offered, twin_of
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from hf_bidir.cli import app
-from hf_bidir.finetune.errors import InputError
-from hf_bidir.finetune.tokenizer import END_OF_TEXT
+from hf_bidir.common.errors import InputError
+from hf_bidir.finetune.data.tokenizer import END_OF_TEXT
 from hf_bidir.hub import evaluate_checkpoint
 from tests.training.checkpoints_of_others import TEXT, checkpoint_of
 from training.causal_lm import main

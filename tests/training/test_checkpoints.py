@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
+from hf_bidir.finetune.tasks.image_classification import image_classification
 from hf_bidir.hub import evaluate_checkpoint
 from hf_bidir.hub.evaluation import claimed_scores
 from hf_bidir.hub.model_card import card_differences
-from training import checkpoints, image_classification
+from training import checkpoints
 from training.checkpoints import CARDS, PAIRS, Pair
 
-BRIEF = ["--max_steps", "2", "--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false"]
+BRIEF = {"max_steps": 2, "eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
 NAMES = ("digits-tanhmax", "digits-softmax")
 OPTIONS = Namespace(data_dir=None, minilm=None, seeds=None)
 COMMITTED = sorted(file.parent for file in CARDS.glob("*/README.md"))
@@ -28,7 +29,7 @@ def made(tmp_path_factory):
     patch.setattr(checkpoints, "RUNS", place / "runs")
     patch.setattr(checkpoints, "CARDS", place / "cards")
     pair = Pair(
-        image_classification.main, dict(zip(NAMES, NAMES, strict=True)), options=dict.fromkeys(NAMES, BRIEF), seeds=2
+        image_classification, dict(zip(NAMES, NAMES, strict=True)), options=dict.fromkeys(NAMES, BRIEF), seeds=2
     )
     checkpoints.make(pair, OPTIONS)
     yield pair, place / "runs", place / "cards"
@@ -66,7 +67,7 @@ def test_small_weights_lie_beside_their_card_and_no_code_does(made):
 def test_a_finished_run_is_not_repeated(made):
     pair, *_ = made
     trained = []
-    checkpoints.make(replace(pair, script=trained.append), OPTIONS)
+    checkpoints.make(replace(pair, task=trained.append), OPTIONS)
     assert trained == []
 
 
@@ -109,8 +110,8 @@ def test_a_pair_of_language_models_is_measured_by_its_perplexity(tmp_path, monke
         rows = {"text": [f"{checkpoints.PROMPT} seen, said {split} {row}" for row in range(60)]}
         Dataset.from_dict(rows).to_parquet(str(tmp_path / f"imdb/{split}.parquet"))
     pair = PAIRS["imdb-lm"]
-    brief = ["--max_steps", "2", "--vocab_size", "300", "--block_size", "32", "--hidden_size", "24", "--use_cpu"]
-    brief = [*brief, "--num_hidden_layers", "2", "--eval_strategy", "no", "--save_strategy", "no"]
+    brief = {"max_steps": 2, "vocab_size": 300, "block_size": 32, "hidden_size": 24, "num_hidden_layers": 2}
+    brief |= {"use_cpu": True, "eval_strategy": "no", "save_strategy": "no"}
     options = Namespace(data_dir=tmp_path, minilm=None, seeds=None)
     checkpoints.make(replace(pair, options=dict.fromkeys(pair.recipes, brief)), options)
     table = checkpoints.list_cards().read_text(encoding="utf-8")

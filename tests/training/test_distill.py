@@ -22,11 +22,11 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from hf_bidir.convert import read_bidir
+from hf_bidir.checkpoints.convert import read_bidir
+from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import HealingArguments
-from hf_bidir.finetune.distillation import DistillationTrainer, student_and_teacher
-from hf_bidir.finetune.errors import InputError
-from hf_bidir.finetune.image_data import new_image_processor
+from hf_bidir.finetune.data.image_data import new_image_processor
+from hf_bidir.finetune.tasks.distillation import DistillationTrainer, student_and_teacher
 from tests.training.checkpoints_of_others import checkpoint_of
 from training.distill import main
 from training.text_classification import main as finetune_text
@@ -220,7 +220,7 @@ def test_resuming_a_folder_with_another_schedule_is_refused(bert, tmp_path, cras
         main([*options, *elsewhere, "--negative_mass_until", "0.9"])
 
 
-def test_a_schedule_that_ends_before_it_begins_is_refused_before_anything_is_written(bert, tmp_path):
-    with pytest.raises(InputError, match="begin <= until"):
-        main([*bert, *RUN, "--negative_mass_begin", "0.9", "--output_dir", str(tmp_path / "out")])
+def test_a_schedule_beyond_the_end_of_training_is_refused_before_anything_is_written(bert, tmp_path):
+    with pytest.raises(InputError, match=r"expected until as a share of training, 0 to 1; got 1\.5"):
+        main([*bert, *RUN, "--negative_mass_until", "1.5", "--output_dir", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 from transformers import AutoModelForImageClassification, pipeline
 
-from hf_bidir.finetune.errors import InputError
+from hf_bidir.common.errors import InputError
 from tests.training.checkpoints_of_others import checkpoint_of
 from training.image_classification import main
 

@@ -9,9 +9,10 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertConfig, BertModel, BertTokenizerFast
 
-from hf_bidir.finetune.errors import InputError
+from hf_bidir.common.errors import InputError
+from hf_bidir.finetune.data.masking import MaskingCollator
 from tests.training.checkpoints_of_others import checkpoint_of
-from training.masked_lm import MaskingCollator, main
+from training.masked_lm import main
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 RUN = shlex.split(

@@ -5,14 +5,19 @@ import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 
-from hf_bidir.finetune.recipe import parse_recipe
-from training import causal_lm, distill, image_classification, recurrent_classification, seq2seq, text_classification
+from hf_bidir.cli.recipe import read_recipe
+from hf_bidir.finetune.tasks.causal_lm import causal_lm
+from hf_bidir.finetune.tasks.distillation import distillation
+from hf_bidir.finetune.tasks.image_classification import image_classification
+from hf_bidir.finetune.tasks.recurrent_classification import recurrent_classification
+from hf_bidir.finetune.tasks.seq2seq import seq2seq
+from hf_bidir.finetune.tasks.text_classification import text_classification
 
 TRAINING = Path(__file__).parents[2] / "training"
 RECIPES = sorted((TRAINING / "recipes").glob("*.yaml"))
-SCRIPTS = {
+TASKS = {
     "causal_lm": causal_lm,
-    "distill": distill,
+    "distill": distillation,
     "image_classification": image_classification,
     "recurrent_classification": recurrent_classification,
     "seq2seq": seq2seq,
@@ -24,8 +29,8 @@ SCRIPTS = {
 def test_every_recipe_names_its_command_its_own_folder_and_only_known_options(recipe):
     text = recipe.read_text()
     script = re.search(rf"training/(\w+)\.py training/recipes/{recipe.stem}\.yaml", text).group(1)
-    *_, args, given = parse_recipe(SCRIPTS[script].OPTIONS, [str(recipe)])
-    assert args.output_dir == f"runs/{recipe.stem}"
+    given = read_recipe(TASKS[script].options, recipe)
+    assert TASKS[script].run_options(given).output_dir == f"runs/{recipe.stem}"
     assert set(yaml.safe_load(text)) == set(given)
 
 

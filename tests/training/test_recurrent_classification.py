@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from hf_bidir import BidirRnnForSequenceClassification
-from hf_bidir.finetune.errors import InputError
+from hf_bidir.common.errors import InputError
 from training.recurrent_classification import main
 
 RUN = shlex.split(

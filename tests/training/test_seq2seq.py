@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_bidir import BidirRnnForSeq2SeqLM
-from hf_bidir.finetune.errors import InputError
+from hf_bidir.common.errors import InputError
 from tests.training.checkpoints_of_others import checkpoint_of
 from training.seq2seq import main
 

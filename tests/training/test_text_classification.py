@@ -16,7 +16,8 @@ from transformers import (
 )
 
 from hf_bidir import BidirBertForSequenceClassification
-from hf_bidir.finetune.errors import InputError, run_script
+from hf_bidir.cli.script import run_script
+from hf_bidir.common.errors import InputError
 from tests.training.checkpoints_of_others import WITHOUT_PADDING, checkpoint_of
 from training.text_classification import main
 

@@ -1,0 +1,121 @@
+"""Centring: a change of weights that softmax attention does not notice, and that brings TanhMax close to it.
+
+Softmax ignores a constant added to all scores of a query, so the mean key may be subtracted from every key. Its
+coefficients sum to 1, so the mean value may be subtracted from every value and added behind the attention. For small
+centred scores, TanhMax is then what softmax attention does beyond averaging: `sinh(s_i) / Σ cosh(s_j) ≈ s_i / N`, and
+`e^{s_i} / Σ e^{s_j} - 1/N ≈ (s_i - mean(s)) / N`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from hf_bidir.checkpoints.example_inputs import example_inputs
+from hf_bidir.checkpoints.layer_hooks import in_evaluation, observed_layers
+from hf_bidir.checkpoints.projections import Features, largest_change, projections, weight_of
+
+TOLERANCE = 1e-3  # relative, of outputs of softmax before and after
+
+
+@torch.no_grad()
+def centre_attention(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]) -> None:
+    """Subtract the mean key and the mean value of every head, over the tokens of `batches`, in place.
+
+    Only biases change: `b_k -= mean(k)`, `b_v -= mean(v)`, `b_o += W_o mean(v)`. At `λ = 0` the model's outputs remain
+    what they were, up to rounding (and, in training, up to dropout of coefficients). Where only keys or only values
+    can be centred, those are: keys need a bias and nothing between projection and score, such as rotary positions;
+    values need biases on both sides, and nothing between projections and attention.
+
+    Args:
+        model: a bidir model.
+        batches: what the model takes, on its device; the training scripts take 256 examples.
+
+    Raises:
+        ValueError: there is nothing to centre, there is no batch, or softmax would notice; the weights are as before.
+    """
+    found = projections(model)
+    keys = {layer.layer: layer.key for layer in found if _movable(layer.key)}
+    values = {layer.layer: layer.value for layer in found if _movable(layer.value) and _biased(layer.output)}
+    if not keys and not values:
+        raise ValueError(
+            f"centring changes the biases of keys, or of values and outputs; the attention of {type(model).__name__} "
+            "has none, or has something between them and its projections (rotary positions, a norm)."
+        )
+    means = _means(model, batches)
+    moves: list[tuple[Tensor, Tensor | slice, Tensor]] = []  # which entries of which bias by how much
+    for own in filter(lambda own: own.layer in means, found):
+        mean_key, mean_value = means[own.layer]
+        for heads, mean in ((keys.get(own.layer, ()), mean_key), (values.get(own.layer, ()), mean_value)):
+            moves += [(part.linear.bias, part.indices, -mean[head]) for head, (part,) in enumerate(heads)]
+        if own.layer in values:
+            merged = mean_value.repeat_interleave(own.heads // len(mean_value), 0).flatten()
+            moves.append((own.output.bias, slice(None), weight_of(own.output).float() @ merged.float()))
+    _move(model, moves)
+
+
+def _movable(heads: list[list[Features]]) -> bool:
+    """Whether keys or values are, as they are, the outputs of maps with biases."""
+    return bool(heads) and all(len(maps) == 1 and maps[0].direct and _biased(maps[0].linear) for maps in heads)
+
+
+def _biased(linear: nn.Module | None) -> bool:
+    return linear is not None and linear.bias is not None
+
+
+def _move(model: PreTrainedModel, moves: list[tuple[Tensor, Tensor | slice, Tensor]]) -> None:
+    """Change biases, and back again where softmax notices."""
+    before, saved = _softmax_outputs(model), [(bias, bias.clone()) for bias, _, _ in moves]
+    for bias, indices, change in moves:
+        bias[indices] += change.to(bias.dtype)
+    difference = largest_change(before, _softmax_outputs(model))
+    if not difference <= max(TOLERANCE, 10 * torch.finfo(model.dtype).eps):
+        for bias, old in saved:
+            bias.copy_(old)
+        raise ValueError(
+            f"centring changes the softmax outputs of {type(model).__name__} by {difference:.1e}: scores are capped, "
+            "coefficients do not sum to 1, or layers share projections. The weights are as before; leave centring out."
+        )
+
+
+def _softmax_outputs(model: PreTrainedModel) -> list[Tensor]:
+    with _softmax_in_evaluation(model):
+        outputs = model(**example_inputs(model), return_dict=True)
+    return [value for value in outputs.values() if isinstance(value, Tensor) and value.is_floating_point()]
+
+
+def _means(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]) -> dict[nn.Module, tuple[Tensor, Tensor]]:
+    """The mean key and value of every head, `[key heads, head_dim]` each, of every layer, under softmax attention.
+
+    They are over the tokens that are not padding, as far as a layer's keys are the tokens of the attention mask.
+    """
+    sums: dict[nn.Module, list] = {}
+    keep = None
+
+    def add(layer: nn.Module, key: Tensor, value: Tensor, context: Tensor) -> None:
+        tokens = torch.ones(key.shape[0], key.shape[2], device=key.device)
+        if keep is not None and keep.shape[-1] == key.shape[2] and keep.numel() == tokens.numel():
+            tokens = keep.reshape(tokens.shape)  # multiple choice has a dimension more
+        kept = tokens[:, None, :, None].bool()
+        new = [(states * kept).sum((0, 2), dtype=torch.float32) for states in (key, value)] + [kept.sum()]
+        sums[layer] = [old + more for old, more in zip(sums.get(layer, (0, 0, 0)), new, strict=True)]
+
+    with _softmax_in_evaluation(model), observed_layers(model, add):
+        for batch in batches:
+            keep = batch.get("attention_mask")
+            model(**batch)
+    if not sums:
+        raise ValueError("expected at least one batch to take the mean keys and values of; there was none.")
+    return {layer: (key / count, value / count) for layer, (key, value, count) in sums.items()}
+
+
+@contextmanager
+def _softmax_in_evaluation(model: PreTrainedModel) -> Iterator[None]:
+    activation, model.config.attn_activation = model.config.attn_activation, "softmax"
+    try:
+        with in_evaluation(model):
+            yield
+    finally:
+        model.config.attn_activation = activation

@@ -1,0 +1,364 @@
+"""Softmax checkpoints of transformers and timm to signed ones, and back where `λ = 0`.
+
+A stock model is not copied but signed in place: a conversion needs hardly more memory than the checkpoint.
+"""
+
+import copy
+import logging
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial as bound
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoFeatureExtractor,
+    AutoImageProcessor,
+    AutoProcessor,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+from hf_bidir.checkpoints.auto_classes import bidir_class
+from hf_bidir.checkpoints.example_inputs import example_inputs
+from hf_bidir.checkpoints.sentence_folder import SentenceFolder, sentence_folder
+from hf_bidir.checkpoints.signing import signed
+from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX, read_timm, timm_outputs, vit_from_timm
+from hf_bidir.modeling.activations import nearest
+from hf_bidir.modeling.configuration_bidir import ATTENTION_FIELDS, PREFIX, all_masses, stock_heads
+
+logger = logging.getLogger(__name__)
+
+TOLERANCE, TOLERATED_STEPS = 1e-5, 8  # relative difference of outputs; for half precision, in steps of its rounding
+# audio models have a feature extractor
+PROCESSORS = (AutoTokenizer, AutoImageProcessor, AutoFeatureExtractor, AutoProcessor)
+
+
+def convert_checkpoint(
+    source: str | Path | nn.Module,
+    output_dir: str | Path,
+    *,
+    attn_activation: str = "tanhmax",
+    negative_mass: float | list = 0.0,
+    weights: str | Path | None = None,
+    partial: bool = False,
+    overwrite: bool = False,
+) -> Path:
+    """Write a signed copy of a softmax checkpoint, with its tokenizer or processors.
+
+    A folder of sentence-transformers stays one: its transformer is converted, its other modules and prompts are copied.
+
+    Args:
+        source: a folder, a name on the Hub, "timm:NAME", or an instantiated timm VisionTransformer.
+        output_dir: a folder that is new or empty, unless `overwrite`.
+        attn_activation: the activation of the copy.
+        negative_mass: its `λ` in [0, 1], or a list with one entry per layer. At 0 its outputs on random input are
+            compared with the source's before anything is written; above 0 the difference is logged.
+        weights: for "timm:NAME", a file of weights (safetensors, or a torch file without pickled code).
+        partial: convert a model of which some attention is outside transformers' attention interface and stays softmax.
+        overwrite: replace what `output_dir` holds.
+
+    Returns:
+        `output_dir`, complete. A failure leaves it as it was.
+
+    Raises:
+        ValueError: the source cannot be signed or is signed already, or the outputs are not equal at `λ = 0`.
+        FileNotFoundError: there is no such source, or it is incomplete.
+        FileExistsError: `output_dir` is in use.
+    """
+    output_dir = _free_folder(output_dir, overwrite)
+    model, processors, difference = signed_model(
+        source, attn_activation=attn_activation, negative_mass=negative_mass, weights=weights, partial=partial
+    )
+    logger.warning("Largest difference of an output on random input: %.1e", difference)
+    return _write(output_dir, [model, *processors], _sentence_folder(source))
+
+
+def signed_model(
+    source: str | Path | nn.Module,
+    *,
+    attn_activation: str = "tanhmax",
+    negative_mass: float | list = 0.0,
+    weights: str | Path | None = None,
+    partial: bool = False,
+    dtype: torch.dtype | str = "auto",
+) -> tuple[PreTrainedModel, list, float]:
+    """A softmax checkpoint as a signed model in memory; arguments and errors as in `convert_checkpoint`.
+
+    Args:
+        dtype: of the weights; "auto" keeps that of the checkpoint.
+
+    Returns:
+        The model, its tokenizer and processors as far as there are any, and the largest difference of an output on
+        random input.
+    """
+    attention = {"activation": attn_activation, "negative_mass": negative_mass, "partial": partial}
+    read = _read_source(source, weights, dtype, attention)
+    inputs = _inputs_of(read.model)
+    before = read.outputs(inputs)
+    model = signed(read.model, **attention)
+    difference = _largest_difference(before, _outputs(model, inputs), inputs)
+    if is_softmax(model.config) and not difference <= _tolerance(model):
+        raise ValueError(
+            f"the converted model's outputs differ from the source's by {difference:.1e}; nothing written."
+        )
+    return model, read.processors, difference
+
+
+def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bool = False) -> Path:
+    """The way back: a bidir checkpoint that computes softmax (`λ = 0`, or that activation) as a stock checkpoint.
+
+    Args and errors as in `convert_checkpoint`; ValueError where the checkpoint has negative mass, because no softmax
+    model equals it.
+    """
+    output_dir, sentences = _free_folder(output_dir, overwrite), _sentence_folder(source)
+    transformer = sentences.transformer if sentences else source
+    config = read_config(transformer)
+    if not config.model_type.startswith("bidir_"):
+        raise ValueError(
+            f"{source} has the model type {config.model_type}, which is not signed; there is nothing to restore."
+        )
+    if not is_softmax(config):
+        raise ValueError(
+            f"{source} computes {config.attn_activation} with attn_negative_mass={config.attn_negative_mass}; only a "
+            "checkpoint with attn_negative_mass=0, or with softmax, equals a stock one."
+        )
+    stock_class = getattr(transformers, config.architectures[0].removeprefix(PREFIX), None)
+    if stock_class is None or config.attn_scope != "global":
+        raise ValueError(
+            f"{source} ({config.architectures[0]}, attn_scope={config.attn_scope}) has no counterpart in transformers."
+        )
+    model = complete_model(stock_class, transformer, config=_stock_config(config, stock_class))
+    bidir = read_bidir(transformer)
+    inputs = _inputs_of(bidir)
+    difference = _largest_difference(_outputs(bidir, inputs), _outputs(model, inputs), inputs)
+    if not difference <= _tolerance(model):
+        raise ValueError(f"the restored model's outputs differ from the source's by {difference:.1e}; nothing written.")
+    return _write(output_dir, [model, *checkpoint_processors(transformer)], sentences)
+
+
+def _stock_config(config: PretrainedConfig, stock_class: type[PreTrainedModel]) -> PretrainedConfig:
+    """The inverse of `bidir_config`."""
+    stock = copy.deepcopy(config)
+    stock.__class__ = stock_class.config_class
+    for name in (*ATTENTION_FIELDS, "auto_map", "architectures", "model_type"):
+        vars(stock).pop(name, None)
+    return stock
+
+
+def _free_folder(output_dir: str | Path, overwrite: bool) -> Path:
+    output_dir = Path(output_dir)
+    if output_dir.exists() and not output_dir.is_dir():
+        raise FileExistsError(f"{output_dir} is a file; name a folder.")
+    if output_dir.exists() and any(output_dir.iterdir()) and not overwrite:
+        raise FileExistsError(
+            f"{output_dir} is not empty; name another folder, or replace it with overwrite=True (--overwrite)."
+        )
+    return output_dir
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A stock model, its tokenizer and processors, and what it must be equal to."""
+
+    model: PreTrainedModel
+    processors: list
+    outputs: Callable[[dict[str, Tensor]], list[Tensor]]
+
+
+def _is_timm(source: str | Path | nn.Module) -> bool:
+    return isinstance(source, nn.Module) or str(source).startswith(TIMM_PREFIX)
+
+
+def _sentence_folder(source: str | Path | nn.Module) -> SentenceFolder | None:
+    return None if _is_timm(source) else sentence_folder(source)
+
+
+def _read_source(
+    source: str | Path | nn.Module, weights: str | Path | None, dtype: torch.dtype | str, attention: dict[str, Any]
+) -> _Source:
+    if _is_timm(source):
+        timm_model = source if isinstance(source, nn.Module) else read_timm(str(source), weights)
+        model, processor = vit_from_timm(timm_model)
+        return _Source(model, [processor], bound(timm_outputs, timm_model))
+    if weights is not None:
+        raise ValueError(f"weights={weights} goes with a timm model only; {source} has its own.")
+    sentences = sentence_folder(source)
+    source = sentences.transformer if sentences else source
+    config = read_config(source)
+    if config.model_type.startswith("bidir_"):
+        raise ValueError(f"{source} is signed already ({config.model_type}); convert a softmax checkpoint.")
+    head = (sentences and sentences.head(config)) or _stock_head(config, source)
+    with torch.device("meta"):  # refuses what cannot be signed before weights are downloaded
+        signed(head(copy.deepcopy(config)), **attention)
+    if sentences:
+        sentences.fetch_weights()
+    model = complete_model(head, source, dtype)
+    return _Source(model, checkpoint_processors(source), bound(_outputs, model))
+
+
+def _stock_head(config: PretrainedConfig, source: str | Path) -> type[PreTrainedModel]:
+    """The class of transformers that a checkpoint was saved with, or the bare model where it does not say."""
+    name = (config.architectures or [*stock_heads(config.model_type).values(), "model without a class"])[0]
+    head = getattr(transformers, name, None)
+    if head is None:
+        raise ValueError(
+            f"{source} is a {name}, which transformers {transformers.__version__} does not have."
+            f"{nearest(name, dir(transformers))}"
+        )
+    return head
+
+
+def read_bidir(source: str | Path, dtype: torch.dtype | str = "auto") -> PreTrainedModel:
+    """The bidir checkpoint, with the head that it was saved with, in evaluation mode.
+
+    Raises:
+        ValueError: a head that there is not, or weights that are missing or cannot be read.
+    """
+    name = (read_config(source).architectures or ["checkpoint without a class"])[0]
+    try:
+        return complete_model(bidir_class(name), source, dtype)
+    except AttributeError as error:
+        raise ValueError(f"{source} is a {name}: {error}") from error
+
+
+def complete_model(
+    head: type[PreTrainedModel], source: str | Path, dtype: torch.dtype | str = "auto", **options: Any
+) -> PreTrainedModel:
+    """The checkpoint as `head` in evaluation mode; ValueError unless every weight of it is there and fits.
+
+    A pooler that the checkpoint does not have is left out.
+    """
+    try:
+        model, report = head.from_pretrained(source, dtype=dtype, output_loading_info=True, **options)
+    except (SafetensorError, RuntimeError) as error:
+        raise ValueError(
+            f"the weights in {source} cannot be read ({error}); if the file is incomplete, copy or download it again."
+        ) from error
+    missing = sorted(report["missing_keys"])
+    if missing and all(name.startswith("pooler.") for name in missing) and "add_pooling_layer" not in options:
+        return complete_model(head, source, dtype, add_pooling_layer=False, **options)
+    if missing:
+        raise ValueError(f"{source} is incomplete: it lacks the weights {missing}.")
+    return model.eval()
+
+
+def read_config(source: str | Path) -> PretrainedConfig:
+    """The config of a checkpoint, stock or bidir.
+
+    Raises:
+        FileNotFoundError: there is no such checkpoint.
+        ValueError: its model type is unknown, or its attention fields are of a newer version.
+    """
+    path = Path(source)
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise FileNotFoundError(f"{source} has no config.json, so it is not a checkpoint folder.")
+    if path.is_absolute() and not path.exists():
+        raise FileNotFoundError(f"expected a checkpoint folder at {source}; there is none.")
+    try:
+        model_type = PretrainedConfig.get_config_dict(source)[0].get("model_type")
+        stock_type = str(model_type).removeprefix("bidir_")
+        if stock_type not in CONFIG_MAPPING_NAMES and model_type != "bidir_rnn":
+            raise ValueError(
+                f"{source} has the model type {model_type!r}, which transformers {transformers.__version__} does not "
+                f"know.{nearest(stock_type, list(CONFIG_MAPPING_NAMES))}"
+            )
+        return AutoConfig.from_pretrained(source)
+    except OSError as error:
+        reason = " ".join(str(error).split())
+        raise FileNotFoundError(f"{source} is no checkpoint folder, and the Hub did not give it: {reason}") from error
+
+
+def checkpoint_processors(source: str | Path) -> list:
+    """The tokenizer, image processor, feature extractor and the processor that joins them, where there are any."""
+    found = {}
+    for auto in PROCESSORS:
+        try:
+            processor = auto.from_pretrained(source)
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            ImportError,
+            AttributeError,
+            TypeError,
+        ):  # each Auto class raises another
+            logger.info("%s has nothing for %s", source, auto.__name__)
+        else:
+            found.setdefault(type(processor), processor)
+    return list(found.values())
+
+
+def _inputs_of(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Random inputs on which the model was seen to run; ValueError where there are none."""
+    try:
+        inputs = example_inputs(model)
+        _outputs(model, inputs)
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{type(model).__name__} cannot be compared with its source, because no random input is known for it "
+            f"({error}); use hf_bidir.signed(model) on the model in memory."
+        ) from error
+    return inputs
+
+
+@torch.inference_mode()
+def _outputs(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Tensor]:
+    """Every floating-point tensor that the model returns; random numbers in it are the same in every call."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return list(_tensors(model(**inputs)))
+
+
+def _tensors(outputs: Any) -> Iterator[Tensor]:
+    if isinstance(outputs, Tensor) and outputs.is_floating_point():
+        yield outputs
+    elif isinstance(outputs, Mapping | list | tuple):
+        for part in outputs.values() if isinstance(outputs, Mapping) else outputs:
+            yield from _tensors(part)
+
+
+def _largest_difference(first: list[Tensor], second: list[Tensor], inputs: dict[str, Tensor]) -> float:
+    """At tokens that are not padding, relative to the largest output where that is above 1: rounding grows with it."""
+    keep = inputs.get("attention_mask")
+
+    def at_tokens(output: Tensor) -> Tensor:
+        of_tokens = keep is not None and output.shape[: keep.dim()] == keep.shape
+        return (output[keep.bool()] if of_tokens else output).float()
+
+    pairs = [(at_tokens(a), at_tokens(b)) for a, b in zip(first, second, strict=True)]
+    found = [(a - b).abs().max() / a.abs().max().clamp_min(1) for a, b in pairs if a.numel()]
+    return torch.stack(found).max().item()  # NaN where one is; Python's max would drop it
+
+
+def _tolerance(model: PreTrainedModel) -> float:
+    return max(TOLERANCE, TOLERATED_STEPS * torch.finfo(model.dtype).eps)
+
+
+def is_softmax(config: PretrainedConfig) -> bool:
+    """Whether a bidir model with this config computes softmax attention, in every head."""
+    without_mass = not any(all_masses(config.attn_negative_mass))
+    return config.attn_activation == "softmax" or (config.attn_activation == "tanhmax" and without_mass)
+
+
+def _write(output_dir: Path, parts: list, sentences: SentenceFolder | None) -> Path:
+    """Save model and processors beside the target, then rename."""
+    output_dir.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output_dir.parent, prefix=f".{output_dir.name}-") as scratch:
+        complete = Path(scratch, "complete")
+        for part in parts:
+            part.save_pretrained(complete / sentences.path if sentences else complete)
+        if sentences:
+            sentences.copy_others(complete)
+        if output_dir.exists():
+            output_dir.rename(Path(scratch, "replaced"))
+        complete.rename(output_dir)
+    return output_dir

@@ -1,0 +1,132 @@
+"""The linear maps that make the keys and values of every head, and the one that reads its context, found by a run.
+
+Families name and fuse their projections in dozens of ways. What they compute says it without names: a feature of a
+linear map belongs to a head when the head's keys, or values, depend on it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from hf_bidir.checkpoints.example_inputs import example_inputs
+from hf_bidir.checkpoints.layer_hooks import in_evaluation, observed_layers
+from hf_bidir.modeling.signed_layers import signed_layers
+
+LINEAR = (nn.Linear, Conv1D)
+
+
+@dataclass(frozen=True)
+class Features:
+    """Some of the outputs of a linear map.
+
+    Attributes:
+        linear: the map; a `Conv1D` of GPT-2 has its weight transposed.
+        indices: which outputs, `[features]`.
+        direct: keys or values are these outputs themselves, in this order; False where something lies between, such as
+            rotary positions or a norm.
+    """
+
+    linear: nn.Module
+    indices: Tensor
+    direct: bool
+
+
+@dataclass(frozen=True)
+class Projections:
+    """The linear maps around one attention layer.
+
+    Attributes:
+        layer: the signed layer.
+        key, value: for every key head the features that it is made of, in one or more maps.
+        output: the map that reads the merged context, unchanged; None where something lies between.
+        heads: how many heads queries have; a key head belongs to as many of them as to any other, in order.
+    """
+
+    layer: nn.Module
+    key: list[list[Features]] = field(default_factory=list)
+    value: list[list[Features]] = field(default_factory=list)
+    output: nn.Module | None = None
+    heads: int = 0
+
+
+def weight_of(linear: nn.Module) -> Tensor:
+    """The weight as `[outputs, inputs]`, a view."""
+    return linear.weight.T if isinstance(linear, Conv1D) else linear.weight
+
+
+def projections(model: PreTrainedModel, inputs: Mapping[str, Tensor] | None = None) -> list[Projections]:
+    """The projections of every signed layer, in order.
+
+    Args:
+        model: a signed model; it runs once, in evaluation mode.
+        inputs: what it takes, by default `example_inputs`.
+    """
+    probe = _Probe(model)
+    hooks = [hook for module in model.modules() if isinstance(module, LINEAR) for hook in (
+        module.register_forward_pre_hook(probe.before), module.register_forward_hook(probe.after))]  # fmt: skip
+    try:
+        recording = observed_layers(model, probe.observe)
+        with in_evaluation(model), torch.inference_mode(False), torch.enable_grad(), recording:
+            model(**(example_inputs(model) if inputs is None else inputs))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [probe.found.get(layer, Projections(layer)) for layer in signed_layers(model)]
+
+
+def largest_change(before: Iterable[Tensor], after: Iterable[Tensor]) -> float:
+    """The largest change of any output, relative to the largest number in that output; NaN where one is."""
+    tiny = torch.finfo(torch.float32).tiny  # an output that is all 0 has not changed by 0 / 0
+    changes = [
+        (now - was).abs().max() / was.abs().max().clamp_min(tiny) for was, now in zip(before, after, strict=True)
+    ]
+    return torch.stack(changes).max().item()
+
+
+class _Probe:
+    """Cuts the graph at every linear map, so that gradients lead from keys and values to the nearest maps alone."""
+
+    def __init__(self, model: PreTrainedModel):
+        self.recent: list[tuple[nn.Module, Tensor]] = []  # maps that ran since the last attention, and their outputs
+        self.found: dict[nn.Module, Projections] = {}
+        self.waiting: tuple[nn.Module, Tensor] | None = None  # a layer whose context no map has read yet
+
+    def before(self, linear: nn.Module, args: tuple) -> None:
+        if self.waiting is None or not args:
+            return
+        layer, context = self.waiting
+        if args[0].numel() == context.numel() and torch.equal(args[0].flatten(), context.flatten()):
+            self.found[layer], self.waiting = replace(self.found[layer], output=linear), None
+
+    def after(self, linear: nn.Module, args: tuple, output: Tensor) -> Tensor:
+        leaf = output.detach().requires_grad_()
+        self.recent.append((linear, leaf))
+        return leaf
+
+    def observe(self, layer: nn.Module, key: Tensor, value: Tensor, context: Tensor) -> None:
+        if layer not in self.found:  # a layer that is run again has the same maps
+            heads = [[self._features(states[:, head]) for head in range(states.shape[1])] for states in (key, value)]
+            self.found[layer] = Projections(layer, *heads, heads=context.shape[2])
+            self.waiting = layer, context.detach()
+        self.recent = []
+
+    def _features(self, states: Tensor) -> list[Features]:
+        """The features that `[batch, length, head_dim]` depends on."""
+        if not states.requires_grad or not self.recent:
+            return []
+        weighted = (states * torch.randn_like(states)).sum()
+        gradients = torch.autograd.grad(
+            weighted, [leaf for _, leaf in self.recent], allow_unused=True, retain_graph=True
+        )
+        found = []
+        for (linear, leaf), gradient in zip(self.recent, gradients, strict=True):
+            if gradient is not None and (used := gradient.flatten(0, -2).abs().amax(0) > 0).any():
+                indices = used.nonzero().flatten()
+                outputs = leaf[..., indices]
+                direct = outputs.numel() == states.numel() and torch.equal(outputs.flatten(), states.flatten())
+                found.append(Features(linear, indices, direct))
+        return found

@@ -1,0 +1,93 @@
+"""The command line of a training script: one YAML recipe, and options that win over it."""
+
+import json
+import os
+import sys
+from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import HfArgumentParser
+
+from hf_bidir.common.errors import InputError, did_you_mean
+
+_NOT_GIVEN = object()
+
+
+class _Help(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
+    """Defaults beside the options that have one, and the description exactly as it was written."""
+
+    def _get_help_string(self, action: Action) -> str | None:
+        return action.help if action.default is None else super()._get_help_string(action)
+
+
+def read_recipe(options: Iterable[type], recipe: str | os.PathLike) -> dict[str, Any]:
+    """The options that a recipe gives, by name; `options` and errors as in `read_command_line`."""
+    return read_command_line(options, [os.fspath(recipe)])
+
+
+def read_command_line(
+    options: Iterable[type], argv: Sequence[str] | None = None, description: str = ""
+) -> dict[str, Any]:
+    """Read `[recipe.yaml] [--option value ...]` into the options that are given, by name.
+
+    A recipe's keys are the options without dashes; an option on the command line wins over the recipe.
+
+    Args:
+        options: the dataclasses of a `Task`.
+        argv: the command line without the program's name; None reads `sys.argv`.
+        description: the text above the options in `--help`.
+
+    Raises:
+        InputError: the recipe is missing, is not a mapping or has an unknown key, or an option is unknown.
+    """
+    parser = HfArgumentParser(
+        options,
+        description=description,
+        usage="%(prog)s [recipe.yaml] [--option value ...]",
+        formatter_class=_Help,
+        allow_abbrev=False,
+    )
+    parser.add_argument("recipe", nargs="?", default=SUPPRESS, help="a YAML file of options")
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv and not argv[0].startswith("-"):
+        known = sorted({action.dest for action in parser._actions} - {"help", "recipe"})
+        # the recipe as options, before the others: argparse converts and checks both, and the last one wins
+        argv = _recipe_options(Path(argv[0]), known) + argv[1:]
+    unset = Namespace(**{action.dest: _NOT_GIVEN for action in parser._actions})
+    found, unknown = parser.parse_known_args(argv, unset)
+    if unknown:
+        known = [f"--{action.dest}" for action in parser._actions]
+        hint = did_you_mean(unknown[0].partition("=")[0], known) or " See --help for the options."
+        raise InputError(f"unknown on the command line: {' '.join(unknown)}.{hint}")
+    given = {name: value for name, value in vars(found).items() if value is not _NOT_GIVEN}
+    if "recipe" in given:
+        raise InputError(f"the recipe comes first on the command line; {given['recipe']!r} came after an option")
+    return given
+
+
+def _recipe_options(path: Path, known: list[str]) -> list[str]:
+    """The recipe's entries as command-line tokens; an entry that is null keeps the default."""
+    if not path.is_file():
+        raise InputError(f"expected a YAML recipe at {path}; there is no such file")
+    try:
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"expected a YAML recipe at {path}; it cannot be read: {error}") from error
+    if not isinstance(recipe, dict):
+        raise InputError(f"expected `option: value` lines in {path}; it holds a {type(recipe).__name__}")
+    tokens: list[str] = []
+    for key, value in recipe.items():
+        if key not in known:
+            hint = did_you_mean(str(key), known) or " See --help for the options."
+            raise InputError(f"{path} has an unknown option {key!r}.{hint}")
+        if value is not None:
+            values = value if isinstance(value, list) else [value]
+            tokens += [f"--{key}", *map(_token, values)]
+    return tokens
+
+
+def _token(value: object) -> str:
+    return json.dumps(value) if isinstance(value, dict | bool) else str(value)

@@ -1,0 +1,146 @@
+"""Image classification data: read, check, augment, and turn into batches of pixels."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import transformers
+from datasets import Dataset, Image
+from PIL import Image as Pillow
+from PIL import ImageOps
+from torch import Tensor
+from tqdm.auto import tqdm
+from transformers import AutoImageProcessor, BaseImageProcessor, PretrainedConfig
+
+from hf_bidir.common.errors import InputError, as_input_error
+from hf_bidir.finetune.data.arguments import ImageColumnArguments, ImageDataArguments
+from hf_bidir.finetune.data.image_files import DIGITS, read_digits, read_images
+from hf_bidir.finetune.data.splits import Splits, labelled_split, labelled_splits, raw_splits
+from hf_bidir.finetune.data.timm_augment import TimmAugmentation
+from hf_bidir.finetune.randomness import batch_generator
+
+IMAGE_COLUMNS = ("image", "img", "pixels")
+LARGEST_GUESSED_SIZE = 224
+MEAN = STD = (0.5, 0.5, 0.5)
+
+
+def read_image_splits(data: ImageDataArguments) -> Splits:
+    """Read the splits with the columns `image` (decoded when a row is read) and `label`.
+
+    Raises:
+        InputError: the data cannot be used; see `labelled_splits`, and every image must be readable.
+    """
+    from_digits = data.dataset_name == DIGITS and not (data.train_file or data.validation_file or data.test_file)
+    raw = read_digits() if from_digits else raw_splits(data, read_images)
+    splits = labelled_splits(raw, data, data.image_column, IMAGE_COLUMNS)
+    with as_input_error("expected images, or the bytes of image files, in the image column: ", Exception):
+        splits = splits.map(lambda split: split.cast_column("image", Image()))
+    if data.check_images:
+        for name, split in splits:
+            check_images(name, split)
+    return splits
+
+
+def read_image_split(file: str, data: ImageDataArguments, names: list[str], name: str) -> Dataset:
+    """Read one split alone, `image` and `label`, for a model with the classes `names`; errors as in the above."""
+    split = labelled_split(read_images(file), data, data.image_column, IMAGE_COLUMNS, names, name)
+    split = split.cast_column("image", Image())
+    check_images(name, split)
+    return split
+
+
+def check_images(name: str, split: Dataset) -> None:
+    """Decode every image once.
+
+    Raises:
+        InputError: an image cannot be read; the message has its row, counted from 0.
+    """
+    for row in tqdm(range(len(split)), desc=f"checking {name} images", disable=len(split) < 5000):
+        try:
+            if split[row]["image"] is None:
+                raise ValueError("there is no image")
+        except Exception as error:
+            raise InputError(f"row {row} of the {name} split (from 0) is no image that can be read: {error}") from error
+
+
+def guessed_image_size(train: Dataset) -> int:
+    """The shorter side of the first training image, at most 224."""
+    return min(*train[0]["image"].size, LARGEST_GUESSED_SIZE)
+
+
+def new_image_processor(image_size: int | Sequence[int]) -> BaseImageProcessor:
+    """A processor that resizes to a square, or to height and width, and maps pixels from [0, 255] to [-1, 1].
+
+    It computes with Pillow, so the numbers do not depend on whether torchvision is installed.
+    """
+    pillow_backend = getattr(transformers, "ViTImageProcessorPil", None) or transformers.ViTImageProcessor
+    # the class name goes into preprocessor_config.json, and this is the one that every version can load
+    processor_class = type("ViTImageProcessor", (pillow_backend,), {})
+    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+    size = {"height": height, "width": width}
+    return processor_class(size=size, resample=Pillow.Resampling.BILINEAR, image_mean=MEAN, image_std=STD)
+
+
+def checkpoint_processor(source: str, config: PretrainedConfig) -> BaseImageProcessor:
+    """The checkpoint's own image processor, or a new one for its image size when it was saved without."""
+    vision = getattr(config, "vision_config", config)
+    channels, size = getattr(vision, "num_channels", 3), getattr(vision, "image_size", None)
+    if channels != 3:
+        raise InputError(f"expected a checkpoint for RGB images; {source} has num_channels={channels}")
+    try:
+        return AutoImageProcessor.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        if size is None:
+            raise InputError(f"{source} has no image processor, and its config no image_size: {error}") from error
+        return new_image_processor(size)
+
+
+@dataclass
+class ImageCollator:
+    """Batches of examples as pixels and labels.
+
+    Attributes:
+        processor: resizes and normalises.
+        shift: each image moves by up to this many of its own pixels along both axes.
+        rotate: each image turns by up to this many degrees.
+        flip: each image is mirrored with probability 1/2.
+        timm: what timm does to each image beside it.
+    """
+
+    processor: BaseImageProcessor
+    shift: float = 0.0
+    rotate: float = 0.0
+    flip: bool = False
+    timm: TimmAugmentation = field(default_factory=TimmAugmentation)
+
+    def __call__(self, examples: Sequence[dict]) -> dict[str, Tensor]:
+        """Return `pixel_values` [batch, 3, height, width] and, where the examples have labels, `labels` [batch].
+
+        Grey images become RGB, because that is what the image-classification pipeline feeds a model.
+        """
+        images = [example["image"].convert("RGB") for example in examples]
+        augments = self.flip or self.shift or self.rotate or self.timm
+        if augments:
+            generator = batch_generator(image.tobytes() for image in images)
+            images = self.timm.images([self._augmented(image, generator) for image in images], generator)
+        pixels = self.processor(images, return_tensors="pt")["pixel_values"]
+        if augments:
+            pixels = self.timm.pixels(pixels, generator)
+        if "label" not in examples[0]:
+            return {"pixel_values": pixels}
+        return {"pixel_values": pixels, "labels": torch.tensor([example["label"] for example in examples])}
+
+    @classmethod
+    def of(cls, processor: BaseImageProcessor, data: ImageColumnArguments) -> "ImageCollator":
+        """The one for training that the options ask for."""
+        timm = TimmAugmentation(data.augment, data.erase)
+        return cls(processor, shift=data.shift, rotate=data.rotate, flip=data.flip, timm=timm)
+
+    def _augmented(self, image: Pillow.Image, generator: torch.Generator) -> Pillow.Image:
+        if self.flip and torch.rand((), generator=generator) < 0.5:
+            image = ImageOps.mirror(image)
+        if self.shift or self.rotate:
+            right, down, turn = (2 * torch.rand(3, generator=generator) - 1).tolist()
+            translate = (right * self.shift, down * self.shift)
+            image = image.rotate(turn * self.rotate, Pillow.Resampling.BILINEAR, translate=translate)
+        return image

@@ -1,0 +1,63 @@
+"""Pairs of a source and a target sequence: read, check, tokenize."""
+
+from datasets import Dataset, Value
+from transformers import PreTrainedTokenizerBase
+
+from hf_bidir.common.errors import InputError
+from hf_bidir.finetune.data.arguments import PairDataArguments
+from hf_bidir.finetune.data.sources import read_table
+from hf_bidir.finetune.data.splits import Splits, named_columns, raw_splits, unlabelled_splits
+from hf_bidir.finetune.data.text_data import check_texts
+
+
+def read_pairs(data: PairDataArguments) -> Splits:
+    """Read the splits with the columns `source` and `target`.
+
+    Raises:
+        InputError: the data cannot be used: no such file or column, an empty split, a row without a text.
+    """
+    raw = {name: _select(name, split, data) for name, split in raw_splits(data, read_table).items()}
+    notes = [] if "test" in raw else ["There was no test split, so there are no test numbers."]
+    return unlabelled_splits(raw, data.validation_share, data.split_seed, data.max_train_samples, notes)
+
+
+def _select(name: str, split: Dataset, data: PairDataArguments) -> Dataset:
+    """The two columns alone, under their own names; whole numbers are texts too."""
+    given = {"source": data.source_column, "target": data.target_column}
+    split = named_columns(name, split, {role: (column, (role,)) for role, column in given.items()})
+    for role in given:
+        if split.features[role].dtype.startswith(("int", "uint")):
+            split = split.cast_column(role, Value("string"))
+        check_texts(name, split[role][:], role)
+    return split
+
+
+def tokenize_pairs(
+    splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int, max_target_length: int, prefix: str = ""
+) -> Splits:
+    """The splits with `input_ids`, of at most `max_length` tokens, `attention_mask` and `labels`.
+
+    Args:
+        prefix: is put before every source.
+
+    Raises:
+        InputError: a target has more than `max_target_length` tokens: cut, it would be a wrong answer.
+    """
+
+    def to_ids(batch: dict[str, list]) -> dict[str, list]:
+        sources = [prefix + source for source in batch["source"]]
+        encoded = tokenizer(sources, truncation=True, max_length=max_length, return_token_type_ids=False)
+        return {**encoded, "labels": tokenizer(text_target=batch["target"], verbose=False)["input_ids"]}
+
+    def map_split(split: Dataset) -> Dataset:
+        return split.map(to_ids, batched=True, remove_columns=["source", "target"], desc="tokenizing")
+
+    tokenized = splits.map(map_split)
+    for name, split in tokenized:
+        longest = max(map(len, split["labels"]))
+        if longest > max_target_length:
+            raise InputError(
+                f"expected targets of at most {max_target_length} tokens (--max_target_length); one of the {name} "
+                f"split has {longest}"
+            )
+    return tokenized

@@ -1,0 +1,81 @@
+"""The synthetic texts of the TanhMax paper: neutral words, and a few polar ones that decide the class.
+
+Huang, Yang, Wang 2024 describe two sets; the sizes here are theirs, the words are ours.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from datasets import ClassLabel, Dataset, Features, Value
+
+from hf_bidir.common.files import replacing
+
+NAMES = ["negative", "positive"]
+
+
+@dataclass(frozen=True)
+class SyntheticTexts:
+    """How many texts, of which words.
+
+    Attributes:
+        texts: how many there are, of all splits.
+        vocabulary: how many different words there are.
+        polar: how many of them are polar; the first half negative, the second positive.
+        length: words in a text.
+        polar_words: how many of these are polar, all of the polarity that is the text's class.
+    """
+
+    texts: int
+    vocabulary: int
+    polar: int
+    length: int = 12
+    polar_words: int = 2
+
+    def words(self) -> list[str]:
+        """The vocabulary: neg0, …, pos0, …, word0, …."""
+        half = self.polar // 2
+        neutral = self.vocabulary - self.polar
+        counts = {"neg": half, "pos": half, "word": neutral}
+        return [f"{kind}{number}" for kind, count in counts.items() for number in range(count)]
+
+    def split(self, seed: int = 0, test_share: float = 0.3, validation_share: float = 0.1) -> dict[str, Dataset]:
+        """The texts as "train", "validation" and "test", with the columns `text` and `label`; the same for a seed.
+
+        Args:
+            seed: of the generator.
+            test_share: of all texts, as in the paper.
+            validation_share: of all texts, taken from what is left; the paper has none.
+        """
+        rows = self._rows(np.random.default_rng(seed))
+        test, validation = int(self.texts * test_share), int(self.texts * validation_share)
+        bounds = {"test": (0, test), "validation": (test, test + validation), "train": (test + validation, self.texts)}
+        features = Features({"text": Value("string"), "label": ClassLabel(names=NAMES)})
+        return {
+            name: Dataset.from_dict({column: values[start:end] for column, values in rows.items()}, features)
+            for name, (start, end) in bounds.items()
+        }
+
+    def _rows(self, generator: np.random.Generator) -> dict[str, list]:
+        half, words = self.polar // 2, np.array(self.words())
+        labels = generator.integers(2, size=self.texts)
+        polar = labels[:, None] * half + generator.integers(half, size=(self.texts, self.polar_words))
+        neutral = generator.integers(self.polar, self.vocabulary, size=(self.texts, self.length - self.polar_words))
+        shuffled = generator.permuted(np.concatenate([polar, neutral], axis=1), axis=1)
+        return {"text": [" ".join(row) for row in words[shuffled]], "label": labels.tolist()}
+
+
+def write_splits(splits: dict[str, Dataset], folder: Path) -> dict[str, Path]:
+    """Write each split as a parquet file; return where, by name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {name: folder / f"{name}.parquet" for name in splits}
+    for name, file in files.items():
+        with replacing(file) as temporary:
+            splits[name].to_parquet(str(temporary))
+    return files
+
+
+SETS = {
+    "large": SyntheticTexts(texts=50_000, vocabulary=10_000, polar=1000),
+    "small": SyntheticTexts(texts=10_000, vocabulary=2000, polar=200),
+}

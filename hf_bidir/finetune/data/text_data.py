@@ -1,0 +1,66 @@
+"""Text classification data: read, check, tokenize."""
+
+from datasets import Dataset
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_bidir.checkpoints.example_inputs import longest_text
+from hf_bidir.common.errors import InputError
+from hf_bidir.finetune.data.arguments import TextDataArguments
+from hf_bidir.finetune.data.sources import read_table
+from hf_bidir.finetune.data.splits import Splits, labelled_split, labelled_splits, raw_splits
+
+TEXT_COLUMNS = ("text", "sentence")
+ROWS_SHOWN = 5
+
+
+def read_texts(data: TextDataArguments) -> Splits:
+    """Read the splits with the columns `text` and `label`.
+
+    Raises:
+        InputError: the data cannot be used; see `labelled_splits`, and every text must be a non-empty string.
+    """
+    splits = labelled_splits(raw_splits(data, read_table), data, data.text_column, TEXT_COLUMNS)
+    for name, split in splits:
+        check_texts(name, split["text"][:])
+    return splits
+
+
+def read_text_split(file: str, data: TextDataArguments, names: list[str], name: str) -> Dataset:
+    """Read one split alone, `text` and `label`, for a model that has the classes `names`; errors as in `read_texts`."""
+    split = labelled_split(read_table(file), data, data.text_column, TEXT_COLUMNS, names, name)
+    check_texts(name, split["text"][:])
+    return split
+
+
+def check_texts(name: str, texts: list, role: str = "text") -> None:
+    """Raise InputError unless there is a text in every row; `name` of the split and `role` of the column are named."""
+    bad = [row for row, text in enumerate(texts) if not isinstance(text, str) or not text.strip()]
+    if bad:
+        shown = ", ".join(map(str, bad[:ROWS_SHOWN])) + (", ..." if len(bad) > ROWS_SHOWN else "")
+        raise InputError(
+            f"expected a {role} in every row; missing in {len(bad)} of the {name} split (from 0: {shown}; "
+            f"the first holds {texts[bad[0]]!r}); remove them or choose another --{role}_column"
+        )
+
+
+def tokenize(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Splits:
+    """The splits with `input_ids` and `attention_mask` in place of `text`, cut to `max_length` tokens."""
+    return splits.map(lambda split: tokenize_split(split, tokenizer, max_length))
+
+
+def tokenize_split(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
+    """The same for one split."""
+
+    def to_ids(batch: dict[str, list]) -> dict[str, list]:
+        return tokenizer(batch["text"], truncation=True, max_length=max_length, return_token_type_ids=False)
+
+    return split.map(to_ids, batched=True, remove_columns="text", desc="tokenizing")
+
+
+def check_max_length(max_length: int, model: PreTrainedModel, source: str | None, option: str = "max_length") -> None:
+    """Raise InputError where the model, read from `source`, has fewer positions than `max_length`, the `option`."""
+    positions = longest_text(model)
+    if max_length <= 2 or (positions is not None and max_length > positions):
+        most = f" and at most {positions}, the positions that {source or 'the model'} has" if positions else ""
+        fitting = f"; pass --{option} {positions}" if positions else ""
+        raise InputError(f"expected {option} to be above 2{most}; got {max_length}{fitting}")

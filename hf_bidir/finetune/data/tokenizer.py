@@ -1,0 +1,150 @@
+"""Vocabularies made from the training texts: word pieces as of BERT, byte pairs as of GPT-2, or whole words."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import BertTokenizerFast, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from hf_bidir.common.errors import InputError
+
+SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+UNITS = {
+    "word": pre_tokenizers.BertPreTokenizer(),
+    "character": pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated"),
+}
+END_OF_TEXT = "<|endoftext|>"
+MAX_ALPHABET = 1000  # as the trainer's own default: enough for any alphabet, few enough for Chinese
+
+
+def train_wordpiece(
+    texts: Iterable[str], *, vocab_size: int, max_length: int, lowercase: bool = True
+) -> PreTrainedTokenizerBase:
+    """Train a tokenizer that `AutoTokenizer` loads again as a fast BERT tokenizer.
+
+    Args:
+        texts: the training split and nothing else; a vocabulary that has seen the test split has seen the
+            test.
+        vocab_size: the most entries of the vocabulary, the five special tokens included.
+        max_length: the length in tokens that truncation cuts to.
+        lowercase: ignore case and accents.
+    """
+    texts = list(texts)
+    tokenizer = _bert_tokenizer(models.WordPiece(unk_token="[UNK]"), lowercase)
+    alphabet = _alphabet(tokenizer.normalizer, texts)
+    # The trainer numbers "##a", "##b", ... in the order of a hash map, and breaks ties between merges by
+    # number, so that two runs learn two vocabularies. As special tokens they are numbered first, in our
+    # order; the rebuilt model below knows them as ordinary entries again.
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL_TOKENS + [f"##{character}" for character in alphabet],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer = _bert_tokenizer(models.WordPiece(tokenizer.get_vocab(), unk_token="[UNK]"), lowercase)
+    return BertTokenizerFast(tokenizer_object=tokenizer, do_lower_case=lowercase, model_max_length=max_length)
+
+
+def train_byte_level(texts: Iterable[str], *, vocab_size: int, max_length: int) -> PreTrainedTokenizerBase:
+    """Train a byte-level BPE (Radford et al. 2019), which writes any text and has no unknown token.
+
+    Arguments as in `train_wordpiece`. One special token begins, ends and pads texts.
+
+    Raises:
+        InputError: a vocabulary that does not hold the 256 bytes.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    if vocab_size <= len(alphabet):
+        raise InputError(f"expected vocab_size above {len(alphabet)}, the bytes and {END_OF_TEXT}; got {vocab_size}")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        model_max_length=max_length,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def train_words(
+    texts: Iterable[str],
+    *,
+    vocab_size: int,
+    max_length: int,
+    lowercase: bool = True,
+    unit: str = "word",
+    ends: bool = False,
+) -> PreTrainedTokenizerBase:
+    """A tokenizer of whole words and punctuation marks, the most frequent ones; the others are [UNK], padding is [PAD].
+
+    Arguments as in `train_wordpiece`; equally frequent words are taken in alphabetical order.
+
+    Args:
+        unit: "word", or "character", where every character is a token, spaces too.
+        ends: for models that write: [EOS] behind every text, and [BOS] for them to start with.
+
+    Raises:
+        InputError: a vocabulary too small for any word.
+    """
+    special = ["[PAD]", "[UNK]", *(["[BOS]", "[EOS]"] if ends else [])]
+    if vocab_size <= len(special):
+        raise InputError(f"expected vocab_size above {len(special)}, the tokens {', '.join(special)}; got {vocab_size}")
+    known = [*special, *frequent_words(texts, lowercase, unit)][:vocab_size]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(known)}, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = _normalizer(lowercase, unit), UNITS[unit]
+    if unit == "character":
+        tokenizer.decoder = decoders.Fuse()
+    if ends:
+        end = ("[EOS]", known.index("[EOS]"))
+        tokenizer.post_processor = processors.TemplateProcessing(single="$A [EOS]", special_tokens=[end])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        **({"bos_token": "[BOS]", "eos_token": "[EOS]"} if ends else {}),
+        model_max_length=max_length,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def frequent_words(texts: Iterable[str], lowercase: bool = True, unit: str = "word") -> list[str]:
+    """All words of the texts, the most frequent first; equally frequent ones in alphabetical order."""
+    counts = Counter(word for text in texts for word in words_of(text, lowercase, unit))
+    return sorted(counts, key=lambda word: (-counts[word], word))
+
+
+def words_of(text: str, lowercase: bool = True, unit: str = "word") -> list[str]:
+    """The words and punctuation marks of a text, or its characters."""
+    return [word for word, _ in UNITS[unit].pre_tokenize_str(_normalizer(lowercase, unit).normalize_str(text))]
+
+
+def _normalizer(lowercase: bool, unit: str) -> normalizers.Normalizer:
+    return normalizers.BertNormalizer(lowercase=lowercase, handle_chinese_chars=unit == "word")
+
+
+def _bert_tokenizer(model: models.WordPiece, lowercase: bool) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    ends = [(token, SPECIAL_TOKENS.index(token)) for token in ("[SEP]", "[CLS]")]
+    tokenizer.post_processor = processors.BertProcessing(*ends)
+    return tokenizer
+
+
+def _alphabet(normalizer: normalizers.Normalizer, texts: list[str]) -> list[str]:
+    """The most frequent characters of the normalised texts, at most `MAX_ALPHABET`, in code point order."""
+    counts = Counter()
+    for text in texts:
+        counts.update(normalizer.normalize_str(text))
+    del counts[" "]
+    return sorted(sorted(counts, key=lambda character: (-counts[character], character))[:MAX_ALPHABET])

@@ -1,0 +1,84 @@
+"""Healing a converted model: training without labels towards the hidden states of its softmax original."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import BaseImageProcessor, DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+
+from hf_bidir.checkpoints.convert import is_softmax
+from hf_bidir.common.errors import InputError
+from hf_bidir.finetune.arguments import CentringArguments, HealingArguments, HealingScheduleArguments
+from hf_bidir.finetune.data.arguments import DistillationDataArguments, option
+from hf_bidir.finetune.data.image_data import ImageCollator
+from hf_bidir.finetune.data.splits import Splits
+from hf_bidir.finetune.data.text_data import check_max_length
+from hf_bidir.finetune.data.unlabelled_data import read_snippets, read_unlabelled_images
+from hf_bidir.finetune.distillation import DistillationTrainer, student_and_teacher
+from hf_bidir.finetune.metrics import relative_error_metrics
+from hf_bidir.finetune.run import finetune
+from hf_bidir.finetune.task import Task
+
+
+@dataclass
+class StudentArguments(CentringArguments):
+    """The student and its teacher."""
+
+    _argument_group_name = "model"
+
+    model_name_or_path: str | None = option(
+        None, 'Where the student starts: a softmax checkpoint, "timm:NAME", or a bidir checkpoint.'
+    )
+    teacher_name_or_path: str | None = option(
+        None, "The softmax teacher, when the student starts from a checkpoint that has negative mass already."
+    )
+
+
+def _train(
+    data: DistillationDataArguments,
+    arguments: StudentArguments,
+    schedule: HealingScheduleArguments,
+    args: HealingArguments,
+    given: dict[str, Any],
+) -> dict[str, Any]:
+    if not arguments.model_name_or_path:
+        raise InputError("expected --model_name_or_path: a softmax checkpoint, timm:NAME or a bidir checkpoint")
+    source = arguments.model_name_or_path
+    student, teacher, processors = student_and_teacher(source, arguments.teacher_name_or_path)
+    splits, collators, processor = prepared(data, args, source, student, processors)
+    set_seed(args.seed)
+    return finetune(
+        student,
+        splits,
+        task="distillation",
+        args=args,
+        data=data,
+        given=given,
+        processing_class=processor,
+        collator=collators[0],
+        eval_collator=collators[1],
+        schedule=schedule,
+        centre=arguments.centre and is_softmax(student.config),
+        trainer_class=DistillationTrainer,
+        teacher=teacher,
+        compute_metrics=relative_error_metrics,
+    )
+
+
+def prepared(
+    data: DistillationDataArguments, args: HealingArguments, source: str, student: PreTrainedModel, processors: list
+) -> tuple[Splits, tuple[Callable, Callable], PreTrainedTokenizerBase | BaseImageProcessor]:
+    """The splits, the collators for training and evaluation, and the tokenizer or image processor."""
+    for processor in processors:
+        if isinstance(processor, PreTrainedTokenizerBase):
+            check_max_length(data.max_length, student, source)
+            collator = DataCollatorWithPadding(processor)
+            return read_snippets(data, processor), (collator, collator), processor
+        if isinstance(processor, BaseImageProcessor):
+            args.remove_unused_columns = False  # the collator, not the model, takes the image column
+            collator = ImageCollator.of(processor, data)
+            return read_unlabelled_images(data), (collator, ImageCollator(processor)), processor
+    raise InputError(f"{source} has neither a tokenizer nor an image processor beside it; save one there")
+
+
+distillation = Task((DistillationDataArguments, StudentArguments, HealingScheduleArguments, HealingArguments), _train)

@@ -1,0 +1,26 @@
+"""Do the tokens of a model become one with depth? Rank collapse by layer, and what of it attention causes."""
+
+from hf_bidir.rank_collapse.measures import (
+    STACKS,
+    Stack,
+    layer_residuals,
+    layer_states,
+    path_residuals,
+    relative_residual,
+    stable_rank,
+    transformer_layers,
+)
+from hf_bidir.rank_collapse.paths import bare_attention, path_states
+
+__all__ = [
+    "STACKS",
+    "Stack",
+    "bare_attention",
+    "layer_residuals",
+    "layer_states",
+    "path_residuals",
+    "path_states",
+    "relative_residual",
+    "stable_rank",
+    "transformer_layers",
+]

@@ -1,0 +1,194 @@
+"""How fast the tokens of a stack of attention layers become one (Dong, Cordonnier, Loukas 2021, "Attention is not all
+you need")."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from hf_bidir.checkpoints.layer_hooks import in_evaluation
+from hf_bidir.checkpoints.projections import Projections, projections, weight_of
+from hf_bidir.explain.running import keep_mask_of, prepared_inputs, record_coefficients
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Which parts of a Transformer layer are there beside the attention; layer normalisation always is."""
+
+    skip: bool
+    mlp: bool
+
+
+STACKS = {
+    "attention only": Stack(skip=False, mlp=False),
+    "with skip connections": Stack(skip=True, mlp=False),
+    "with MLP": Stack(skip=False, mlp=True),
+    "with both": Stack(skip=True, mlp=True),
+}
+
+
+def relative_residual(states: Tensor, keep: Tensor | None = None) -> Tensor:
+    """`‖res(X)‖ / ‖X‖` in the norm `√(‖·‖_1 ‖·‖_∞)`: 0 where all tokens are equal, about 1 where they share nothing.
+
+    `res(X) = X - 1 x̄ᵀ` with the mean token `x̄`; `‖·‖_1` is the largest column sum of sizes, `‖·‖_∞` the largest row
+    sum (Dong et al. 2021, section 2).
+
+    Args:
+        states: `[..., length, hidden]`.
+        keep: boolean `[..., length]`, False for padding, which does not count.
+
+    Returns:
+        `[...]`; NaN for states that are all 0.
+    """
+    residual, tokens = _residual(states, keep)
+    return _norm(residual) / _norm(tokens)
+
+
+def stable_rank(states: Tensor, keep: Tensor | None = None) -> Tensor:
+    """`‖res(X)‖_F² / ‖res(X)‖_2²`: how many directions the residual has, at least 1; weak directions count in part.
+
+    The relative residual says how much tokens have beside their mean, this says whether it is more than one thing.
+    Arguments and result as in `relative_residual`; NaN where there is no residual, as of a single token.
+    """
+    values = torch.linalg.svdvals(_residual(states, keep)[0])
+    return values.square().sum(-1) / values[..., 0].square()
+
+
+def _residual(states: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`res(X)` and `X`, with zeros for padding."""
+    if keep is None:
+        keep = torch.ones(states.shape[:-1], dtype=torch.bool, device=states.device)
+    weight = keep.unsqueeze(-1).to(states.dtype)
+    mean = (states * weight).sum(-2, keepdim=True) / weight.sum(-2, keepdim=True)
+    return (states - mean) * weight, states * weight
+
+
+def _norm(matrix: Tensor) -> Tensor:
+    sizes = matrix.abs()
+    return (sizes.sum(-2).amax(-1) * sizes.sum(-1).amax(-1)).sqrt()
+
+
+def layer_residuals(model: PreTrainedModel, inputs: Mapping[str, Tensor], stack: Stack) -> Tensor:
+    """The relative residual of the tokens below the first layer and above every one, `[layers + 1, batch]`.
+
+    Arguments and errors as in `layer_states`. Residuals below 1e-7 need double precision: `model.double()`.
+    """
+    states, keep = layer_states(model, inputs, stack)
+    return relative_residual(states, keep)
+
+
+@torch.no_grad()
+def layer_states(model: PreTrainedModel, inputs: Mapping[str, Tensor], stack: Stack) -> tuple[Tensor, Tensor]:
+    """What goes into the first layer and comes out of every one, where only some parts of the layers take part.
+
+    Args:
+        model: a bidir BERT, ViT or DeiT; `load_checkpoint` reads softmax ones as such.
+        inputs: what it takes, a batch.
+        stack: which parts of the layers take part. With both it is the model itself.
+
+    Returns:
+        `[layers + 1, batch, length, hidden]`, and which tokens are no padding, boolean `[batch, length]`.
+
+    Raises:
+        ValueError: a model of another kind, and as in `hf_bidir.explain.contributions`.
+    """
+    inputs = prepared_inputs(model, inputs)
+    layers = transformer_layers(model)
+    with in_evaluation(model):
+        states = [model(**inputs, output_hidden_states=True, return_dict=True).hidden_states[0]]
+        keep = keep_mask_of(inputs, states[0].shape[1])
+        for layer in layers:
+            states.append(_step(layer, states[-1], keep[:, None, None], stack))
+    return torch.stack(states), keep
+
+
+def transformer_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The layers of a BERT, ViT or DeiT, from the bottom up; ValueError for other models."""
+    found = [module for module in model.modules() if type(module).__name__ in ("BertLayer", "ViTLayer", "DeiTLayer")]
+    if not found:
+        raise ValueError(f"expected a BERT, ViT or DeiT, whose layers can be taken apart; got {type(model).__name__}.")
+    return found
+
+
+def _step(layer: nn.Module, states: Tensor, keep: Tensor, stack: Stack) -> Tensor:
+    return (_bert_step if type(layer).__name__ == "BertLayer" else _image_step)(layer, states, keep, stack)
+
+
+def _bert_step(layer: nn.Module, states: Tensor, keep: Tensor, stack: Stack) -> Tensor:
+    """BERT normalises behind the skip connection, and so behind where it would be."""
+    context = layer.attention.self(states, keep)[0]
+    mixed = layer.attention.output(context, states if stack.skip else torch.zeros_like(states))
+    if not stack.mlp:
+        return mixed
+    return layer.output(layer.intermediate(mixed), mixed if stack.skip else torch.zeros_like(mixed))
+
+
+def _image_step(layer: nn.Module, states: Tensor, keep: Tensor, stack: Stack) -> Tensor:
+    """ViT normalises what attention and MLP read; their outputs are added as they are."""
+    mixed = layer.attention(layer.layernorm_before(states))
+    mixed = mixed[0] if isinstance(mixed, tuple) else mixed  # since transformers 5 with the coefficients
+    mixed = mixed + states if stack.skip else mixed
+    if not stack.mlp:
+        return mixed
+    read = layer.layernorm_after(mixed)
+    changed = layer.mlp(read) if hasattr(layer, "mlp") else layer.output.dense(layer.intermediate(read))
+    return changed + mixed if stack.skip else changed
+
+
+@torch.no_grad()
+def path_residuals(
+    model: PreTrainedModel, inputs: Mapping[str, Tensor], *, paths: int = 100, seed: int = 0, progress: bool = True
+) -> Tensor:
+    """The relative residual at the end of random paths through the network, by how many heads they go through.
+
+    Without MLP and normalisation a stack is a sum over paths, which in every layer go through one head or past all of
+    them: `A_k ... A_1 X W_1 ... W_k` (Dong et al. 2021, section 2.2, by whom skip connections work because short paths
+    keep their rank). `A` are the coefficients that the whole model has on this input, `W = W_v W_o` of a head; biases
+    are left out. So for a model with MLP and normalisation the paths are an illustration and do not add up to it; of
+    one from `bare_attention` they do (`path_states`).
+
+    Args:
+        model, inputs: as in `layer_residuals`.
+        paths: drawn of every length; which layers and which heads they go through is random.
+        seed: of the draws.
+        progress: show a progress bar.
+
+    Returns:
+        `[layers + 1, paths]`, the mean over the batch for paths through 0, 1, ... heads.
+    """
+    inputs = prepared_inputs(model, inputs)
+    transformer_layers(model)  # refuses models whose layers are not run one after the other
+    generator = torch.Generator().manual_seed(seed)
+    outputs, coefficients = record_coefficients(model, {**inputs, "output_hidden_states": True})
+    states, keep = outputs.hidden_states[0], keep_mask_of(inputs, outputs.hidden_states[0].shape[1])
+    maps = [head_maps(layer) for layer in projections(model)]
+    depth, heads = len(coefficients), coefficients[0].shape[1]
+    found = torch.empty(depth + 1, paths)
+    for length in tqdm(range(depth + 1), desc="paths", unit="length", leave=False, delay=1, disable=not progress):
+        for path in range(paths):
+            ends = states
+            for layer in torch.randperm(depth, generator=generator)[:length].sort().values.tolist():
+                head = torch.randint(heads, (), generator=generator).item()
+                value, output = maps[layer]
+                ends = coefficients[layer][:, head] @ (ends @ value[head] @ output[head])
+                ends = ends / ends.abs().amax((1, 2), keepdim=True).clamp_min(torch.finfo(ends.dtype).tiny)
+            found[length, path] = relative_residual(ends, keep).mean()
+    return found
+
+
+def head_maps(layer: Projections) -> tuple[Tensor, Tensor]:
+    """Of every head, the map into it `[heads, hidden, head_dim]` and out of it `[heads, head_dim, hidden]`.
+
+    Raises:
+        ValueError: values are not the outputs of one linear map, or something lies between attention and its output.
+    """
+    if layer.output is None or not all(len(maps) == 1 and maps[0].direct for maps in layer.value):
+        raise ValueError(
+            f"{type(layer.layer).__name__} has no linear map from its input to its values, or from its heads."
+        )
+    into = torch.stack([weight_of(features.linear)[features.indices].T for (features,) in layer.value])
+    out_of = weight_of(layer.output).unflatten(1, (layer.heads, -1)).permute(1, 2, 0)
+    return into.repeat_interleave(layer.heads // len(into), 0), out_of

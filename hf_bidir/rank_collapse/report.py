@@ -1,0 +1,104 @@
+"""`hf-bidir rank-collapse`: the residuals of a checkpoint as a table and as a picture."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hf_bidir.checkpoints.example_inputs import example_inputs, longest_text
+from hf_bidir.common.files import replacing
+from hf_bidir.explain.checkpoint import load_checkpoint
+from hf_bidir.explain.running import reads_images
+from hf_bidir.rank_collapse.measures import STACKS, layer_states, path_residuals, relative_residual, stable_rank
+
+LEGEND = (
+    "relative residual below the first layer (0) and above each, 0 where all tokens are equal; in brackets how many "
+    "directions it has\n(stable rank); paths: median residual of random paths through as many heads as the first "
+    "column says"
+)
+FLOOR = 1e-16  # of double precision; what is below is drawn there
+
+
+@dataclass(frozen=True)
+class RankCollapse:
+    """Of one model: mean residual and its stable rank by layer, for every stack; and residuals of paths by length."""
+
+    stacks: dict[str, Tensor]  # [layers + 1] each
+    ranks: dict[str, Tensor]  # [layers + 1] each
+    paths: Tensor  # [layers + 1, paths]
+
+    def table(self) -> str:
+        """A line per layer, a column per stack: residual, and its stable rank in brackets; and what these are.
+
+        The last column is the median residual of paths through as many heads.
+        """
+        columns = [
+            [f"{residual:.1e} ({rank:.1f})" for residual, rank in zip(residuals, self.ranks[name], strict=True)]
+            for name, residuals in self.stacks.items()
+        ]
+        columns.append([f"{value:.1e}" for value in self.paths.median(1).values])
+        names = ["layer", *self.stacks, "paths"]
+        rows = [[str(layer), *cells] for layer, cells in enumerate(zip(*columns, strict=True))]
+        lines = [
+            "  ".join(f"{cell:>21}" if i else f"{cell:>5}" for i, cell in enumerate(row)) for row in [names, *rows]
+        ]
+        return "\n".join([*lines, LEGEND])
+
+
+def measure_rank_collapse(model: PreTrainedModel, inputs: Mapping[str, Tensor], paths: int = 100) -> RankCollapse:
+    """Measure a bidir model in double precision; it is left in that precision. Arguments as in `layer_states`."""
+    model = model.double()
+    inputs = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
+    stacks, ranks = {}, {}
+    for name, stack in STACKS.items():
+        states, keep = layer_states(model, inputs, stack)
+        stacks[name] = relative_residual(states, keep).mean(1)
+        ranks[name] = stable_rank(states, keep).nanmean(1)
+    return RankCollapse(stacks, ranks, path_residuals(model, inputs, paths=paths))
+
+
+def measure_checkpoint(source: str | Path, texts: Sequence[str] | None = None, paths: int = 100) -> RankCollapse:
+    """The same for any checkpoint, signed or softmax, on texts; or on random tokens, or random images.
+
+    Raises:
+        FileNotFoundError, ValueError: as in `load_checkpoint` and `layer_states`; or texts for a model of images.
+    """
+    model, processor = load_checkpoint(source)
+    if texts is None:
+        return measure_rank_collapse(model, example_inputs(model), paths)
+    if reads_images(model):
+        raise ValueError(f"{type(model).__name__} reads images; leave the texts out, and random images are measured.")
+    limit = min(longest_text(model), 512)
+    inputs = processor(list(texts), padding=True, truncation=True, max_length=limit, return_tensors="pt")
+    return measure_rank_collapse(model, dict(inputs), paths)
+
+
+def draw_rank_collapse(measured: Mapping[str, RankCollapse], path: str | Path | None = None) -> Figure:
+    """One panel per stack and one for paths, a line per model, residuals on a logarithmic scale.
+
+    Args:
+        measured: by the name of the model.
+        path: where to save it; the ending chooses the format.
+    """
+    figure = Figure(figsize=(15, 3.4), layout="constrained")
+    panels = figure.subplots(1, len(STACKS) + 1, sharey=True)
+    for name, found in measured.items():
+        for panel, stack in zip(panels, STACKS, strict=False):
+            panel.plot(found.stacks[stack].clamp_min(FLOOR), marker=".", label=name)
+        middle, ends = found.paths.median(1).values, found.paths.quantile(torch.tensor([0.1, 0.9]), 1)
+        panels[-1].plot(middle.clamp_min(FLOOR), marker=".", label=name)
+        panels[-1].fill_between(range(len(middle)), *ends.clamp_min(FLOOR), alpha=0.2)
+    for panel, title in zip(panels, [*STACKS, "paths by heads passed"], strict=True):
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+        panel.set(title=title, yscale="log", xlabel="heads" if title.startswith("paths") else "layer")
+    panels[0].set_ylabel("relative residual ‖res(X)‖ / ‖X‖")
+    panels[0].legend(fontsize=8)
+    if path is not None:
+        with replacing(Path(path)) as temporary:
+            figure.savefig(temporary, dpi=110)
+    return figure

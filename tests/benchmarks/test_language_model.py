@@ -1,0 +1,87 @@
+"""benchmarks/language_model.py: its controls are what their formulas say, and its table follows from finished runs."""
+
+import importlib
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+SCORES = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
+KEEP = torch.tensor([True, True, True, False, True])
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    """The benchmark as `python benchmarks/language_model.py` imports it."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        return importlib.import_module("language_model")
+    finally:
+        sys.path.remove(str(ROOT / "benchmarks"))
+
+
+def test_off_by_one_softmax_has_one_more_key_with_score_and_value_0(benchmark):
+    powers = SCORES.exp().masked_fill(~KEEP, 0)
+    expected = powers / (1 + powers.sum(-1, keepdim=True))
+    torch.testing.assert_close(benchmark.off_by_one(SCORES, KEEP), expected)
+    torch.testing.assert_close(benchmark.off_by_one(SCORES), SCORES.exp() / (1 + SCORES.exp().sum(-1, keepdim=True)))
+
+
+def test_centred_softmax_sums_to_0_over_the_keys_that_are_kept(benchmark):
+    coefficients = benchmark.centred(SCORES, KEEP)
+    torch.testing.assert_close(coefficients.sum(-1), torch.zeros(2, 3))
+    assert not coefficients[..., 3].any()
+    assert (coefficients < 0).any()
+
+
+@pytest.mark.parametrize("bits", [4, 6, 8])
+def test_rounded_numbers_are_as_many_as_the_bits_allow_and_near(benchmark, bits):
+    values = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    near = benchmark.rounded(values, bits)
+    assert len(near.unique()) <= 2**bits - 1
+    assert (near - values).abs().max() <= 0.5 * values.abs().max() / (2 ** (bits - 1) - 1) + 1e-6
+
+
+def test_a_quantised_copy_rounds_weights_and_inputs_of_linear_layers_and_leaves_the_model(benchmark):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8))
+    before, inputs = model[0].weight.detach().clone(), torch.randn(3, 8)
+    copy = benchmark.quantised(model, 4)
+    expected = benchmark.rounded(inputs, 4) @ benchmark.rounded(before, 4).T + model[0].bias
+    torch.testing.assert_close(copy(inputs), expected)
+    torch.testing.assert_close(model[0].weight.detach(), before)
+
+
+def row(arm, rate, seed, loss):
+    numbers = {"kurtosis": 3.0, "largest": 2.0, "first_share": 0.1, "negative_share": 0.4, "curve": {"1": 5.0}}
+    numbers |= {f"loss_{bits}_bits": loss for bits in (8, 6, 4)}
+    return {"size": "small", "arm": arm, "rate": rate, "seed": seed, "tokens": 9, "loss": loss} | numbers
+
+
+def test_the_table_takes_the_best_rate_and_pairs_seeds(benchmark, tmp_path, monkeypatch):
+    rows = [row("softmax", rate, 0, 4 + rate) for rate in benchmark.RATES] + [
+        row("TanhMax", rate, 0, 3 + rate) for rate in benchmark.RATES
+    ]
+    rows += [row("softmax", 1e-3, 1, 4.2), row("TanhMax", 1e-3, 1, 3.4), row("TanhMax", 2e-3, 1, 9.0)]
+    monkeypatch.setattr(benchmark, "RESULTS", tmp_path / "runs.jsonl")
+    (tmp_path / "runs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    done = benchmark.finished(Namespace(tokens=9))
+    rates, best, seeds, loss, difference, *_ = benchmark.row_of(done, "small", "TanhMax")
+    assert (rates, best, seeds, loss) == ("3", "0.001", "2", "3.200")
+    assert difference.startswith("-0.900 [-")
+    options = Namespace(tokens=9, sizes=["small"], arms=["softmax", "TanhMax"], seeds=3)
+    assert next(benchmark.pending(options)) == ("small", "softmax", 1e-3, 2)
+
+
+def test_rates_are_doubled_while_the_highest_is_the_best(benchmark, tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark, "RESULTS", tmp_path / "runs.jsonl")
+    rows = [row("TanhMax", rate, 0, 5 - rate) for rate in benchmark.RATES]
+    options = Namespace(tokens=9, sizes=["small"], arms=["TanhMax"], seeds=2)
+    (tmp_path / "runs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert next(benchmark.pending(options)) == ("small", "TanhMax", 8e-3, 0)
+    rows.append(row("TanhMax", 8e-3, 0, 9.0))
+    (tmp_path / "runs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert next(benchmark.pending(options)) == ("small", "TanhMax", 4e-3, 1)

@@ -1,0 +1,144 @@
+"""Centring changes nothing in a softmax model, and brings TanhMax nearer to it."""
+
+import pytest
+import torch
+import transformers
+
+import hf_bidir
+from hf_bidir.checkpoints.centring import centre_attention
+from hf_bidir.checkpoints.layer_hooks import observed_layers
+
+SHAPE = {
+    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
+    "initializer_range": 0.3,
+}  # fmt: skip
+TEXTS = SHAPE | {
+    "vocab_size": 30,
+    "max_position_embeddings": 80,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+IMAGES = SHAPE | {"image_size": 8, "patch_size": 4}
+GROUPED = TEXTS | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "attention_bias": True}
+MODELS = {
+    "BertForSequenceClassification": TEXTS,
+    "BertForMultipleChoice": TEXTS,
+    "RobertaForSequenceClassification": TEXTS,
+    "AlbertForSequenceClassification": TEXTS | {"embedding_size": 8},
+    "GPT2ForSequenceClassification": TEXTS | {"n_embd": 16, "n_layer": 2, "n_head": 2},
+    "LlamaForSequenceClassification": GROUPED,
+    "ViTForImageClassification": IMAGES,
+    "DeiTForImageClassification": IMAGES,
+    "BeitForImageClassification": IMAGES,
+    "Dinov2ForImageClassification": IMAGES | {"mlp_ratio": 2},
+}
+VALUES_ALONE = ("LlamaForSequenceClassification", "BeitForImageClassification")  # rotary keys; keys without a bias
+
+
+def model_of(name, **options):
+    stock_class = getattr(transformers, name)
+    fields = MODELS.get(name, {}) | options
+    torch.manual_seed(0)
+    known = stock_class.config_class().to_dict() | stock_class.config_class.attribute_map
+    model = stock_class(stock_class.config_class(**{key: value for key, value in fields.items() if key in known}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)  # biases that are not 0, as in a trained model
+    return hf_bidir.signed(model.eval())
+
+
+def batch_of(name, examples=2):
+    generator = torch.Generator().manual_seed(examples)
+    if "Image" in name:
+        # as in real images, patches have much in common
+        return {"pixel_values": 2 + torch.randn(examples, 3, 8, 8, generator=generator)}
+    shape = (examples, 3, 6) if "Choice" in name else (examples, 6)
+    keep = torch.ones(shape, dtype=torch.long)
+    keep[..., 4:] = 0
+    return {"input_ids": torch.randint(3, 30, shape, generator=generator) * keep, "attention_mask": keep}
+
+
+def logits(model, batch, negative_mass):
+    model.config.attn_negative_mass = negative_mass
+    with torch.no_grad():
+        return model(**batch).logits
+
+
+def mean_states(model, batch):
+    """The mean key and value of every head over the tokens that are kept, per run of a layer."""
+    means, keep = [], batch.get("attention_mask")
+
+    def add(layer, key, value, context):
+        tokens = torch.ones(key.shape[0], key.shape[2]) if keep is None else keep.reshape(-1, key.shape[2])
+        means.append([states.movedim(2, 1)[tokens.bool()].mean(0) for states in (key, value)])
+
+    with observed_layers(model, add):
+        logits(model, batch, 0.0)
+    return means
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_softmax_model_s_outputs_do_not_change(name):
+    model, batch = model_of(name), batch_of(name)
+    before = logits(model, batch, 0.0)
+    weights = {key: value.clone() for key, value in model.state_dict().items()}
+    centre_attention(model, [batch_of(name, 5), batch_of(name, 7)])
+    torch.testing.assert_close(logits(model, batch, 0.0), before, atol=1e-5, rtol=1e-5)
+    assert any(not torch.equal(value, weights[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", sorted(set(MODELS) - {"AlbertForSequenceClassification"}))
+def test_afterwards_the_mean_key_and_value_of_the_tokens_that_are_kept_are_0(name):
+    model, batch = model_of(name), batch_of(name, 9)
+    before = mean_states(model, batch)
+    centre_attention(model, [batch])
+    for (key, value), (old_key, _) in zip(mean_states(model, batch), before, strict=True):
+        torch.testing.assert_close(value, torch.zeros_like(value), atol=1e-5, rtol=0)
+        torch.testing.assert_close(key, old_key if name in VALUES_ALONE else torch.zeros_like(key), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_tanhmax_comes_nearer_to_softmax(name):
+    model, batch = model_of(name), batch_of(name, 16)
+    softmax = logits(model, batch, 0.0)
+    before = (logits(model, batch, 1.0) - softmax).norm()
+    centre_attention(model, [batch_of(name, 64)])
+    assert (logits(model, batch, 1.0) - softmax).norm() < 0.9 * before
+
+
+def test_the_model_is_left_in_the_mode_and_with_the_negative_mass_that_it_had():
+    model = model_of("BertForSequenceClassification").train()
+    model.config.attn_negative_mass = 0.5
+    centre_attention(model, [batch_of("BertForSequenceClassification")])
+    assert (model.training, model.config.attn_activation, model.config.attn_negative_mass) == (True, "tanhmax", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("ViTForImageClassification", {"qkv_bias": False}),
+        ("LlamaForSequenceClassification", {"attention_bias": False}),
+        ("ModernBertForSequenceClassification", TEXTS | {"cls_token_id": 1, "sep_token_id": 2}),
+    ],
+)
+def test_a_model_with_nothing_to_centre_is_refused(name, options):
+    model = model_of(name, **options)
+    with pytest.raises(ValueError, match="changes the biases of keys, or of values and outputs"):
+        centre_attention(model, [batch_of(name)])
+
+
+def test_coefficients_that_do_not_sum_to_1_forbid_it_and_leave_the_weights_as_they_were():
+    sinks = {"num_local_experts": 2, "num_experts_per_tok": 1, "layer_types": ["full_attention"] * 2}
+    model = model_of("GptOssForSequenceClassification", **GROUPED, **sinks)
+    weights = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(
+        ValueError, match="centring changes the softmax outputs of BidirGptOssForSequenceClassification"
+    ):
+        centre_attention(model, [batch_of("GptOssForSequenceClassification")])
+    assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
+
+
+def test_no_batch_is_refused():
+    with pytest.raises(ValueError, match="at least one batch"):
+        centre_attention(model_of("BertForSequenceClassification"), [])

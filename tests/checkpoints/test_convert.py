@@ -1,0 +1,362 @@
+"""Softmax checkpoints become signed ones without loss, and come back."""
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BartConfig,
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    BertTokenizerFast,
+    CLIPConfig,
+    DebertaConfig,
+    DeiTConfig,
+    Dinov2Config,
+    DistilBertConfig,
+    ElectraConfig,
+    GPT2Config,
+    LlamaConfig,
+    ModernBertConfig,
+    RobertaConfig,
+    SiglipVisionConfig,
+    SiglipVisionModel,
+    SwinConfig,
+    ViTConfig,
+    ViTMAEConfig,
+)
+
+import hf_bidir
+from hf_bidir import BidirBertConfig, convert_checkpoint
+from hf_bidir.checkpoints.convert import read_bidir, restore_softmax, signed_model
+from hf_bidir.checkpoints.example_inputs import example_inputs
+from hf_bidir.hub.isolated import isolated_forward
+
+SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+TEXTS = {**SHAPE, "vocab_size": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.3}
+IMAGES = {**SHAPE, "image_size": 16, "patch_size": 4, "initializer_range": 0.3}
+BERT, VIT, DEIT = BertConfig(**TEXTS), ViTConfig(**IMAGES), DeiTConfig(**IMAGES)
+HALVES = {"text_config": TEXTS, "vision_config": IMAGES, "projection_dim": 16}
+SIDES = {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+DECODER = {f"decoder_{name}": 16 for name in ("hidden_size", "intermediate_size")} | {
+    "decoder_num_hidden_layers": 1,
+    "decoder_num_attention_heads": 2,
+}
+BART = BartConfig(vocab_size=60, d_model=32, encoder_ffn_dim=48, decoder_ffn_dim=48, init_std=0.3, **SIDES)
+STOCK = {
+    "BertModel": BERT,
+    "BertForSequenceClassification": BERT,
+    "BertForMaskedLM": BERT,
+    "BertForQuestionAnswering": BERT,
+    "BertForMultipleChoice": BERT,
+    "BertForNextSentencePrediction": BERT,
+    "RobertaForMaskedLM": RobertaConfig(**TEXTS),
+    "DistilBertForTokenClassification": DistilBertConfig(vocab_size=60, dim=32, n_layers=2, n_heads=4, hidden_dim=48),
+    "ElectraForPreTraining": ElectraConfig(**TEXTS, embedding_size=16),
+    "ModernBertForMaskedLM": ModernBertConfig(**TEXTS),
+    "ViTModel": VIT,
+    "ViTForImageClassification": VIT,
+    "ViTMAEForPreTraining": ViTMAEConfig(**IMAGES, **DECODER),
+    "DeiTForImageClassification": DEIT,
+    "DeiTForImageClassificationWithTeacher": DEIT,
+    "Dinov2ForImageClassification": Dinov2Config(**IMAGES),
+    "CLIPModel": CLIPConfig(**HALVES),
+    "GPT2LMHeadModel": GPT2Config(vocab_size=60, n_embd=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2),
+    "LlamaForCausalLM": LlamaConfig(**TEXTS, num_key_value_heads=2),
+    "BartForConditionalGeneration": BART,
+    "BartForSequenceClassification": BART,
+    "SwinForImageClassification": SwinConfig(
+        image_size=32, patch_size=2, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4
+    ),
+}
+OLD = Path(__file__).parents[1] / "fixtures/bert_of_version_0.1.zip"  # saved while λ could be learned
+
+
+def saved(name, folder):
+    torch.manual_seed(0)
+    stock_class(name)(STOCK[name]).save_pretrained(folder)
+    return folder
+
+
+def stock_class(name):
+    return getattr(transformers, name)
+
+
+def first_output(model):
+    """Of random input; texts without their padding, at which a fully masked query may have any output."""
+    inputs = example_inputs(model)
+    with torch.no_grad():
+        output = model.eval()(**inputs)[0]
+    keep = inputs.get("attention_mask")
+    return output if keep is None or output.shape[:2] != keep.shape else output[keep.bool()]
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_every_stock_model_converts_without_loss_and_comes_back_the_same(name, tmp_path):
+    source = saved(name, tmp_path / "stock")
+    converted = convert_checkpoint(source, tmp_path / "signed")
+    restored = restore_softmax(converted, tmp_path / "restored")
+    signed = getattr(hf_bidir, f"Bidir{name}").from_pretrained(converted)
+    assert signed.config.attn_negative_mass == 0
+    if name != "ViTMAEForPreTraining":  # which leaves out patches at random
+        expected = first_output(stock_class(name).from_pretrained(source))
+        torch.testing.assert_close(first_output(signed), expected, rtol=1e-6, atol=1e-6)
+    before, after = (load_file(folder / "model.safetensors") for folder in (source, restored))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert top_fields(source) == top_fields(restored)
+
+
+def top_fields(folder):
+    """Of the config; loading may write types into those of parts."""
+    fields = json.loads((folder / "config.json").read_text())
+    return {name: value for name, value in fields.items() if not isinstance(value, dict)}
+
+
+def test_a_negative_mass_changes_the_outputs(tmp_path):
+    source = saved("BertForSequenceClassification", tmp_path / "stock")
+    converted = convert_checkpoint(source, tmp_path / "signed", negative_mass=1.0)
+    signed = hf_bidir.BidirBertForSequenceClassification.from_pretrained(converted)
+    assert signed.config.attn_negative_mass == 1.0
+    difference = first_output(signed) - first_output(BertForSequenceClassification.from_pretrained(source))
+    assert difference.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "name", ["RobertaForMaskedLM", "DeiTForImageClassification", "Dinov2ForImageClassification", "LlamaForCausalLM"]
+)
+def test_a_converted_checkpoint_loads_where_hf_bidir_is_not_installed(name, tmp_path):
+    converted = convert_checkpoint(saved(name, tmp_path / "stock"), tmp_path / "signed", negative_mass=1.0)
+    signed = read_bidir(converted)
+    autos = [auto for auto, path in signed.config.auto_map.items() if path.endswith(f".Bidir{name}")]
+    inputs = example_inputs(signed)
+    with torch.no_grad():
+        expected = signed(**inputs).logits
+    found = isolated_forward(converted, autos[0], inputs)["logits"]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_half_precision_stays_half(tmp_path):
+    source = tmp_path / "stock"
+    torch.manual_seed(0)
+    BertModel(BERT).bfloat16().save_pretrained(source)
+    restored = restore_softmax(convert_checkpoint(source, tmp_path / "signed"), tmp_path / "restored")
+    for folder in (tmp_path / "signed", restored):
+        assert {tensor.dtype for tensor in load_file(folder / "model.safetensors").values()} == {torch.bfloat16}
+
+
+def test_a_pooler_that_the_checkpoint_lacks_stays_away(tmp_path):
+    torch.manual_seed(0)
+    BertModel(BERT, add_pooling_layer=False).save_pretrained(tmp_path / "stock")
+    converted = convert_checkpoint(tmp_path / "stock", tmp_path / "signed")
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("stock", "signed"))
+    assert before.keys() == after.keys()
+    assert read_bidir(converted).pooler is None
+
+
+def test_one_negative_mass_per_layer_is_written(tmp_path):
+    source = saved("RobertaForMaskedLM", tmp_path / "stock")
+    convert_checkpoint(source, tmp_path / "signed", negative_mass=[0.0, [0.1, 0.2, 0.3, 0.4]])
+    assert read_bidir(tmp_path / "signed").config.attn_negative_mass == [0.0, [0.1, 0.2, 0.3, 0.4]]
+
+
+def test_the_tokenizer_comes_along(tmp_path):
+    source = saved("BertModel", tmp_path / "stock")
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "film"]))
+    BertTokenizerFast(str(vocabulary)).save_pretrained(source)
+    converted = convert_checkpoint(source, tmp_path / "signed")
+    tokenize = AutoTokenizer.from_pretrained(converted)
+    assert tokenize("good film")["input_ids"] == AutoTokenizer.from_pretrained(source)("good film")["input_ids"]
+
+
+@pytest.mark.parametrize("classes", [7, 0], ids=["with a classifier", "features only"])
+def test_a_timm_vit_converts_to_1e_5(classes, tmp_path):
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=classes).eval()
+    converted = convert_checkpoint(model, tmp_path / "signed")
+    images = torch.randn(2, 3, 32, 32)
+    if classes:
+        got = hf_bidir.BidirViTForImageClassification.from_pretrained(converted).eval()(images).logits
+        expected = model(images)
+    else:
+        got = hf_bidir.BidirViTModel.from_pretrained(converted).eval()(images).last_hidden_state
+        expected = model.forward_features(images)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+
+
+def test_a_timm_model_whose_outputs_would_change_is_not_written(tmp_path):
+    timm = pytest.importorskip("timm")
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32)
+    model.norm.register_forward_hook(lambda module, args, output: 1.01 * output)  # no ViT has this
+    with pytest.raises(ValueError, match=r"outputs differ from the source's by .*; nothing written"):
+        convert_checkpoint(model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert model.training
+
+
+def test_a_timm_name_takes_the_weights_of_a_file(tmp_path):
+    timm = pytest.importorskip("timm")
+    model = timm.create_model("vit_tiny_patch16_224")
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    converted = convert_checkpoint(
+        "timm:vit_tiny_patch16_224", tmp_path / "out", weights=tmp_path / "weights.safetensors"
+    )
+    got = hf_bidir.BidirViTForImageClassification.from_pretrained(converted)
+    assert torch.equal(got.vit.embeddings.cls_token, model.cls_token)
+
+
+@pytest.mark.parametrize("damage", ["half a file", "of a wider model"])
+def test_timm_weights_that_do_not_fit_are_one_clear_error(damage, tmp_path):
+    timm = pytest.importorskip("timm")
+    weights = tmp_path / "weights.safetensors"
+    save_file(timm.create_model("vit_tiny_patch16_224").state_dict(), weights)
+    if damage == "half a file":
+        weights.write_bytes(weights.read_bytes()[:100_000])
+    name = "vit_tiny_patch16_224" if damage == "half a file" else "vit_small_patch16_224"
+    with pytest.raises(ValueError, match=f"timm cannot build {name} with .*weights.safetensors: [^\n]+$"):
+        convert_checkpoint(f"timm:{name}", tmp_path / "out", weights=weights)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("vit_base_patch16_clip_224", "a norm before the blocks"),
+        ("vit_tiny_patch99", "timm has no model"),
+        ("vit_tiny_patch16_224.no_such_tag", "timm cannot build .*no_such_tag"),
+        ("resnet18", "expected a timm VisionTransformer, got ResNet"),
+    ],
+)
+def test_a_timm_model_that_is_no_plain_vit_is_refused(model, message, tmp_path):
+    timm = pytest.importorskip("timm")
+    instance = model in ("vit_base_patch16_clip_224", "resnet18")
+    source = timm.create_model(model) if instance else f"timm:{model}"
+    with pytest.raises(ValueError, match=message):
+        convert_checkpoint(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def config_alone(folder, config, **fields):
+    """A folder whose weights cannot be read, so that what is refused is refused by the config."""
+    config.save_pretrained(folder)
+    saved_fields = json.loads((folder / "config.json").read_text()) | fields
+    (folder / "config.json").write_text(json.dumps(saved_fields))
+    return folder
+
+
+REFUSED = {
+    "a model type that nobody knows": (BERT, {"model_type": "robbert"}, {}, "does not know. Did you mean"),
+    "a class that there is not": (
+        BERT, {"architectures": ["BertForSequenceClasification"]}, {},
+        'is a BertForSequenceClasification, which transformers .* does not have. Did you mean "BertForSequenceClass',
+    ),
+    "no layers": (
+        DebertaConfig(**SHAPE), {"architectures": ["DebertaModel"]}, {},
+        "DebertaModel has no layer that computes attention through .* its attention is in encoder.layer.0",
+    ),
+    "some attention outside": (
+        SiglipVisionConfig(**IMAGES), {"architectures": ["SiglipVisionModel"]}, {},
+        "SiglipVisionModel computes some attention outside .* would stay softmax: head.attention",
+    ),
+    "a list of another length": (BERT, {}, {"negative_mass": [0.1] * 3}, "a list of 2 .one per signed layer."),
+    "another number of heads": (
+        BERT, {}, {"negative_mass": [0.1, [0.1] * 5]}, "attn_negative_mass of layer 1 needs 4 numbers",
+    ),
+    "an activation that nobody knows": (BERT, {}, {"attn_activation": "tanmax"}, "tanmax"),
+    "a newer version of the package": (
+        BidirBertConfig(**TEXTS), {"attn_format": 99}, {}, "saved by a newer hf_bidir .attn_format 99",
+    ),
+    "a signed checkpoint": (BidirBertConfig(**TEXTS), {}, {}, "is signed already"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_the_config_tells_is_refused_before_weights_are_read(what, tmp_path):
+    config, fields, options, message = REFUSED[what]
+    source = config_alone(tmp_path / "source", config, **fields)
+    with pytest.raises(ValueError, match=message):
+        convert_checkpoint(source, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_partial_accepts_a_model_of_which_some_attention_stays_softmax(tmp_path):
+    torch.manual_seed(0)
+    SiglipVisionModel(SiglipVisionConfig(**IMAGES)).save_pretrained(tmp_path / "stock")
+    converted = convert_checkpoint(tmp_path / "stock", tmp_path / "signed", negative_mass=1.0, partial=True)
+    assert read_bidir(converted).config.attn_partial is True
+
+
+def test_a_backend_that_cannot_be_signed_is_refused_by_name(tmp_path):
+    converted = convert_checkpoint(saved("RobertaForMaskedLM", tmp_path / "stock"), tmp_path / "signed")
+    for backend in ("flash_attention_2", "flex_attention"):
+        with pytest.raises(ValueError, match=backend):
+            read_bidir(converted).set_attn_implementation(backend)
+
+
+def test_a_model_that_is_signed_already_is_refused(tmp_path):
+    model, _, _ = signed_model(saved("RobertaForMaskedLM", tmp_path / "stock"))
+    with pytest.raises(ValueError, match="is signed already"):
+        hf_bidir.signed(model)
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"has no config.json"):
+        convert_checkpoint(tmp_path, tmp_path / "out")
+
+
+def test_a_checkpoint_that_lacks_weights_is_refused_and_nothing_is_written(tmp_path):
+    source = saved("BertModel", tmp_path / "stock")
+    weights = load_file(source / "model.safetensors")
+    removed = next(name for name in weights if "query.weight" in name)
+    del weights[removed]
+    save_file(weights, source / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"is incomplete: it lacks the weights .*query"):
+        convert_checkpoint(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_in_use_is_kept_unless_overwriting_is_asked_for(tmp_path):
+    source = saved("BertModel", tmp_path / "stock")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="is not empty"):
+        convert_checkpoint(source, tmp_path / "out")
+    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+    convert_checkpoint(source, tmp_path / "out", overwrite=True)
+    assert (tmp_path / "out" / "config.json").is_file()
+    assert not (tmp_path / "out" / "notes.txt").exists()
+
+
+def test_a_checkpoint_with_negative_mass_has_no_way_back(tmp_path):
+    converted = convert_checkpoint(saved("BertModel", tmp_path / "stock"), tmp_path / "signed", negative_mass=0.5)
+    with pytest.raises(ValueError, match=r"attn_negative_mass=0\.5; only a checkpoint with attn_negative_mass=0"):
+        restore_softmax(converted, tmp_path / "out")
+
+
+@pytest.fixture
+def old(tmp_path):
+    with zipfile.ZipFile(OLD) as archive:
+        archive.extractall(tmp_path / "old")
+    return tmp_path / "old"
+
+
+OLD_LOGITS = torch.tensor([[0.3167, -0.2642]])  # of the version that saved it
+
+
+def test_a_checkpoint_of_an_earlier_version_loads_with_the_package(old):
+    model = AutoModelForSequenceClassification.from_pretrained(old).eval()
+    assert type(model) is hf_bidir.BidirBertForSequenceClassification
+    torch.testing.assert_close(model(torch.arange(3, 13)[None]).logits, OLD_LOGITS, rtol=0, atol=1e-4)
+
+
+def test_a_checkpoint_of_an_earlier_version_loads_with_its_own_code_alone(old):
+    logits = isolated_forward(old, "AutoModelForSequenceClassification", {"input_ids": torch.arange(3, 13)[None]})
+    torch.testing.assert_close(logits["logits"], OLD_LOGITS, rtol=0, atol=1e-4)

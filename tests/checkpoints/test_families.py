@@ -1,0 +1,204 @@
+"""Which model types can be signed: the packaged summary, the command that reads it, and the checks that made it."""
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BertConfig, BertModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from typer.testing import CliRunner
+
+from hf_bidir.checkpoints import families
+from hf_bidir.cli import app
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "benchmarks" / "results" / "families.md"
+TYPES = families.summary()["types"]
+
+
+@pytest.fixture(scope="module")
+def sweep():
+    """The sweep's own modules, as `python benchmarks/families.py` imports them."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        return importlib.import_module("families")
+    finally:
+        sys.path.remove(str(ROOT / "benchmarks"))
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["families", *arguments])
+
+
+def page_rows():
+    """The cells of the page's table, by model type."""
+    lines = [
+        re.split(r"(?<!\\)\|", line)[1:-1] for line in PAGE.read_text(encoding="utf-8").splitlines() if line[:2] == "| "
+    ]
+    header = next(index for index, cells in enumerate(lines) if cells[0].strip() == "type")
+    names = [cell.strip() for cell in lines[header]]
+    return {cells[0].strip(): dict(zip(names, map(str.strip, cells), strict=True)) for cells in lines[header + 1 :]}
+
+
+def test_the_summary_has_every_model_type_of_the_version_it_was_made_with():
+    import transformers
+
+    if transformers.__version__ != families.summary()["transformers"]:
+        pytest.skip("another version of transformers is installed")
+    assert set(TYPES) == set(CONFIG_MAPPING_NAMES)
+
+
+def test_at_least_200_model_types_are_supported_and_none_with_outputs_that_do_not_move():
+    assert sum(entry["supported"] for entry in TYPES.values()) >= 200
+    moves = families.summary()["checks"].index("λ = 1 moves")
+    for name, entry in TYPES.items():
+        if entry["supported"]:
+            assert entry["checks"][moves] == families.PASSED, name
+            assert families.FAILED not in entry["checks"], name
+
+
+def test_each_type_that_is_not_supported_has_a_reason_of_one_line():
+    for name, entry in TYPES.items():
+        assert entry["supported"] == (entry["reason"] is None), name
+        if entry["reason"]:
+            assert "\n" not in entry["reason"], name
+            assert "Traceback" not in entry["reason"], name
+
+
+def test_summary_and_page_say_the_same():
+    rows, names = page_rows(), families.summary()["checks"]
+    assert set(rows) == set(TYPES)
+    for name, entry in TYPES.items():
+        row = rows[name]
+        assert (row["result"] == "passed") == entry["supported"], name
+        assert row["kind"] == entry["kind"], name
+        assert "".join(row[check] for check in names) == entry.get("checks", ""), name
+
+
+def test_the_command_lists_supported_types_by_kind():
+    result = run()
+    assert result.exit_code == 0
+    assert re.search(r"^\d+ of the \d+ model types of transformers \S+ can be signed", result.output)
+    encoders = result.output.partition("\nencoder: ")[2].partition("\n\n")[0]
+    assert re.search(r"\bbert\b", encoders)
+    assert "llama" not in encoders
+
+
+def test_the_command_tells_what_was_checked():
+    result = run("roberta")
+    assert result.exit_code == 0
+    assert result.output.startswith("roberta (RobertaModel, encoder): supported")
+    assert "λ = 1 moves" in result.output.partition("checked: ")[2]
+
+
+def test_the_command_says_why_a_type_is_not_supported():
+    result = run("deberta")
+    assert result.exit_code == 0
+    assert "not supported" in result.output
+    assert (
+        "DebertaModel has no layer that computes attention through transformers' attention interface" in result.output
+    )
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_one():
+    result = run("robertta")
+    assert result.exit_code == 2
+    assert 'no model type "robertta". Did you mean "roberta"?' in result.output
+
+
+def test_another_installed_version_is_named():
+    measured = families.summary()["transformers"]
+    assert families.remark(measured) == families.remark(None) == ""
+    assert families.remark("5.0.0") == f" (measured with transformers {measured}; 5.0.0 is installed)"
+
+
+def test_the_command_imports_neither_torch_nor_transformers():
+    code = (
+        "import sys; from hf_bidir.cli import app\n"
+        "try: app(['families', 'bert'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    "name", ["albert", "distilbert", "beit", "deit", "biogpt", "gemma2", "mbart", "altclip", "hubert"]
+)
+def test_representative_types_pass_the_checks_of_the_sweep(sweep, name):
+    record = sweep.recorded(name)
+    assert record["status"] == "passed", record
+    assert record["checks"]["λ = 1 moves"][0] == "pass"
+
+
+def test_a_check_does_not_apply_where_the_stock_model_fails_it(sweep):
+    verdict, reason = sweep.recorded("siglip_text_model")["checks"]["padding"]
+    assert verdict == "n/a"
+    assert re.match(r"the stock model does not either: \w+ differs by ", reason)
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "reason"),
+    [
+        ("deberta", "refused", "no layer that computes attention through transformers' attention interface"),
+        ("git", "refused", "computes some attention outside transformers' attention interface"),
+        ("sam_prompt_encoder", "part", "a part of another model"),
+    ],
+)
+def test_the_sweep_says_why_a_type_is_not_supported(sweep, name, status, reason):
+    record = sweep.recorded(name)
+    assert record["status"] == status
+    assert reason in record["reason"]
+
+
+@pytest.fixture
+def pair(sweep):
+    from families_build import built, tiny_config
+    from families_checks import Pair
+    from families_inputs import example
+
+    stock = built(BertModel, tiny_config(BertConfig))
+    return Pair(stock, example(stock))
+
+
+def test_a_layer_that_stays_softmax_is_found(pair):
+    from families_checks import no_softmax_left
+    from transformers.models.bert.modeling_bert import eager_attention_forward
+
+    class Hidden(type(pair.signed.encoder.layer[0].attention.self)):
+        def forward(self, hidden_states, attention_mask=None, *arguments, **more):
+            return plain(self, hidden_states)
+
+    def plain(layer, states):
+        heads = [
+            part(states).view(*states.shape[:2], 4, 16).transpose(1, 2)
+            for part in (layer.query, layer.key, layer.value)
+        ]
+        context, weights = eager_attention_forward(layer, *heads, None, scaling=0.25, dropout=0.0)
+        return context.flatten(2), weights
+
+    layer = pair.signed.encoder.layer[0].attention.self
+    layer.__class__ = Hidden
+    del layer.signed_index
+    assert no_softmax_left(pair) == ("fail", "softmax in encoder.layer.0.attention.self")
+
+
+def test_outputs_that_do_not_move_fail(pair):
+    from families_checks import equals_stock, moves
+
+    pair.signed.config.attn_activation = "softmax"
+    assert moves(pair).verdict == "fail"
+    assert equals_stock(pair, "sdpa").verdict == "pass"
+
+
+def test_an_error_in_the_signed_model_fails(pair):
+    from families_checks import equals_stock
+
+    with torch.no_grad():
+        pair.signed.encoder.layer[0].output.dense.weight.mul_(1.01)
+    assert equals_stock(pair, "eager").verdict == "fail"

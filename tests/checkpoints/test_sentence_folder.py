@@ -1,0 +1,173 @@
+"""A folder of sentence-transformers stays one, and embeds as before at λ = 0."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BertConfig, BertForMaskedLM, BertModel, BertTokenizerFast, T5Config, T5EncoderModel
+
+from hf_bidir import convert_checkpoint
+from hf_bidir.checkpoints.convert import restore_softmax
+from hf_bidir.hub.model_card import build_model_card
+from hf_bidir.hub.staging import stage
+from tests.hub_server import File, Hub, Repository
+
+ROOT = Path(__file__).parents[2]
+
+SENTENCES = ["a good film", "bad", "a bad bad film good"]
+CONFIG = BertConfig(
+    vocab_size=9, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
+    initializer_range=0.5, max_position_embeddings=16,
+)  # fmt: skip
+ALONE = """
+import sys
+sys.modules["hf_bidir"] = None
+import torch
+from sentence_transformers import SentenceTransformer
+model = SentenceTransformer(sys.argv[1], trust_remote_code=True, device="cpu")
+torch.save(model.encode(sys.argv[3:], prompt_name="query", convert_to_tensor=True), sys.argv[2])
+"""
+
+
+def sentence_model(folder):
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Dense, Normalize, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    (folder / "vocab.txt").write_text(
+        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "good", "bad", "film"])
+    )
+    torch.manual_seed(0)
+    BertModel(CONFIG).save_pretrained(folder / "bert")
+    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder / "bert")
+    modules = [Transformer(str(folder / "bert")), Pooling(16), Dense(16, 8), Normalize()]
+    model = SentenceTransformer(modules=modules, prompts={"query": "good "}, device="cpu")
+    model.save(str(folder / "st"))
+    return folder / "st", model.encode(SENTENCES, prompt_name="query", convert_to_tensor=True)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """The folder, and the vectors of the sentences with a prompt."""
+    pytest.importorskip("sentence_transformers")
+    return sentence_model(tmp_path_factory.mktemp("sentences"))
+
+
+@pytest.fixture(scope="module")
+def nested(source, tmp_path_factory):
+    """The same with the transformer in a folder of its own, as early versions saved it."""
+    folder = tmp_path_factory.mktemp("nested") / "st"
+    shutil.copytree(source[0], folder)
+    inner = folder / "0_Transformer"
+    inner.mkdir()
+    for file in [file for file in folder.iterdir() if file.is_file()]:
+        if file.name not in ("modules.json", "config_sentence_transformers.json", "README.md"):
+            file.rename(inner / file.name)
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    return folder, source[1]
+
+
+def vectors_elsewhere(folder, place):
+    """Of the sentences, in a process that has only the folder."""
+    command = [sys.executable, "-I", "-c", ALONE, str(folder), str(place / "vectors.pt"), *SENTENCES]
+    environment = os.environ | {"HF_MODULES_CACHE": str(place / "modules"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return torch.load(place / "vectors.pt")
+
+
+@pytest.mark.parametrize("layout", ["source", "nested"])
+def test_a_converted_folder_embeds_equally_where_hf_bidir_is_not_installed(layout, request, tmp_path):
+    folder, expected = request.getfixturevalue(layout)
+    converted = convert_checkpoint(folder, tmp_path / "signed")
+    torch.testing.assert_close(vectors_elsewhere(converted, tmp_path), expected, rtol=0, atol=1e-6)
+    assert not (converted / "README.md").exists()  # which told about another model
+
+
+def test_negative_mass_reaches_the_vectors(source, tmp_path):
+    folder, expected = source
+    converted = convert_checkpoint(folder, tmp_path / "signed", negative_mass=1.0)
+    assert (vectors_elsewhere(converted, tmp_path) - expected).abs().max() > 0.05
+
+
+def test_the_way_back_is_a_folder_of_sentence_transformers_too(source, tmp_path):
+    from sentence_transformers import SentenceTransformer
+
+    folder, expected = source
+    restored = restore_softmax(convert_checkpoint(folder, tmp_path / "signed"), tmp_path / "restored")
+    found = SentenceTransformer(str(restored), device="cpu").encode(SENTENCES, prompt_name="query")
+    torch.testing.assert_close(torch.tensor(found), expected, rtol=0, atol=1e-6)
+
+
+def test_the_class_in_the_config_may_be_another_than_the_one_that_embeds(source, tmp_path):
+    """all-mpnet-base-v2 names a language model, whose head it has not got."""
+    folder = tmp_path / "st"
+    shutil.copytree(source[0], folder)
+    fields = json.loads((folder / "config.json").read_text()) | {"architectures": [BertForMaskedLM.__name__]}
+    (folder / "config.json").write_text(json.dumps(fields))
+    converted = convert_checkpoint(folder, tmp_path / "signed")
+    assert json.loads((converted / "config.json").read_text())["architectures"] == ["BidirBertModel"]
+
+
+def test_what_is_published_of_it_is_complete(source, tmp_path):
+    converted = convert_checkpoint(source[0], tmp_path / "signed")
+    staged = stage(converted, tmp_path / "staged")
+    torch.testing.assert_close(vectors_elsewhere(staged.folder, tmp_path), source[1], rtol=0, atol=1e-6)
+    card = build_model_card(staged.folder, "me/vectors")
+    assert "model = SentenceTransformer(source, revision=revision, trust_remote_code=True)" in card.text
+    assert card.data.library_name == "sentence-transformers"
+
+
+def test_an_encoder_that_sentence_transformers_would_load_as_a_stock_one_is_refused(source, tmp_path):
+    T5EncoderModel(T5Config(vocab_size=9, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)).save_pretrained(
+        tmp_path / "st"
+    )
+    shutil.copyfile(source[0] / "modules.json", tmp_path / "st/modules.json")
+    with pytest.raises(ValueError, match="loads t5 models with classes of its own choice"):
+        convert_checkpoint(tmp_path / "st", tmp_path / "out")
+
+
+def test_a_folder_without_a_transformer_is_refused(tmp_path):
+    modules = [{"path": "", "type": "sentence_transformers.models.StaticEmbedding"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ValueError, match=r"without a Transformer module.*StaticEmbedding"):
+        convert_checkpoint(tmp_path, tmp_path / "out")
+
+
+def test_a_module_outside_the_folder_is_refused(tmp_path):
+    modules = [{"path": path, "type": "sentence_transformers.models.Transformer"} for path in ("", "../elsewhere")]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ValueError, match=r"modules outside its folder \(\.\./elsewhere\)"):
+        convert_checkpoint(tmp_path, tmp_path / "out")
+
+
+def test_a_name_on_the_hub_is_fetched_without_weights_first(source, tmp_path):
+    paths = [path for path in source[0].rglob("*") if path.is_file()]
+    files = {p.relative_to(source[0]).as_posix(): File(p.read_bytes(), p.suffix == ".safetensors") for p in paths}
+    with Hub({}) as hub:
+        hub.uploads |= {file.oid: file.content for file in files.values() if file.lfs}
+        hub.repositories["alice/st"] = Repository("alice/st", private=False)
+        hub.repositories["alice/st"].add("first", files, "main", None)
+        environment = os.environ | {
+            "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_OFFLINE": "0", "PYTHONPATH": str(ROOT),
+        }  # fmt: skip
+
+        def convert(*words):
+            code = "import sys; from hf_bidir.cli import app; app(['convert', 'alice/st', *sys.argv[1:]])"
+            command = [sys.executable, "-c", code, *words]
+            return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+
+        refused = convert("out", "--attn-activation", "tanmax")
+        assert (refused.returncode, "tanmax" in refused.stderr) == (2, True), refused.stderr
+        assert not any("model.safetensors" in path for _, path in hub.requests)
+        done = convert("out")
+    assert done.returncode == 0, done.stderr
+    torch.testing.assert_close(vectors_elsewhere(tmp_path / "out", tmp_path), source[1], rtol=0, atol=1e-6)

@@ -1,0 +1,75 @@
+"""Counting negative coefficients, and leaving them out."""
+
+import pytest
+import torch
+
+from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, register_attn_activation, tanhmax
+from hf_bidir.explain.signs import negative_share, without_negatives
+from hf_bidir.modeling import activations
+
+SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+def model_of(negative_mass):
+    torch.manual_seed(0)
+    config = BidirBertConfig(**SHAPE, vocab_size=30, attn_negative_mass=negative_mass, initializer_range=0.5)
+    return BidirBertForSequenceClassification(config).eval()
+
+
+def batch_of():
+    keep = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    return {"input_ids": torch.arange(10).view(2, 5), "attention_mask": keep}
+
+
+def shown_coefficients(model, batch):
+    model.set_attn_implementation("eager")
+    attentions = model(**batch, output_attentions=True).attentions
+    model.set_attn_implementation("sdpa")
+    rows = [layer.movedim(2, 1)[batch["attention_mask"].bool()].flatten() for layer in attentions]
+    return torch.cat(rows)
+
+
+def test_softmax_has_no_negative_coefficients():
+    assert negative_share(model_of(0.0), [batch_of()]) == 0
+
+
+def test_the_share_is_that_of_the_coefficients_which_the_model_returns():
+    model, batch = model_of(1.0), batch_of()
+    shown = shown_coefficients(model, batch)
+    large = shown[shown.abs() > 0.01]
+    expected = (large < 0).float().mean().item()
+    assert 0.1 < expected < 0.9
+    assert negative_share(model, [batch, batch], threshold=0.01) == pytest.approx(expected)
+
+
+def test_without_a_coefficient_over_the_threshold_there_is_no_share():
+    assert negative_share(model_of(1.0), [batch_of()], threshold=1.5) is None
+
+
+def test_without_negatives_a_model_computes_what_its_positive_coefficients_give(monkeypatch):
+    model, batch = model_of(1.0), batch_of()
+    monkeypatch.setattr(activations, "_ACTIVATIONS", dict(activations._ACTIVATIONS))
+    register_attn_activation("positive_part", lambda scores, keep=None, dim=-1: tanhmax(scores, keep, dim).clamp_min(0))
+    model.config.attn_activation = "positive_part"
+    expected = model(**batch).logits
+    model.config.attn_activation = "tanhmax"
+    before = model(**batch).logits
+    with without_negatives(model):
+        torch.testing.assert_close(model(**batch).logits, expected)
+    torch.testing.assert_close(model(**batch).logits, before)
+    assert (before - expected).abs().max() > 1e-3
+
+
+def test_inside_one_another_the_outer_edit_comes_first():
+    model, batch = model_of(1.0), batch_of()
+    with without_negatives(model):
+        assert negative_share(model, [batch]) == 0
+        assert negative_share(model, [batch]) == 0
+    assert negative_share(model, [batch]) > 0
+
+
+def test_without_negatives_changes_nothing_in_softmax():
+    model, batch = model_of(0.0), batch_of()
+    before = model(**batch).logits
+    with without_negatives(model):
+        torch.testing.assert_close(model(**batch).logits, before)

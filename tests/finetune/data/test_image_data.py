@@ -1,0 +1,195 @@
+import gzip
+import io
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from PIL import Image
+from transformers import AutoImageProcessor
+
+from hf_bidir.common.errors import InputError
+from hf_bidir.finetune.data.arguments import ImageDataArguments
+from hf_bidir.finetune.data.image_data import ImageCollator, new_image_processor, read_image_splits
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (20, 6, 6), dtype=np.uint8)
+LABELS = np.arange(20) % 2
+
+
+def png(pixels):
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def write_idx(folder, pixels=PIXELS, labels=LABELS):
+    for name, array in (("train-images-idx3-ubyte.gz", pixels), ("train-labels-idx1-ubyte.gz", labels)):
+        sizes = np.array(array.shape, ">u4").tobytes()
+        content = bytes([0, 0, 8, array.ndim]) + sizes + array.astype(np.uint8).tobytes()
+        (folder / name).write_bytes(gzip.compress(content))
+    return str(folder / "train-images-idx3-ubyte.gz")
+
+
+def write_parquet(path, images, labels=LABELS):
+    Dataset.from_dict({"image": images, "label": list(labels)}).to_parquet(str(path))
+    return str(path)
+
+
+def write_folder(folder):
+    for row, (pixels, label) in enumerate(zip(PIXELS, LABELS, strict=True)):
+        (folder / f"class{label}").mkdir(parents=True, exist_ok=True)
+        (folder / f"class{label}" / f"{row:02}.png").write_bytes(png(pixels))
+    return str(folder)
+
+
+def read(path, **options):
+    return read_image_splits(ImageDataArguments(train_file=path, validation_file=path, **options))
+
+
+def pixels_of(split):
+    return sorted(np.asarray(row["image"]).tobytes() for row in split)
+
+
+@pytest.mark.parametrize("kind", ["idx", "raw bytes", "struct", "folder"])
+def test_every_kind_of_source_gives_the_same_images(tmp_path, kind):
+    encoded = [png(pixels) for pixels in PIXELS]
+    path = {
+        "idx": lambda: write_idx(tmp_path),
+        "raw bytes": lambda: write_parquet(tmp_path / "t.parquet", encoded),
+        "struct": lambda: write_parquet(tmp_path / "t.parquet", [{"bytes": b, "path": None} for b in encoded]),
+        "folder": lambda: write_folder(tmp_path / "train"),
+    }[kind]()
+    splits = read(path)
+    assert pixels_of(splits.train) == sorted(pixels.tobytes() for pixels in PIXELS)
+    assert splits.class_shares() == dict.fromkeys(splits.names, 0.5)
+
+
+def test_the_digits_are_split_by_class_without_overlap():
+    splits = read_image_splits(ImageDataArguments(dataset_name="digits"))
+    sizes = {name: len(split) for name, split in splits}
+    assert sizes == {"train": 1257, "validation": 180, "test": 360}
+    assert splits.names == list("0123456789")
+    assert min(np.bincount(splits.test["label"])) >= 34
+
+
+@pytest.mark.parametrize("option", ["validation_file", "test_file"])
+def test_a_file_beside_the_digits_is_refused_rather_than_ignored(tmp_path, option):
+    data = ImageDataArguments(dataset_name="digits", **{option: write_idx(tmp_path)})
+    with pytest.raises(InputError, match="expected --train_file beside"):
+        read_image_splits(data)
+
+
+def test_an_unreadable_image_is_named_by_its_row(tmp_path):
+    encoded = [png(pixels) for pixels in PIXELS]
+    encoded[7] = encoded[7][:40]
+    with pytest.raises(InputError, match="row 7 of the train split"):
+        read(write_parquet(tmp_path / "t.parquet", encoded))
+
+
+def test_a_column_without_images_is_one_clear_error(tmp_path):
+    with pytest.raises(InputError, match="expected images, or the bytes of image files"):
+        read(write_parquet(tmp_path / "t.parquet", list(range(20))))
+
+
+def test_a_missing_label_file_is_one_clear_error(tmp_path):
+    path = write_idx(tmp_path)
+    (tmp_path / "train-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(InputError, match=r"expected the labels of .* in train-labels-idx1-ubyte.gz"):
+        read(path)
+
+
+def test_an_idx_file_that_is_cut_is_one_clear_error(tmp_path):
+    path = write_idx(tmp_path)
+    whole = gzip.decompress((tmp_path / "train-images-idx3-ubyte.gz").read_bytes())
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(whole[:-3]))
+    with pytest.raises(InputError, match="or is cut"):
+        read(path)
+
+
+def test_a_folder_without_class_folders_is_one_clear_error(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"cannot read .* as a folder of class folders"):
+        read(str(tmp_path / "empty"))
+
+
+def test_a_batch_is_rgb_between_minus_one_and_one():
+    examples = [{"image": Image.fromarray(pixels), "label": 1} for pixels in PIXELS[:3]]
+    batch = ImageCollator(new_image_processor(6))(examples)
+    assert batch["pixel_values"].shape == (3, 3, 6, 6)
+    grey = torch.tensor(PIXELS[:3] / 127.5 - 1, dtype=torch.float32)
+    torch.testing.assert_close(batch["pixel_values"], grey[:, None].expand(-1, 3, -1, -1), atol=1e-6, rtol=0)
+
+
+def test_a_shifted_image_moves_by_at_most_the_shift_and_leaves_black_behind():
+    torch.manual_seed(0)
+    white = [{"image": Image.new("L", (9, 9), 255), "label": 0} for _ in range(30)]
+    batch = ImageCollator(new_image_processor(9), shift=2)(white)["pixel_values"]
+    assert batch.min() == -1
+    assert (batch[:, :, 3:6, 3:6] == 1).all()
+
+
+def test_a_turned_image_turns_about_its_centre_both_ways_and_by_at_most_the_angle():
+    torch.manual_seed(0)
+    bar = Image.new("L", (9, 9))
+    bar.paste(255, (0, 4, 9, 5))  # level, through the centre
+    pixels = ImageCollator(new_image_processor(9), rotate=45)([{"image": bar, "label": 0}] * 30)["pixel_values"][:, 0]
+    ink = (pixels + 1) / 2
+    assert (ink[:, 4, 4] == 1).all()
+    assert (ink[:, [0, 1, 7, 8], 3:6] == 0).all()  # never steeper than the diagonals
+    falls, rises = ink[:, 2, 2] > 0.5, ink[:, 2, 6] > 0.5  # on one diagonal or the other
+    assert falls.any()
+    assert rises.any()
+    assert not (falls & rises).any()
+
+
+def test_a_flipped_image_is_the_mirror_image_or_itself():
+    torch.manual_seed(0)
+    examples = [{"image": Image.fromarray(PIXELS[0]), "label": 0}] * 20
+    processor = new_image_processor(6)
+    plain = ImageCollator(processor)(examples[:1])["pixel_values"][0]
+    flipped = [
+        torch.equal(image, plain.flip(-1)) for image in ImageCollator(processor, flip=True)(examples)["pixel_values"]
+    ]
+    assert 0 < sum(flipped) < 20
+
+
+def test_the_image_processor_is_saved_under_the_name_that_every_version_loads(tmp_path):
+    processor = new_image_processor(6)
+    processor.save_pretrained(tmp_path)
+    image = Image.fromarray(PIXELS[0]).convert("RGB")
+    loaded = AutoImageProcessor.from_pretrained(tmp_path)
+    assert '"image_processor_type": "ViTImageProcessor"' in (tmp_path / "preprocessor_config.json").read_text()
+    expected = processor(image, return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(loaded(image, return_tensors="pt")["pixel_values"], expected, atol=1e-6, rtol=0)
+
+
+def pictures(count=8):
+    pixels = np.random.default_rng(1).integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
+    return [{"image": Image.fromarray(rows)} for rows in pixels]
+
+
+def test_timms_augmentation_changes_images_the_same_way_for_the_same_batch():
+    processor = new_image_processor(16)
+    plain = ImageCollator(processor)(pictures())["pixel_values"]
+    data = ImageDataArguments(train_file="t", augment="rand-m9-n3", erase=0.5)
+    state = np.random.get_state()[1].copy()
+    changed, again = (ImageCollator.of(processor, data)(pictures())["pixel_values"] for _ in range(2))
+    assert changed.equal(again)
+    assert not changed.equal(plain)
+    assert (np.random.get_state()[1] == state).all()  # others' random numbers go on as if nothing had been
+    shorter = ImageCollator.of(processor, data)(pictures()[:7])["pixel_values"]
+    assert not shorter.equal(changed[:7])
+
+
+def test_erasing_sets_rectangles_to_the_mean_colour():
+    data = ImageDataArguments(train_file="t", erase=1.0)
+    pixels = ImageCollator.of(new_image_processor(16), data)(pictures())["pixel_values"]
+    assert all((image == 0).all(0).sum() >= 4 for image in pixels)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"), [({"augment": "rnd"}, "timm knows no augmentation"), ({"erase": 2}, "erase")]
+)
+def test_an_augmentation_that_cannot_be_is_one_error(option, message):
+    with pytest.raises(InputError, match=message):
+        ImageCollator.of(new_image_processor(16), ImageDataArguments(train_file="t", **option))

@@ -1,0 +1,57 @@
+"""The synthetic pairs: targets that are right, and test days that training has not seen."""
+
+import re
+from datetime import date
+
+import pytest
+
+from hf_bidir.finetune.data.synthetic_pairs import FORMATS, PAIRS, DateNormalisation, NumberSorting, write_day
+from training import synthetic
+
+DATES = DateNormalisation(train=300, validation=40, test=60)
+
+
+def test_the_target_is_the_source_in_order():
+    for split in NumberSorting(train=50, validation=5, test=5).split().values():
+        for row in split:
+            numbers = [int(number) for number in row["source"].split()]
+            assert len(numbers) == 8
+            assert [int(number) for number in row["target"].split()] == sorted(numbers)
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("the 1st of January 1900", "1900-01-01"),
+        ("the 22nd of May 2001", "2001-05-22"),
+        ("the 13th of June 1999", "1999-06-13"),
+        ("Tuesday, February 29, 2000", "2000-02-29"),
+        ("Thu 5 Mar 1998", "1998-03-05"),
+        ("05.03.1998", "1998-03-05"),
+        ("03/05/1998", "1998-03-05"),
+        ("5-Mar-1998", "1998-03-05"),
+    ],
+)
+def test_days_are_written_as_people_write_them(source, target):
+    day = date.fromisoformat(target)
+    assert source in {write_day(day, form) for form in FORMATS}
+
+
+def test_no_day_is_in_two_splits():
+    splits = DATES.split()
+    days = [set(split["target"]) for split in splits.values()]
+    assert sum(map(len, days)) == len(set.union(*days)) == 400
+
+
+@pytest.mark.parametrize("pairs", [DATES, NumberSorting(train=20, validation=2, test=2)])
+def test_a_seed_says_which_rows_there_are(pairs):
+    first, again, other = (pairs.split(seed)["train"]["source"][:] for seed in (0, 0, 1))
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_sets_have_the_sizes_that_their_script_names(name):
+    said = re.search(rf"^  {name} +([\d,]+) ", synthetic.__doc__, re.MULTILINE)[1]
+    pairs = PAIRS[name]
+    assert pairs.train + pairs.validation + pairs.test == int(said.replace(",", ""))

@@ -1,0 +1,102 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from transformers import AutoTokenizer
+
+from hf_bidir.finetune.data.tokenizer import SPECIAL_TOKENS, train_wordpiece, train_words
+
+TEXTS = [
+    f"the {noun} was {verb}ing, and {verb}ed again" for noun in ("Café", "film", "plot") for verb in ("shin", "bor")
+]
+
+
+def wordpiece(**options):
+    return train_wordpiece(TEXTS, **({"vocab_size": 60, "max_length": 16} | options))
+
+
+def test_a_saved_tokenizer_loads_as_a_fast_tokenizer_with_the_same_output(tmp_path):
+    tokenizer = wordpiece()
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded.is_fast
+    assert loaded.model_max_length == 16
+    assert loaded("The CAFÉ shined").input_ids == tokenizer("The CAFÉ shined").input_ids
+
+
+def test_a_text_is_wrapped_in_cls_and_sep():
+    tokens = wordpiece()("the film")
+    assert tokens.tokens()[0] == "[CLS]"
+    assert tokens.tokens()[-1] == "[SEP]"
+
+
+def test_every_training_text_is_tokenized_without_unknown_tokens():
+    tokenizer = wordpiece()
+    assert not any(tokenizer.unk_token_id in tokenizer(text).input_ids for text in TEXTS)
+
+
+@pytest.mark.parametrize(("lowercase", "same"), [(True, True), (False, False)])
+def test_lowercase_decides_whether_case_matters(lowercase, same):
+    tokenizer = wordpiece(lowercase=lowercase)
+    assert (tokenizer("The film").input_ids == tokenizer("the film").input_ids) == same
+
+
+def test_special_tokens_come_first_and_word_pieces_are_not_special():
+    tokenizer = wordpiece()
+    assert tokenizer.convert_tokens_to_ids(SPECIAL_TOKENS) == [0, 1, 2, 3, 4]
+    assert set(tokenizer.all_special_tokens) == set(SPECIAL_TOKENS)
+    assert tokenizer.decode(tokenizer("the film").input_ids, skip_special_tokens=True) == "the film"
+
+
+def test_two_processes_learn_the_same_vocabulary():
+    script = (
+        "import json, sys; from hf_bidir.finetune.data.tokenizer import train_wordpiece;"
+        "tokenizer = train_wordpiece(json.loads(sys.argv[1]), vocab_size=60, max_length=16);"
+        "print(json.dumps(tokenizer.get_vocab()))"
+    )
+    command = [sys.executable, "-c", script, json.dumps(TEXTS)]
+    other = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert json.loads(other.splitlines()[-1]) == wordpiece().get_vocab()
+
+
+def words(**options):
+    return train_words(TEXTS, **({"vocab_size": 60, "max_length": 16} | options))
+
+
+def test_words_are_numbered_by_frequency_then_by_the_alphabet_after_padding_and_unknown():
+    tokenizer = train_words(["b a b", "c a b"], vocab_size=4, max_length=8)
+    assert tokenizer.get_vocab() == {"[PAD]": 0, "[UNK]": 1, "b": 2, "a": 3}
+    assert tokenizer("a c b").input_ids == [3, 1, 2]
+
+
+def test_a_saved_tokenizer_of_words_loads_with_the_same_output(tmp_path):
+    words().save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded.is_fast
+    batch = loaded(["The CAFÉ was shining", "film"], padding=True)
+    assert batch == words()(["The CAFÉ was shining", "film"], padding=True)
+    assert set(batch) == {"input_ids", "attention_mask"}
+    assert batch["attention_mask"] == [[1, 1, 1, 1], [1, 0, 0, 0]]
+
+
+def test_ids_of_words_decode_to_the_text():
+    tokenizer = words()
+    assert tokenizer.decode(tokenizer("the film was shining").input_ids) == "the film was shining"
+
+
+def test_a_tokenizer_of_characters_gives_the_text_back_with_its_spaces():
+    tokenizer = train_words(
+        ["the 5th of März", "1998-03-05"], vocab_size=60, max_length=20, lowercase=False, unit="character"
+    )
+    ids = tokenizer("the 8-März").input_ids
+    assert len(ids) == len("the 8-März")
+    assert tokenizer.decode(ids) == "the 8-März"
+
+
+def test_texts_that_are_to_be_written_have_an_end():
+    tokenizer = train_words(["b a b"], vocab_size=10, max_length=8, ends=True)
+    assert tokenizer.get_vocab() == {"[PAD]": 0, "[UNK]": 1, "[BOS]": 2, "[EOS]": 3, "b": 4, "a": 5}
+    assert tokenizer("a b").input_ids == [5, 4, 3]
+    assert tokenizer("a b b b", truncation=True, max_length=3).input_ids == [5, 4, 3]
+    assert tokenizer.decode([2, 5, 4, 3], skip_special_tokens=True) == "a b"

@@ -1,0 +1,92 @@
+"""Plain text becomes snippets, and images need no labels."""
+
+import pytest
+from datasets import Dataset
+from PIL import Image
+from transformers import BertTokenizerFast
+
+from hf_bidir.common.errors import InputError
+from hf_bidir.finetune.data.arguments import DistillationDataArguments, UnlabelledTextArguments
+from hf_bidir.finetune.data.unlabelled_data import read_snippets, read_unlabelled_images
+
+WORDS = [f"w{index}" for index in range(40)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    vocabulary = tmp_path_factory.mktemp("tokenizer") / "vocab.txt"
+    vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
+    return BertTokenizerFast(str(vocabulary))
+
+
+def table(path, texts, column="text"):
+    Dataset.from_dict({column: texts}).to_parquet(str(path))
+    return str(path)
+
+
+def words_of(split, tokenizer):
+    return [tokenizer.decode(ids, skip_special_tokens=True).split() for ids in split["input_ids"]]
+
+
+def test_a_long_text_becomes_snippets_that_hold_every_word_once(tokenizer, tmp_path):
+    files = {name: [table(tmp_path / f"{name}.parquet", [" ".join(WORDS)])] for name in ("train", "validation")}
+    data = UnlabelledTextArguments(train_file=files["train"], validation_file=files["validation"], max_length=10)
+    snippets = read_snippets(data, tokenizer).train
+    assert [word for snippet in words_of(snippets, tokenizer) for word in snippet] == WORDS
+    assert max(map(len, snippets["input_ids"])) == 10
+
+
+def test_several_files_are_joined_whatever_their_column_is_called(tokenizer, tmp_path):
+    lines = tmp_path / "lines.txt"
+    lines.write_text("w1 w2\nw3\n\n   \nw4\n")
+    files = [str(lines), table(tmp_path / "a.parquet", ["w5", None, ""], column="sentence")]
+    data = UnlabelledTextArguments(train_file=files, validation_file=files)
+    assert words_of(read_snippets(data, tokenizer).train, tokenizer) == [["w1", "w2"], ["w3"], ["w4"], ["w5"]]
+
+
+def test_without_a_validation_file_a_share_of_the_rows_is_held_out(tokenizer, tmp_path):
+    file = table(tmp_path / "train.parquet", WORDS)
+    splits = read_snippets(UnlabelledTextArguments(train_file=[file], validation_share=0.25), tokenizer)
+    train, held_out = ({word for row in words_of(split, tokenizer) for word in row} for _, split in splits)
+    assert (len(train), len(held_out), train & held_out) == (30, 10, set())
+
+
+def test_the_evaluation_is_a_sample_of_the_size_that_was_asked_for(tokenizer, tmp_path):
+    file = table(tmp_path / "train.parquet", WORDS)
+    data = UnlabelledTextArguments(train_file=[file], validation_file=[file], max_eval_samples=7)
+    assert len(read_snippets(data, tokenizer).validation) == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "--train_file or --dataset_name"),
+        ({"train_file": ["{file}"], "text_column": "body"}, "no column body"),
+        ({"train_file": ["nowhere.txt"]}, "no such file"),
+        ({"train_file": ["{empty}"], "validation_file": ["{file}"]}, "train split has no text"),
+        ({"validation_file": ["{file}"]}, "--train_file beside --validation_file"),
+        ({"train_file": ["{file}"], "validation_share": 1.5}, "validation_share between 0 and 1"),
+        ({"train_file": ["{file}"], "max_eval_samples": 0}, "max_eval_samples of at least 1"),
+    ],
+)
+def test_bad_data_is_an_input_error(tokenizer, tmp_path, options, message):
+    names = {"file": table(tmp_path / "a.parquet", WORDS), "empty": table(tmp_path / "b.parquet", ["", " "])}
+    options = {k: [f.format(**names) for f in v] if isinstance(v, list) else v for k, v in options.items()}
+    with pytest.raises(InputError, match=message):
+        read_snippets(UnlabelledTextArguments(**options), tokenizer)
+
+
+def test_an_image_that_cannot_be_read_is_named_before_training(tmp_path):
+    for index in range(4):
+        Image.new("L", (4, 4), index).save(tmp_path / f"{index}.png")
+    (tmp_path / "4.png").write_bytes(b"no image")
+    with pytest.raises(InputError, match="no image that can be read"):
+        read_unlabelled_images(DistillationDataArguments(train_file=[str(tmp_path)]))
+
+
+def test_a_flat_folder_of_images_needs_no_labels(tmp_path):
+    for index in range(8):
+        Image.new("L", (4, 4), index).save(tmp_path / f"{index}.png")
+    splits = read_unlabelled_images(DistillationDataArguments(train_file=[str(tmp_path)], validation_share=0.25))
+    assert (len(splits.train), len(splits.validation)) == (6, 2)
+    assert splits.train.column_names == ["image"]
