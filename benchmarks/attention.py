@@ -12,7 +12,6 @@ with.
 
 import argparse
 import math
-import sys
 from collections.abc import Callable
 from functools import lru_cache, partial
 from itertools import product
@@ -48,7 +47,10 @@ DEFAULTS = {
         "dtype": "bfloat16",
     },
 }
-CAUSAL = {"lengths": [512, 1024, 2048], "implementations": ["auto", "grouped", "eager"]}  # on a CPU
+CAUSAL = {
+    "cpu": {"lengths": [512, 1024, 2048], "implementations": ["auto", "grouped", "eager"]},
+    "cuda": {"implementations": ["fused softmax", "fused", "grouped", "packed", "lift", "compiled", "naive"]},
+}
 # of all others the baseline alone
 BESIDE = {"fused": [BASELINE, "fused softmax", "lift"], "packed": ["fused"], "grouped": ["auto"]}
 
@@ -84,8 +86,13 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    default = DEFAULTS[device] | (CAUSAL if "--causal" in sys.argv and device == "cpu" else {})
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    # a first look at --causal, which decides over defaults
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--causal", action="store_true", help="query i sees the keys j <= i")
+    default = DEFAULTS[device] | (CAUSAL[device] if parser.parse_known_args()[0].causal else {})
+    parser = argparse.ArgumentParser(
+        parents=[parser], description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--lengths", type=int, nargs="+", default=default["lengths"])
     parser.add_argument("--tokens", type=int, default=default["tokens"], help="batch = tokens // length, at least 1")
     parser.add_argument("--heads", type=int, default=12)
@@ -93,11 +100,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--padding", type=float, nargs="+", default=default["padding"], help="shares of padded keys")
     parser.add_argument("--implementations", nargs="+", choices=IMPLEMENTATIONS, default=default["implementations"])
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default=default["dtype"])
-    parser.add_argument("--causal", action="store_true", help="query i sees the keys j <= i")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--device", default=device)
     parser.add_argument("--output", type=Path, help="default: results/attention[-gpu][-causal][-padded].md")
     options = parser.parse_args()
+    if options.heads % 4:
+        parser.error(f"expected a number of heads that four divides, for grouped; got {options.heads}")
+    if options.causal and "two passes" in options.implementations:
+        parser.error("two passes are not causal here")
     if not all(0 <= share <= 0.5 for share in options.padding):
         parser.error(f"shares of padding lie in 0 to 0.5, got {options.padding}")
     if (
@@ -182,7 +192,7 @@ def padded(attend: Callable, problem: Problem) -> Prepared:
 
 def grouped(problem: Problem) -> Prepared:
     """Four heads of queries for each of keys."""
-    key, value = (x.detach()[:, : max(1, x.shape[1] // 4)].requires_grad_() for x in (problem.key, problem.value))
+    key, value = (x.detach()[:, : x.shape[1] // 4].requires_grad_() for x in (problem.key, problem.value))
     return padded(partial(signed, "auto"), problem._replace(key=key, value=value))
 
 
@@ -196,8 +206,13 @@ def packed(problem: Problem) -> Prepared:
     return Prepared(attend, tuple(inputs))
 
 
-def sdpa(query, key, value, keep, causal) -> Tensor:
-    return bidir_attention(query, key, value, keep, activation="softmax", causal=causal)[0]
+def sdpa(problem: Problem) -> Prepared:
+    """torch's own softmax attention; with padding it takes one mask, which a model makes once for all layers."""
+    query, key, value, keep, _, causal = problem
+    if causal and keep is not None:
+        keep = keep & torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=keep.device).tril()
+    options = {"attn_mask": keep, "is_causal": causal and keep is None}
+    return Prepared(partial(F.scaled_dot_product_attention, query, key, value, **options), (query, key, value))
 
 
 def signed(implementation: str, query, key, value, keep, causal) -> Tensor:
@@ -254,7 +269,7 @@ def naive(query, key, value, keep, causal) -> Tensor:
 
 
 IMPLEMENTATIONS = {
-    BASELINE: partial(padded, sdpa),
+    BASELINE: sdpa,
     "fused softmax": partial(padded, fused_softmax),
     **{name: partial(padded, partial(signed, name)) for name in ("auto", "eager", "chunked", "lift", "fused")},
     "compiled": partial(padded, compiled),
@@ -266,14 +281,21 @@ IMPLEMENTATIONS = {
 
 
 def relative_error(attend: Callable, problem: Problem) -> float:
-    """Distance of the first head of the last example, the one with most padding, from float64, relative to its size."""
-    one = [x[-1:, :1].detach() for x in problem[:3]]
+    """Distance from float64 of the first head (grouped: four) of the last example, the one with most padding, relative
+    to its size."""
+    heads = 4 if attend is grouped else 1
+    one = [x[-1:, :heads].detach() for x in problem[:3]]
     lengths = None if problem.lengths is None else problem.lengths[-1:]
     keep = None if problem.keep is None else problem.keep[-1:]
     softmax = attend in (IMPLEMENTATIONS[BASELINE], IMPLEMENTATIONS["fused softmax"])
     with torch.no_grad():
+        query, key, value = (x.double() for x in one)
+        if attend is grouped:
+            key, value = key[:, :1], value[:, :1]
         exact = bidir_attention(
-            *(x.double() for x in one),
+            query,
+            key,
+            value,
             keep,
             activation="softmax" if softmax else "tanhmax",
             causal=problem.causal,

@@ -29,6 +29,7 @@ from hf_bidir.finetune.task import Task
 from hf_bidir.finetune.tasks.distillation import distillation, prepared
 from hf_bidir.finetune.tasks.image_classification import image_classification
 from hf_bidir.hub import evaluate_checkpoint
+from hf_bidir.hub.evaluation import local_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS, TABLES = ROOT / "runs/healing", ROOT / "benchmarks/results"
@@ -94,7 +95,7 @@ def decoder(options: argparse.Namespace) -> None:
     stock, equal = RUNS / "decoder-stock", RUNS / "decoder-converted"
     if not stock.is_dir():
         signed = read_config(options.model).model_type.startswith("bidir_")
-        restore_softmax(options.model, stock) if signed else shutil.copytree(options.model, stock)
+        restore_softmax(options.model, stock) if signed else shutil.copytree(local_folder(options.model), stock)
     if not equal.is_dir():
         convert_checkpoint(stock, equal, negative_mass=0.0)
     given = recipe(distillation, "imdb-lm-healed")

@@ -275,6 +275,11 @@ class HealingArguments(RunArguments):
     load_best_model_at_end: bool = option(False, "Finish with the best checkpoint rather than the last one.")
     metric_for_best_model: str | None = option("loss", "What makes a checkpoint the best one.")
 
+    def __post_init__(self) -> None:
+        if self.greater_is_better is None and self.metric_for_best_model in ("perplexity", "relative_error"):
+            self.greater_is_better = False  # transformers thinks so of losses alone
+        super().__post_init__()
+
 
 @dataclass
 class CausalRunArguments(HealingArguments):
@@ -287,7 +292,6 @@ class CausalRunArguments(HealingArguments):
     weight_decay: float = option(0.1, "Of weights; not of biases and norms.")
     per_device_train_batch_size: int = option(12, "Blocks per process and step.")
     per_device_eval_batch_size: int = option(12, "Blocks per process and step of an evaluation.")
-    prediction_loss_only: bool = option(True, "Evaluate the loss, and with it the perplexity, alone.")
 
 
 @dataclass
@@ -295,7 +299,9 @@ class Seq2SeqRunArguments(RunArguments, Seq2SeqTrainingArguments):
     """Run options of models that write: an evaluation lets them, and counts what is right from beginning to end."""
 
     predict_with_generate: bool = option(True, "Evaluate what the model writes by itself, word after word.")
-    generation_num_beams: int | None = option(None, "Beams of the search in evaluations; greedy without.")
+    generation_num_beams: int | None = option(
+        None, "Beams of the search in evaluations; by default as the checkpoint says, or one, which is greedy."
+    )
     metric_for_best_model: str | None = option("exact_match", "What makes a checkpoint the best one.")
     per_device_train_batch_size: int = option(128, "Training examples per process and step.")
     per_device_eval_batch_size: int = option(256, "Evaluation examples per process and step.")

@@ -63,7 +63,8 @@ def _check_resumable(folder: Path, record: dict[str, Any], resume: str | None) -
         raise InputError(f"{folder} holds a run whose {RECORD} cannot be read. {hint}")
     if earlier.get("status") == "finished":
         raise InputError(
-            f"{folder} holds a finished run. {hint} --model_name_or_path {folder} goes on from its weights."
+            f"{folder} holds a finished run. {hint} To continue from its weights, name it as "
+            f"--model_name_or_path {folder}, with another --output_dir and no options that shape a new model."
         )
     if resume in ("never", None):
         raise InputError(f"{folder} holds an interrupted run, and --resume_from_checkpoint is {resume}. {hint}")

@@ -20,12 +20,11 @@ from hf_bidir.modeling.signed_layers import heads_of, signed_layers
 
 logger = logging.getLogger(__name__)
 
+NEGATIVE_MASSES = ("attn_negative_mass", "attn_negative_mass_by_layer", "attn_negative_mass_by_head")
 UNCHANGED_BY_CHECKPOINTS = (
+    *NEGATIVE_MASSES,
     "model_name_or_path",
     "attn_activation",
-    "attn_negative_mass",
-    "attn_negative_mass_by_layer",
-    "attn_negative_mass_by_head",
     "centre",
     "base_model",
     "license",
@@ -45,11 +44,14 @@ def starts_as_softmax(source: str | None) -> bool:
 
 
 def check_given(arguments: PretrainedArguments, given: Collection[str]) -> None:
-    """Refuse options that shape a new model when the model comes from a checkpoint.
+    """Refuse more than one negative mass, and options that shape a new model when the model comes from a checkpoint.
 
     Raises:
-        InputError: such an option is among the names in `given`.
+        InputError: such an option is among the names in `given`, or there are several negative masses.
     """
+    masses = [name for name in NEGATIVE_MASSES if getattr(arguments, name) is not None]
+    if len(masses) > 1:
+        raise InputError(f"expected one of --{' and --'.join(masses)}; got {len(masses)}")
     shaping = [name for name in vars(arguments) if name not in UNCHANGED_BY_CHECKPOINTS and name in given]
     if arguments.model_name_or_path and shaping:
         raise InputError(
@@ -215,8 +217,8 @@ def _set_masses(model: PreTrainedModel, arguments: PretrainedArguments) -> None:
     by_layer, by_head = arguments.attn_negative_mass_by_layer, arguments.attn_negative_mass_by_head
     if by_layer is None and by_head is None:
         return
-    if by_layer and by_head:
-        raise InputError("expected attn_negative_mass_by_layer or attn_negative_mass_by_head; got both")
+    if model.config.attn_activation != "tanhmax":
+        raise InputError(f"only tanhmax has a negative mass; the activation is {model.config.attn_activation}")
     heads = [heads_of(layer) for layer in signed_layers(model)]
     masses = by_layer or [by_head] * len(heads)
     check_layers(masses, heads)

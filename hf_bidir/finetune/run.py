@@ -102,9 +102,10 @@ def finetune(
     results = _evaluate(trainer, splits)
     trainer.save_model()
     if args.should_save:
+        write_json(folder / RESULTS, results)
         record |= ending(trainer.state, args, checkpoint, time.monotonic() - started) | afterwards(model)
         keep_previous_record(given.get("model_name_or_path"), folder)
-        _finish_folder(folder, record, results, trainer.state.log_history)
+        _finish_folder(folder, record, trainer.state.log_history)
         print(f"\nFinished {folder}: {headline(results)}.")
     PartialState().wait_for_everyone()
     return results
@@ -140,7 +141,8 @@ def _evaluate(trainer: Trainer, splits: Splits) -> dict[str, Any]:
     # the Trainer's own train_loss counts the steps before a resume but not their losses
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     results |= {"epoch": trainer.state.epoch, "train_loss": losses[-1] if losses else None}
-    return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in results.items()}
+    # JSON has neither NaN nor infinity
+    return {key: None if isinstance(one, float) and not math.isfinite(one) else one for key, one in results.items()}
 
 
 def _begin_folder(
@@ -161,10 +163,7 @@ def _begin_folder(
     return checkpoint
 
 
-def _finish_folder(
-    folder: Path, record: dict[str, Any], results: dict[str, Any], log_history: list[dict[str, Any]]
-) -> None:
-    """Write numbers and picture; the record, which says "finished", comes last."""
-    write_json(folder / RESULTS, results)
+def _finish_folder(folder: Path, record: dict[str, Any], log_history: list[dict[str, Any]]) -> None:
+    """Draw the losses; the record, which says "finished", comes last."""
     save_loss_curve(log_history, folder / CURVE, title=folder.name)
     write_json(folder / RECORD, record)

@@ -6,6 +6,7 @@ from transformers import PretrainedConfig, TrainerState
 
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.finetune.arguments import PretrainedArguments, ScheduleArguments
+from hf_bidir.finetune.models import NEGATIVE_MASSES
 from hf_bidir.finetune.schedules import NEARLY_SOFTMAX, NegativeMassSchedule, saved_schedule
 
 
@@ -20,6 +21,11 @@ def build_schedule(options: ScheduleArguments | None, config: PretrainedConfig) 
     if options is None or options.negative_mass_until is None:
         return None
     start, own = options.negative_mass_start, config.attn_negative_mass
+    if start is None and isinstance(own, list | tuple):
+        raise InputError(
+            "the model has a negative mass for each layer or head, and a schedule would move one for all in their "
+            "place; give --negative_mass_start if that is what you want, or no --negative_mass_until"
+        )
     if start is None:
         start = own if isinstance(own, int | float) and own > 0 else NEARLY_SOFTMAX
     with as_input_error("--negative_mass_*: "):
@@ -44,8 +50,7 @@ def check_schedule(options: ScheduleArguments, arguments: PretrainedArguments, g
         if named:
             raise InputError(f"--{named[0]} needs --negative_mass_until, the share of training that a schedule takes")
         return
-    masses = ("attn_negative_mass", "attn_negative_mass_by_layer", "attn_negative_mass_by_head")
-    conflicts = {name: getattr(arguments, name) is not None for name in masses} | {
+    conflicts = {name: getattr(arguments, name) is not None for name in NEGATIVE_MASSES} | {
         "attn_activation": arguments.attn_activation not in (None, "tanhmax")
     }
     for name, conflicting in conflicts.items():

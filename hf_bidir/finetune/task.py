@@ -46,6 +46,7 @@ class Task:
 
     def plain(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The options as the dataclasses hold them: paths as strings, and one file in a list where many may come."""
-        lists = {field.name for options in self.options for field in fields(options) if str(field.type).startswith("list[")}
+        known = [field for options in self.options for field in fields(options)]
+        lists = {field.name for field in known if str(field.type).startswith("list[")}
         plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in given.items()}
         return {name: [value] if name in lists and isinstance(value, str) else value for name, value in plain.items()}

@@ -9,10 +9,13 @@ from datasets import Dataset
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer, Trainer
+from transformers.trainer_utils import EvalLoopOutput
 
 from hf_bidir.checkpoints.convert import complete_model
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.schedules import NegativeMassSchedule, negative_mass_metrics
+
+LARGEST_LOSS = 700.0  # whose exponential is a number yet
 
 
 class FinetuneTrainer(Trainer):
@@ -87,9 +90,11 @@ class FinetuneTrainer(Trainer):
 class CausalTrainer(FinetuneTrainer):
     """`FinetuneTrainer` whose evaluation has the perplexity too: e to the mean loss of a token."""
 
-    def evaluate(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
-        metrics = super().evaluate(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        return metrics | {f"{metric_key_prefix}_perplexity": math.exp(metrics[f"{metric_key_prefix}_loss"])}
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        loss = output.metrics[f"{metric_key_prefix}_loss"]
+        output.metrics[f"{metric_key_prefix}_perplexity"] = math.exp(loss) if loss < LARGEST_LOSS else math.inf
+        return output
 
 
 class FinetuneSeq2SeqTrainer(FinetuneTrainer, Seq2SeqTrainer):

@@ -75,14 +75,13 @@ class AttentionCall:
 
     def partial_bands(self, rows: slice, columns: slice, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
         """The columns, counted from the first of these, in which `band` drops some pair, and what it says there."""
-        whole = slice(
-            columns.start if self.window is None else max(columns.start, rows.stop - 1 - self.window),
-            min(columns.stop, rows.start + 1 if self.causal else rows.start + 1 + (self.window or 0)),
-        )
         if not self.banded:
             return
-        whole = slice(whole.start, max(whole.start, whole.stop))
-        for part in (slice(columns.start, whole.start), slice(whole.stop, columns.stop)):
+        # between these two no pair is dropped; either may lie outside the columns, of which a mask may leave few
+        first = columns.start if self.window is None else max(columns.start, rows.stop - 1 - self.window)
+        first = min(first, columns.stop)
+        last = min(columns.stop, rows.start + 1 if self.causal else rows.start + 1 + (self.window or 0))
+        for part in (slice(columns.start, first), slice(max(first, last), columns.stop)):
             if part.start < part.stop:
                 shifted = slice(part.start - columns.start, part.stop - columns.start)
                 yield shifted, self.band(rows, part, device)

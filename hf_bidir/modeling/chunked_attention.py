@@ -23,9 +23,9 @@ ROWS, BAND_ROWS = 256, 128  # queries in one piece: more multiply faster; fewer 
 # Scores are held in base 2: torch computes 2^x several times as fast as e^x on some processors.
 LOG2_E = math.log2(math.e)
 
-# While every |score| is below SMALL_SCORE, four terms of the power series of sinh are exact in fp32; while it is
-# below SAFE_SCORE, neither e^s nor a row's sum of cosh(s) leaves the range of fp32.
-SMALL_SCORE, SAFE_SCORE = 0.5, 40.0
+# While every |score| is below SMALL_SCORE, the power series of sinh and cosh below are exact; while it is below
+# SAFE_SCORE, neither e^s nor a row's sum of cosh(s) leaves the range of fp32.
+SMALL_SCORE, SAFE_SCORE = {torch.float32: 0.5, torch.float64: 0.1}, 40.0
 
 
 class Piece(NamedTuple):
@@ -228,7 +228,9 @@ def _mode(scores: Tensor) -> str:
         return "far"
     low, high = torch.aminmax(scores)
     largest = max(-low.item(), high.item()) / LOG2_E
-    return "near" if largest < SMALL_SCORE else "plain" if largest < SAFE_SCORE else "far"  # NaN is not below
+    if largest < SMALL_SCORE[scores.dtype]:
+        return "near"
+    return "plain" if largest < SAFE_SCORE else "far"  # also for NaN, which is not below
 
 
 def _hyperbolic(scores: Tensor, mode: str) -> tuple[Tensor, Tensor]:
@@ -239,8 +241,9 @@ def _hyperbolic(scores: Tensor, mode: str) -> tuple[Tensor, Tensor]:
     """
     if mode == "plain":
         positive = scores.exp2_()
-        cosh = positive.reciprocal().add_(positive)
-        return positive.lerp_(cosh, -1.0), cosh  # 2 e^s - 2 cosh(s) = 2 sinh(s), without a third piece of memory
+        negative = positive.reciprocal()
+        sinh = positive.sub_(negative)  # in place, and cosh from it, without a third piece of memory
+        return sinh, torch.add(sinh, negative, alpha=2, out=negative)
     scores.div_(LOG2_E)
     if mode == "near":
         square = scores.square()

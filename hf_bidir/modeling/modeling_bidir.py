@@ -7,7 +7,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import transformers
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.modeling_utils import _CAN_RECORD_REGISTRY
 
@@ -93,14 +93,18 @@ def _made(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
         if not hasattr(self.config, "attn_activation"):  # a composite model made its own config from its parts
             replace_config(self, self.config, bidir_config(self.config))
         sign_layers(self)
-        if self.config.attn_window is not None and self.can_generate():
-            self.generation_config.use_cache = False  # a window counts from a query's place among the keys
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        if self.config.attn_window is not None:  # a query's window is counted from its position among all queries
+            kwargs.setdefault("use_cache", False)
+        return stock.generate(self, *args, **kwargs)
 
     made = type(
         name,
         (BidirMixin, stock),
         {
             "__init__": __init__,
+            **({"generate": functools.wraps(stock.generate)(generate)} if issubclass(stock, GenerationMixin) else {}),
             "__module__": __name__,
             "__qualname__": name,
             "__doc__": stock.__doc__,

@@ -33,6 +33,7 @@ BACKENDS = {
 # of this module, not of the package: the code that came with a checkpoint must not replace that of another version
 SIGNED = f"signed-{crc32(__name__.encode()):08x}:"
 SOFTMAX_FUNCTIONS = {"softmax", "scaled_dot_product_attention", "multi_head_attention_forward"}
+MASK_ROWS = 256  # of a mask, looked at together
 SPARSE = frozenset({"block_indices", "indices"})  # the keys that a query is limited to, in place of a mask
 NOT_COMPUTED = SPARSE | {"cache", "cu_seq_lens_k", "cu_seq_lens_q"}  # and paged caches, packed examples
 
@@ -222,7 +223,9 @@ def signed_attention(
     keep, bias = keep_and_bias(attention_mask, position_bias, looked_at=backend != "eager")
     causal = attention_mask is None and backend != "eager" and _is_causal(module, is_causal, query)
     window, sliding = config.attn_window, others.get("sliding_window")
-    if sliding and window is None and _is_sliding_window(keep, sliding):
+    mass = layer_negative_mass(config, module.signed_index, module.signed_count)
+    skips = backend != "eager" and config.attn_activation == "tanhmax" and mass != 0
+    if skips and sliding and window is None and _is_sliding_window(keep, sliding):
         keep, causal, window = None, True, sliding - 1
     query, key, value = same_batch(query, key, value)
     check_shapes(query, key, value, keep)
@@ -230,7 +233,7 @@ def signed_attention(
         query,
         key,
         config.attn_activation,
-        layer_negative_mass(config, module.signed_index, module.signed_count),
+        mass,
         scaling,
         dropout if module.training else 0.0,
         causal,
@@ -263,12 +266,19 @@ def _refuse_unknown(module: nn.Module, others: dict[str, Any]) -> None:
 
 
 def _is_sliding_window(keep: Tensor | None, sliding: int) -> bool:
-    """Whether a mask says no more than that query `i` sees the keys `i - sliding < j <= i`: then what is out of reach
-    need not be computed. With padding it says more."""
-    if keep is None or keep.shape[2] != keep.shape[3] or sliding < 2 or torch.compiler.is_compiling():
+    """Whether a mask keeps just the keys `i - sliding < j <= i` of each query `i`, as it does without padding; then
+    what is out of reach need not be computed."""
+    if keep is None or keep.shape[2] != keep.shape[3] or sliding < 2 or _is_recorded(keep):
         return False
-    every = slice(0, keep.shape[2])
-    return bool((keep == AttentionCall(causal=True, window=sliding - 1).band(every, every, keep.device)).all())
+    length, call = keep.shape[2], AttentionCall(causal=True, window=sliding - 1)
+    blocks = (slice(first, min(first + MASK_ROWS, length)) for first in range(0, length, MASK_ROWS))
+    return all(bool((keep[:, :, rows] == call.band(rows, slice(0, length), keep.device)).all()) for rows in blocks)
+
+
+def _is_recorded(x: Tensor) -> bool:
+    """Whether operations become a graph, into which the values of a tensor must not go."""
+    capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or capturing
 
 
 def _is_causal(module: nn.Module, is_causal: bool | None, query: Tensor) -> bool:

@@ -67,7 +67,7 @@ def test_every_implementation_is_the_written_out_formula(implementation, keep, c
         torch.testing.assert_close(is_, want, rtol=1e-9, atol=1e-11)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     shape=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 40), st.integers(1, 9)),
     piece=st.sampled_from([1, 64, 500, 4096]),
@@ -75,14 +75,19 @@ def test_every_implementation_is_the_written_out_formula(implementation, keep, c
     causal=st.booleans(),
     window=st.sampled_from([None, 1, 7]),
     mass=st.sampled_from([1.0, 0.3]),
+    padding=st.sampled_from([None, (5, 0), (0, 5), (0, 30), (30, 0)]),
 )
-def test_pieces_of_any_size_give_the_written_out_formula(shape, piece, size, causal, window, mass):
+def test_pieces_of_any_size_give_the_written_out_formula(shape, piece, size, causal, window, mass, padding):
     batch, key_heads, groups, length, head_dim = shape
     inputs = drawn(batch, key_heads * groups, key_heads, length, head_dim, size=size)
-    expected = written_out(*inputs, None, causal, window, mass)
+    place = torch.arange(length)
+    keep = None if padding is None else ((padding[0] <= place) & (place < length - padding[1]))[None, None, None]
+    expected = written_out(*inputs, keep, causal, window, mass)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunked_attention, "CPU_PIECE", piece)
-        got, _ = bidir_attention(*inputs, causal=causal, window=window, negative_mass=mass, implementation="chunked")
+        got, _ = bidir_attention(
+            *inputs, keep, causal=causal, window=window, negative_mass=mass, implementation="chunked"
+        )
         results = context_and_gradients(got, inputs)
     for want, is_ in zip(context_and_gradients(expected, inputs), results, strict=True):
         torch.testing.assert_close(is_, want, rtol=1e-7, atol=1e-9)

@@ -7,7 +7,6 @@ import torch
 from transformers import MistralConfig, MistralForCausalLM
 
 from hf_bidir import BidirLlamaForCausalLM, signed
-from hf_bidir.modeling.configuration_bidir import bidir_config
 from hf_bidir.modeling.signed_layers import signed_layers
 from tests.tiny_models import DECODERS, SHAPE, TEXT, VOCABULARY, stock_model
 
@@ -45,9 +44,11 @@ def test_every_cache_gives_the_tokens_that_no_cache_gives(decoder, cache):
     assert torch.equal(decoder.generate(prompts(), **GREEDY, cache_implementation=cache), expected)
 
 
-def test_a_model_with_a_window_writes_without_a_cache_what_it_finds_likeliest():
-    config = bidir_config(stock_model("llama").config, attn_scope="window", attn_window=2)
-    decoder = BidirLlamaForCausalLM(config).eval()
+def test_a_model_with_a_window_writes_without_a_cache_what_it_finds_likeliest(tmp_path):
+    stock = stock_model("llama")
+    stock.generation_config.use_cache = True  # which a folder may say
+    stock.save_pretrained(tmp_path)
+    decoder = BidirLlamaForCausalLM.from_pretrained(tmp_path, attn_scope="window", attn_window=2).eval()
     decoder.generation_config.eos_token_id = None
     written = prompts()
     for _ in range(GREEDY["max_new_tokens"]):

@@ -90,6 +90,30 @@ def test_heads_of_a_layer_can_have_negative_masses_of_their_own(options, tmp_pat
     assert config["attn_negative_mass"] == [[0.0, 1.0]] * 2
 
 
+def test_a_schedule_does_not_silently_replace_the_masses_of_heads(options, tmp_path):
+    masses = ["--attn_negative_mass_by_head", "0", "1", "--max_steps", "2"]
+    main([*options, *masses, "--output_dir", str(tmp_path / "run")])
+    onward = [*options[:2], *SHORT, "--model_name_or_path", str(tmp_path / "run"), "--negative_mass_until", "0.5"]
+    with pytest.raises(InputError, match="a negative mass for each layer or head"):
+        main([*onward, "--output_dir", str(tmp_path / "other")])
+
+
+def test_the_token_that_ends_a_text_is_learned(options, tmp_path):
+    main([*options, "--output_dir", str(tmp_path / "run")])
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run")
+    assert model.get_input_embeddings().weight[model.config.eos_token_id].abs().sum() > 0
+
+
+def test_the_best_checkpoint_by_perplexity_has_the_lowest_and_every_evaluation_logs_it(options, tmp_path):
+    best = ["--load_best_model_at_end", "true", "--metric_for_best_model", "perplexity", "--eval_steps", "20"]
+    # so high a rate at the end of a warm-up that later checkpoints are worse
+    main([*options, *best, "--learning_rate", "3", "--warmup_ratio", "0.9", "--output_dir", str(tmp_path / "run")])
+    state = json.loads((tmp_path / "run/checkpoint-60/trainer_state.json").read_text())
+    logged = {entry["step"]: entry["eval_perplexity"] for entry in state["log_history"] if "eval_loss" in entry}
+    assert state["best_model_checkpoint"].endswith(f"checkpoint-{min(logged, key=logged.get)}")
+    assert len(logged) == 3
+
+
 def test_two_processes_share_a_run(options, tmp_path):
     script = str(ROOT / "training/causal_lm.py")
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", script]
@@ -107,6 +131,17 @@ def test_two_processes_share_a_run(options, tmp_path):
         (["--attn_negative_mass_by_head", "0", "1", "1"], "layer 0 needs 2 numbers, one per head"),
         (["--attn_negative_mass_by_layer", "0"], "a list of 2 .one per signed layer"),
         (["--attn_negative_mass_by_layer", "0", "2"], r"must lie in \[0, 1\]"),
+        (
+            ["--attn_negative_mass", "0.5", "--attn_negative_mass_by_head", "0", "1"],
+            "expected one of --attn_negative_mass",
+        ),
+        (
+            ["--attn_activation", "softmax", "--attn_negative_mass_by_head", "0", "1"],
+            "only tanhmax has a negative mass",
+        ),
+        (["--num_key_value_heads", "3"], "num_key_value_heads to divide num_attention_heads 2; got 3"),
+        (["--hidden_size", "6"], "heads of an even width"),
+        (["--block_size", "2"], "expected block_size of at least 3; got 2"),
         (
             ["--negative_mass_until", "0.5", "--attn_negative_mass_by_head", "0", "1"],
             "leave out --attn_negative_mass_by",

@@ -154,8 +154,8 @@ class BlockArguments(PlainTextArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.block_size < 2:
-            raise InputError(f"expected block_size of at least 2, a token and the next one; got {self.block_size}")
+        if self.block_size < 3:
+            raise InputError(f"expected block_size of at least 3; got {self.block_size}")
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Texts joined and cut into blocks of equal length, for causal language models: no padding, and nothing in between."""
+"""Texts joined and cut into blocks of equal length, for causal language models: no padding, an end after each text."""
 
 from functools import partial
 from itertools import chain

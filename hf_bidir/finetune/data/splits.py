@@ -15,6 +15,7 @@ from hf_bidir.finetune.data.sources import read_hub
 
 logger = logging.getLogger(__name__)
 
+PARTS = {"train": "train", "validation": "test"}  # our names of splits, and those of train_test_split
 HELD_OUT = "cannot hold out a validation split (give --validation_file instead): "
 
 
@@ -128,12 +129,16 @@ def unlabelled_splits(
             raise InputError(f"the {name} split is empty; expected at least one row")
     if "validation" not in raw:
         if len(raw["train"]) < 2:
-            raise InputError("expected at least two rows, one of them to be held out; there is one")
+            raise InputError(
+                "expected at least two rows, one of them to be held out; there is one. Give --validation_file, or for "
+                "a text file another --sample_by, where the script has it"
+            )
+        rows = Dataset.from_dict({"row": range(len(raw["train"]))})
         with as_input_error(HELD_OUT):
-            parts = raw["train"].train_test_split(share, seed=seed)
-        held_out = len(parts["test"])
-        notes.append(f"{held_out} of {len(raw['train'])} rows were held out for the evaluation.")
-        raw |= {"train": parts["train"], "validation": parts["test"]}
+            parts = rows.train_test_split(share, seed=seed)
+        notes.append(f"{len(parts['test'])} of {len(rows)} rows were held out for the evaluation.")
+        # in the order of the file, in which the lines of a text follow one another
+        raw |= {name: raw["train"].select(sorted(parts[part]["row"])) for name, part in PARTS.items()}
     _sample_training(raw, max_train_samples, seed, notes)
     for note in notes:
         logger.warning(note)

@@ -83,7 +83,10 @@ def _raw(data: UnlabelledDataArguments, read_file: Callable[[str], Dataset]) -> 
         raise InputError("expected --train_file beside --validation_file")
     if not data.dataset_name:
         raise InputError("expected training data: give --train_file or --dataset_name; see --help")
-    return {name: [split] for name, split in read_hub(data.dataset_name, data.dataset_config).items()}
+    found = read_hub(data.dataset_name, data.dataset_config)
+    if "validation" not in found and "test" in found:  # nothing is chosen by it but, if asked for, a checkpoint
+        found["validation"] = found.pop("test")
+    return {name: [split] for name, split in found.items()}
 
 
 def _only(

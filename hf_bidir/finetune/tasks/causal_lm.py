@@ -1,5 +1,6 @@
 """Causal language modelling with any decoder, or a new one of the shape of Llama."""
 
+import logging
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from transformers import (
 from hf_bidir import BidirLlamaConfig
 from hf_bidir.checkpoints.example_inputs import longest_text
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
+from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import CausalModelArguments, CausalRunArguments, ScheduleArguments
 from hf_bidir.finetune.data.arguments import BlockArguments
 from hf_bidir.finetune.data.blocks import cut_into_blocks, read_documents
@@ -25,7 +27,6 @@ from hf_bidir.finetune.models import (
     check_given,
     check_reads_no_future,
     checkpoint_config,
-    know_padding,
     saved_tokenizer,
     scratch_config,
     starts_as_softmax,
@@ -34,6 +35,8 @@ from hf_bidir.finetune.run import finetune
 from hf_bidir.finetune.schedule_options import check_schedule
 from hf_bidir.finetune.task import Task
 from hf_bidir.finetune.trainer import CausalTrainer
+
+logger = logging.getLogger(__name__)
 
 HEAD = "AutoModelForCausalLM"
 PROMPT, WRITTEN = 12, 60  # tokens of the card's sample, as far as the model has positions
@@ -51,14 +54,16 @@ def _train(
     splits = read_documents(data)
     if source := arguments.model_name_or_path:
         config, tokenizer = checkpoint_config(HEAD, arguments, names=[]), saved_tokenizer(source)
-        know_padding(config, tokenizer)
     else:
+        new_config(arguments, None, data.block_size)  # refuses bad options before the vocabulary is made
         tokenizer = train_byte_level(
             splits.train["text"][:], vocab_size=arguments.vocab_size, max_length=data.block_size
         )
         config = new_config(arguments, tokenizer, data.block_size)
     set_seed(args.seed)
     model = build_model(HEAD, arguments, config)
+    # not in the config, where the model would keep the embedding of this token, which ends a text, at 0
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
     check_reads_no_future(model, source)
     check_max_length(data.block_size, model, source, option="block_size")
     splits = cut_into_blocks(splits, tokenizer, data)
@@ -75,38 +80,62 @@ def _train(
         centre=arguments.centre and starts_as_softmax(source),
         trainer_class=CausalTrainer,
         compute_metrics=None,
-        afterwards=lambda trained: {"sample": written_sample(trained, tokenizer, splits.validation)},
+        afterwards=lambda trained: _sample(trained, tokenizer, splits.validation, sharded=args.fsdp or args.deepspeed),
     )
 
 
-def new_config(arguments: CausalModelArguments, tokenizer: PreTrainedTokenizerBase, positions: int) -> PretrainedConfig:
-    """The config of a new model of the shape of Llama (Touvron et al. 2023).
+def new_config(
+    arguments: CausalModelArguments, tokenizer: PreTrainedTokenizerBase | None, positions: int
+) -> PretrainedConfig:
+    """The config of a new model of the shape of Llama (Touvron et al. 2023), for a tokenizer if there is one yet.
 
     Raises:
         InputError: the config refuses a value.
     """
+    heads, key_heads = arguments.num_attention_heads, arguments.num_key_value_heads
+    if key_heads is not None and (key_heads < 1 or heads % key_heads):
+        raise InputError(f"expected num_key_value_heads to divide num_attention_heads {heads}; got {key_heads}")
+    if (arguments.hidden_size // heads) % 2:
+        raise InputError(
+            f"expected heads of an even width, for rotary positions; hidden_size {arguments.hidden_size} and "
+            f"num_attention_heads {heads} give {arguments.hidden_size // heads}"
+        )
+    tokens = {} if tokenizer is None else {
+        "vocab_size": len(tokenizer), "bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id
+    }  # fmt: skip
     return scratch_config(
         BidirLlamaConfig,
         arguments,
         names=[],
-        vocab_size=len(tokenizer),
-        num_key_value_heads=arguments.num_key_value_heads,
+        num_key_value_heads=key_heads,
         max_position_embeddings=positions,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        **tokens,
     )
 
 
+def _sample(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, split: Dataset, sharded: bool
+) -> dict[str, dict[str, str]]:
+    """The card's sample; nothing where one process has a part of the model alone, or where generating fails."""
+    if sharded:
+        return {}
+    try:
+        return {"sample": written_sample(model, tokenizer, split)}
+    except (RuntimeError, ValueError) as error:  # the run is finished, and its numbers are worth more than a sample
+        logger.warning("The card has no sample, because generating one failed: %s", error)
+        return {}
+
+
 def written_sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, split: Dataset) -> dict[str, str]:
-    """What the model writes behind the beginning of a split's first block, and how, for the card."""
+    """A continuation of the beginning of a split's first block, and how it was drawn, for the card."""
     positions = longest_text(model) or PROMPT + WRITTEN
-    given = min(PROMPT, positions // 2)
-    written = min(WRITTEN, positions - given)
-    prompt = torch.tensor([split[0]["input_ids"][:given]], device=model.device)
+    ids = split[0]["input_ids"][: min(PROMPT, positions // 2)]
+    given, written = len(ids), min(WRITTEN, positions - len(ids))
+    prompt = torch.tensor([ids], device=model.device)
     torch.manual_seed(0)
     with in_evaluation(model):
-        how = {"do_sample": True, "top_p": 0.9, "top_k": 0, "max_new_tokens": written}
+        how = {"do_sample": True, "top_p": 0.9, "top_k": 0, "temperature": 1.0, "repetition_penalty": 1.0}
+        how |= {"max_new_tokens": written}
         ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), **how)[0]
     return {
         "how": f"The first {given} tokens are from the validation split; behind them the model wrote at most "

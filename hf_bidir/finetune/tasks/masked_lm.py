@@ -12,7 +12,7 @@ from hf_bidir.finetune.data.masking import MaskingCollator
 from hf_bidir.finetune.data.text_data import check_max_length
 from hf_bidir.finetune.data.unlabelled_data import read_snippets
 from hf_bidir.finetune.metrics import masked_word_metrics, predicted_classes
-from hf_bidir.finetune.models import build_model, checkpoint_config, saved_tokenizer, starts_as_softmax
+from hf_bidir.finetune.models import build_model, check_given, checkpoint_config, saved_tokenizer, starts_as_softmax
 from hf_bidir.finetune.run import finetune
 from hf_bidir.finetune.schedule_options import check_schedule
 from hf_bidir.finetune.task import Task
@@ -42,6 +42,7 @@ def _train(
     if not arguments.model_name_or_path:
         raise InputError("expected --model_name_or_path: the checkpoint of an encoder, softmax or bidir")
     source = arguments.model_name_or_path
+    check_given(arguments, given)
     check_schedule(schedule, arguments, given)
     config, tokenizer = checkpoint_config(HEAD, arguments, names=[]), saved_tokenizer(source)
     if tokenizer.mask_token is None:

@@ -18,6 +18,7 @@ from hf_bidir.finetune.models import (
     check_given,
     checkpoint_config,
     saved_tokenizer,
+    starts_as_softmax,
 )
 from hf_bidir.finetune.run import finetune
 from hf_bidir.finetune.schedule_options import check_schedule
@@ -62,6 +63,7 @@ def _train(
         processing_class=tokenizer,
         collator=DataCollatorForSeq2Seq(tokenizer, model),
         schedule=schedule,
+        centre=arguments.centre and starts_as_softmax(source),
         trainer_class=FinetuneSeq2SeqTrainer,
         compute_metrics=sequence_metrics(tokenizer) if args.predict_with_generate else None,
     )
