@@ -14,9 +14,9 @@ examples:
   # some heads signed, the others softmax
   python training/causal_lm.py training/recipes/imdb-lm-hybrid.yaml
 
-Texts are joined, with the token that ends a text behind each, and cut into blocks: nothing is padding, and a block may
-go from one text into the next, as in GPT-2. The perplexity is that of the validation split, per token; models with
-different tokenizers cannot be compared by it.
+Texts are joined, each followed by the token that ends a text, and cut into blocks: nothing is padding, and a block may
+go from one text into the next, as in GPT-2. The perplexity is per token, on at most --max_eval_samples blocks of the
+validation split; models with different tokenizers cannot be compared by it.
 
 A recipe is a YAML file of the options below; options on the command line win over it. A run that was interrupted
 continues when the same command is given again; torchrun --nproc_per_node 2 training/causal_lm.py … shares it among
