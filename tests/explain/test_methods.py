@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from hf_bidir import BidirBertForMaskedLM, cli
+from hf_bidir import BidirBertForMaskedLM
+from hf_bidir.cli.explain import METHOD_NAMES
 from hf_bidir.explain import METHODS, attention_flow, attention_rollout, contributions, flip_heads, token_scores
 from hf_bidir.explain.running import record_coefficients
 from tests.explain.conftest import bert, images, sentences, vit
@@ -99,4 +100,4 @@ def test_captions_say_which_layers_and_heads():
 
 
 def test_the_command_line_names_the_methods_that_there_are():
-    assert tuple(METHODS) == cli.METHOD_NAMES
+    assert tuple(METHODS) == METHOD_NAMES
