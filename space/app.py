@@ -1,44 +1,64 @@
-"""See what a checkpoint attends to, for and against, beside its softmax twin.
+"""What supports and what opposes a prediction, in a signed model and its softmax counterpart.
 
     make space                                        # the checkpoints of model_cards/ and runs/checkpoints/
     python space/app.py FOLDER_OR_NAME ... --port 7861
 
-On a Space, the variable HF_BIDIR_CHECKPOINTS names them, with blanks between. Where both NAME-tanhmax and NAME-softmax
-are there, each is the other's twin.
+On a Space, the variable HF_BIDIR_CHECKPOINTS names the checkpoints, separated by spaces. NAME-tanhmax and NAME-softmax
+are counterparts.
 """
 
 import argparse
+import base64
 import os
-import tempfile
-from functools import lru_cache, partial
+from functools import lru_cache
+from html import escape
 from pathlib import Path
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
 import gradio as gr
-from matplotlib.figure import Figure
+from pictures import SELECT, alignment, common_scale, drawn, heads, legend, patches, sentence, words
 from transformers import PreTrainedModel
 
-from hf_bidir.explain import load_checkpoint
-from hf_bidir.explain.methods import METHODS, methods_of
+from hf_bidir.explain import METHODS, load_checkpoint
+from hf_bidir.explain.alignment import Alignment
+from hf_bidir.explain.methods import methods_of
 from hf_bidir.explain.readout import names_tokens
-from hf_bidir.explain.report import FIGURES, explain_checkpoint
-from hf_bidir.finetune.data.image_files import read_digits
-from hf_bidir.modeling.signed_layers import signed_layers
+from hf_bidir.explain.report import explain_checkpoint
 
-ROOT = Path(__file__).resolve().parent.parent
-WHERE = ("model_cards", "runs/checkpoints")
-TWINS = ("tanhmax", "softmax")
-SENTENCE = "a charming film with a weak ending"
+HERE = Path(__file__).resolve().parent
+EXAMPLES = HERE / "examples"  # a folder of images per data set
+WEIGHTS = ("model_cards", "runs/checkpoints")
+ACTIVATIONS = {"tanhmax": "Signed attention (TanhMax)", "softmax": "Softmax attention"}
+OPENS_WITH = "sst2"  # where there is one: a sentence is quicker to understand than an image
 LONGEST, LARGEST = 2000, "10mb"  # of a text, in letters, and of an image
 KEPT = 3600  # seconds that an upload stays
 LOADED = 4  # checkpoints that stay in memory
-DEFAULT, PREDICTED, ALL = "contributions", "the answer", "all"
-FONTS = {"font": ["system-ui", "sans-serif"], "font_mono": ["monospace"]}  # none from other servers
+DEFAULT, PREDICTED = "contributions", "the prediction"
+LAUNCH = {
+    "theme": gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"]),  # none from other servers
+    "css_paths": HERE / "style.css",
+    "max_file_size": LARGEST,
+    "allowed_paths": [str(EXAMPLES)],
+    "footer_links": ["gradio", "settings"],
+}
+SENTENCES = (
+    "a charming film with a weak ending",
+    "the plot is dull, but the actors are wonderful",
+    "not a bad film at all",
+)
+PROMPTS = ("The acting was terrible and the story was", "This is one of the best", "I did not like the")
 INTRODUCTION = """# Signed attention
-A TanhMax coefficient can be negative: a word or patch can speak **against** an answer as well as for it. Choose a
-checkpoint and a method. Contributions need no further care; raw signs (signed-attention, signed-rollout, signed-flow)
-mean something only where a checkpoint's heads are oriented."""
+Softmax attention can only add what it attends to. Signed attention (TanhMax) can also subtract it. Choose a model and
+an input: you see what **supports the prediction (red)** and what **opposes it (blue)** in the signed model and in its
+softmax counterpart, on one colour scale. Hover over a patch for its number, click a head to see it alone."""
+SIDE = ("column", "title", "words", "picture", "heads")  # of one model
+ANSWER = ("message", "results", *(f"{part} {side}" for side in (0, 1) for part in SIDE))
+CHOICES = ("text", "image", "examples", "method", "target", "chosen")
+NO_TEXT = "There is nothing to explain yet: type a text."
+Properties = dict[str, dict]  # of components, by name
+SHOWN, GONE = {"visible": True}, {"visible": False}
+HIDDEN = {name: GONE if name.startswith(("column", "words")) else {"value": ""} for name in ANSWER[2:]}
 
 
 def main() -> None:
@@ -48,31 +68,41 @@ def main() -> None:
     options = parser.parse_args()
     checkpoints = options.checkpoints or os.environ.get("HF_BIDIR_CHECKPOINTS", "").split() or found_here()
     if not checkpoints:
-        parser.error("there is no checkpoint here; name some, or make some with `make checkpoints`")
-    theme = gr.themes.Default(**FONTS)
-    page(checkpoints).launch(server_port=options.port, theme=theme, max_file_size=LARGEST)
+        parser.error("no checkpoint with weights in model_cards/ or runs/checkpoints/; name one or more")
+    try:
+        blocks = page(checkpoints)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    blocks.launch(server_port=options.port, **LAUNCH)
 
 
 def found_here() -> list[str]:
-    """The checkpoints of the repository that have weights, one per name."""
-    weights = [file for place in WHERE for file in sorted(ROOT.glob(f"{place}/*/model.safetensors"))]
+    """The checkpoints of the repository that have weights, one per name, the one that the page opens with first."""
+    weights = [file for folder in WEIGHTS for file in HERE.parent.glob(f"{folder}/*/model.safetensors")]
     found = {file.parent.name: str(file.parent) for file in weights}
-    return [
-        found[name] for name in sorted(found, key=lambda name: (TWINS[0] not in name, name))
-    ]  # the signed ones first
+    return [found[name] for name in sorted(found, key=lambda name: (not name.startswith(OPENS_WITH), name))]
 
 
-def twin_of(checkpoint: str, checkpoints: list[str]) -> str | None:
-    """The checkpoint that differs in the attention alone, by its name, if it is among them."""
-    for one, other in (TWINS, TWINS[::-1]):
-        head, found, tail = Path(checkpoint).name.rpartition(one)
+def counterpart_of(checkpoint: str, checkpoints: list[str]) -> str | None:
+    """The checkpoint whose name differs in the activation alone, preferably of the same folder or owner."""
+    path = Path(checkpoint)
+    for one, other in (tuple(ACTIVATIONS), tuple(ACTIVATIONS)[::-1]):
+        head, found, tail = path.name.rpartition(one)
         if found:
-            twins = [name for name in checkpoints if Path(name).name == head + other + tail]
-            # of the same owner or folder, where there is a choice
-            return next(
-                (name for name in twins if Path(name).parent == Path(checkpoint).parent), next(iter(twins), None)
-            )
+            named = [name for name in checkpoints if Path(name).name == head + other + tail]
+            return next((name for name in named if Path(name).parent == path.parent), next(iter(named), None))
     return None
+
+
+def offered_models(checkpoints: list[str]) -> list[tuple[str, str]]:
+    """Label and checkpoint of what can be chosen: the signed one of each pair, and those without a counterpart."""
+    offered = []
+    for checkpoint in checkpoints:
+        name, other = Path(checkpoint).name, counterpart_of(checkpoint, checkpoints)
+        if other and "softmax" in name and counterpart_of(other, checkpoints) == checkpoint:
+            continue
+        offered.append((name.replace("-tanhmax", "") if other else name, checkpoint))
+    return offered
 
 
 @lru_cache(LOADED)
@@ -84,72 +114,147 @@ def takes_images(checkpoint: str) -> bool:
     return loaded(checkpoint)[0].main_input_name == "pixel_values"
 
 
+def examples_of(checkpoint: str) -> list[str]:
+    """Texts, or image files."""
+    model, processor = loaded(checkpoint)
+    if takes_images(checkpoint):
+        fitting = [folder for folder in sorted(EXAMPLES.iterdir()) if Path(checkpoint).name.startswith(folder.name)]
+        return sorted(map(str, (fitting or [EXAMPLES / "digits"])[0].glob("*.png")))
+    if not names_tokens(model):
+        return list(SENTENCES)
+    if "MaskedLM" in type(model).__name__:
+        return [f"The film was {processor.mask_token} and I loved it."]
+    return list(PROMPTS)
+
+
 def page(checkpoints: list[str]) -> gr.Blocks:
-    """The whole page, for some checkpoints."""
-    names = [(Path(checkpoint).name, checkpoint) for checkpoint in checkpoints]
+    """The whole page. It opens with the first model's first example, already explained."""
+    models = offered_models(checkpoints)
+    first = opened(checkpoints, models[0][1])
     with gr.Blocks(title="Signed attention", analytics_enabled=False, delete_cache=(KEPT, KEPT)) as blocks:
         gr.Markdown(INTRODUCTION)
         with gr.Row():
-            checkpoint = gr.Dropdown(names, value=checkpoints[0], label="Checkpoint")
-            method = gr.Dropdown(list(METHODS), value=DEFAULT, label="Method")
-            target = gr.Dropdown([PREDICTED], value=PREDICTED, label="Explain")
-            layer = gr.Dropdown([ALL], value=ALL, label="Layer")
-            head = gr.Dropdown([ALL], value=ALL, label="Head")
-        text = gr.Textbox(label="Text", lines=2, max_length=LONGEST)
-        image = gr.Image(label="Image", type="filepath", height=240)
-        with gr.Row():
-            example = gr.Button("An example")
-            go = gr.Button("Explain", variant="primary")
-        with gr.Row():
-            outputs = [output for _ in range(2) for output in _column()]
-        choices = [text, image, method, target, layer, head]
-        # always_last: a checkpoint chosen while the page still loads is not left out
-        gr.on([blocks.load, checkpoint.change], offered, checkpoint, choices, trigger_mode="always_last")
-        # in the browser: from the server, the blanks could come after the next answer and wipe it out
-        checkpoint.change(None, None, outputs, js=f"() => Array({len(outputs)}).fill(null)")
-        example.click(example_of, checkpoint, [text, image])
-        inputs = [checkpoint, method, target, layer, head, text, image]
-        gr.on([go.click, text.submit], partial(explained, checkpoints), inputs, outputs)
+            with gr.Column(scale=1, min_width=280):
+                model = gr.Dropdown(models, value=models[0][1], label="Model")
+                parts = {
+                    "text": gr.Textbox(label="Text", lines=3, max_length=LONGEST, **first["text"]),
+                    "image": gr.Image(
+                        label="Image", type="filepath", format="png", height=200, sources=["upload", "clipboard"],
+                        buttons=[], elem_classes="image-input", **first["image"],
+                    ),
+                }  # fmt: skip
+                go = gr.Button("Explain", variant="primary")
+                parts["examples"] = gr.HTML(js_on_load=SELECT, apply_default_css=False, **first["examples"])
+                with gr.Accordion("Method and target", open=False):
+                    parts["method"] = gr.Dropdown(label="Method", **first["method"])
+                    parts["target"] = gr.Dropdown(label="Explain", **first["target"])
+            with gr.Column(scale=3, min_width=300):
+                parts["message"] = gr.HTML(elem_classes="message", **first["message"])
+                with gr.Row(**first["results"]) as parts["results"]:
+                    for side in (0, 1):
+                        parts |= _side(side, first)
+        parts["chosen"] = gr.State(first["chosen"])
+        _connect(checkpoints, model, go, parts)
     return blocks
 
 
-def _column() -> list[gr.components.Component]:
-    """Where one checkpoint's answer goes: words, then a picture each for scores, rollout and flow, and heads."""
-    with gr.Column():
-        return [
-            gr.Textbox(label="Answer", lines=14, interactive=False),
-            *(gr.Plot(show_label=False) for _ in FIGURES),
-        ]
+def _side(side: int, first: Properties) -> dict[str, gr.blocks.Block]:
+    """The components of one model."""
+    made = {}
+    with gr.Column(elem_classes="card", min_width=300, **first[f"column {side}"]) as made[f"column {side}"]:
+        for part in SIDE[1:]:
+            name = f"{part} {side}"
+            if part == "words":
+                made[name] = gr.HighlightedText(
+                    elem_classes="words", show_label=False, container=False, interactive=False, **first[name]
+                )
+            else:
+                made[name] = gr.HTML(js_on_load=SELECT, apply_default_css=False, elem_classes=part, **first[name])
+    return made
 
 
-def offered(checkpoint: str) -> list:
-    """What can be chosen and given for a checkpoint."""
+def _connect(checkpoints: list[str], model: gr.Dropdown, go: gr.Button, parts: dict) -> None:
+    """What follows a choice. All events share one queue, so the page ends with the answer to the last one."""
+
+    def explain(checkpoint, method, target, chosen, text, image):
+        return _updates(explained(checkpoints, checkpoint, method, target, chosen, text, image), ANSWER)
+
+    def open_model(checkpoint):
+        try:
+            new = opened(checkpoints, checkpoint)
+        except (ValueError, OSError) as error:
+            new = refused(str(error))
+        return _updates(new, (*CHOICES, *ANSWER))
+
+    def pick_head(event: gr.SelectData, checkpoint, method, target, text, image):
+        chosen = event.index or None
+        answer = explained(checkpoints, checkpoint, method, target, chosen, text, image)
+        return _updates(answer | {"chosen": chosen}, ("chosen", *ANSWER))
+
+    def pick_example(event: gr.SelectData, checkpoint, method, chosen):
+        given = "image" if takes_images(checkpoint) else "text"
+        example = {given: examples_of(checkpoint)[event.index]}
+        answer = explained(
+            checkpoints, checkpoint, method, PREDICTED, chosen, example.get("text"), example.get("image")
+        )
+        new = answer | {given: {"value": example[given]}, "target": {"value": PREDICTED}}
+        return _updates(new, ("text", "image", "target", *ANSWER))
+
+    def listen(events, function, inputs, names) -> None:
+        listed = [model if name == "model" else parts[name] for name in inputs]
+        outputs = [parts[name] for name in names]
+        gr.on(
+            events, function, listed, outputs, concurrency_id="page", trigger_mode="always_last",
+            show_progress="minimal", show_progress_on=[parts["title 0"], parts["title 1"]], api_visibility="private",
+        )  # fmt: skip
+
+    asked = [go.click, parts["text"].submit, parts["image"].upload, parts["method"].input, parts["target"].input]
+    listen(asked, explain, ("model", "method", "target", "chosen", "text", "image"), ANSWER)
+    listen([model.input], open_model, ("model",), (*CHOICES, *ANSWER))
+    grids = [parts["heads 0"].select, parts["heads 1"].select]
+    listen(grids, pick_head, ("model", "method", "target", "text", "image"), ("chosen", *ANSWER))
+    example = ("model", "method", "chosen")
+    listen([parts["examples"].select], pick_example, example, ("text", "image", "target", *ANSWER))
+
+
+def _updates(new: Properties, names: tuple[str, ...]) -> list:
+    """The new properties in the order of an event's outputs; the state takes its value as it is."""
+    return [new.get(name) if name == "chosen" else gr.update(**new.get(name, {})) for name in names]
+
+
+def opened(checkpoints: list[str], checkpoint: str) -> Properties:
+    """What the page offers for a checkpoint, and its first example explained."""
     model, images = loaded(checkpoint)[0], takes_images(checkpoint)
-    answers = list(model.config.id2label.values()) if "Classification" in type(model).__name__ else []
-    layers = signed_layers(model)
-    heads = layers[0].config.num_attention_heads
-    return [
-        gr.Textbox(visible=not images),
-        gr.Image(visible=images),
-        gr.Dropdown(methods_of(model), value=DEFAULT),
-        gr.Dropdown([PREDICTED, *answers], value=PREDICTED, allow_custom_value=names_tokens(model)),
-        gr.Dropdown([ALL, *map(str, range(len(layers)))], value=ALL),
-        gr.Dropdown([ALL, *map(str, range(heads))], value=ALL),
-    ]
+    examples = examples_of(checkpoint)
+    text, image = (None, examples[0]) if images else (examples[0], None)
+    labels = list(model.config.id2label.values()) if "Classification" in type(model).__name__ else []
+    words_of_vocabulary = names_tokens(model) and not model.config.is_encoder_decoder
+    return {
+        "text": {"value": text, "visible": not images},
+        "image": {"value": image, "visible": images},
+        "examples": {"value": _buttons(examples, images)},
+        "method": {"choices": methods_of(model), "value": DEFAULT},
+        "target": {
+            "choices": [PREDICTED, *labels],
+            "value": PREDICTED,
+            "allow_custom_value": words_of_vocabulary,
+            "info": "or a word of the vocabulary" if words_of_vocabulary else "",
+            "visible": bool(labels) or words_of_vocabulary,
+        },
+        "chosen": None,
+    } | explained(checkpoints, checkpoint, DEFAULT, PREDICTED, None, text, image)
 
 
-def example_of(checkpoint: str) -> tuple[str | None, str | None]:
-    """A sentence, or one of the digits that scikit-learn carries."""
-    if not takes_images(checkpoint):
-        return SENTENCE, None
-    return None, _digit()
-
-
-@lru_cache
-def _digit() -> str:
-    with tempfile.NamedTemporaryFile(suffix=".png", delete=False) as file:
-        read_digits()["test"][0]["image"].save(file)
-    return file.name
+def _buttons(examples: list[str], images: bool) -> str:
+    """A button per example: the text, or the image as a thumbnail."""
+    buttons = []
+    for index, example in enumerate(examples):
+        shown = escape(example)
+        if images:
+            data = base64.b64encode(Path(example).read_bytes()).decode("ascii")
+            shown = f'<img alt="{escape(Path(example).stem)}" src="data:image/png;base64,{data}">'
+        buttons.append(f'<button type="button" value="{index}">{shown}</button>')
+    return f'<div class="examples"><span>Examples</span>{"".join(buttons)}</div>'
 
 
 def explained(
@@ -157,41 +262,62 @@ def explained(
     checkpoint: str,
     method: str,
     target: str,
-    layer: str,
-    head: str,
+    chosen: list[int] | None,
     text: str | None,
     image: str | None,
-) -> list:
-    """Words and pictures for the checkpoint, then for its twin."""
-    # the limit is for those who do not come through the page; the blank makes a text never the name of a file
-    given = image if takes_images(checkpoint) else f" {(text or '').strip()[:LONGEST]}"
-    chosen = {
-        "method": method,
-        "target": None if target == PREDICTED else target,
-        "layer": None if layer == ALL else int(layer),
-        "head": None if head == ALL else int(head),
-    }
-    twin = twin_of(checkpoint, checkpoints)
-    beside = (
-        _answer(twin, given, chosen)
-        if twin
-        else [gr.Textbox("It has no twin here.", label="Twin"), *[None] * len(FIGURES)]
-    )
-    return [*_answer(checkpoint, given, chosen), *beside]
-
-
-def _answer(checkpoint: str, given: str | None, chosen: dict) -> list[gr.Textbox | Figure | None]:
-    label = Path(checkpoint).name
-    if given is None or not given.strip():
-        return [gr.Textbox("Give a text or an image first, or press An example.", label=label), *[None] * len(FIGURES)]
+) -> Properties:
+    """The answer for a checkpoint and its counterpart, or one line that says why there is none."""
     try:
-        explanation = explain_checkpoint(loaded(checkpoint), given, **chosen)
+        # the limit holds for requests that do not come through the page; with a space in front, a text names no file
+        images = takes_images(checkpoint)
+        given = image if images else f" {(text or '').strip()[:LONGEST]}"
+        if not given or not given.strip():
+            return refused("There is nothing to explain yet: upload an image." if images else NO_TEXT)
+        where = {"method": method, "target": None if target == PREDICTED else target}
+        if chosen and METHODS[method].layers is not None:
+            where |= {"layer": chosen[0], "head": chosen[1]}
+        other = counterpart_of(checkpoint, checkpoints)
+        names = [checkpoint, other] if other else [checkpoint]
+        found = [explain_checkpoint(loaded(name), given, **where) for name in names]
     except (ValueError, OSError) as error:
-        where = str(error).replace(given, Path(given).name)  # a visitor need not know where uploads are kept
-        return [gr.Textbox(f"error: {where}", label=label), *[None] * len(FIGURES)]
-    figures = explanation.figures()
-    shown = [figures[name][1] if name in figures else None for name in FIGURES]
-    return [gr.Textbox(explanation.summary(), label=label), *shown]
+        reason = str(error)
+        return refused(reason.replace(image, Path(image).name) if image else reason)  # the folder is not the visitor's
+    answer = {"message": {"value": "", "visible": False}, "results": {"visible": True}}
+    for side, drawn_side in enumerate(_sides(names, found, target)):
+        answer |= {f"{part} {side}": properties for part, properties in zip(SIDE, drawn_side, strict=True)}
+    return HIDDEN | answer
+
+
+def refused(reason: str) -> Properties:
+    message = {"value": f"<p>{escape(reason)}</p>", "visible": True}
+    return HIDDEN | {"message": message, "results": {"visible": False}}
+
+
+def _sides(names: list[str], found: list, target: str) -> list[list[dict]]:
+    """The properties of each model's components, in the order of `SIDE`, on common scales."""
+    if isinstance(found[0], Alignment):
+        return [
+            [SHOWN, _title(name, one.explained, []), GONE, {"value": alignment(one)}, GONE]
+            for name, one in zip(names, found, strict=True)
+        ]
+    scale = common_scale([drawn(one)[1] for one in found])
+    head_scale = common_scale([one.heads for one in found])
+    texts = found[0].example.grid is None
+    unit = METHODS[found[0].method].unit
+    sides = []
+    for name, one in zip(names, found, strict=True):
+        picture = ("" if texts else patches(one, scale)) + legend(scale, unit, of_words=texts) + sentence(one, target)
+        its_words = words(one, scale) | SHOWN if texts else GONE
+        title = _title(name, one.explained, one.notes)
+        sides.append([SHOWN, title, its_words, {"value": picture}, SHOWN | {"value": heads(one, head_scale)}])
+    return sides
+
+
+def _title(checkpoint: str, said: str, notes: list[str]) -> dict:
+    name = Path(checkpoint).name
+    kind = next((title for activation, title in ACTIVATIONS.items() if activation in name), "Model")
+    lines = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
+    return {"value": f"<h3>{kind}<small>{escape(name)}</small></h3><p>{escape(said)}</p>{lines}"}
 
 
 if __name__ == "__main__":

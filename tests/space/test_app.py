@@ -1,19 +1,28 @@
-"""The Space in a real browser, as a visitor uses it."""
+"""The Space, in a real browser as a visitor uses it, and by its functions."""
 
-import io
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
-from PIL import Image
+from app import (
+    LONGEST,
+    PREDICTED,
+    SENTENCES,
+    counterpart_of,
+    examples_of,
+    explained,
+    found_here,
+    offered_models,
+    opened,
+)
+from pictures import common_scale
 from playwright.sync_api import expect, sync_playwright
+from screenshots import CHROMIUM, FLAGS
+from transformers import BartConfig, BartForConditionalGeneration
 
 from hf_bidir import (
     BidirBertConfig,
@@ -21,77 +30,58 @@ from hf_bidir import (
     BidirLlamaConfig,
     BidirLlamaForCausalLM,
 )
-from hf_bidir.explain.report import FIGURES
-from hf_bidir.finetune.data.image_files import read_digits
 from hf_bidir.finetune.data.tokenizer import train_byte_level, train_wordpiece
-from space.app import ALL, LONGEST, PREDICTED, SENTENCE, explained, offered, twin_of
 
 ROOT = Path(__file__).parents[2]
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
+DIGITS = [str(ROOT / "model_cards" / f"digits-{activation}") for activation in ("tanhmax", "softmax")]
 SECONDS = 1000  # in milliseconds, as the browser counts
+PHONE = {"width": 390, "height": 844}
+SHAPE = {
+    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16,
+    "max_position_embeddings": 64, "initializer_range": 0.4,
+}  # fmt: skip
 
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here; apt-get install chromium")
 
 
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    """A small text checkpoint of each activation, twins by name."""
-    place = tmp_path_factory.mktemp("texts")
-    tokenizer = train_wordpiece(
-        ["a good film", "a bad film", "< b > bold img src x onerror"], vocab_size=80, max_length=64
-    )
+def save_pair(folder, name, tokenizer, make):
+    """A small checkpoint of each activation, counterparts by name."""
     for activation in ("tanhmax", "softmax"):
         torch.manual_seed(0)
-        config = BidirBertConfig(
-            vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
-            max_position_embeddings=64, attn_activation=activation,
-        )  # fmt: skip
-        BidirBertForSequenceClassification(config).save_pretrained(place / f"words-{activation}")
-        tokenizer.save_pretrained(place / f"words-{activation}")
-    return [str(place / f"words-{activation}") for activation in ("tanhmax", "softmax")]
+        make(vocab_size=len(tokenizer), attn_activation=activation, **SHAPE).save_pretrained(
+            folder / f"{name}-{activation}"
+        )
+        tokenizer.save_pretrained(folder / f"{name}-{activation}")
+    return [str(folder / f"{name}-{activation}") for activation in ("tanhmax", "softmax")]
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    tokenizer = train_wordpiece([*SENTENCES, "< b > bold img src x onerror"], vocab_size=120, max_length=64)
+    return save_pair(
+        tmp_path_factory.mktemp("texts"), "words", tokenizer,
+        lambda **fields: BidirBertForSequenceClassification(BidirBertConfig(**fields)),
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def decoders(tmp_path_factory):
-    """A small causal language model of each activation, twins by name."""
-    place = tmp_path_factory.mktemp("decoders")
     tokenizer = train_byte_level(["the film was not good"] * 9, vocab_size=280, max_length=64)
-    for activation in ("tanhmax", "softmax"):
-        torch.manual_seed(0)
-        config = BidirLlamaConfig(
-            vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
-            max_position_embeddings=64, attn_activation=activation, initializer_range=0.4,
-        )  # fmt: skip
-        BidirLlamaForCausalLM(config).save_pretrained(place / f"writer-{activation}")
-        tokenizer.save_pretrained(place / f"writer-{activation}")
-    return [str(place / f"writer-{activation}") for activation in ("tanhmax", "softmax")]
-
-
-def test_a_decoder_is_shown_beside_its_twin_with_its_next_token_or_any_other(decoders):
-    *_, target, _, _ = offered(decoders[0])
-    assert target.allow_custom_value
-    chosen = [decoders, decoders[0], "contributions"]
-    answers = explained(*chosen, PREDICTED, ALL, ALL, "the film was", None)
-    others = explained(*chosen, "good", ALL, ALL, "the film was", None)
-    for one in (0, 1 + len(FIGURES)):
-        assert "above the mean of all tokens" in answers[one].value
-        assert 'y, the logit of " good" above' in others[one].value
-        assert isinstance(answers[one + 1], Figure)
+    return save_pair(
+        tmp_path_factory.mktemp("decoders"), "generates", tokenizer,
+        lambda **fields: BidirLlamaForCausalLM(BidirLlamaConfig(**fields)),
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def address(texts):
-    """Where the Space answers, with the committed digits checkpoints and the small text ones."""
-    digits = [str(ROOT / "model_cards" / f"digits-{activation}") for activation in ("tanhmax", "softmax")]
-    command = [sys.executable, "-u", str(ROOT / "space/app.py"), *digits, *texts]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
-    ) as server:
-        for line in server.stdout:
-            if found := re.search(r"http://127\.0\.0\.1:\d+", line):
-                yield found[0]
-                break
+    """Where one server has the committed digits checkpoints and the small text ones."""
+    command = [sys.executable, "-u", str(ROOT / "space/app.py"), *DIGITS, *texts]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        found = next(filter(None, (re.search(r"http://127\.0\.0\.1:\d+", line) for line in server.stdout)), None)
+        assert found, "the server ended before it had an address"
+        yield found[0]
         server.terminate()
 
 
@@ -105,15 +95,21 @@ def browser():
 
 
 @pytest.fixture
-def visitor(browser, address):
-    """A page that has loaded."""
-    page = browser.new_page(viewport={"width": 1400, "height": 1200})
-    page.set_default_timeout(60 * SECONDS)
-    page.goto(address)
-    page.get_by_role("heading", name="Signed attention").wait_for()
-    page.get_by_label("Text", exact=True).wait_for(state="hidden")  # the first takes images
-    yield page
-    page.close()
+def visit(browser, address):
+    """Opens the page, which is complete as soon as it is there."""
+    pages = []
+
+    def open_page(width=1400, height=1200):
+        page = browser.new_page(viewport={"width": width, "height": height})
+        pages.append(page)
+        page.set_default_timeout(60 * SECONDS)
+        page.goto(address)
+        expect(page.locator(".patches")).to_have_count(2)
+        return page
+
+    yield open_page
+    for page in pages:
+        page.close()
 
 
 def choose(page, label, name):
@@ -122,122 +118,210 @@ def choose(page, label, name):
     page.locator(f"[role=option][id^='{box.get_attribute('aria-controls')}-'][aria-label='{name}']").click()
 
 
-def choose_text_checkpoint(page):
-    """The text checkpoint, and the page has changed with it."""
-    choose(page, "Checkpoint", "words-tanhmax")
-    page.get_by_label("Text", exact=True).wait_for()
+def choose_text_model(page):
+    choose(page, "Model", "words")
+    expect(words(page, 0)).to_have_text(SENTENCES[0].split())
 
 
-def answer_of(page, checkpoint):
-    """The box with the words about a checkpoint; it is there once there are any."""
-    return page.get_by_role("textbox", name=checkpoint, exact=True)
+def card(page, side):
+    return page.locator(".column.card").nth(side)
 
 
-def words(page, checkpoint):
-    return answer_of(page, checkpoint).input_value()
+def words(page, side):
+    return card(page, side).locator(".words .token .text")
 
 
-def explain_the_example(page):
-    page.get_by_role("button", name="An example").click()
-    expect(page.get_by_role("textbox", name="Text", exact=True)).to_have_value(SENTENCE)
-    page.get_by_role("button", name="Explain").click()
-    expect(answer_of(page, "words-tanhmax")).to_have_value(re.compile("Explained"))
+def explain(page, text):
+    page.get_by_label("Text", exact=True).fill(text)
+    page.get_by_role("button", name="Explain", exact=True).click()
 
 
-def colors_of(page, index):
-    """How many colours a picture of the page has; a blank one has one."""
-    picture = page.locator(".plot-container img, [data-testid=matplotlib] img").nth(index)
-    picture.wait_for()
-    shot = Image.open(io.BytesIO(picture.screenshot())).convert("RGB")
-    return len(np.unique(np.asarray(shot).reshape(-1, 3), axis=0))
+def head(page, side, layer, number):
+    return card(page, side).get_by_role("button", name=f"layer {layer}, head {number}", exact=True)
+
+
+def too_wide(page):
+    return page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
 
 
 @needs_browser
-def test_an_image_is_explained_with_pictures_beside_the_softmax_twin(visitor, tmp_path):
-    read_digits()["test"][0]["image"].save(tmp_path / "digit.png")
-    visitor.locator("input[type=file]").set_input_files(tmp_path / "digit.png")
-    visitor.locator("[data-testid=image] img").wait_for()
-    visitor.get_by_role("button", name="Explain").click()
-    assert "Explained: y, the logit of" in words(visitor, "digits-tanhmax")
-    assert "contribution" in words(visitor, "digits-softmax")
-    assert all(colors_of(visitor, index) > 20 for index in range(6))
+def test_the_page_opens_with_an_explained_example_on_one_colour_scale(visit):
+    page = visit()
+    for side, title in enumerate(("Signed attention (TanhMax)", "Softmax attention")):
+        expect(card(page, side).get_by_role("heading", name=title)).to_be_visible()
+        expect(card(page, side).locator(".block.title")).to_contain_text(re.compile(r"\(\d+\.\d%\)"))
+        expect(card(page, side).locator(".patch")).to_have_count(16)
+        expect(card(page, side).locator(".picture p")).to_have_text(re.compile(r"red patches support the prediction"))
+    legends = [card(page, side).locator(".picture .legend").inner_text() for side in (0, 1)]
+    assert legends[0] == legends[1]
+    assert page.locator(".patch i").evaluate_all("all => new Set(all.map(one => one.style.background)).size") > 8
 
 
 @needs_browser
-def test_a_sentence_is_explained_by_the_method_layer_and_head_that_were_chosen(visitor):
-    choose_text_checkpoint(visitor)
-    visitor.get_by_label("Text", exact=True).fill("a good film")
-    choose(visitor, "Method", "signed-attention")
-    choose(visitor, "Layer", "0")
-    choose(visitor, "Head", "1")
-    visitor.get_by_role("button", name="Explain").click()
-    assert "coefficients a of the token that is read; layer 0, head 1" in words(visitor, "words-tanhmax")
-    assert "layer 0, head 1" in words(visitor, "words-softmax")
+def test_a_click_on_a_head_shows_that_head_in_both_models_until_all_are_asked_for(visit):
+    page = visit()
+    before = [card(page, side).locator(".patches").inner_html() for side in (0, 1)]
+    head(page, 0, 2, 3).click()
+    for side in (0, 1):
+        expect(card(page, side).locator(".picture p")).to_contain_text("layer 2, head 3")
+        expect(head(page, side, 2, 3)).to_have_attribute("aria-pressed", "true")
+        assert card(page, side).locator(".patches").inner_html() != before[side]
+    card(page, 1).get_by_role("button", name="Show all heads").click()
+    for side in (0, 1):
+        expect(card(page, side).locator(".picture p")).to_contain_text("all heads")
+        assert card(page, side).locator(".patches").inner_html() == before[side]
 
 
 @needs_browser
-def test_html_in_a_text_is_shown_and_not_obeyed(visitor):
-    choose_text_checkpoint(visitor)
-    text = '<img src=x onerror="window.obeyed=1"> <b id=bold>bold</b>'
-    visitor.get_by_label("Text", exact=True).fill(text)
-    visitor.get_by_role("button", name="Explain").click()
-    assert "img" in words(visitor, "words-tanhmax")
-    assert visitor.evaluate("window.obeyed") is None
-    assert visitor.locator("#bold").count() == 0
+def test_an_uploaded_image_is_explained_at_once(visit):
+    page = visit()
+    before = card(page, 0).locator(".block.title").inner_text()
+    page.locator("input[type=file]").set_input_files(ROOT / "space/examples/digits/4.png")
+    expect(card(page, 0).locator(".block.title")).not_to_have_text(before)
+    expect(card(page, 0).locator(".patch")).to_have_count(16)
 
 
 @needs_browser
-def test_what_cannot_be_explained_is_one_line_and_the_page_goes_on(visitor):
-    choose_text_checkpoint(visitor)
-    visitor.get_by_label("Text", exact=True).fill("   ")
-    visitor.get_by_role("button", name="Explain").click()
-    assert "Give a text or an image first" in words(visitor, "words-tanhmax")
-    explain_the_example(visitor)
+def test_a_text_model_colours_the_words_and_shows_their_numbers(visit):
+    page = visit()
+    choose_text_model(page)
+    explain(page, "a weak film")
+    for side in (0, 1):
+        expect(words(page, side)).to_have_text(["a", "weak", "film"])
+    tokens = card(page, 0).locator(".words .token")
+    colors = tokens.evaluate_all("all => all.map(one => getComputedStyle(one).backgroundColor)")
+    assert len(set(colors)) == 3
+    assert all(re.fullmatch(r"[+−].*|0", label) for label in card(page, 0).locator(".words .label").all_inner_texts())
+    tokens.nth(1).hover()
+    assert tokens.nth(1).evaluate("one => getComputedStyle(one).outlineStyle") == "solid"
+    head(page, 1, 0, 1).click()
+    expect(card(page, 0).locator(".picture p")).to_contain_text("layer 0, head 1")
 
 
 @needs_browser
-def test_another_checkpoint_wipes_out_the_answer_of_the_last_one(visitor):
-    choose_text_checkpoint(visitor)
-    explain_the_example(visitor)
-    choose(visitor, "Checkpoint", "words-softmax")
-    expect(answer_of(visitor, "words-tanhmax")).to_have_value("")
+def test_html_in_a_text_is_shown_and_not_obeyed(visit):
+    page = visit()
+    choose_text_model(page)
+    explain(page, '<img src=x onerror="window.obeyed=1"> <b id=bold>bold</b>')
+    expect(words(page, 0).filter(has_text="img")).to_have_count(1)
+    assert page.evaluate("window.obeyed") is None
+    assert page.locator("#bold").count() == 0
 
 
-def test_twins_are_found_by_name_and_those_of_the_same_owner_first():
+@needs_browser
+def test_bad_input_gives_one_line_and_the_page_goes_on(visit):
+    page = visit()
+    choose_text_model(page)
+    explain(page, "   ")
+    expect(page.locator(".message p")).to_have_text("There is nothing to explain yet: type a text.")
+    expect(card(page, 0)).to_be_hidden()
+    page.get_by_role("button", name=SENTENCES[2]).click()
+    expect(words(page, 1)).to_have_text(SENTENCES[2].split())
+    expect(page.locator(".message p")).to_be_hidden()
+
+
+@needs_browser
+def test_a_phone_shows_everything_without_scrolling_sideways(visit):
+    page = visit(**PHONE)
+    assert too_wide(page) <= 0
+    assert card(page, 0).bounding_box()["y"] < card(page, 1).bounding_box()["y"]
+    head(page, 1, 0, 2).click()
+    expect(card(page, 1).locator(".picture p")).to_contain_text("layer 0, head 2")
+    choose_text_model(page)
+    explain(page, "good " * 60 + "un" * 60)
+    expect(card(page, 0).locator(".note")).to_be_visible()  # the text was cut
+    assert too_wide(page) <= 0
+
+
+def answer_to(checkpoints, text=None, image=None, method="contributions", target=PREDICTED, chosen=None):
+    return explained(checkpoints, checkpoints[0], method, target, chosen, text, image)
+
+
+def test_counterparts_are_found_by_name_and_those_of_the_same_owner_first():
     known = ["a/x-tanhmax", "b/x-softmax", "c/alone-tanhmax", "d/other", "tanhmax-lab/y-softmax", "a/x-softmax"]
-    twins = ["a/x-softmax", "a/x-tanhmax", None, None, None, "a/x-tanhmax"]
-    assert [twin_of(name, known) for name in known] == twins
+    others = ["a/x-softmax", "a/x-tanhmax", None, None, None, "a/x-tanhmax"]
+    assert [counterpart_of(name, known) for name in known] == others
+
+
+def test_a_pair_is_offered_once_and_a_checkpoint_without_counterpart_by_its_name():
+    known = ["a/x-tanhmax", "a/x-softmax", "b/alone-softmax", "c/other"]
+    assert offered_models(known) == [("x", known[0]), ("alone-softmax", known[2]), ("other", known[3])]
+
+
+def test_committed_checkpoints_with_weights_are_found():
+    assert {Path(name).name for name in found_here()} >= {"digits-tanhmax", "digits-softmax"}
+
+
+def test_a_decoder_is_explained_for_its_next_token_or_any_other(decoders):
+    offered = opened(decoders, decoders[0])
+    assert offered["target"]["allow_custom_value"]
+    assert offered["text"]["value"] == examples_of(decoders[0])[0]
+    for side in (0, 1):
+        answer = answer_to(decoders, "the film was", target="good")
+        assert "the logit of &quot; good&quot;" in answer[f"title {side}"]["value"]
+        assert [word for word, _ in answer[f"words {side}"]["value"]] == ["the", "film", "was"]
+
+
+def test_what_an_encoder_decoder_generates_is_shown_as_an_alignment(tmp_path):
+    tokenizer = train_byte_level(["the film was not good"] * 9, vocab_size=280, max_length=64)
+    config = BartConfig(
+        vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, init_std=0.3, max_position_embeddings=64,
+        pad_token_id=tokenizer.pad_token_id, bos_token_id=0, eos_token_id=tokenizer.eos_token_id,
+        decoder_start_token_id=0, forced_eos_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = BartForConditionalGeneration(config)
+    model.generation_config.max_new_tokens = 4
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    answer = answer_to([str(tmp_path)], "the film was")
+    assert answer["picture 0"]["value"].startswith('<img alt="alignment" src="data:image/png')
+    assert not answer["words 0"]["visible"]
+
+
+def test_a_checkpoint_without_counterpart_is_shown_alone(texts):
+    answer = answer_to(texts[:1], SENTENCES[0])
+    assert answer["column 0"]["visible"]
+    assert not answer["column 1"]["visible"]
+
+
+def test_a_method_of_the_whole_model_ignores_the_head_and_locks_the_grid(texts):
+    answer = answer_to(texts, SENTENCES[0], method="gradient", chosen=[0, 1])
+    assert answer["results"]["visible"]
+    assert answer["heads 0"]["value"].count(" disabled>") == 4
 
 
 def test_a_page_that_was_never_given_a_text_asks_for_one(texts):
-    said, *figures = explained(texts, texts[0], "contributions", PREDICTED, ALL, ALL, None, None)[:4]
-    assert "Give a text or an image first" in said.value
-    assert figures == [None] * 3
+    answer = answer_to(texts)
+    assert "type a text" in answer["message"]["value"]
+    assert not answer["results"]["visible"]
 
 
 def test_a_file_that_is_no_image_is_named_without_its_folder(tmp_path):
     (tmp_path / "image.png").write_text("no image")
-    digits = str(ROOT / "model_cards/digits-tanhmax")
-    said = explained([digits], digits, "contributions", PREDICTED, ALL, ALL, None, str(tmp_path / "image.png"))[0]
-    assert "image.png cannot be read" in said.value
-    assert str(tmp_path) not in said.value
+    said = answer_to(DIGITS, image=str(tmp_path / "image.png"))["message"]["value"]
+    assert "image.png cannot be read" in said
+    assert str(tmp_path) not in said
 
 
-def test_a_text_is_never_read_as_the_name_of_a_file(texts):
-    said = explained(texts, texts[0], "contributions", PREDICTED, ALL, ALL, str(ROOT / "README.md"), None)[0]
-    assert "is a file" not in said.value
-    assert "Explained" in said.value
+def test_a_text_is_never_taken_as_the_name_of_a_file(texts):
+    assert answer_to(texts, str(ROOT / "README.md"))["results"]["visible"]
 
 
-def test_a_text_beyond_every_limit_is_cut_before_it_is_read(texts):
-    said = explained(texts, texts[0], "contributions", PREDICTED, ALL, ALL, "good " * 5000, None)[0]
-    left_out = int(re.search(r"its last (\d+) word pieces were left out", said.value)[1])
-    assert left_out < LONGEST / len("good ")
+def test_a_text_beyond_every_limit_is_cut_before_it_is_tokenized(texts):
+    title = answer_to(texts, "good " * 5000)["title 0"]["value"]
+    left_out = int(re.search(r"its last (\d+) word pieces were left out", title)[1])
+    assert left_out < LONGEST
 
 
 def test_what_can_be_chosen_is_what_the_checkpoint_has(texts):
-    text, image, method, target, layer, head = offered(texts[0])
-    assert (text.visible, image.visible) == (True, False)
-    assert [value for value, _ in target.choices] == [PREDICTED, "LABEL_0", "LABEL_1"]
-    assert [value for value, _ in layer.choices] == [value for value, _ in head.choices] == [ALL, "0", "1"]
-    assert ("contributions", "contributions") in method.choices
+    offered = opened(texts, texts[0])
+    assert (offered["text"]["visible"], offered["image"]["visible"]) == (True, False)
+    assert offered["target"]["choices"] == [PREDICTED, "LABEL_0", "LABEL_1"]
+    assert "contributions" in offered["method"]["choices"]
+
+
+def test_one_scale_holds_the_scores_of_both_models():
+    scale = common_scale([torch.tensor([0.5, 0.1]), torch.tensor([[-2.0], [1.0]])])
+    assert scale.ends == (-2.0, 2.0)
