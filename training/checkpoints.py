@@ -1,19 +1,20 @@
-"""Train the published checkpoints, each beside its softmax twin, and write their cards from what was measured.
+"""Train the project's checkpoints, each with its softmax counterpart, and generate their cards from the measurements.
 
     make checkpoints                                # all of them, from the Hub's data
-    make checkpoints NAMES=digits                   # one pair: two minutes a seed, nothing to download
+    make checkpoints NAMES=digits                   # one pair: two minutes a seed, no download
     python -m training.checkpoints sst2-minilm --data-dir DIR --minilm FOLDER
+    python -m training.checkpoints --cards-only --data-dir DIR   # no training: renew cards and pictures in model_cards/
 
-Each pair is one recipe with two attention activations, trained with several seeds; the first seed's model is what is
-published. Then, for both: `hf-bidir evaluate` on the test split, a picture of contributions, the card. Runs go to
-runs/checkpoints/NAME (later seeds to runs/checkpoints/seeds); a finished one is not repeated, an interrupted one
-continues. Card, numbers and pictures are copied to model_cards/NAME, and the weights too where they are under 1 MB.
+Each pair is one recipe with two attention activations, trained with several seeds; the model of the first seed becomes
+the checkpoint. Then, for both: `hf-bidir evaluate`, a picture of contributions, the card. Runs go to
+runs/checkpoints/NAME (later seeds to runs/checkpoints/seeds); a finished run is not repeated, an interrupted one
+continues. Card, numbers and pictures are copied to model_cards/NAME, and the weights too if they are below 10 MB.
 
 `DIR` holds, per data set: fashion_mnist/ with {train,t10k}-images-idx3-ubyte.gz and their labels; sst2/ with
 train.parquet, validation.parquet and test.parquet; and for sst2-minilm and imdb-lm imdb/ with train.parquet and
-test.parquet. The published numbers are of such files; the Hub's SST-2 has phrases too and hides its test labels, so it
-trains another model. With fewer seeds than the published ones, model_cards/ stays as it is. Publish a folder with
-`hf-bidir push`.
+test.parquet. The committed numbers were measured on such files. The Hub's SST-2 adds phrases and hides its test labels,
+so training on it gives another model. With fewer seeds than a pair's own number, model_cards/ stays unchanged. Publish
+a folder with `hf-bidir push`.
 """
 
 import argparse
@@ -32,59 +33,66 @@ from transformers import PreTrainedModel
 from hf_bidir.cli.recipe import read_recipe
 from hf_bidir.cli.script import run_script
 from hf_bidir.common.errors import InputError
-from hf_bidir.common.files import replacing, write_json
+from hf_bidir.common.files import replacing, sha256, write_json
 from hf_bidir.explain import image_heatmap, load_checkpoint, read_text, text_heatmap, token_scores
 from hf_bidir.explain.methods import METHODS
 from hf_bidir.explain.report import explain_checkpoint
+from hf_bidir.finetune.curves import save_loss_curve
 from hf_bidir.finetune.data.arguments import ImageDataArguments
 from hf_bidir.finetune.data.image_data import ImageCollator, read_image_splits
 from hf_bidir.finetune.data.image_files import read_images
-from hf_bidir.finetune.folder import RESULTS, read_record
+from hf_bidir.finetune.folder import CURVE, RESULTS, last_checkpoint, read_record
 from hf_bidir.finetune.task import Task
 from hf_bidir.finetune.tasks.causal_lm import causal_lm
 from hf_bidir.finetune.tasks.distillation import distillation
 from hf_bidir.finetune.tasks.image_classification import image_classification
 from hf_bidir.finetune.tasks.recurrent_classification import recurrent_classification
 from hf_bidir.finetune.tasks.text_classification import text_classification
-from hf_bidir.hub import evaluate_checkpoint
-from hf_bidir.hub.model_card import seed_spread, write_card
+from hf_bidir.hub import evaluate_checkpoint, published
+from hf_bidir.hub.card_numbers import seed_spread
+from hf_bidir.hub.model_card import write_card
+from hf_bidir.hub.snippet import EXAMPLE_IMAGE
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS, CARDS = ROOT / "runs/checkpoints", ROOT / "model_cards"
-SHOWN = ("*.json", "*.png")
-SMALL = 2**20  # bytes of weights that are committed beside their card
+SHOWN, WEIGHTS = ("*.json", "*.png"), "model.safetensors"
+SMALL = 10_000_000  # bytes; smaller weights are committed beside their card
+LICENSE = "apache-2.0"  # of the weights that the project trains
 IMAGES_SHOWN = 6
 SENTENCE, TARGET = "a charming film with a weak ending", 1
 PROMPT = "This is one of the worst movies I have ever"
 HEALED = RUNS / "minilm-healed-30-steps"
-HEADING = """# Checkpoints
+HEADING = f"""# Checkpoints
 
-Cards, configs and measured numbers of checkpoints, each TanhMax one beside its softmax twin. `make checkpoints` trains
-them, measures them again from the saved files and writes this page; `hf-bidir push` publishes them. Weights under 1 MB
-are here as well and load with `import hf_bidir`; the others are made, not kept. Accuracy is that of the checkpoint on
-its test data, of language models (imdb-lm) the perplexity on held-out text, where less is better; then mean ± standard
-deviation over seeds; "negative" is the share of negative attention coefficients over 0.001 in size, "without" the same
-number with 0 in their place. A file in brackets was read instead of the Hub's data
-set; the SST-2 files hold whole sentences (6,920, 872 and 1,821 of them), without the phrases.
+Each TanhMax checkpoint has a softmax counterpart, trained with the same recipe. Weights below 10 MB are in this folder;
+load them by path in a clone, as the Python example at the top of each card does. `hf-bidir models` prints this list,
+and `make checkpoints` trains the checkpoints, evaluates the saved files and generates this page. On the Hub the names
+are `{published.NAMESPACE}/NAME`, by `hf-bidir push model_cards/NAME {published.NAMESPACE}/NAME`.
 
-| checkpoint | parameters | test data | accuracy or perplexity | over seeds | negative | without |
-|---|---|---|---|---|---|---|""".splitlines()
-Loaded = tuple[PreTrainedModel, Any]  # and its tokenizer or image processor
+- **score**: accuracy, or perplexity for language models (lower is better), as mean ± standard deviation, with the
+  number of seeds in brackets. **this checkpoint**: the same metric for the checkpoint itself, trained with seed 0.
+- **negative**: share of negative coefficients among those with a magnitude above 0.001. **without**: the metric of this
+  checkpoint with the negative coefficients set to 0, and no further training.
+- **MB**: size of the weights; **in this folder**: whether they are committed.
+
+| checkpoint | task | score (seeds) | this checkpoint | negative | without | MB | in this folder | measured on |
+|---|---|---|---|---|---|---|---|---|""".splitlines()
+Loaded = tuple[PreTrainedModel, Any]  # the model, and its tokenizer or image processor
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A TanhMax checkpoint and its softmax twin.
+    """A TanhMax checkpoint and its softmax counterpart.
 
     Attributes:
-        task: what they are trained for.
-        recipes: by name of the checkpoint, the one to publish first.
+        task: the training task of both.
+        recipes: by name of the checkpoint, the TanhMax one first.
         data: the folder under --data-dir with the data.
-        files: by the option that gets it, a file in that folder.
-        options: what else a checkpoint's run gets.
-        start: what to do before, with the options that name data and model.
-        note: what a reader of the comparison should know, in a sentence.
-        metrics: what is told of a run, the first one in the table; of its split "test", or "eval" for validation.
+        files: by the option that takes it, a file in that folder.
+        options: further options of a checkpoint's run.
+        start: preparation before the training, given the options that name data and model.
+        note: a sentence for readers who compare the two.
+        metrics: the reported metrics, the first one in the table; of the split "test", or "eval" for validation.
     """
 
     task: Task
@@ -99,11 +107,8 @@ class Pair:
     split: str = "test"
 
 
-SST2 = "SST-2 is here its 6,920, 872 and 1,821 whole sentences (Socher et al. 2013), without phrases."
-
-
 def heal_minilm(options: argparse.Namespace) -> None:
-    """MiniLM with TanhMax attention, 30 steps of distillation: what the SST-2 checkpoint starts from."""
+    """Train the start of the SST-2 checkpoint: MiniLM with TanhMax attention after 30 steps of distillation."""
     if read_record(HEALED).get("status") == "finished":
         return
     given = recipe(distillation, "minilm-healed") | {"max_steps": 30, "output_dir": HEALED} | minilm(options)
@@ -125,7 +130,7 @@ PAIRS = {
         image_classification,
         {"digits-tanhmax": "digits-tanhmax", "digits-softmax": "digits-softmax"},
         seeds=5,
-        note="The recipe was chosen with TanhMax, and softmax was never tuned for it: the difference means nothing.",
+        note="The recipe was tuned for TanhMax only, so the difference from softmax means nothing.",
     ),
     "fashion-mnist-small": Pair(
         image_classification,
@@ -139,7 +144,6 @@ PAIRS = {
         data="sst2",
         files=PARQUET,
         seeds=5,
-        note=SST2,
     ),
     "sst2-minilm": Pair(
         text_classification,
@@ -148,7 +152,7 @@ PAIRS = {
         files=PARQUET,
         options={"sst2-minilm-tanhmax": {"model_name_or_path": HEALED}},
         start=heal_minilm,
-        note=f"The TanhMax one also had 30 steps of distillation, without labels. {SST2}",
+        note="The TanhMax checkpoint also had 30 steps of distillation, without labels.",
     ),
     "imdb-lm": Pair(
         causal_lm,
@@ -156,7 +160,7 @@ PAIRS = {
         data="imdb",
         files={"train_file": "train.parquet", "validation_file": "test.parquet"},
         seeds=1,
-        note="One seed; learning rates that were best in smaller models (benchmarks/results/language_model.md).",
+        note="The learning rates were the best ones of smaller models (benchmarks/results/language_model.md).",
         metrics=("perplexity",),
         split="eval",
     ),
@@ -174,11 +178,12 @@ def main() -> None:
         metavar="N",
         help="this many seeds, instead of each pair's own number",
     )
+    parser.add_argument("--cards-only", action="store_true", help="train nothing; renew model_cards/ from its files")
     options = parser.parse_args()
     if unknown := set(options.names) - PAIRS.keys():
         raise InputError(f"there is no checkpoint called {', '.join(sorted(unknown))}; there are {', '.join(PAIRS)}")
     for name in options.names or PAIRS:
-        make(PAIRS[name], options)
+        (renew_cards if options.cards_only else make)(PAIRS[name], options)
     print(f"Written: {list_cards()}")
 
 
@@ -189,32 +194,74 @@ def positive(word: str) -> int:
 
 
 def make(pair: Pair, options: argparse.Namespace) -> None:
-    """Train, measure and describe both checkpoints of a pair."""
+    """Train, evaluate and describe both checkpoints of a pair."""
     pair.start(options)
     seeds = list(range(options.seeds or pair.seeds))
     scores = {name: [trained(name, pair, seed, options) for seed in seeds] for name in pair.recipes}
+    test = test_file(pair, options)
     for name in pair.recipes:
-        twin = next(other for other in pair.recipes if other != name)
-        columns = {"this": name, "twin": twin}
+        columns = {"this": name, "twin": counterpart(pair, name)}
         spread = {key: {"name": one, "scores": _by_metric(scores[one])} for key, one in columns.items()}
         write_json(RUNS / name / "seeds.json", {"seeds": seeds, "note": pair.note, **spread})
-        file = pair.files.get("test_file", pair.files.get("validation_file"))
-        test = str(options.data_dir / pair.data / file) if options.data_dir and pair.data else None
         evaluate_checkpoint(RUNS / name, test).save(RUNS / name)
-        draw_explanation(RUNS / name, RUNS / twin, test)
+    draw_explanations([RUNS / name for name in pair.recipes], test)
+    for name in pair.recipes:
         write_card(RUNS / name)
-        number = seed_spread(spread["this"]["scores"][pair.metrics[0]])
+        number = seed_spread(scores_of(name)[pair.metrics[0]])
         print(f"{name}: {pair.metrics[0]} {number}, {len(seeds)} seeds. Written: {RUNS / name}")
         if len(seeds) >= pair.seeds:
             print(f"Copied: {publish_card(RUNS / name)}")
 
 
+def scores_of(name: str) -> dict[str, list[float]]:
+    return _read(RUNS / name / "seeds.json")["this"]["scores"]
+
+
+def renew_cards(pair: Pair, options: argparse.Namespace) -> None:
+    """Renew notes, pictures and cards in model_cards/ without training.
+
+    Contributions are drawn where the weights and the test data of a pair are available, and loss curves where the run
+    that trained the committed weights is still in runs/checkpoints.
+    """
+    folders, test = [CARDS / name for name in pair.recipes], test_file(pair, options)
+    for folder in folders:
+        seeds = _read(folder / "seeds.json")
+        write_json(folder / "seeds.json", seeds | {"note": pair.note})
+        history = log_history(RUNS / folder.name)
+        if history and sha256(RUNS / folder.name / WEIGHTS) == _read(folder / "evaluation.json")["files"][WEIGHTS]:
+            save_loss_curve(history, folder / CURVE, title=folder.name)
+    if all((folder / WEIGHTS).is_file() for folder in folders) and (test or not is_of_image_files(pair)):
+        draw_explanations(folders, test)
+    for folder in folders:
+        print(f"Written: {write_card(folder)}")
+
+
+def log_history(run: Path) -> list[dict[str, Any]]:
+    """The losses that the Trainer logged until the last checkpoint it saved; none without one."""
+    checkpoint = last_checkpoint(run) if run.is_dir() else None
+    return _read(Path(checkpoint, "trainer_state.json"))["log_history"] if checkpoint else []
+
+
+def is_of_image_files(pair: Pair) -> bool:
+    return pair.task is image_classification and pair.data is not None
+
+
+def counterpart(pair: Pair, name: str) -> str:
+    return next(other for other in pair.recipes if other != name)
+
+
+def test_file(pair: Pair, options: argparse.Namespace) -> str | None:
+    """The local file to evaluate on, where a folder of data is given."""
+    file = pair.files.get("test_file", pair.files.get("validation_file"))
+    return str(options.data_dir / pair.data / file) if options.data_dir and pair.data else None
+
+
 def trained(name: str, pair: Pair, seed: int, options: argparse.Namespace) -> dict[str, float]:
-    """The numbers of one run, which is trained first unless it is there already."""
+    """The numbers of one run, which is trained first unless it is finished."""
     folder = RUNS / "seeds" / f"{name}-seed{seed}" if seed else RUNS / name
     if read_record(folder).get("status") != "finished":
         print(f"\n{name}, seed {seed}: {folder}")
-        given = recipe(pair.task, pair.recipes[name]) | {"seed": seed, "output_dir": folder}
+        given = {"license": LICENSE} | recipe(pair.task, pair.recipes[name]) | {"seed": seed, "output_dir": folder}
         if options.data_dir and pair.data:
             given |= {option: options.data_dir / pair.data / file for option, file in pair.files.items()}
         started = pair.options.get(name) or (minilm(options) if "minilm" in name else {})
@@ -232,50 +279,62 @@ def _by_metric(runs: list[dict[str, float]]) -> dict[str, list[float]]:
     return {metric: [run[metric] for run in runs] for metric in runs[0]}
 
 
-def draw_explanation(folder: Path, twin: Path, test: str | None) -> None:
-    """explanation.png: contributions in a checkpoint and in its twin, of one sentence or of some test images."""
-    models = {one.name: load_checkpoint(one) for one in (folder, twin)}
-    with replacing(folder / "explanation.png") as file:
-        if models[folder.name][0].main_input_name == "pixel_values":
-            data = ImageDataArguments(dataset_name=read_record(folder)["recipe"]["dataset_name"])
-            rows = read_images(test) if test else read_image_splits(data).test
-            _draw_images(models, rows.select(range(IMAGES_SHOWN)), file)
-        else:
-            _draw_sentence(models, file)
+def draw_explanations(folders: list[Path], test: str | None) -> None:
+    """Draw explanation.png of a pair: contributions in both on one colour scale, of a sentence or of test images."""
+    models = {folder.name: load_checkpoint(folder) for folder in folders}
+    rows = None
+    if models[folders[0].name][0].main_input_name == "pixel_values":
+        data = ImageDataArguments(dataset_name=read_record(folders[0])["recipe"]["dataset_name"])
+        rows = (read_images(test) if test else read_image_splits(data).test).select(range(IMAGES_SHOWN))
+    for folder in folders:
+        shown = {folder.name: models[folder.name]} | models  # the checkpoint itself first
+        with replacing(folder / "explanation.png") as file:
+            _draw_sentence(shown, file) if rows is None else _draw_images(shown, rows, file)
+        if rows is not None and test:
+            rows[0]["image"].save(folder / EXAMPLE_IMAGE)
 
 
 def _draw_images(models: dict[str, Loaded], rows: Dataset, file: Path) -> None:
-    ink = 255 - np.stack([np.asarray(image.convert("L"), dtype=int) for image in rows["image"]])
-    figure = Figure(figsize=(1.6 * len(ink) + 1.2, 2.5 * len(models)), layout="constrained")
-    for (name, (model, processor)), part in zip(models.items(), figure.subfigures(len(models), 1), strict=True):
+    scores, titles = {}, {}
+    for name, (model, processor) in models.items():
         inputs = {"pixel_values": ImageCollator(processor)(rows)["pixel_values"]}
-        scores = token_scores(model, inputs, "contributions")[:, 1:]  # without the class token
-        answers = [model.config.id2label[index] for index in model(**inputs).logits.argmax(-1).tolist()]
-        caption = f"{name}: {METHODS['contributions'].caption()}; y is the logit of the answer above"
-        image_heatmap(ink, scores.detach(), titles=answers, unit="a · ∂y/∂a", caption=caption, figure=part)
+        scores[name] = token_scores(model, inputs, "contributions").detach()[:, 1:]  # without the class token
+        predicted, names = model(**inputs).logits.argmax(-1).tolist(), model.config.id2label
+        titles[name] = [
+            f"predicted {names[index]}\ntrue {names[label]}"
+            for index, label in zip(predicted, rows["label"], strict=True)
+        ]
+    limit = max(values.abs().max().item() for values in scores.values())
+    ink = 255 - np.stack([np.asarray(image.convert("L"), dtype=int) for image in rows["image"]])
+    figure = Figure(figsize=(1.6 * len(ink) + 1.2, 2.7 * len(models)), layout="constrained")
+    for name, part in zip(models, figure.subfigures(len(models), 1), strict=True):
+        caption = f"{name}: {METHODS['contributions'].caption()}; y is the logit of the predicted class"
+        options = {"unit": "a · ∂y/∂a", "caption": caption, "limit": limit}
+        image_heatmap(ink, scores[name], titles=titles[name], figure=part, **options)
     figure.savefig(file, dpi=100)
 
 
 def _draw_sentence(models: dict[str, Loaded], file: Path) -> None:
-    scores, answers = {}, []
+    scores, explained = {}, []
     for name, (model, tokenizer) in models.items():
         if "Classification" in type(model).__name__:
             example = read_text(tokenizer, SENTENCE, model.config.max_position_embeddings)
             scores[name] = example.by_token(token_scores(model, example.inputs, "contributions", TARGET)[0].detach())
-            answers = [f"y is the logit of {model.config.id2label[TARGET]}"]
+            explained = [f"y is the logit of {model.config.id2label[TARGET]}"]
         else:
             explanation = explain_checkpoint((model, tokenizer), PROMPT)
             example, scores[name] = explanation.example, explanation.scores
-            answers.append(f"{name}: {explanation.explained.rstrip('.')}")
-    caption = "; ".join([METHODS["contributions"].caption(), *answers])
-    text_heatmap(example.tokens, scores, unit="a · ∂y/∂a", caption=caption, path=file)
+            explained.append(f"{name}: {explanation.explained.rstrip('.')}")
+    caption = "; ".join([METHODS["contributions"].caption(), *explained])
+    limit = max(values.abs().max().item() for values in scores.values())
+    text_heatmap(example.tokens, scores, unit="a · ∂y/∂a", caption=caption, path=file, limit=limit)
 
 
 def publish_card(folder: Path) -> Path:
-    """Copy what describes a checkpoint to model_cards, with the weights where they are small, and write its card."""
+    """Copy the description of a checkpoint to model_cards/, and the weights if they are small, and write its card."""
     target = CARDS / folder.name
     target.mkdir(parents=True, exist_ok=True)
-    for file in target.iterdir():  # of an earlier time; what a person wrote around the card stays
+    for file in target.iterdir():  # from an earlier run; README.md stays, with what a person added to the card
         if file.name != "README.md":
             file.unlink()
     small = sum(file.stat().st_size for file in folder.glob("*.safetensors")) < SMALL
@@ -286,19 +345,16 @@ def publish_card(folder: Path) -> Path:
 
 
 def list_cards() -> Path:
-    """model_cards/README.md: every checkpoint in one table, from the files beside its card."""
+    """Write model_cards/README.md: every checkpoint in one table, from the files beside its card."""
     rows = []
-    for folder in sorted(file.parent for file in CARDS.glob("*/seeds.json")):
-        seeds, evaluation, run = (_read(folder / f"{name}.json") for name in ("seeds", "evaluation", "run"))
-        name = "accuracy" if "accuracy" in evaluation["scores"] else "perplexity"
-        spread = seed_spread(seeds["this"]["scores"][name])
-        share = evaluation["negative_share"]
-        signs = ["–", "–"] if share is None else [f"{share:.1%}", f"{evaluation[f'{name}_without_negatives']:.4f}"]
-        numbers = [f"{evaluation['scores'][name]:.4f}", f"{spread} ({len(seeds['seeds'])})", *signs]
-        name, size = f"[{folder.name}]({folder.name}/README.md)", f"{run['num_parameters']:,}"
-        source, known = evaluation["data"]["source"], run["recipe"]["dataset_name"]
-        data = known if source == known else f"{known} ({source})"
-        rows.append(f"| {' | '.join([name, size, data, *numbers])} |")
+    for model in published.local_models(CARDS):
+        evaluation = _read(CARDS / model.name / "evaluation.json")
+        share, without = evaluation["negative_share"], evaluation.get(f"{model.metric}_without_negatives")
+        signs = ["–", "–"] if share is None else [f"{share:.1%}", f"{without:.4f}"]
+        size = [f"{model.megabytes:.1f}", "yes" if model.has_weights else "no"]
+        score = [model.task, model.score, f"{model.checkpoint:.4f}"]
+        name = f"[{model.name}]({model.name}/README.md)"
+        rows.append(f"| {' | '.join([name, *score, *signs, *size, model.data])} |")
     with replacing(CARDS / "README.md") as temporary:
         temporary.write_text("\n".join([*HEADING, *rows, ""]), encoding="utf-8")
     return CARDS / "README.md"

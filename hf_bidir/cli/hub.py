@@ -1,27 +1,30 @@
-"""`hf-bidir push`, `card` and `evaluate`: publishing a checkpoint with numbers that were measured."""
+"""`hf-bidir push`, `card` and `evaluate`: publish a checkpoint with measured numbers."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hf_bidir.cli.app import app, one_line_errors
 
+if TYPE_CHECKING:
+    from hf_bidir.hub.evaluation import Evaluation
+
 
 @app.command()
 def push(
     folder: Annotated[Path, typer.Argument(help="The folder of a checkpoint.")],
-    repo_id: Annotated[str, typer.Argument(metavar="REPO_ID", help="owner/name; created where there is none.")],
+    repo_id: Annotated[str, typer.Argument(metavar="REPO_ID", help="owner/name; created if it does not exist.")],
     private: Annotated[bool, typer.Option("--private", help="Create it as private.")] = False,
     revision: Annotated[str | None, typer.Option(help="The branch; by default the main one.")] = None,
     tag: Annotated[str | None, typer.Option(help="A name for the commit, such as v1.")] = None,
     create_pr: Annotated[bool, typer.Option("--create-pr", help="Propose it as a pull request instead.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show files and card, and change nothing.")] = False,
 ) -> None:
-    """Publish a checkpoint on the Hub, in one commit, after running it alone in a process that has nothing else.
+    """Publish a checkpoint on the Hub, in one commit, after running it in a clean process.
 
     Refuses pickles, tokens and paths of this machine. What a person wrote in the repository's README.md stays. Log in
-    before with `hf auth login`.
+    first with `hf auth login`.
 
     \b
     hf-bidir push runs/sst2-tanhmax me/sst2-tanhmax --dry-run
@@ -38,11 +41,9 @@ def push(
 @app.command()
 def card(
     folder: Annotated[Path, typer.Argument(help="The folder of a checkpoint.")],
-    check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; exit 1 where card and results differ.")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if card and results differ.")] = False,
 ) -> None:
-    """Write the model card of a checkpoint anew, from the numbers that its run left.
+    """Write the model card of a checkpoint from the files of its run: example, numbers, data, recipe.
 
     What a person wrote around the generated part of README.md stays.
     """
@@ -56,7 +57,29 @@ def card(
     if differences:
         typer.echo("\n".join(["The card and the results of its run differ:", *differences]), err=True)
         raise typer.Exit(1)
-    typer.echo("The card says what the run measured.")
+    typer.echo("The card agrees with the results of its run.")
+
+
+DataOption = Annotated[
+    str | None,
+    typer.Option(metavar="FILE|NAME", help="The examples; by default the data set that the run read by name."),
+]
+SplitOption = Annotated[
+    str | None,
+    typer.Option(help="The split to evaluate; by default test, or validation for a language model."),
+]
+ColumnOption = Annotated[
+    str | None,
+    typer.Option("--column", "--text_column", "--image_column", help="The text or image column; by default guessed."),
+]
+LabelOption = Annotated[
+    str | None,
+    typer.Option("--label-column", "--label_column", help="The column of the class; by default guessed."),
+]
+SaveOption = Annotated[
+    bool,
+    typer.Option("--save", help="Write evaluation.json and the card, which then says: verified (folders only)."),
+]
 
 
 @app.command()
@@ -64,39 +87,21 @@ def evaluate(
     checkpoint: Annotated[
         str, typer.Argument(help="The folder of a classifier or causal language model, or its name on the Hub.")
     ],
-    data: Annotated[
-        str | None,
-        typer.Option(metavar="FILE|NAME", help="The examples; by default the data set that the run read by name."),
-    ] = None,
-    split: Annotated[
-        str | None,
-        typer.Option(
-            help="What the examples are, or which split of a data set; by default test, or validation for a "
-            "language model."
-        ),
-    ] = None,
+    data: DataOption = None,
+    split: SplitOption = None,
     revision: Annotated[str | None, typer.Option(help="A branch, tag or commit on the Hub.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples per forward pass.")] = 64,
-    column: Annotated[
-        str | None,
-        typer.Option("--column", "--text_column", "--image_column", help="The text's or image's; by default guessed."),
-    ] = None,
-    label_column: Annotated[
-        str | None,
-        typer.Option("--label-column", "--label_column", help="The column of the class; by default guessed."),
-    ] = None,
+    column: ColumnOption = None,
+    label_column: LabelOption = None,
     tolerance: Annotated[
-        float, typer.Option(min=0, help="How far from the card's number, or its share, is equal.")
+        float, typer.Option(min=0, help="Tolerance when comparing with the card; relative for numbers above 1.")
     ] = 0.001,
-    save: Annotated[
-        bool,
-        typer.Option("--save", help="Write evaluation.json and the card, which then says: verified (folders only)."),
-    ] = False,
+    save: SaveOption = False,
 ) -> None:
-    """Measure a published checkpoint again, and print its card's numbers beside the fresh ones.
+    """Measure a checkpoint again, and print its card's numbers beside the new ones.
 
-    Exits with 1 where they differ though the data is the same. TanhMax models also get the share of their attention
-    that is negative, and the accuracy without that part.
+    Exits with 1 if they differ although the data is the same. For TanhMax models it also prints the share of negative
+    attention coefficients, and the accuracy or perplexity without them.
 
     \b
     hf-bidir evaluate runs/digits-tanhmax
@@ -104,31 +109,37 @@ def evaluate(
     """
     from transformers.utils import logging
 
-    from hf_bidir.hub.evaluation import (
-        claimed_scores,
-        comparison,
-        evaluate_checkpoint,
-        is_of_the_cards_data,
-        local_folder,
-    )
-    from hf_bidir.hub.model_card import nearly_equal, write_card
+    from hf_bidir.hub import evaluation
+    from hf_bidir.hub.card_numbers import nearly_equal
 
     logging.disable_progress_bar()  # of loading the weights
     options = {"split": split, "batch_size": batch_size, "column": column, "label_column": label_column}
     with one_line_errors():
         if save and not Path(checkpoint).is_dir():
-            raise ValueError(f"--save writes into a folder, and {checkpoint} is none.")
-        folder = local_folder(checkpoint, revision)
-        measured = evaluate_checkpoint(folder, data, **options)
-        claimed, same = claimed_scores(folder, measured.split), is_of_the_cards_data(folder, measured)
-        if save and claimed and not same:
-            raise ValueError(
-                f"{measured.data['source']} is not the data that the card's {measured.split} numbers are of, as "
-                "run.json tells; --save is for that data alone. Nothing was written."
-            )
+            raise ValueError(f"--save writes into a folder, and {checkpoint} is not one.")
+        folder = evaluation.local_folder(checkpoint, revision)
+        measured = evaluation.evaluate_checkpoint(folder, data, **options)
+        claimed = evaluation.claimed_scores(folder, measured.split)
+        same = evaluation.is_of_the_cards_data(folder, measured)
         if save:
-            typer.echo(f"Written: {measured.save(folder)}, {write_card(folder)}", err=True)
-    typer.echo(comparison(measured, claimed, same))
+            _save(measured, folder, may_save=same or not claimed)
+    typer.echo(evaluation.comparison(measured, claimed, same))
     common = claimed.keys() & measured.scores.keys()
     if same and not all(nearly_equal(measured.scores[name], claimed[name], tolerance) for name in common):
         raise typer.Exit(1)
+
+
+def _save(measured: "Evaluation", folder: Path, may_save: bool) -> None:
+    """Write evaluation.json and the card.
+
+    Raises:
+        ValueError: the evaluation used other data than the card.
+    """
+    from hf_bidir.hub.model_card import write_card
+
+    if not may_save:
+        raise ValueError(
+            f"according to run.json, the card's {measured.split} numbers were not measured on "
+            f"{measured.data['source']}; --save takes only the card's own data. Nothing was written."
+        )
+    typer.echo(f"Written: {measured.save(folder)}, {write_card(folder)}", err=True)

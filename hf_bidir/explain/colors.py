@@ -1,4 +1,4 @@
-"""Signed numbers as colours and as text: red for +, blue for −, white for 0, the same on both sides."""
+"""Signed numbers as colours and text: red for +, blue for −, white for 0, on a scale symmetrical around 0."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from matplotlib.colors import ListedColormap, Normalize
 from torch import Tensor
 
 COLORS = colormaps["RdBu_r"]
-STEPS = 256  # of a colour bar
+STEPS = 256  # colours in a colour bar
 
 
 def as_array(values: Tensor | np.ndarray) -> np.ndarray:
@@ -20,21 +20,22 @@ def as_array(values: Tensor | np.ndarray) -> np.ndarray:
 
 
 def signed(value: float) -> str:
-    """Two digits and a sign."""
+    """Format a number with its sign and two significant digits."""
     return f"{value:+.2g}".replace("-", "−") if value else "0"
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The colours from -limit to +limit; where nothing is negative only the half from 0 on is shown, without signs."""
+    """Colour scale from -limit to +limit; without negative values only its half above 0 is shown, without signs."""
 
     limit: float
     has_signs: bool
 
     @classmethod
-    def of(cls, values: np.ndarray, has_signs: bool = False) -> "Scale":
-        """The scale that just holds these values; `has_signs` where others beside them are negative."""
-        return cls(float(np.abs(values).max(initial=0)) or 1.0, has_signs or bool((values < 0).any()))
+    def of(cls, values: np.ndarray, has_signs: bool = False, limit: float | None = None) -> "Scale":
+        """The scale that just holds these values; `has_signs` and `limit` are those of others drawn beside them."""
+        limit = limit or float(np.abs(values).max(initial=0)) or 1.0
+        return cls(limit, has_signs or bool((values < 0).any()))
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -47,11 +48,11 @@ class Scale:
         return COLORS(0.5 + 0.5 * value / self.limit)
 
     def steps(self, count: int = STEPS) -> list[tuple[float, float, float, float]]:
-        """The colours from one end to the other."""
+        """Evenly spaced colours from one end of the scale to the other."""
         return [self.color(value) for value in np.linspace(*self.ends, count)]
 
     def bar(self, figure, unit: str, **placing) -> Colorbar:
-        """A colour bar with the unit beside it."""
+        """Draw a colour bar labelled with the unit."""
         mappable = ScalarMappable(Normalize(*self.ends), ListedColormap(self.steps()))
         ticks = sorted({*self.ends, 0.0})
         bar = figure.colorbar(mappable, ticks=ticks, **placing)
@@ -61,11 +62,11 @@ class Scale:
 
 
 def text_color_on(color: tuple[float, ...]) -> str:
-    """Black or white, whichever is easier to read on a colour."""
+    """Black or white, whichever contrasts more with the background colour."""
     red, green, blue = color[:3]
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
 
 
 def shortened(token: str, length: int = 40) -> str:
-    """A token that fits on a line; what it loses is replaced by an ellipsis."""
+    """Truncate a token to `length` characters, ending in an ellipsis."""
     return token if len(token) <= length else f"{token[: length - 1]}…"

@@ -25,6 +25,7 @@ def image_heatmap(
     caption: str | None = None,
     path: str | Path | None = None,
     figure: Figure | SubFigure | None = None,
+    limit: float | None = None,
 ) -> Figure | SubFigure:
     """Draw each image in grey with its signed patch scores on top: red for +, blue for −, clear for 0.
 
@@ -39,6 +40,7 @@ def image_heatmap(
         caption: one line under the panels.
         path: where to save the figure; the ending chooses the format.
         figure: a figure (or a part of one) to draw into; by default a new one.
+        limit: the magnitude of the strongest colour; by default the largest score.
 
     Returns:
         The figure, which the caller may go on drawing into.
@@ -54,7 +56,7 @@ def image_heatmap(
         side = 1.6 if len(images) > 3 else 2.8  # inches
         figure = Figure(figsize=(side * len(images) + 1.2, side + 0.7), layout="constrained")
     panels = figure.subplots(1, len(images), squeeze=False)[0]
-    scale = Scale.of(scores)
+    scale = Scale.of(scores, limit=limit)
     for panel, image, grid, title in zip(panels, images, scores, titles, strict=True):
         _draw_panel(panel, image, grid, scale)
         panel.set_title(title, fontsize=9)

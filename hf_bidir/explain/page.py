@@ -24,10 +24,11 @@ class TextBlock:
     scores: np.ndarray
     unit: str
     has_signs: bool = False  # also where no score is negative, because those of another block are
+    limit: float | None = None  # the magnitude of the strongest colour; by default the largest score
 
     @property
     def scale(self) -> Scale:
-        return Scale.of(self.scores, self.has_signs)
+        return Scale.of(self.scores, self.has_signs, self.limit)
 
     @property
     def ends(self) -> list[str]:

@@ -30,6 +30,7 @@ def text_heatmap(
     unit: str | Mapping[str, str] = "score",
     caption: str | None = None,
     path: str | Path | None = None,
+    limit: float | None = None,
 ) -> Figure:
     """Write a text with its signed scores as colours behind the words: red for +, blue for −, white for 0.
 
@@ -43,6 +44,7 @@ def text_heatmap(
         caption: a line under the text.
         path: where to save it. ".html" writes a page that holds everything in itself and runs nothing; any other
             ending chooses the format of the figure.
+        limit: the magnitude of the strongest colour in every row; by default each row's largest score.
 
     Returns:
         The figure.
@@ -60,11 +62,13 @@ def text_heatmap(
     figure.set_size_inches(WIDTH, height)
     for index, (name, values) in enumerate(named.items()):
         its_unit = unit if isinstance(unit, str) else unit[name]
-        _draw_block(figure, height - block * index, block, tokens, places, name, values, its_unit)
+        _draw_block(figure, height - block * index, block, tokens, places, name, values, its_unit, limit)
     if caption:
         figure.text(0.5, MARGIN / 2 / height, caption, ha="center", va="bottom", fontsize=8, parse_math=False)
     if path is not None and Path(path).suffix.lower() == ".html":
-        write_page(path, html_page("Signed scores", blocks=text_blocks(tokens, named, unit), caption=caption))
+        write_page(
+            path, html_page("Signed scores", blocks=text_blocks(tokens, named, unit, limit=limit), caption=caption)
+        )
     elif path is not None:
         figure.savefig(path, dpi=120)
     return figure
@@ -75,10 +79,11 @@ def text_blocks(
     scores: Scores | Mapping[str, Scores],
     unit: str | Mapping[str, str],
     has_signs: bool = False,
+    limit: float | None = None,
 ) -> list[TextBlock]:
     """The same for `html_page`; arguments and errors as in `text_heatmap`, `has_signs` as in `TextBlock`."""
     return [
-        TextBlock(name, tokens, values, unit if isinstance(unit, str) else unit[name], has_signs)
+        TextBlock(name, tokens, values, unit if isinstance(unit, str) else unit[name], has_signs, limit)
         for name, values in check_scores(tokens, scores).items()
     ]
 
@@ -115,10 +120,12 @@ def _inches(text: str, size: float, renderer) -> float:
     return renderer.get_text_width_height_descent(text, font, ismath=False)[0] / renderer.dpi
 
 
-def _draw_block(figure, top: float, block: float, tokens, places, name: str, values: np.ndarray, unit: str) -> None:
+def _draw_block(
+    figure, top: float, block: float, tokens, places, name: str, values: np.ndarray, unit: str, limit: float | None
+) -> None:
     """One text with its heading and colour bar, in the `block` inches below `top`."""
     height = figure.get_size_inches()[1]
-    scale = Scale.of(values)
+    scale = Scale.of(values, limit=limit)
     figure.text(MARGIN / WIDTH, (top - 0.25) / height, name, fontsize=10, fontweight="bold", parse_math=False)
     for token, (line, left, width), value in zip(tokens, places, values, strict=True):
         middle = top - HEADING - LINE * (line + 0.4)

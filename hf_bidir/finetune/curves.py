@@ -25,9 +25,13 @@ def save_loss_curve(log_history: list[dict], path: Path, title: str = "") -> Non
         (right, "eval_accuracy", "validation"),
         (right, "eval_exact_match", "validation, exact match"),
     ):
-        points = [(entry["epoch"], entry[key]) for entry in log_history if key in entry]
+        points: dict[float, float] = {}
+        for entry in log_history:
+            if key in entry:
+                # the evaluation after training is of the best checkpoint, but logged at the last epoch: keep the first
+                points.setdefault(entry["epoch"], entry[key])
         if points:
-            axes.plot(*zip(*points, strict=True), marker="." if len(points) < 30 else None, label=label)
+            axes.plot(list(points), list(points.values()), marker="." if len(points) < 30 else None, label=label)
             axes.legend()
     left.set(xlabel="epoch", ylabel="loss")
     right.set(xlabel="epoch", ylabel="accuracy")

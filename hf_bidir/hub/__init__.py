@@ -1,16 +1,23 @@
-"""Checkpoints as others meet them: the model card, the folder alone in another process, and the way to the Hub."""
+"""Publishing checkpoints: the model card, the check in a clean process, evaluation, and the upload to the Hub."""
 
-from hf_bidir.hub.card_callback import CardCallback
-from hf_bidir.hub.evaluation import evaluate_checkpoint
-from hf_bidir.hub.isolated import isolated_forward
-from hf_bidir.hub.model_card import build_model_card
-from hf_bidir.hub.push import PushError, push_checkpoint
+from importlib import import_module
 
-__all__ = [
-    "CardCallback",
-    "PushError",
-    "build_model_card",
-    "evaluate_checkpoint",
-    "isolated_forward",
-    "push_checkpoint",
-]
+_HOMES = {  # imported when first used, because `hf-bidir models` needs no torch
+    "CardCallback": "card_callback",
+    "PushError": "push",
+    "build_model_card": "model_card",
+    "evaluate_checkpoint": "evaluation",
+    "isolated_forward": "isolated",
+    "push_checkpoint": "push",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str):
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

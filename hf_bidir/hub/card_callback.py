@@ -1,4 +1,4 @@
-"""What a Trainer knows about its run, written down for the card."""
+"""A Trainer callback that records the run for its card."""
 
 import time
 from dataclasses import fields
@@ -13,16 +13,16 @@ from hf_bidir.finetune.curves import save_loss_curve
 from hf_bidir.finetune.folder import CURVE, RECORD, RESULTS
 from hf_bidir.finetune.record import HUB, MAY_CHANGE, circumstances, ending, publishable
 
-UNTOLD = MAY_CHANGE | {"logging_dir"}  # which has the machine's name in it
+NOT_RECORDED = MAY_CHANGE | {"logging_dir"}  # its default contains the machine's name
 SPLITS = {"test_": "test", "eval_": "validation"}  # by the prefix of the metrics
 
 
 class CardCallback(TrainerCallback):
     """Writes run.json, all_results.json and loss_curve.png into `args.output_dir`, for `build_model_card`.
 
-    For a `Trainer` of your own; the training scripts write the same files themselves. Numbers are those of the model
-    that the training ends with: of `trainer.evaluate` and `trainer.predict` (with `metric_key_prefix="test"`) after it,
-    or, without these, of the last evaluation, or of the best one with `load_best_model_at_end`.
+    For your own `Trainer`; the training scripts write the same files themselves. The numbers belong to the model at the
+    end of training: those of `trainer.evaluate` and `trainer.predict` (with `metric_key_prefix="test"`) after it, or
+    else those of the last evaluation, or of the best one with `load_best_model_at_end`.
 
         trainer = Trainer(model, args, ..., callbacks=[CardCallback(data={"train": "someone/reviews"})])
         trainer.train()
@@ -31,7 +31,7 @@ class CardCallback(TrainerCallback):
         build_model_card(args.output_dir).save(f"{args.output_dir}/README.md")
 
     Args:
-        data: what each split is, by "train", "validation" and "test"; a data set's name on the Hub, best of all.
+        data: where "train", "validation" and "test" come from, preferably a data set's name on the Hub.
         notes: sentences about the data.
         base_model: the Hub's name of the checkpoint that the weights came from.
     """
@@ -58,7 +58,7 @@ class CardCallback(TrainerCallback):
             "status": "running",
             "seed": args.seed,
             "recipe": publishable(_changed(args) | base),
-            "started_from": HUB if base else None,  # unless it is told, nobody knows
+            "started_from": HUB if base else None,  # the Trainer does not know where the weights came from
             "data": {},
             "notes": self.notes,
             "label_names": list(model.config.id2label.values()),
@@ -107,9 +107,9 @@ class CardCallback(TrainerCallback):
 
 
 def _changed(args: TrainingArguments) -> dict[str, Any]:
-    """The arguments that somebody set and that change a number; objects of their own are left out."""
+    """The arguments that differ from their defaults and may change a number; nested objects are left out."""
     # a second TrainingArguments to compare with would reset the Trainer's accelerator
-    defaults = {field.name: field.default for field in fields(args) if field.name not in UNTOLD}
+    defaults = {field.name: field.default for field in fields(args) if field.name not in NOT_RECORDED}
     given = {name: value for name, value in args.to_dict().items() if name in defaults}
     plain = {name: value for name, value in given.items() if isinstance(value, bool | int | float | str)}
     return {name: value for name, value in plain.items() if value != (defaults[name] or type(value)())}

@@ -1,11 +1,11 @@
-"""Which files of a folder make a checkpoint, and which tell about it."""
+"""The files that make up a checkpoint, and those that describe it."""
 
 from pathlib import Path
 
 from hf_bidir.common.files import sha256
 
 CODE = ("*.py",)
-MODULES = ("[0-9]_*/*.json", "[0-9]_*/*.safetensors")  # of sentence-transformers, in folders of their own
+MODULES = ("[0-9]_*/*.json", "[0-9]_*/*.safetensors")  # sentence-transformers keeps them in numbered folders
 COMPUTED_FROM = (
     *("config.json", "generation_config.json", "*.safetensors", "model.safetensors.index.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
@@ -17,7 +17,7 @@ REPORTS = ("README.md", "*.png", "all_results.json", "run.json", "previous_run.j
 
 
 def found(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path]:
-    """The files that match a pattern, by their path in the folder, in order."""
+    """The files that match a pattern, by their path in the folder, sorted."""
     files = {file.relative_to(folder).as_posix(): file for pattern in patterns for file in folder.glob(pattern)}
     return dict(sorted(files.items()))
 

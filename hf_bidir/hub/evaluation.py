@@ -1,4 +1,4 @@
-"""A finished checkpoint measured again, from its files alone, beside what its card says."""
+"""Evaluation of a finished checkpoint from its files alone, and comparison with its card."""
 
 import tempfile
 from collections.abc import Callable
@@ -33,11 +33,11 @@ from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
 from hf_bidir.finetune.models import know_padding, saved_tokenizer
 from hf_bidir.finetune.record import library_versions
 from hf_bidir.finetune.trainer import CausalTrainer, FinetuneTrainer
+from hf_bidir.hub.card_numbers import same_data
 from hf_bidir.hub.checkpoint_files import digests
-from hf_bidir.hub.model_card import same_data
 
 EVALUATION = "evaluation.json"
-FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")  # no code: the package has the models
+FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")  # no code, because the package has the models
 HEADS = {
     "ForSequenceClassification": AutoModelForSequenceClassification,
     "ForImageClassification": AutoModelForImageClassification,
@@ -48,14 +48,15 @@ HEADS = {
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a checkpoint scores on one split, and what its attention is like there.
+    """The scores of a checkpoint on one split, and the share of negative attention coefficients there.
 
     Attributes:
-        scores: accuracy, macro_f1 and recall_<class>, each in [0, 1]; of a language model its perplexity.
-        negative_share: of the coefficients over 1e-3 in size, on this split; None for softmax, or if there are none.
-        accuracy_without_negatives, perplexity_without_negatives: when negative coefficients are set to 0, nothing
-            trained again; None for softmax, and for the other kind of model.
-        files: the SHA-256 of each file that the numbers come from.
+        scores: accuracy, macro_f1 and recall_<class>, each in [0, 1]; perplexity for a language model.
+        negative_share: among coefficients of magnitude above 1e-3, on this split; None for softmax, or if there are
+            none.
+        accuracy_without_negatives, perplexity_without_negatives: with negative coefficients set to 0 and no further
+            training; None for softmax, and for the other kind of model.
+        files: the SHA-256 of each file that the numbers depend on.
     """
 
     split: str
@@ -68,7 +69,7 @@ class Evaluation:
     perplexity_without_negatives: float | None = None
 
     def save(self, folder: str | Path) -> Path:
-        """Write evaluation.json, from which `build_model_card` says that the numbers were verified."""
+        """Write evaluation.json, from which `build_model_card` tells that the numbers were verified."""
         write_json(Path(folder, EVALUATION), asdict(self))
         return Path(folder, EVALUATION)
 
@@ -83,28 +84,28 @@ def evaluate_checkpoint(
     column: str | None = None,
     label_column: str | None = None,
 ) -> Evaluation:
-    """Measure a classifier or a causal language model, signed or softmax, on a split.
+    """Evaluate a classifier or a causal language model, signed or softmax, on a split.
 
     Args:
         source: a folder, or a name on the Hub.
-        data: a file or folder as the training scripts read them, which is then all of the split; or the name of a data
-            set; by default the data set that the checkpoint's run.json names.
-        split: train, validation or test; by default test, and validation for a language model, which has no other.
+        data: a file or folder in a format of the training scripts, used as the whole split; or the name of a data
+            set; by default the data set in the checkpoint's run.json.
+        split: train, validation or test; by default test, and validation for a language model.
         revision: a branch, tag or commit on the Hub.
         batch_size: examples per forward pass; no number depends on it.
         column, label_column: of the text or image, and of the class; by default those of the run, or guessed.
 
     Raises:
         FileNotFoundError: there is no such checkpoint.
-        ValueError: it is neither, or the data cannot be used (`InputError`).
+        ValueError: it is another kind of model, or the data cannot be used (`InputError`).
     """
     folder = local_folder(source, revision)
     model = _load(folder)
-    split = split or ("validation" if _writes(model) else "test")
+    split = split or ("validation" if _is_causal(model) else "test")
     columns = {"text_column": column, "image_column": column, "label_column": label_column}
     examples, described, collator = _read(model, folder, data, split, columns)
     with tempfile.TemporaryDirectory() as scratch:
-        trainer = _trainer(model, _arguments(scratch, batch_size, prediction_loss_only=_writes(model)), collator)
+        trainer = _trainer(model, _arguments(scratch, batch_size, prediction_loss_only=_is_causal(model)), collator)
         scores = _scores(trainer, examples)
         share, without = _signs(trainer, examples)
     return Evaluation(
@@ -120,19 +121,21 @@ def evaluate_checkpoint(
 
 
 def claimed_scores(folder: Path, split: str = "test") -> dict[str, float]:
-    """The numbers of a split in the model index of a checkpoint's card, by name; none without a card."""
+    """The checkpoint's own numbers of a split in the model index of its card, by name; none without a card."""
     readme = folder / "README.md"
-    results = ModelCard.load(readme).data.eval_results if readme.is_file() else None
-    return {result.metric_name: result.metric_value for result in results or [] if result.dataset_split == split}
+    results = (ModelCard.load(readme).data.eval_results if readme.is_file() else None) or []
+    named = {result.metric_name: result.metric_value for result in results if result.dataset_split == split}
+    # "accuracy, mean of 5 seeds" belongs to several checkpoints, "accuracy, this checkpoint (seed 0)" to this one
+    return {name.partition(", ")[0]: value for name, value in named.items() if ", mean of " not in name}
 
 
 def is_of_the_cards_data(folder: Path, evaluation: Evaluation) -> bool:
-    """Whether an evaluation was of the data that the checkpoint's run names for this split."""
+    """Whether an evaluation used the data that the checkpoint's run names for this split."""
     return same_data(_run(folder).get("data", {}).get(evaluation.split), evaluation.data)
 
 
 def comparison(measured: Evaluation, claimed: dict[str, float], same: bool) -> str:
-    """The card's numbers beside the fresh ones, for people."""
+    """A table of the card's numbers and the newly measured ones."""
     kind = "blocks" if "perplexity" in measured.scores else "examples"
     where = f"{measured.data['source']} ({measured.split}, {measured.data['rows']:,} {kind})"
     lines = [f"{where:<40} {'card':>8} {'measured':>10} {'difference':>12}"]
@@ -144,37 +147,37 @@ def comparison(measured: Evaluation, claimed: dict[str, float], same: bool) -> s
         accuracy, perplexity = measured.accuracy_without_negatives, measured.perplexity_without_negatives
         without = f"perplexity is {perplexity:.4f}" if accuracy is None else f"accuracy is {accuracy:.4f}"
         lines.append(
-            f"{measured.negative_share:.1%} of the attention coefficients over 0.001 in size are negative; with 0 in "
-            f"their place, the {without}."
+            f"{measured.negative_share:.1%} of the attention coefficients with a magnitude above 0.001 are negative; "
+            f"with those set to 0, the {without}."
         )
     if not claimed:
-        lines.append(f"There is no card that claims a number for the {measured.split} split, so nothing was compared.")
+        lines.append(f"No card claims a number for the {measured.split} split, so nothing was compared.")
     elif not same:
-        lines.append("The card's numbers are of other data than this, as far as run.json tells.")
+        lines.append("According to run.json, the card's numbers were measured on other data than this.")
     return "\n".join(lines)
 
 
 def local_folder(source: str | Path, revision: str | None = None) -> Path:
-    """The folder of a checkpoint, fetched from the Hub if it is none.
+    """The folder of a checkpoint, downloaded if `source` is a name on the Hub.
 
     Raises:
-        FileNotFoundError: there is no such checkpoint, or none that can be reached.
-        ValueError: a revision of a folder.
+        FileNotFoundError: there is no such checkpoint, or it cannot be reached.
+        ValueError: a revision was given for a folder.
     """
     if Path(source).is_dir():
         if revision is not None:
-            raise ValueError(f"{source} is a folder and has no revisions; leave {revision} out.")
+            raise ValueError(f"{source} is a folder and has no revisions; leave out {revision}.")
         if not any(Path(source).glob("*.safetensors")):
             raise FileNotFoundError(f"{source} has no weights (*.safetensors), so there is nothing to measure.")
         return Path(source)
     try:
-        chosen = {"allow_patterns": list(FETCHED), "ignore_patterns": ["*/*"]}  # not what lies in folders below
+        chosen = {"allow_patterns": list(FETCHED), "ignore_patterns": ["*/*"]}  # without sub-folders
         return Path(snapshot_download(str(source), revision=revision, **chosen))
     except (HfHubHTTPError, OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise FileNotFoundError(
-            f"{source} is neither a checkpoint folder nor a model that the Hub gives you ({reason}); check the name, "
-            "the revision, and who you are with `hf auth whoami`."
+            f"{source} is neither a checkpoint folder nor a model on the Hub that you can access ({reason}); check the "
+            "name, the revision, and your account with `hf auth whoami`."
         ) from error
 
 
@@ -196,12 +199,12 @@ def _load(folder: Path) -> PreTrainedModel:
     return head.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def _writes(model: PreTrainedModel) -> bool:
+def _is_causal(model: PreTrainedModel) -> bool:
     return type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
 
 
 def _trainer(model: PreTrainedModel, args: TrainingArguments, collator: Callable) -> FinetuneTrainer:
-    if _writes(model):
+    if _is_causal(model):
         return CausalTrainer(model=model, args=args, data_collator=collator)
     names = [model.config.id2label[index] for index in range(model.config.num_labels)]
     metrics = {"compute_metrics": classification_metrics(names), "preprocess_logits_for_metrics": predicted_classes}
@@ -220,14 +223,14 @@ def _arguments(scratch: str, batch_size: int, **options: Any) -> TrainingArgumen
 
 
 def _scores(trainer: FinetuneTrainer, examples: Dataset) -> dict[str, float]:
-    measured = trainer.evaluate(examples, metric_key_prefix="the")
+    measured = trainer.evaluate(examples, metric_key_prefix="eval")
     kept = ("accuracy", "macro_f1", "perplexity")
-    names = (key.removeprefix("the_") for key in measured)
-    return {name: measured[f"the_{name}"] for name in names if name in kept or "recall_" in name}
+    names = (key.removeprefix("eval_") for key in measured)
+    return {name: measured[f"eval_{name}"] for name in names if name in kept or "recall_" in name}
 
 
 def _signs(trainer: FinetuneTrainer, examples: Dataset) -> tuple[float | None, dict[str, float]]:
-    """The share of negative coefficients, and the scores without them; None, and none, for softmax."""
+    """The share of negative coefficients, and the scores without them; None and no scores for softmax."""
     model = trainer.model
     if not hasattr(model.config, "attn_activation") or is_softmax(model.config):
         return None, {}
@@ -240,9 +243,9 @@ def _signs(trainer: FinetuneTrainer, examples: Dataset) -> tuple[float | None, d
 def _read(
     model: PreTrainedModel, folder: Path, data: str | None, split: str, columns: dict[str, str | None]
 ) -> tuple[Dataset, dict[str, Any], Callable]:
-    """The examples, where they came from, and the collator that makes batches of them."""
+    """The examples, their source, and the collator that makes batches of them."""
     images, run = model.main_input_name == "pixel_values", _run(folder)
-    if _writes(model):
+    if _is_causal(model):
         return _read_blocks(folder, run, data, split, columns)
     arguments = _data_arguments(ImageDataArguments if images else TextDataArguments, run, columns)
     names = [model.config.id2label[index] for index in range(model.config.num_labels)]
@@ -271,7 +274,7 @@ def _read(
 def _read_blocks(
     folder: Path, run: dict[str, Any], data: str | None, split: str, columns: dict[str, str | None]
 ) -> tuple[Dataset, dict[str, Any], Callable]:
-    """The same for a language model: the blocks of a split, sampled as by the training script."""
+    """The same for a language model: the blocks of a split, sampled as in the training script."""
     arguments = _data_arguments(BlockArguments, run, columns)
     tokenizer = saved_tokenizer(str(folder))
     if data is not None and (Path(data).exists() or Path(data).suffix in TABLES):
@@ -290,7 +293,7 @@ def _read_blocks(
 
 
 def _data_arguments(kind: type[DataArguments], run: dict[str, Any], columns: dict[str, str | None]) -> DataArguments:
-    """The data options of the run, without its files, and with the columns that were asked for."""
+    """The data options of the run, without its files, and with the requested columns."""
     known = {field.name for field in fields(kind) if not field.name.endswith("_file")}
     chosen = run.get("recipe", {}) | {name: column for name, column in columns.items() if column is not None}
     return kind(**{name: value for name, value in chosen.items() if name in known})

@@ -1,4 +1,4 @@
-"""Run a saved checkpoint the way a stranger does: elsewhere, without `hf_bidir`, from its own files."""
+"""Run a saved checkpoint in a clean process: without `hf_bidir`, from its own files."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ def isolated_forward(
     """Load `folder` with remote code in a fresh isolated process, run it once and return its tensor outputs.
 
     The process starts in an empty folder with `python -I`, an empty remote-code cache and no network, and
-    `hf_bidir` cannot be imported there: what works here works for somebody who has only the folder.
+    `hf_bidir` cannot be imported there, so that what works here works for a user who has only the folder.
 
     Args:
         folder: a checkpoint folder with its remote-code files.
@@ -52,7 +52,7 @@ def isolated_forward(
                 timeout=timeout,
             )
         except subprocess.TimeoutExpired:
-            raise RuntimeError(f"{auto_class} from {folder} did not answer within {timeout:g} s") from None
+            raise RuntimeError(f"{auto_class} from {folder} did not finish within {timeout:g} s") from None
         if done.returncode:
             last_lines = "\n".join(done.stderr.strip().splitlines()[-LINES_SHOWN:])
             exit_code = f"exit {done.returncode}"

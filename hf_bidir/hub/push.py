@@ -1,4 +1,4 @@
-"""A checkpoint folder to the Hub: checked first, then in one commit."""
+"""Upload of a checkpoint folder to the Hub: checked first, then in one commit."""
 
 import fnmatch
 import tempfile
@@ -23,7 +23,7 @@ README = "README.md"
 
 
 class PushError(OSError):
-    """The Hub refused, or could not be reached; the message says what to do."""
+    """The Hub refused or could not be reached; the message says what to do."""
 
 
 def push_checkpoint(
@@ -39,18 +39,18 @@ def push_checkpoint(
 ) -> CommitInfo | str:
     """Publish a checkpoint folder: weights, config, model code, tokenizer or image processor, card, figures, results.
 
-    Before anything leaves, the folder is loaded and run in a process that has nothing else, and searched for pickles,
-    tokens and paths of this machine. What a person wrote in the repository's README.md stays; the generated part is
-    renewed. Everything is one commit: where it fails, the repository is as it was. Unchanged files are not sent again,
-    and a folder that is published already makes no commit. The commit gets a tag made from its content, and the card's
-    example loads that revision.
+    Before the upload, the folder is loaded and run in a clean process, and searched for pickles, tokens and paths of
+    this machine. What a person wrote in the repository's README.md stays; the generated part is renewed. Everything is
+    one commit: if it fails, the repository stays unchanged. Unchanged files are not sent again, and a folder that is
+    already published makes no commit. The commit gets a tag computed from its content, and the card's example loads
+    that revision.
 
     Args:
         folder: the checkpoint.
-        repo_id: "owner/name"; created where there is none.
-        private: how it is created; an existing repository stays as it is.
-        revision: the branch, created where there is none; by default the main one.
-        token: of an account that may write; by default the one that `hf auth login` or HF_TOKEN gave.
+        repo_id: "owner/name"; created if it does not exist.
+        private: whether a new repository is private; an existing one stays as it is.
+        revision: the branch, created if it does not exist; by default the main one.
+        token: of an account that may write; by default the one of `hf auth login` or HF_TOKEN.
         create_pr: propose the commit as a pull request instead, without a tag of its content.
         dry_run: change nothing.
         tag: a name for the commit, such as "v1".
@@ -66,8 +66,8 @@ def push_checkpoint(
     with tempfile.TemporaryDirectory(prefix="hf-bidir-push-") as scratch:
         if not dry_run:
             with _one_line_errors(repo_id):
-                api.whoami()  # before the checks, which take longer
-        # the card is headed by the name; who proposes a change may not be allowed to tag it
+                api.whoami()  # fails before the checks, which take longer
+        # the folder's name heads the card; a pull request's author may not be allowed to create a tag
         pinned = (revision or "main") if create_pr else None
         staged = stage(folder, Path(scratch, Path(folder).resolve().name), repo_id, pinned)
         if dry_run:
@@ -75,19 +75,8 @@ def push_checkpoint(
             return f"{staged.summary()}\nThis would be one commit to {where} ({staged.content}). Nothing was sent."
         with _one_line_errors(repo_id):
             api.create_repo(repo_id, private=private, exist_ok=True)
-            if revision is not None and not create_pr:
-                api.create_branch(repo_id, branch=revision, exist_ok=True)
-            if tag is not None and tag in _tags(api, repo_id):
-                raise PushError(f"{repo_id} has the tag {tag} already; nothing was changed, choose another name.")
-            _keep_what_a_person_wrote(api, staged, repo_id, revision)
-            commit = api.upload_folder(
-                repo_id=repo_id,
-                folder_path=staged.folder,
-                revision=revision,
-                create_pr=create_pr,
-                commit_message=f"Checkpoint {Path(folder).resolve().name}",
-            )
-        with _one_line_errors(repo_id, "the commit is there, its tag is not yet"):
+            commit = _upload(api, staged, repo_id, revision, create_pr, tag)
+        with _one_line_errors(repo_id, "the commit exists, but its tag does not"):
             if not create_pr:
                 _tag_content(api, staged, repo_id, commit.oid)
             if tag is not None:
@@ -95,12 +84,30 @@ def push_checkpoint(
     return commit
 
 
+def _upload(
+    api: HfApi, staged: Staged, repo_id: str, revision: str | None, create_pr: bool, tag: str | None
+) -> CommitInfo:
+    """Make the commit, in a new branch where `revision` names one, unless the tag exists."""
+    if revision is not None and not create_pr:
+        api.create_branch(repo_id, branch=revision, exist_ok=True)
+    if tag is not None and tag in _tags(api, repo_id):
+        raise PushError(f"{repo_id} has the tag {tag} already; nothing was changed, choose another name.")
+    _merge_card(api, staged, repo_id, revision)
+    return api.upload_folder(
+        repo_id=repo_id,
+        folder_path=staged.folder,
+        revision=revision,
+        create_pr=create_pr,
+        commit_message=f"Checkpoint {staged.folder.name}",
+    )
+
+
 def _tags(api: HfApi, repo_id: str) -> set[str]:
     return {ref.name for ref in api.list_repo_refs(repo_id).tags}
 
 
 def _tag_content(api: HfApi, staged: Staged, repo_id: str, commit: str) -> None:
-    """Give the commit the name of its content, unless an earlier commit with the same content has it."""
+    """Tag the commit with the hash of its content, unless an earlier commit with the same content has the tag."""
     api.create_tag(repo_id, tag=staged.content, revision=commit, exist_ok=True)
     names = [name for pattern in COMPUTED_FROM + CODE for name in fnmatch.filter(staged.files, pattern)]
     tagged, pushed = (
@@ -109,12 +116,12 @@ def _tag_content(api: HfApi, staged: Staged, repo_id: str, commit: str) -> None:
     )
     if tagged != pushed:
         raise PushError(
-            f"the commit is there, but in {repo_id} the tag {staged.content}, which the card names, is on something "
-            "else. Find out who made it, delete it, and give the command again."
+            f"the commit exists, but in {repo_id} the tag {staged.content}, which the card names, points to other "
+            "files. Find out who made it, delete it, and run the command again."
         )
 
 
-def _keep_what_a_person_wrote(api: HfApi, staged: Staged, repo_id: str, revision: str | None) -> None:
+def _merge_card(api: HfApi, staged: Staged, repo_id: str, revision: str | None) -> None:
     """Merge the card with the one that the repository has."""
     try:
         with tempfile.TemporaryDirectory() as scratch:
@@ -126,16 +133,16 @@ def _keep_what_a_person_wrote(api: HfApi, staged: Staged, repo_id: str, revision
 
 
 @contextmanager
-def _one_line_errors(repo_id: str, state: str = "the repository is as it was") -> Iterator[None]:
-    """The client's errors as one line that says how things stand and what to do; never with a token in it."""
+def _one_line_errors(repo_id: str, state: str = "the repository is unchanged") -> Iterator[None]:
+    """Turn the client's errors into one line with the state and what to do, without any token."""
     try:
         yield
     except LocalTokenNotFoundError as error:
-        raise PushError("there is no Hub token here; log in with `hf auth login`, or set HF_TOKEN.") from error
+        raise PushError("no Hub token was found; log in with `hf auth login`, or set HF_TOKEN.") from error
     except RepositoryNotFoundError as error:
         raise PushError(
-            f"{repo_id} does not exist for this account, or is private and another's; check the name, and who you are "
-            "with `hf auth whoami`."
+            f"this account cannot see {repo_id}: it does not exist, or is private to another account. Check the name, "
+            "and your account with `hf auth whoami`."
         ) from error
     except RevisionNotFoundError as error:
         raise PushError(f"{repo_id} has no such revision ({_first_line(error)}); name a branch.") from error
@@ -143,16 +150,16 @@ def _one_line_errors(repo_id: str, state: str = "the repository is as it was") -
         status = error.response.status_code if error.response is not None else None
         advice = {
             401: "the Hub does not know this token; log in with `hf auth login`, or set HF_TOKEN",
-            403: f"this token may not write to {repo_id}; take one with write access, of the account that owns it",
+            403: f"this token may not write to {repo_id}; use one with write access, of the account that owns it",
             409: "that exists already; choose another name",
-            412: "somebody has changed the repository meanwhile; give the command again",
-        }.get(status or 0, "give the command again")
+            412: "somebody changed the repository meanwhile; run the command again",
+        }.get(status or 0, "run the command again")
         raise PushError(f"{state}: {advice} ({_first_line(error)}).") from error
     except PushError:
         raise
-    except (OSError, RuntimeError) as error:  # RuntimeError: the client's word for a file that it could not send
+    except (OSError, RuntimeError) as error:  # the client raises RuntimeError for a file it could not send
         raise PushError(
-            f"the Hub could not be reached to the end ({_first_line(error)}); {state}, give the command again."
+            f"the connection to the Hub broke ({_first_line(error)}); {state}, run the command again."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""What of a checkpoint folder is published, and what must not be."""
+"""The part of a checkpoint folder that is published, and the checks before it."""
 
 import hashlib
 import logging
@@ -22,13 +22,13 @@ logger = logging.getLogger(__name__)
 
 MODELING = Path(activations.__file__).parent
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".joblib", ".h5", ".msgpack")
-# pickles that a Trainer leaves for itself: never published, and no sign of anything wrong
-OF_THE_TRAINER = {"training_args.bin", "optimizer.pt", "scheduler.pt", "scaler.pt"}
+# pickles that a Trainer saves for resuming: never published, and no reason to refuse a folder
+TRAINER_FILES = {"training_args.bin", "optimizer.pt", "scheduler.pt", "scaler.pt"}
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "added_tokens.json")
 LARGEST = 5 * 2**30  # bytes of one file
 SECRET = re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")
 LOCAL_PATH = re.compile(r"(?<![\w.:/])(?:/(?:home|root|Users|mnt|tmp|work|data|opt|var)/|[A-Za-z]:\\)[\w.-]")
-# of versions that had a file for every family; their checkpoints are published with the code of this one
+# earlier versions had a file for every family; their checkpoints are published with the code of this version
 FORMER_CODE = re.compile(r"(configuration|modeling)_bidir_(bert|deit|vit)\.py")
 
 
@@ -47,7 +47,7 @@ class Staged:
 
     @property
     def content(self) -> str:
-        """A name for all that decides what the checkpoint computes: weights, config, code, tokenizer or processor."""
+        """A hash of everything that the outputs depend on: weights, config, code, tokenizer or processor."""
         files = digests(self.folder, COMPUTED_FROM + CODE)
         listed = "".join(f"{name} {digest}\n" for name, digest in files.items())
         return f"content-{hashlib.sha256(listed.encode()).hexdigest()[:12]}"
@@ -63,24 +63,24 @@ class Staged:
 
 
 def stage(folder: str | Path, target: Path, repo_id: str | None = None, revision: str | None = None) -> Staged:
-    """Copy what is published of a checkpoint folder into `target`, with its model code and its card, and check it.
+    """Copy the publishable files of a checkpoint folder, its model code and its card into `target`, and check them.
 
     Args:
         folder: the checkpoint.
         target: a folder, made if it does not exist.
-        repo_id: what the card's example loads; by default the folder.
-        revision: and which revision of it; by default `Staged.content`, which must then become a tag.
+        repo_id: the repository that the card's example loads; by default the folder.
+        revision: the revision that it loads; by default `Staged.content`, which must then become a tag.
 
     Raises:
         FileNotFoundError: `folder` holds no checkpoint.
-        ValueError: it holds a pickle, a path of this machine, a token, a file over 5 GiB, or code that is not ours; or
-            it does not load in a process that has it alone, or answers differently there.
+        ValueError: it holds a pickle, a path of this machine, a token, a file over 5 GiB, or unknown code; or it does
+            not load in a clean process, or computes other outputs there.
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file() or not list(folder.glob("*.safetensors")):
-        raise FileNotFoundError(f"expected a checkpoint folder with config.json and *.safetensors; {folder} is none.")
+        raise FileNotFoundError(f"expected a checkpoint folder with config.json and *.safetensors; got {folder}.")
     files = found(folder, ("*", "[0-9]_*/*")).keys()
-    pickles = sorted(name for name in files - OF_THE_TRAINER if Path(name).suffix in PICKLES)
+    pickles = sorted(name for name in files - TRAINER_FILES if Path(name).suffix in PICKLES)
     if pickles:
         raise ValueError(f"{folder} holds {', '.join(pickles)}: such files can run code when read. Remove them first.")
     target.mkdir(parents=True, exist_ok=True)
@@ -96,16 +96,16 @@ def stage(folder: str | Path, target: Path, repo_id: str | None = None, revision
 
 
 def _add_code(target: Path) -> None:
-    """The model code of this version that the config needs, and all that it imports, in place of what is there."""
+    """Replace the model code in the folder by this version's, with everything that it imports."""
     for file in target.glob("*.py"):
         ours = MODELING / file.name
         if not ours.is_file() and not FORMER_CODE.fullmatch(file.name):
-            raise ValueError(f"{file.name} is not model code of this hf_bidir, so nobody could tell what it does.")
+            raise ValueError(f"{file.name} is not model code of this hf_bidir, so its effect is unknown; remove it.")
         if not ours.is_file() or ours.read_bytes() != file.read_bytes():
-            logger.warning("%s is of another version of hf_bidir; published is the code of this one.", file.name)
+            logger.warning("%s is of another version of hf_bidir; this version's code is published instead.", file.name)
         file.unlink()
     auto_map = AutoConfig.from_pretrained(target).auto_map
-    if read_json(target / "config.json").get("auto_map") != auto_map:  # of an earlier version
+    if read_json(target / "config.json").get("auto_map") != auto_map:  # the config of an earlier version
         read_bidir(target).save_pretrained(target)
     for name in code_files(auto_map):
         shutil.copyfile(MODELING / name, target / name)
@@ -137,7 +137,7 @@ def _check_contents(staged: Staged) -> None:
 
 
 def _check_alone(staged: Staged) -> None:
-    """Load the staged folder where there is nothing else, and compare with the model here."""
+    """Load the staged folder in a clean process, and compare its outputs with those of the model here."""
     model = read_bidir(staged.folder)
     name = type(model).__name__
     auto = next((auto for auto, path in model.config.auto_map.items() if path.endswith(f".{name}")), "AutoModel")
@@ -153,5 +153,6 @@ def _check_alone(staged: Staged) -> None:
         tolerance = max(TOLERANCE, TOLERATED_STEPS * torch.finfo(value.dtype).eps)
         if not difference <= tolerance * max(1.0, value.abs().max().item()):
             raise ValueError(
-                f"loaded alone, the checkpoint answers differently ({name}: {difference:.1e}); nothing was uploaded."
+                f"in a clean process the checkpoint computes other outputs ({name} differs by {difference:.1e}); "
+                "nothing was uploaded."
             )

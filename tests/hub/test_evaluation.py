@@ -156,11 +156,11 @@ def test_a_model_that_is_no_classifier_is_refused(tmp_path):
 
 
 def test_a_saved_evaluation_makes_the_card_say_verified_and_another_number_does_not(digits):
-    assert "not verified by anybody else" in build_model_card(digits).text
+    assert "nobody has verified them" in build_model_card(digits).text
     evaluation = evaluate_checkpoint(digits)
     evaluation.save(digits)
     card = build_model_card(digits)
-    assert "found the same numbers in the saved files" in card.text
+    assert "Verified: `hf-bidir evaluate` measured the same numbers from the saved files." in card.text
     assert f"{100 * evaluation.negative_share:.1f} % are negative" in card.text
 
 
@@ -180,7 +180,7 @@ def test_an_evaluation_of_other_files_other_data_or_with_other_numbers_verifies_
     saved = json.loads((digits / "evaluation.json").read_text())
     change(saved)
     (digits / "evaluation.json").write_text(json.dumps(saved))
-    assert "not verified by anybody else" in build_model_card(digits).text
+    assert "nobody has verified them" in build_model_card(digits).text
 
 
 def test_numbers_of_another_split_are_not_compared_with_the_cards(digits):
@@ -209,7 +209,7 @@ def test_the_command_prints_the_cards_number_beside_the_fresh_one_and_fails_when
 def test_other_data_than_the_cards_is_no_difference_and_is_named(texts, tmp_path):
     folder, _ = texts
     told = CliRunner().invoke(app, ["evaluate", str(folder), "--data", table(tmp_path / "other.parquet", ROWS[:3])])
-    assert (told.exit_code, "of other data than this" in told.stdout) == (0, True), told.output
+    assert (told.exit_code, "measured on other data than this" in told.stdout) == (0, True), told.output
 
 
 def test_a_name_that_nobody_has_is_one_line():

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
 from hf_bidir.cli import app
 from hf_bidir.hub import build_model_card
+from hf_bidir.hub.known_data import FILES, IMDB, SST2
 from hf_bidir.hub.model_card import card_differences, merge_cards, write_card
 
 RESULTS = {
@@ -100,7 +101,7 @@ def test_a_healed_model_says_how_far_from_its_teacher_it_is(finished):
 
 def test_the_model_index_has_task_data_split_metric_and_value(finished):
     results = build_model_card(finished).data.eval_results
-    found = [(r.task_type, r.dataset_name, r.dataset_split, r.metric_type, r.metric_value) for r in results]
+    found = [(r.task_type, r.dataset_type, r.dataset_split, r.metric_type, r.metric_value) for r in results]
     assert found == [
         ("text-classification", "reviews.csv", "test", "accuracy", 0.8125),
         ("text-classification", "reviews.csv", "test", "f1", 0.7936),
@@ -112,18 +113,26 @@ def test_the_saved_card_is_valid_front_matter_that_the_hub_client_reads_back(fin
     card.save(finished / "README.md")
     metadata = yaml.safe_load((finished / "README.md").read_text(encoding="utf-8").split("---\n")[1])
     assert metadata["base_model"] == "someone/base"
-    assert "license" not in metadata  # that of the base model, which no file here names
+    assert "license" not in metadata
+    assert metadata["datasets"] == ["someone/reviews"]
     assert "tanhmax" in metadata["tags"]
     assert ModelCard.load(finished / "README.md").data.to_dict() == card.data.to_dict()
 
 
-@pytest.mark.parametrize(("kind", "licence"), [("hub", None), ("folder", None), ("scratch", "apache-2.0")])
-def test_weights_from_elsewhere_have_the_licence_that_the_recipe_names_and_own_ones_ours(finished, kind, licence):
+@pytest.mark.parametrize("kind", ["hub", "folder", "scratch"])
+def test_a_card_has_only_a_licence_that_the_run_was_given_and_says_where_to_add_one(finished, kind, caplog):
     write(finished, "run.json", RUN | {"started_from": kind})
-    assert build_model_card(finished).data.license == licence
+    write_card(finished)
+    assert ModelCard.load(finished / "README.md").data.license is None
+    assert "names no licence" in caplog.text
     write(finished, "run.json", RUN | {"started_from": kind, "recipe": {"license": "mit", "base_model": "some/one"}})
     data = build_model_card(finished).data
     assert (data.license, data.base_model) == ("mit", "some/one")
+
+
+def test_the_licence_of_the_run_before_is_inherited(finished):
+    write(finished, "previous_run.json", RUN | {"task": "distillation", "recipe": {"license": "mit"}})
+    assert build_model_card(finished).data.license == "mit"
 
 
 @pytest.mark.parametrize("kind", ["folder", "scratch"])
@@ -136,8 +145,9 @@ def test_only_a_model_on_the_hub_is_a_base_model(finished, kind):
     "fact",
     [
         "AutoModelForSequenceClassification.from_pretrained(source, trust_remote_code=True)",
+        'source = "."  # the folder of this card',
         "sinh(s_i) / Σ_j cosh(s_j)",
-        "| test | reviews.csv (sha256 `0123456789ab…`) | 90 |",
+        "| test | reviews.csv | reviews.csv (sha256 `0123456789ab…`) | 90 |",
         "| num_train_epochs | 3 |",
         "Forty rows were held out.",
         "bad (25.0 %)",
@@ -147,7 +157,7 @@ def test_only_a_model_on_the_hub_is_a_base_model(finished, kind):
         "duration: 61.5 s",
         "torch 2.9.9",
         "gauge freedom",
-        "TanhMax is not for accuracy",
+        "Do not choose TanhMax for accuracy",
         "10.6339/24-JDS1134",
     ],
 )
@@ -171,6 +181,17 @@ def test_a_softmax_checkpoint_is_not_presented_as_tanhmax(bare):
     assert "## TanhMax" not in card.text
 
 
+def test_a_known_file_is_named_by_its_data_set_and_another_one_by_its_own_name(finished):
+    sst2, imdb = (next(digest for digest, (known, _) in FILES.items() if known is one) for one in (SST2, IMDB))
+    train = {"source": "train.parquet, train.parquet", "sha256": f"{imdb}, {sst2}", "rows": 9}
+    write(finished, "run.json", RUN | {"data": RUN["data"] | {"train": train}})
+    card = build_model_card(finished)
+    assert "| train | IMDB training split, 25,000 reviews and SST-2 training split" in card.text
+    assert f"train.parquet (sha256 `{imdb[:12]}…`), train.parquet (sha256 `{sst2[:12]}…`)" in card.text
+    assert (card.data.datasets, card.data.language) == (["stanfordnlp/imdb", "stanfordnlp/sst2"], "en")
+    assert card.data.eval_results[0].dataset_type == "reviews.csv"
+
+
 SEEDS = {
     "seeds": [0, 1, 2],
     "note": "The weather was another.",
@@ -179,14 +200,18 @@ SEEDS = {
 }
 
 
-def test_seeds_are_shown_as_mean_and_standard_deviation_beside_the_twin(finished):
+def test_the_headline_is_the_mean_over_seeds_with_the_checkpoint_and_its_counterpart_beside_it(finished):
     write(finished, "seeds.json", SEEDS)
-    text = build_model_card(finished).text
-    assert "with 3 seeds, mean ± standard deviation" in text
-    assert "The weather was another." in text
-    assert "| metric | signed | plain |" in text
-    assert "| accuracy | 0.9000 ± 0.1000 | 0.7000 ± 0.0000 |" in text
-    assert r"| recall of good\|fine | 0.5000 ± 0.0000 | 0.5000 ± 0.2500 |" in text
+    card = build_model_card(finished)
+    assert "**Accuracy 0.9000 ± 0.1000** (mean ± standard deviation of 3 seeds)" in card.text
+    assert "this checkpoint (seed 7): 0.8125." in card.text
+    assert "The weather was another." in card.text
+    assert "| metric | signed, 3 seeds | this checkpoint (seed 7) | plain, 3 seeds |" in card.text
+    assert "| accuracy | 0.9000 ± 0.1000 | 0.8125 | 0.7000 ± 0.0000 |" in card.text
+    assert r"| recall of good\|fine | 0.5000 ± 0.0000 | 0.7250 | 0.5000 ± 0.2500 |" in card.text
+    index = {result.metric_name: result.metric_value for result in card.data.eval_results}
+    assert index["accuracy, mean of 3 seeds"] == pytest.approx(0.9)
+    assert index["accuracy, this checkpoint (seed 7)"] == 0.8125
 
 
 def test_on_the_hub_the_example_names_repository_and_revision_and_keeps_them_when_renewed(finished):
@@ -202,32 +227,31 @@ def test_one_seed_has_no_deviation(finished):
     columns = {name: SEEDS[name] | {"scores": {"accuracy": [0.75]}} for name in ("this", "twin")}
     write(finished, "seeds.json", SEEDS | columns | {"seeds": [0]})
     text = build_model_card(finished).text
-    assert "with 1 seed, beside" in text
-    assert "| accuracy | 0.7500 | 0.7500 |" in text
+    assert "**Accuracy 0.7500** (one seed)" in text
+    assert "| accuracy | 0.7500 | 0.8125 | 0.7500 |" in text
 
 
 def test_a_folder_without_weights_does_not_say_that_they_load_from_it(finished):
     (finished / "model.safetensors").unlink()
     text = build_model_card(finished).text
-    assert "The weights are not in this folder; the recipe below makes them" in text
+    assert "The weights are not in this folder, so this example does not run here." in text
 
 
 def test_without_a_tokenizer_the_example_loads_none(finished):
     assert "AutoTokenizer" not in build_model_card(finished).text
     write(finished, "tokenizer_config.json", {})
-    assert (
-        "from transformers import AutoTokenizer, AutoModelForSequenceClassification" in build_model_card(finished).text
-    )
+    text = build_model_card(finished).text
+    assert "from transformers import AutoModelForSequenceClassification, AutoTokenizer" in text
 
 
 def test_the_run_that_the_weights_come_from_is_told_with_its_data(finished):
     assert "## Before that" not in build_model_card(finished).text
     write(finished, "previous_run.json", RUN | {"task": "distillation", "recipe": {"max_steps": 30}})
     text = build_model_card(finished).text
-    before = text.partition("## Before that")[2].partition("## Results")[0]
+    before = text.partition("## Before that")[2].partition("## Limits")[0]
     assert "an earlier run (distillation)" in before
     assert "| max_steps | 30 |" in before
-    assert "| train | someone/reviews | 900 |" in before
+    assert "| train | someone/reviews |  | 900 |" in before
 
 
 def test_a_renamed_folder_keeps_the_name_on_its_card(finished):
@@ -317,7 +341,7 @@ def test_a_card_that_both_sides_wrote_around_is_merged_without_doubling_anything
     readme = finished / "README.md"
     readme.write_text(readme.read_text(encoding="utf-8") + "\nRead our paper.\n", encoding="utf-8")
     merged = merge_cards(ModelCard.load(readme), ModelCard.load(readme))
-    assert merged.text.count("Read our paper.") == merged.text.count("## Load") == 1
+    assert merged.text.count("Read our paper.") == merged.text.count("## Results") == 1
 
 
 def test_the_command_checks_and_writes_cards(finished):

@@ -173,7 +173,7 @@ def test_a_tag_of_the_content_that_was_moved_elsewhere_is_no_pin(hub, folder, tm
     repository.tags[content] = repository.add("another", files, "another", None).sha
     refused = push(hub, folder, home=tmp_path / "home")
     repository.tags = before
-    assert (refused.returncode, f"the tag {content}, which the card names, is on something" in refused.stderr) == (
+    assert (refused.returncode, f"the tag {content}, which the card names, points to other" in refused.stderr) == (
         2,
         True,
     )
@@ -275,7 +275,7 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
 
 TOKENLESS = [
     ("hf_unknown", "alice/tiny", "does not know this token"),
-    ("", "alice/tiny", "there is no Hub token here"),
+    ("", "alice/tiny", "no Hub token was found"),
     ("hf_reader", "alice/tiny", "may not write"),
     ("hf_bob", "alice/tiny", "may not write"),
     ("hf_bob", "alice/secret", "may not write"),
@@ -354,5 +354,5 @@ def test_a_failure_leaves_the_repository_as_it_was_and_the_retry_succeeds(troubl
 def test_a_failure_is_one_line_that_says_how_to_go_on(troubled, fault):
     *_, last = troubled[fault][0].stderr.strip().splitlines()
     assert last.startswith("error: ")
-    assert "give the command again" in last
+    assert "run the command again" in last
     assert "hf_alice" not in troubled[fault][0].stderr

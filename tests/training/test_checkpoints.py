@@ -43,7 +43,7 @@ def read(folder: Path, name: str) -> dict:
 def test_every_card_agrees_with_its_numbers_and_was_verified(made):
     for name in NAMES:
         assert card_differences(made[2] / name) == []
-        assert "found the same numbers in the saved files" in (made[2] / name / "README.md").read_text()
+        assert "Verified: `hf-bidir evaluate` measured the same numbers" in (made[2] / name / "README.md").read_text()
 
 
 def test_a_card_has_the_seeds_of_the_checkpoint_and_of_its_twin(made):
@@ -119,8 +119,8 @@ def test_a_pair_of_language_models_is_measured_by_its_perplexity(tmp_path, monke
         results = read(tmp_path / "runs" / name, "all_results.json")
         card = (tmp_path / "cards" / name / "README.md").read_text(encoding="utf-8")
         assert card_differences(tmp_path / "cards" / name) == []
-        assert f"| perplexity | {results['eval_perplexity']:.4f} |" in card
-        assert "found the same numbers in the saved files" in card
-        assert "![What speaks for (red) and against (blue) an answer](explanation.png)" in card
-        row = re.search(rf"{name}/README.md\) \| [\d,]+ \| stanfordnlp/imdb \(test.parquet\) \| ([\d.]+) \|", table)
+        assert f"**Perplexity {results['eval_perplexity']:.4f}** (one seed)" in card
+        assert "Verified: `hf-bidir evaluate` measured the same numbers" in card
+        assert "(explanation.png)" in card
+        row = re.search(rf"{name}/README.md\) \| text-generation \| perplexity ([\d.]+) \(1\) \|", table)
         assert float(row[1]) == pytest.approx(results["eval_perplexity"], rel=1e-5)

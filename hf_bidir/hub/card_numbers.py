@@ -1,0 +1,111 @@
+"""The measured numbers of a checkpoint, as its card shows them."""
+
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from hf_bidir.hub.checkpoint_files import digests
+
+METRICS = {  # the run's names, and what the Hub calls the same metrics, if it knows them
+    "accuracy": "accuracy",
+    "macro_f1": "f1",
+    "exact_match": "exact_match",
+    "token_accuracy": None,
+    "masked_accuracy": None,
+    "relative_error": None,
+    "perplexity": "perplexity",
+}
+EQUAL = 5e-5  # half of the last digit that is printed, for numbers below 1
+
+
+def run_scores(results: dict[str, Any], split: str) -> dict[str, float]:
+    """The numbers of one split in all_results.json that a card shows: overall metrics first, then recall by class."""
+    prefix = "test_" if split == "test" else "eval_"
+    measured = {key.removeprefix(prefix): value for key, value in results.items() if key.startswith(prefix)}
+    overall = {name: measured[name] for name in METRICS if measured.get(name) is not None}
+    return overall | {name: value for name, value in measured.items() if name.startswith("recall_")}
+
+
+def overall(scores: dict[str, float]) -> dict[str, float]:
+    """The scores without those of single classes."""
+    return {name: value for name, value in scores.items() if name in METRICS}
+
+
+def is_reproduced(scores: dict[str, float], evaluation: dict[str, Any], data: dict[str, Any] | None) -> bool:
+    """Whether evaluation.json holds the run's numbers, measured again on the run's data."""
+    if not evaluation or not scores or not same_data(data, evaluation["data"]):
+        return False
+    return all(nearly_equal(evaluation["scores"].get(name, -1), value) for name, value in scores.items())
+
+
+def is_of_these_files(folder: Path, evaluation: dict[str, Any]) -> bool:
+    """Whether evaluation.json was measured on the weights, config and tokenizer or processor in the folder."""
+    files, measured = digests(folder), evaluation.get("files", {})
+    return any(name.endswith(".safetensors") for name in files) and all(
+        measured.get(name) == digest for name, digest in files.items()
+    )
+
+
+def nearly_equal(measured: float, claimed: float, tolerance: float = EQUAL) -> bool:
+    """Whether two numbers are equal up to a tolerance, relative where the claimed one is over 1, as a perplexity is."""
+    return abs(measured - claimed) <= tolerance * max(1.0, abs(claimed))
+
+
+def same_data(recorded: dict[str, Any] | None, measured: dict[str, Any]) -> bool:
+    """Whether two descriptions of a split's data mean the same: the same file by its hash, or the same source."""
+    if not recorded or recorded.get("rows") != measured.get("rows"):
+        return False
+    key = "sha256" if "sha256" in recorded or "sha256" in measured else "source"
+    return recorded.get(key) == measured.get(key)
+
+
+def results_table(scores: dict[str, float], seeds: dict[str, Any], split: str, seed: int | None) -> list[list[str]]:
+    """The rows of the card's results, the header first: with seeds.json, means of this recipe and its counterpart.
+
+    Args:
+        scores: of the checkpoint itself.
+        seeds: the content of seeds.json, or empty.
+    """
+    if not seeds:
+        return [["metric", split], *([in_words(name), f"{value:.4f}"] for name, value in scores.items())]
+    columns, count = [seeds["this"], seeds["twin"]], seed_count(seeds)
+    header = ["metric", f"{columns[0]['name']}, {count}", f"this checkpoint (seed {seed})"]
+    rows = [[*header, f"{columns[1]['name']}, {count}"]]
+    for name in scores:
+        if all(name in column["scores"] for column in columns):
+            means = [seed_spread(column["scores"][name]) for column in columns]
+            rows.append([in_words(name), means[0], f"{scores[name]:.4f}", means[1]])
+    return rows
+
+
+def headline(scores: dict[str, float], seeds: dict[str, Any], seed: int | None) -> str | None:
+    """The first metric in a sentence: its mean over seeds, then the checkpoint's own number."""
+    name = next(iter(overall(scores)), None)
+    if name is None:
+        return None
+    own, word = f"{scores[name]:.4f}", in_words(name).capitalize()
+    if not seeds or name not in seeds["this"]["scores"]:
+        return f"**{word} {own}**"
+    values = seeds["this"]["scores"][name]
+    kind = f"mean ± standard deviation of {seed_count(seeds)}" if len(values) > 1 else "one seed"
+    beside = f"; this checkpoint (seed {seed}): {own}" if len(values) > 1 else ""
+    return f"**{word} {seed_spread(values)}** ({kind}){beside}"
+
+
+def seed_count(seeds: dict[str, Any]) -> str:
+    count = len(seeds["seeds"])
+    return f"{count} seed{'s' if count > 1 else ''}"
+
+
+def seed_spread(values: list[float], digits: int = 4) -> str:
+    """Mean ± standard deviation, or the only value, with so many digits behind the point."""
+    numbers = [mean(values), stdev(values)] if len(values) > 1 else values
+    return " ± ".join(f"{number:.{digits}f}" for number in numbers)
+
+
+def in_words(metric: str) -> str:
+    """A metric's name as a table shows it."""
+    name = metric.removeprefix("recall_")
+    if name != metric:
+        return f"recall of {name}".replace("|", r"\|")  # a bar would end the table's cell
+    return name.replace("_f1", "-F1").replace("_", " ")
