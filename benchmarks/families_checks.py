@@ -246,7 +246,7 @@ def reloads(pair: Pair) -> Verdict:
 
 def loads_stock_weights(pair: Pair) -> Verdict:
     """The signed class reads a stock checkpoint, and is the stock model at λ = 0."""
-    made = modeling_bidir.made_class(type(pair.stock))
+    made = modeling_bidir.signed_class(type(pair.stock))
     options = {"attn_negative_mass": 0.0, "attn_partial": pair.signed.config.attn_partial}
     if (verdict := _reloaded(pair.stock, type(pair.stock), pair.inputs)).verdict != "pass":
         return Verdict("n/a", f"the stock model does not either: {verdict.reason}")

@@ -1,8 +1,7 @@
 """Signed ("bidirectional") attention for the Hugging Face ecosystem.
 
-Nothing is imported before it is used: `import hf_bidir` costs hardly more than `import transformers`. `hf_bidir.Bidir…`
-with the name of any class of transformers that computes attention through its attention interface is that class with
-signed attention, made when it is asked for.
+Submodules are imported on first use, so `import hf_bidir` is fast. `hf_bidir.Bidir` + the name of a transformers class
+that uses the attention interface is that class with signed attention, created on first access.
 """
 
 from importlib import import_module
@@ -21,7 +20,7 @@ _HOMES = {
     "tanhmax": "hf_bidir.modeling.activations",
 }
 _TEXT = "ForMaskedLM ForMultipleChoice ForQuestionAnswering ForSequenceClassification ForTokenClassification"
-_HEADS = {  # of the common classes, which editors complete (`__init__.pyi`); every other class is made all the same
+_HEADS = {  # common classes, listed for completion in editors (`__init__.pyi`); all others can be accessed as well
     **dict.fromkeys(("Bert", "DistilBert", "Electra", "ModernBert", "Roberta", "XLMRoberta"), _TEXT),
     **dict.fromkeys(("DeiT", "Dinov2", "ViT"), "ForImageClassification"),
     **dict.fromkeys(("Gemma", "Llama", "Mistral", "Qwen2"), "ForCausalLM ForSequenceClassification"),

@@ -1,4 +1,4 @@
-"""What editors and type checkers know of the package, whose names come into being when they are used."""
+"""Type stub for editors and type checkers, because the package creates its names on first access."""
 
 from typing import Any
 
@@ -105,4 +105,4 @@ class BidirXLMRobertaForSequenceClassification(BidirMixin, transformers.XLMRober
 class BidirXLMRobertaForTokenClassification(BidirMixin, transformers.XLMRobertaForTokenClassification): ...
 class BidirXLMRobertaModel(BidirMixin, transformers.XLMRobertaModel): ...
 
-def __getattr__(name: str) -> Any: ...  # `Bidir` and the name of any other class of transformers
+def __getattr__(name: str) -> Any: ...  # `Bidir` + the name of any other transformers class

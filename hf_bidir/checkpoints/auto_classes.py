@@ -1,4 +1,4 @@
-"""transformers' Auto classes find every signed config and model, and make it only when they look for it."""
+"""Registers all signed classes with transformers' Auto classes; each is created only when it is looked up."""
 
 import sys
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 
-# the recurrent models, which have no stock counterpart
+# modules of the recurrent models, which have no stock counterpart
 _RECURRENT = {
     "BidirRnnConfig": "configuration_bidir_rnn",
     "BidirRnnModel": "modeling_bidir_rnn",
@@ -21,13 +21,13 @@ _MODELING = [f"hf_bidir.modeling.{home}" for home in ("modeling_bidir", "modelin
 
 
 def bidir_class(name: str) -> type:
-    """The config or model class of that name; AttributeError with the nearest name where transformers has no such."""
+    """The config or model class of this name; AttributeError with the closest name if transformers has none."""
     home = _RECURRENT.get(name, "configuration_bidir" if name.endswith("Config") else "modeling_bidir")
     return getattr(import_module(f"hf_bidir.modeling.{home}"), name)
 
 
 def register() -> None:
-    """Let the Auto classes know, now or as soon as they are imported."""
+    """Register with the Auto classes, now or as soon as they are imported."""
     _when_imported("transformers.models.auto.configuration_auto", _register_configs)
     _when_imported("transformers.models.auto.modeling_auto", _register_heads)
 
@@ -46,7 +46,7 @@ def _register_heads(modeling_auto: ModuleType) -> None:
 
 
 class _Configs(dict):
-    """Config classes by model type, in place of what others have registered, which remains."""
+    """Config classes by model type; keeps the classes that other packages have registered."""
 
     def __init__(self, stock: dict[str, str], registered: dict):
         super().__init__(registered)
@@ -70,7 +70,7 @@ class _Configs(dict):
 
 
 class _Heads(dict):
-    """Model classes of one Auto class by config class, in place of what others have registered, which remains."""
+    """Model classes of one Auto class by config class; keeps the classes that other packages have registered."""
 
     def __init__(self, auto: str, registered: dict):
         super().__init__(registered)
@@ -91,14 +91,14 @@ class _Heads(dict):
         return bidir_class(name)
 
     def values(self) -> list[type]:
-        """Include the classes made so far; `pipeline` checks a model against these values."""
-        homes = filter(None, map(sys.modules.get, _MODELING))
-        made = [one for home in homes for one in vars(home).values() if hasattr(one, "config_class")]
-        return [*super().values(), *(one for one in made if self._name(one.config_class) == one.__name__)]
+        """All classes, including the signed ones created so far, which `pipeline` checks a model against."""
+        modules = filter(None, map(sys.modules.get, _MODELING))
+        created = [item for module in modules for item in vars(module).values() if hasattr(item, "config_class")]
+        return [*super().values(), *(item for item in created if self._name(item.config_class) == item.__name__)]
 
 
 def _when_imported(name: str, then: Callable[[ModuleType], None]) -> None:
-    """Call `then` with a module, now if it is imported, else right after it will be."""
+    """Call `then` with a module, now if it is imported, else right after its import."""
     if name in sys.modules:
         then(sys.modules[name])
     else:
@@ -106,7 +106,7 @@ def _when_imported(name: str, then: Callable[[ModuleType], None]) -> None:
 
 
 class _AfterImport(MetaPathFinder, Loader):
-    """Imports one module as it would be without this, and then calls a function."""
+    """Imports one module with its usual loader, and then calls a function."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]):
         self.name, self.then = name, then
@@ -114,7 +114,7 @@ class _AfterImport(MetaPathFinder, Loader):
     def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
         if name != self.name:
             return None
-        sys.meta_path.remove(self)  # so that the spec is that of others
+        sys.meta_path.remove(self)  # find the spec with the other finders
         try:
             spec = find_spec(name)
         finally:

@@ -1,8 +1,8 @@
-"""Centring: a change of weights that softmax attention does not notice, and that brings TanhMax close to it.
+"""Centring: a change of biases that leaves softmax attention unchanged and brings TanhMax closer to it.
 
 Softmax ignores a constant added to all scores of a query, so the mean key may be subtracted from every key. Its
-coefficients sum to 1, so the mean value may be subtracted from every value and added behind the attention. For small
-centred scores, TanhMax is then what softmax attention does beyond averaging: `sinh(s_i) / Σ cosh(s_j) ≈ s_i / N`, and
+coefficients sum to 1, so the mean value may be subtracted from every value and added after the attention. For small
+centred scores, TanhMax then approximates softmax minus the uniform average: `sinh(s_i) / Σ cosh(s_j) ≈ s_i / N`, and
 `e^{s_i} / Σ e^{s_j} - 1/N ≈ (s_i - mean(s)) / N`.
 """
 
@@ -17,24 +17,24 @@ from hf_bidir.checkpoints.example_inputs import example_inputs
 from hf_bidir.checkpoints.layer_hooks import in_evaluation, observed_layers
 from hf_bidir.checkpoints.projections import Features, largest_change, projections, weight_of
 
-TOLERANCE = 1e-3  # relative, of outputs of softmax before and after
+TOLERANCE = 1e-3  # largest accepted relative change of softmax outputs
 
 
 @torch.no_grad()
 def centre_attention(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]) -> None:
     """Subtract the mean key and the mean value of every head, over the tokens of `batches`, in place.
 
-    Only biases change: `b_k -= mean(k)`, `b_v -= mean(v)`, `b_o += W_o mean(v)`. At `λ = 0` the model's outputs remain
-    what they were, up to rounding (and, in training, up to dropout of coefficients). Where only keys or only values
-    can be centred, those are: keys need a bias and nothing between projection and score, such as rotary positions;
-    values need biases on both sides, and nothing between projections and attention.
+    Only biases change: `b_k -= mean(k)`, `b_v -= mean(v)`, `b_o += W_o mean(v)`. At `λ = 0` the model's outputs do not
+    change, up to rounding (and, in training, up to dropout of coefficients). Keys can be centred if they have a bias
+    and nothing, such as rotary positions, between projection and score; values, if value and output projections have
+    biases and nothing is between them and the attention. Layers where only one of the two is possible get that one.
 
     Args:
         model: a bidir model.
-        batches: what the model takes, on its device; the training scripts take 256 examples.
+        batches: inputs of the model, on its device; the training scripts use 256 examples.
 
     Raises:
-        ValueError: there is nothing to centre, there is no batch, or softmax would notice; the weights are as before.
+        ValueError: nothing can be centred, there is no batch, or softmax outputs would change; weights are restored.
     """
     found = projections(model)
     keys = {layer.layer: layer.key for layer in found if _movable(layer.key)}
@@ -45,7 +45,7 @@ def centre_attention(model: PreTrainedModel, batches: Iterable[Mapping[str, Tens
             "has none, or has something between them and its projections (rotary positions, a norm)."
         )
     means = _means(model, batches)
-    moves: list[tuple[Tensor, Tensor | slice, Tensor]] = []  # which entries of which bias by how much
+    moves: list[tuple[Tensor, Tensor | slice, Tensor]] = []  # bias, indices, change
     for own in filter(lambda own: own.layer in means, found):
         mean_key, mean_value = means[own.layer]
         for heads, mean in ((keys.get(own.layer, ()), mean_key), (values.get(own.layer, ()), mean_value)):
@@ -57,7 +57,7 @@ def centre_attention(model: PreTrainedModel, batches: Iterable[Mapping[str, Tens
 
 
 def _movable(heads: list[list[Features]]) -> bool:
-    """Whether keys or values are, as they are, the outputs of maps with biases."""
+    """Whether the keys or values of all heads are direct outputs of maps with biases."""
     return bool(heads) and all(len(maps) == 1 and maps[0].direct and _biased(maps[0].linear) for maps in heads)
 
 
@@ -66,7 +66,7 @@ def _biased(linear: nn.Module | None) -> bool:
 
 
 def _move(model: PreTrainedModel, moves: list[tuple[Tensor, Tensor | slice, Tensor]]) -> None:
-    """Change biases, and back again where softmax notices."""
+    """Change biases; restore them if that changes softmax outputs."""
     before, saved = _softmax_outputs(model), [(bias, bias.clone()) for bias, _, _ in moves]
     for bias, indices, change in moves:
         bias[indices] += change.to(bias.dtype)
@@ -87,9 +87,9 @@ def _softmax_outputs(model: PreTrainedModel) -> list[Tensor]:
 
 
 def _means(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]) -> dict[nn.Module, tuple[Tensor, Tensor]]:
-    """The mean key and value of every head, `[key heads, head_dim]` each, of every layer, under softmax attention.
+    """The mean key and value of every head and layer, `[key heads, head_dim]` each, under softmax attention.
 
-    They are over the tokens that are not padding, as far as a layer's keys are the tokens of the attention mask.
+    Padding is excluded in layers whose keys are the tokens of the attention mask.
     """
     sums: dict[nn.Module, list] = {}
     keep = None
@@ -97,7 +97,7 @@ def _means(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]) -> d
     def add(layer: nn.Module, key: Tensor, value: Tensor, context: Tensor) -> None:
         tokens = torch.ones(key.shape[0], key.shape[2], device=key.device)
         if keep is not None and keep.shape[-1] == key.shape[2] and keep.numel() == tokens.numel():
-            tokens = keep.reshape(tokens.shape)  # multiple choice has a dimension more
+            tokens = keep.reshape(tokens.shape)  # multiple choice has an extra dimension
         kept = tokens[:, None, :, None].bool()
         new = [(states * kept).sum((0, 2), dtype=torch.float32) for states in (key, value)] + [kept.sum()]
         sums[layer] = [old + more for old, more in zip(sums.get(layer, (0, 0, 0)), new, strict=True)]
@@ -107,7 +107,7 @@ def _means(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]) -> d
             keep = batch.get("attention_mask")
             model(**batch)
     if not sums:
-        raise ValueError("expected at least one batch to take the mean keys and values of; there was none.")
+        raise ValueError("expected at least one batch, to compute mean keys and values; got none.")
     return {layer: (key / count, value / count) for layer, (key, value, count) in sums.items()}
 
 

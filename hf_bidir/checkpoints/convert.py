@@ -1,6 +1,6 @@
-"""Softmax checkpoints of transformers and timm to signed ones, and back where `λ = 0`.
+"""Converts softmax checkpoints of transformers and timm to signed ones, and back if `λ = 0`.
 
-A stock model is not copied but signed in place: a conversion needs hardly more memory than the checkpoint.
+A stock model is signed in place, not copied, so a conversion needs little more memory than the checkpoint.
 """
 
 import copy
@@ -32,12 +32,18 @@ from hf_bidir.checkpoints.example_inputs import example_inputs
 from hf_bidir.checkpoints.sentence_folder import SentenceFolder, sentence_folder
 from hf_bidir.checkpoints.signing import signed
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX, read_timm, timm_outputs, vit_from_timm
-from hf_bidir.modeling.activations import nearest
-from hf_bidir.modeling.configuration_bidir import ATTENTION_FIELDS, PREFIX, all_masses, stock_heads
+from hf_bidir.common.errors import did_you_mean
+from hf_bidir.modeling.configuration_bidir import (
+    ATTENTION_FIELDS,
+    PREFIX,
+    all_masses,
+    config_of_class,
+    stock_heads,
+)
 
 logger = logging.getLogger(__name__)
 
-TOLERANCE, TOLERATED_STEPS = 1e-5, 8  # relative difference of outputs; for half precision, in steps of its rounding
+TOLERANCE, TOLERATED_STEPS = 1e-5, 8  # relative difference of outputs; in half precision, in rounding steps
 # audio models have a feature extractor
 PROCESSORS = (AutoTokenizer, AutoImageProcessor, AutoFeatureExtractor, AutoProcessor)
 
@@ -61,18 +67,18 @@ def convert_checkpoint(
         output_dir: a folder that is new or empty, unless `overwrite`.
         attn_activation: the activation of the copy.
         negative_mass: its `λ` in [0, 1], or a list with one entry per layer. At 0 its outputs on random input are
-            compared with the source's before anything is written; above 0 the difference is logged.
+            compared with the source's before anything is saved; above 0 the difference is logged.
         weights: for "timm:NAME", a file of weights (safetensors, or a torch file without pickled code).
-        partial: convert a model of which some attention is outside transformers' attention interface and stays softmax.
-        overwrite: replace what `output_dir` holds.
+        partial: accept a model in which some attention is outside transformers' attention interface and stays softmax.
+        overwrite: replace the contents of `output_dir`.
 
     Returns:
-        `output_dir`, complete. A failure leaves it as it was.
+        `output_dir`. A failure leaves it unchanged.
 
     Raises:
         ValueError: the source cannot be signed or is signed already, or the outputs are not equal at `λ = 0`.
-        FileNotFoundError: there is no such source, or it is incomplete.
-        FileExistsError: `output_dir` is in use.
+        FileNotFoundError: the source does not exist or is incomplete.
+        FileExistsError: `output_dir` is not empty.
     """
     output_dir = _free_folder(output_dir, overwrite)
     model, processors, difference = signed_model(
@@ -97,8 +103,7 @@ def signed_model(
         dtype: of the weights; "auto" keeps that of the checkpoint.
 
     Returns:
-        The model, its tokenizer and processors as far as there are any, and the largest difference of an output on
-        random input.
+        The model, its tokenizer and processors if any, and the largest difference of an output on random input.
     """
     attention = {"activation": attn_activation, "negative_mass": negative_mass, "partial": partial}
     read = _read_source(source, weights, dtype, attention)
@@ -107,17 +112,15 @@ def signed_model(
     model = signed(read.model, **attention)
     difference = _largest_difference(before, _outputs(model, inputs), inputs)
     if is_softmax(model.config) and not difference <= _tolerance(model):
-        raise ValueError(
-            f"the converted model's outputs differ from the source's by {difference:.1e}; nothing written."
-        )
+        raise ValueError(f"the converted model's outputs differ from the source's by {difference:.1e}; nothing saved.")
     return model, read.processors, difference
 
 
 def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bool = False) -> Path:
-    """The way back: a bidir checkpoint that computes softmax (`λ = 0`, or that activation) as a stock checkpoint.
+    """Convert a bidir checkpoint that computes softmax (`λ = 0`, or that activation) back to a stock checkpoint.
 
-    Args and errors as in `convert_checkpoint`; ValueError where the checkpoint has negative mass, because no softmax
-    model equals it.
+    Arguments and errors as in `convert_checkpoint`; also ValueError if the checkpoint has negative mass, because no
+    softmax model equals it.
     """
     output_dir, sentences = _free_folder(output_dir, overwrite), _sentence_folder(source)
     transformer = sentences.transformer if sentences else source
@@ -141,17 +144,15 @@ def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bo
     inputs = _inputs_of(bidir)
     difference = _largest_difference(_outputs(bidir, inputs), _outputs(model, inputs), inputs)
     if not difference <= _tolerance(model):
-        raise ValueError(f"the restored model's outputs differ from the source's by {difference:.1e}; nothing written.")
+        raise ValueError(f"the restored model's outputs differ from the source's by {difference:.1e}; nothing saved.")
     return _write(output_dir, [model, *checkpoint_processors(transformer)], sentences)
 
 
 def _stock_config(config: PretrainedConfig, stock_class: type[PreTrainedModel]) -> PretrainedConfig:
     """The inverse of `bidir_config`."""
-    stock = copy.deepcopy(config)
-    stock.__class__ = stock_class.config_class
-    for name in (*ATTENTION_FIELDS, "auto_map", "architectures", "model_type"):
-        vars(stock).pop(name, None)
-    return stock
+    removed = (*ATTENTION_FIELDS, "auto_map", "architectures")
+    fields = {name: value for name, value in vars(config).items() if name not in removed}
+    return config_of_class(stock_class.config_class, copy.deepcopy(fields))
 
 
 def _free_folder(output_dir: str | Path, overwrite: bool) -> Path:
@@ -167,7 +168,7 @@ def _free_folder(output_dir: str | Path, overwrite: bool) -> Path:
 
 @dataclass(frozen=True)
 class _Source:
-    """A stock model, its tokenizer and processors, and what it must be equal to."""
+    """A stock model, its tokenizer and processors, and a function that computes the source's outputs."""
 
     model: PreTrainedModel
     processors: list
@@ -190,7 +191,7 @@ def _read_source(
         model, processor = vit_from_timm(timm_model)
         return _Source(model, [processor], bound(timm_outputs, timm_model))
     if weights is not None:
-        raise ValueError(f"weights={weights} goes with a timm model only; {source} has its own.")
+        raise ValueError(f"weights={weights} is for timm models only; {source} has its own.")
     sentences = sentence_folder(source)
     source = sentences.transformer if sentences else source
     config = read_config(source)
@@ -206,22 +207,22 @@ def _read_source(
 
 
 def _stock_head(config: PretrainedConfig, source: str | Path) -> type[PreTrainedModel]:
-    """The class of transformers that a checkpoint was saved with, or the bare model where it does not say."""
+    """The transformers class that a checkpoint was saved with, or the base model if its config names none."""
     name = (config.architectures or [*stock_heads(config.model_type).values(), "model without a class"])[0]
     head = getattr(transformers, name, None)
     if head is None:
         raise ValueError(
             f"{source} is a {name}, which transformers {transformers.__version__} does not have."
-            f"{nearest(name, dir(transformers))}"
+            f"{did_you_mean(name, dir(transformers))}"
         )
     return head
 
 
 def read_bidir(source: str | Path, dtype: torch.dtype | str = "auto") -> PreTrainedModel:
-    """The bidir checkpoint, with the head that it was saved with, in evaluation mode.
+    """Load a bidir checkpoint with the head that it was saved with, in evaluation mode.
 
     Raises:
-        ValueError: a head that there is not, or weights that are missing or cannot be read.
+        ValueError: an unknown head, or weights that are missing or unreadable.
     """
     name = (read_config(source).architectures or ["checkpoint without a class"])[0]
     try:
@@ -233,9 +234,9 @@ def read_bidir(source: str | Path, dtype: torch.dtype | str = "auto") -> PreTrai
 def complete_model(
     head: type[PreTrainedModel], source: str | Path, dtype: torch.dtype | str = "auto", **options: Any
 ) -> PreTrainedModel:
-    """The checkpoint as `head` in evaluation mode; ValueError unless every weight of it is there and fits.
+    """Load a checkpoint as `head` in evaluation mode; ValueError unless all weights are present and fit.
 
-    A pooler that the checkpoint does not have is left out.
+    If the checkpoint has no pooler, the model has none.
     """
     try:
         model, report = head.from_pretrained(source, dtype=dtype, output_loading_info=True, **options)
@@ -255,8 +256,8 @@ def read_config(source: str | Path) -> PretrainedConfig:
     """The config of a checkpoint, stock or bidir.
 
     Raises:
-        FileNotFoundError: there is no such checkpoint.
-        ValueError: its model type is unknown, or its attention fields are of a newer version.
+        FileNotFoundError: the checkpoint does not exist.
+        ValueError: its model type is unknown, or its attention fields were saved by a newer version.
     """
     path = Path(source)
     if path.is_dir() and not (path / "config.json").is_file():
@@ -269,16 +270,16 @@ def read_config(source: str | Path) -> PretrainedConfig:
         if stock_type not in CONFIG_MAPPING_NAMES and model_type != "bidir_rnn":
             raise ValueError(
                 f"{source} has the model type {model_type!r}, which transformers {transformers.__version__} does not "
-                f"know.{nearest(stock_type, list(CONFIG_MAPPING_NAMES))}"
+                f"know.{did_you_mean(stock_type, list(CONFIG_MAPPING_NAMES))}"
             )
         return AutoConfig.from_pretrained(source)
     except OSError as error:
         reason = " ".join(str(error).split())
-        raise FileNotFoundError(f"{source} is no checkpoint folder, and the Hub did not give it: {reason}") from error
+        raise FileNotFoundError(f"{source} is no checkpoint folder, and is not on the Hub: {reason}") from error
 
 
 def checkpoint_processors(source: str | Path) -> list:
-    """The tokenizer, image processor, feature extractor and the processor that joins them, where there are any."""
+    """The tokenizer, image processor, feature extractor and combined processor of a checkpoint, if any."""
     found = {}
     for auto in PROCESSORS:
         try:
@@ -290,7 +291,7 @@ def checkpoint_processors(source: str | Path) -> list:
             ImportError,
             AttributeError,
             TypeError,
-        ):  # each Auto class raises another
+        ):  # each Auto class raises a different error
             logger.info("%s has nothing for %s", source, auto.__name__)
         else:
             found.setdefault(type(processor), processor)
@@ -298,21 +299,21 @@ def checkpoint_processors(source: str | Path) -> list:
 
 
 def _inputs_of(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Random inputs on which the model was seen to run; ValueError where there are none."""
+    """Random inputs that the model accepts; ValueError if none are known."""
     try:
         inputs = example_inputs(model)
         _outputs(model, inputs)
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{type(model).__name__} cannot be compared with its source, because no random input is known for it "
-            f"({error}); use hf_bidir.signed(model) on the model in memory."
+            f"{type(model).__name__} cannot be compared with its source: it accepts no known random input "
+            f"({error}). Sign the model in memory with hf_bidir.signed(model)."
         ) from error
     return inputs
 
 
 @torch.inference_mode()
 def _outputs(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Tensor]:
-    """Every floating-point tensor that the model returns; random numbers in it are the same in every call."""
+    """All floating-point tensors that the model returns, with a fixed seed for models that draw random numbers."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return list(_tensors(model(**inputs)))
@@ -327,16 +328,16 @@ def _tensors(outputs: Any) -> Iterator[Tensor]:
 
 
 def _largest_difference(first: list[Tensor], second: list[Tensor], inputs: dict[str, Tensor]) -> float:
-    """At tokens that are not padding, relative to the largest output where that is above 1: rounding grows with it."""
+    """The largest difference of an output, without padding; relative to the largest output if that is above 1."""
     keep = inputs.get("attention_mask")
 
     def at_tokens(output: Tensor) -> Tensor:
-        of_tokens = keep is not None and output.shape[: keep.dim()] == keep.shape
-        return (output[keep.bool()] if of_tokens else output).float()
+        per_token = keep is not None and output.shape[: keep.dim()] == keep.shape
+        return (output[keep.bool()] if per_token else output).float()
 
     pairs = [(at_tokens(a), at_tokens(b)) for a, b in zip(first, second, strict=True)]
     found = [(a - b).abs().max() / a.abs().max().clamp_min(1) for a, b in pairs if a.numel()]
-    return torch.stack(found).max().item()  # NaN where one is; Python's max would drop it
+    return torch.stack(found).max().item()  # propagates NaN, which Python's max would drop
 
 
 def _tolerance(model: PreTrainedModel) -> float:
@@ -344,13 +345,13 @@ def _tolerance(model: PreTrainedModel) -> float:
 
 
 def is_softmax(config: PretrainedConfig) -> bool:
-    """Whether a bidir model with this config computes softmax attention, in every head."""
+    """Whether a bidir model with this config computes softmax attention in every head."""
     without_mass = not any(all_masses(config.attn_negative_mass))
     return config.attn_activation == "softmax" or (config.attn_activation == "tanhmax" and without_mass)
 
 
 def _write(output_dir: Path, parts: list, sentences: SentenceFolder | None) -> Path:
-    """Save model and processors beside the target, then rename."""
+    """Save model and processors in a temporary folder, then move it to the target."""
     output_dir.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output_dir.parent, prefix=f".{output_dir.name}-") as scratch:
         complete = Path(scratch, "complete")

@@ -1,4 +1,4 @@
-"""Writing that never leaves half a file: a temporary file beside the target, then one rename."""
+"""Atomic file writes: a temporary file in the same folder, then a rename. Also JSON and hashes."""
 
 import hashlib
 import json
@@ -12,21 +12,21 @@ from typing import Any
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path` that replaces it on success, disappears on failure; its folder is made."""
+    """Yield a temporary path that replaces `path` on success and is deleted on failure; creates missing folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
     os.close(handle)
     temporary = Path(name)
     try:
         yield temporary
-        temporary.chmod(0o644)  # mkstemp makes files that only their owner can read
+        temporary.chmod(0o644)  # mkstemp creates files that only their owner can read
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What a JSON file holds; empty where there is none."""
+    """The content of a JSON file; empty if the file does not exist."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 

@@ -1,7 +1,7 @@
 """Attention activations: functions that turn scores into coefficients.
 
-Every activation has the signature `fn(scores, keep=None, dim=-1)`; `tanhmax` also takes `negative_mass`. A user's own
-function joins the built-in ones under a name, by `register_attn_activation`, and a config can then name it.
+Every activation has the signature `fn(scores, keep=None, dim=-1)`; `tanhmax` also takes `negative_mass`.
+`register_attn_activation` adds a user's function under a name, which a config can then use.
 """
 
 import math
@@ -17,10 +17,10 @@ def tanhmax(scores: Tensor, keep: Tensor | None = None, dim: int = -1, negative_
 
     Args:
         scores: any shape, finite; fp16 and bf16 are computed in fp32.
-        keep: boolean, broadcastable to `scores`; True = attend. A row with nothing to attend to gives zeros.
+        keep: boolean, broadcastable to `scores`; True = attend. A row without kept keys gives zeros.
         dim: the dimension of the keys.
         negative_mass: `λ` in [0, 1], a number or a tensor broadcastable to `scores` (`[heads, 1, 1]`: one per head).
-            A tensor entry of exactly 0 is softmax and gets no gradient of its own.
+            A tensor entry of exactly 0 is softmax and receives no gradient.
 
     Returns:
         Coefficients of the shape and dtype of `scores`, in [-1, 1], whose absolute values sum to at most 1.
@@ -32,7 +32,7 @@ def tanhmax(scores: Tensor, keep: Tensor | None = None, dim: int = -1, negative_
     """
     check_negative_mass(negative_mass)
     if isinstance(negative_mass, Tensor):
-        negative_mass = negative_mass.to(scores.device, torch.promote_types(scores.dtype, torch.float32))
+        negative_mass = negative_mass.to(scores.device, compute_dtype(scores.dtype))
         shift = score_shift(negative_mass.clamp_min(torch.finfo(torch.float32).tiny))
         coefficients = _shifted_tanhmax(scores, keep, dim, shift)
         if torch.compiler.is_compiling() or bool((negative_mass == 0).any()):
@@ -44,12 +44,12 @@ def tanhmax(scores: Tensor, keep: Tensor | None = None, dim: int = -1, negative_
 
 
 def softmax(scores: Tensor, keep: Tensor | None = None, dim: int = -1) -> Tensor:
-    """Softmax over the kept keys; same shapes as `tanhmax`. A row with nothing to attend to gives zeros, not NaN."""
+    """Softmax over the kept keys; same shapes as `tanhmax`. A row without kept keys gives zeros, not NaN."""
     if keep is None:
-        return _in_fp32(scores).softmax(dim).to(scores.dtype)
-    # An empty row keeps its scores, so that no NaN arises in it, and is zeroed like every dropped key afterwards.
+        return upcast(scores).softmax(dim).to(scores.dtype)
+    # A row without kept keys is computed unmasked, which avoids NaN, and zeroed afterwards.
     dropped = ~keep & keep.any(dim, keepdim=True)
-    return _in_fp32(scores).masked_fill(dropped, -math.inf).softmax(dim).masked_fill(~keep, 0).to(scores.dtype)
+    return upcast(scores).masked_fill(dropped, -math.inf).softmax(dim).masked_fill(~keep, 0).to(scores.dtype)
 
 
 def tanh(scores: Tensor, keep: Tensor | None = None, dim: int = -1) -> Tensor:
@@ -59,19 +59,19 @@ def tanh(scores: Tensor, keep: Tensor | None = None, dim: int = -1) -> Tensor:
 
 
 def score_shift(negative_mass: float | Tensor) -> float | Tensor:
-    """The number that added to every score turns `λ = 1` into `λ = negative_mass`: `-log(λ) / 2`, for `λ > 0`.
+    """The constant `-log(λ) / 2`, `λ > 0`; added to every score, it turns TanhMax into signed softmax with mass `λ`.
 
-    `e^s - λ e^-s` is `2 sqrt(λ) sinh(s - log(λ) / 2)`, and the same holds of `cosh` in the normaliser.
+    `e^s - λ e^-s` is `2 sqrt(λ) sinh(s - log(λ) / 2)`, and the normaliser has the same form with `cosh`.
     """
     return -0.5 * (negative_mass.log() if isinstance(negative_mass, Tensor) else math.log(negative_mass))
 
 
 def check_negative_mass(negative_mass: float | Tensor) -> None:
-    """Raise ValueError unless every entry lies in [0, 1]; a tensor is not inspected while torch.compile traces."""
+    """Raise ValueError unless every entry lies in [0, 1]; tensors are not inspected while torch.compile traces."""
     if isinstance(negative_mass, Tensor):
         valid = torch.compiler.is_compiling() or bool(((negative_mass >= 0) & (negative_mass <= 1)).all())
     else:
-        valid = isinstance(negative_mass, (int, float)) and 0 <= negative_mass <= 1  # torch 2.8 compiles no union here
+        valid = isinstance(negative_mass, (int, float)) and 0 <= negative_mass <= 1  # torch 2.8 compiles no union
     if not valid:
         raise ValueError(
             f"negative_mass must lie in [0, 1] (0 is softmax, 1 is TanhMax), got {negative_mass}; "
@@ -83,10 +83,10 @@ def _shifted_tanhmax(scores: Tensor, keep: Tensor | None, dim: int, shift: float
     """`sinh(s) / sum cosh(s)` at `s = scores + shift`, without overflow and without cancellation near 0.
 
     With `m = max|s|`, `sinh` and `cosh` are `e^(|s| - m) (1 ∓ e^(-2|s|))` up to one factor that cancels. `expm1` is
-    exact where `e^s - e^-s` would subtract two near-equal numbers. The sign enters as a constant that is never 0:
-    `torch.abs` and `torch.sign` have gradient 0 at `s = 0`, where the true Jacobian is `1/N`.
+    exact where `e^s - e^-s` would subtract two close numbers. The sign is a constant ±1, never 0: `torch.abs` and
+    `torch.sign` have gradient 0 at `s = 0`, where the true Jacobian is `1/N`.
     """
-    shifted = _in_fp32(scores) + shift
+    shifted = upcast(scores) + shift
     if keep is not None:
         shifted = shifted.masked_fill(~keep, 0)
     sign = torch.where(shifted < 0, -1.0, 1.0).to(shifted.dtype)
@@ -101,9 +101,14 @@ def _shifted_tanhmax(scores: Tensor, keep: Tensor | None, dim: int, shift: float
     return (-sign * weight * decay / total).to(scores.dtype)
 
 
-def _in_fp32(scores: Tensor) -> Tensor:
-    """fp16 and bf16 as fp32; fp32 and fp64 as they are."""
-    return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which attention is computed: fp32 for fp16 and bf16; fp32 and fp64 stay."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def upcast(x: Tensor) -> Tensor:
+    """The tensor in its `compute_dtype`."""
+    return x.to(compute_dtype(x.dtype))
 
 
 _ACTIVATIONS: dict[str, Callable[..., Tensor]] = {"softmax": softmax, "tanh": tanh, "tanhmax": tanhmax}
@@ -112,8 +117,8 @@ _ACTIVATIONS: dict[str, Callable[..., Tensor]] = {"softmax": softmax, "tanh": ta
 def register_attn_activation(name: str, fn: Callable[..., Tensor]) -> None:
     """Make `fn(scores, keep=None, dim=-1) -> coefficients` available as `attn_activation=name` in every config.
 
-    The function is not saved with a checkpoint: whoever loads one that names it has `hf_bidir` installed and
-    registers it first. Code loaded with `trust_remote_code` has a registry of its own, with the built-in names only.
+    The function is not saved with a checkpoint: to load one that names it, install `hf_bidir` and register the function
+    first. Code loaded with `trust_remote_code` has its own registry, with the built-in names only.
 
     Raises:
         ValueError: the name is taken by another function, or `fn` cannot be called.
@@ -128,16 +133,16 @@ def register_attn_activation(name: str, fn: Callable[..., Tensor]) -> None:
 
 
 def get_attn_activation(name: str) -> Callable[..., Tensor]:
-    """The function registered under `name`; ValueError lists the known names and the nearest one."""
+    """The function registered under `name`; ValueError lists the known names and the closest one."""
     if name not in _ACTIVATIONS:
-        hint = nearest(str(name), _ACTIVATIONS) or " hf_bidir.register_attn_activation adds another."
+        hint = did_you_mean(str(name), _ACTIVATIONS) or " hf_bidir.register_attn_activation adds another."
         raise ValueError(
             f'attn_activation="{name}" is not known; choose one of: {", ".join(sorted(_ACTIVATIONS))}.{hint}'
         )
     return _ACTIVATIONS[name]
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`Did you mean "…"?` with the nearest of the known names, or nothing."""
-    found = get_close_matches(name, known, n=1)
-    return f' Did you mean "{found[0]}"?' if found else ""
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A closing sentence that names the closest known name, or an empty string if none is close."""
+    close = get_close_matches(name, known, n=1)
+    return f' Did you mean "{close[0]}"?' if close else ""

@@ -1,4 +1,4 @@
-"""Attention with a free choice of activation: query, key, value -> context, one function per implementation."""
+"""Attention with any activation: query, key, value -> context, one function per implementation."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -17,7 +17,7 @@ from .fused_check import fused_agrees
 logger = logging.get_logger(__name__)
 
 IMPLEMENTATIONS = ("auto", "eager", "chunked", "lift", "fused")
-LIFT_ROWS = 512  # queries in one call where each sees keys of its own: the mask of one call is all that is held
+LIFT_ROWS = 512  # queries per SDPA call if keys depend on the query's position; bounds the memory of the mask
 
 
 def bidir_attention(
@@ -38,35 +38,37 @@ def bidir_attention(
 
     Args:
         query: `[batch, heads, queries, head_dim]`.
-        key, value: `[batch, key heads, keys, head_dim]`; the values may have another last size, which the context
-            takes. Where there are fewer key heads than heads, each serves as many heads that follow one another.
+        key, value: `[batch, key heads, keys, head_dim]`; the values may have another last size, which is also that of
+            the context. With fewer key heads than heads, each key head serves a group of consecutive heads.
         keep: boolean, `[batch or 1, heads or 1, queries or 1, keys]`, True = attend; None = attend everywhere.
         activation: a built-in or registered name (`activations.py`).
         negative_mass: `λ` of TanhMax in [0, 1], one number or one per head (a sequence or a tensor of `heads`
-            entries); the other activations do not have one.
+            entries); ignored by the other activations.
         scaling: factor on the scores, by default `head_dim ** -0.5`.
-        dropout: probability in [0, 1) of dropping a coefficient; give 0 outside training.
-        causal: query `i` attends to the keys `j <= i` that are kept; as many queries as keys.
-        window: query `i` attends to the kept keys with `|i - j| <= window`; as many queries as keys.
+        dropout: probability in [0, 1) of dropping a coefficient; pass 0 outside training.
+        causal: query `i` attends to the kept keys `j <= i`. Both are counted from the first, so unequal numbers of
+            queries and keys are ambiguous and refused: for queries that continue cached keys, pass a mask instead.
+            (`packed_attention` and the layers of models accept them: query 0 then attends to key 0 only.)
+        window: query `i` attends to the kept keys with `|i - j| <= window`; needs as many queries as keys.
         implementation:
             "eager"     materialises and returns the coefficients; the only one for registered activations;
-            "chunked"   piece by piece with its own backward (`chunked_attention.py`), O(length) memory, and nothing
-                        spent on keys behind the diagonal or outside the window;
-            "lift"      softmax attention over the keys `[K; -K]` and values `[V; -V]` on torch's SDPA, O(length)
-                        memory where one of its fused kernels takes the mask; refuses dropout, which would act on
+            "chunked"   computes blocks of scores with its own backward (`chunked_attention.py`), in O(length) memory;
+                        skips keys beyond the diagonal or outside the window;
+            "lift"      softmax attention over the keys `[K; -K]` and values `[V; -V]` on torch's SDPA, in O(length)
+                        memory if one of its fused kernels supports the mask; refuses dropout, which would act on
                         the two halves separately, and loses digits where all scores are below 1e-3;
             "fused"     one Triton kernel (`fused_attention.py`), O(length) memory: fp16, bf16 and fp32 on a GPU, head
                         dimensions 16 to 256;
-            "auto"      chosen by activation, device, dtype and dropout: on a GPU "fused" in half precision, where it
-                        can be had, else "lift" where there is no dropout; otherwise, and on a CPU, "chunked"; for one
-                        query, as in decoding, "eager". Logs its choice once.
+            "auto"      chosen by activation, device, dtype and dropout: on a GPU "fused" in half precision if
+                        available, else "lift" without dropout; otherwise, and on a CPU, "chunked"; for a single query,
+                        as in decoding, "eager". Logs each choice once.
 
     Returns:
         The context `[batch, heads, queries, head_dim]`, and the coefficients `[batch, heads, queries, keys]` (after
-        dropout) from "eager", else None. A query with nothing to attend to gets a context of zeros.
+        dropout) from "eager", else None. A query without kept keys gets a context of zeros.
 
     Raises:
-        ValueError: shapes that do not fit, a mask that is not boolean, an unknown name, an impossible combination.
+        ValueError: shapes that do not fit, a mask that is not boolean, an unknown name, or an unsupported combination.
     """
     check_shapes(query, key, value, keep)
     call = attention_call(query, key, activation, negative_mass, scaling, dropout, causal, window)
@@ -78,11 +80,11 @@ def bidir_attention(
 def attend(
     query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall, implementation: str = "auto"
 ) -> tuple[Tensor, Tensor | None]:
-    """`bidir_attention` of tensors that fit, as models call it."""
+    """`bidir_attention` for inputs that are already checked; models call this."""
     if call.score_terms and implementation != "eager":
         implementation = "eager"
         if not torch.compiler.is_compiling():
-            _log_choice("eager", f"no other computes {call.score_terms}")
+            _log_choice("eager", f"only it computes {call.score_terms}")
     if implementation == "auto":
         implementation = _choose(query, key, value, call)
     if implementation == "eager":
@@ -102,7 +104,7 @@ def attend(
 def eager_attention(
     query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall
 ) -> tuple[Tensor, Tensor]:
-    """The plain path: scores, coefficients, dropout, context."""
+    """The reference path: scores, coefficients, dropout, context."""
     rows, columns = slice(0, query.shape[2]), slice(0, key.shape[2])
     scores = grouped_matmul(query, key.mT) * call.scaling
     keep = call.mask(keep, rows, columns, query.device)
@@ -110,7 +112,7 @@ def eager_attention(
         scores = (scores / call.softcap).tanh() * call.softcap
     if call.bias is not None:
         scores = scores + call.bias
-    if call.sinks is not None:  # one key more, the last
+    if call.sinks is not None:  # appended as an extra last key
         scores = torch.cat([scores, call.sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1).to(scores)], -1)
         keep = None if keep is None else F.pad(keep, (0, 1), value=True)
     coefficients = activated(scores, keep, call.activation, call.negative_mass)[..., columns]
@@ -119,21 +121,21 @@ def eager_attention(
 
 
 def grouped_matmul(x: Tensor, y: Tensor) -> Tensor:
-    """`x @ y` of `[batch, heads, rows, n]` and `[batch, key heads, n, columns]`; the latter is not repeated."""
+    """`x @ y` for `[batch, heads, rows, n]` and `[batch, key heads, n, columns]`, without repeating `y`."""
     if x.shape[1] == y.shape[1]:
         return x @ y
     return (x.reshape(x.shape[0], y.shape[1], -1, x.shape[3]) @ y).reshape(-1, *x.shape[1:3], y.shape[3])
 
 
 def activated(scores: Tensor, keep: Tensor | None, activation: str, negative_mass: float | Tensor) -> Tensor:
-    """The coefficients of scores, `[batch, heads, queries, keys]`, by the name of an activation."""
+    """Apply the activation with this name to scores `[batch, heads, queries, keys]`."""
     if activation == "tanhmax":
         return tanhmax(scores, keep, negative_mass=negative_mass)
     return get_attn_activation(activation)(scores, keep)
 
 
 def softmax_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
-    """torch's SDPA, with zeros instead of NaN for a query that may attend to nothing."""
+    """torch's SDPA, with zeros instead of NaN for a query without kept keys."""
     options = {"scale": call.scaling, "enable_gqa": query.shape[1] != key.shape[1]}
     if call.causal and call.window is None and keep is None:
         return F.scaled_dot_product_attention(query, key, value, None, call.dropout, is_causal=True, **options)
@@ -143,15 +145,15 @@ def softmax_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | 
 
 
 def lifted_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
-    """TanhMax as softmax over twice the keys: `[K; -K]`, `[V; -V]`, the mask repeated (DESIGN: bipolar lift).
+    """TanhMax as softmax over twice the keys (bipolar lift): keys `[K; -K]`, values `[V; -V]`, the mask repeated.
 
-    With a negative mass the scores of the two halves get `+shift` and `-shift`. Where queries see keys by their place,
-    some queries at a time take the keys in their reach.
+    For a negative mass below 1, `+shift` and `-shift` are added to the scores of the two halves. With causality or a
+    window, blocks of queries are computed with the keys in their reach only.
     """
     shift, contexts = call.shift(query), []
-    at_once = LIFT_ROWS if call.banded else query.shape[2]
-    for first in range(0, query.shape[2], at_once):
-        rows = slice(first, min(first + at_once, query.shape[2]))
+    block_rows = LIFT_ROWS if call.banded else query.shape[2]
+    for first in range(0, query.shape[2], block_rows):
+        rows = slice(first, min(first + block_rows, query.shape[2]))
         columns = call.reach(rows, key.shape[2])
         mask = call.mask(keep, rows, columns, query.device)
         contexts.append(_lifted(query[:, :, rows], key[:, :, columns], value[:, :, columns], mask, shift, call.scaling))
@@ -173,29 +175,29 @@ def _lifted_bias(shift: Tensor, mask: Tensor | None, length: int) -> Tensor:
     bias = torch.cat([shift.expand(-1, 1, length), -shift.expand(-1, 1, length)], -1).unsqueeze(0)
     if mask is None:
         return bias
-    # A query without any key keeps its finite scores, so that no NaN arises; its context is zeroed afterwards.
+    # A query without kept keys is computed unmasked, which avoids NaN; its context is zeroed afterwards.
     return bias.masked_fill(~mask & mask.any(-1, keepdim=True), -torch.inf)
 
 
 def _choose(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> str:
-    """The implementation that "auto" stands for; `benchmarks/attention.py` compares them.
+    """The implementation that "auto" selects; `benchmarks/attention.py` compares their speed.
 
-    Under torch.compile on a CPU it is the eager formula, which the compiler fuses.
+    Under torch.compile on a CPU it is "eager", whose operations the compiler fuses.
     """
     device = query.device.type
     if call.activation == "softmax":
-        return "lift"  # without a negative half: torch's SDPA itself
+        return "lift"  # torch's SDPA: softmax has no negative half
     if query.shape[2] == 1:
-        return "eager"  # a row of coefficients for each head is little, and its formula a few operations
-    fused = call.activation == "tanhmax" and _fused_takes(query, key, value)
+        return "eager"  # one row of coefficients per head is small
+    fused = call.activation == "tanhmax" and _supports_fused(query, key, value)
     if torch.compiler.is_compiling():
         return "fused" if fused else "eager"
     if call.activation != "tanhmax":
-        choice, reason = "eager", f"{call.activation} has no other path"
+        choice, reason = "eager", f"{call.activation} has no other implementation"
     elif fused:
         choice, reason = "fused", f"{query.dtype} on {device}"
     elif _has_zero(call.negative_mass):
-        choice, reason = "eager", "softmax heads and signed heads mix in one layer"
+        choice, reason = "eager", "one layer has softmax heads and signed heads"
     elif device == "cuda" and call.dropout == 0:
         choice, reason = "lift", "torch's fused kernels compute it"
     else:
@@ -204,9 +206,9 @@ def _choose(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> s
     return choice
 
 
-def _fused_takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether "auto" may use the Triton kernel: half precision on an NVIDIA GPU of compute capability 8 or more, on
-    which it agrees with the plain path."""
+def _supports_fused(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether "auto" may use the Triton kernel: half precision on an NVIDIA GPU of compute capability 8 or more, if the
+    kernel matches the eager path there."""
     return (
         HAS_TRITON
         and HAS_COMPILER
@@ -221,46 +223,46 @@ def _fused_takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 @lru_cache
 def _log_choice(choice: str, reason: str) -> None:
-    """One line for each different choice; a choice that needs memory quadratic in the length is a warning."""
+    """Log each choice once; as a warning if its memory is quadratic in the length."""
     log = logger.warning if choice == "eager" else logger.info
-    log(f"signed attention runs the {choice} implementation ({reason})")
+    log(f"signed attention uses the {choice} implementation ({reason})")
 
 
 def _check_implementation(implementation: str, call: AttentionCall) -> None:
-    """Raise ValueError where `implementation` is unknown or cannot compute what is asked for."""
+    """Raise ValueError if `implementation` is unknown or cannot compute the call."""
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(
             f"implementation={implementation!r} is not known; choose one of: {', '.join(IMPLEMENTATIONS)}."
         )
     if call.activation not in ("tanhmax", "softmax"):
         get_attn_activation(call.activation)
-        raise ValueError(f'attn_activation="{call.activation}" has no {implementation} path; use "eager".')
+        raise ValueError(f'attn_activation="{call.activation}" has no {implementation} implementation; use "eager".')
     if implementation == "lift" and call.activation == "tanhmax" and call.dropout > 0:
         raise ValueError(
-            f'implementation="lift" cannot apply dropout={call.dropout} to coefficients, only to the halves they are '
-            'the difference of; use "chunked" or "eager", or dropout=0.'
+            f'implementation="lift" cannot apply dropout={call.dropout}: it would drop the positive and the negative '
+            'half of a coefficient separately; use "chunked" or "eager", or dropout=0.'
         )
     if implementation != "fused" and _has_zero(call.negative_mass):
         raise ValueError(
             f"implementation={implementation!r} needs every head's negative mass to be positive, got "
-            f'{call.negative_mass.flatten().tolist()}; use "eager" or "fused" where softmax heads and signed heads mix.'
+            f'{call.negative_mass.flatten().tolist()}; use "eager" or "fused" for softmax heads beside signed heads.'
         )
 
 
 def _check_causal(query: Tensor, key: Tensor, keep: Tensor | None, call: AttentionCall) -> None:
-    """Raise ValueError where it is not clear which keys a query sees: their numbers differ, or a mask contradicts."""
+    """Raise ValueError if the lengths differ or the mask keeps a key that causality drops."""
     if query.shape[2] != key.shape[2]:
         raise ValueError(
-            f"causal needs a query for every key; got {query.shape[2]} queries for {key.shape[2]} keys. Say in a mask "
-            "which keys are attended to."
+            f"causal needs as many queries as keys; got {query.shape[2]} queries for {key.shape[2]} keys. Pass a mask "
+            "of the keys to attend to."
         )
     if keep is None or keep.shape[2] == 1 or torch.compiler.is_compiling():
         return
     rows, columns = slice(0, keep.shape[2]), slice(0, keep.shape[3])
     if (later := (keep & ~replace(call, window=None).band(rows, columns, keep.device)).nonzero()).numel():
         raise ValueError(
-            f"the mask keeps key {later[0, 3]} for query {later[0, 2]}, which causal=True leaves out. Give a mask of "
-            "padding [batch, 1, 1, keys], or leave causal out."
+            f"the mask keeps key {later[0, 3]} for query {later[0, 2]}, which causal=True drops. Pass a padding mask "
+            "[batch, 1, 1, keys], or causal=False."
         )
 
 

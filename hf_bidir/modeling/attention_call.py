@@ -1,4 +1,4 @@
-"""What a call of attention carries beside query, key, value and mask: one object, made once and handed on."""
+"""The options of one attention call (everything except query, key, value and keep-mask) as one checked object."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,24 +6,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .activations import score_shift
+from .activations import compute_dtype, score_shift
 from .attention_inputs import NegativeMass, check_dropout, per_head
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """Checked and complete; `attention_call` makes it of what a user gives.
+    """Checked options with all defaults filled in; built by `attention_call`.
 
     Args:
         activation: a built-in or registered name (`activations.py`).
         negative_mass: `λ` of TanhMax, one number or `[heads, 1, 1]`; never the number 0, which is softmax.
         scaling: factor on the scores.
-        dropout: probability in [0, 1) that a coefficient is set to 0, the others growing by `1 / (1 - dropout)`.
-        causal: query `i` attends to the keys `j <= i`.
+        dropout: probability in [0, 1) that a coefficient is set to 0; the others are scaled by `1 / (1 - dropout)`.
+        causal: query `i` attends to the keys `j <= i`, both counted from the first, also where the lengths differ.
         window: query `i` attends to the keys with `|i - j| <= window`.
         bias: added to the scores, broadcastable to `[batch, heads, queries, keys]`.
-        softcap: before that, scores become `softcap * tanh(scores / softcap)`.
-        sinks: `[heads]`, the score of a key that has no value and takes part in the normaliser alone.
+        softcap: before the bias, scores become `softcap * tanh(scores / softcap)`.
+        sinks: `[heads]`, the score of an extra key without a value, which enters the normaliser only.
     """
 
     activation: str = "tanhmax"
@@ -38,33 +38,33 @@ class AttentionCall:
 
     @property
     def banded(self) -> bool:
-        """Whether queries see different keys by their place."""
+        """Whether the position of a query limits its keys."""
         return self.causal or self.window is not None
 
     @property
     def score_terms(self) -> str:
-        """What else is done with the scores, listed; only the eager path computes it."""
+        """The names of the score terms that only the eager path computes, comma-separated."""
         return ", ".join(name for name in ("bias", "softcap", "sinks") if getattr(self, name) is not None)
 
     def shift(self, query: Tensor) -> Tensor | None:
-        """`score_shift` as `[heads, 1, 1]` in the precision of scores, None where it is 0; of 0 as large as can be."""
+        """`score_shift` as `[heads, 1, 1]` in the dtype of the scores, finite also for a mass of 0; None if it is 0."""
         mass = self.negative_mass
         if isinstance(mass, float) and mass == 1:
             return None
-        dtype = torch.promote_types(query.dtype, torch.float32)
+        dtype = compute_dtype(query.dtype)
         if isinstance(mass, float):
             return torch.full((query.shape[1], 1, 1), score_shift(mass), dtype=dtype, device=query.device)
         mass = mass.to(query.device, dtype).clamp_min(torch.finfo(torch.float32).tiny)
         return score_shift(mass).expand(query.shape[1], 1, 1)
 
     def reach(self, rows: slice, keys: int) -> slice:
-        """The keys that some of these queries may attend to."""
+        """The keys that at least one of these queries may attend to."""
         first = 0 if self.window is None else max(0, rows.start - self.window)
         last = keys if self.window is None else min(keys, rows.stop + self.window)
         return slice(first, min(last, rows.stop) if self.causal else last)
 
     def band(self, rows: slice, columns: slice, device: torch.device) -> Tensor | None:
-        """Boolean `[rows, columns]`: which pairs causality and window leave. None where they are not asked for."""
+        """Boolean `[rows, columns]`: the pairs that causality and window keep; None without either."""
         if not self.banded:
             return None
         distance = torch.arange(rows.start, rows.stop, device=device)[:, None] - torch.arange(
@@ -74,10 +74,10 @@ class AttentionCall:
         return kept if self.window is None else kept & (distance <= self.window)
 
     def partial_bands(self, rows: slice, columns: slice, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
-        """The columns, counted from the first of these, in which `band` drops some pair, and what it says there."""
+        """The parts of `columns`, relative to its start, in which `band` drops a pair, each with its band."""
         if not self.banded:
             return
-        # between these two no pair is dropped; either may lie outside the columns, of which a mask may leave few
+        # no pair is dropped between `first` and `last`; both may lie outside the columns if a mask leaves only a few
         first = columns.start if self.window is None else max(columns.start, rows.stop - 1 - self.window)
         first = min(first, columns.stop)
         last = min(columns.stop, rows.start + 1 if self.causal else rows.start + 1 + (self.window or 0))
@@ -87,7 +87,7 @@ class AttentionCall:
                 yield shifted, self.band(rows, part, device)
 
     def mask(self, keep: Tensor | None, rows: slice, columns: slice, device: torch.device) -> Tensor | None:
-        """The part of a keep-mask that belongs to these queries and keys, with the band: `[..., rows, columns]`."""
+        """The part of a keep-mask for these queries and keys, combined with the band: `[..., rows, columns]`."""
         band = self.band(rows, columns, device)
         if keep is None:
             return band if band is None else band[None, None]
@@ -106,22 +106,23 @@ def attention_call(
     window: int | None = None,
     **terms: Tensor | float | None,
 ) -> AttentionCall:
-    """`AttentionCall` for a query `[batch, heads, queries, head_dim]` and a key of its keys, as a user gives it.
+    """Check options as a user passes them and fill in the defaults.
 
     Args:
-        negative_mass: one number or one per head; only TanhMax has one, and TanhMax with 0 is softmax.
+        query: `[batch, heads, queries, head_dim]`; `key` has `keys` in place of `queries`.
+        negative_mass: one number or one per head; ignored except by TanhMax. TanhMax with 0 becomes softmax.
         scaling: by default `head_dim ** -0.5`.
         terms: `bias`, `softcap`, `sinks`.
 
     Raises:
-        ValueError: a number out of its range; or a window where queries and keys differ in number.
+        ValueError: a number out of range, or a window with unequal numbers of queries and keys.
     """
     check_dropout(dropout)
     check_window(window)
     if window is not None and query.shape[2] != key.shape[2]:
         raise ValueError(
-            f"window needs a query for every key; got {query.shape[2]} queries for {key.shape[2]} keys. Say in a mask "
-            'which keys are attended to; to a model with attn_scope="window" pass use_cache=False.'
+            f"window needs as many queries as keys; got {query.shape[2]} queries for {key.shape[2]} keys. Pass a mask "
+            'of the keys to attend to; call a model with attn_scope="window" with use_cache=False.'
         )
     mass = per_head(negative_mass, query) if activation == "tanhmax" else 1.0
     if isinstance(mass, float) and mass == 0:
@@ -131,6 +132,6 @@ def attention_call(
 
 
 def check_window(window: int | None) -> None:
-    """Raise ValueError unless a window is a whole number of at least 1, or None."""
+    """Raise ValueError unless `window` is None or an integer of at least 1."""
     if window is not None and (isinstance(window, float) or window < 1):
-        raise ValueError(f"window must be a whole number of at least 1, or None; got {window!r}.")
+        raise ValueError(f"window must be an integer of at least 1, or None; got {window!r}.")

@@ -1,4 +1,4 @@
-"""What attention takes: shapes that fit, masks of every kind as one, a negative mass per head."""
+"""Checks and conversions of attention inputs: shapes, masks of every kind, negative masses per head."""
 
 import os
 from collections.abc import Sequence
@@ -12,26 +12,26 @@ from .activations import check_negative_mass
 
 NegativeMass = float | Sequence[float] | Tensor
 
-# Triton builds what starts its kernels with a C compiler of the machine.
+# Triton compiles its kernel launchers with the system's C compiler.
 HAS_TRITON = find_spec("triton") is not None
 HAS_COMPILER = any(which(name) for name in (os.environ.get("CC"), "gcc", "clang") if name)
-# A float mask drops what is at most this: e^-50 is 0 beside any other weight of a softmax. Swin masks with -100.
+# Float mask entries of at most this drop a key: e^-50 is negligible in a softmax. Swin masks with -100.
 MASKED = -50.0
-HEAD_DIMS = (16, 256)  # that the kernels take
-# The Triton kernels run without a GPU, slowly; Triton looks at the variable when it is imported.
+HEAD_DIMS = (16, 256)  # smallest and largest head dimension of the kernels
+# Triton's interpreter runs the kernels slowly without a GPU. Triton reads the variable when it is imported.
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
 
 
 def keep_and_bias(
-    attention_mask: Tensor | None, position_bias: Tensor | None = None, looked_at: bool = False
+    attention_mask: Tensor | None, position_bias: Tensor | None = None, omit_zero_bias: bool = False
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Which keys are kept, and what is added to the scores of those; None where all are, or nothing is.
+    """Split masks and biases into a boolean keep-mask and an additive bias; None for either if it has no effect.
 
     Args:
-        attention_mask: boolean, integers, or float: what is at most `MASKED` is dropped, the rest is a bias. To add
-            what is dropped would be wrong here: `e^-s` would give that key all of the weight.
-        position_bias: a bias, in which some models have a mask as well.
-        looked_at: return no bias where all of it is 0. A compiled graph cannot look.
+        attention_mask: boolean, integer, or float. Float entries of at most `MASKED` drop the key, the others are a
+            bias. A large negative bias would not drop it: `e^-s` would give that key all of the weight.
+        position_bias: an additive bias, which in some models also contains a mask.
+        omit_zero_bias: return None for a bias that is 0 everywhere; ignored while compiling, where values are unknown.
     """
     terms = [x for x in (attention_mask, position_bias) if x is not None and x.is_floating_point()]
     keep = None
@@ -43,19 +43,19 @@ def keep_and_bias(
     dropped = bias <= MASKED
     bias = bias.masked_fill(dropped, 0)
     keep = ~dropped if keep is None else keep & ~dropped
-    return keep, None if looked_at and not torch.compiler.is_compiling() and not bias.any() else bias
+    return keep, None if omit_zero_bias and not torch.compiler.is_compiling() and not bias.any() else bias
 
 
 def same_batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value of one batch size: a batch of 1 stands for as many as the others have."""
+    """Query, key and value expanded to one batch size; a batch of 1 is broadcast."""
     batch = max(query.shape[0], key.shape[0])
     return tuple(x if x.shape[0] == batch else x.expand(batch, -1, -1, -1) for x in (query, key, value))
 
 
 def per_head(negative_mass: NegativeMass, query: Tensor) -> float | Tensor:
-    """A float, or a tensor `[heads, 1, 1]` where the heads differ or the value is learned."""
+    """The negative mass as a float, or as a tensor `[heads, 1, 1]` if the heads differ or it was given as a tensor."""
     heads = query.shape[1]
-    if isinstance(negative_mass, (int, float)):  # torch 2.8 compiles no union here
+    if isinstance(negative_mass, (int, float)):  # torch 2.8 compiles no union
         check_negative_mass(negative_mass)
         return float(negative_mass)
     if isinstance(negative_mass, str):
@@ -74,20 +74,20 @@ def per_head(negative_mass: NegativeMass, query: Tensor) -> float | Tensor:
 
 
 def check_shapes(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> None:
-    """Raise ValueError that prints the shapes where they do not fit."""
+    """Raise ValueError with all shapes unless they fit."""
     shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
     if query.dim() != 4 or key.dim() != 4 or value.shape[:3] != key.shape[:3]:
         raise ValueError(f"expected [batch, heads, length, head_dim] with equal key and value lengths, got {shapes}.")
     if query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3]:
         raise ValueError(f"query and key must agree in batch and head_dim, got {shapes}.")
     if key.shape[1] == 0 or query.shape[1] % key.shape[1]:
-        raise ValueError(f"the heads of the key must be as many as those of the query, or divide them; got {shapes}.")
+        raise ValueError(f"the number of key heads must divide the number of query heads; got {shapes}.")
     if query.numel() == 0 or value.numel() == 0:
         raise ValueError(f"no size may be 0, got {shapes}.")
     if keep is None:
         return
     if keep.dtype != torch.bool:
-        raise ValueError(f"keep must be boolean (True = attend), got {keep.dtype}; mask == 1 makes one of numbers.")
+        raise ValueError(f"keep must be boolean (True = attend), got {keep.dtype}; convert numbers with mask == 1.")
     full = (*query.shape[:3], key.shape[2])
     if (
         keep.dim() != 4
@@ -104,7 +104,7 @@ def check_dropout(dropout: float) -> None:
 
 
 def fused_obstacle() -> str | None:
-    """What keeps this machine from running the Triton kernels; None where nothing does."""
+    """The reason why this machine cannot run the Triton kernels; None if it can."""
     if not HAS_TRITON:
         return "Triton is not installed (pip install triton)"
     if INTERPRETED:

@@ -1,9 +1,9 @@
-"""TanhMax attention computed in pieces that stay in the processor's cache, with a backward pass of its own.
+"""TanhMax attention computed in pieces that fit into the processor's cache, with its own backward pass.
 
-The plain path writes and reads the whole `[batch, heads, queries, keys]` score tensor once per elementary operation.
-Here each piece goes from scores to context before the next one is begun, forward and backward. Memory beyond inputs and
-outputs is therefore linear in the length. Keys that no query of a piece attends to (behind the diagonal, outside the
-window, padding at either end) are not computed, and grouped key heads are not repeated.
+The eager path stores and loads the whole `[batch, heads, queries, keys]` score tensor once per elementary operation.
+Here each piece is computed from scores to context before the next one starts, forward and backward. Memory beyond
+inputs and outputs is therefore linear in the length. Keys to which no query of a piece attends (beyond the diagonal,
+outside the window, padding at either end) are skipped, and grouped key heads are not repeated.
 """
 
 import math
@@ -13,23 +13,25 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .activations import compute_dtype, upcast
 from .attention_call import AttentionCall
 
-# Scores in one piece. On a CPU 1 MiB of fp32, of which a core's caches hold the few that a piece needs, but a head for
-# each thread at least; on other devices it only bounds the memory.
+# Scores per piece. On a CPU they take 1 MiB in fp32, so that the few tensors of a piece fit into a core's caches; a
+# piece has at least one head per thread. On other devices the number only bounds the memory.
 CPU_PIECE, DEVICE_PIECE = 2**18, 2**26
-ROWS, BAND_ROWS = 256, 128  # queries in one piece: more multiply faster; fewer skip more where each has its own keys
+# Queries per piece: more multiply faster, fewer skip more keys with causality, a window or a mask.
+ROWS, BAND_ROWS = 256, 128
 
-# Scores are held in base 2: torch computes 2^x several times as fast as e^x on some processors.
+# Scores are kept in base 2: torch computes 2^x several times as fast as e^x on some processors.
 LOG2_E = math.log2(math.e)
 
-# While every |score| is below SMALL_SCORE, the power series of sinh and cosh below are exact; while it is below
-# SAFE_SCORE, neither e^s nor a row's sum of cosh(s) leaves the range of fp32.
+# The power series of sinh and cosh below are exact for |score| < SMALL_SCORE. For |score| < SAFE_SCORE, neither e^s nor
+# a row's sum of cosh(s) overflows fp32.
 SMALL_SCORE, SAFE_SCORE = {torch.float32: 0.5, torch.float64: 0.1}, 40.0
 
 
 class Piece(NamedTuple):
-    """Which examples, key heads, queries and keys, and 0 for the pairs of them that do not count, by columns."""
+    """Slices of examples, key heads, queries and keys, and by parts of the columns a factor 0 for every masked pair."""
 
     examples: slice
     heads: slice
@@ -39,12 +41,12 @@ class Piece(NamedTuple):
 
     @property
     def of_queries(self) -> tuple[slice, ...]:
-        """The piece of a tensor `[batch, key heads, groups, queries, ...]`."""
+        """Index into a tensor `[batch, key heads, groups, queries, ...]`."""
         return self.examples, self.heads, slice(None), self.rows
 
     @property
     def of_keys(self) -> tuple[slice, ...]:
-        """The piece of a tensor `[batch, key heads, keys, ...]`."""
+        """Index into a tensor `[batch, key heads, keys, ...]`."""
         return self.examples, self.heads, self.columns
 
 
@@ -65,17 +67,17 @@ def chunked_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | 
 
 
 class _Chunked(torch.autograd.Function):
-    """Forward and backward by pieces: `dS = c ∘ dA - a rowsum(dO ∘ O)`, where `c = cosh(s) / sum cosh(s)`.
+    """Forward and backward in pieces: `dS = c ∘ dA - a rowsum(dO ∘ O)`, where `c = cosh(s) / sum cosh(s)`.
 
-    `sinh` and `cosh` of a piece are never divided by the normaliser: what they are multiplied with is smaller.
+    The normaliser is applied to the products of `sinh` and `cosh`, which are smaller than `sinh` and `cosh` themselves.
     """
 
     @staticmethod
     def forward(ctx, query, key, value, shift, keep, call, seed, threads):
         problem = _Problem(query, key, shift, keep, call, threads)
-        # Laid out as [batch, queries, heads, value_dim], so that a model's merging of the heads needs no copy.
+        # The memory layout is [batch, queries, heads, value_dim], so that merging the heads needs no copy.
         context = query.new_empty(*query.shape[:3:2], query.shape[1], value.shape[3]).transpose(1, 2)
-        inverse = query.new_empty(*query.shape[:3], 1, dtype=torch.promote_types(query.dtype, torch.float32))
+        inverse = query.new_empty(*query.shape[:3], 1, dtype=problem.dtype)
         contexts, inverses, modes = problem.by_group(context), problem.by_group(inverse), []
         with torch.autocast(query.device.type, enabled=False):
             for index, piece in enumerate(problem.pieces()):
@@ -86,7 +88,7 @@ class _Chunked(torch.autograd.Function):
                 total = total.reciprocal_()
                 if call.dropout > 0:
                     sinh = sinh.mul_(_dropout_factors(sinh, call.dropout, seed + index))
-                mixed = (sinh @ _upcast(value[piece.of_keys])).mul_(total)
+                mixed = (sinh @ upcast(value[piece.of_keys])).mul_(total)
                 contexts[piece.of_queries] = mixed.unflatten(2, (problem.groups, -1))
                 inverses[piece.of_queries] = total.unflatten(2, (problem.groups, -1))
                 modes.append(mode)
@@ -99,9 +101,9 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx, grad_context):
         query, key, value, shift, keep, context, inverse = ctx.saved_tensors
         call, problem = ctx.call, _Problem(query, key, shift, keep, ctx.call, ctx.threads)
-        # Each query is visited once; a key once per block of queries, or never. Sums of the keys are [..., size, keys]:
-        # so the product that is added needs no transposed copy of a piece.
-        grad_query, grad_key, grad_value = torch.empty_like(query), problem.zeros_like(key), problem.zeros_like(value)
+        # Each query is in the pieces of one block, a key in any number of blocks, so gradients of keys are summed. The
+        # sums are [..., size, keys]: the products added to them then need no transposed copy of a piece.
+        grad_query, grad_key, grad_value = torch.empty_like(query), problem.key_sums(key), problem.key_sums(value)
         grad_shift = None if shift is None else torch.zeros_like(shift)
         with torch.autocast(query.device.type, enabled=False):
             grad_context = grad_context * inverse
@@ -110,7 +112,7 @@ class _Chunked(torch.autograd.Function):
             for index, piece in enumerate(problem.pieces()):
                 sinh, cosh, _ = problem.hyperbolic(piece, ctx.modes[index])
                 grad_output = grad_contexts[piece.of_queries].flatten(2, 3)
-                grad_coefficients = grad_output @ _upcast(value[piece.of_keys]).mT
+                grad_coefficients = grad_output @ upcast(value[piece.of_keys]).mT
                 applied = sinh
                 if call.dropout > 0:
                     factors = _dropout_factors(sinh, call.dropout, ctx.seed + index)
@@ -122,7 +124,7 @@ class _Chunked(torch.autograd.Function):
                 if shift is not None:
                     summed = grad_scores.unflatten(2, (problem.groups, -1)).sum((0, 3, 4))
                     grad_shift.view(-1, problem.groups)[piece.heads] += summed
-                scaled = grad_scores @ _upcast(key[piece.of_keys])
+                scaled = grad_scores @ upcast(key[piece.of_keys])
                 grad_queries[piece.of_queries] = scaled.mul_(call.scaling).unflatten(2, (problem.groups, -1))
                 _accumulate(grad_key, piece, problem.scaled_queries(piece), grad_scores)
         grad_key, grad_value = grad_key.mT.to(key.dtype), grad_value.mT.to(value.dtype)
@@ -130,9 +132,9 @@ class _Chunked(torch.autograd.Function):
 
 
 class _Problem:
-    """What forward and backward compute alike: the pieces, and sinh and cosh of the scores of one.
+    """Computations shared by forward and backward: the pieces, and sinh and cosh of a piece's scores.
 
-    Both have to be given the same number of threads, from which the pieces follow.
+    Both passes need the same number of threads, because it determines the pieces.
     """
 
     def __init__(self, query, key, shift, keep, call: AttentionCall, threads: int):
@@ -142,27 +144,27 @@ class _Problem:
         self.keep = keep if keep is None else keep.unsqueeze(2) if keep.shape[1] == 1 else self.by_group(keep)
         self.on_cpu = query.device.type == "cpu"
         self.threads = min(key.shape[1], threads) if self.on_cpu else 1
-        self.dtype = torch.promote_types(query.dtype, torch.float32)
+        self.dtype = compute_dtype(query.dtype)
 
     def by_group(self, x: Tensor) -> Tensor:
-        """`[batch, heads, ...]` as `[batch, key heads, groups, ...]`, without copying."""
+        """View `[batch, heads, ...]` as `[batch, key heads, groups, ...]`."""
         return x.unflatten(1, (-1, self.groups))
 
-    def zeros_like(self, x: Tensor) -> Tensor:
-        """`[batch, key heads, size, keys]` for something of every key."""
+    def key_sums(self, x: Tensor) -> Tensor:
+        """Zeros `[batch, key heads, size, keys]` in which the gradient of keys or values `x` is summed."""
         return x.new_zeros(*x.shape[:2], x.shape[3], x.shape[2], dtype=self.dtype)
 
     def pieces(self) -> Iterator[Piece]:
-        """Pieces that together have all pairs that count."""
+        """Pieces that together cover all unmasked pairs."""
         (batch, heads, groups, queries), keys = self.query.shape[:4], self.key.shape[2]
         budget = (CPU_PIECE if self.on_cpu else DEVICE_PIECE) // groups
-        own_keys = self.call.banded or (self.keep is not None and self.keep.shape[3] > 1)
-        at_once = min(queries, BAND_ROWS if own_keys else ROWS, max(1, 2 * budget // keys))
-        for first in range(0, queries, at_once):
-            rows = slice(first, min(first + at_once, queries))
+        keys_differ = self.call.banded or (self.keep is not None and self.keep.shape[3] > 1)
+        piece_rows = min(queries, BAND_ROWS if keys_differ else ROWS, max(1, 2 * budget // keys))
+        for first in range(0, queries, piece_rows):
+            rows = slice(first, min(first + piece_rows, queries))
             columns = self.call.reach(rows, keys)
             pairs = (rows.stop - rows.start) * (columns.stop - columns.start)
-            piece_heads = heads if budget >= pairs * heads else self.heads_at_once(budget // pairs)
+            piece_heads = heads if budget >= pairs * heads else self.heads_per_piece(budget // pairs)
             examples = max(1, min(batch, budget // (pairs * heads)))
             factors = self.band_factors(rows, columns) if self.keep is None else []
             for b in range(0, batch, examples):
@@ -170,8 +172,8 @@ class _Problem:
                     piece = Piece(slice(b, b + examples), slice(h, h + piece_heads), rows, columns, factors)
                     yield piece if self.keep is None else self.masked(piece)
 
-    def heads_at_once(self, fitting: int) -> int:
-        """As many as fit and threads share evenly: three products take two threads as long as four."""
+    def heads_per_piece(self, fitting: int) -> int:
+        """The most heads that fit, a multiple of the threads: two threads take as long for three heads as for four."""
         return max(fitting - fitting % self.threads, self.threads)
 
     def band_factors(self, rows: slice, columns: slice) -> list[tuple[slice, Tensor]]:
@@ -179,11 +181,11 @@ class _Problem:
         return [(part, band.to(self.dtype)) for part, band in bands]
 
     def masked(self, piece: Piece) -> Piece:
-        """A piece without the keys before the first and after the last that the mask keeps, and its factors."""
+        """The piece with its mask as factors, and without the keys before the first and after the last kept one."""
         examples, heads, rows, columns, _ = piece
-        place = zip((examples, heads, slice(None), rows, columns), self.keep.shape, strict=True)
-        keep = self.keep[tuple(part if size > 1 else slice(None) for part, size in place)]
-        if self.on_cpu:  # a GPU would have to wait for the answer
+        indices = zip((examples, heads, slice(None), rows, columns), self.keep.shape, strict=True)
+        keep = self.keep[tuple(index if size > 1 else slice(None) for index, size in indices)]
+        if self.on_cpu:  # on a GPU, inspecting the mask would force a synchronisation
             used = keep.flatten(0, 3).any(0).nonzero().flatten()[[0, -1]].tolist() if keep.any() else [0, 0]
             keep, first = keep[..., used[0] : used[1] + 1], columns.start
             columns = slice(first + used[0], first + used[1] + 1)
@@ -195,17 +197,19 @@ class _Problem:
 
     def scaled_queries(self, piece: Piece) -> Tensor:
         """`[examples, key heads, groups * rows, head_dim]`."""
-        return _upcast(self.query[piece.of_queries]).flatten(2, 3) * self.call.scaling
+        return upcast(self.query[piece.of_queries]).flatten(2, 3) * self.call.scaling
 
     def hyperbolic(self, piece: Piece, mode: str | None = None) -> tuple[Tensor, Tensor, str]:
-        """sinh and cosh of the scores `[examples, key heads, groups * rows, columns]`, both times one number per row
-        that follows from the mode, which is chosen unless given; 0 for pairs that do not count."""
-        scores = (self.scaled_queries(piece) * LOG2_E) @ _upcast(self.key[piece.of_keys]).mT
+        """sinh and cosh of the scores, `[examples, key heads, groups * rows, columns]`, and the mode; 0 where masked.
+
+        sinh and cosh are scaled by one number per row, which depends on the mode; the mode is chosen unless given.
+        """
+        scores = (self.scaled_queries(piece) * LOG2_E) @ upcast(self.key[piece.of_keys]).mT
         by_group = scores.unflatten(2, (self.groups, -1))
         if self.shift is not None:
             by_group += self.shift[piece.heads] * LOG2_E
         for columns, factor in piece.factors:
-            by_group[..., columns].mul_(factor)  # sinh(0) = 0: dropped without touching the row's largest score
+            by_group[..., columns].mul_(factor)  # sinh(0) = 0: drops the pair without changing the row's largest score
         mode = _mode(scores) if mode is None else mode
         sinh, cosh = _hyperbolic(scores, mode)
         for columns, factor in piece.factors:
@@ -214,42 +218,42 @@ class _Problem:
 
 
 def _accumulate(sums: Tensor, piece: Piece, rows: Tensor, pairs: Tensor) -> None:
-    """Add `rows^T pairs` to the keys of a piece, which is one of several examples only where it has all heads."""
+    """Add `rows^T pairs` to the sums of a piece's keys. A piece of several examples always has all heads."""
     own = sums[piece.examples, piece.heads]
     own.view(-1, *own.shape[2:])[..., piece.columns].baddbmm_(rows.flatten(0, 1).mT, pairs.flatten(0, 1))
 
 
 def _mode(scores: Tensor) -> str:
-    """How to compute sinh and cosh: by the largest score of a piece, the cheapest way that loses no digits.
+    """The cheapest mode of `_hyperbolic` that is exact for the largest score of a piece.
 
-    A GPU always takes the last way: asking it for the largest score would cost more.
+    On a GPU always "shifted": synchronising to get the largest score would cost more.
     """
     if scores.device.type != "cpu":
-        return "far"
+        return "shifted"
     low, high = torch.aminmax(scores)
     largest = max(-low.item(), high.item()) / LOG2_E
     if largest < SMALL_SCORE[scores.dtype]:
-        return "near"
-    return "plain" if largest < SAFE_SCORE else "far"  # also for NaN, which is not below
+        return "series"
+    return "plain" if largest < SAFE_SCORE else "shifted"  # also for NaN, which compares as False
 
 
 def _hyperbolic(scores: Tensor, mode: str) -> tuple[Tensor, Tensor]:
-    """sinh and cosh of scores in base 2, both times one number per row. Overwrites the scores.
+    """sinh and cosh of scores in base 2, both scaled by one number per row. Overwrites the scores.
 
-    "near" is a power series, where `e^s - e^-s` would cancel; "plain" one exponential and its reciprocal; "far" both
-    exponentials relative to the row's largest, where they could leave the range of numbers.
+    "series" is a power series for small scores, where `e^s - e^-s` would cancel; "plain" one exponential and its
+    reciprocal; "shifted" divides by the row's largest exponential, for scores whose exponentials could overflow.
     """
     if mode == "plain":
         positive = scores.exp2_()
         negative = positive.reciprocal()
-        sinh = positive.sub_(negative)  # in place, and cosh from it, without a third piece of memory
+        sinh = positive.sub_(negative)  # in place, so that no third tensor is allocated
         return sinh, torch.add(sinh, negative, alpha=2, out=negative)
     scores.div_(LOG2_E)
-    if mode == "near":
+    if mode == "series":
         square = scores.square()
         sinh, cosh = 1 + square / 72, 1 + square / 56
-        for of_sinh, of_cosh in ((42, 30), (20, 12), (6, 2)):
-            sinh, cosh = sinh.mul_(square).div_(of_sinh).add_(1), cosh.mul_(square).div_(of_cosh).add_(1)
+        for sinh_divisor, cosh_divisor in ((42, 30), (20, 12), (6, 2)):
+            sinh, cosh = sinh.mul_(square).div_(sinh_divisor).add_(1), cosh.mul_(square).div_(cosh_divisor).add_(1)
         return sinh.mul_(scores), cosh
     magnitude = scores.abs()
     weight = (magnitude - magnitude.amax(-1, keepdim=True)).exp_()
@@ -258,11 +262,6 @@ def _hyperbolic(scores: Tensor, mode: str) -> tuple[Tensor, Tensor]:
 
 
 def _dropout_factors(coefficients: Tensor, dropout: float, seed: int) -> Tensor:
-    """0 with probability `dropout`, else `1 / (1 - dropout)`; the same seed gives the same factors again."""
+    """0 with probability `dropout`, else `1 / (1 - dropout)`; determined by the seed."""
     generator = torch.Generator(coefficients.device).manual_seed(seed)
     return torch.empty_like(coefficients).bernoulli_(1 - dropout, generator=generator).div_(1 - dropout)
-
-
-def _upcast(x: Tensor) -> Tensor:
-    """fp16 and bf16 as fp32; fp32 and fp64 as they are."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))

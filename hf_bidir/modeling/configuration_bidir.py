@@ -1,6 +1,5 @@
-"""Configs of models with signed attention: `Bidir` and the name of any config of transformers, made when asked for."""
+"""Configs of models with signed attention: `Bidir` + the name of any transformers config, created on first access."""
 
-import copy
 import functools
 import inspect
 from numbers import Real
@@ -10,10 +9,10 @@ import transformers
 from transformers import PretrainedConfig
 from transformers.models.auto import modeling_auto
 
-from .activations import check_negative_mass, get_attn_activation, nearest
+from .activations import check_negative_mass, did_you_mean, get_attn_activation
 
 PREFIX = "Bidir"
-FORMAT = 1  # of the fields below, as config.json holds them
+FORMAT = 1  # version of the fields below in config.json
 ATTENTION_FIELDS = {
     "attn_activation": "tanhmax",
     "attn_negative_mass": 1.0,
@@ -27,74 +26,73 @@ FIELDS_DOC = """
     attn_activation: "tanhmax" (default), "softmax", "tanh" or a name given to `register_attn_activation`.
     attn_negative_mass: `λ` of TanhMax in [0, 1] (1 is TanhMax, 0 is softmax): one number, or a list with one entry per
         signed layer in the order of `model.modules()`, each a number or a list with one number per head.
-    attn_scope: "global" (default): every query sees all keys that the model's mask keeps; "window": of these, the keys
-        at most `attn_window` positions away, on either side.
-    attn_window: at least 1, with `attn_scope="window"` only.
+    attn_scope: "global" (default): a query attends to all keys that the model's mask keeps; "window": only to those at
+        most `attn_window` positions away, on either side.
+    attn_window: at least 1; only with `attn_scope="window"`.
     attn_partial: accept a model in which some attention is outside transformers' attention interface and stays softmax.
 """
 
 
 class BidirConfigMixin:
-    """What every config with signed attention has; stands before the stock config in the bases of a made class."""
+    """Base class of every config with signed attention; precedes the stock config in the bases of a signed class."""
 
     attn_scopes = ("global", "window")
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict, dict]:
-        """As in transformers, and of stock checkpoints as well; the config of one part of a signed model inherits the
-        whole model's attention fields."""
+        """As in transformers; also accepts stock checkpoints. The config of a part of a signed model inherits the
+        attention fields of the whole."""
         fields, unused = super().get_config_dict(*args, **kwargs)
         if f"bidir_{fields.get('model_type')}" == cls.model_type:
-            fields["model_type"] = cls.model_type  # or transformers would warn of another type
+            fields["model_type"] = cls.model_type  # avoids a warning of transformers about another type
         part = fields.get(getattr(cls, "base_config_key", "") or "")
         if isinstance(part, dict):
             ours = {name: fields[name] for name in ATTENTION_FIELDS if name in fields}
             if isinstance(ours.get("attn_negative_mass"), list | tuple):
                 raise ValueError(
-                    f"the checkpoint has one attn_negative_mass for each layer of {fields.get('model_type')}, of which "
-                    f"{cls.__name__} describes a part; load the whole model and take the part from it."
+                    f"the checkpoint has one attn_negative_mass for each layer of {fields.get('model_type')}, and "
+                    f"{cls.__name__} describes only a part of it; load the whole model and take the part from it."
                 )
             part |= ours
         return fields, unused
 
     def to_diff_dict(self) -> dict[str, Any]:
-        """As in transformers, and always with the attention fields, so that no default is needed to read them."""
+        """As in transformers, but always with the attention fields, so that saved configs do not depend on defaults."""
         ours = {name: getattr(self, name) for name in ATTENTION_FIELDS if hasattr(self, name)}
         return super().to_diff_dict() | ours | {"attn_format": FORMAT}
 
     def check_scope(self) -> None:
-        """Raise ValueError where `attn_scope` and `attn_window` do not fit each other, or the model."""
+        """Raise ValueError unless `attn_scope` and `attn_window` fit each other and the model."""
         scope, window = self.attn_scope, self.attn_window
         if scope not in self.attn_scopes:
             raise ValueError(
-                f'attn_scope="{scope}" is not for a {self.model_type}; choose one of: {", ".join(self.attn_scopes)}.'
+                f'attn_scope="{scope}" is not available for {self.model_type}; choose one of: '
+                f"{', '.join(self.attn_scopes)}."
             )
         if scope == "global" and window is not None:
             scopes = " or ".join(f'"{name}"' for name in self.attn_scopes if name != "global")
-            raise ValueError(f'attn_window={window} needs attn_scope={scopes} beside it; attn_scope is "global".')
+            raise ValueError(f'attn_window={window} needs attn_scope={scopes}; attn_scope is "global".')
         if scope != "global" and (window is None or window < 1):
             raise ValueError(f'expected an attn_window of at least 1 for attn_scope="{scope}"; got {window}.')
         if scope == "window" and getattr(self, "is_encoder_decoder", False):
-            raise ValueError(f'attn_scope="window" needs queries that are keys; {self.model_type} has cross-attention.')
+            raise ValueError(f'attn_scope="window" needs self-attention only; {self.model_type} has cross-attention.')
 
 
 def bidir_config(config: PretrainedConfig, **fields: Any) -> PretrainedConfig:
-    """A copy of a stock config as the config of the signed model; the configs of its parts remain the same objects.
+    """A shallow copy of a stock config as the config of the signed model; configs of its parts stay the same objects.
 
     Args:
-        fields: attention fields that are not to have their defaults.
+        fields: attention fields that differ from the defaults.
 
     Raises:
-        ValueError: the config is signed already, belongs to no class of transformers, or a field cannot be used.
+        ValueError: the config is signed already, its class is not from transformers, or a field is invalid.
     """
     if config.model_type.startswith("bidir_"):
         raise ValueError(
-            f"this {config.model_type} model is signed already; change model.config.attn_negative_mass instead."
+            f"this {config.model_type} model is signed already; set model.config.attn_negative_mass instead."
         )
-    config_class = made_config_class(type(config))
-    signed = copy.copy(config)
-    signed.__class__ = config_class
-    vars(signed).pop("model_type", None)  # that of the class counts
+    config_class = signed_config_class(type(config))
+    signed = config_of_class(config_class, vars(config))
     for name, value in (ATTENTION_FIELDS | fields).items():
         setattr(signed, name, value)
     signed.auto_map = dict(config_class.remote_code)
@@ -102,23 +100,31 @@ def bidir_config(config: PretrainedConfig, **fields: Any) -> PretrainedConfig:
     return signed
 
 
-def made_config_class(stock: type[PretrainedConfig]) -> type[PretrainedConfig]:
-    """The signed config class of a config class of transformers; ValueError for another one."""
+def config_of_class(config_class: type[PretrainedConfig], fields: dict[str, Any]) -> PretrainedConfig:
+    """A config of this class with exactly these fields; no constructor runs, which could add or convert some."""
+    config = object.__new__(config_class)
+    vars(config).update(fields)
+    vars(config).pop("model_type", None)  # the class attribute applies
+    return config
+
+
+def signed_config_class(stock: type[PretrainedConfig]) -> type[PretrainedConfig]:
+    """The signed class of a config class of transformers; ValueError for other classes."""
     if getattr(transformers, stock.__name__, None) is not stock:
         raise ValueError(
             f"{stock.__name__} is defined in {stock.__module__}; only configs and models of transformers itself can be "
-            "made signed, because a saved checkpoint finds them there by name."
+            "made signed, because a saved checkpoint refers to them by name."
         )
-    return globals().get(PREFIX + stock.__name__) or _made(stock)
+    return globals().get(PREFIX + stock.__name__) or _create_class(stock)
 
 
-def _made(stock: type[PretrainedConfig]) -> type[PretrainedConfig]:
+def _create_class(stock: type[PretrainedConfig]) -> type[PretrainedConfig]:
     name = PREFIX + stock.__name__
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         check_format(kwargs.pop("attn_format", 0))
         fields = {field: kwargs.pop(field, default) for field, default in ATTENTION_FIELDS.items()}
-        for name in ("attn_learn_negative_mass", "auto_map", "model_type"):  # obsolete, or what the class says
+        for name in ("attn_learn_negative_mass", "auto_map", "model_type"):  # obsolete, or class attributes
             kwargs.pop(name, None)
         stock.__init__(self, *args, **kwargs)
         for field, value in fields.items():
@@ -137,13 +143,13 @@ def _made(stock: type[PretrainedConfig]) -> type[PretrainedConfig]:
             "__qualname__": name,
             "__doc__": (stock.__doc__ or "") + FIELDS_DOC,
             "model_type": f"bidir_{stock.model_type}",
-            # every head, always: by itself save_pretrained names only the head that was saved
+            # every head, because save_pretrained would list only the saved one
             "remote_code": {"AutoConfig": f"configuration_bidir.{name}"}
             | {auto: f"modeling_bidir.{PREFIX}{head}" for auto, head in stock_heads(stock.model_type).items()},
         },
     )
     made.register_for_auto_class()
-    globals()[name] = made  # where pickle looks for it
+    globals()[name] = made  # pickle looks it up here
     return made
 
 
@@ -159,7 +165,7 @@ def _with_attention_fields(signature: inspect.Signature) -> inspect.Signature:
 
 @functools.cache
 def stock_heads(model_type: str) -> dict[str, str]:
-    """The classes of a model type by the Auto class that loads them: `{"AutoModelForMaskedLM": "BertForMaskedLM"}`."""
+    """Model classes of a model type by Auto class, for example `{"AutoModelForMaskedLM": "BertForMaskedLM"}`."""
     heads = {}
     for auto in filter(lambda name: name.startswith("Auto"), modeling_auto.__all__):
         mapping = getattr(getattr(modeling_auto, auto), "_model_mapping", None)
@@ -173,7 +179,7 @@ def stock_class(name: str, kind: type) -> type:
     """The class of transformers that `Bidir…` extends.
 
     Raises:
-        AttributeError: transformers has no such class; names the nearest.
+        AttributeError: transformers has no such class; the message names the closest.
     """
     stock_name = name.removeprefix(PREFIX)
     stock = getattr(transformers, stock_name, None) if name.startswith(PREFIX) else None
@@ -181,7 +187,7 @@ def stock_class(name: str, kind: type) -> type:
         known = [f"{PREFIX}{other}" for other in dir(transformers) if other != stock_name]
         raise AttributeError(
             f"there is no {name}: transformers {transformers.__version__} has no {kind.__name__} class "
-            f'"{stock_name}".{nearest(name, known)}'
+            f'"{stock_name}".{did_you_mean(name, known)}'
         )
     return stock
 
@@ -189,18 +195,18 @@ def stock_class(name: str, kind: type) -> type:
 def __getattr__(name: str) -> type[PretrainedConfig]:
     if not name.startswith(PREFIX):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return made_config_class(stock_class(name, PretrainedConfig))
+    return signed_config_class(stock_class(name, PretrainedConfig))
 
 
 def check_bidir_config(config: PretrainedConfig) -> None:
-    """Raise ValueError where a config asks for attention that there is not; `check_layers` looks at the layers."""
+    """Raise ValueError for invalid attention fields; `check_layers` compares them with a model's layers."""
     get_attn_activation(config.attn_activation)
     _check_masses(config.attn_negative_mass)
     config.check_scope()
 
 
 def check_layers(mass: Any, heads: list[int | None]) -> None:
-    """Raise ValueError unless an `attn_negative_mass` fits layers with these numbers of heads (None: not known)."""
+    """Raise ValueError unless an `attn_negative_mass` fits layers with these numbers of heads (None: unknown)."""
     if isinstance(mass, int | float):
         return
     if len(mass) != len(heads):
@@ -214,9 +220,9 @@ def check_layers(mass: Any, heads: list[int | None]) -> None:
 
 
 def layer_negative_mass(config: PretrainedConfig, layer: int, layers: int) -> float | list[float]:
-    """`λ` of one of so many layers: one number, or one per head."""
+    """`λ` of layer number `layer` of `layers`: one number, or one per head."""
     mass = config.attn_negative_mass
-    if not isinstance(mass, (list, tuple)):  # torch 2.8 compiles no union here
+    if not isinstance(mass, (list, tuple)):  # torch 2.8 compiles no union
         return mass
     if len(mass) != layers:
         check_layers(mass, [None] * layers)
@@ -224,15 +230,15 @@ def layer_negative_mass(config: PretrainedConfig, layer: int, layers: int) -> fl
 
 
 def all_masses(mass: Any) -> list[float]:
-    """Every number of an `attn_negative_mass`, whatever its nesting."""
+    """All numbers of a possibly nested `attn_negative_mass`, as a flat list."""
     return [mass] if not isinstance(mass, list | tuple) else [value for entry in mass for value in all_masses(entry)]
 
 
 def check_format(saved: int) -> None:
-    """Raise ValueError for attention fields of a later version of this package."""
+    """Raise ValueError if the attention fields were saved by a newer version of this package."""
     if saved > FORMAT:
         raise ValueError(
-            f"this checkpoint was saved by a newer hf_bidir (attn_format {saved}; this version reads up to {FORMAT}); "
+            f"this checkpoint was saved by a newer hf_bidir (attn_format {saved}; this version knows up to {FORMAT}); "
             "upgrade with pip install -U hf-bidir."
         )
 

@@ -4,54 +4,54 @@ from typing import ClassVar
 
 from transformers import PretrainedConfig
 
-from .activations import check_negative_mass  # noqa: F401  transformers 5.0 copies only files that this one names
+from .activations import check_negative_mass  # noqa: F401  transformers 5.0 copies only directly imported files
 from .configuration_bidir import BidirConfigMixin, check_bidir_config, check_format, check_layers
 
 ENCODERS = ("none", "lstm", "gru")
 ATTN_SCORES = ("content", "additive", "location", "general", "dot", "scaled_dot", "per_token", "feed_forward")
-SCORES_ALONE = ("per_token", "feed_forward")  # without a query
+SCORES_ALONE = ("per_token", "feed_forward")
 ATTN_QUERIES = ("learned", "last")
 ATTN_SELECTIONS = ("soft", "hard")
 _SEQ2SEQ = {"AutoModelForSeq2SeqLM": "modeling_bidir_seq2seq.BidirRnnForSeq2SeqLM"}
 DECODER_STYLES = (None, "luong", "bahdanau")
-DECODER_SCOPES = ("local-m", "local-p")  # a place that moves with the decoder
+DECODER_SCOPES = ("local-m", "local-p")  # windows that move with the decoder step
 
 
 class BidirRnnConfig(BidirConfigMixin, PretrainedConfig):
-    """Embedding, recurrent encoder, attention over time, classifier; by default the paper's model.
+    """Embedding, recurrent encoder, attention over time, classifier; by default the model of the paper.
 
     Args:
-        vocab_size: entries of the embedding.
-        embedding_size: the width of the embedding.
-        hidden_size: the width of the encoder, per direction, and of queries, keys and values.
+        vocab_size: number of embeddings.
+        embedding_size: width of the embedding.
+        hidden_size: width of the encoder, per direction, and of queries, keys and values.
         encoder: "none" (attention over the embeddings), "lstm" or "gru".
-        num_rnn_layers: layers of the encoder.
-        bidirectional: the encoder reads both ways, and its states are twice as wide.
-        attn_score: a name of `scores.py`. "per_token" (the paper's) also has values `W_v h`; the others mix the states
-            themselves.
-        attn_query: what is compared with the states, where the score has a query: "learned", a vector of its own
-            (Yang et al. 2016), or "last", the encoder's last state.
-        attn_scale: what the per-token score is divided by.
-        decoder_style: None for a classifier. For `BidirRnnForSeq2SeqLM` "luong", where the state of this step is the
-            query, or "bahdanau", where it is that of the step before.
-        input_feeding: the decoder of Luong also reads the attentional vector of the step before: context and state,
-            combined, from which its word was predicted.
-        attn_scope: "global"; with a decoder also "local-m", the positions at most `attn_window` from the step's own
-            number, and "local-p", those around a place that the query predicts, weighted by a Gaussian (Luong et al.
+        num_rnn_layers: number of encoder layers.
+        bidirectional: run the encoder in both directions, which doubles the width of its states.
+        attn_score: a name in `scores.py`. "per_token" (the paper's) also has values `W_v h`; with the others, the
+            values are the states themselves.
+        attn_query: the query of scores that have one: "learned", a parameter vector (Yang et al. 2016), or "last", the
+            encoder's last state.
+        attn_scale: divisor of the per-token score.
+        decoder_style: None for a classifier. For `BidirRnnForSeq2SeqLM` "luong", whose query is the state of the
+            current step, or "bahdanau", whose query is the state of the previous step.
+        input_feeding: feed the attentional vector of the previous step (context and state, combined) into Luong's
+            decoder.
+        attn_scope: "global"; with a decoder also "local-m", the positions at most `attn_window` from the index of the
+            step, and "local-p", those around a position predicted from the query, weighted by a Gaussian (Luong et al.
             2015, section 3.2).
         attn_window: positions on either side, for local scopes.
-        attn_selection: "soft", the mixture of all values; or "hard", one of them, drawn in training and the one with
-            the largest coefficient in size at evaluation.
+        attn_selection: "soft", a weighted sum of all values; or "hard", a single value, sampled in training, and with
+            the coefficient of largest magnitude at evaluation.
         attn_activation, attn_negative_mass: as in every signed config; there is one attention layer, with one head.
-        dropout: before the last, linear layer.
-        embedding_dropout: of the embeddings.
-        initializer_range: standard deviation of the embeddings of a new model.
-        max_position_embeddings: the longest text that a tokenizer should make; a longer one is read as well.
-        pad_token_id: what is padding where no attention mask says so.
-        kwargs: the fields of every config.
+        dropout: probability before the last linear layer.
+        embedding_dropout: probability after the embedding.
+        initializer_range: standard deviation of newly initialised embeddings.
+        max_position_embeddings: the longest text that a tokenizer should produce; the model accepts longer ones.
+        pad_token_id: the padding token, for calls without an attention mask.
+        kwargs: fields of `PretrainedConfig`.
 
     Raises:
-        ValueError: an unknown encoder, score or activation, a size below 1, a negative mass out of range.
+        ValueError: an unknown encoder, score or activation, a size below 1, or a negative mass out of range.
     """
 
     model_type = "bidir_rnn"
@@ -60,7 +60,7 @@ class BidirRnnConfig(BidirConfigMixin, PretrainedConfig):
         "AutoModel": "modeling_bidir_rnn.BidirRnnModel",
         "AutoModelForSequenceClassification": "modeling_bidir_rnn.BidirRnnForSequenceClassification",
     } | _SEQ2SEQ
-    num_hidden_layers = num_attention_heads = 1  # of attention
+    num_hidden_layers = num_attention_heads = 1  # attention layers and heads
 
     def __init__(
         self,
@@ -108,14 +108,14 @@ class BidirRnnConfig(BidirConfigMixin, PretrainedConfig):
         self.initializer_range = initializer_range
         self.max_position_embeddings = max_position_embeddings
         check_format(kwargs.pop("attn_format", 0))
-        # every head, always: by itself save_pretrained names only the head that was saved
+        # every head, because save_pretrained would list only the saved one
         kwargs["auto_map"] = {
             auto: code
             for auto, code in self.remote_code.items()
             if auto == "AutoConfig" or (auto in _SEQ2SEQ) == (decoder_style is not None)
         }
         kwargs["is_encoder_decoder"] = decoder_style is not None
-        kwargs["tie_word_embeddings"] = False  # they differ in size
+        kwargs["tie_word_embeddings"] = False  # input and output embeddings have different widths
         super().__init__(pad_token_id=pad_token_id, **kwargs)
         self.pad_token_id = pad_token_id
         self._check_shape()
@@ -143,18 +143,18 @@ class BidirRnnConfig(BidirConfigMixin, PretrainedConfig):
             if getattr(self, field) < 1:
                 raise ValueError(f"expected {field} of at least 1, got {getattr(self, field)}.")
         if not isinstance(self.pad_token_id, int):
-            raise ValueError(f"expected a pad_token_id, which says what is padding; got {self.pad_token_id}.")
+            raise ValueError(f"expected pad_token_id, the id of the padding token; got {self.pad_token_id}.")
         if self.attn_scale <= 0:
             raise ValueError(f"expected attn_scale above 0, got {self.attn_scale}.")
         if self.bidirectional and self.encoder == "none":
-            raise ValueError('bidirectional=True needs an encoder that reads in a direction; encoder is "none".')
+            raise ValueError('bidirectional=True needs an encoder, "lstm" or "gru"; encoder is "none".')
         if self.decoder_style and (self.encoder == "none" or self.attn_score in SCORES_ALONE):
             raise ValueError(
                 f'decoder_style="{self.decoder_style}" needs an encoder and an attn_score with a query; got '
                 f'encoder="{self.encoder}" and attn_score="{self.attn_score}".'
             )
         if self.attn_query == "last" and self.encoder == "none":
-            raise ValueError('attn_query="last" needs an encoder that has a last state; encoder is "none".')
+            raise ValueError('attn_query="last" needs an encoder, "lstm" or "gru"; encoder is "none".')
 
 
 BidirRnnConfig.register_for_auto_class()

@@ -1,7 +1,7 @@
-"""Signed attention as one torch operator over the Triton kernels: checks, launches, gradients and fake tensors.
+"""Signed attention as torch operators around the Triton kernels: checks, launches, gradients and fake tensors.
 
-Forward and backward are `torch.library` operators, so that `torch.compile(fullgraph=True)` and `torch.export` see
-through them. Memory beyond inputs and outputs is linear in the length.
+Forward and backward are `torch.library` operators, which `torch.compile(fullgraph=True)` and `torch.export` support.
+Memory beyond inputs and outputs is linear in the length.
 """
 
 import math
@@ -16,17 +16,17 @@ from .attention_inputs import HEAD_DIMS, INTERPRETED, check_shapes
 from .fused_blocks import triton
 from .fused_kernels import forward_kernel, key_value_gradient_kernel, query_gradient_kernel
 
-ELSEWHERE = 'use implementation="auto", or in a model attn_implementation="sdpa"'
+ALTERNATIVE = 'use implementation="auto", or in a model attn_implementation="sdpa"'
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# Of this module, not of the package: a checkpoint's own copy of the file must not replace the operators of another.
+# Unique per module name, so that a checkpoint's copy of this file does not replace the operators of another version.
 NAMESPACE = re.sub(r"\W", "_", __name__)
 
 
 class Packed(NamedTuple):
-    """Where examples begin and end whose queries and keys are joined in tensors `[1, heads, total, head_dim]`.
+    """Boundaries of examples whose queries and keys are concatenated in tensors `[1, heads, total, head_dim]`.
 
-    `cu_seqlens` and `cu_seqlens_k` are int32, `[examples + 1]`: 0, then where every example ends; `max_seqlen` and
-    `max_seqlen_k` are the lengths of the longest, in queries and in keys.
+    `cu_seqlens` and `cu_seqlens_k` are int32 `[examples + 1]`: 0, then the end of every example. `max_seqlen` and
+    `max_seqlen_k` are the largest numbers of queries and of keys in one example.
     """
 
     cu_seqlens: Tensor
@@ -43,19 +43,19 @@ def packed_examples(
     max_seqlen: int | None = None,
     max_seqlen_k: int | None = None,
 ) -> Packed:
-    """`Packed` from what a caller knows; ValueError where it cannot be the boundaries of `query` and `key`."""
+    """`Packed` with missing values filled in; ValueError if they cannot be the boundaries of `query` and `key`."""
     if cu_seqlens_k is None:
         if max_seqlen_k is not None or key.shape[2] != query.shape[2]:
             raise ValueError(
-                f"without cu_seqlens_k the keys have the queries' boundaries; got {key.shape[2]} keys for "
-                f"{query.shape[2]} queries and max_seqlen_k={max_seqlen_k}."
+                f"without cu_seqlens_k, cu_seqlens also applies to the keys; got {key.shape[2]} keys for "
+                f"{query.shape[2]} queries and max_seqlen_k={max_seqlen_k}. Pass cu_seqlens_k."
             )
         cu_seqlens_k, max_seqlen_k = cu_seqlens, max_seqlen
     for name, starts in (("cu_seqlens", cu_seqlens), ("cu_seqlens_k", cu_seqlens_k)):
         _check_starts(name, starts, len(cu_seqlens), query.device)
     for name, longest in (("max_seqlen", max_seqlen), ("max_seqlen_k", max_seqlen_k)):
         if longest is not None and (isinstance(longest, float) or longest < 1):
-            raise ValueError(f"{name} must be a whole number of at least 1, got {longest}.")
+            raise ValueError(f"{name} must be an integer of at least 1, got {longest}.")
     longest = _longest(cu_seqlens, query.shape[2], "cu_seqlens") if max_seqlen is None else max_seqlen
     if max_seqlen_k is None:
         same = cu_seqlens_k is cu_seqlens
@@ -68,15 +68,15 @@ def _check_starts(name: str, starts: Tensor, count: int, device: torch.device) -
         raise ValueError(f"{name} must be an int32 tensor [examples + 1], got a {type(starts).__name__}.")
     if starts.dtype != torch.int32 or starts.dim() != 1 or len(starts) != count or count < 2:
         raise ValueError(
-            f"{name} must be int32 [examples + 1], as many as the other boundaries, {count}; got "
-            f"{tuple(starts.shape)} {starts.dtype} (.int() makes int32)."
+            f"{name} must be int32 [examples + 1], here [{count}] as for the queries and at least [2]; got "
+            f"{tuple(starts.shape)} {starts.dtype}. Convert with .int()."
         )
     if starts.device != device:
-        raise ValueError(f"{name} must lie on {device} as the queries do, got {starts.device}; .to() moves it.")
+        raise ValueError(f"{name} must be on {device} like the queries, got {starts.device}; move it with .to().")
 
 
 def _longest(starts: Tensor, total: int, name: str) -> int:
-    """The length of the longest example; ValueError where the boundaries do not rise from 0 to `total`."""
+    """The length of the longest example; ValueError unless the boundaries rise from 0 to `total`."""
     lengths = starts.diff()
     first, last, shortest, longest = torch.stack([starts[0], starts[-1], lengths.min(), lengths.max()]).tolist()
     if first != 0 or last != total or shortest < 0:
@@ -98,16 +98,16 @@ def fused_attention(
         query: `[batch, heads, queries, head_dim]`, fp16, bf16 or fp32; `key` and `value` have `keys` in place of
             `queries` and may have fewer heads; the values may have another last size. Both last sizes lie in 16 to 256.
         keep: boolean, `[batch or 1, heads or 1, queries or 1, keys]`, True = attend. With one row for all queries,
-            the blocks behind the last kept key cost nothing.
-        call: by default that of TanhMax; a window and causality cost what is inside of them alone.
-        packed: examples of different lengths without padding; `keep` must be None.
+            blocks of keys after the last kept one are skipped.
+        call: TanhMax by default; blocks outside the window or beyond the diagonal are skipped.
+        packed: boundaries of examples of different lengths, without padding; `keep` must be None.
 
     Returns:
-        The context, `[batch, heads, queries, value_dim]`, in the dtype of `query`. Zeros where a query may attend to
-        nothing, and NaN where a score is NaN, infinite or beyond 1e9 (in softmax NaN or +inf).
+        The context, `[batch, heads, queries, value_dim]`, in the dtype of `query`: zeros for a query without kept keys,
+        and NaN for a query with a score that is NaN, infinite or beyond 1e9 (for softmax NaN or +inf).
 
     Raises:
-        ValueError: no GPU, shapes that do not fit, or a size, a dtype or a combination that the kernel cannot take.
+        ValueError: no GPU, shapes that do not fit, or an unsupported size, dtype or combination.
 
     Source: Huang, Yang, Wang 2024 (doi 10.6339/24-JDS1134) for TanhMax; Dao 2023 (arXiv:2307.08691) for the tiling.
     """
@@ -115,16 +115,16 @@ def fused_attention(
     call = attention_call(query, key) if call is None else call
     shift, scaling, window = call.shift(query), call.scaling, call.window
     _check(query, key, value, keep, packed)
-    if scaling < 0:  # the kernel takes the highest product of a row for that of the highest score
+    if scaling < 0:  # the kernel assumes that the largest product of a row has the largest score
         query, scaling = -query, -scaling
-    elif scaling == 0:  # and -inf * 0 would be NaN
+    elif scaling == 0:  # -inf * 0 would be NaN
         query, scaling = query * 0, 1.0
     shift = None if shift is None else shift.float().flatten()
-    # As a tensor, and not as a number, so that a compiled graph draws a new one at every call.
+    # A tensor rather than a number, so that a compiled graph draws a new seed in every call.
     seed = torch.randint(2**62, (1,), device=query.device) if call.dropout > 0 else None
     starts = (None, None, query.shape[2], key.shape[2]) if packed is None else packed
     if window is not None:
-        window = min(window, max(query.shape[2], key.shape[2]))  # larger numbers would leave the range of int32
+        window = min(window, max(query.shape[2], key.shape[2]))  # larger numbers could overflow int32
     numbers = (call.activation == "tanhmax", scaling, call.dropout, call.causal, window)
     return _forward(query, key, value, keep, shift, seed, *starts, *numbers)[0]
 
@@ -147,7 +147,7 @@ def _forward(
     causal: bool,
     window: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """The context, and of every row `[batch, heads, queries]` log2(sum 2 cosh), negated where all scores are small."""
+    """The context, and per row `[batch, heads, queries]` log2(sum 2 cosh), negated if all its scores are small."""
     query, key, value = (_dense_rows(x) for x in (query, key, value))
     context, normaliser = _new_context(query, value, cu_seqlens), _new_normaliser(query, cu_seqlens)
     launch = _Launch(
@@ -178,7 +178,7 @@ def _backward(
     causal: bool,
     window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of query, key and value, and of the shift of every row, `[batch, heads, queries]`."""
+    """The gradients of query, key and value, and per row that of the shift, `[batch, heads, queries]`."""
     query, key, value, grad_context = (_dense_rows(x) for x in (query, key, value, grad_context))
     grad_query, grad_key, grad_value = (_new_gradient(x, cu_seqlens) for x in (query, key, value))
     delta, grad_shift = torch.zeros_like(normaliser), torch.zeros_like(normaliser)
@@ -214,13 +214,13 @@ def _save(ctx, inputs, output) -> None:
 
 
 def _gradients(ctx, grad_context, _):
-    *gradients, of_rows = _backward(grad_context, *ctx.saved_tensors, *ctx.numbers)
-    grad_shift = of_rows.sum((0, 2)) if ctx.needs_input_grad[4] else None
+    *gradients, row_gradients = _backward(grad_context, *ctx.saved_tensors, *ctx.numbers)
+    grad_shift = row_gradients.sum((0, 2)) if ctx.needs_input_grad[4] else None
     return *gradients, None, grad_shift, *[None] * 10
 
 
 def _no_second_gradients(ctx, *_):
-    raise RuntimeError('fused attention has first derivatives only; use "eager" for second ones.')
+    raise RuntimeError('fused attention has only first derivatives; use "eager" for second derivatives.')
 
 
 _forward.register_autograd(_gradients, setup_context=_save)
@@ -228,7 +228,7 @@ _backward.register_autograd(_no_second_gradients)
 
 
 class _Launch:
-    """Starts kernels on one problem: what they are told alike."""
+    """Launches kernels; holds the arguments that all kernels of one call share."""
 
     def __init__(
         self, query, key, value, keep, shift, seed, cu_seqlens, cu_seqlens_k, signed, scaling, dropout, causal, window
@@ -252,31 +252,37 @@ class _Launch:
             "EXACT": query.dtype == torch.float32,
             "CAUSAL": causal,
             "PRECISION": _precision(query.dtype),
-            "enable_fp_fusion": True,  # a product and a sum in one instruction; Triton 3.10 will no longer by itself
+            "enable_fp_fusion": True,  # fused multiply-add, which Triton 3.10 no longer enables by default
         }
 
-    def __call__(self, kernel, block: str, longest: int, tensors: tuple, of_rows: tuple) -> None:
-        """Run a kernel on every block of `longest` rows of every head (of queries, or of keys) of every example."""
-        places = self.examples * (self.heads[0] if block == "BLOCK_M" else self.heads[0] // self.heads[1])
-        if places * longest == 0:
+    def __call__(self, kernel, block: str, longest: int, tensors: tuple, row_tensors: tuple) -> None:
+        """Run a kernel on all blocks of queries (`block="BLOCK_M"`) or keys ("BLOCK_N") of all heads and examples.
+
+        Args:
+            longest: rows of the longest example.
+            tensors: their first three strides are passed to the kernel as well.
+            row_tensors: contiguous tensors with one number per row.
+        """
+        sequences = self.examples * (self.heads[0] if block == "BLOCK_M" else self.heads[0] // self.heads[1])
+        if sequences * longest == 0:
             return
         strides = [stride for tensor in tensors for stride in tensor.stride()[:3]]
         length_class = min(longest.bit_length(), 12)
-        with torch.cuda.device_of(tensors[0]):  # Triton starts a kernel on the current device
-            kernel[lambda meta: (places * triton.cdiv(longest, meta[block]),)](
-                *tensors, *of_rows, *self.pointers, *strides, *self.mask_strides, *self.bounds_strides,
+        with torch.cuda.device_of(tensors[0]):  # Triton launches kernels on the current device
+            kernel[lambda meta: (sequences * triton.cdiv(longest, meta[block]),)](
+                *tensors, *row_tensors, *self.pointers, *strides, *self.mask_strides, *self.bounds_strides,
                 *self.heads, longest, length_class, *self.rows, *self.numbers, **self.options,
             )  # fmt: skip
 
 
 def _precision(dtype: torch.dtype) -> str:
-    """How products are computed: of fp32 as torch computes them, and of bf16 by an interpreter that lacks it.
+    """The precision of matrix products: for fp32 as set in torch; "wide" for bf16 in the interpreter, which lacks it.
 
-    Three products of tf32 are as exact as one of fp32, and stay on the tensor cores.
+    "tf32x3", three products in tf32, is as exact as fp32 and runs on the tensor cores.
     """
     if dtype != torch.float32:
         return "wide" if INTERPRETED and dtype == torch.bfloat16 else "tf32"
-    if hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # to ask in the old way is an error once this was set
+    if hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # reading allow_tf32 is an error once this was set
         allowed = torch.backends.cuda.matmul.fp32_precision == "tf32"
     else:
         allowed = torch.backends.cuda.matmul.allow_tf32
@@ -284,7 +290,7 @@ def _precision(dtype: torch.dtype) -> str:
 
 
 def _bounds(keep: Tensor) -> Tensor:
-    """int32 `[batch or 1, heads or 1, 2]`: how many keys are kept from the first on, and one past the last that is."""
+    """int32 `[batch or 1, heads or 1, 2]`: the index of the first dropped key, and one past the last kept key."""
     keep, positions = keep[:, :, 0], torch.arange(keep.shape[3], device=keep.device)
     whole = positions.masked_fill(keep, keep.shape[2]).amin(-1)
     last = (positions + 1).masked_fill(~keep, 0).amax(-1)
@@ -292,14 +298,14 @@ def _bounds(keep: Tensor) -> Tensor:
 
 
 def _dense_rows(x: Tensor) -> Tensor:
-    """The kernels step by any stride but over the last dimension."""
+    """The tensor with stride 1 in the last dimension; the kernels support any other strides."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _new_context(query: Tensor, value: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """Laid out as `[batch, queries, heads, value_dim]`, so that a model's merging of the heads needs no copy."""
+    """A context with memory layout `[batch, queries, heads, value_dim]`, so that merging the heads needs no copy."""
     batch, heads, queries, _ = query.shape
-    new = query.new_empty if cu_seqlens is None else query.new_zeros  # rows of no example keep their zeros
+    new = query.new_empty if cu_seqlens is None else query.new_zeros  # rows outside all examples stay 0
     return new(batch, queries, heads, value.shape[3]).transpose(1, 2)
 
 
@@ -315,24 +321,24 @@ def _new_gradient(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
 
 
 def _check(query, key, value, keep, packed) -> None:
-    """Raise ValueError that names what the kernel can take, and what came."""
+    """Raise ValueError unless the kernel supports these tensors."""
     tensors = {"query": query, "key": key, "value": value, "keep": keep}
     tensors = {name: x for name, x in tensors.items() if x is not None}
     low, high = HEAD_DIMS
     if query.dtype not in DTYPES or len({query.dtype, key.dtype, value.dtype}) > 1:
-        expected = f"needs one dtype, fp16, bf16 or fp32; {ELSEWHERE}"
+        expected = f"needs one dtype, fp16, bf16 or fp32; {ALTERNATIVE}"
     elif not all(low <= x.shape[-1] <= high for x in (query, value)):
-        expected = f"takes head dimensions from {low} to {high}; {ELSEWHERE}"
+        expected = f"supports head dimensions from {low} to {high}; {ALTERNATIVE}"
     elif packed is not None and keep is not None:
-        expected = "takes packed examples without a mask: they have no padding, leave keep out"
+        expected = "supports no mask for packed examples, which have no padding; omit keep"
     elif len({x.device for x in tensors.values()}) > 1:
         expected = "needs all tensors on one device"
     elif query.device.type != "cuda" and not INTERPRETED:
-        expected = f"runs on a GPU; {ELSEWHERE}, which run everywhere"
+        expected = f"needs a GPU; {ALTERNATIVE}"
     elif query.device.type == "cuda" and torch.cuda.get_device_properties(query.device).major < 8:
-        expected = f"needs a GPU of compute capability 8 or more; {ELSEWHERE}"
+        expected = f"needs a GPU of compute capability 8 or more; {ALTERNATIVE}"
     else:
         return
-    # A loop, and only here: torch.compile cannot follow a generator over sizes that it holds as symbols.
+    # Only here, because torch.compile does not support this loop over symbolic sizes.
     given = [f"{name} {tuple(x.shape)} {x.dtype} on {x.device}" for name, x in tensors.items()]
     raise ValueError(f"fused attention {expected}. Got {', '.join(given)}.")

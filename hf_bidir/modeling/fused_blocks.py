@@ -1,4 +1,4 @@
-"""What Triton kernels of signed attention do with a block of scores: which of them count, sinh and cosh, dropout."""
+"""Building blocks of the Triton kernels of signed attention: masks, sinh and cosh, dropout, loads and stores."""
 
 try:
     import triton
@@ -6,19 +6,19 @@ try:
 except ImportError as error:
     raise ImportError(
         'implementation="fused" needs Triton, which comes with torch for CUDA on Linux (pip install triton); '
-        '"auto" does without it.'
+        'use "auto" without it.'
     ) from error
 
 LN2 = tl.constexpr(0.6931471805599453)
-# Of |t|: below it 2^t - 2^-t would cancel. Half precision needs no more than sinh(s) = s there, exact to 4e-5, as the
-# difference is above it; fp32 gets four terms of the series, exact to 1e-8.
+# Limits of |t| below which 2^t - 2^-t would cancel. For half precision sinh(s) = s suffices there, exact to 4e-5, as is
+# the difference above the limit; fp32 uses four terms of the series, exact to 1e-8.
 LINEAR_BELOW, SERIES_BELOW = tl.constexpr(0.0144), tl.constexpr(0.7)
-PHILOX_ROUNDS = tl.constexpr(7)  # as many as Salmon et al. 2011 found to pass every test of randomness
+PHILOX_ROUNDS = tl.constexpr(7)  # passes all tests of randomness (Salmon et al. 2011)
 
 
 @triton.jit
 def hyperbolic(t, level, SIGNED: tl.constexpr, SPREAD: tl.constexpr = False):
-    """`2 sinh` and `2 cosh` of scores in base 2, both times `2^-level`; for softmax `2^(t - level)` twice."""
+    """`2 sinh` and `2 cosh` of scores in base 2, both scaled by `2^-level`; for softmax `2^(t - level)` twice."""
     rising = tl.exp2(t - level)
     if not SIGNED:
         return rising, rising
@@ -28,20 +28,20 @@ def hyperbolic(t, level, SIGNED: tl.constexpr, SPREAD: tl.constexpr = False):
 
 @triton.jit
 def spread_exp2(x):
-    """`2^x` for x <= 0, a quarter of the columns without the special-function unit, which is what the others wait for
+    """`2^x` for x <= 0. A quarter of the columns avoids the special-function unit, which limits the speed of the others
     (Zadouri et al. 2026, FlashAttention-4, arXiv:2603.05451). No number moves to another thread."""
-    left, right = halves(x)
-    middle, last = halves(right)
-    return joined(tl.exp2(left), joined(tl.exp2(middle), polynomial_exp2(last)))
+    left, right = split_columns(x)
+    middle, last = split_columns(right)
+    return join_columns(tl.exp2(left), join_columns(tl.exp2(middle), polynomial_exp2(last)))
 
 
 @triton.jit
 def polynomial_exp2(x):
-    """`2^x` for x at most a rounding above 0, exact to 2.5e-7 in fp32, much as the hardware is, and 1 for 0."""
-    x = tl.maximum(x, -126.0)  # the exponent of an fp32 number ends there
-    shifted = x + 12582912.0  # 1.5 * 2^23: of the sum only the nearest whole number is left, in the last bits
+    """`2^x` in fp32 for x at most a rounding error above 0: exactly 1 for 0, else exact to 2.5e-7 like the hardware."""
+    x = tl.maximum(x, -126.0)  # the smallest exponent of a normal fp32 number
+    shifted = x + 12582912.0  # 1.5 * 2^23: rounds x to an integer, which is then in the last bits
     fraction = x - (shifted - 12582912.0)
-    # of the polynomials with 2^0 = 1, the one whose largest relative error is smallest
+    # the minimax polynomial of the relative error among those with 2^0 = 1
     power = 0.009671513 + fraction * 0.0013264727
     power = 1 + fraction * (0.693147 + fraction * (0.24022242 + fraction * (0.055507336 + fraction * power)))
     whole = shifted.to(tl.int32, bitcast=True) << 23
@@ -49,21 +49,22 @@ def polynomial_exp2(x):
 
 
 @triton.jit
-def halves(x):
+def split_columns(x):
     """The left and the right half of a block's columns."""
     return tl.split(tl.permute(tl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), [0, 2, 1]))
 
 
 @triton.jit
-def joined(left, right):
+def join_columns(left, right):
+    """The inverse of `split_columns`."""
     return tl.reshape(tl.permute(tl.join(left, right), [0, 2, 1]), [left.shape[0], 2 * left.shape[1]])
 
 
 @triton.jit
-def uncancelled(sinh, cosh, t, level, small, EXACT: tl.constexpr):
-    """`sinh` with the digits that `2^t - 2^-t` loses near 0: in rows whose scores are all `small`, in fp32 everywhere.
+def restore_digits(sinh, cosh, t, level, small, EXACT: tl.constexpr):
+    """`sinh` with the digits that `2^t - 2^-t` loses near 0: in fp32 everywhere, else in rows of only `small` scores.
 
-    Gradients of queries and keys do without it, since in them cosh outweighs the loss.
+    Gradients of queries and keys do not need it, because in them cosh outweighs the loss.
     """
     if EXACT:
         square = t * t * (LN2 * LN2)
@@ -76,8 +77,7 @@ def uncancelled(sinh, cosh, t, level, small, EXACT: tl.constexpr):
 def columns_in_reach(
     keep, bounds, first_row, keys, window, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """For a block of queries: keys before the first and from the last on are out of reach; from `whole` to `partial`
-    every key of every block counts."""
+    """The keys `first` to `last` in reach of a block of queries; from `whole` to `partial` no pair is masked."""
     first, whole, partial, last = 0, 0, keys, keys
     if bounds is not None:
         partial, last = tl.load(bounds), tl.load(bounds + 1)
@@ -99,7 +99,7 @@ def rows_in_reach(
     keep, bounds, first_column, queries, keys, window, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """For a block of keys: the queries in reach, and from `whole` to `partial` those for which all its keys count."""
+    """The queries `first` to `last` in reach of a block of keys; from `whole` to `partial` no pair is masked."""
     first, whole, partial, last = 0, 0, queries, queries
     if CAUSAL:
         first, whole = first_column // BLOCK_M * BLOCK_M, first_column + BLOCK_N - 1
@@ -124,7 +124,7 @@ def kept_pairs(
     keep, bounds, first_row, first_column, queries, keys, stride_m, stride_n, window,
     CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Which pairs of a block count, `[BLOCK_M, BLOCK_N]`."""
+    """Which pairs of a block are not masked, `[BLOCK_M, BLOCK_N]`."""
     rows = first_row + tl.arange(0, BLOCK_M)[:, None]
     columns = first_column + tl.arange(0, BLOCK_N)[None, :]
     kept = (rows >= 0) & (columns < keys)
@@ -143,8 +143,8 @@ def kept_pairs(
 
 
 @triton.jit
-def surviving(seed, first_row, first_column, keys, dropout, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Which coefficients of a block dropout leaves, by their place alone, whatever the blocks: four to a draw."""
+def dropout_keep(seed, first_row, first_column, keys, dropout, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Which coefficients of a block dropout keeps, independent of the block sizes; four random numbers per draw."""
     rows = first_row + tl.arange(0, BLOCK_M)[:, None]
     fours = first_column // 4 + tl.arange(0, BLOCK_N // 4)[None, :]
     a, b, c, d = tl.rand4x(seed, rows * tl.cdiv(keys, 4) + fours, PHILOX_ROUNDS)
@@ -153,25 +153,25 @@ def surviving(seed, first_row, first_column, keys, dropout, BLOCK_M: tl.constexp
 
 @triton.jit
 def scores_of(a, b, scale, shift, h, PRECISION: tl.constexpr):
-    """The scores of a block in base 2, shifted by what belongs to the head."""
-    t = product(a, b, PRECISION) * scale
+    """The scores of a block in base 2, with the shift of the head."""
+    t = matmul(a, b, PRECISION) * scale
     if shift is not None:
         t += tl.load(shift + h)
     return t
 
 
 @triton.jit
-def own_block(longest, BLOCK: tl.constexpr):
-    """Which head of which example a program works on, counted through, and where its block begins."""
+def program_block(longest, BLOCK: tl.constexpr):
+    """The index of a program's head, counted over all examples, and the first row of its block."""
     blocks = tl.cdiv(longest, BLOCK)
     return tl.program_id(0) // blocks, tl.program_id(0) % blocks * BLOCK
 
 
 @triton.jit
 def extent(starts, b, length):
-    """An example's index, its first row and its length: packed examples follow one another in a single one.
+    """An example's batch index, first row and length; packed examples are consecutive rows of batch index 0.
 
-    Whatever the starts say, nothing outside the tensor is touched.
+    Invalid starts are clamped, so that no access is outside the tensor.
     """
     if starts is not None:
         first = tl.minimum(tl.maximum(tl.load(starts + b), 0), length)
@@ -180,8 +180,8 @@ def extent(starts, b, length):
 
 
 @triton.jit
-def moved(base, z, h, row, stride_z, stride_h, stride_n):
-    """A pointer, or an offset, moved to one row of one head; counted in 64 bits."""
+def offset(base, z, h, row, stride_z, stride_h, stride_n):
+    """A pointer or offset advanced to one row of one head, in 64 bits."""
     return base + (
         tl.cast(z, tl.int64) * stride_z + tl.cast(h, tl.int64) * stride_h + tl.cast(row, tl.int64) * stride_n
     )
@@ -189,7 +189,7 @@ def moved(base, z, h, row, stride_z, stride_h, stride_n):
 
 @triton.jit
 def load_rows(base, first, stride, limit, ROWS: tl.constexpr, WIDTH: tl.constexpr, PAD: tl.constexpr):
-    """`[ROWS, PAD]` of a matrix whose rows are dense, zero behind its `limit` rows and `WIDTH` columns."""
+    """`[ROWS, PAD]` of a matrix with dense rows; 0 outside its `limit` rows and `WIDTH` columns."""
     rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, PAD)[None, :]
     inside = first + rows < limit
     if PAD != WIDTH:
@@ -210,7 +210,7 @@ def store_rows(
 
 @triton.jit
 def rounded(x, DTYPE: tl.constexpr, PRECISION: tl.constexpr):
-    """fp32 numbers in a narrower type, to the nearest, ties to even; the interpreter would cut bf16 off."""
+    """fp32 rounded to a narrower type, ties to even; the interpreter alone would truncate to bf16."""
     if PRECISION == "wide":
         bits = x.to(tl.uint32, bitcast=True)
         x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)
@@ -218,8 +218,8 @@ def rounded(x, DTYPE: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def product(a, b, PRECISION: tl.constexpr):
-    """A product on the tensor cores, summed in fp32; the interpreter cannot multiply bf16."""
+def matmul(a, b, PRECISION: tl.constexpr):
+    """A matrix matmul on the tensor cores, summed in fp32; the interpreter cannot multiply bf16."""
     if PRECISION == "wide":
         return tl.dot(a.to(tl.float32), b.to(tl.float32))
     return tl.dot(a, b, input_precision=PRECISION)

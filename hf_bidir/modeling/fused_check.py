@@ -1,4 +1,4 @@
-"""Whether the Triton kernel computes on this machine what the plain path computes: compared once, before it is used."""
+"""Compares the Triton kernel with the eager path on this machine, once, before "auto" uses it."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -11,45 +11,45 @@ from .attention_call import AttentionCall
 
 logger = logging.get_logger(__name__)
 
-LENGTH, HEADS = 80, 2  # of the example: more than one block of most tilings, and not a multiple of any
-ROUNDINGS = 8  # differences of this many rounding errors of the dtype are not the kernel's
+LENGTH, HEADS = 80, 2  # size of the example; the length is above most block sizes and a multiple of none
+ROUNDINGS = 8  # accepted relative difference, in rounding errors of the dtype
 
 
 @torch.compiler.assume_constant_result
 def fused_agrees(device: torch.device, dtype: torch.dtype, head_dim: int, value_dim: int) -> bool:
-    """Whether the kernel can be trusted with tensors of this kind; warns once where not, and says why."""
-    return _compared(device, dtype, head_dim, value_dim)
+    """Whether the kernel matches the eager path for tensors of this kind; logs one warning with the reason if not."""
+    return _agrees(device, dtype, head_dim, value_dim)
 
 
-@lru_cache  # a separate function: torch.compile traces into one that is both cached and marked constant
-def _compared(device: torch.device, dtype: torch.dtype, head_dim: int, value_dim: int) -> bool:
+@lru_cache  # a separate function, because torch.compile traces a function that is both cached and marked constant
+def _agrees(device: torch.device, dtype: torch.dtype, head_dim: int, value_dim: int) -> bool:
     from .fused_attention import fused_attention
 
-    found = difference_from_plain(fused_attention, device, dtype, head_dim, value_dim)
+    found = difference_from_eager(fused_attention, device, dtype, head_dim, value_dim)
     if found:
         logger.warning(
             f"The fused kernel of signed attention is not used for {dtype}, head dimension {head_dim}, on {device}: "
-            f'{found}. Another exact path takes its place; attn_implementation="fused" would insist on the kernel.'
+            f'{found}. Another exact implementation is used; attn_implementation="fused" uses the kernel anyway.'
         )
     return not found
 
 
-def difference_from_plain(
+def difference_from_eager(
     attend: Callable[..., Tensor], device: torch.device, dtype: torch.dtype, head_dim: int, value_dim: int
 ) -> str | None:
-    """What differs between a fused attention and the plain formula on a small masked example, forward and backward.
+    """Compare a fused attention with the eager path on a small masked example, forward and backward.
 
     Args:
         attend: has the signature of `fused_attention`.
 
     Returns:
-        A clause that names the largest difference or the error, None where all agree.
+        A clause about the first difference or the error; None if everything matches.
     """
     from .attention import eager_attention
 
     generator, call = torch.Generator().manual_seed(0), AttentionCall(scaling=head_dim**-0.5)
     sizes = (head_dim, head_dim, value_dim, value_dim)
-    # rounded to the dtype first, so that both paths read the same numbers
+    # rounded to the dtype first, so that both paths get the same numbers
     drawn = [torch.randn(1, HEADS, LENGTH, size, generator=generator).to(device, dtype) for size in sizes]
     keep = (torch.arange(LENGTH) < LENGTH - 7).to(device)[None, None, None]
 
@@ -62,11 +62,11 @@ def difference_from_plain(
         with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
             exact = computed(torch.float32, lambda *x: eager_attention(*x, call)[0])
             fused = computed(dtype, lambda *x: attend(*x, call))
-    except Exception as error:  # whatever a compiler, a driver or a launch may raise
+    except Exception as error:  # compilers, drivers and launches raise errors of many types
         return f"it failed with {type(error).__name__} ({str(error).strip().partition(chr(10))[0]})"
     names, allowed = ("output", "query gradient", "key gradient", "value gradient"), ROUNDINGS * torch.finfo(dtype).eps
     for name, expected, got in zip(names, exact, fused, strict=True):
         relative = ((got.float() - expected).norm() / expected.norm()).item()
         if not relative <= allowed:
-            return f"its {name} differs from the plain path by {relative:.1%}, and {allowed:.1%} would be rounding"
+            return f"its {name} differs from the eager path by {relative:.1%}; rounding explains {allowed:.1%}"
     return None

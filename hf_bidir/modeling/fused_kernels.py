@@ -1,8 +1,9 @@
-"""Signed attention in Triton: one product with the keys, one with the values, and no coefficient that is stored.
+"""Signed attention in Triton, without storing coefficients.
 
-A row keeps one number besides its context, the base-2 logarithm of its normaliser; from it the backward pass makes the
-coefficients again, block by block (Dao 2023, FlashAttention-2, with `sinh` for `exp` in the product and `cosh` in the
-sum). Scores are held in base 2, `t = (query · key * scaling + shift) * log2(e)`, since the hardware computes `2^x`.
+Each row stores its context and one number, the base-2 logarithm of its normaliser. From that number the backward pass
+recomputes the coefficients block by block (Dao 2023, FlashAttention-2, with `sinh` in place of `exp` for the values and
+`cosh` in the normaliser). Scores are in base 2, `t = (query · key * scaling + shift) * log2(e)`, because the hardware
+computes `2^x`.
 """
 
 from .attention_inputs import INTERPRETED
@@ -10,30 +11,29 @@ from .fused_blocks import (
     LINEAR_BELOW,
     LN2,
     columns_in_reach,
+    dropout_keep,
     extent,
     hyperbolic,
     kept_pairs,
     load_rows,
-    moved,
-    own_block,
-    product,
+    matmul,
+    offset,
+    program_block,
+    restore_digits,
     rounded,
     rows_in_reach,
     scores_of,
     store_rows,
-    surviving,
-    tl,  # from there, with the error that says what to do where Triton is missing
+    tl,  # imported there with a helpful error if Triton is missing
     triton,
-    uncancelled,
 )
 
-FEW_KEYS = tl.constexpr(32)  # of a block in the second pass, so that it needs no more registers than the first
+FEW_KEYS = tl.constexpr(32)  # keys per block in the second pass, which must not need more registers than the first
 
 
 def tuned(*configs: tuple):
-    """A kernel with the fastest of these (queries, keys, warps, stages, names of constants that are True), tried when a
-    kind of input first comes."""
-    # Which of the optional tensors are there is part of the key by itself.
+    """Autotune a kernel over configs (queries, keys, warps, stages, names of constants set to True)."""
+    # Triton itself adds to the key which of the optional tensors are given.
     key = ["HEAD_PAD", "VALUE_PAD", "SIGNED", "CAUSAL", "length_class"]
     if INTERPRETED:
         return triton.autotune([triton.Config({"BLOCK_M": 16, "BLOCK_N": 16})], key)
@@ -45,7 +45,7 @@ def tuned(*configs: tuple):
 
 
 def _sensible(configs, arguments, SIGNED: bool, EXACT: bool, **_):
-    """fp32 products are three of tf32, which hold more in registers: small blocks. Half precision needs large ones."""
+    """Keep small blocks for fp32, whose three tf32 products need more registers, and large ones for half precision."""
     configs = [config for config in configs if SIGNED or "SPREAD" not in config.kwargs]
     sizes = [config.kwargs["BLOCK_M"] * config.kwargs["BLOCK_N"] for config in configs]
     return [c for c, size in zip(configs, sizes, strict=True) if (size <= 64 * 32 if EXACT else size >= 32 * 32)]
@@ -66,54 +66,54 @@ def forward_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPREAD: tl.constexpr = False,
 ):  # fmt: skip
     """The context and the normaliser of one block of queries, of one head of one example."""
-    place, first_row = own_block(longest, BLOCK_M)
-    h = place % heads
-    z, query_start, queries = extent(query_starts, place // heads, query_rows)
-    _, key_start, keys = extent(key_starts, place // heads, key_rows)
+    sequence, first_row = program_block(longest, BLOCK_M)
+    h = sequence % heads
+    z, query_start, queries = extent(query_starts, sequence // heads, query_rows)
+    _, key_start, keys = extent(key_starts, sequence // heads, key_rows)
     if first_row >= queries:
         return
-    query = moved(query, z, h, query_start, stride_qz, stride_qh, stride_qn)
-    key = moved(key, z, h // groups, key_start, stride_kz, stride_kh, stride_kn)
-    value = moved(value, z, h // groups, key_start, stride_vz, stride_vh, stride_vn)
-    context = moved(context, z, h, query_start, stride_cz, stride_ch, stride_cn)
-    normaliser = moved(normaliser, z, h, query_start, heads * query_rows, query_rows, 1)
+    query = offset(query, z, h, query_start, stride_qz, stride_qh, stride_qn)
+    key = offset(key, z, h // groups, key_start, stride_kz, stride_kh, stride_kn)
+    value = offset(value, z, h // groups, key_start, stride_vz, stride_vh, stride_vn)
+    context = offset(context, z, h, query_start, stride_cz, stride_ch, stride_cn)
+    normaliser = offset(normaliser, z, h, query_start, heads * query_rows, query_rows, 1)
     if keep is not None:
-        keep = moved(keep, z, h, 0, stride_mz, stride_mh, 0)
+        keep = offset(keep, z, h, 0, stride_mz, stride_mh, 0)
     if bounds is not None:
-        bounds = moved(bounds, z, h, 0, stride_bz, stride_bh, 0)
+        bounds = offset(bounds, z, h, 0, stride_bz, stride_bh, 0)
     first, whole, partial, last = columns_in_reach(keep, bounds, first_row, keys, window, CAUSAL, BLOCK_M, BLOCK_N)
     if seed is not None:
-        seed = tl.load(seed) + place  # every head of every example has its own
+        seed = tl.load(seed) + sequence  # one seed per head and example
     q = load_rows(query, first_row, stride_qn, queries, BLOCK_M, HEAD, HEAD_PAD)
-    total, peak, summed = attended(
+    total, peak, summed = attend_block(
         q, key, value, keep, bounds, shift, seed, stride_kn, stride_vn, stride_mm, stride_mn, h, first_row, queries,
         keys, first, whole, partial, last, scale, dropout, window, HEAD, VALUE, HEAD_PAD, VALUE_PAD, SIGNED, EXACT,
         CAUSAL, PRECISION, BLOCK_M, BLOCK_N, SPREAD, 0 if window is not None else 1, EXACT,
     )  # fmt: skip
     rows = first_row + tl.arange(0, BLOCK_M)
     if SIGNED and not EXACT:
-        # Rare with more than a few keys, so these rows cost a second pass and not an instruction of every first one.
+        # Rare with more than a few keys. A second pass for these rows is cheaper than more work in every first pass.
         small = (rows < queries) & (peak > 0) & (peak < LINEAR_BELOW)
         if tl.max(small.to(tl.int32), 0) > 0:
-            total, peak, summed = attended(
+            total, peak, summed = attend_block(
                 q, key, value, keep, bounds, shift, seed, stride_kn, stride_vn, stride_mm, stride_mn, h, first_row,
                 queries, keys, first, first, first, last, scale, dropout, window, HEAD, VALUE, HEAD_PAD, VALUE_PAD,
                 SIGNED, EXACT, CAUSAL, PRECISION, BLOCK_M, FEW_KEYS, False, 2, True,
             )  # fmt: skip
-    if SIGNED:  # beyond 2^31 a rounding of the level is more than an exponent holds
+    if SIGNED:  # beyond 2^31 the rounding error of the level exceeds the range of an exponent
         total = tl.where(peak < 2147483648.0, total, float("nan"))
     empty = total == 0
     total = tl.where(empty, 1.0, total)
     summed *= (survival / total)[:, None]
     store_rows(context, summed, first_row, stride_cn, queries, BLOCK_M, VALUE, VALUE_PAD, PRECISION)
     log_total = tl.where(empty, float("inf"), peak + tl.log2(total))
-    if SIGNED and not EXACT:  # at least 1, since 2 cosh is at least 2: its sign is free to say which rows are small
+    if SIGNED and not EXACT:  # at least 1, since 2 cosh is at least 2, so the sign can mark rows of small scores
         log_total = tl.where(small, -log_total, log_total)
     tl.store(normaliser + rows, log_total, mask=rows < queries)
 
 
 @triton.jit
-def attended(
+def attend_block(
     q, key, value, keep, bounds, shift, seed, stride_kn, stride_vn, stride_mm, stride_mn, h, first_row, queries,
     keys, first, whole, partial, last, scale, dropout, window,
     HEAD: tl.constexpr, VALUE: tl.constexpr, HEAD_PAD: tl.constexpr, VALUE_PAD: tl.constexpr,
@@ -121,19 +121,19 @@ def attended(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPREAD: tl.constexpr,
     FIRST_PART: tl.constexpr, CAREFUL: tl.constexpr,
 ):  # fmt: skip
-    """Of every row the normaliser and its level, and the sum of sinh times values, all keys in reach gone through."""
+    """The normaliser of every row, its level, and the sum of sinh times values, over all keys in reach."""
     total, peak = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
     if not SIGNED:
         peak += float("-inf")
     summed = tl.zeros([BLOCK_M, VALUE_PAD], tl.float32)
-    # Blocks of keys that count as a whole need no mask; before them come those that the window cuts, after them
-    # those that the end, the padding, the diagonal or the window cuts.
+    # Three parts: keys cut by the window; keys without any masked pair, which need no mask; keys cut by the end, the
+    # padding, the diagonal or the window.
     for part in tl.static_range(FIRST_PART, 3):
         begin = first if part == 0 else (whole if part == 1 else partial)
         end = whole if part == 0 else (partial if part == 1 else last)
         for column in range(begin, end, BLOCK_N):
             k = load_rows(key, column, stride_kn, keys, BLOCK_N, HEAD, HEAD_PAD)
-            t, unit = product(q, tl.trans(k), PRECISION), scale
+            t, unit = matmul(q, tl.trans(k), PRECISION), scale
             if shift is not None:
                 t, unit = t * scale + tl.load(shift + h), 1.0
             if part != 1:
@@ -143,12 +143,12 @@ def attended(
                 )  # fmt: skip
                 t = tl.where(kept, t, 0.0 if SIGNED else float("-inf"))
             higher = tl.maximum(peak, tl.max(tl.abs(t) if SIGNED else t, 1) * unit)
-            # A row of softmax that has met no key has no peak, and 2^(-inf - -inf) would be NaN.
+            # A softmax row without keys so far has no peak, and 2^(-inf - -inf) would be NaN.
             level = higher if SIGNED else tl.where(higher == float("-inf"), 0.0, higher)
-            t *= unit  # after the maximum: with the exponent's subtraction it is one instruction
+            t *= unit  # after the maximum, so that it is fused with the subtraction of the level
             sinh, cosh = hyperbolic(t, level[:, None], SIGNED, SPREAD)
             if SIGNED and CAREFUL:
-                sinh = uncancelled(sinh, cosh, t, level[:, None], (level < LINEAR_BELOW)[:, None], EXACT)
+                sinh = restore_digits(sinh, cosh, t, level[:, None], (level < LINEAR_BELOW)[:, None], EXACT)
             if part != 1 and SIGNED:
                 cosh = tl.where(kept, cosh, 0.0)
             if part != 1 and SPREAD:  # the two ways to compute 2^-level differ in the last bit
@@ -156,9 +156,9 @@ def attended(
             fading = tl.exp2(peak - level)
             total = total * fading + tl.sum(cosh, 1)
             if seed is not None:
-                sinh = tl.where(surviving(seed, first_row, column, keys, dropout, BLOCK_M, BLOCK_N), sinh, 0.0)
+                sinh = tl.where(dropout_keep(seed, first_row, column, keys, dropout, BLOCK_M, BLOCK_N), sinh, 0.0)
             v = load_rows(value, column, stride_vn, keys, BLOCK_N, VALUE, VALUE_PAD)
-            summed = summed * fading[:, None] + product(rounded(sinh, v.dtype, PRECISION), v, PRECISION)
+            summed = summed * fading[:, None] + matmul(rounded(sinh, v.dtype, PRECISION), v, PRECISION)
             peak = higher
     return total, peak, summed
 
@@ -176,35 +176,35 @@ def query_gradient_kernel(
     SIGNED: tl.constexpr, EXACT: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of one block of queries; `delta = rowsum(dO ∘ O)` and the shift's gradient of every row besides."""
-    place, first_row = own_block(longest, BLOCK_M)
-    h = place % heads
-    z, query_start, queries = extent(query_starts, place // heads, query_rows)
-    _, key_start, keys = extent(key_starts, place // heads, key_rows)
+    """The gradient of one block of queries; also `delta = rowsum(dO ∘ O)` and the gradient of the shift per row."""
+    sequence, first_row = program_block(longest, BLOCK_M)
+    h = sequence % heads
+    z, query_start, queries = extent(query_starts, sequence // heads, query_rows)
+    _, key_start, keys = extent(key_starts, sequence // heads, key_rows)
     if first_row >= queries:
         return
-    query = moved(query, z, h, query_start, stride_qz, stride_qh, stride_qn)
-    key = moved(key, z, h // groups, key_start, stride_kz, stride_kh, stride_kn)
-    value = moved(value, z, h // groups, key_start, stride_vz, stride_vh, stride_vn)
-    context = moved(context, z, h, query_start, stride_cz, stride_ch, stride_cn)
-    grad_context = moved(grad_context, z, h, query_start, stride_gz, stride_gh, stride_gn)
-    grad_query = moved(grad_query, z, h, query_start, stride_dz, stride_dh, stride_dn)
+    query = offset(query, z, h, query_start, stride_qz, stride_qh, stride_qn)
+    key = offset(key, z, h // groups, key_start, stride_kz, stride_kh, stride_kn)
+    value = offset(value, z, h // groups, key_start, stride_vz, stride_vh, stride_vn)
+    context = offset(context, z, h, query_start, stride_cz, stride_ch, stride_cn)
+    grad_context = offset(grad_context, z, h, query_start, stride_gz, stride_gh, stride_gn)
+    grad_query = offset(grad_query, z, h, query_start, stride_dz, stride_dh, stride_dn)
     if keep is not None:
-        keep = moved(keep, z, h, 0, stride_mz, stride_mh, 0)
+        keep = offset(keep, z, h, 0, stride_mz, stride_mh, 0)
     if bounds is not None:
-        bounds = moved(bounds, z, h, 0, stride_bz, stride_bh, 0)
+        bounds = offset(bounds, z, h, 0, stride_bz, stride_bh, 0)
     first, whole, partial, last = columns_in_reach(keep, bounds, first_row, keys, window, CAUSAL, BLOCK_M, BLOCK_N)
     if seed is not None:
-        seed = tl.load(seed) + place  # every head of every example has its own
+        seed = tl.load(seed) + sequence  # one seed per head and example
     rows = first_row + tl.arange(0, BLOCK_M)
-    of_rows = moved(rows, z, h, query_start, heads * query_rows, query_rows, 1)
+    row_offsets = offset(rows, z, h, query_start, heads * query_rows, query_rows, 1)
     q = load_rows(query, first_row, stride_qn, queries, BLOCK_M, HEAD, HEAD_PAD)
     g = load_rows(grad_context, first_row, stride_gn, queries, BLOCK_M, VALUE, VALUE_PAD)
     o = load_rows(context, first_row, stride_cn, queries, BLOCK_M, VALUE, VALUE_PAD)
     d = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
-    log_total = tl.load(normaliser + of_rows, mask=rows < queries, other=float("inf"))
+    log_total = tl.load(normaliser + row_offsets, mask=rows < queries, other=float("inf"))
     level = tl.abs(log_total) if SIGNED else log_total
-    tl.store(delta + of_rows, d, mask=rows < queries)
+    tl.store(delta + row_offsets, d, mask=rows < queries)
     summed, shifted = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32), tl.zeros([BLOCK_M], tl.float32)
     for part in tl.static_range(0 if window is not None else 1, 3):
         begin = first if part == 0 else (whole if part == 1 else partial)
@@ -222,17 +222,17 @@ def query_gradient_kernel(
             a, c = hyperbolic(t, level[:, None], SIGNED)
             if part != 1 and SIGNED:
                 c = tl.where(kept, c, 0.0)
-            grad_a = product(g, tl.trans(v), PRECISION)
+            grad_a = matmul(g, tl.trans(v), PRECISION)
             if seed is not None:
-                survives = surviving(seed, first_row, column, keys, dropout, BLOCK_M, BLOCK_N)
+                survives = dropout_keep(seed, first_row, column, keys, dropout, BLOCK_M, BLOCK_N)
                 grad_a = tl.where(survives, grad_a * survival, 0.0)
             grad_t = c * grad_a - a * d[:, None]
             if shift is not None:
                 shifted += tl.sum(grad_t, 1)
-            summed += product(rounded(grad_t, k.dtype, PRECISION), k, PRECISION)
+            summed += matmul(rounded(grad_t, k.dtype, PRECISION), k, PRECISION)
     store_rows(grad_query, summed * (scale * LN2), first_row, stride_dn, queries, BLOCK_M, HEAD, HEAD_PAD, PRECISION)
     if shift is not None:
-        tl.store(grad_shift + of_rows, shifted, mask=rows < queries)
+        tl.store(grad_shift + row_offsets, shifted, mask=rows < queries)
 
 
 @tuned((64, 128, 8, 2), (32, 128, 8, 2), (64, 64, 4, 2), (32, 64, 4, 2), (32, 32, 4, 1), (32, 16, 4, 1))
@@ -248,72 +248,74 @@ def key_value_gradient_kernel(
     SIGNED: tl.constexpr, EXACT: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of one block of keys and values, of all heads that share them; pieces are `[keys, queries]`, so
-    that no product is transposed."""
-    place, first_column = own_block(longest, BLOCK_N)
-    key_head, example = place % (heads // groups), place // (heads // groups)
+    """The gradients of one block of keys and values, summed over the heads that share them.
+
+    Blocks of scores are `[keys, queries]`, so that no product is transposed.
+    """
+    sequence, first_column = program_block(longest, BLOCK_N)
+    key_head, example = sequence % (heads // groups), sequence // (heads // groups)
     z, query_start, queries = extent(query_starts, example, query_rows)
     _, key_start, keys = extent(key_starts, example, key_rows)
     if first_column >= keys:
         return
-    key = moved(key, z, key_head, key_start, stride_kz, stride_kh, stride_kn)
-    value = moved(value, z, key_head, key_start, stride_vz, stride_vh, stride_vn)
-    grad_key = moved(grad_key, z, key_head, key_start, stride_dz, stride_dh, stride_dn)
-    grad_value = moved(grad_value, z, key_head, key_start, stride_ez, stride_eh, stride_en)
+    key = offset(key, z, key_head, key_start, stride_kz, stride_kh, stride_kn)
+    value = offset(value, z, key_head, key_start, stride_vz, stride_vh, stride_vn)
+    grad_key = offset(grad_key, z, key_head, key_start, stride_dz, stride_dh, stride_dn)
+    grad_value = offset(grad_value, z, key_head, key_start, stride_ez, stride_eh, stride_en)
     k = load_rows(key, first_column, stride_kn, keys, BLOCK_N, HEAD, HEAD_PAD)
     v = load_rows(value, first_column, stride_vn, keys, BLOCK_N, VALUE, VALUE_PAD)
     for_key = tl.zeros([BLOCK_N, HEAD_PAD], tl.float32)
     for_value = tl.zeros([BLOCK_N, VALUE_PAD], tl.float32)
     for group in range(groups):
         h = key_head * groups + group
-        own_query = moved(query, z, h, query_start, stride_qz, stride_qh, stride_qn)
-        own_grad = moved(grad_context, z, h, query_start, stride_gz, stride_gh, stride_gn)
-        own_keep, own_bounds, own_seed = keep, bounds, seed
+        head_query = offset(query, z, h, query_start, stride_qz, stride_qh, stride_qn)
+        head_grad = offset(grad_context, z, h, query_start, stride_gz, stride_gh, stride_gn)
+        head_keep, head_bounds, head_seed = keep, bounds, seed
         if keep is not None:
-            own_keep = moved(keep, z, h, 0, stride_mz, stride_mh, 0)
+            head_keep = offset(keep, z, h, 0, stride_mz, stride_mh, 0)
         if bounds is not None:
-            own_bounds = moved(bounds, z, h, 0, stride_bz, stride_bh, 0)
+            head_bounds = offset(bounds, z, h, 0, stride_bz, stride_bh, 0)
         if seed is not None:
-            own_seed = tl.load(seed) + example * heads + h  # every head of every example has its own
+            head_seed = tl.load(seed) + example * heads + h  # one seed per head and example
         careful = SIGNED and EXACT
-        if small is not None:  # in half precision, of TanhMax: which heads have rows whose scores are all small
+        if small is not None:  # half precision and TanhMax: whether the head has rows of only small scores
             careful = tl.load(small + z * heads + h) != 0
         first, whole, partial, last = rows_in_reach(
-            own_keep, own_bounds, first_column, queries, keys, window, CAUSAL, BLOCK_M, BLOCK_N
+            head_keep, head_bounds, first_column, queries, keys, window, CAUSAL, BLOCK_M, BLOCK_N
         )
         for part in tl.static_range(3):
             begin = first if part == 0 else (whole if part == 1 else partial)
             end = whole if part == 0 else (partial if part == 1 else last)
             for row in range(begin, end, BLOCK_M):
                 rows = row + tl.arange(0, BLOCK_M)
-                of_rows = moved(rows, z, h, query_start, heads * query_rows, query_rows, 1)
-                q = load_rows(own_query, row, stride_qn, queries, BLOCK_M, HEAD, HEAD_PAD)
-                g = load_rows(own_grad, row, stride_gn, queries, BLOCK_M, VALUE, VALUE_PAD)
-                # 2^-inf: a row behind the last one counts for nothing.
-                log_total = tl.load(normaliser + of_rows, mask=rows < queries, other=float("inf"))
+                row_offsets = offset(rows, z, h, query_start, heads * query_rows, query_rows, 1)
+                q = load_rows(head_query, row, stride_qn, queries, BLOCK_M, HEAD, HEAD_PAD)
+                g = load_rows(head_grad, row, stride_gn, queries, BLOCK_M, VALUE, VALUE_PAD)
+                # 2^-inf = 0 for rows after the last one
+                log_total = tl.load(normaliser + row_offsets, mask=rows < queries, other=float("inf"))
                 level = tl.abs(log_total) if SIGNED else log_total
-                d = tl.load(delta + of_rows, mask=rows < queries, other=0.0)
+                d = tl.load(delta + row_offsets, mask=rows < queries, other=0.0)
                 t = scores_of(k, tl.trans(q), scale, shift, h, PRECISION)
                 if part != 1:
                     kept = kept_pairs(
-                        own_keep, own_bounds, row, first_column, queries, keys, stride_mm, stride_mn, window, CAUSAL,
+                        head_keep, head_bounds, row, first_column, queries, keys, stride_mm, stride_mn, window, CAUSAL,
                         BLOCK_M, BLOCK_N,
                     )  # fmt: skip
                     kept = tl.trans(kept)
                     t = tl.where(kept, t, 0.0 if SIGNED else float("-inf"))
                 a, c = hyperbolic(t, level[None, :], SIGNED)
                 if careful:
-                    a = uncancelled(a, c, t, level[None, :], (log_total < 0)[None, :], EXACT)
+                    a = restore_digits(a, c, t, level[None, :], (log_total < 0)[None, :], EXACT)
                 if part != 1 and SIGNED:
                     c = tl.where(kept, c, 0.0)
-                grad_a = product(v, tl.trans(g), PRECISION)
+                grad_a = matmul(v, tl.trans(g), PRECISION)
                 applied = a
                 if seed is not None:
-                    survives = tl.trans(surviving(own_seed, row, first_column, keys, dropout, BLOCK_M, BLOCK_N))
+                    survives = tl.trans(dropout_keep(head_seed, row, first_column, keys, dropout, BLOCK_M, BLOCK_N))
                     grad_a = tl.where(survives, grad_a * survival, 0.0)
                     applied = tl.where(survives, a * survival, 0.0)
-                for_value += product(rounded(applied, g.dtype, PRECISION), g, PRECISION)
+                for_value += matmul(rounded(applied, g.dtype, PRECISION), g, PRECISION)
                 grad_t = c * grad_a - a * d[None, :]
-                for_key += product(rounded(grad_t, q.dtype, PRECISION), q, PRECISION)
+                for_key += matmul(rounded(grad_t, q.dtype, PRECISION), q, PRECISION)
     store_rows(grad_key, for_key * (scale * LN2), first_column, stride_dn, keys, BLOCK_N, HEAD, HEAD_PAD, PRECISION)
     store_rows(grad_value, for_value, first_column, stride_en, keys, BLOCK_N, VALUE, VALUE_PAD, PRECISION)

@@ -1,31 +1,31 @@
-"""Hard attention: one key instead of a mixture, trained by REINFORCE (Williams 1992; Xu et al. 2015, section 4.1)."""
+"""Hard attention: a single key per query, trained by REINFORCE (Williams 1992; Xu et al. 2015, section 4.1)."""
 
 import torch
 from torch import Tensor, nn
 
-MOMENTUM = 0.9  # of the baseline
+MOMENTUM = 0.9  # momentum of the REINFORCE baseline
 
 
 def select_one(coefficients: Tensor, values: Tensor, sample: bool) -> tuple[Tensor, Tensor]:
-    """The value of one key per query, with the sign of its coefficient.
+    """Select the value of one key per query, with the sign of its coefficient.
 
     Args:
-        coefficients: `[..., queries, keys]`; key `i` is drawn with probability `|a_i| / Σ_j |a_j|`.
+        coefficients: `[..., queries, keys]`.
         values: `[..., keys, size]`.
-        sample: draw; else take the key whose coefficient is the largest in size.
+        sample: draw key `i` with probability `|a_i| / Σ_j |a_j|`; else take the coefficient of largest magnitude.
 
     Returns:
-        `sign(a_i) v_i` `[..., queries, size]`, and the logarithm of the probability of `i` `[..., queries]`. A query
-        whose coefficients are all 0 gets zeros, for both.
+        `sign(a_i) v_i` `[..., queries, size]`, and the log-probability of `i` `[..., queries]`; both are 0 for a query
+        whose coefficients are all 0.
     """
-    size = coefficients.abs()
-    total = size.sum(-1, keepdim=True)
+    magnitude = coefficients.abs()
+    total = magnitude.sum(-1, keepdim=True)
     empty = total == 0
-    probability = torch.where(empty, 1.0 / size.shape[-1], size / total.masked_fill(empty, 1.0))
+    probability = torch.where(empty, 1.0 / magnitude.shape[-1], magnitude / total.masked_fill(empty, 1.0))
     if sample:
-        chosen = torch.multinomial(probability.detach().flatten(0, -2), 1).view(*size.shape[:-1], 1)
+        chosen = torch.multinomial(probability.detach().flatten(0, -2), 1).view(*magnitude.shape[:-1], 1)
     else:
-        chosen = size.argmax(-1, keepdim=True)
+        chosen = magnitude.argmax(-1, keepdim=True)
     sign = coefficients.gather(-1, chosen).sign()
     context = sign * values.gather(-2, chosen.expand(*chosen.shape[:-1], values.shape[-1]))
     log_probability = probability.gather(-1, chosen).clamp_min(torch.finfo(probability.dtype).tiny).log()
@@ -33,11 +33,10 @@ def select_one(coefficients: Tensor, values: Tensor, sample: bool) -> tuple[Tens
 
 
 class Reinforce(nn.Module):
-    """Adds to a loss what makes its gradient, over the draws of `select_one`, that of the expected loss.
+    """A loss whose gradient, averaged over the draws of `select_one`, is that of the expected loss.
 
-    For a draw of probability `p` with the loss `L` that is the gradient of `L + (L - b) log p`, where `L` in the
-    bracket counts as a number and `b`, the moving average of the losses so far, only makes the gradient less noisy.
-    The value stays that of the loss.
+    For a draw with probability `p` and loss `L` it is the gradient of `L + (L - b) log p`, where `L - b` is a constant.
+    The baseline `b`, a moving average of the losses, only reduces the variance. The value is that of `L`.
     """
 
     def __init__(self):
@@ -45,7 +44,7 @@ class Reinforce(nn.Module):
         self.register_buffer("baseline", torch.zeros(()))
 
     def forward(self, losses: Tensor, log_probability: Tensor) -> Tensor:
-        """One loss for `losses` `[examples]` and the summed `log_probability` `[examples]` of their draws."""
+        """The mean loss, from `losses` `[examples]` and the summed `log_probability` `[examples]` of their draws."""
         advantage = losses.detach() - self.baseline
         if self.training:
             with torch.no_grad():

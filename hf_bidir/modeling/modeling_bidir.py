@@ -1,4 +1,4 @@
-"""Models with signed attention: `Bidir` and the name of any model class of transformers, made when asked for."""
+"""Models with signed attention: `Bidir` + the name of any transformers model class, created on first access."""
 
 import functools
 from collections.abc import Iterator
@@ -12,10 +12,10 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping, r
 from transformers.modeling_utils import _CAN_RECORD_REGISTRY
 
 from .attention_inputs import fused_obstacle
-from .configuration_bidir import PREFIX, bidir_config, check_bidir_config, made_config_class, stock_class, stock_heads
+from .configuration_bidir import PREFIX, bidir_config, check_bidir_config, signed_config_class, stock_class, stock_heads
 from .signed_layers import check_attn_implementation, sign_layers
 
-if TYPE_CHECKING:  # transformers 5.0 copies from a folder only the files that this one names, so all are named
+if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one imports directly, so it imports all
     from .activations import tanhmax  # noqa: F401
     from .attention import bidir_attention  # noqa: F401
     from .attention_call import AttentionCall  # noqa: F401
@@ -30,72 +30,72 @@ _CONSTRUCTION = RLock()
 
 
 class BidirMixin:
-    """What every signed model has; stands before the stock class in the bases of a made class.
+    """Base class of every signed model; precedes the stock class in the bases of a signed class.
 
-    Weights, initialisation and state-dict keys remain the stock ones, so a softmax checkpoint loads with nothing
-    missing, and with `attn_activation="softmax"` or `attn_negative_mass=0` equals the stock model.
+    Weights, initialisation and state-dict keys are the stock ones. A softmax checkpoint therefore loads completely, and
+    with `attn_activation="softmax"` or `attn_negative_mass=0` the model equals the stock model.
     """
 
-    attends_between_tokens = True  # False: one query reads the whole input
+    attends_between_tokens = True  # False: a single query attends to the whole input
     _supports_flash_attn = _supports_flex_attn = False
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any):
-        """As in transformers; a backend that cannot compute signed attention is refused before any download."""
+        """As in transformers; refuses backends without signed attention before any download."""
         cls._check_backend(kwargs.get("attn_implementation"))
         return super().from_pretrained(*args, **kwargs)
 
     def set_attn_implementation(self, attn_implementation: str | dict, *args: Any, **kwargs: Any) -> None:
-        """As in transformers; a backend that cannot compute signed attention here is refused."""
+        """As in transformers; refuses backends without signed attention."""
         self._check_backend(attn_implementation)
         super().set_attn_implementation(attn_implementation, *args, **kwargs)
 
     @classmethod
     def is_custom_code(cls) -> bool:
-        """False: the modules are transformers' own, and weights that a checkpoint lacks are initialised as there."""
+        """False: the modules are transformers' own, so missing weights are initialised as in the stock model."""
         return False
 
     @classmethod
     def _check_backend(cls, attn_implementation: str | dict | None) -> None:
-        if isinstance(attn_implementation, dict):  # by part of a composite model
+        if isinstance(attn_implementation, dict):  # one backend per part of a composite model
             for part in attn_implementation.values():
                 cls._check_backend(part)
             return
         check_attn_implementation(attn_implementation, cls.attends_between_tokens)
         if attn_implementation == "fused" and (obstacle := fused_obstacle()):
-            raise ValueError(f'attn_implementation="fused" cannot run here: {obstacle}; "sdpa" does without.')
+            raise ValueError(f'attn_implementation="fused" cannot run here: {obstacle}; use "sdpa".')
 
 
 def replace_config(model: PreTrainedModel, old: PretrainedConfig, new: PretrainedConfig) -> None:
-    """Let every module that has the one config have the other."""
+    """Set `module.config` to `new` in every module whose config is `old`."""
     for module in model.modules():
         if vars(module).get("config") is old:
             module.config = new
 
 
-def made_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
-    """The signed class of a model class of transformers; ValueError for another one."""
+def signed_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    """The signed class of a model class of transformers; ValueError for other classes."""
     if getattr(transformers, stock.__name__, None) is not stock:
         raise ValueError(
             f"{stock.__name__} is defined in {stock.__module__}; only models of transformers itself can be made "
-            "signed, because a saved checkpoint finds them there by name."
+            "signed, because a saved checkpoint refers to them by name."
         )
-    return globals().get(PREFIX + stock.__name__) or _made(stock)
+    return globals().get(PREFIX + stock.__name__) or _create_class(stock)
 
 
-def _made(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
-    name, config_class = PREFIX + stock.__name__, made_config_class(stock.config_class)
+def _create_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    name, config_class = PREFIX + stock.__name__, signed_config_class(stock.config_class)
 
     @functools.wraps(stock.__init__)
     def __init__(self, config=None, *args: Any, **kwargs: Any) -> None:
         with _stock_config_class(self, config, stock.config_class):
             stock.__init__(self, config, *args, **kwargs)
-        if not hasattr(self.config, "attn_activation"):  # a composite model made its own config from its parts
+        if not hasattr(self.config, "attn_activation"):  # a composite model built its config from its parts
             replace_config(self, self.config, bidir_config(self.config))
         sign_layers(self)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        if self.config.attn_window is not None:  # a query's window is counted from its position among all queries
+        if self.config.attn_window is not None:  # a window needs as many queries as keys
             kwargs.setdefault("use_cache", False)
         return stock.generate(self, *args, **kwargs)
 
@@ -113,10 +113,10 @@ def _made(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
     )
     autos = [auto for auto, head in stock_heads(stock.config_class.model_type).items() if head == stock.__name__]
     made.register_for_auto_class(autos[0] if autos else "AutoModel")
-    # transformers fills this registry of what a class can output in __init__, which signed(model) does not run
+    # transformers fills this registry of recordable outputs in __init__, which signed(model) does not run
     dict.__setitem__(_CAN_RECORD_REGISTRY, str(made), stock._can_record_outputs)
-    _read_checkpoint_keys_like(stock, name)
-    globals()[name] = made  # where pickle looks for it
+    _register_checkpoint_keys(stock, name)
+    globals()[name] = made  # pickle looks it up here
     return made
 
 
@@ -124,7 +124,7 @@ def _check_config(config: Any, config_class: type[PretrainedConfig]) -> None:
     if not hasattr(config, "attn_activation"):
         raise ValueError(
             f"expected a {config_class.__name__}, which has the attention fields; got {type(config).__name__}. "
-            "hf_bidir.signed(model) makes a stock model signed, from_pretrained(name) reads a stock checkpoint."
+            "Sign a stock model with hf_bidir.signed(model), or load a stock checkpoint with from_pretrained(name)."
         )
     check_bidir_config(config)
 
@@ -133,8 +133,11 @@ def _check_config(config: Any, config_class: type[PretrainedConfig]) -> None:
 def _stock_config_class(
     model: PreTrainedModel, config: PretrainedConfig | None, stock: type[PretrainedConfig]
 ) -> Iterator[None]:
-    """While a stock constructor runs, the config is of the stock class, so that parts that Auto classes make from it
-    are stock as well, and signed once. The lock is for threads that build models from one config."""
+    """Give the config its stock class while a stock constructor runs.
+
+    Parts that the constructor builds through Auto classes are then stock, and are signed once, with the whole model.
+    The lock serves threads that build models from one config.
+    """
     with _CONSTRUCTION:
         if config is not None:
             _check_config(config, model.config_class)
@@ -152,9 +155,12 @@ def _stock_config_class(
                     seen.__class__ = own
 
 
-def _read_checkpoint_keys_like(stock: type[PreTrainedModel], name: str) -> None:
-    """Let a made class read and write the checkpoint keys that its stock class does, which transformers renames by the
-    names of classes and model types. Without this, weights would stay random and only a load report would say so."""
+def _register_checkpoint_keys(stock: type[PreTrainedModel], name: str) -> None:
+    """Give a signed class the checkpoint keys of its stock class.
+
+    transformers renames keys by class name and model type. Without this, weights would stay random, and only the load
+    report would mention it.
+    """
     mapping = get_checkpoint_conversion_mapping(stock.__name__)
     if mapping is None:
         mapping = get_checkpoint_conversion_mapping(stock.config_class.model_type)
@@ -165,4 +171,4 @@ def _read_checkpoint_keys_like(stock: type[PreTrainedModel], name: str) -> None:
 def __getattr__(name: str) -> type[PreTrainedModel]:
     if not name.startswith(PREFIX):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return made_class(stock_class(name, PreTrainedModel))
+    return signed_class(stock_class(name, PreTrainedModel))

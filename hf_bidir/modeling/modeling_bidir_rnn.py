@@ -1,4 +1,4 @@
-"""Recurrent models whose attention over time has signed coefficients."""
+"""Recurrent models with signed attention over time."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from .modeling_bidir import BidirMixin
 from .scores import SCORES, WITHOUT_QUERY, PerTokenScore
 from .signed_layers import EDIT, without_dropped
 
-if TYPE_CHECKING:  # transformers 5.0 copies from a folder only the files that this one names, so all are named
+if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one imports directly, so it imports all
     from .activations import tanhmax  # noqa: F401
     from .attention_call import AttentionCall  # noqa: F401
     from .chunked_attention import chunked_attention  # noqa: F401
@@ -33,16 +33,16 @@ RECURRENT = {"lstm": nn.LSTM, "gru": nn.GRU}
 
 @dataclass
 class BidirRnnOutput(BaseModelOutputWithPooling):
-    """Of `BidirRnnModel`; `log_probability` `[batch]` is of what hard selection took."""
+    """Output of `BidirRnnModel`; `log_probability` `[batch]` is that of the hard selection, else None."""
 
     log_probability: Tensor | None = None
 
 
 class BidirScoredAttention(nn.Module):
-    """What attention over the states of an encoder has in common: a score, a negative mass, a way to select.
+    """Base class of attention over encoder states: score, coefficients and selection.
 
     Args:
-        size: the width of the states, and of queries where the score has them.
+        size: width of the states, and of queries if the score has one.
     """
 
     def __init__(self, config: BidirRnnConfig, size: int):
@@ -57,22 +57,21 @@ class BidirScoredAttention(nn.Module):
         )
 
     def coefficients(self, scores: Tensor, keep: Tensor) -> Tensor:
-        """The coefficients of scores `[batch, 1, queries, keys]`, by the config; what is not kept has none."""
+        """The coefficients for scores `[batch, 1, queries, keys]`, as the config says; 0 for keys that are not kept."""
         mass = per_head(layer_negative_mass(self.config, self.signed_index, 1), scores)
         coefficients = activated(scores, without_dropped(self, keep), self.config.attn_activation, mass)
         edit = getattr(self, EDIT, None)
         return edit(coefficients) if edit else coefficients
 
     def select(self, coefficients: Tensor, values: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The mixture of all values, or one of them.
+        """Compute the context from all values or, with hard selection, from one.
 
         Args:
             coefficients: `[batch, 1, 1, keys]`.
             values: `[batch, keys, size]`.
 
         Returns:
-            The context `[batch, size]`, and for hard selection the logarithm of the probability of what was selected,
-            `[batch]`.
+            The context `[batch, size]`, and with hard selection the log-probability of the selected key, `[batch]`.
         """
         if self.config.attn_selection == "soft":
             return (coefficients @ values.unsqueeze(1)).flatten(1), None
@@ -81,7 +80,7 @@ class BidirScoredAttention(nn.Module):
 
 
 class BidirAttentionPooling(BidirScoredAttention):
-    """A text as one vector: the signed mixture `Σ_i a_i v_i` of what its positions hold."""
+    """Pools a text into one vector, `Σ_i a_i v_i`, with signed coefficients `a_i` and one value per position."""
 
     def __init__(self, config: BidirRnnConfig, size: int):
         super().__init__(config, size)
@@ -92,16 +91,16 @@ class BidirAttentionPooling(BidirScoredAttention):
         self.output_size = config.hidden_size if own_values else size
 
     def forward(self, states: Tensor, keep: Tensor, last: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """One vector per text.
+        """Pool every text into one vector.
 
         Args:
             states: `[batch, keys, size]`.
             keep: boolean `[batch, keys]`.
-            last: the encoder's last state `[batch, size]`, for configs that ask for it.
+            last: the encoder's last state `[batch, size]`, needed with `attn_query="last"`.
 
         Returns:
-            The context `[batch, size]`, the coefficients `[batch, 1, 1, keys]`, and for hard selection the logarithm
-            of the probability of what was selected, `[batch]`.
+            The context `[batch, size]`, the coefficients `[batch, 1, 1, keys]`, and with hard selection the
+            log-probability of the selected key, `[batch]`.
         """
         query = last if self.query is None else self.query.expand(len(states), -1)
         scores = self.score(None if query is None else query.unsqueeze(1), states)
@@ -111,7 +110,7 @@ class BidirAttentionPooling(BidirScoredAttention):
 
 
 class BidirRnnPreTrainedModel(BidirMixin, PreTrainedModel):
-    """What the recurrent models share."""
+    """Base class of the recurrent models."""
 
     config_class = BidirRnnConfig
     base_model_prefix = "rnn"
@@ -163,29 +162,29 @@ class BidirRnnModel(BidirRnnPreTrainedModel):
         return_dict: bool | None = None,
         **kwargs,
     ):
-        """Read a batch of texts.
+        """Encode and pool a batch of texts.
 
         Args:
             input_ids: `[batch, length]`; or `inputs_embeds`, `[batch, length, embedding_size]`.
-            attention_mask: `[batch, length]`, 1 where there is a token; by default all but `pad_token_id`. Padding is
-                on the right; a text that is all padding gets a context of zeros.
+            attention_mask: `[batch, length]`, 1 for tokens; by default 0 for `pad_token_id` only. Padding is on the
+                right; a text of padding only gets a context of zeros.
 
         Returns:
             `last_hidden_state` `[batch, length, size]`, `pooler_output` (the context) `[batch, size]`, with
             `output_attentions` the coefficients `[batch, 1, 1, length]` as the only entry of `attentions`, and with
-            `output_hidden_states` what the encoder reads and what it makes of it.
+            `output_hidden_states` the inputs and the outputs of the encoder.
 
         Raises:
-            ValueError: neither or both of `input_ids` and `inputs_embeds`, no position at all, or padding that is not
-                on the right.
+            ValueError: neither or both of `input_ids` and `inputs_embeds`, an empty batch, or padding that is not on
+                the right.
         """
         if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("expected input_ids or inputs_embeds, one of them and not both.")
+            raise ValueError("expected either input_ids or inputs_embeds; got both or neither.")
         keep = self._keep(input_ids, attention_mask, inputs_embeds)
         check_not_empty(keep)
         embedded = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         embedded = self.embedding_dropout(embedded)
-        states, last = (embedded, None) if self.encoder is None else encoded(self.encoder, embedded, keep)
+        states, last = (embedded, None) if self.encoder is None else encode(self.encoder, embedded, keep)
         context, coefficients, log_probability = self.attention(states, keep, last)
         requested = self.config.output_attentions if output_attentions is None else output_attentions
         states_requested = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
@@ -199,7 +198,7 @@ class BidirRnnModel(BidirRnnPreTrainedModel):
         return outputs if return_dict in (None, True) else outputs.to_tuple()
 
     def _keep(self, input_ids, attention_mask, inputs_embeds) -> Tensor:
-        """Boolean `[batch, length]`: where there is a token."""
+        """Boolean `[batch, length]`: True for tokens, False for padding."""
         if attention_mask is not None:
             return attention_mask.bool()
         if input_ids is not None:
@@ -208,20 +207,20 @@ class BidirRnnModel(BidirRnnPreTrainedModel):
 
 
 def check_not_empty(keep: Tensor) -> None:
-    """Raise ValueError where a batch `[batch, length]` has no position; a text may be all padding, but not nothing."""
+    """Raise ValueError if a batch `[batch, length]` has no positions; texts of padding only are accepted."""
     if not keep.numel():
-        raise ValueError(f"expected at least one text, of at least one position; got the shape {tuple(keep.shape)}.")
+        raise ValueError(f"expected at least one text with at least one position; got the shape {tuple(keep.shape)}.")
 
 
-def encoded(encoder: nn.LSTM | nn.GRU, embedded: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-    """What an encoder makes of a batch, without reading its padding.
+def encode(encoder: nn.LSTM | nn.GRU, embedded: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+    """Run an encoder over a batch, skipping its padding.
 
     Args:
         embedded: `[batch, length, embedding_size]`.
         keep: boolean `[batch, length]`, padding on the right.
 
     Returns:
-        States `[batch, length, size]` and the last one of each text, in both directions, `[batch, size]`.
+        The states `[batch, length, size]`, and the last state of each text, of both directions, `[batch, size]`.
 
     Raises:
         ValueError: padding that is not on the right.
@@ -229,10 +228,10 @@ def encoded(encoder: nn.LSTM | nn.GRU, embedded: Tensor, keep: Tensor) -> tuple[
     lengths = keep.sum(1)
     if not torch.equal(keep, torch.arange(keep.shape[1], device=keep.device) < lengths[:, None]):
         raise ValueError("a recurrent encoder needs padding on the right; set tokenizer.padding_side to 'right'.")
-    lengths = lengths.clamp_min(1).cpu()  # a text of length 0 cannot be packed; attention leaves it out anyway
+    lengths = lengths.clamp_min(1).cpu()  # texts of length 0 cannot be packed; attention ignores their states
     packed = pack_padded_sequence(embedded, lengths, batch_first=True, enforce_sorted=False)
     states, ending = encoder(packed)
-    ending = ending[0] if isinstance(ending, tuple) else ending  # an LSTM has a cell state as well
+    ending = ending[0] if isinstance(ending, tuple) else ending  # an LSTM also returns its cell state
     last = ending[-1 - encoder.bidirectional :].transpose(0, 1).flatten(1)
     return pad_packed_sequence(states, batch_first=True, total_length=keep.shape[1])[0], last
 
@@ -265,10 +264,10 @@ class BidirRnnForSequenceClassification(BidirRnnPreTrainedModel):
         loss = None
         if labels is not None:
             loss = self._loss(logits, labels, outputs.log_probability)
-        answer = SequenceClassifierOutput(
+        outputs = SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
-        return answer if return_dict in (None, True) else answer.to_tuple()
+        return outputs if return_dict in (None, True) else outputs.to_tuple()
 
     def _loss(self, logits: Tensor, labels: Tensor, log_probability: Tensor | None) -> Tensor:
         if labels.dtype == torch.long and not 0 <= labels.min() <= labels.max() < self.config.num_labels:

@@ -1,4 +1,4 @@
-"""The recurrent encoder-decoder whose attention has signed coefficients (Bahdanau et al. 2015, Luong et al. 2015)."""
+"""The recurrent encoder-decoder with signed attention (Bahdanau et al. 2015, Luong et al. 2015)."""
 
 from typing import TYPE_CHECKING
 
@@ -10,9 +10,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling, Seq2SeqLMO
 
 from .configuration_bidir_rnn import BidirRnnConfig
 from .hard_selection import Reinforce
-from .modeling_bidir_rnn import RECURRENT, BidirRnnPreTrainedModel, BidirScoredAttention, check_not_empty, encoded
+from .modeling_bidir_rnn import RECURRENT, BidirRnnPreTrainedModel, BidirScoredAttention, check_not_empty, encode
 
-if TYPE_CHECKING:  # transformers 5.0 copies from a folder only the files that this one names, so all are named
+if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one imports directly, so it imports all
     from .activations import tanhmax  # noqa: F401
     from .attention import bidir_attention  # noqa: F401
     from .attention_call import AttentionCall  # noqa: F401
@@ -28,11 +28,11 @@ if TYPE_CHECKING:  # transformers 5.0 copies from a folder only the files that t
     from .signed_layers import EDIT  # noqa: F401
 
 CELLS = {"lstm": nn.LSTMCell, "gru": nn.GRUCell}
-IGNORED = -100  # a label that counts for nothing
+IGNORED = -100  # label that the loss ignores
 
 
 class BidirAlignment(BidirScoredAttention):
-    """What one step of the decoder takes from the input: a signed mixture, from all of it or from around a place."""
+    """Attention of one decoder step over the encoder states, either all of them or those around a centre."""
 
     def __init__(self, config: BidirRnnConfig, size: int):
         super().__init__(config, size)
@@ -40,22 +40,22 @@ class BidirAlignment(BidirScoredAttention):
             self.place = nn.Sequential(nn.Linear(size, size, bias=False), nn.Tanh(), nn.Linear(size, 1, bias=False))
 
     def forward(self, query: Tensor, states: Tensor, keep: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """One step.
+        """Attend to the encoder states.
 
         Args:
-            query: `[batch, size]`, the decoder's state.
-            states: `[batch, keys, size]`, the encoder's.
+            query: `[batch, size]`, a state of the decoder.
+            states: `[batch, keys, size]`, the states of the encoder.
             keep: boolean `[batch, keys]`.
-            step: of the decoder, from 0; where "local-m" looks.
+            step: index of the decoder step, from 0; the centre for "local-m".
 
         Returns:
-            Context `[batch, size]`, coefficients `[batch, 1, 1, keys]`, and for hard selection the logarithm of the
-            probability of what was selected, `[batch]`.
+            The context `[batch, size]`, the coefficients `[batch, 1, 1, keys]`, and with hard selection the
+            log-probability of the selected key, `[batch]`.
         """
         scores = self.score(query.unsqueeze(1), states).unsqueeze(1)
         centre = self._centre(query, keep, step)
-        near = keep if centre is None else keep & (self._distance(centre, keep).abs() <= self.config.attn_window)
-        coefficients = self.coefficients(scores, near[:, None, None])
+        local = keep if centre is None else keep & (self._distance(centre, keep).abs() <= self.config.attn_window)
+        coefficients = self.coefficients(scores, local[:, None, None])
         if self.config.attn_scope == "local-p":
             deviation = self.config.attn_window / 2
             gaussian = torch.exp(-self._distance(centre, keep).square() / (2 * deviation**2))
@@ -64,7 +64,7 @@ class BidirAlignment(BidirScoredAttention):
         return context, coefficients, log_probability
 
     def _centre(self, query: Tensor, keep: Tensor, step: int) -> Tensor | None:
-        """`p_t` `[batch, 1]`: the step itself, or what the query predicts (Luong et al. 2015, section 3.2)."""
+        """`p_t` `[batch, 1]`, the step or a prediction from the query (Luong et al. 2015, section 3.2); or None."""
         if self.config.attn_scope == "local-m":
             return torch.full((len(query), 1), float(step), device=query.device, dtype=query.dtype)
         if self.config.attn_scope == "local-p":
@@ -73,14 +73,14 @@ class BidirAlignment(BidirScoredAttention):
 
     @staticmethod
     def _distance(centre: Tensor, keep: Tensor) -> Tensor:
-        """How far each key is from the centre, `[batch, keys]`."""
+        """The signed distance of each key from the centre, `[batch, keys]`."""
         return torch.arange(keep.shape[1], device=keep.device, dtype=centre.dtype) - centre
 
 
 class RnnEncoder(nn.Module):
-    """Embedding and recurrent layers: words to states."""
+    """Embedding and recurrent layers."""
 
-    main_input_name = "input_ids"  # what `generate` looks for
+    main_input_name = "input_ids"  # `generate` reads this attribute
 
     def __init__(self, config: BidirRnnConfig):
         super().__init__()
@@ -96,23 +96,21 @@ class RnnEncoder(nn.Module):
         )
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_) -> BaseModelOutputWithPooling:
-        """`[batch, length]` to states `[batch, length, size]` and the last one, `pooler_output` `[batch, size]`."""
+        """Encode `[batch, length]` into states `[batch, length, size]`; `pooler_output` is the last state."""
         keep = input_ids != self.config.pad_token_id if attention_mask is None else attention_mask.bool()
         check_not_empty(keep)
-        states, last = encoded(self.layers, self.dropout(self.embeddings(input_ids)), keep)
+        states, last = encode(self.layers, self.dropout(self.embeddings(input_ids)), keep)
         return BaseModelOutputWithPooling(last_hidden_state=states, pooler_output=last)
 
 
 class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
-    """Encoder and decoder; `generate` searches greedily or with beams, reading its own output again at every step."""
+    """Encoder and decoder; `generate` supports greedy and beam search, without a cache."""
 
     base_model_prefix = "model"
 
     def __init__(self, config: BidirRnnConfig):
         if config.decoder_style is None:
-            raise ValueError(
-                'BidirRnnForSeq2SeqLM needs a config with decoder_style="luong" or "bahdanau"; it has none.'
-            )
+            raise ValueError('BidirRnnForSeq2SeqLM needs a config with decoder_style="luong" or "bahdanau"; got None.')
         super().__init__(config)
         size = config.hidden_size * (1 + config.bidirectional)
         self.encoder = RnnEncoder(config)
@@ -125,7 +123,7 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
         self.dropout = nn.Dropout(config.dropout)
         self.lm_head = nn.Linear(size, config.vocab_size)
         self.reinforce = Reinforce() if config.attn_selection == "hard" else None
-        self.generation_config.use_cache = False  # the sentences are short; every step reads them from the start
+        self.generation_config.use_cache = False  # every step recomputes the earlier ones, since sentences are short
         self.post_init()
 
     def get_encoder(self, *_, **__) -> nn.Module:
@@ -145,13 +143,13 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
         return_dict: bool | None = None,
         **kwargs,
     ):
-        """Read `input_ids` `[batch, length]` and predict what follows each of `decoder_input_ids` `[batch, steps]`.
+        """Predict the token after each of `decoder_input_ids` `[batch, steps]`, given `input_ids` `[batch, length]`.
 
-        With `labels` `[batch, steps]` (-100: does not count) the decoder reads these, one step later, and there is a
-        `loss`. `cross_attentions` has one entry, `[batch, 1, steps, length]`.
+        With `labels` `[batch, steps]` (-100: ignored) the output has a `loss`, and the decoder's default input are the
+        labels, shifted right. `cross_attentions` has one entry, `[batch, 1, steps, length]`.
 
         Raises:
-            ValueError: neither `decoder_input_ids` nor `labels`, labels that are no words, nothing to read, or
+            ValueError: neither `decoder_input_ids` nor `labels`, labels outside the vocabulary, an empty batch, or
                 padding that is not on the right.
         """
         if labels is not None:
@@ -163,11 +161,11 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
             whole = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
             attention_mask = whole if input_ids is None else input_ids != self.config.pad_token_id
         if decoder_input_ids is None and labels is not None:
-            decoder_input_ids = self._one_step_later(labels)
+            decoder_input_ids = self._shifted_right(labels)
         if decoder_input_ids is None or not decoder_input_ids.numel():
             raise ValueError(
-                "expected decoder_input_ids [batch, steps], of at least one step, or labels; to let the model write by "
-                "itself, call generate."
+                "expected decoder_input_ids [batch, steps] of at least one step, or labels; to generate text, call "
+                "generate."
             )
         logits, coefficients, log_probability = self._decoded(decoder_input_ids, states, last, attention_mask.bool())
         loss = None if labels is None else self._loss(logits, labels, log_probability)
@@ -203,14 +201,15 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
         return state[0] if isinstance(state, tuple) else state
 
     def _check_labels(self, labels: Tensor) -> None:
-        words = self.config.vocab_size
-        if not labels.numel() or not ((labels == IGNORED) | ((labels >= 0) & (labels < words))).all():
+        size = self.config.vocab_size
+        if not labels.numel() or not ((labels == IGNORED) | ((labels >= 0) & (labels < size))).all():
+            values = f" and values from {labels.min()} to {labels.max()}" if labels.numel() else ""
             raise ValueError(
-                f"expected labels [batch, steps] from 0 to {words - 1}, or {IGNORED} for what does not count; got the "
-                f"shape {tuple(labels.shape)}" + (f" and {labels.min()} to {labels.max()}." if labels.numel() else ".")
+                f"expected labels [batch, steps] from 0 to {size - 1}, or {IGNORED} to ignore a position; got the "
+                f"shape {tuple(labels.shape)}{values}."
             )
 
-    def _one_step_later(self, labels: Tensor) -> Tensor:
+    def _shifted_right(self, labels: Tensor) -> Tensor:
         start = torch.full_like(labels[:, :1], self.config.decoder_start_token_id)
         return torch.cat([start, labels[:, :-1]], 1).masked_fill_(
             torch.cat([torch.zeros_like(start), labels[:, :-1]], 1) == IGNORED, self.config.pad_token_id
@@ -218,16 +217,16 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
 
     def _loss(self, logits: Tensor, labels: Tensor, log_probability: Tensor | None) -> Tensor:
         losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none")
-        counts = labels != IGNORED
+        counted = labels != IGNORED
         if self.reinforce is None:
-            return losses.sum() / counts.sum().clamp_min(1)
-        per_text = losses.view_as(labels).sum(1) / counts.sum(1).clamp_min(1)
-        return self.reinforce(per_text, (log_probability * counts).sum(1))
+            return losses.sum() / counted.sum().clamp_min(1)
+        per_text = losses.view_as(labels).sum(1) / counted.sum(1).clamp_min(1)
+        return self.reinforce(per_text, (log_probability * counted).sum(1))
 
     def prepare_inputs_for_generation(
         self, decoder_input_ids: Tensor, encoder_outputs=None, attention_mask=None, **kwargs
     ):
-        """What a step of `generate` gives to `forward`: all that was written so far; `kwargs` let `labels` pass by."""
+        """The inputs of `forward` in a step of `generate`, with all tokens generated so far; drops `labels`."""
         return {
             "decoder_input_ids": decoder_input_ids,
             "encoder_outputs": encoder_outputs,

@@ -1,8 +1,7 @@
-"""Alignment scores: how well a key fits a query, one module per formula.
+"""Alignment scores between queries and keys, one module per formula.
 
-All map queries `[batch, queries, query_size]` and keys `[batch, keys, key_size]` to scores `[batch, queries, keys]`,
-which an attention activation turns into coefficients. The last two need no query: every key scores itself, and there
-is one row.
+Each maps queries `[batch, queries, query_size]` and keys `[batch, keys, key_size]` to scores `[batch, queries, keys]`,
+which an attention activation turns into coefficients. The last two use no query and return one row of scores.
 """
 
 import torch
@@ -35,7 +34,7 @@ class AdditiveScore(nn.Module):
 
 
 class LocationScore(nn.Module):
-    """`W s`: the query chooses positions without looking at the keys (Luong et al. 2015, equation 8)."""
+    """`W s`: one score per position, independent of the keys (Luong et al. 2015, equation 8)."""
 
     def __init__(self, query_size: int, key_size: int, max_length: int, **_):
         super().__init__()
@@ -45,7 +44,7 @@ class LocationScore(nn.Module):
         longest, length = self.position.out_features, keys.shape[1]
         if length > longest:
             raise ValueError(
-                f'attn_score="location" knows {longest} positions (max_position_embeddings), and the input has '
+                f'attn_score="location" has {longest} positions (max_position_embeddings), and the input has '
                 f"{length}; truncate it, or train with a larger max_position_embeddings."
             )
         return self.position(query)[..., :length]
@@ -74,7 +73,7 @@ class DotScore(nn.Module):
 
 
 class ScaledDotScore(DotScore):
-    """`s · h / sqrt(n)`, `n` being their size (Vaswani et al. 2017, equation 1)."""
+    """`s · h / sqrt(n)` for vectors of size `n` (Vaswani et al. 2017, equation 1)."""
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         return super().forward(query, keys) * keys.shape[-1] ** -0.5
@@ -94,7 +93,7 @@ class PerTokenScore(nn.Module):
 
 
 class FeedForwardScore(nn.Module):
-    """`tanh(w · h_i + b)`, in (-1, 1): the layer that many LSTM tutorials call attention."""
+    """`tanh(w · h_i + b)`, in (-1, 1): the attention layer of many LSTM tutorials."""
 
     def __init__(self, key_size: int, **_):
         super().__init__()
@@ -107,8 +106,8 @@ class FeedForwardScore(nn.Module):
 def _check_equal_sizes(name: str, query_size: int, key_size: int) -> None:
     if query_size != key_size:
         raise ValueError(
-            f'attn_score="{name}" multiplies queries with keys of the same size; got {query_size} and {key_size}. '
-            'Choose "general" or "additive", which have weights in between.'
+            f'attn_score="{name}" needs queries and keys of the same size; got {query_size} and {key_size}. '
+            'Choose "general" or "additive", which accept different sizes.'
         )
 
 

@@ -197,7 +197,7 @@ def test_a_timm_model_whose_outputs_would_change_is_not_written(tmp_path):
     timm = pytest.importorskip("timm")
     model = timm.create_model("vit_tiny_patch16_224", img_size=32)
     model.norm.register_forward_hook(lambda module, args, output: 1.01 * output)  # no ViT has this
-    with pytest.raises(ValueError, match=r"outputs differ from the source's by .*; nothing written"):
+    with pytest.raises(ValueError, match=r"outputs differ from the source's by .*; nothing saved"):
         convert_checkpoint(model, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert model.training

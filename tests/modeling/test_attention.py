@@ -204,7 +204,7 @@ def test_every_mask_of_transformers_becomes_the_same_keep_mask():
     [
         ({"implementation": "fastest"}, "'fastest' is not known; choose one of: auto, eager"),
         ({"activation": "tanmax"}, 'Did you mean "tanhmax"'),
-        ({"activation": "tanh", "implementation": "chunked"}, '"tanh" has no chunked path; use "eager"'),
+        ({"activation": "tanh", "implementation": "chunked"}, '"tanh" has no chunked implementation; use "eager"'),
         ({"implementation": "lift", "dropout": 0.1}, "cannot apply dropout=0.1"),
         ({"negative_mass": [0.5, 0.5]}, "one for each of the 3 heads, got 2"),
         ({"negative_mass": torch.full((2,), 0.5)}, "one for each of the 3 heads, got 2"),

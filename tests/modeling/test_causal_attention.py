@@ -133,18 +133,18 @@ def test_softmax_is_causal_windowed_and_grouped_as_well():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"window": 0}, "window must be a whole number of at least 1, or None; got 0"),
-        ({"window": 2.0}, "window must be a whole number of at least 1, or None; got 2.0"),
+        ({"window": 0}, "window must be an integer of at least 1, or None; got 0"),
+        ({"window": 2.0}, "window must be an integer of at least 1, or None; got 2.0"),
         (
             {"causal": True, "query": torch.zeros(2, 4, 5, 8)},
-            "causal needs a query for every key; got 5 queries for 37",
+            "causal needs as many queries as keys; got 5 queries for 37",
         ),
-        ({"window": 3, "query": torch.zeros(2, 4, 5, 8)}, "window needs a query for every key; got 5 queries for 37"),
+        ({"window": 3, "query": torch.zeros(2, 4, 5, 8)}, "window needs as many queries as keys; got 5 queries for 37"),
         (
             {"causal": True, "keep": torch.ones(2, 1, 37, 37, dtype=torch.bool)},
-            "the mask keeps key 1 for query 0, which causal=True leaves out",
+            "the mask keeps key 1 for query 0, which causal=True drops",
         ),
-        ({"query": torch.zeros(2, 3, 37, 8)}, "heads of the key must be as many as those of the query, or divide them"),
+        ({"query": torch.zeros(2, 3, 37, 8)}, "number of key heads must divide the number of query heads"),
     ],
 )
 def test_what_cannot_be_is_one_clear_error(change, message):

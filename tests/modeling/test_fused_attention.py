@@ -306,11 +306,11 @@ def test_boundaries_of_another_dtype_are_refused():
     ("change", "message"),
     [
         ({"cu_seqlens": [0, 60]}, "must be an int32 tensor .* got a list"),
-        ({"max_seqlen": 0}, "max_seqlen must be a whole number of at least 1, got 0"),
-        ({"max_seqlen": 6.0}, "max_seqlen must be a whole number of at least 1, got 6.0"),
-        ({"max_seqlen_k": 60}, "without cu_seqlens_k the keys have the queries' boundaries; .*max_seqlen_k=60"),
+        ({"max_seqlen": 0}, "max_seqlen must be an integer of at least 1, got 0"),
+        ({"max_seqlen": 6.0}, "max_seqlen must be an integer of at least 1, got 6.0"),
+        ({"max_seqlen_k": 60}, "without cu_seqlens_k, cu_seqlens also applies to the keys; .*max_seqlen_k=60"),
         ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
-        ({"window": 1.5}, "window must be a whole number of at least 1, or None; got 1.5"),
+        ({"window": 1.5}, "window must be an integer of at least 1, or None; got 1.5"),
         ({"activation": "tanh"}, '"tanh" has no fused path; choose "tanhmax" or "softmax"'),
     ],
 )
@@ -330,7 +330,7 @@ def test_second_derivatives_are_refused():
     query, key, value = projections()
     context = bidir_attention(query, key, value, implementation="fused")[0]
     (gradient,) = torch.autograd.grad(context.sum(), query, create_graph=True)
-    with pytest.raises(RuntimeError, match='first derivatives only; use "eager"'):
+    with pytest.raises(RuntimeError, match='only first derivatives; use "eager"'):
         gradient.sum().backward()
 
 
@@ -493,7 +493,7 @@ def test_mixed_dtypes_are_refused():
 def test_a_mask_besides_packed_examples_is_refused():
     query = projections(queries=29)[0]
     examples = module.Packed(boundaries([0, 29]), boundaries([0, 29]), 29, 29)
-    with pytest.raises(ValueError, match="leave keep out"):
+    with pytest.raises(ValueError, match="omit keep"):
         fused_attention(query, query, query, mask("padding", 2, 1, 1, 29), packed=examples)
 
 
@@ -598,7 +598,7 @@ except (ValueError, ImportError) as error:
 def test_without_a_gpu_fused_says_so_and_auto_does_without():
     printed = run_alone(ATTEMPT, TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="")
     assert printed.startswith("torch.Size([1, 1, 4, 16])\n")
-    assert 'fused attention runs on a GPU; use implementation="auto"' in printed
+    assert 'fused attention needs a GPU; use implementation="auto"' in printed
 
 
 def test_without_triton_fused_says_so_and_auto_does_without():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_bidir.modeling.attention_inputs import fused_obstacle
-from hf_bidir.modeling.fused_check import difference_from_plain
+from hf_bidir.modeling.fused_check import difference_from_eager
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = pytest.mark.skipif(fused_obstacle() is not None, reason=str(fused_obstacle()))
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(fused_obstacle() is not None, reason=str(fused_o
 def test_the_kernel_agrees_with_the_plain_path(dtype, head_dim, value_dim):
     from hf_bidir.modeling.fused_attention import fused_attention
 
-    assert difference_from_plain(fused_attention, DEVICE, dtype, head_dim, value_dim) is None
+    assert difference_from_eager(fused_attention, DEVICE, dtype, head_dim, value_dim) is None
 
 
 def wrong_forward(query, key, value, keep, call):
@@ -47,13 +47,13 @@ def does_not_compile(query, key, value, keep, call):
 @pytest.mark.parametrize(
     ("attend", "named"),
     [
-        (wrong_forward, "its output differs from the plain path by"),
+        (wrong_forward, "its output differs from the eager path by"),
         (without_mask, "its output differs"),
-        (wrong_key_gradient, "its key gradient differs from the plain path by 50.0%"),
+        (wrong_key_gradient, "its key gradient differs from the eager path by 50.0%"),
         (does_not_compile, r"failed with RuntimeError .*unknown architecture"),
     ],
 )
 def test_a_kernel_that_differs_is_named_with_its_difference(attend, named):
     with torch.no_grad():  # as while a model is evaluated
-        found = difference_from_plain(attend, DEVICE, torch.float16, 32, 32)
+        found = difference_from_eager(attend, DEVICE, torch.float16, 32, 32)
     assert re.search(named, found or "no difference")

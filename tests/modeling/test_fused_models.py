@@ -162,7 +162,7 @@ for load in (
 def test_a_machine_without_a_gpu_refuses_the_kernel_before_any_work_is_done(tmp_path):
     bert().save_pretrained(tmp_path)
     printed = run_on(tmp_path, WITHOUT_GPU, TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="")
-    assert printed.count('attn_implementation="fused" cannot run here: torch sees no GPU; "sdpa" does') == 2
+    assert printed.count('attn_implementation="fused" cannot run here: torch sees no GPU; use "sdpa"') == 2
 
 
 def test_a_call_that_asks_for_coefficients_gets_them():
@@ -189,12 +189,12 @@ def test_the_kernel_keeps_a_padded_decoder_causal(window):
 def test_a_recurrent_model_has_no_fused_path_and_says_so():
     config = BidirRnnConfig(vocab_size=20, hidden_size=32, attn_implementation="fused")
     with pytest.raises(
-        ValueError, match='"fused"` is not supported: no path of that name computes signed attention; choose "sdpa"'
+        ValueError, match='"fused"` is not supported: it does not compute signed attention; choose "sdpa"'
     ):
         BidirRnnForSequenceClassification(config)
 
 
 def test_a_stock_model_cannot_take_the_kernel_by_its_name():
     config = BertConfig(**BERT, attn_implementation="fused")
-    with pytest.raises(ValueError, match="belongs to signed layers, and BertSelfAttention is none"):
+    with pytest.raises(ValueError, match="needs a signed layer, and BertSelfAttention is not signed"):
         BertForSequenceClassification(config).to(DEVICE)(**SENTENCES)

@@ -425,7 +425,7 @@ def test_a_class_of_ones_own_is_refused():
 def test_an_attention_backend_that_is_not_supported_is_refused_at_load_and_later(family, name, tmp_path):
     model = signed_model(family)
     model.save_pretrained(tmp_path)
-    refused = "no path of that name computes signed attention; choose"
+    refused = "it does not compute signed attention; choose"
     with pytest.raises(ValueError, match=refused):
         type(model).from_pretrained(tmp_path, attn_implementation=name)
     with pytest.raises(ValueError, match=refused):
@@ -443,7 +443,7 @@ def test_a_backend_is_refused_before_anything_is_read():
 
 def test_packed_examples_are_refused_by_name():
     starts = torch.tensor([0, 5, 9], dtype=torch.int32)
-    with pytest.raises(ValueError, match=r"LlamaAttention hands cu_seq_lens_q to its attention function"):
+    with pytest.raises(ValueError, match=r"LlamaAttention passes cu_seq_lens_q to its attention function"):
         signed_model("llama")(input_ids=inputs_of("llama")["input_ids"], cu_seq_lens_q=starts)
 
 

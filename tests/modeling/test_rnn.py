@@ -9,7 +9,7 @@ from hf_bidir.explain import contributions, erasure, token_scores
 from hf_bidir.explain.signs import negative_share
 from hf_bidir.finetune.data.tokenizer import train_words
 from hf_bidir.hub.isolated import isolated_forward
-from hf_bidir.modeling.modeling_bidir_rnn import encoded
+from hf_bidir.modeling.modeling_bidir_rnn import encode
 
 TINY = {"vocab_size": 30, "embedding_size": 6, "hidden_size": 4, "initializer_range": 1.0}
 SCORES = ("content", "additive", "location", "general", "dot", "scaled_dot")
@@ -95,7 +95,7 @@ def test_with_every_score_and_query_padding_changes_no_logit_and_everything_is_t
 def test_the_last_state_of_a_bidirectional_encoder_is_that_of_both_ends():
     model, batch = model_of("lstm", "dot", attn_query="last"), texts()
     embedded = model.rnn.embeddings(batch["input_ids"])
-    states, last = encoded(model.rnn.encoder, embedded, batch["attention_mask"].bool())
+    states, last = encode(model.rnn.encoder, embedded, batch["attention_mask"].bool())
     forward, backward = states[..., :4], states[..., 4:]
     ends = torch.cat([forward[torch.arange(3), batch["attention_mask"].sum(1) - 1], backward[:, 0]], dim=1)
     torch.testing.assert_close(last, ends)
@@ -211,11 +211,11 @@ def test_other_methods_give_every_word_a_number(method):
         ({"attn_scale": 0.0}, "expected attn_scale above 0"),
         ({"attn_query": "last"}, 'attn_query="last" needs an encoder .* encoder is "none"'),
         ({"attn_selection": "both"}, 'attn_selection="both" is not known; choose one of: soft, hard'),
-        ({"attn_scope": "window"}, 'attn_scope="window" is not for a bidir_rnn; choose one of: global'),
-        ({"attn_scope": "local-p"}, 'attn_scope="local-p" is not for a bidir_rnn; choose one of: global'),
+        ({"attn_scope": "window"}, 'attn_scope="window" is not available for bidir_rnn; choose one of: global'),
+        ({"attn_scope": "local-p"}, 'attn_scope="local-p" is not available for bidir_rnn; choose one of: global'),
         ({"bidirectional": True}, 'bidirectional=True needs an encoder .* encoder is "none"'),
         ({"attn_negative_mass": 1.5}, "negative"),
-        ({"pad_token_id": None}, "expected a pad_token_id"),
+        ({"pad_token_id": None}, "expected pad_token_id"),
     ],
 )
 def test_a_config_that_cannot_be_is_refused(config, message):
@@ -230,7 +230,7 @@ def test_padding_on_the_left_of_an_encoder_is_refused():
 
 
 def test_neither_words_nor_embeddings_are_refused():
-    with pytest.raises(ValueError, match="expected input_ids or inputs_embeds"):
+    with pytest.raises(ValueError, match="expected either input_ids or inputs_embeds"):
         model_of()()
 
 

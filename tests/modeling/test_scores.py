@@ -78,13 +78,13 @@ def test_a_score_equals_a_loop_over_its_elements_and_so_do_its_gradients(name):
 
 @pytest.mark.parametrize("score", [ContentScore, DotScore])
 def test_a_product_of_unequal_sizes_is_refused_and_says_what_else_there_is(score):
-    with pytest.raises(ValueError, match=r'same size; got 2 and 3\. Choose "general" or "additive"'):
+    with pytest.raises(ValueError, match=r'of the same size; got 2 and 3\. Choose "general" or "additive"'):
         score(query_size=2, key_size=3)
 
 
 def test_a_length_that_location_has_never_seen_is_refused():
     location = LocationScore(query_size=2, key_size=2, max_length=4)
-    with pytest.raises(ValueError, match=r"knows 4 positions \(max_position_embeddings\), and the input has 5"):
+    with pytest.raises(ValueError, match=r"has 4 positions \(max_position_embeddings\), and the input has 5"):
         location(torch.zeros(1, 1, 2), torch.zeros(1, 5, 2))
 
 

@@ -178,7 +178,7 @@ def test_a_text_that_is_all_padding_is_read_as_nothing_and_a_batch_without_posit
     padding = model(torch.zeros(2, 3, dtype=torch.long), labels=texts()["labels"], output_attentions=True)
     assert padding.loss.isfinite()
     assert (padding.cross_attentions[0] == 0).all()
-    with pytest.raises(ValueError, match=r"expected at least one text, of at least one position; got .* \(2, 0\)"):
+    with pytest.raises(ValueError, match=r"expected at least one text with at least one position; got .* \(2, 0\)"):
         model(torch.zeros(2, 0, dtype=torch.long), labels=texts()["labels"])
 
 

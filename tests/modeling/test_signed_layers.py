@@ -167,9 +167,9 @@ def test_dropout_is_applied_in_training_alone():
     [
         (
             {"cu_seq_lens_q": torch.zeros(1)},
-            "hands cu_seq_lens_q to its attention function, which signed attention does",
+            "passes cu_seq_lens_q to its attention function, which signed attention does not support",
         ),
-        ({"cache": object()}, "hands cache to its attention function"),
+        ({"cache": object()}, "passes cache to its attention function"),
         ({"attention_mask": torch.ones(BATCH, 1, LENGTH, LENGTH + 1, dtype=torch.bool)}, r"got \(2, 1, 5, 6\)"),
         ({"attention_mask": torch.ones(BATCH, LENGTH, dtype=torch.bool)}, r"keep must broadcast to .* got \(2, 5\)"),
     ],
@@ -187,7 +187,7 @@ def test_arguments_that_change_nothing_are_ignored_and_none_is_no_argument():
 
 def test_key_heads_that_do_not_divide_the_query_heads_are_refused():
     query, key, value = tensors(key_heads=3)
-    with pytest.raises(ValueError, match="heads of the key must be as many as those of the query, or divide them"):
+    with pytest.raises(ValueError, match="number of key heads must divide the number of query heads"):
         signed_attention(layer(), query, key, value)
 
 
@@ -198,7 +198,7 @@ def test_what_only_the_plain_path_computes_takes_that_path_and_says_so(backend, 
     context, coefficients = signed_attention(layer(backend=backend), *tensors(), **given)
     expected = signed_attention(layer(backend="eager"), *tensors(), **given)
     torch.testing.assert_close((context, coefficients), expected)
-    assert "runs the eager implementation (no other computes bias, softcap)" in caplog.text
+    assert "uses the eager implementation (only it computes bias, softcap)" in caplog.text
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -96,9 +96,12 @@ def test_a_converted_checkpoint_is_global(tmp_path):
     [
         ({"attn_scope": "window"}, r'attn_window of at least 1 for attn_scope="window"; got None'),
         ({"attn_scope": "window", "attn_window": 0}, r'attn_window of at least 1 for attn_scope="window"; got 0'),
-        ({"attn_window": 3}, r'attn_window=3 needs attn_scope="window" beside it; attn_scope is "global"'),
-        ({"attn_scope": "local-m"}, r'attn_scope="local-m" is not for a bidir_bert; choose one of: global, window'),
-        ({"attn_scope": "near"}, r'attn_scope="near" is not for a bidir_bert'),
+        ({"attn_window": 3}, r'attn_window=3 needs attn_scope="window"; attn_scope is "global"'),
+        (
+            {"attn_scope": "local-m"},
+            "is not available for bidir_bert; choose one of: global, window",
+        ),
+        ({"attn_scope": "near"}, r'attn_scope="near" is not available for bidir_bert'),
     ],
 )
 def test_a_scope_that_cannot_be_is_one_error_that_names_both_fields(fields, message):
