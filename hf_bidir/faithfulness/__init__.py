@@ -1,4 +1,4 @@
-"""Does an explanation follow the model? Does it agree with people? Plain functions, and `evaluate` metrics of them."""
+"""Faithfulness of explanations to the model, and agreement with people: functions, and `evaluate` metrics of them."""
 
 from hf_bidir.faithfulness.adversarial import Adversary, adversarial_attention
 from hf_bidir.faithfulness.deletion import ERASER_SHARES, answer_curve, comprehensiveness, sufficiency

@@ -1,4 +1,4 @@
-"""Is there quite another attention that gives the same answer (Jain and Wallace 2019)?"""
+"""Search for a different attention with the same prediction (Jain and Wallace 2019)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from hf_bidir.faithfulness.distances import jensen_shannon, total_variation
 from hf_bidir.faithfulness.interventions import class_probabilities
 from hf_bidir.modeling.signed_layers import signed_layers
 
-PENALTY = 500.0  # for every unit by which an answer moves beyond the tolerance
+PENALTY = 500.0  # weight of the change of the prediction beyond the tolerance
 
 
 @dataclass(frozen=True)
 class Adversary:
-    """The farthest attention found that leaves the answer within the tolerance.
+    """The most divergent attention found whose prediction is within the tolerance.
 
     Attributes:
-        divergence: `[batch]`, Jensen-Shannon divergence from the model's own |a|, in [0, ln 2]; 0 where none was found.
-        change: `[batch]`, total variation between the answers.
+        divergence: `[batch]`, Jensen-Shannon divergence from the model's own |a|, in [0, ln 2]; 0 if none was found.
+        change: `[batch]`, total variation between the class probabilities.
         coefficients: `[batch, keys]`.
     """
 
@@ -43,20 +43,20 @@ def adversarial_attention(
     seed: int = 0,
     progress: bool = True,
 ) -> Adversary:
-    """Search scores whose coefficients, by the model's own activation, are far from its own and answer the same.
+    """Search attention scores with divergent coefficients, by the model's activation, and the same prediction.
 
     Args:
         model: a bidir classifier with one attention layer and one query, such as `BidirRnnForSequenceClassification`.
-        inputs: what it takes, a batch.
-        tolerance: how much total variation of the answer counts as the same, in [0, 1].
-        starts: random scores to start from; the best result of all counts.
-        steps, learning_rate: of Adam, per start; the rate falls to 0.
-        seed: of the starts.
+        inputs: a batch of model inputs.
+        tolerance: total variation of class probabilities up to which predictions count as the same, in [0, 1].
+        starts: number of random starts; the best result is returned.
+        steps, learning_rate: steps of Adam per start, and its initial rate, which falls to 0.
+        seed: seed of the starts.
         progress: show a progress bar.
 
     Raises:
-        ValueError: a model whose attention goes from token to token, a tolerance outside [0, 1], no starts or steps,
-            and as in `hf_bidir.explain.contributions`.
+        ValueError: a model with attention between tokens, a tolerance outside [0, 1], no starts or steps, and
+            as in `hf_bidir.explain.contributions`.
     """
     if not 0 <= tolerance <= 1 or starts < 1 or steps < 1:
         raise ValueError(
@@ -66,7 +66,7 @@ def adversarial_attention(
     if attends_between_tokens(model):
         raise ValueError(
             f"expected a model with one attention layer and one query, such as BidirRnnForSequenceClassification; "
-            f"{type(model).__name__} attends from token to token."
+            f"{type(model).__name__} has attention between tokens."
         )
     generator = torch.Generator(device=model.device).manual_seed(seed)
     with torch.inference_mode(False), torch.enable_grad(), in_evaluation(model):
@@ -78,13 +78,13 @@ def adversarial_attention(
         for _ in range(starts):
             scores = torch.randn(own.shape, generator=generator, device=own.device).requires_grad_()
             optimizer = torch.optim.Adam([scores], lr=learning_rate)
-            # smaller and smaller steps, so that the search comes to rest at the edge of the tolerance
+            # a falling rate lets the search settle at the edge of the tolerance
             schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
             for _ in range(steps):
                 best = _better(best, search.step(scores, optimizer))
                 schedule.step()
                 bar.update()
-            best = _better(best, search.step(scores, optimizer))  # what the last step led to
+            best = _better(best, search.step(scores, optimizer))  # result of the last step
         bar.close()
     return best
 
@@ -94,16 +94,16 @@ class _Search:
     model: PreTrainedModel
     inputs: Mapping[str, Tensor]
     own: Tensor
-    answer: Tensor
+    probabilities: Tensor
     tolerance: float
 
     def step(self, scores: Tensor, optimizer: torch.optim.Optimizer) -> Adversary:
-        """What the scores give, before one step that makes them more divergent, or nearer to the answer."""
+        """Evaluate the scores, then take one step towards more divergence, or back to the prediction."""
         keep = keep_mask_of(self.inputs, scores.shape[-1])[:, None, None]
         (layer,) = signed_layers(self.model)
         coefficients = layer.coefficients(scores, keep)
         with edited_coefficients(self.model, lambda _: coefficients):
-            change = total_variation(class_probabilities(self.model, self.inputs), self.answer)
+            change = total_variation(class_probabilities(self.model, self.inputs), self.probabilities)
         divergence = jensen_shannon(coefficients[:, 0, 0], self.own[:, 0, 0])
         loss = PENALTY * (change - self.tolerance).clamp_min(0) - divergence
         (scores.grad,) = torch.autograd.grad(loss.sum(), [scores])
@@ -113,6 +113,7 @@ class _Search:
 
 
 def _better(first: Adversary, second: Adversary) -> Adversary:
+    """Choose the more divergent one for each example."""
     farther = second.divergence > first.divergence
     return Adversary(
         torch.where(farther, second.divergence, first.divergence),

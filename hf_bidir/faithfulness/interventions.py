@@ -1,5 +1,7 @@
-"""What becomes of an answer when the coefficients are shuffled, or drawn at random (Jain and Wallace 2019; Huang et al.
-2024): if nothing, they explain nothing."""
+"""Change of a prediction when coefficients are permuted or drawn at random (Jain and Wallace 2019; Huang et al. 2024).
+
+If the prediction does not change, the coefficients do not explain it.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -16,38 +18,38 @@ Change = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 
 
 def permuted(coefficients: Tensor, keep: Tensor, generator: torch.Generator) -> Tensor:
-    """The coefficients of every query in random order, padding apart.
+    """Permute the coefficients of every query, leaving padding in place.
 
     Args:
         coefficients: `[batch, heads, queries, keys]`.
-        keep: boolean, of a shape that can be expanded to it; False for keys that stay where they are.
-        generator: of the device of the coefficients.
+        keep: boolean, expandable to that shape; False for keys that stay in place.
+        generator: on the device of the coefficients.
     """
     keep = keep.expand_as(coefficients)
-    lottery = torch.rand(coefficients.shape, generator=generator, device=coefficients.device)
-    # a key that is kept gets the coefficient of the key that was drawn into its rank; the others come last, in order
-    behind = torch.arange(coefficients.shape[-1], device=coefficients.device) + 1.0
-    drawn = torch.where(keep, lottery, behind).argsort(-1)
-    places = torch.where(keep, 0.0, behind).argsort(dim=-1, stable=True)
+    draw = torch.rand(coefficients.shape, generator=generator, device=coefficients.device)
+    # kept keys sort first, in random order; the others sort last, in their own order
+    last = torch.arange(coefficients.shape[-1], device=coefficients.device) + 1.0
+    drawn = torch.where(keep, draw, last).argsort(-1)
+    places = torch.where(keep, 0.0, last).argsort(dim=-1, stable=True)
     return torch.empty_like(coefficients).scatter(-1, places, coefficients.gather(-1, drawn))
 
 
 def randomised(coefficients: Tensor, keep: Tensor, generator: torch.Generator) -> Tensor:
-    """Random coefficients of one family for every activation.
+    """Draw random coefficients with the same rule for every activation.
 
-    Their sizes are uniform over all that have the sum of sizes that the query had (a flat Dirichlet), their signs are
-    the query's own in random order. With softmax that is a uniform draw of weights.
+    Magnitudes are uniform over all with the query's sum of magnitudes (a flat Dirichlet); signs are the query's own in
+    random order. For softmax this draws weights uniformly from the simplex.
 
     Arguments as in `permuted`.
     """
     keep = keep.expand_as(coefficients)
-    lottery = torch.rand(coefficients.shape, generator=generator, device=coefficients.device)
-    exponential = -torch.log1p(-lottery)  # of which, divided by their sum, a flat Dirichlet is made
+    draw = torch.rand(coefficients.shape, generator=generator, device=coefficients.device)
+    exponential = -torch.log1p(-draw)  # exponential variables divided by their sum are a flat Dirichlet
     exponential = exponential.masked_fill(~keep, 0)
-    sizes = exponential / exponential.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    magnitudes = exponential / exponential.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
     total = coefficients.abs().sum(-1, keepdim=True)
     signs = torch.where(coefficients < 0, -1.0, 1.0).to(coefficients.dtype)
-    return permuted(signs, keep, generator) * (sizes * total).to(coefficients.dtype)
+    return permuted(signs, keep, generator) * (magnitudes * total).to(coefficients.dtype)
 
 
 @torch.no_grad()
@@ -60,18 +62,18 @@ def answer_changes(
     seed: int = 0,
     progress: bool = True,
 ) -> Tensor:
-    """How far a classifier's answer moves when every layer's coefficients are changed.
+    """Change of a classifier's probabilities when the coefficients of every layer are changed.
 
     Args:
         model: a bidir model for sequence or image classification.
-        inputs: what it takes, a batch.
+        inputs: a batch of model inputs.
         change: `permuted` or `randomised`.
-        draws: of random numbers; each is one call of the model.
-        seed: of the draws.
+        draws: number of random draws, each one forward pass.
+        seed: seed of the draws.
         progress: show a progress bar.
 
     Returns:
-        `[draws, batch]`: total variation between the class probabilities, over all classes, in [0, 1].
+        `[draws, batch]`: total variation between the class probabilities, in [0, 1].
 
     Raises:
         ValueError: no draws, a model without classes, and as in `hf_bidir.explain.contributions`.
@@ -83,7 +85,7 @@ def answer_changes(
 
     def changed(coefficients: Tensor) -> Tensor:
         keep = keep_mask_of(inputs, coefficients.shape[-1])[:, None, None]
-        # a key that a query does not see, as in a decoder or outside a window, has no coefficient in any head
+        # a key masked for a query, by causality or a window, has coefficient 0 in every head
         return change(coefficients, keep & (coefficients != 0).any(1, keepdim=True), generator)
 
     with in_evaluation(model):
@@ -95,10 +97,10 @@ def answer_changes(
 
 
 def class_probabilities(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Tensor:
-    """`[batch, classes]`, in at least fp32.
+    """Class probabilities `[batch, classes]`, in at least fp32.
 
     Raises:
-        ValueError: the model has no logits of classes.
+        ValueError: the model is not a classifier of whole inputs.
     """
     outputs = model(**inputs, return_dict=True)
     if "logits" not in outputs or outputs.logits.dim() != 2:

@@ -1,10 +1,10 @@
-"""The measures of this room as `evaluate` metrics, which need no network: means over examples, with their intervals.
+"""The measures of `hf_bidir.faithfulness` as `evaluate` metrics, which need no network.
 
     from hf_bidir.faithfulness import KendallTau
     KendallTau().compute(predictions=[[0.1, 0.7, 0.2]], references=[[0.0, 0.9, 0.3]])
 
-Every one takes batches (`add_batch`), processes and caches as any other metric does, and answers with `mean`, the ends
-`low` and `high` of a 95 % bootstrap interval of it, and `examples`, how many it is of: those where the measure is
+Like any other metric, each takes batches (`add_batch`), processes and caches. It returns the `mean` over examples, the
+ends `low` and `high` of its 95 % bootstrap interval, and `examples`, the number of examples where the measure is
 defined.
 """
 
@@ -29,7 +29,7 @@ CITATIONS = {
 
 
 class ExampleMetric(evaluate.Metric):
-    """A measure of each example, and its mean."""
+    """Mean of a measure over examples."""
 
     description, citation = "", ""
     predictions, references = ROW, ROW
@@ -58,7 +58,7 @@ class ExampleMetric(evaluate.Metric):
 
 
 class KendallTau(ExampleMetric):
-    """Kendall's tau-b between two scores of the tokens of each example: predictions and references, a row each."""
+    """Kendall's tau-b between two scores of the tokens of each example (predictions and references, one row each)."""
 
     description, citation = "Kendall's tau-b of two scores of the same tokens.", CITATIONS["jain"]
     measure = staticmethod(kendall_tau)
@@ -67,21 +67,19 @@ class KendallTau(ExampleMetric):
 class AnswerChange(ExampleMetric):
     """Total variation between class probabilities after an intervention (predictions) and before (references)."""
 
-    description, citation = "Total variation between two answers, over all classes.", CITATIONS["jain"]
+    description, citation = "Total variation between two class probabilities.", CITATIONS["jain"]
 
     @staticmethod
     def measure(after: list, before: list) -> np.ndarray:
         check_rows(after, before, "probabilities", "probabilities before", "class")
         for index, row in enumerate([*after, *before]):
             if min(row) < 0 or abs(sum(row) - 1) > 1e-3:
-                raise ValueError(
-                    f"expected class probabilities, which sum to 1; got {row} in row {index % len(after)}."
-                )
+                raise ValueError(f"expected class probabilities that sum to 1; got {row} in row {index % len(after)}.")
         return total_variation(torch.tensor(after), torch.tensor(before)).numpy()
 
 
 class AttentionDivergence(ExampleMetric):
-    """Jensen-Shannon divergence between two rows of coefficients, by their sizes."""
+    """Jensen-Shannon divergence between the magnitudes of two rows of coefficients."""
 
     description, citation = "Jensen-Shannon divergence of |a|, normalised, in nats.", CITATIONS["jain"]
 
@@ -93,9 +91,9 @@ class AttentionDivergence(ExampleMetric):
 
 
 class Comprehensiveness(ExampleMetric):
-    """Probabilities of the answer without the tokens ranked first (predictions, a row of shares), and of it all."""
+    """Fall of the predicted probability from the whole input (references) to rows without top tokens (predictions)."""
 
-    description = "Fall of the answer's probability without the tokens ranked first, mean over shares."
+    description = "Fall of the predicted probability without the tokens ranked first, mean over shares."
     citation, references = CITATIONS["eraser"], NUMBER
     measure = staticmethod(
         lambda without, whole: np.array([p - np.mean(row) for row, p in zip(without, whole, strict=True)])
@@ -103,15 +101,15 @@ class Comprehensiveness(ExampleMetric):
 
 
 class Sufficiency(Comprehensiveness):
-    """The same with the probabilities when those tokens are all that is left."""
+    """Fall of the predicted probability from the whole input (references) to rows of top tokens alone (predictions)."""
 
-    description = "Fall of the answer's probability when the tokens ranked first are all there is, mean over shares."
+    description = "Fall of the predicted probability when only the tokens ranked first are left, mean over shares."
 
 
 class RationaleAuprc(ExampleMetric):
     """Area under the precision-recall curve of scores (predictions) against marked words (references, 0 and 1)."""
 
-    description, citation = "Agreement of scores with the words that people marked.", CITATIONS["eraser"]
+    description, citation = "Agreement of scores with the words that annotators marked.", CITATIONS["eraser"]
     measure = staticmethod(rationale_auprc)
 
 

@@ -1,4 +1,4 @@
-"""Does an explanation agree with what people say?"""
+"""Agreement of explanations with human annotations."""
 
 import numpy as np
 from sklearn.metrics import average_precision_score
@@ -7,14 +7,14 @@ from hf_bidir.faithfulness.ranking import Rows, check_rows
 
 
 def rationale_auprc(scores: Rows, marked: Rows) -> np.ndarray:
-    """The area under the precision-recall curve against the words that people marked (ERASER), `[examples]`.
+    """The area under the precision-recall curve against the words that annotators marked (ERASER), `[examples]`.
 
     Args:
-        scores: one row per example, high for words that explain.
-        marked: as many rows, 1 for the words that people marked and 0 for the others.
+        scores: one row per example, higher for more important words.
+        marked: as many rows, 1 for marked words and 0 for the others.
 
     Returns:
-        In (0, 1]; what chance gets is the share of marked words. NaN for an example with none, or nothing else.
+        In (0, 1]; the chance level is the share of marked words. NaN for an example with no or only marked words.
 
     Raises:
         ValueError: as `kendall_tau`.
@@ -33,11 +33,11 @@ def sign_agreement(scores: Rows, polarity: Rows) -> np.ndarray:
 
     Args:
         scores: one row per example, signed.
-        polarity: as many rows, above 0 for positive words, below for negative ones, 0 for neutral ones, which do not
-            count.
+        polarity: as many rows, above 0 for positive words, below 0 for negative ones, 0 for neutral ones, which are
+            ignored.
 
     Returns:
-        NaN for an example without polar words. A score of 0 agrees with nothing.
+        NaN for an example without polar words. A score of 0 never agrees.
 
     Raises:
         ValueError: as `kendall_tau`.

@@ -1,4 +1,4 @@
-"""Does one score rank the tokens of an example as another one does?"""
+"""Rank agreement between two scores of the same tokens, and bootstrap intervals."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ Rows = Sequence[Sequence[float]]
 
 
 def kept_rows(scores: Tensor, keep: Tensor) -> list[np.ndarray]:
-    """Padded scores `[batch, length]` as one array per example, of the tokens where `keep` is True."""
+    """Split padded scores `[batch, length]` into one array per example, without padding."""
     return [row[kept].float().cpu().numpy() for row, kept in zip(scores.detach(), keep.bool(), strict=True)]
 
 
@@ -21,10 +21,10 @@ def kendall_tau(first: Rows, second: Rows) -> np.ndarray:
         first, second: one row of scores per example, of any length.
 
     Returns:
-        NaN for an example where tau is not defined: fewer than two tokens, or a constant score.
+        NaN where tau is not defined: fewer than two tokens, or a constant score.
 
     Raises:
-        ValueError: another number of examples, or an example whose rows differ in length or are not finite.
+        ValueError: different numbers of examples, or rows of an example that differ in length or are not finite.
     """
     check_rows(first, second)
     taus = [kendalltau(a, b).statistic if len(a) > 1 else np.nan for a, b in zip(first, second, strict=True)]
@@ -34,16 +34,16 @@ def kendall_tau(first: Rows, second: Rows) -> np.ndarray:
 def bootstrap_interval(
     values: Sequence[float], confidence: float = 0.95, resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean over examples (scipy); NaN are left out.
+    """Percentile bootstrap interval of the mean over examples (scipy); NaN are ignored.
 
     Args:
         values: one number per example.
-        confidence: in (0, 1).
-        resamples: how many samples with replacement.
-        seed: of the resampling.
+        confidence: level in (0, 1).
+        resamples: number of bootstrap samples.
+        seed: seed of the resampling.
 
     Returns:
-        Low and high end; both the mean itself where there are fewer than two numbers, NaN where there is none.
+        Low and high end; both equal the value itself if there is only one, and NaN if there is none.
 
     Raises:
         ValueError: a confidence outside (0, 1), or no resamples.
@@ -62,7 +62,7 @@ def bootstrap_interval(
 
 
 def check_rows(first: Rows, second: Rows, one: str = "scores", other: str = "other scores", per: str = "token") -> None:
-    """Refuse rows that cannot be compared, with a ValueError that calls them `one` and `other`."""
+    """Raise ValueError for rows that cannot be compared; the message calls them `one` and `other`."""
     if len(first) != len(second):
         raise ValueError(f"expected {one} and {other} of the same examples, got {len(first)} and {len(second)}.")
     for index, (a, b) in enumerate(zip(first, second, strict=True)):

@@ -54,7 +54,7 @@ def test_examples_of_a_batch_do_not_depend_on_each_other(how):
         torch.testing.assert_close(together[:, row], alone[:, 0], rtol=0, atol=1e-6)
 
 
-def test_the_token_that_is_read_and_others_that_are_special_stay():
+def test_the_token_of_the_output_and_special_tokens_stay():
     model, ids = bert(), sentences()["input_ids"][:1]
     special = torch.tensor([[True, False, False, False, False, True]])
     left = answer_curve(model, {"input_ids": ids}, torch.zeros(1, 6), [1.0], special=special)
@@ -87,7 +87,7 @@ def test_comprehensiveness_and_sufficiency_are_means_over_shares():
     torch.testing.assert_close(sufficiency(model, batch, scores), whole - alone.mean(0))
 
 
-def test_what_speaks_for_the_answer_is_more_comprehensive_than_what_speaks_against_it():
+def test_support_is_more_comprehensive_than_opposition():
     model, batch = pooling(), texts()
     scores = contributions(model, batch).sum((1, 2))
     assert (comprehensiveness(model, batch, scores) > comprehensiveness(model, batch, -scores)).all()
@@ -115,7 +115,7 @@ def test_scores_in_half_precision_rank_the_tokens_of_a_long_text_as_they_are():
     assert curves[0].equal(curves[1])
 
 
-def test_a_score_that_is_no_number_is_refused_unless_it_is_padding():
+def test_nan_scores_are_refused_except_at_padding():
     model, batch = pooling(), texts()
     scores = torch.randn(3, 7).masked_fill(~batch["attention_mask"].bool(), float("nan"))
     assert answer_curve(model, batch, scores, [0.5]).isfinite().all()
@@ -125,7 +125,7 @@ def test_a_score_that_is_no_number_is_refused_unless_it_is_padding():
 
 
 @pytest.mark.parametrize("name", ["GPT2ForSequenceClassification", "LlamaForSequenceClassification"])
-def test_a_decoder_keeps_the_token_that_it_is_read_from_and_the_text_ends_there(name):
+def test_a_decoder_keeps_its_last_token(name):
     model, batch = family(name), inputs_of(family(name))
     ids, scores = batch["input_ids"], torch.arange(12.0).view(2, 6)
     curve = answer_curve(model, batch, scores, [0.5, 1.0])
