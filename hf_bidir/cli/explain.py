@@ -62,13 +62,19 @@ def explain(
     """
     from transformers.utils import logging
 
-    from hf_bidir.explain.report import explain_checkpoint, write_explanation  # slow to import, so not for --help
+    from hf_bidir.explain.report import (  # slow to import, so not for --help
+        explain_checkpoint,
+        holds_explanation,
+        write_explanation,
+    )
 
     logging.disable_progress_bar()  # of loading the weights
     chosen = {"target": target, "position": position, "layer": layer, "head": head}
     chosen |= {"continuation": continuation, "new_tokens": new_tokens}
     with one_line_errors():
+        replaces = holds_explanation(output)  # first, because an explanation may take minutes
         explanation = explain_checkpoint(checkpoint, text_or_image, method=method, **chosen)
         written = write_explanation(explanation, output)
     typer.echo(explanation.summary(top))
-    typer.echo(f"Written: {', '.join(map(str, written))}")
+    told = f"Replaced the earlier explanation in {output}" if replaces else "Written"
+    typer.echo(f"{told}: {', '.join(map(str, written))}")

@@ -1,7 +1,7 @@
-"""Pictures and numbers that say what a model attended to, for and against.
+"""Signed token scores of a model's predictions, and figures of them.
 
-`token_scores` gives one number per token by any of the methods; each also has a function of its own. Every signed
-one is either independent of the arbitrary signs of TanhMax heads, or says that it needs oriented heads.
+`token_scores` computes one number per token by any method; each method is also a function of its own. A signed method
+either does not depend on the arbitrary signs of TanhMax heads, or its documentation says that it needs oriented heads.
 """
 
 from hf_bidir.explain.checkpoint import load_checkpoint, read_image, read_text

@@ -1,4 +1,4 @@
-"""What each token that a model wrote took from every token that it could read: a row of signed numbers per token."""
+"""Alignment: one row of signed numbers over the source tokens for each generated token."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,28 +6,29 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from hf_bidir.explain.colors import shortened, signed
+from hf_bidir.explain.colors import Scale, as_array, shortened, signed
 from hf_bidir.explain.figures import alignment_grid
-from hf_bidir.explain.page import html_page
+from hf_bidir.explain.page import html_page, png_of
 from hf_bidir.explain.text_heatmap import text_blocks
 
-ANSWER = "y, the written token's logit above the mean of all"
-NAMED_SHARE = 0.01  # a token below this share of its row's largest number is not named
+LOGIT = "y, the generated token's logit minus the mean of all logits"
+NAMED_SHARE = 0.01  # share of a row's largest magnitude below which a token is not printed
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """Tokens that a model wrote, and for each of them a number per token that it could read.
+    """Generated tokens, and for each of them a number per source token.
 
     Attributes:
-        source: what could be read; where a model reads what it wrote, this too.
-        written: the tokens in their order.
-        explained: what was written, and what the numbers explain, in words.
-        what: the numbers that rank, in words.
-        scores: by unit, `[written, source]` each; the first ranks.
-        read: how many tokens of the source the first written token could read, all or, where each reads those before
-            it, one fewer than the next one.
-        probabilities: of the written tokens, where they are known.
+        source: the source tokens; for a causal model, the prompt and all generated tokens but the last.
+        written: the generated tokens in order.
+        explained: the generated text, in words.
+        what: the numbers that rank tokens, in words.
+        scores: `[written, source]` by unit; the first one ranks.
+        first_length: number of source tokens that the first generated token attends to: all, or in a causal model one
+            fewer than the next token.
+        how_to_read: the meaning of + and − in the first scores, without a full stop.
+        probabilities: probabilities of the generated tokens, where known.
     """
 
     source: list[str]
@@ -35,19 +36,20 @@ class Alignment:
     explained: str
     what: str
     scores: Mapping[str, Tensor]
-    read: int
+    first_length: int
+    how_to_read: str = ""
     probabilities: Sequence[float] = ()
 
     @property
     def rows(self) -> list[str]:
-        """The written tokens with their probabilities."""
+        """The generated tokens with their probabilities."""
         if not self.probabilities:
             return self.written
         return [f"{word} ({share:.1%})" for word, share in zip(self.written, self.probabilities, strict=True)]
 
     def summary(self, top: int = 10) -> str:
-        """A line per written token, with the source tokens of the largest numbers."""
-        lines = [self.explained, f"{self.what}. Largest first:"]
+        """One line per generated token, with the source tokens of largest magnitude."""
+        lines = [self.explained, f"{self.what}. Largest magnitude first:"]
         for word, row in zip(self.rows, next(iter(self.scores.values())), strict=True):
             order = row.abs().argsort(descending=True)[:top].tolist()
             order = [index for index in order if row[index].abs() > NAMED_SHARE * row.abs().max()]
@@ -55,22 +57,38 @@ class Alignment:
             lines.append(f"{shortened(word):>16}  {named}")
         return "\n".join(lines)
 
+    def reading(self) -> str:
+        """One sentence on how to read the first panel and the page, with their common colour scale."""
+        scale = Scale.of(as_array(next(iter(self.scores.values()))))
+        return f"How to read: {self.how_to_read}; {scale.sentence('all rows')}."
+
     def figures(self) -> dict[str, tuple[str, Figure]]:
         """The grid of all numbers, with its caption."""
-        grid = alignment_grid(self.written, self.source, self.scores, caption=f"{self.what}. {self.explained}")
-        return {"alignment": ("What every written token took", grid)}
+        caption = f"{self.what}. {self.explained} {self.reading()}"
+        grid = alignment_grid(self.rows, self.source, self.scores, caption=caption)
+        return {"alignment": ("Rows: generated tokens. Columns: source tokens.", grid)}
 
-    def page(self) -> str:
-        """The figure and, for every written token, the text that it could read in colours, as a web page."""
+    def page(self, pictures: Mapping[str, bytes] | None = None) -> str:
+        """A web page with the figure and, for every generated token, its source text in colours.
+
+        Args:
+            pictures: the figures as PNG by file name; by default they are drawn.
+        """
+        if pictures is None:
+            pictures = {name: png_of(figure) for name, (_, figure) in self.figures().items()}
         unit, rows = next(iter(self.scores.items()))
-        blocks, has_signs = [], bool((rows < 0).any())
+        scale = Scale.of(as_array(rows))
+        blocks = []
         for step, (word, row) in enumerate(zip(self.rows, rows, strict=True)):
-            readable = len(self.source) if self.read == len(self.source) else self.read + step
-            blocks += text_blocks(self.source[:readable], {f"→ {word}": row[:readable]}, unit, has_signs)
-        return html_page(self.explained, blocks=blocks, figures=dict(self.figures().values()), caption=self.what)
+            length = len(self.source) if self.first_length == len(self.source) else self.first_length + step
+            heading = {f"→ {word}": row[:length]}
+            blocks += text_blocks(self.source[:length], heading, unit, scale.has_signs, scale.limit)
+        headings = {"Rows: generated tokens. Columns: source tokens.": pictures["alignment"]}
+        caption = f"{self.what}. {self.reading()}"
+        return html_page(self.explained, blocks=blocks, pictures=headings, caption=caption)
 
 
 def visible(token: str) -> str:
-    """The token, with signs for what cannot be printed, and for blanks where it is nothing else."""
+    """The token, with "␣" for each character that cannot be printed, and for each blank in a token of blanks."""
     shown = "".join(char if char.isprintable() else "␣" for char in token)
     return shown if shown.strip() else "␣" * len(token)

@@ -1,4 +1,4 @@
-"""What rollout and flow start from: one stack of coefficients per layer, checked, and its heads made one."""
+"""Checks and head reduction of attention coefficients, shared by rollout and flow."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -10,44 +10,47 @@ Heads = Literal["mean", "max"] | int
 
 
 def check_attentions(attentions: Sequence[Tensor], keep: Tensor | None) -> Tensor:
-    """Raise ValueError unless these are the square coefficients of all layers, `[batch, heads, length, length]` each.
+    """Check that every layer has coefficients `[batch, heads, length, length]` of one length.
 
     Returns:
         The keep-mask as a boolean `[batch, length]` on the coefficients' device; without one, True everywhere.
+
+    Raises:
+        ValueError: no coefficients, other shapes, or a keep-mask that does not fit.
     """
     if isinstance(attentions, Mapping):
         raise ValueError(
-            f"expected the coefficients of every layer, got {type(attentions).__name__}; give .attentions of it."
+            f"expected the coefficients of every layer, got {type(attentions).__name__}; pass its .attentions."
         )
     missing = attentions is None or len(attentions) == 0 or any(layer is None for layer in attentions)
     if missing:
         raise ValueError(
-            "expected the coefficients of every layer, got none: this attention backend does not keep them. Choose "
-            'model.set_attn_implementation("eager") and call the model with output_attentions=True.'
+            "expected the coefficients of every layer, got none: this attention backend does not return them. Call "
+            'model.set_attn_implementation("eager") and then the model with output_attentions=True.'
         )
     shapes = [tuple(layer.shape) for layer in attentions]
     batch, length = shapes[0][0], shapes[0][-1]
     expected = [(batch, shape[1] if len(shape) == 4 else 0, length, length) for shape in shapes]
     if shapes != expected or 0 in shapes[0]:
         raise ValueError(
-            "expected coefficients [batch, heads, length, length] of one length in every layer, got "
+            "expected coefficients [batch, heads, length, length] with the same length in every layer, got "
             f"{', '.join(map(str, dict.fromkeys(shapes)))}."
         )
     if keep is None:
         return torch.ones(batch, length, dtype=torch.bool, device=attentions[0].device)
     if tuple(keep.shape) != (batch, length):
         raise ValueError(
-            f"expected keep [batch, length] = {(batch, length)}, such as a tokenizer's attention_mask; "
+            f"expected keep [batch, length] = {(batch, length)}, for example a tokenizer's attention_mask; "
             f"got {tuple(keep.shape)}."
         )
     return keep.to(attentions[0].device).bool()
 
 
 def combine_heads(attention: Tensor, heads: Heads, *, magnitude: bool) -> Tensor:
-    """One matrix `[batch, queries, keys]` from the coefficients `[batch, heads, queries, keys]`, at least in fp32.
+    """Reduce coefficients `[batch, heads, queries, keys]` to `[batch, queries, keys]`, in at least fp32.
 
     Args:
-        heads: "mean"; "max", the coefficient that is largest in size; or the number of one head.
+        heads: "mean"; "max", the coefficient of largest magnitude; or the index of one head.
         magnitude: combine `|a|` instead of `a`.
     """
     attention = attention.to(torch.promote_types(attention.dtype, torch.float32))
@@ -59,13 +62,13 @@ def combine_heads(attention: Tensor, heads: Heads, *, magnitude: bool) -> Tensor
         largest = torch.where(highest >= -lowest, highest, lowest)
         return largest.abs() if magnitude else largest
     if not isinstance(heads, int) or not -count <= heads < count:
-        raise ValueError(f'expected heads "mean", "max" or one of 0 to {count - 1}, got {heads!r}.')
+        raise ValueError(f'expected heads "mean", "max" or an index from 0 to {count - 1}, got {heads!r}.')
     return attention[:, heads].abs() if magnitude else attention[:, heads]
 
 
 def check_residual(residual: float) -> None:
     if not 0 <= residual <= 1:
-        raise ValueError(f"residual is the share of the skip connection, in [0, 1]; got {residual}.")
+        raise ValueError(f"expected residual, the share of the skip connection, in [0, 1]; got {residual}.")
 
 
 def check_finite(coefficients: Tensor) -> None:
@@ -74,11 +77,11 @@ def check_finite(coefficients: Tensor) -> None:
 
 
 def read_position(coefficients: Tensor, keep: Tensor) -> Tensor:
-    """Which token an answer is read from, `[batch]`: the first, or where no token sees a later one, the last.
+    """The position that the output is read from, `[batch]`: the first token, or the last one in causal attention.
 
     Args:
         coefficients: `[..., queries, keys]` of one layer.
-        keep: boolean `[batch, length]`; padding is not read.
+        keep: boolean `[batch, length]`; padding is skipped.
     """
     causal = coefficients.shape[-2] == coefficients.shape[-1] and not coefficients.triu(1).any()
     positions = torch.arange(keep.shape[1], device=keep.device)
@@ -86,10 +89,10 @@ def read_position(coefficients: Tensor, keep: Tensor) -> Tensor:
 
 
 def token_positions(position: int | Sequence[int] | Tensor, keep: Tensor) -> Tensor:
-    """One position for all examples, or one each, as `[batch]` on the device of `keep` `[batch, length]`.
+    """Expand one position for all examples, or one per example, to `[batch]` on the device of `keep` `[batch, length]`.
 
     Raises:
-        ValueError: another number of them, or a position that is padding or outside.
+        ValueError: a wrong number of positions, or a position that is padding or out of range.
     """
     batch, length = keep.shape
     positions = torch.as_tensor(position, device=keep.device)
@@ -98,5 +101,5 @@ def token_positions(position: int | Sequence[int] | Tensor, keep: Tensor) -> Ten
     positions = positions.long().reshape(-1).expand(batch)
     inside = (positions >= 0) & (positions < length)
     if not (inside & keep.gather(1, positions.clamp(0, length - 1).unsqueeze(1)).squeeze(1)).all():
-        raise ValueError(f"expected the position of a token, 0 to {length - 1} with padding; got {position}.")
+        raise ValueError(f"expected the position of a token, not padding, from 0 to {length - 1}; got {position}.")
     return positions

@@ -1,4 +1,4 @@
-"""Any checkpoint, signed or softmax, and one text or image, ready to be explained."""
+"""Load any checkpoint, signed or softmax, and prepare one text or image for explanation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,19 +22,19 @@ from hf_bidir.explain.running import (
     vision_config,
 )
 
-LONGEST_TEXT = 2**20  # tokens, where neither model nor tokenizer sets a limit
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # what Pillow reads without starting another program
+LONGEST_TEXT = 2**20  # limit in tokens where neither model nor tokenizer has one
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # formats that Pillow decodes without starting another program
 
 
 def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, object]:
-    """A bidir checkpoint as it is; a softmax one of transformers or timm as the bidir model equal to it (`λ = 0`).
+    """Load a bidir checkpoint as it is, or a softmax one of transformers or timm as the equal bidir model (`λ = 0`).
 
     Returns:
         The model, in fp32 and evaluation mode, and its tokenizer or image processor.
 
     Raises:
-        FileNotFoundError: there is no such checkpoint, or it has no tokenizer or image processor.
-        ValueError: its attention cannot be made signed.
+        FileNotFoundError: no such checkpoint, or one without weights, tokenizer or image processor.
+        ValueError: the attention cannot be made signed.
     """
     _check_weights(Path(source))
     if not str(source).startswith(TIMM_PREFIX) and read_config(source).model_type.startswith("bidir_"):
@@ -44,32 +44,33 @@ def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, object]:
     images = reads_images(model)
     fitting = [found for found in processors if isinstance(found, PreTrainedTokenizerBase) != images]
     if not fitting:
-        raise FileNotFoundError(f"{source} has no {'image processor' if images else 'tokenizer'} beside its weights.")
+        kind = "image processor" if images else "tokenizer"
+        raise FileNotFoundError(f"{source} has no {kind} beside its weights; save one there with save_pretrained.")
     return model.eval(), fitting[0]
 
 
 def _check_weights(folder: Path) -> None:
     if (folder / "config.json").is_file() and not any(folder.glob("*.safetensors")):
-        card = " README.md there may say how to make them." if (folder / "README.md").is_file() else ""
+        card = " Its README.md may say how to produce them." if (folder / "README.md").is_file() else ""
         raise FileNotFoundError(f"{folder} has no weights (*.safetensors).{card}")
 
 
 @dataclass(frozen=True)
 class Example:
-    """One text or image as a model reads it, with a name for everything that can get a score."""
+    """Model inputs of one text or image, with a name for every token that gets a score."""
 
     inputs: dict[str, Tensor]
-    tokens: list[str]  # words as they stand in the text, or patches, and the special tokens among them
+    tokens: list[str]  # words as spelled in the text, or patches; special tokens included
     special: list[bool]
-    token_of_piece: Tensor  # [length]: which token a position of the model belongs to
-    truncated: int = 0  # how many word pieces did not fit
+    token_of_piece: Tensor  # [length]: index of the token that each model position belongs to
+    truncated: int = 0  # number of word pieces cut off
     grid: tuple[int, int] | None = None  # rows and columns of patches
 
     def by_token(self, scores: Tensor, add: bool = True) -> Tensor:
-        """Scores `[..., length]` of the model's positions as those of tokens, `[..., tokens]`.
+        """Combine scores `[..., length]` of model positions to scores of tokens, `[..., tokens]`.
 
         Args:
-            add: sum the scores of a word's pieces; else take the largest in size.
+            add: sum the scores of a word's pieces; otherwise take the one of largest magnitude.
         """
         pieces = torch.nn.functional.one_hot(self.token_of_piece).bool().T.to(scores.device)  # [tokens, length]
         table = scores.unsqueeze(-2) * pieces
@@ -79,15 +80,15 @@ class Example:
 
 
 def text_limit(model: PreTrainedModel, tokenizer) -> int:
-    """The most tokens of a text that both the model and its tokenizer take."""
+    """The longest text, in tokens, that both the model and its tokenizer accept."""
     return min(longest_text(model) or LONGEST_TEXT, tokenizer.model_max_length)
 
 
 def read_text(tokenizer, text: str | Sequence[str], limit: int) -> Example:
-    """Tokenize a text, or one that is split into words already, and cut it at `limit` word pieces.
+    """Tokenize a text or a list of words, truncated to `limit` word pieces.
 
     Raises:
-        ValueError: there is no word in it.
+        ValueError: the text has no word.
     """
     split = not isinstance(text, str)
     if not "".join(text).strip():
@@ -102,7 +103,7 @@ def read_text(tokenizer, text: str | Sequence[str], limit: int) -> Example:
     pieces = tokenizer.convert_ids_to_tokens(encoding["input_ids"][0])
     tokens, special, token_of_piece, last = [], [], [], None
     for piece, word, (start, end) in zip(pieces, encoding.word_ids(), offsets, strict=True):
-        # a tokenizer without a rule for words calls a whole text one word; its words begin behind blanks
+        # a tokenizer without a pre-tokenizer reports the whole text as one word; split it at whitespace
         behind_blank = not split and any(map(str.isspace, text[max(start - 1, 0) : start + 1]))
         if word is None or word != last or (behind_blank and tokens[-1]):
             tokens.append(piece if word is None else text[word] if split else text[start:end].strip())
@@ -118,9 +119,9 @@ def read_text(tokenizer, text: str | Sequence[str], limit: int) -> Example:
 
 
 def _read_pieces(tokenizer, text: str | Sequence[str], limit: int) -> Example:
-    """The same with a tokenizer that does not say where its pieces are in a text, such as Marian's.
+    """Like `read_text`, for tokenizers that return no character offsets, such as Marian's.
 
-    Pieces of SentencePiece are made words where the next "▁" begins one; other pieces stay as they are.
+    SentencePiece pieces are joined to words at each "▁"; other pieces stay as they are.
     """
     text = text if isinstance(text, str) else " ".join(text)
     whole = len(tokenizer(text, verbose=False)["input_ids"])
@@ -142,21 +143,21 @@ def _read_pieces(tokenizer, text: str | Sequence[str], limit: int) -> Example:
 
 
 def read_image(model: PreTrainedModel, processor, file: str | Path) -> Example:
-    """An image file as the model's input.
+    """Prepare an image file as model input.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is not an image.
+        FileNotFoundError: no such file.
+        ValueError: not an image, or more than 8 bits per channel.
     """
     if not Path(file).is_file():
-        raise FileNotFoundError(f"expected an image file, there is none at {file}.")
+        raise FileNotFoundError(f"expected an image file, found none at {file}.")
     try:
         with Image.open(file, formats=FORMATS) as opened:
             if opened.mode in ("I;16", "I", "F"):
-                raise ValueError(f"{file} has more than 8 bits per channel ({opened.mode}); save it with 8.")
+                raise ValueError(f"{file} has more than 8 bits per channel ({opened.mode}); convert it to 8 bits.")
             image = opened.convert("L" if getattr(vision_config(model), "num_channels", 3) == 1 else "RGB")
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
-        raise ValueError(f"expected an image ({', '.join(FORMATS)}), {file} cannot be read as one.") from error
+        raise ValueError(f"expected an image ({', '.join(FORMATS)}); {file} cannot be read as one.") from error
     pixels = processor([image], return_tensors="pt")["pixel_values"]
     rows, columns = patch_grid(model, pixels)
     leading = _leading(model, pixels)
@@ -167,7 +168,7 @@ def read_image(model: PreTrainedModel, processor, file: str | Path) -> Example:
 
 @torch.no_grad()
 def _leading(model: PreTrainedModel, pixels: Tensor) -> list[str]:
-    """Names of the tokens before the patches, of which there are as many as the model's layers have keys."""
+    """Names of the tokens before the patches; their number is measured by running the model."""
     inputs = prepared_inputs(model, {"pixel_values": pixels})
     length = sequence_length(model, inputs, record_coefficients(model, inputs)[1])
     count = leading_tokens(model, pixels, length)

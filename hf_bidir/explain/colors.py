@@ -41,6 +41,10 @@ class Scale:
     def ends(self) -> tuple[float, float]:
         return (-self.limit if self.has_signs else 0.0, self.limit)
 
+    def sentence(self, subject: str) -> str:
+        """A clause that states the scale, such as "all rows are on one colour scale, −0.5 to +0.5"."""
+        return f"{subject} are on one colour scale, {self.number(self.ends[0])} to {self.number(self.ends[1])}"
+
     def number(self, value: float) -> str:
         return signed(value) if self.has_signs else f"{value:.2g}"
 

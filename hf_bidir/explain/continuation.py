@@ -1,4 +1,4 @@
-"""What speaks for and against each token that follows a prompt, in a causal language model."""
+"""Evidence for and against each token that follows a prompt, in a causal language model."""
 
 from collections.abc import Mapping
 
@@ -9,11 +9,11 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.example_inputs import longest_text
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
-from hf_bidir.explain.alignment import ANSWER, Alignment, visible
+from hf_bidir.explain.alignment import LOGIT, Alignment, visible
 from hf_bidir.explain.checkpoint import Example, read_text, text_limit
 from hf_bidir.explain.methods import METHODS, token_scores
 
-ROWS = 16  # answers that are explained in one batch
+ROWS = 16  # generated tokens explained in one batch
 
 
 def explain_continuation(
@@ -27,39 +27,39 @@ def explain_continuation(
     layer: int | None = None,
     head: int | None = None,
 ) -> Alignment:
-    """Explain each token behind a prompt by the tokens before it: of a given text, or of what the model writes.
+    """Explain each token after a prompt, of a given text or of the generated one, by the tokens before it.
 
     Args:
         model: a signed causal language model, in any attention backend.
-        tokenizer: a fast one; pieces of a word are taken together in the prompt.
-        prompt: cannot be empty.
-        continuation: the text to explain, behind a blank where neither it nor the prompt has one; None lets the model
-            write, greedily.
-        new_tokens: the most that it writes.
+        tokenizer: a fast one; the pieces of a word in the prompt are summed.
+        prompt: must not be empty.
+        continuation: the text to explain, separated from the prompt by a blank; None generates it greedily.
+        new_tokens: the maximum number of generated tokens.
         method, layer, head: as in `token_scores`.
 
     Returns:
-        A row per token that follows, over the prompt and what follows; 0 where a token is not read.
+        One row per following token, over the prompt and the tokens generated before it; 0 for later tokens.
 
     Raises:
         ValueError: an empty prompt or continuation, more tokens than the model has positions, and as in `token_scores`.
     """
-    example, ids = _written(model, tokenizer, prompt, continuation, new_tokens)
+    example, ids = _generated(model, tokenizer, prompt, continuation, new_tokens)
     start = len(example.token_of_piece)
-    written = ids[start:]
+    generated = ids[start:]
     inputs = {"input_ids": ids[None, :-1].to(model.device)}
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     positions = torch.arange(start - 1, len(ids) - 1)
-    scores = answer_scores(model, inputs, written, positions, method, layer=layer, head=head)
-    pieces = [visible(tokenizer.decode([token])) for token in written.tolist()]
+    scores = answer_scores(model, inputs, generated, positions, method, layer=layer, head=head)
+    pieces = [visible(tokenizer.decode([token])) for token in generated.tolist()]
     return Alignment(
         source=[*example.tokens, *pieces[:-1]],
         written=pieces,
-        explained=f"{visible(prompt.strip())} → {visible(tokenizer.decode(written).strip())}",
-        what=f"{METHODS[method].caption(layer, head)}; y is {ANSWER.partition(', ')[2]}",
+        explained=f"{visible(prompt.strip())} → {visible(tokenizer.decode(generated).strip())}",
+        what=f"{METHODS[method].caption(layer, head)}; y is {LOGIT.partition(', ')[2]}",
         scores={METHODS[method].unit: _by_token(example, scores, len(pieces) - 1, METHODS[method].additive)},
-        read=len(example.tokens),
-        probabilities=_probabilities(model, inputs, written, positions),
+        first_length=len(example.tokens),
+        how_to_read=METHODS[method].how_to_read,
+        probabilities=_probabilities(model, inputs, generated, positions),
     )
 
 
@@ -74,14 +74,13 @@ def answer_scores(
     head: int | None = None,
     batch_size: int = ROWS,
 ) -> Tensor:
-    """`token_scores` of several answers about one text, `[answers, length]`, computed in batches.
+    """`token_scores` of several output tokens of one text, `[answers, length]`, computed in batches.
 
     Args:
         inputs: the text, `[1, length]`.
-        answers, positions: `[answers]`, the tokens of the vocabulary that are explained, and at which position each is
-            the answer: the one before its own.
+        answers, positions: `[answers]`, the token ids to explain, and the position that predicts each of them.
         method, layer, head: as in `token_scores`.
-        batch_size: answers in one batch.
+        batch_size: output tokens in one batch.
 
     Raises:
         ValueError: as in `token_scores`.
@@ -96,17 +95,17 @@ def answer_scores(
 
 
 def check_prompt(model: PreTrainedModel, example: Example, more: int = 0) -> None:
-    """Raise ValueError where a text of an example, and so many tokens more, are beyond the model's positions."""
+    """Raise ValueError if the example and `more` tokens exceed the model's positions."""
     limit, length = longest_text(model), len(example.token_of_piece) + example.truncated
     if limit is not None and length + more > limit:
-        behind = f" and {more} behind it" if more else ""
+        following = f" and {more} follow" if more else ""
         raise ValueError(
-            f"the prompt has {length} tokens{behind}, and {type(model).__name__} has {limit} positions; shorten it."
+            f"the prompt has {length} tokens{following}, but {type(model).__name__} has {limit} positions; shorten it."
         )
 
 
-def _written(model, tokenizer, prompt: str, continuation: str | None, new_tokens: int) -> tuple[Example, Tensor]:
-    """The prompt, and the ids of it and of what follows, `[length]`."""
+def _generated(model, tokenizer, prompt: str, continuation: str | None, new_tokens: int) -> tuple[Example, Tensor]:
+    """The prompt, and the ids of the prompt and the tokens that follow, `[length]`."""
     example = read_text(tokenizer, prompt, text_limit(model, tokenizer))
     start = example.inputs["input_ids"][0]
     if continuation is None:
@@ -118,22 +117,22 @@ def _written(model, tokenizer, prompt: str, continuation: str | None, new_tokens
     blank = "" if prompt[-1:].isspace() or continuation[:1].isspace() else " "
     whole = tokenizer(f"{prompt}{blank}{continuation}", return_offsets_mapping=True, verbose=False)
     pairs = zip(whole["input_ids"], whole["offset_mapping"], strict=True)
-    behind = [token for token, (_, end) in pairs if end > len(prompt)]
-    if not continuation.strip() or not behind:
+    following = [token for token, (_, end) in pairs if end > len(prompt)]
+    if not continuation.strip() or not following:
         raise ValueError(f"expected a continuation with at least one word, got {continuation!r}.")
-    check_prompt(model, example, len(behind))
-    return example, torch.cat([start, torch.tensor(behind)])
+    check_prompt(model, example, len(following))
+    return example, torch.cat([start, torch.tensor(following)])
 
 
 @torch.no_grad()
-def _probabilities(model, inputs: dict[str, Tensor], written: Tensor, positions: Tensor) -> list[float]:
+def _probabilities(model, inputs: dict[str, Tensor], generated: Tensor, positions: Tensor) -> list[float]:
     with in_evaluation(model):
         rows = model(**inputs).logits[0, positions.to(model.device)].float().softmax(-1).cpu()
-    return rows.gather(-1, written[:, None]).squeeze(-1).tolist()
+    return rows.gather(-1, generated[:, None]).squeeze(-1).tolist()
 
 
 def _by_token(example: Example, scores: Tensor, more: int, additive: bool) -> Tensor:
-    """`[answers, pieces]` as `[answers, tokens of the prompt + more]`."""
+    """Combine `[answers, pieces]` to `[answers, tokens of the prompt + more]`."""
     start = len(example.token_of_piece)
     prompt = example.by_token(scores[:, :start], additive)
     return torch.cat([prompt, scores[:, start : start + more]], dim=1)

@@ -1,4 +1,4 @@
-"""What each input token adds to an output through attention: signed, and free of the gauge."""
+"""Signed contributions of input tokens to an output through attention, invariant under sign flips of heads."""
 
 from collections.abc import Mapping
 
@@ -20,27 +20,27 @@ def contributions(
     *,
     position: int | Tensor | None = None,
 ) -> Tensor:
-    """`Σ_i a_ij · ∂y/∂a_ij`: what key j adds to `y` in each layer and head, over all queries i.
+    """`Σ_i a_ij · ∂y/∂a_ij`: the contribution of key j to `y` in each layer and head, summed over queries i.
 
-    Positive for what speaks for the target, negative for what speaks against it. At `λ = 1` the signs of keys and
-    values of a head may be swapped together, which flips `a_ij` and `∂y/∂a_ij` both, so their product needs no oriented
-    heads. It is the first-order effect of scaling the coefficient; in a single layer with a linear readout it is exact.
+    Positive where the token supports the target, negative where it opposes it. At `λ = 1` negating the keys and values
+    of a head flips both `a_ij` and `∂y/∂a_ij`, so their product needs no oriented heads. It is the first-order effect
+    of scaling the coefficient, and exact for a single layer with a linear readout.
 
     Args:
-        model: a bidir model, on any attention backend. `load_checkpoint` reads softmax checkpoints as such.
-        inputs: what the model takes, a batch; padding gets zeros.
-        target: what `y` is: the logit of a class, by number or name, one for all or one number per example. None
-            takes the class predicted for each. A model without a head is explained along its own hidden state.
-        position: for heads that answer per token, which token's answer; for models without a head the first token by
-            default, or the last one where no token sees a later one.
+        model: a bidir model, on any attention backend. `load_checkpoint` loads softmax checkpoints as bidir models.
+        inputs: a batch of model inputs; padding gets zeros.
+        target: the class whose logit is `y`, by index or name: one for all examples, or one index per example. None
+            selects the predicted class. For a model without a head, `y` is the projection on its own hidden state.
+        position: for heads with an output per token, the position to explain. For models without a head the default
+            is the first token, or the last one in causal attention.
 
     Returns:
-        `[batch, layers, heads, keys]`. `.sum((1, 2))` is one number per token. The keys of higher layers are positions:
-        what a token has become there, with what it has taken from others.
+        `[batch, layers, heads, keys]`. `.sum((1, 2))` gives one number per token. In higher layers a key is the hidden
+        state at that position, which already mixes in other tokens.
 
     Raises:
-        ValueError: no input, a target that does not exist, a head whose outputs are not one `y` per example, layers
-            that do not attend over the same tokens.
+        ValueError: no input, an unknown target, a head without one `y` per example, layers that do not attend over
+            the same tokens.
     """
     edges = edge_contributions(model, inputs, target, position=position)
     sequence_length(model, inputs, edges)
@@ -64,8 +64,8 @@ def coefficients_and_gradients(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """`a` and `∂y/∂a` of every layer, `[batch, heads, queries, keys]` each; arguments and errors as in `contributions`.
 
-    The layers are in the order in which they run; one that runs several times has as many entries. Coefficients that do
-    not reach y, such as those of padding, have a gradient of 0.
+    Layers come in the order in which they run; a layer that runs several times has one entry per run. Coefficients that
+    do not affect `y`, such as those of padding, have a gradient of 0.
     """
     with torch.inference_mode(False), torch.enable_grad():
         inputs = prepared_inputs(model, inputs)
@@ -82,13 +82,13 @@ def _precise(values: Tensor) -> Tensor:
 
 @torch.no_grad()
 def value_weighted(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    """`‖a_ij v_j W_o‖` of every layer, `[batch, heads, queries, keys]`: the magnitude of what query i takes from key j.
+    """`‖a_ij v_j W_o‖` of every layer, `[batch, heads, queries, keys]`: norm of the vector that key j adds to query i.
 
-    Kobayashi et al. 2020 ("Attention is Not Only a Weight"), equation 3. Never negative, and gauge-invariant. The
-    layers are in the order in which they run.
+    Kobayashi et al. 2020 ("Attention is Not Only a Weight"), equation 3. Never negative, and invariant
+    under sign flips of heads. Layers come in the order in which they run.
 
     Raises:
-        ValueError: as in `contributions`; something lies between an attention and its output projection.
+        ValueError: as in `contributions`; another module between an attention and its output projection.
     """
     inputs = prepared_inputs(model, inputs)
     calls: list[tuple[nn.Module, Tensor]] = []
@@ -107,32 +107,32 @@ def value_weighted(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> tupl
 def _output_weight(found: Projections) -> Tensor:
     if found.output is None:
         raise ValueError(
-            f"something lies between the attention of {type(found.layer).__name__} and its output projection, so "
-            "‖a v W_o‖ is not what a query takes from a key; read contributions instead."
+            f"{type(found.layer).__name__} has another module between attention and output projection, so ‖a v W_o‖ is "
+            "not what a key adds to a query; use contributions instead."
         )
     return weight_of(found.output)
 
 
 def _transformed_norms(values: Tensor, weight: Tensor, heads: int) -> Tensor:
     """`‖v_j W_o‖` `[batch, heads, keys]` from values `[batch, key heads, keys, d]` and `W_o` `[hidden, heads * d]`."""
-    # with W = Q R, ‖W v‖ = ‖R v‖: as many numbers as the head has, instead of as many as the model's hidden size
+    # with W = Q R, ‖W v‖ = ‖R v‖, and R v has the dimension of the head instead of the hidden size
     triangle = torch.linalg.qr(_precise(weight).unflatten(1, (heads, -1)).movedim(1, 0), mode="r").R
     by_head = _precise(values).repeat_interleave(heads // values.shape[1], 1)
     return (by_head @ triangle.mT).norm(dim=-1)
 
 
 def pooled_contributions(coefficients: Tensor, values: Tensor, weight: Tensor) -> Tensor:
-    """`a_i (v_i · w)`: the exact share of each token in `y`, where one attention layer pools and a linear map reads.
+    """`a_i (v_i · w)`: the exact share of each token in `y`, for one attention layer followed by a linear map.
 
     For recurrent and pooling models, whose output is `y = (Σ_i a_i v_i) · w + b`; the shares sum to `y - b`.
 
     Args:
         coefficients: `[batch, length]`, or `[batch, queries, length]`.
         values: `[batch, length, hidden]`.
-        weight: `[hidden]`, the row of the classifier that makes `y`, or `[batch, hidden]`, a row per example.
+        weight: the classifier row that computes `y`, `[hidden]`, or one row per example, `[batch, hidden]`.
 
     Returns:
-        The shape of `coefficients`. Gauge-invariant: the signs of `a_i` and `v_i` may be swapped together.
+        The shape of `coefficients`. Negating both `a_i` and `v_i` changes nothing.
     """
     if values.dim() != 3 or coefficients.dim() not in (2, 3) or coefficients.shape[-1] != values.shape[1]:
         raise ValueError(

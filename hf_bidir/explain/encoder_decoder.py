@@ -1,4 +1,4 @@
-"""What an encoder-decoder looked at in its source while it wrote."""
+"""Alignment of an encoder-decoder's generated text with its source."""
 
 from collections.abc import Mapping
 
@@ -7,40 +7,44 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
-from hf_bidir.explain.alignment import ANSWER, Alignment, visible
+from hf_bidir.explain.alignment import LOGIT, Alignment, visible
 from hf_bidir.explain.checkpoint import Example, read_text, text_limit
 from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.running import attends_between_tokens, check_bidir, record_coefficients
 from hf_bidir.modeling.signed_layers import signed_layers
 
-CONTRIBUTION, COEFFICIENT, SIZE = "a · ∂y/∂a", "coefficient a", "mean |a|"
+CONTRIBUTION, COEFFICIENT, MAGNITUDE = "a · ∂y/∂a", "coefficient a", "mean |a|"
+READING = {
+    CONTRIBUTION: "+ (red) supports the generated token, − (blue) opposes it; the signs are comparable",
+    COEFFICIENT: "+ (red) and − (blue) are the signs of coefficients, which do not say support or opposition",
+}
 
 
 def align(model: PreTrainedModel, tokenizer, text: str, *, num_beams: int = 1) -> Alignment:
-    """Let the model write, and show for every token where it looked, and what for.
+    """Generate text, and explain each generated token by the source tokens.
 
-    The contribution is `a · ∂y/∂a`, where `y` is the written token's logit above the mean of all (logits that all rise
-    together change no answer), summed over layers and heads. It is of this step alone, not of what later steps make of
-    it, and missing for hard selection, which has no derivative. At `λ = 1` the signs of all coefficients may be swapped
-    together with those of the weights that read the context, and no output changes; contributions do not change either.
+    The contribution is `a · ∂y/∂a`, summed over layers and heads. `y` is the generated token's logit minus the mean of
+    all logits, because a shift of all logits changes no prediction. It covers this step alone, without its effect on
+    later steps, and is missing for hard selection, which has no derivative. At `λ = 1` negating all coefficients and
+    the weights applied to the context changes neither outputs nor contributions.
 
     Args:
-        model: a signed encoder-decoder that reads text, such as a `BidirRnnForSeq2SeqLM` or a BidirBart…, …Marian… or
-            …T5ForConditionalGeneration; dropout is off while it writes.
-        tokenizer: a fast one; pieces of a word are taken together in the source.
-        text: the source, cut where the model's positions end.
-        num_beams: of the search; 1 is greedy.
+        model: a signed encoder-decoder of text, such as a `BidirRnnForSeq2SeqLM` or a BidirBart…, …Marian… or
+            …T5ForConditionalGeneration; dropout is off while it generates.
+        tokenizer: a fast one; the pieces of a word in the source are summed.
+        text: the source, truncated to the model's positions.
+        num_beams: beams of the search; 1 is greedy.
 
     Returns:
-        The contributions and, beside them, what was attended to: the coefficients of a recurrent model, the mean size
-        over layers and heads of the cross-attention of others.
+        The contributions and the attention: the coefficients of a recurrent model, or the mean magnitude over layers
+        and heads of cross-attention.
 
     Raises:
-        ValueError: a model that does not write or reads no text, or no word in the text.
+        ValueError: a model that is no encoder-decoder of text, or a text without words.
     """
     check_bidir(model)
     if not model.config.is_encoder_decoder or model.main_input_name != "input_ids":
-        raise ValueError(f"expected a signed encoder-decoder that reads text; got {type(model).__name__}.")
+        raise ValueError(f"expected a signed encoder-decoder of text; got {type(model).__name__}.")
     example = read_text(tokenizer, text, text_limit(model, tokenizer))
     with torch.inference_mode(False), torch.enable_grad(), in_evaluation(model):
         inputs = {name: example.inputs[name].clone().to(model.device) for name in ("input_ids", "attention_mask")}
@@ -48,7 +52,7 @@ def align(model: PreTrainedModel, tokenizer, text: str, *, num_beams: int = 1) -
         coefficients, contributions = _rows(model, inputs, ids)
     hard = getattr(model.config, "attn_selection", "soft") == "hard"
     between_tokens = attends_between_tokens(model)
-    attended = {SIZE if between_tokens else COEFFICIENT: coefficients}
+    attended = {MAGNITUDE if between_tokens else COEFFICIENT: coefficients}
     scores = attended if hard else {CONTRIBUTION: contributions} | attended
     return Alignment(
         source=[visible(token) for token in example.tokens],
@@ -56,33 +60,34 @@ def align(model: PreTrainedModel, tokenizer, text: str, *, num_beams: int = 1) -
         explained=_explained(model, example, tokenizer.decode(ids[0], skip_special_tokens=True)),
         what="Coefficients a of source words (hard selection has no contributions)"
         if hard
-        else f"Contributions a · ∂y/∂a of source words to {ANSWER}",
+        else f"Contributions a · ∂y/∂a of source words to {LOGIT}",
         scores={unit: example.by_token(rows) for unit, rows in scores.items()},
-        read=len(example.tokens),
+        first_length=len(example.tokens),
+        how_to_read=READING.get(next(iter(scores)), "the larger, the more attention; there are no signs"),
     )
 
 
 def _explained(model: PreTrainedModel, example: Example, text: str) -> str:
-    cut = f" The last {example.truncated} tokens of the source did not fit and were not read."
-    free = " Only contributions have signs of their own: those of all coefficients may be swapped at once."
+    cut = f" The source was truncated by {example.truncated} tokens."
+    free = " Raw signs are not comparable between models: negating all coefficients changes no output."
     shows_signs = signs_are_free(model) and not attends_between_tokens(model)
-    return f'Written: "{visible(text)}".{cut if example.truncated else ""}{free if shows_signs else ""}'
+    return f'Generated: "{visible(text)}".{cut if example.truncated else ""}{free if shows_signs else ""}'
 
 
 def _rows(model: PreTrainedModel, inputs: dict[str, Tensor], ids: Tensor) -> tuple[Tensor, Tensor]:
-    """What was attended to, and contributions, `[written, source]` each, of the ids that were written."""
+    """Attention and contributions, `[generated, source]` each, of the generated ids."""
     inputs = inputs | {"decoder_input_ids": ids[:, :-1]}
     between_tokens = attends_between_tokens(model)
     layers = cross_attention(model, inputs) if between_tokens else None
     outputs, recorded = record_coefficients(model, inputs, layers)
     logits, attended, contributions = outputs.logits[0], [], []
-    answers = logits.gather(-1, ids[0, 1:, None]).squeeze(-1) - logits.mean(-1)
-    for step, y in enumerate(answers):
-        # a recurrent model has one query per call of its layer, others have all steps in one
+    chosen = logits.gather(-1, ids[0, 1:, None]).squeeze(-1) - logits.mean(-1)
+    for step, y in enumerate(chosen):
+        # a recurrent model calls its layer once per step, others once for all steps
         calls, row = (recorded, step) if between_tokens else ([recorded[step]], 0)
-        slopes = torch.autograd.grad(y, calls, retain_graph=True, materialize_grads=True)
+        gradients = torch.autograd.grad(y, calls, retain_graph=True, materialize_grads=True)
         own = torch.stack([a.detach()[0, :, row].float() for a in calls])  # [layers, heads, source]
-        contributions.append((own * torch.stack([slope[0, :, row] for slope in slopes])).sum((0, 1)))
+        contributions.append((own * torch.stack([gradient[0, :, row] for gradient in gradients])).sum((0, 1)))
         attended.append(own.abs().mean((0, 1)) if between_tokens else own[0, 0])
     return torch.stack(attended).cpu(), torch.stack(contributions).cpu()
 
@@ -92,15 +97,15 @@ def cross_attention(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> lis
     """The signed layers whose keys come from the encoder.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the model has no such layer.
     """
     found: list[nn.Module] = []
 
-    def look(layer: nn.Module, args: tuple, kwargs: dict) -> None:
+    def record(layer: nn.Module, args: tuple, kwargs: dict) -> None:
         if kwargs.get("key_value_states") is not None or kwargs.get("encoder_hidden_states") is not None:
             found.append(layer)
 
-    hooks = [layer.register_forward_pre_hook(look, with_kwargs=True) for layer in signed_layers(model)]
+    hooks = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in signed_layers(model)]
     try:
         model(**inputs)
     finally:

@@ -1,4 +1,4 @@
-"""Leave-one-out: how much the output falls when a token is taken away."""
+"""Leave-one-out scores: how much the output falls without a token."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -34,27 +34,27 @@ def erasure(
     chunk_size: int = 64,
     progress: bool = True,
 ) -> Tensor:
-    """`y - y without token i`, for every token: positive where the token speaks for the target.
+    """`y - y without token i`, for every token: positive where the token supports the target.
 
     Args:
         model, inputs, target, position: as in `contributions`.
         how: what "without" means.
-            "renormalise"  in every layer nobody attends to the token any more, and each query's other coefficients grow
-                           until their sizes have the sum that they had. Merely setting the coefficient to 0 would
+            "renormalise"  no query attends to the token in any layer, and each query's other coefficients are rescaled
+                           to the sum of magnitudes that all had before. Setting the coefficient to 0 alone would
                            measure `a_i` times a constant, whatever the model does.
-            "mask"         in every layer the token is left out before the activation, as padding is. On softmax this is
+            "mask"         every layer masks the token before the activation, like padding. With softmax this equals
                            "renormalise", because `e^{s_j} / Σ_{k≠i} e^{s_k} = a_j / (1 - a_i)`.
-            "token"        it is taken from the input: a word piece is deleted and the text closes up, a patch is
-                           painted with 0, the mean colour after normalisation.
-        chunk_size: tokens erased in one call of the model.
-        progress: show a progress bar where there is more than one call.
+            "token"        the token is removed from the input: a word piece is deleted, and a patch is set to 0, the
+                           mean colour after normalisation.
+        chunk_size: number of erased tokens per forward pass.
+        progress: show a progress bar if there is more than one forward pass.
 
     Returns:
-        `[batch, length]`, with one entry per patch behind the class token for images. Padding has zeros; so has, for
-        "token", what cannot be deleted: the token that `y` is read from, and what stands before an image's patches.
+        `[batch, length]`; for images one entry per token, special tokens first. Zero for padding and, with "token", for
+        tokens that cannot be deleted: the one that `y` is read from, and those before an image's patches.
 
     Raises:
-        ValueError: an unknown `how`, no chunk size, and as in `contributions`.
+        ValueError: an unknown `how`, a `chunk_size` below 1, and as in `contributions`.
     """
     if how not in ("renormalise", "mask", "token"):
         raise ValueError(f'expected how "renormalise", "mask" or "token", got {how!r}.')
@@ -80,20 +80,20 @@ def erasure(
                 remaining = own(model(**reduced, return_dict=True))
             else:
                 others = torch.arange(keep.shape[1], device=tokens.device) != tokens.unsqueeze(1)
-                with _unattended(model, others[:, None, None], how):
+                with _attending_only(model, others[:, None, None], how):
                     remaining = own(model(**rows, return_dict=True))
             effects[examples, tokens] = whole[examples] - remaining
     return effects
 
 
-def _unattended(model: PreTrainedModel, others: Tensor, how: str) -> AbstractContextManager[None]:
-    """Nobody attends to any but the `others`, boolean `[rows, 1, 1, keys]`."""
+def _attending_only(model: PreTrainedModel, others: Tensor, how: str) -> AbstractContextManager[None]:
+    """Context in which queries attend to the `others` only, boolean `[rows, 1, 1, keys]`."""
     if how == "mask":
         return kept_keys(model, others)
 
     def renormalised(coefficients: Tensor) -> Tensor:
         rest = coefficients * others
-        # in this order, and not in half precision: total / left may be beyond every number, rest / left is not
+        # rest / left first, in fp32: total / left could overflow
         total, left = (values.float().abs().sum(-1, keepdim=True) for values in (coefficients, rest))
         share = rest.float() / left.clamp_min(torch.finfo(torch.float32).tiny)
         return (share * total).to(coefficients.dtype)
@@ -102,9 +102,9 @@ def _unattended(model: PreTrainedModel, others: Tensor, how: str) -> AbstractCon
 
 
 def _indispensable(model: PreTrainedModel, inputs: dict, readout: Readout, read: Tensor, keep: Tensor) -> Tensor:
-    """Boolean like `keep`: the token that `y` is read from, and what stands before the patches of an image.
+    """Boolean like `keep`: the token that `y` is read from, and the tokens before an image's patches.
 
-    Where `y` is read from all tokens alike, the last one that is left.
+    Where `y` is pooled over all tokens, only the single token of a text of one.
     """
     if not attends_between_tokens(model):
         return (keep.sum(1, keepdim=True) == 1).expand_as(keep)
@@ -115,14 +115,14 @@ def _indispensable(model: PreTrainedModel, inputs: dict, readout: Readout, read:
 
 
 def _without_input(model, rows: dict, readout: Readout, tokens: Tensor, length: int) -> tuple[dict, Readout]:
-    """The input rows, each without its token, and where `y` stands then."""
+    """The input rows, each without its token, and the readout at the shifted position."""
     if "pixel_values" in rows:
         patches = tokens - leading_tokens(model, rows["pixel_values"], length)
         return {**rows, "pixel_values": _painted(rows["pixel_values"], patches, patch_size(model))}, readout
     remaining = torch.arange(length - 1, device=tokens.device)
     remaining = remaining + (remaining >= tokens.unsqueeze(1))
     shorter = {name: value.gather(1, remaining) for name, value in rows.items()}
-    if "position_ids" in rows:  # places remain, tokens move up
+    if "position_ids" in rows:  # the remaining tokens move up
         shorter["position_ids"] = rows["position_ids"][:, :-1]
     positions = None if readout.positions is None else readout.positions - (tokens < readout.positions).long()
     return shorter, Readout(readout.weights, positions)

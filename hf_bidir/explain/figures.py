@@ -1,4 +1,4 @@
-"""Signed scores drawn: over images, over layers and heads, over words."""
+"""Figures of signed scores over images, layers and heads, alignments and words."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,9 @@ from torch import Tensor
 
 from hf_bidir.explain.colors import COLORS, Scale, as_array, shortened, text_color_on
 
-LABELLED = 8  # words of each polarity whose names are written into a scatter
-CAPTION_DENSITY = 15  # characters per inch, at the size of a caption
-MARKED_SHARE = 0.3  # a patch beyond this share of the largest score gets its sign printed, where there are both
+LABELLED = 8  # labelled words of each polarity in a scatter
+CAPTION_DENSITY = 15  # characters per inch of a caption
+MARKED_SHARE = 0.3  # share of the largest magnitude from which a patch or cell carries its sign
 
 
 def image_heatmap(
@@ -29,21 +29,21 @@ def image_heatmap(
 ) -> Figure | SubFigure:
     """Draw each image in grey with its signed patch scores on top: red for +, blue for −, clear for 0.
 
-    All panels share one colour scale, symmetrical around 0, or from 0 on where nothing is negative. Strong patches
-    also carry a + or − sign, so the figure still reads when printed in grey. Rows and columns are numbered from 0.
+    All panels share one colour scale, symmetrical around 0, or starting at 0 if nothing is negative. Patches of large
+    magnitude carry a + or − sign, so the figure can be read in grey. Rows and columns are numbered from 0.
 
     Args:
         images: `[batch, height, width]` or `[batch, channels, height, width]`.
         scores: `[batch, rows, columns]`, or `[batch, patches]` for a square grid of patches.
         titles: one per image.
-        unit: what a score is, written beside the colour bar.
-        caption: one line under the panels.
-        path: where to save the figure; the ending chooses the format.
-        figure: a figure (or a part of one) to draw into; by default a new one.
+        unit: label of the colour bar.
+        caption: text under the panels.
+        path: file to save the figure to; the suffix sets the format.
+        figure: a figure or subfigure to draw into; by default a new one.
         limit: the magnitude of the strongest colour; by default the largest score.
 
     Returns:
-        The figure, which the caller may go on drawing into.
+        The figure.
     """
     images, scores = _grey(images), _grid(scores)
     titles = [""] * len(images) if titles is None else list(titles)
@@ -70,7 +70,8 @@ def _draw_panel(panel, image: np.ndarray, grid: np.ndarray, scale: Scale) -> Non
     panel.spines[:].set_color("lightgrey")
     panel.imshow(image, cmap="gray")
     overlay = panel.imshow(grid, cmap=COLORS, vmin=-scale.limit, vmax=scale.limit, extent=extent)
-    overlay.set_alpha(0.85 * np.sqrt(np.abs(grid) / scale.limit))  # 0 shows the image, not the map's white centre
+    # at 0 the image shows instead of the white centre of the colour map
+    overlay.set_alpha(0.85 * np.sqrt(np.abs(grid) / scale.limit).clip(max=1))
     rows, columns = grid.shape
     panel.set_xticks((np.arange(columns) + 0.5) * width / columns - 0.5, range(columns), fontsize=5)
     panel.set_yticks((np.arange(rows) + 0.5) * height / rows - 0.5, range(rows), fontsize=5)
@@ -116,19 +117,21 @@ def layer_head_grid(
     unit: str = "score",
     caption: str | None = None,
     path: str | Path | None = None,
+    limit: float | None = None,
 ) -> Figure:
-    """One coloured cell per layer and head, with its signed number in it unless it is nearly 0.
+    """Draw one coloured cell per layer and head, with its signed number unless it is close to 0.
 
     Args:
-        values: `[layers, heads]`; the bottom layer is drawn at the bottom.
-        unit, caption, path: as in `image_heatmap`.
+        values: `[layers, heads]`; layer 0 is drawn at the bottom.
+        unit, caption, path, limit: as in `image_heatmap`.
     """
     values = as_array(values)
     if values.ndim != 2 or not values.size or not np.isfinite(values).all():
         raise ValueError(f"expected finite values [layers, heads], got {values.shape}")
     layers, heads = values.shape
-    figure = Figure(figsize=(0.48 * heads + 2.2, 0.36 * layers + 1.2), layout="constrained")
-    panel, scale = figure.subplots(), Scale.of(values)
+    width = max(0.48 * heads + 2.2, 4.5)  # inches; narrower figures would break the caption into many lines
+    figure = Figure(figsize=(width, 0.36 * layers + 1.5), layout="constrained")
+    panel, scale = figure.subplots(), Scale.of(values, limit=limit)
     panel.imshow(values, cmap=COLORS, vmin=-scale.limit, vmax=scale.limit, origin="lower", aspect="auto")
     panel.set(xlabel="head", ylabel="layer", xticks=range(heads), yticks=range(layers))
     for (layer, head), value in np.ndenumerate(values):
@@ -147,37 +150,41 @@ def alignment_grid(
     caption: str | None = None,
     path: str | Path | None = None,
 ) -> Figure:
-    """What every written word took from every word of the source: red for +, blue for −, white for 0.
+    """Draw a grid of generated by source words: red for +, blue for −, white for 0.
 
-    Strong cells also carry their sign, so the figure still reads when printed in grey.
+    Cells of large magnitude carry their sign, so the figure can be read in grey.
 
     Args:
-        written, source: the words of the rows, the first one on top, and of the columns.
-        values: one panel each, `[written, source]` under its unit; every panel has a scale of its own.
+        written: the generated words, one per row, the first one on top.
+        source: the source words, one per column.
+        values: one panel per unit, `[written, source]` each; every panel has its own scale.
         caption, path: as in `image_heatmap`.
     """
     grids = {unit: as_array(grid) for unit, grid in values.items()}
     shape = (len(written), len(source))
     for unit, grid in grids.items():
         if grid.shape != shape or not grid.size:
-            raise ValueError(f"expected values [written, source] = {shape}, and some, in every panel, got {grid.shape}")
+            raise ValueError(f"expected values [written, source] = {shape}, not empty, in each panel; got {grid.shape}")
         if not np.isfinite(grid).all():
             raise ValueError(f"expected finite values, got NaN or infinity in the panel {unit!r}")
-    size = (len(grids) * (0.26 * len(source) + 1.6), 0.26 * len(written) + 1.5)  # inches
+    size = (max(len(grids) * (0.26 * len(source) + 1.6), 6), 0.26 * len(written) + 1.9)  # inches
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(1, len(grids), squeeze=False, sharey=True)[0]
     for panel, (unit, grid) in zip(panels, grids.items(), strict=True):
         scale = Scale.of(grid)
         panel.imshow(grid, cmap=COLORS, vmin=-scale.limit, vmax=scale.limit, aspect="auto")
         panel.set_xticks(range(len(source)), [shortened(word, 12) for word in source], rotation=90, parse_math=False)
-        panel.set_yticks(range(len(written)), [shortened(word, 12) for word in written], parse_math=False)
+        panel.set_yticks(range(len(written)), [shortened(word, 20) for word in written], parse_math=False)
         panel.tick_params(length=0, labelsize=8)
         panel.xaxis.tick_top()
+        panel.xaxis.set_label_position("top")
+        panel.set_xlabel("source token", fontsize=8)
         for row, column in np.argwhere((np.abs(grid) >= MARKED_SHARE * scale.limit) & scale.has_signs):
             color = text_color_on(scale.color(grid[row, column]))
             sign = "+" if grid[row, column] > 0 else "−"
             panel.text(column, row, sign, ha="center", va="center", fontsize=8, color=color)
         scale.bar(figure, unit, ax=panel)
+    panels[0].set_ylabel("generated token", fontsize=8)
     return _finish(figure, caption, path)
 
 
@@ -191,16 +198,16 @@ def word_scatter(
     caption: str | None = None,
     path: str | Path | None = None,
 ) -> Figure:
-    """Every word at its frequency and its mean coefficient; positive, negative and neutral words marked differently.
+    """Draw every word at its frequency and mean coefficient, as in Huang, Yang, Wang 2024.
 
-    As in Huang, Yang, Wang 2024. The markers +, − and a grey dot differ without colour too, and the
-    farthest words of each polarity are written beside their markers.
+    Positive, negative and neutral words have the markers +, − and a grey dot. The words of largest magnitude of each
+    polarity are labelled.
 
     Args:
-        words: `length` of them.
+        words: the words, `length` in all.
         coefficients: `[length]`, each word's mean over its occurrences.
-        polarity: `[length]`, above 0 for positive words, below for negative ones.
-        counts: `[length]`, how often each occurs.
+        polarity: `[length]`, above 0 for positive words, below 0 for negative ones.
+        counts: `[length]`, the number of occurrences of each word.
         unit, caption, path: as in `image_heatmap`.
     """
     coefficients, polarity, counts = as_array(coefficients), np.sign(as_array(polarity)), as_array(counts)
@@ -215,8 +222,8 @@ def word_scatter(
     for name, sign, marker, color in groups:
         chosen = polarity == sign
         panel.scatter(counts[chosen], coefficients[chosen], s=40, marker=marker, color=color, label=f"{name} words")
-        farthest = np.flatnonzero(chosen)[np.argsort(-np.abs(coefficients[chosen]))[: LABELLED * abs(sign)]]
-        for index in farthest:
+        largest = np.flatnonzero(chosen)[np.argsort(-np.abs(coefficients[chosen]))[: LABELLED * abs(sign)]]
+        for index in largest:
             place = (counts[index], coefficients[index])
             panel.annotate(words[index], place, (4, 2), textcoords="offset points", fontsize=7, parse_math=False)
     panel.axhline(0, color="black", linewidth=0.5)

@@ -1,4 +1,4 @@
-"""Attention flow: the most that can pass from a token of the top layer down to each input token."""
+"""Attention flow: the maximum flow from a token of the top layer to each input token."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -20,8 +20,8 @@ from hf_bidir.explain.attentions import (
     token_positions,
 )
 
-UNIT = 2**30  # the solver takes 32-bit integers; a capacity of 1 becomes this many
-WORTH_A_POOL = 5e8  # edges times flows; with fewer, starting the processes may cost more than they save
+UNIT = 2**30  # integer for a capacity of 1; the solver takes 32-bit integers
+WORTH_A_POOL = 5e8  # edges times flows, below which starting processes may cost more than it saves
 
 
 def attention_flow(
@@ -35,33 +35,33 @@ def attention_flow(
     workers: int | None = None,
     progress: bool = True,
 ) -> Tensor:
-    """Maximum flow from a token of the top layer to each input token, through all layers at once.
+    """Maximum flow from a token of the top layer to each input token through all layers.
 
-    Every layer is a set of edges from its tokens to those below, of capacity `(1 - r) |a_ij|`, and each token has an
-    edge of capacity `r` to itself, its skip connection (Abnar & Zuidema 2020, section 3). One flow is computed per
-    input token; where rollout multiplies, flow is limited by the narrowest place on the way.
+    Each coefficient is an edge of capacity `(1 - r) |a_ij|` to the layer below, and each token has an edge of capacity
+    `r` to itself, the skip connection (Abnar & Zuidema 2020, section 3). One flow is computed per input token. Rollout
+    multiplies along a path; flow is limited by its bottleneck.
 
-    Signed, every token is there twice, as a positive and a negative copy. Edges of positive coefficients stay among
-    copies of one sign, edges of negative ones cross over, and the result is the flow to the positive copy minus the
-    flow to the negative one. No path of softmax coefficients leads to a negative copy, so there it is the classic flow.
+    With `signed`, every token has a positive and a negative copy. Positive coefficients connect copies of the same
+    sign, negative ones connect opposite signs, and the result is the flow to the positive copy minus
+    the flow to the negative one. With softmax this equals the classic flow.
 
     Args:
         attentions: per layer, from the bottom up, `[batch, heads, length, length]`, signed or not.
-        keep: `[batch, length]`, True or 1 where there is a token; a tokenizer's `attention_mask`.
-        source: the token of the top layer, one position for all examples or one each.
+        keep: `[batch, length]`, a tokenizer's `attention_mask`.
+        source: position of the token in the top layer, one for all examples or one per example.
         residual: the share `r` of the skip connection, in [0, 1].
-        signed: follow the signs. Needs oriented heads (`orient_heads`): at `λ = 1` the sign of a whole head is
+        signed: follow the signs. Needs oriented heads (`orient_heads`), because at `λ = 1` the sign of each head is
             arbitrary.
-        heads: "mean" over heads (of `|a|` unless signed); "max", the largest in size; or one head's number.
-        workers: processes; by default one per core where the work is worth starting them, else this one.
+        heads: "mean" over heads (of `|a|` unless signed); "max", the largest magnitude; or the index of a head.
+        workers: number of processes; by default one per core for large inputs, otherwise one.
         progress: show a progress bar.
 
     Returns:
-        `[batch, length]` on the device of the coefficients: in [0, 1], signed in [-1, 1], as long as the sizes of
-        each query's coefficients sum to at most 1. Zero at padding. Capacities are rounded to 1e-9.
+        `[batch, length]` on the device of the coefficients: in [0, 1], signed in [-1, 1], if the magnitudes of each
+        query's coefficients sum to at most 1. Zero at padding. Capacities are rounded to 1e-9.
 
     Raises:
-        ValueError: no coefficients, or NaN; layers of different lengths, a source that is no token.
+        ValueError: no coefficients, NaN, layers of different lengths, or a source that is not a token.
     """
     keep = check_attentions(attentions, keep)
     check_residual(residual)
@@ -80,17 +80,17 @@ def attention_flow(
 
 
 class _Graph:
-    """The tokens of one example in every layer, and the edges between them.
+    """Flow network of one example.
 
-    Node `(level * copies + copy) * length + token`; level 0 is the input, copy 1 (signed only) the negative one.
+    The node of a token is `(level * copies + copy) * length + token`; level 0 is the input, copy 1 the negative one.
     """
 
     def __init__(self, layers: np.ndarray, residual: float, signed: bool, source: int):
-        """`layers` `[layers, queries, keys]` from the bottom up, without padding, as `source` is counted."""
+        """Build the edges from `layers` `[layers, queries, keys]`, bottom first; `source` and they count no padding."""
         self.signed, self.length = signed, layers.shape[-1]
         steps = [self._step((1 - residual) * layer, residual) for layer in layers]
         width = len(steps[0])
-        # a flow is at most what leaves its source, which has to fit into the solver's integers as well
+        # the flow out of a source must fit into the solver's integers too
         self.unit = UNIT / max(1.0, max(step.sum(1).max() for step in steps))
         self.source = len(steps) * width + source
         self.reached = np.zeros((len(steps) + 1, width), bool)
@@ -98,7 +98,7 @@ class _Graph:
         blocks = []
         for level in reversed(range(len(steps))):
             block = coo_array(np.rint(steps[level] * self.reached[level + 1, :, None] * self.unit).astype(np.int32))
-            self.reached[level, block.col] = True  # edges that nothing can reach would only slow the solver down
+            self.reached[level, block.col] = True  # unreachable edges are left out, because they slow the solver down
             blocks.append((block.data, block.row + (level + 1) * width, block.col + level * width))
         capacities, above, below = map(np.concatenate, zip(*blocks, strict=True))
         self.edges = csr_array((capacities, (above, below)), shape=(self.reached.size,) * 2)
@@ -123,7 +123,7 @@ def _all_flows(graphs: list[_Graph], workers: int | None, progress: bool) -> Ite
     work = sum(graph.edges.nnz * graph.length * (1 + graph.signed) for graph in graphs)
     if workers is None:
         workers = (os.cpu_count() or 1) if work > WORTH_A_POOL else 1
-    # a task is several sinks of one graph, because the graph has to travel to the process that solves it
+    # one task solves several sinks, because its graph has to be sent to the process
     tasks = [
         (graph, range(start, min(start + 32, graph.length))) for graph in graphs for start in range(0, graph.length, 32)
     ]

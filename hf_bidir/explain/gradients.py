@@ -1,6 +1,6 @@
-"""Gradients with respect to the input, by captum, to compare attention with."""
+"""Gradients with respect to the input, computed by captum, as a comparison for attention."""
 
-import warnings
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +23,9 @@ from hf_bidir.explain.running import (
     sequence_length,
 )
 
-TOLERATED, SMALL = 0.1, 0.1  # what integrated gradients may miss, relative to a change of y of at least this
+TOLERATED, SMALL = 0.1, 0.1  # error of integrated gradients, relative to a change of y of at least SMALL
+
+logger = logging.getLogger(__name__)
 
 
 def gradient_times_input(
@@ -33,12 +35,12 @@ def gradient_times_input(
     *,
     position: int | Tensor | None = None,
 ) -> Tensor:
-    """`x · ∂y/∂x` of every token's word embedding, or of every patch's pixels; captum's `InputXGradient`.
+    """`x · ∂y/∂x`, summed over a token's word embedding or a patch's pixels; captum's `InputXGradient`.
 
     Arguments and errors as in `contributions`.
 
     Returns:
-        `[batch, length]`, with zeros for padding and for what stands before an image's patches.
+        `[batch, length]`, zero for padding and for the tokens before an image's patches.
     """
     with torch.inference_mode(False), in_evaluation(model), _without_cudnn_where_recurrent(model):
         task = _Task.of(model, inputs, target, position)
@@ -54,16 +56,16 @@ def integrated_gradients(
     position: int | Tensor | None = None,
     steps: int = 50,
 ) -> Tensor:
-    """`(x - x') · ∫ ∂y/∂x` on the way from a baseline x' (Sundararajan et al. 2017); captum's `IntegratedGradients`.
+    """`(x - x') · ∫ ∂y/∂x` on the line from a baseline x' (Sundararajan et al. 2017); captum's `IntegratedGradients`.
 
     The baseline is the embedding of the padding token at every position, or an image of zeros, the mean colour after
-    normalisation; the scores of an example sum to `y(x) - y(x')`, up to the error of the integral.
+    normalisation. The scores of an example sum to `y(x) - y(x')`, up to the error of the integral.
 
     Arguments, result and errors as in `gradient_times_input`.
 
     Args:
-        steps: points on the way; each is one forward and backward pass. Warns where they are too few: where the scores
-            of an example miss the change of `y` by over a tenth.
+        steps: points on the line, each one forward and backward pass. Logs a warning if the sum of an example's scores
+            misses the change of `y` by over 10 %.
     """
     with torch.inference_mode(False), in_evaluation(model), _without_cudnn_where_recurrent(model):
         task = _Task.of(model, inputs, target, position)
@@ -78,18 +80,19 @@ def integrated_gradients(
             change = task.score(task.start, task.rows) - task.score(task.baseline, task.rows)
     missed = (scores.flatten(1).sum(1) - change).abs() / change.abs().clamp_min(SMALL)
     if missed.max() > TOLERATED:
-        warnings.warn(
-            f"integrated gradients with {steps} steps miss the change of y by {missed.max():.0%}; give more steps.",
-            stacklevel=2,
+        logger.warning(
+            "integrated-gradients: with %d steps the scores miss the change of y by %.0f %%; call "
+            "hf_bidir.explain.integrated_gradients with steps=%d, or choose another method.",
+            *(steps, 100 * missed.max(), 4 * steps),
         )
     return task.by_token(scores)
 
 
 @contextmanager
 def _without_cudnn_where_recurrent(model: PreTrainedModel) -> Iterator[None]:
-    """cuDNN has a backward pass for recurrent layers in training alone; PyTorch's own layers have one always.
+    """Disable cuDNN for recurrent models, whose cuDNN backward pass exists in training mode only.
 
-    `torch.backends.cudnn.flags` would set its other switches back as well.
+    `torch.backends.cudnn.flags` would reset its other switches too.
     """
     before = torch.backends.cudnn.enabled
     torch.backends.cudnn.enabled = before and not any(isinstance(module, nn.RNNBase) for module in model.modules())
@@ -101,7 +104,7 @@ def _without_cudnn_where_recurrent(model: PreTrainedModel) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Task:
-    """A model's `y` as a function of the tensor that gradients are taken of, as captum wants it."""
+    """A model's `y` as a function of the input tensor, in the form that captum calls."""
 
     model: PreTrainedModel
     inputs: dict[str, Tensor]
@@ -122,7 +125,7 @@ class _Task:
 
     @property
     def rows(self) -> Tensor:
-        """The number of each example; captum repeats it together with the example."""
+        """The index of each example; captum repeats it together with the example."""
         return torch.arange(len(self.start), device=self.start.device)
 
     @property
@@ -137,7 +140,7 @@ class _Task:
         inputs, readout = {name: value[rows] for name, value in self.inputs.items()}, self.readout.of(rows)
         if start.dim() == 4:
             return readout(self.model(**inputs | {"pixel_values": start}, return_dict=True))
-        # not as inputs_embeds: some models find the position of padding, or the token to read, by its number
+        # no inputs_embeds: some models find padding, or the position to read, by token id
         hook = self.model.get_input_embeddings().register_forward_hook(lambda *_: start)
         try:
             return readout(self.model(**inputs, return_dict=True))
@@ -145,7 +148,7 @@ class _Task:
             hook.remove()
 
     def by_token(self, scores: Tensor) -> Tensor:
-        """Scores like `start`, summed to `[batch, length]`."""
+        """Sum scores of the shape of `start` to `[batch, length]`."""
         scores = scores.detach()
         if scores.dim() == 3:
             return scores.sum(-1)

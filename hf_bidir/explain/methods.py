@@ -1,4 +1,4 @@
-"""Every explanation under one name and one signature: a signed or unsigned number per token."""
+"""All methods under one signature: a signed or unsigned number per token."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from hf_bidir.explain.running import (
 
 @dataclass(frozen=True)
 class Request:
-    """What to explain: a batch, a target, and which layer and head; None is all of them, or the method's default."""
+    """A batch, a target, and a layer and head; None means all layers or heads, or the method's default."""
 
     model: PreTrainedModel
     inputs: Mapping[str, Tensor]
@@ -40,19 +40,36 @@ class Request:
 
 @dataclass(frozen=True)
 class Method:
-    """A way to give each token a number: what it is, its unit, and what it needs."""
+    """A method of `token_scores`: description, unit and requirements."""
 
     what: str
     unit: str
     scores: Callable[[Request], Tensor]
-    layers: Literal["all", "last", "up to the last", None] = None  # by default; None: it cannot be asked for one
+    layers: Literal["all", "last", "up to the last", None] = None  # default; None: takes no layer or head
     signed: bool = True
-    additive: bool = True  # the pieces of a word add up to what the word has
-    oriented: bool = False  # at λ = 1 it means something only after `orient_heads`
-    between_tokens: bool = False  # it needs attention from every token to every token
+    additive: bool = True  # a word's score is the sum of its pieces
+    oriented: bool = False  # needs `orient_heads` at λ = 1
+    between_tokens: bool = False  # needs attention from every token to every token
+
+    @property
+    def explains_output(self) -> bool:
+        """Whether the scores are parts or changes of the output y, so that + means support."""
+        return self.signed and not self.oriented
+
+    @property
+    def how_to_read(self) -> str:
+        """The meaning of + and −, and whether raw signs are comparable, without a full stop."""
+        if self.explains_output:
+            return "+ (red) supports y, − (blue) opposes it; the signs are comparable across tokens, layers and heads"
+        if self.signed:
+            return (
+                "+ (red) and − (blue) are signs of coefficients, not support or opposition; at λ = 1 they are "
+                "comparable across heads only after orient_heads"
+            )
+        return "the darker, the larger; there are no signs, so support and opposition look the same"
 
     def caption(self, layer: int | None = None, head: int | None = None) -> str:
-        """What it is, and of which layers and heads."""
+        """The description, with layers and heads."""
         if self.layers is None:
             return self.what
         where = {
@@ -73,24 +90,23 @@ def token_scores(
     layer: int | None = None,
     head: int | None = None,
 ) -> Tensor:
-    """One number per token by any method of `METHODS`, `[batch, length]`.
+    """Scores of one method of `METHODS`, one per token, `[batch, length]`.
 
     Args:
-        model, inputs, target, position: as in `contributions`. Attention, values, rollout and flow explain no target
-            and ignore it; they start at the position, by default the first token, or the last one where no token sees a
-            later one.
-        layer: for contributions, values and attention, that layer alone (attention and values: the last by default);
-            for rollout and flow, the layers up to it.
-        head: that head alone, instead of all of them together.
+        model, inputs, target, position: as in `contributions`. Attention, values, rollout and flow ignore the
+            target. They start at the position, by default the first token, or the last one in causal attention.
+        layer: contributions, values and attention use this layer alone (default for attention and values: the last);
+            rollout and flow use the layers up to it.
+        head: use this head alone; by default all.
 
     Raises:
-        ValueError: an unknown method, layer or head, or one of these where the method has none.
+        ValueError: an unknown method, layer or head, or a layer or head for a method that takes none.
     """
     check_method(method, layer, head)
     inputs = prepared_inputs(model, inputs)
     if method not in methods_of(model):
         raise ValueError(
-            f"{method} follows attention from token to token; {type(model).__name__} has none, choose one of "
+            f"{method} needs attention between tokens, which {type(model).__name__} does not have; choose one of "
             f"{', '.join(methods_of(model))}."
         )
     check_position(model, position)
@@ -98,9 +114,9 @@ def token_scores(
 
 
 def methods_of(model: PreTrainedModel) -> list[str]:
-    """The methods that a model can be explained by: all, or those that need no attention from token to token.
+    """The methods available for a model: all, or those that need no attention between tokens.
 
-    What an encoder-decoder writes is explained by `align`, which has contributions.
+    Encoder-decoders are explained by `align`, which computes contributions.
     """
     if model.config.is_encoder_decoder:
         return ["contributions"]
@@ -109,19 +125,19 @@ def methods_of(model: PreTrainedModel) -> list[str]:
 
 
 def check_method(method: str, layer: int | None = None, head: int | None = None) -> None:
-    """Raise ValueError for an unknown method, or one that cannot be asked for a layer or a head."""
+    """Raise ValueError for an unknown method, or a layer or head for a method that takes none."""
     if method not in METHODS:
         raise ValueError(
             f"unknown method {method!r}; choose one of {', '.join(METHODS)}.{did_you_mean(method, list(METHODS))}"
         )
     if METHODS[method].layers is None and (layer is not None or head is not None):
-        raise ValueError(f"{method} looks at the whole model; leave layer and head out, or choose another method.")
+        raise ValueError(f"{method} covers the whole model; leave out layer and head, or choose another method.")
 
 
 def _check_chosen(request: Request, layers: int, heads: int) -> None:
     for name, value, count in (("layer", request.layer, layers), ("head", request.head, heads)):
         if value is not None and not 0 <= value < count:
-            raise ValueError(f"{name} {value} does not exist; there are 0 to {count - 1}.")
+            raise ValueError(f"{name} {value} does not exist; choose 0 to {count - 1}.")
 
 
 def _contributions(request: Request) -> Tensor:
@@ -157,13 +173,13 @@ def _flow(request: Request, signed: bool) -> Tensor:
 
 
 def _coefficients(request: Request) -> Sequence[Tensor]:
-    """Of the layers up to the one that was asked for."""
+    """Coefficients of the layers up to the requested one."""
     with torch.no_grad():
         return _chosen_layers(record_coefficients(request.model, request.inputs)[1], request)
 
 
 def _chosen_layers(layers: Sequence[Tensor], request: Request) -> Sequence[Tensor]:
-    """Of `[batch, heads, queries, keys]` per layer, those up to the one that was asked for."""
+    """The layers, `[batch, heads, queries, keys]` each, up to the requested one."""
     sequence_length(request.model, request.inputs, layers)
     _check_chosen(request, len(layers), layers[0].shape[1])
     return layers if request.layer is None else layers[: request.layer + 1]
@@ -174,12 +190,12 @@ def _heads(request: Request) -> str | int:
 
 
 def _source(matrix: Tensor, keep: Tensor, request: Request) -> Tensor:
-    """The position whose state is read, `[batch]`, of `[..., queries, keys]`."""
+    """The position that the output is read from, `[batch]`."""
     return token_positions(read_position(matrix, keep) if request.position is None else request.position, keep)
 
 
 def _from_source(matrix: Tensor, request: Request) -> Tensor:
-    """The source's row of `[batch, queries, keys]`."""
+    """The row of the source position in `[batch, queries, keys]`."""
     source = _source(matrix, keep_mask_of(request.inputs, matrix.shape[-1]), request)
     return matrix[torch.arange(len(matrix), device=matrix.device), source]
 
@@ -191,20 +207,26 @@ def _whole(function: Callable[..., Tensor], request: Request) -> Tensor:
 METHODS: dict[str, Method] = {
     "contributions": Method("contribution a · ∂y/∂a, summed over queries", "a · ∂y/∂a", _contributions, layers="all"),
     "erasure": Method(
-        "fall of y when nobody attends to the token, other coefficients renormalised", "Δy", partial(_whole, erasure)
+        "fall of y when no query attends to the token, other coefficients renormalised", "Δy", partial(_whole, erasure)
     ),
     "erasure-mask": Method(
         "fall of y when the token is masked like padding", "Δy", partial(_whole, partial(erasure, how="mask"))
     ),
     "erasure-token": Method(
-        "fall of y when the token is taken from the input", "Δy", partial(_whole, partial(erasure, how="token"))
+        "fall of y when the token is removed from the input", "Δy", partial(_whole, partial(erasure, how="token"))
     ),
     "gradient": Method("input times gradient", "x · ∂y/∂x", partial(_whole, gradient_times_input)),
     "integrated-gradients": Method(
-        "integrated gradients from padding, or an image of zeros", "part of y", partial(_whole, integrated_gradients)
+        "integrated gradients from padding, or from zeros for images",
+        "part of y",
+        partial(_whole, integrated_gradients),
     ),
     "signed-attention": Method(
-        "coefficients a of the token that is read", "a", partial(_attention, signed=True), layers="last", oriented=True
+        "coefficients a of the query read by the output",
+        "a",
+        partial(_attention, signed=True),
+        layers="last",
+        oriented=True,
     ),
     "signed-rollout": Method(
         "signed rollout",
@@ -224,7 +246,7 @@ METHODS: dict[str, Method] = {
         between_tokens=True,
     ),
     "attention": Method(
-        "size |a| of the coefficients of the token that is read",
+        "magnitude |a| of the coefficients of the query read by the output",
         "|a|",
         partial(_attention, signed=False),
         layers="last",
@@ -248,7 +270,7 @@ METHODS: dict[str, Method] = {
         between_tokens=True,
     ),
     "values": Method(
-        "size of the weighted values ‖a v W_o‖ of the token that is read",
+        "norm ‖a v W_o‖ of the weighted values of the query read by the output",
         "‖a v W_o‖",
         _values,
         layers="last",

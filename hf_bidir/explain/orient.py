@@ -1,4 +1,4 @@
-"""Orientation: each TanhMax head in that one of its two equal forms in which a positive coefficient means "for"."""
+"""Orientation: fix the arbitrary overall sign of each head so that positive coefficients support the target."""
 
 import warnings
 from collections import defaultdict
@@ -24,8 +24,8 @@ from hf_bidir.modeling.activations import get_attn_activation
 from hf_bidir.modeling.configuration_bidir import all_masses
 from hf_bidir.modeling.signed_layers import signed_layers
 
-CONSISTENT = 0.6  # a head with a smaller share of one sign has none of its own
-TOLERANCE = 1e-4  # relative, of outputs before and after a flip
+CONSISTENT = 0.6  # smallest share of one sign at which a head counts as consistent
+TOLERANCE = 1e-4  # relative change of outputs allowed after a flip
 
 
 def orient_heads(
@@ -36,30 +36,29 @@ def orient_heads(
     position: int | Tensor | None = None,
     progress: bool = True,
 ) -> Tensor:
-    """Flip `W_k` and `W_v` of whole heads, in place, so that positive coefficients support the target on average.
+    """Negate `W_k` and `W_v` of whole heads in place, so that positive coefficients support the target on average.
 
-    At `λ = 1` a head whose keys and values are both negated computes the same output from coefficients of the other
-    sign, so the sign of a raw coefficient means nothing. With `u_ij = ∂y/∂a_ij`, what the value of key j does for the
-    target, a head is flipped where `Σ |a_ij| u_ij < 0` over the data. Outputs do not change.
+    At `λ = 1` negating the keys and values of a head negates its coefficients and leaves the output unchanged, so raw
+    signs are arbitrary. With `u_ij = ∂y/∂a_ij`, a head is flipped if `Σ |a_ij| u_ij < 0` over the data.
 
     Heads that share keys or values, such as the query heads of one key head, flip together, by their sum.
 
     Args:
         model: a bidir model with TanhMax at `λ = 1`, or another odd activation.
-        dataloader: batches of what the model takes; labels are ignored. Use training data.
-        target, position: as in `contributions`. With a fixed class, such as "positive", a sign then speaks for or
-            against that class; with None, for or against the class predicted for each example.
+        dataloader: batches of model inputs; labels are ignored. Use training data.
+        target, position: as in `contributions`. With a fixed class, such as "positive", + supports that class; with
+            None, the class predicted for each example.
         progress: show a progress bar.
 
     Returns:
-        `[layers, heads]`, of `signed_layers(model)`: the share of one sign, in [0, 1]: of all that a head's
-        coefficients move the target by, `Σ |a_ij u_ij|`, the part where `u` has the sign that the head was oriented
-        by. At 1 every coefficient's sign can be read, at 0.5 none; below 0.5 the heads that it flips with weighed more.
-        NaN for a head that does not reach the target. Warns with the heads below 0.6.
+        `[layers, heads]` in the order of `signed_layers(model)`: how consistent the signs are, in [0, 1]. It is the
+        part of `Σ |a_ij u_ij|` where `u` has the sign of the orientation: 1 if every + supports the target, 0.5 if
+        signs carry no information, below 0.5 if the other heads of its group decided. NaN for a head without effect on
+        the target. Warns with the heads below 0.6.
 
     Raises:
-        ValueError: the signs are not free (`λ < 1`, softmax, or something between projection and score that is not
-            odd), or there is no batch. The weights are then as before.
+        ValueError: heads cannot be flipped (`λ < 1`, softmax, or a function between projection and score that is not
+            odd), or no batch. The weights are left unchanged.
     """
     _check_free_signs(model)
     sums = [
@@ -67,7 +66,7 @@ def orient_heads(
         for batch in tqdm(dataloader, desc="orient heads", unit="batch", leave=False, delay=1, disable=not progress)
     ]
     if not sums:
-        raise ValueError("expected at least one batch to orient the heads by; there was none.")
+        raise ValueError("expected at least one batch to orient the heads by, got none.")
     pull, total = torch.stack(sums).sum(0)
     found = projections(model)
     groups = _groups(found).to(pull.device)
@@ -81,10 +80,10 @@ def orient_heads(
 def flip_heads(model: PreTrainedModel, flipped: Tensor) -> None:
     """Negate keys and values, weights and biases, of the heads where `flipped` `[layers, heads]` is True, in place.
 
-    At `λ = 1` this changes the sign of their coefficients, and no output.
+    At `λ = 1` this negates their coefficients and changes no output.
 
     Raises:
-        ValueError: another shape, heads of one group that are not flipped together, and as in `orient_heads`.
+        ValueError: a wrong shape or type, only some heads of a group, and as in `orient_heads`.
     """
     _check_free_signs(model)
     found = projections(model)
@@ -98,35 +97,35 @@ def flip_heads(model: PreTrainedModel, flipped: Tensor) -> None:
         together = (groups == group).to(flipped.device)
         if len(flipped[together].unique()) > 1:
             heads = ", ".join(f"layer {layer} head {head}" for layer, head in together.nonzero().tolist())
-            raise ValueError(f"{heads} share keys or values, so they flip together; got only some of them.")
+            raise ValueError(f"{heads} share keys or values and must be flipped together; got only some of them.")
     _flip(model, found, flipped)
 
 
 def _groups(found: list[Projections]) -> Tensor:
-    """The number of the group that a head flips with, `[layers, heads]`: of those that share keys or values.
+    """Group index of each head, `[layers, heads]`; heads of a group share keys or values and flip together.
 
     Raises:
-        ValueError: keys or values are made by no linear map; layers with different numbers of heads.
+        ValueError: keys or values not computed by a linear map, or layers with different numbers of heads.
     """
     if len({layer.heads for layer in found}) > 1:
-        raise ValueError(f"expected as many heads in every layer, got {[layer.heads for layer in found]}.")
-    made_by = [maps for layer in found for maps in zip(layer.key, layer.value, strict=True)]
-    if not made_by or not all(key and value for key, value in made_by):
-        raise ValueError("only keys and values that linear maps make can be flipped; this model makes some otherwise.")
+        raise ValueError(f"expected the same number of heads in every layer, got {[layer.heads for layer in found]}.")
+    linear_maps = [maps for layer in found for maps in zip(layer.key, layer.value, strict=True)]
+    if not linear_maps or not all(key and value for key, value in linear_maps):
+        raise ValueError("only keys and values computed by linear maps can be flipped; this model has others.")
     owners = defaultdict(list)
-    for head, maps in enumerate(made_by):
+    for head, maps in enumerate(linear_maps):
         for features in chain(*maps):
             for index in features.indices.tolist():
                 owners[id(features.linear.weight), index].append(head)
     first, other = zip(*((heads[0], head) for heads in owners.values() for head in heads), strict=True)
-    shared = coo_array((np.ones(len(first)), (first, other)), shape=(len(made_by),) * 2)
+    shared = coo_array((np.ones(len(first)), (first, other)), shape=(len(linear_maps),) * 2)
     groups = torch.from_numpy(connected_components(shared, directed=False)[1]).long().split([len(p.key) for p in found])
     return torch.stack([own.repeat_interleave(p.heads // len(p.key)) for own, p in zip(groups, found, strict=True)])
 
 
 @torch.no_grad()
 def _flip(model: PreTrainedModel, found: list[Projections], flipped: Tensor) -> None:
-    """Flip heads, and back again where that changes the outputs."""
+    """Flip heads, and undo it if that changes the outputs."""
     if not flipped.any():
         return
     before = _outputs(model)
@@ -136,14 +135,14 @@ def _flip(model: PreTrainedModel, found: list[Projections], flipped: Tensor) -> 
         _negate(found, flipped)
         raise ValueError(
             f"flipping heads changes the outputs of {type(model).__name__} by {difference:.1e}, so their signs are not "
-            "free: something between projection and score is not odd, for instance a norm with a bias, or a bias is "
-            "added to the scores. The weights are as before; read contributions, which need no orientation."
+            "arbitrary: a function between projection and score is not odd, such as a norm with a bias, or a bias is "
+            "added to the scores. The weights are unchanged; use contributions, which need no orientation."
         )
 
 
 @torch.no_grad()
 def _negate(found: list[Projections], flipped: Tensor) -> None:
-    rows: dict[int, tuple[Tensor, set[int]]] = {}  # a parameter once, however many layers it is in
+    rows: dict[int, tuple[Tensor, set[int]]] = {}  # each parameter once, also if several layers share it
     for layer, heads in zip(found, flipped, strict=True):
         for own, maps in zip(heads.reshape(len(layer.key), -1)[:, 0], map(add, layer.key, layer.value), strict=True):
             for features in maps if own else ():
@@ -161,7 +160,7 @@ def _outputs(model: PreTrainedModel) -> list[Tensor]:
 
 
 def _support(model, batch, target, position) -> Tensor:
-    """`[2, layers, heads]`: the sums of `|a| u` and of `|a u|`."""
+    """Sums of `|a| u` and of `|a u|` over the batch, `[2, layers, heads]`."""
     layers, calls = signed_layers(model), []
     hooks = [layer.register_forward_pre_hook(lambda layer, _: calls.append(layer)) for layer in layers]
     try:
@@ -171,15 +170,15 @@ def _support(model, batch, target, position) -> Tensor:
             hook.remove()
     sums = dict.fromkeys(layers, 0)
     for layer, coefficient, support in zip(calls, coefficients, gradients, strict=True):
-        pull = (coefficient.abs() * support).double()  # 0 where a query is padding
+        pull = (coefficient.abs() * support).double()  # 0 for queries at padding
         sums[layer] = sums[layer] + torch.stack([pull.sum((0, 2, 3)), pull.abs().sum((0, 2, 3))])
     return torch.stack(list(sums.values()), 1)
 
 
 def signs_are_free(model: PreTrainedModel) -> bool:
-    """Whether the activation lets heads be flipped: TanhMax at `λ = 1` throughout, or another odd one.
+    """Whether the activation allows flipping heads: TanhMax at `λ = 1` in all heads, or another odd activation.
 
-    A norm with a bias between projection and score, which forbids it all the same, shows only in `orient_heads`.
+    A norm with a bias between projection and score also forbids it; `orient_heads` detects that.
     """
     config = attention_config(model)
     if config.attn_activation == "tanhmax":
@@ -194,9 +193,9 @@ def _check_free_signs(model: PreTrainedModel) -> None:
     if not signs_are_free(model):
         config = attention_config(model)
         raise ValueError(
-            "only where λ = 1 in every head can heads be flipped without changing outputs; this model has "
+            "heads can be flipped without changing outputs only where λ = 1 in every head; this model has "
             f"attn_activation={config.attn_activation!r}, attn_negative_mass={config.attn_negative_mass!r}. Its signs "
-            "are fixed already, or there are none (softmax)."
+            "are fixed already, or all positive (softmax)."
         )
 
 
@@ -205,6 +204,6 @@ def _warn_of_mixed_heads(share: Tensor) -> None:
     if mixed:
         warnings.warn(
             f"no consistent sign in {len(mixed)} of {share.numel()} heads: {', '.join(mixed)}. Their raw coefficients "
-            "speak for the target about as often as against it; read contributions instead.",
+            "support the target about as often as they oppose it; use contributions instead.",
             stacklevel=3,
         )

@@ -1,4 +1,4 @@
-"""Explanations as one HTML page that holds everything in itself and runs nothing."""
+"""Explanations as a self-contained HTML page without scripts."""
 
 import base64
 import io
@@ -23,7 +23,7 @@ class TextBlock:
     tokens: Sequence[str]
     scores: np.ndarray
     unit: str
-    has_signs: bool = False  # also where no score is negative, because those of another block are
+    has_signs: bool = False  # True also if only scores of another block are negative
     limit: float | None = None  # the magnitude of the strongest colour; by default the largest score
 
     @property
@@ -52,19 +52,18 @@ def html_page(
     title: str,
     *,
     blocks: Sequence[TextBlock] = (),
-    figures: Mapping[str, Figure] | None = None,
+    pictures: Mapping[str, bytes] | None = None,
     caption: str | None = None,
 ) -> str:
-    """A page of texts with their scores, then figures under their names.
+    """Render texts with their scores, then PNG pictures under their headings.
 
-    Whatever stands in a token, title or caption is shown as text: all of it is escaped, and the page's own policy
-    forbids scripts and anything from elsewhere.
+    Tokens, titles and captions are escaped, and the page's content security policy forbids scripts and external files.
     """
     template = Environment(loader=PackageLoader("hf_bidir.explain", "."), autoescape=True).get_template("page.html")
     return template.render(
         title=title,
         blocks=blocks,
-        figures={name: _png(figure) for name, figure in (figures or {}).items()},
+        pictures={heading: base64.b64encode(png).decode("ascii") for heading, png in (pictures or {}).items()},
         caption=caption,
     )
 
@@ -74,7 +73,7 @@ def write_page(path: str | Path, page: str) -> None:
         temporary.write_text(page, encoding="utf-8")
 
 
-def _png(figure: Figure) -> str:
+def png_of(figure: Figure) -> bytes:
     stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=110)
-    return base64.b64encode(stream.getvalue()).decode("ascii")
+    figure.savefig(stream, format="png", dpi=120)
+    return stream.getvalue()

@@ -1,6 +1,6 @@
-"""What is explained: one number `y` per example, by default the logit of the class that the model predicts.
+"""The explained number `y` of each example, by default the logit of the predicted class.
 
-Of a language model it is the logit above the mean of the whole vocabulary.
+For language models it is the logit minus the mean over the vocabulary.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ Target = int | str | Sequence[int] | Tensor | None
 
 @dataclass(frozen=True)
 class Readout:
-    """Which number of the model's outputs is explained: `y = Σ weights · row`, the row at `positions`, if any."""
+    """The explained number `y = Σ weights · row`, with the row of outputs at `positions`, if any."""
 
     weights: Tensor  # [batch, entries]: one class, or a direction of the hidden state
-    positions: Tensor | None  # [batch]: for outputs that have a row per token
+    positions: Tensor | None  # [batch]: for outputs with a row per token
 
     def __call__(self, outputs: ModelOutput) -> Tensor:
         """`y` `[batch]`, in at least fp32."""
@@ -34,7 +34,7 @@ class Readout:
         return (rows.to(self.weights.dtype) * self.weights).sum(-1)
 
     def of(self, examples: Tensor) -> "Readout":
-        """The readout of a batch made of these examples, `[rows]`, of the batch."""
+        """The readout of a batch composed of these examples, `[rows]`."""
         return Readout(self.weights[examples], None if self.positions is None else self.positions[examples])
 
 
@@ -45,23 +45,23 @@ def choose_readout(
     position: int | Tensor | None,
     default: int | Tensor = 0,
 ) -> Readout:
-    """What `target` and `position` mean for the outputs of a batch.
+    """Resolve `target` and `position` for the outputs of a batch.
 
     Args:
-        target: a class by number or name, or one number per example; None for the class that is predicted. A model
-            without a head is explained along its own hidden state, and takes no target.
-        position: for heads that answer per token (language modelling, token classes), which token's answer.
-        default: the position of a model without a head, where none is given.
+        target: a class by index or name, or one index per example; None for the predicted class. A model without a
+            head takes no target: `y` is the projection on its own hidden state.
+        position: for heads with an output per token (language modelling, token classes), the position to explain.
+        default: the position for a model without a head, if `position` is None.
 
     Raises:
-        ValueError: a class that there is not, a position that is missing or outside, a head with other outputs.
+        ValueError: an unknown class, a position that is missing or out of range, or a head with other outputs.
     """
     check_position(model, position)
     rows = _rows(outputs)
     if rows is None or rows.dim() not in (2, 3):
         raise ValueError(
-            f"{type(model).__name__} has outputs {list(outputs)}; explained are logits of classes and, without a head, "
-            "hidden states. model.base_model is the same model without its head."
+            f"expected logits of classes or, without a head, hidden states; {type(model).__name__} has outputs "
+            f"{list(outputs)}. Explain model.base_model, the same model without its head."
         )
     positions = None
     if rows.dim() == 3:
@@ -72,7 +72,7 @@ def choose_readout(
     if "logits" in outputs:
         classes = _classes(model, rows, target)
         weights = torch.nn.functional.one_hot(classes, rows.shape[-1]).to(rows.dtype)
-        if names_tokens(model):  # logits that all rise together change no answer
+        if names_tokens(model):  # a shift of all logits changes no prediction
             weights = weights - 1 / rows.shape[-1]
         return Readout(weights, positions)
     if target is not None:
@@ -81,21 +81,21 @@ def choose_readout(
 
 
 def names_tokens(model: PreTrainedModel) -> bool:
-    """Whether the answers are tokens of a vocabulary."""
+    """Whether the model predicts tokens of a vocabulary."""
     return type(model).__name__.endswith(VOCABULARY)
 
 
-def answers_per_token(model: PreTrainedModel) -> bool:
+def predicts_per_token(model: PreTrainedModel) -> bool:
     return type(model).__name__.endswith(PER_TOKEN)
 
 
 def check_position(model: PreTrainedModel, position: int | Tensor | None) -> None:
-    """Raise ValueError where a head answers per token and none is named, or the other way round."""
+    """Raise ValueError if a head with an output per token has no position, or another classifier has one."""
     name = type(model).__name__
-    if answers_per_token(model) and position is None:
-        raise ValueError(f"{name} answers for every token; say with position=… which answer to explain.")
-    if position is not None and name.endswith("Classification") and not answers_per_token(model):
-        raise ValueError(f"{name} answers once per example; leave position out.")
+    if predicts_per_token(model) and position is None:
+        raise ValueError(f"{name} has an output per token; choose the one to explain with position=….")
+    if position is not None and name.endswith("Classification") and not predicts_per_token(model):
+        raise ValueError(f"{name} has one output per example; leave out position.")
 
 
 def _rows(outputs: ModelOutput) -> Tensor | None:
@@ -111,11 +111,12 @@ def _classes(model: PreTrainedModel, logits: Tensor, target: Target) -> Tensor:
     if isinstance(target, str):
         index = names.get(target, int(target) if target.isdecimal() else None)
         if index is None:
-            raise ValueError(f"target {target!r} does not exist; there are {known}.{did_you_mean(target, list(names))}")
+            close = did_you_mean(target, list(names))
+            raise ValueError(f"target {target!r} does not exist; choose one of {known}.{close}")
         target = index
     classes = torch.as_tensor(target, device=logits.device)
     if classes.numel() not in (1, len(logits)) or classes.is_floating_point():
         raise ValueError(f"expected one target, or one per example ({len(logits)}), got {target!r}.")
     if classes.min() < 0 or classes.max() >= count:
-        raise ValueError(f"target {target!r} does not exist; there are {known}.")
+        raise ValueError(f"target {target!r} does not exist; choose one of {known}.")
     return classes.long().reshape(-1).expand(len(logits))

@@ -1,5 +1,6 @@
-"""One text or image explained, as `hf-bidir explain` prints and writes it."""
+"""Explanation of one text or image: the summary, figures and page of `hf-bidir explain`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,28 +13,30 @@ from hf_bidir.common.files import replacing
 from hf_bidir.explain.alignment import Alignment, visible
 from hf_bidir.explain.attentions import read_position
 from hf_bidir.explain.checkpoint import Example, load_checkpoint, read_image, read_text, text_limit
-from hf_bidir.explain.colors import shortened, signed
+from hf_bidir.explain.colors import Scale, as_array, shortened, signed
 from hf_bidir.explain.continuation import check_prompt, explain_continuation
 from hf_bidir.explain.contributions import contributions
 from hf_bidir.explain.encoder_decoder import align
 from hf_bidir.explain.figures import image_heatmap, layer_head_grid
 from hf_bidir.explain.methods import METHODS, check_method, methods_of, token_scores
 from hf_bidir.explain.orient import signs_are_free
-from hf_bidir.explain.page import html_page, write_page
+from hf_bidir.explain.page import html_page, png_of
 from hf_bidir.explain.readout import choose_readout, names_tokens
 from hf_bidir.explain.running import keep_mask_of, prepared_inputs, reads_images, record_coefficients
 from hf_bidir.explain.text_heatmap import text_blocks, text_heatmap
 
-MANY_ANSWERS = ("ForQuestionAnswering", "ForMultipleChoice")
+SEVERAL_OUTPUTS = ("ForQuestionAnswering", "ForMultipleChoice")
 FIGURES = ("scores", "rollout-flow", "heads", "alignment")
-SATURATED = 0.1  # of y, as a sum of the sizes of all contributions
-LONGEST_NAME = 255  # of a file; a longer text is not looked for on the disk
-FLOW_LIMIT = 256  # tokens; the work for all flows grows with the cube of the length, at least
+PAGE = "index.html"
+PAGE_MARK = '<meta name="generator" content="hf-bidir explain">'  # in page.html
+LITTLE = 0.1  # share of y below which the summed magnitude of contributions is noted
+LONGEST_NAME = 255  # longest file name; longer texts cannot be files
+FLOW_LIMIT = 256  # tokens; the time for all flows grows at least with the cube of the length
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The scores of one example, and what they explain."""
+    """The scores of one example, and the output they explain."""
 
     example: Example
     explained: str
@@ -49,37 +52,86 @@ class Explanation:
         return METHODS[method].caption(self.layer, self.head)
 
     def summary(self, top: int = 10) -> str:
-        """What is explained, then the tokens with the largest scores, special ones too."""
+        """The explained output, then the tokens with the scores of largest magnitude, special tokens included."""
         order = self.scores.abs().argsort(descending=True)[:top].tolist()
         scores = self.scores[order].tolist()
         numbers = [signed(score) if METHODS[self.method].signed else f"{score:.2g}" for score in scores]
         tokens = [shortened(self.example.tokens[index]) for index in order]
         rows = [f"{number:>10}  {token}" for number, token in zip(numbers, tokens, strict=True)]
-        return "\n".join([self.explained, *self.notes, f"{self.caption(self.method)}. Largest first:", *rows])
+        return "\n".join([self.explained, *self.notes, f"{self.caption(self.method)}. Largest magnitude first:", *rows])
 
     def figures(self) -> dict[str, tuple[str, Figure]]:
-        """What there is to see, by names of `FIGURES`, each with its caption.
+        """The figures by names of `FIGURES`, each with its heading.
 
-        Rollout and flow are missing where attention is not from token to token, the heads where there is one.
+        Rollout and flow need attention between tokens; the grid of heads needs more than one head.
         """
         figures = {"scores": (self.caption(self.method), _draw(self, [self.method]))}
         if self.traced:
             figures["rollout-flow"] = (" and ".join(self.traced).capitalize(), _draw(self, list(self.traced)))
         if self.heads.numel() > 1:
-            caption = f"sum over all tokens. {self.explained}"
-            heads = layer_head_grid(self.heads, unit="a · ∂y/∂a", caption=caption)
+            caption = f"Contributions, summed over all tokens. {self.explained} {self.reading('contributions')}"
+            limit = self.scale("contributions").limit
+            heads = layer_head_grid(self.heads, unit="a · ∂y/∂a", caption=caption, limit=limit)
             figures["heads"] = ("Contribution of each layer and head", heads)
         return figures
 
-    def page(self) -> str:
-        """The figures as a web page, which has a text itself in place of its picture."""
-        blocks, figures = [], self.figures()
+    def page(self, pictures: Mapping[str, bytes] | None = None) -> str:
+        """The figures as a web page, with a text as HTML instead of its picture.
+
+        Args:
+            pictures: the figures as PNG by file name; by default they are drawn.
+        """
+        figures = self.figures()
+        if pictures is None:
+            pictures = {name: png_of(figure) for name, (_, figure) in figures.items()}
+        headings = {heading: pictures[name] for name, (heading, _) in figures.items()}
+        blocks, scale = [], self.scale(self.method)
         if self.example.grid is None:
-            del figures["scores"]
-            scores = {self.caption(self.method): self.scores}
-            blocks = text_blocks(self.example.tokens, scores, METHODS[self.method].unit)
-        caption = " ".join(self.notes)
-        return html_page(self.explained, blocks=blocks, figures=dict(figures.values()), caption=caption)
+            del headings[self.caption(self.method)]
+            tokens, scores = self.shown(self.scores)
+            row = {self.caption(self.method): scores}
+            blocks = text_blocks(tokens, row, METHODS[self.method].unit, scale.has_signs, scale.limit)
+        caption = " ".join([*self.notes, self.hidden(), self.reading(self.method)])
+        return html_page(self.explained, blocks=blocks, pictures=headings, caption=caption)
+
+    def shown(self, scores: Tensor) -> tuple[list[str], Tensor]:
+        """Tokens and scores to draw: all but special tokens, whose scores would dominate the colour scale."""
+        kept = [index for index, special in enumerate(self.example.special) if not special]
+        return [self.example.tokens[index] for index in kept], scores[kept]
+
+    def hidden(self) -> str:
+        """The special tokens that are not drawn, with their scores, as a sentence; empty if there are none."""
+        numbers = zip(self.example.tokens, self.example.special, self.scores.tolist(), strict=True)
+        named = [f"{token} ({signed(score)})" for token, special, score in numbers if special]
+        return f"Not drawn: {', '.join(named)}." if named else ""
+
+    def scale(self, method: str) -> Scale:
+        """The colour scale of all figures whose numbers are comparable with those of a method.
+
+        Scores in units of y share it with the grid of heads; coefficients, rollout and flow share another one.
+        """
+        if METHODS[method].explains_output:
+            own = [self.shown(self.scores)[1]] if METHODS[self.method].explains_output else []
+            tables = [*own, self.heads.flatten()] if self.heads.numel() > 1 else own
+        else:
+            known = {self.method: self.scores} | self.traced
+            tables = [self.shown(known[name])[1] for name in self.comparable(method)]
+        return Scale.of(as_array(torch.cat(tables)))
+
+    def comparable(self, method: str) -> list[str]:
+        """The drawn methods on one scale with coefficients, rollout or flow; norms of values are on their own."""
+        if method == "values":
+            return [method]
+        names = [self.method, *self.traced]
+        return [name for name in dict.fromkeys(names) if not METHODS[name].explains_output and name != "values"]
+
+    def reading(self, method: str) -> str:
+        """One sentence on how to read the figures of a method, with their common colour scale."""
+        if METHODS[method].explains_output:
+            subject = "scores and heads" if self.heads.numel() > 1 else "all scores"
+        else:
+            subject = " and ".join(self.comparable(method))
+        return f"How to read: {METHODS[method].how_to_read}; {self.scale(method).sentence(subject)}."
 
 
 def explain_checkpoint(
@@ -94,51 +146,50 @@ def explain_checkpoint(
     continuation: str | None = None,
     new_tokens: int | None = None,
 ) -> Explanation | Alignment:
-    """Explain what a checkpoint, signed or softmax, makes of one text, or of the image in a file.
+    """Explain the prediction of a checkpoint, signed or softmax, for a text or an image file.
 
     Args:
-        source: as in `load_checkpoint`, or what it has returned.
-        method, position, layer, head: as in `token_scores`. For masked language models the position is that of the
-            mask in the text, for causal ones the last one, unless given.
-        target: a class by name or number; for language models, a word of the vocabulary.
-        continuation, new_tokens: for causal language models, explain each token of a text that follows, or of so many
-            that the model writes, in place of one answer.
+        source: as in `load_checkpoint`, or its result.
+        method, position, layer, head: as in `token_scores`. The default position is that of the mask for masked
+            language models, and the last one for causal ones.
+        target: a class by name or index; for language models, a word of the vocabulary.
+        continuation, new_tokens: for causal language models, explain each token of a given continuation, or of
+            `new_tokens` generated tokens, instead of the next token alone.
 
     Returns:
-        The scores of tokens; of a model that writes, the alignment of what it writes with the text.
+        The scores of tokens; for generated text or a continuation, its alignment with the source.
 
     Raises:
-        FileNotFoundError, ValueError: as in `load_checkpoint`, `read_text`, `read_image` and `token_scores`; a text
-            model was given a file, or a choice means nothing to the model.
+        FileNotFoundError, ValueError: as in `load_checkpoint`, `read_text`, `read_image` and `token_scores`; a file
+            for a text model, or an option that does not apply to the model.
     """
     check_method(method, layer, head)
     model, processor = source if isinstance(source, tuple) else load_checkpoint(source)
     _check_not_a_file(model, text_or_image)
-    writing = {"continuation": continuation, "new_tokens": new_tokens}
+    generation = {"continuation": continuation, "new_tokens": new_tokens}
     chosen = {"target": target, "position": position}
     where = {"method": method, "layer": layer, "head": head}
     if model.config.is_encoder_decoder:
-        _check_left_out(model, **chosen, **where | {"method": None if method == "contributions" else method}, **writing)
+        other_method = None if method == "contributions" else method
+        _check_left_out(model, **chosen, **where | {"method": other_method}, **generation)
         return align(model, processor, text_or_image)
-    if not any(value is not None for value in writing.values()):
-        return _explain_answer(model, processor, text_or_image, **chosen, **where)
-    if not _writes_on(model):
-        raise ValueError(
-            f"{type(model).__name__} writes nothing behind a text; leave --continuation and --new-tokens out."
-        )
-    if None not in writing.values():
-        raise ValueError("give --continuation, to have that text explained, or --new-tokens, to let the model write.")
+    if not any(value is not None for value in generation.values()):
+        return _explain_prediction(model, processor, text_or_image, **chosen, **where)
+    if not _is_causal(model):
+        raise ValueError(f"{type(model).__name__} does not generate text; leave out --continuation and --new-tokens.")
+    if None not in generation.values():
+        raise ValueError("expected --continuation (explain a given text) or --new-tokens (generate one), got both.")
     _check_left_out(model, **chosen)
     options = where | {"new_tokens": new_tokens} if new_tokens is not None else where
     return explain_continuation(model, processor, text_or_image, continuation, **options)
 
 
-def _explain_answer(model: PreTrainedModel, processor, text_or_image: str, target, position, method, layer, head):
-    """The explanation of one answer."""
+def _explain_prediction(model: PreTrainedModel, processor, text_or_image: str, target, position, method, layer, head):
+    """The explanation of one prediction."""
     example = _read(model, processor, text_or_image)
     notes = _notes(model, example, method)
-    if type(model).__name__.endswith(MANY_ANSWERS):
-        notes.append(f"{type(model).__name__} has no single answer to explain; its encoder is explained instead.")
+    if type(model).__name__.endswith(SEVERAL_OUTPUTS):
+        notes.append(f"{type(model).__name__} has no single output to explain; its encoder is explained instead.")
         model = model.base_model
     target, position = _token_level(model, processor, example, target, position)
     chosen = {"target": target, "position": position}
@@ -153,10 +204,10 @@ def _explain_answer(model: PreTrainedModel, processor, text_or_image: str, targe
     heads = contributions(model, example.inputs, **chosen)[0].sum(-1)
     explained, value = _explained(model, processor, example, **chosen)
     everything = method == "contributions" and layer is None and head is None
-    if everything and scores[method].abs().sum() < SATURATED * abs(value):
+    if everything and scores[method].abs().sum() < LITTLE * abs(value):
         notes.append(
-            "Attention contributes little to y here; most of it comes from what tokens carry past the attention. "
-            "--method erasure counts both."
+            "Attention contributes little to y here; most of y comes through the skip connections. "
+            "--method erasure includes both."
         )
     return Explanation(
         example=example,
@@ -171,22 +222,22 @@ def _explain_answer(model: PreTrainedModel, processor, text_or_image: str, targe
     )
 
 
-def _writes_on(model: PreTrainedModel) -> bool:
+def _is_causal(model: PreTrainedModel) -> bool:
     return names_tokens(model) and "MaskedLM" not in type(model).__name__
 
 
 def _check_left_out(model: PreTrainedModel, **choices) -> None:
-    """Raise ValueError where a choice was made that means nothing here."""
+    """Raise ValueError for options that do not apply to generated text."""
     named = [f"--{name.replace('_', '-')}" for name, value in choices.items() if value is not None]
     if named:
-        what = "where each written token comes from" if model.config.is_encoder_decoder else "each token that follows"
-        raise ValueError(f"{type(model).__name__} writes, and explained is {what}; leave out {', '.join(named)}.")
+        what = "generated token" if model.config.is_encoder_decoder else "token that follows"
+        raise ValueError(f"{type(model).__name__} is explained for each {what}; leave out {', '.join(named)}.")
 
 
 def _check_not_a_file(model: PreTrainedModel, text: str) -> None:
     if not reads_images(model) and len(text) < LONGEST_NAME and Path(text).is_file():
         raise ValueError(
-            f"{text} is a file, and {type(model).__name__} takes the text itself, between quotation marks."
+            f"expected a text in quotation marks, got the file {text}; {type(model).__name__} takes the text itself."
         )
 
 
@@ -195,84 +246,106 @@ def _read(model: PreTrainedModel, processor, text_or_image: str) -> Example:
     if reads_images(model) and not videos:
         return read_image(model, processor, text_or_image)
     if model.main_input_name != "input_ids" or hasattr(model.config, "vision_config") or videos:
-        raise ValueError(
-            f"{type(model).__name__} does not read one text or one image alone, which is what is explained."
-        )
+        raise ValueError(f"expected a model of one text or one image; {type(model).__name__} takes other inputs.")
     example = read_text(processor, text_or_image, text_limit(model, processor))
-    if _writes_on(model):
+    if _is_causal(model):
         check_prompt(model, example)
     return example
 
 
 def write_explanation(explanation: Explanation | Alignment, folder: str | Path) -> list[Path]:
-    """Write the explanation's figures as PNG, and index.html, a page with all of them, into `folder`."""
+    """Write the figures as PNG, and index.html, a page with all of them, into `folder`.
+
+    Replaces an earlier explanation. Everything is drawn first, then each file is written beside its target and renamed.
+
+    Raises:
+        FileExistsError: as in `holds_explanation`.
+    """
+    folder = Path(folder)
+    holds_explanation(folder)
+    pictures = {name: png_of(figure) for name, (_, figure) in explanation.figures().items()}
+    contents = {PAGE: explanation.page(pictures).encode()}  # first, because it marks the folder as an explanation
+    contents |= {f"{name}.png": png for name, png in pictures.items()}
+    for name, content in contents.items():
+        with replacing(folder / name) as temporary:
+            temporary.write_bytes(content)
+    for name in {f"{name}.png" for name in FIGURES} - contents.keys():
+        (folder / name).unlink(missing_ok=True)  # from an earlier explanation of another kind of model
+    return [folder / name for name in (*contents, PAGE) if name != PAGE] + [folder / PAGE]
+
+
+def holds_explanation(folder: str | Path) -> bool:
+    """Whether `folder` holds an earlier explanation; False if it is missing or empty. Hidden files do not count.
+
+    Raises:
+        FileExistsError: `folder` is a file, or holds anything else.
+    """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
-        raise FileExistsError(f"{folder} is a file; name a folder for the figures (--output).")
-    folder.mkdir(parents=True, exist_ok=True)
-    figures = explanation.figures()
-    for name in set(FIGURES) - figures.keys():  # of an earlier explanation, of another kind of model
-        (folder / f"{name}.png").unlink(missing_ok=True)
-    written = [folder / f"{name}.png" for name in figures]
-    for file, (_, figure) in zip(written, figures.values(), strict=True):
-        with replacing(file) as temporary:
-            figure.savefig(temporary, dpi=120)
-    write_page(folder / "index.html", explanation.page())
-    return [*written, folder / "index.html"]
+        raise FileExistsError(f"expected a folder for the figures, {folder} is a file; choose another --output.")
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")} if folder.exists() else set()
+    foreign = sorted(names - {PAGE, *(f"{name}.png" for name in FIGURES)})
+    if names and not foreign and not _is_own_page(folder / PAGE):
+        foreign = [PAGE] if PAGE in names else sorted(names)
+    if foreign:
+        raise FileExistsError(
+            f"expected an empty folder or an earlier explanation, {folder} holds {foreign[0]}; choose another --output."
+        )
+    return bool(names)
+
+
+def _is_own_page(file: Path) -> bool:
+    return file.is_file() and PAGE_MARK in file.read_text(encoding="utf-8", errors="replace")
 
 
 def _draw(explanation: Explanation, methods: list[str]) -> Figure:
-    """The text once per method, or the image; without the special tokens, which would outshine the others."""
-    example = explanation.example
-    known = {explanation.method: explanation.scores} | explanation.traced
-    shown = ~torch.tensor(example.special)
-    scores = {name: known[name][shown] for name in methods}
-    hidden = dict.fromkeys(token for token, special in zip(example.tokens, example.special, strict=True) if special)
+    """Draw the text once per method, or the image, without special tokens."""
+    example, known = explanation.example, {explanation.method: explanation.scores} | explanation.traced
+    scores = {name: explanation.shown(known[name])[1] for name in methods}
     captions = "; ".join(explanation.caption(name) for name in methods)
-    without = f" Not drawn: {', '.join(hidden)}." if hidden else ""
-    caption = f"{captions}.{without} {explanation.explained}"
+    hidden = explanation.hidden() if methods == [explanation.method] else ""
+    parts = [f"{captions[0].upper()}{captions[1:]}.", hidden, explanation.explained, explanation.reading(methods[0])]
+    caption, limit = " ".join(filter(None, parts)), explanation.scale(methods[0]).limit
     units = {name: METHODS[name].unit for name in methods}
     if example.grid is None:
-        words = [token for token, special in zip(example.tokens, example.special, strict=True) if not special]
-        return text_heatmap(words, scores, unit=units, caption=caption)
+        words, _ = explanation.shown(explanation.scores)
+        return text_heatmap(words, scores, unit=units, caption=caption, limit=limit)
     grids = torch.stack([values.unflatten(0, example.grid) for values in scores.values()])
-    unit = next(iter(units.values()))
-    if len(methods) > 1:  # different kinds of numbers on one scale
-        grids, unit = grids / grids.abs().amax((1, 2), keepdim=True).clamp_min(1e-12), "share of the largest"
-    grids = torch.cat([torch.zeros_like(grids[:1]), grids])  # a panel that shows the image alone
+    unit = " or ".join(units.values())
+    grids = torch.cat([torch.zeros_like(grids[:1]), grids])  # the first panel shows the image alone
     images = example.inputs["pixel_values"].expand(len(grids), -1, -1, -1)
-    return image_heatmap(images, grids, titles=["image", *methods], unit=unit, caption=caption)
+    return image_heatmap(images, grids, titles=["image", *methods], unit=unit, caption=caption, limit=limit)
 
 
 def _token_level(model, processor, example: Example, target, position) -> tuple[str | int | None, int | None]:
-    """Target and position for language models: a word of the vocabulary, at the mask or behind the text."""
+    """Target and position for language models: a token of the vocabulary, at the mask or after the text."""
     if not names_tokens(model):
         return target, position
-    if position is None and _writes_on(model):
+    if position is None and _is_causal(model):
         position = example.inputs["input_ids"].shape[1] - 1
     if position is None:
         masks = (example.inputs["input_ids"][0] == processor.mask_token_id).nonzero().flatten().tolist()
         if not masks:
             raise ValueError(
-                f"a masked language model needs a {processor.mask_token} in the text, or a position (--position)."
+                f"expected {processor.mask_token} in the text of a masked language model, or --position; got neither."
             )
         position = masks[0]
     return None if target is None else _word_piece(processor, target), position
 
 
 def _word_piece(tokenizer, word: str) -> int:
-    """The number of a word as it stands in a text, or of a word piece."""
+    """The id of a word as spelled in a text, or of a word piece."""
     if not word.strip():
-        raise ValueError(f"expected a target of the vocabulary, got {word!r}.")
-    tries = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (f" {word.lstrip()}", word)]
-    for pieces in tries:
+        raise ValueError(f"expected a word of the vocabulary as target, got {word!r}.")
+    spellings = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (f" {word.lstrip()}", word)]
+    for pieces in spellings:
         if len(pieces) == 1 and (pieces[0] != tokenizer.unk_token_id or word == tokenizer.unk_token):
             return pieces[0]
     token = tokenizer.convert_tokens_to_ids(word)
     if token is None or token == tokenizer.unk_token_id:
-        known = [piece for piece in tries[0] if piece != tokenizer.unk_token_id]
+        known = [piece for piece in spellings[0] if piece != tokenizer.unk_token_id]
         parts = " + ".join(repr(tokenizer.decode([piece])) for piece in known)
-        whole = " Or explain all of them, one after the other, with --continuation."
+        whole = " Or explain all of them with --continuation."
         split = f", but {parts}; choose one of them" if len(known) > 1 else ""
         raise ValueError(f"target {word!r} is not one token of the vocabulary{split}.{whole if split else ''}")
     return token
@@ -280,7 +353,7 @@ def _word_piece(tokenizer, word: str) -> int:
 
 @torch.inference_mode()
 def _explained(model: PreTrainedModel, processor, example: Example, target, position) -> tuple[str, float]:
-    """What the model answers and which number of it is explained, in words; and that number."""
+    """The prediction and the explained number y in words, and y itself."""
     inputs = prepared_inputs(model, example.inputs)
     outputs, coefficients = record_coefficients(model, inputs)
     read = read_position(coefficients[-1], keep_mask_of(inputs, coefficients[-1].shape[-1]))
@@ -288,17 +361,19 @@ def _explained(model: PreTrainedModel, processor, example: Example, target, posi
     value = readout(outputs).item()
     if "logits" not in outputs:
         place = readout.positions[0].item()
-        return f"{type(model).__name__} has no head: y is its state of token {place}, along itself.", value
+        y = f"y, the hidden state of token {place} projected on its own direction, {signed(value)}"
+        return f"{type(model).__name__} has no head. Explained: {y}.", value
     logits = outputs.logits[0] if position is None else outputs.logits[0, position]
     if len(logits) == 1:
-        return f"Answer, and what is explained: y = {signed(value)}.", value
-    explained, answer = readout.weights[0].argmax().item(), logits.argmax().item()
+        return f"Prediction, and explained: y = {signed(value)}.", value
+    explained, predicted = readout.weights[0].argmax().item(), logits.argmax().item()
     several = getattr(model.config, "problem_type", None) == "multi_label_classification"
-    probability = (logits.float().sigmoid() if several else logits.float().softmax(-1))[answer]
+    probabilities = logits.float().sigmoid() if several else logits.float().softmax(-1)
     name = _name_of(model, processor)
-    above = " above the mean of all tokens" if names_tokens(model) else ""
-    y = f"y, the logit of {name(explained)}{above}, {signed(value)}"
-    return f"Answer: {name(answer)} ({probability:.1%}). Explained: {y}.", value
+    mean = " minus the mean of all tokens" if names_tokens(model) else ""
+    y = f"y, the logit of {name(explained)}{mean}, {signed(value)}"
+    other = f" (probability {probabilities[explained]:.1%})" if explained != predicted else ""
+    return f"Prediction: {name(predicted)} ({probabilities[predicted]:.1%}). Explained: {y}{other}.", value
 
 
 def _name_of(model: PreTrainedModel, processor):
@@ -308,19 +383,18 @@ def _name_of(model: PreTrainedModel, processor):
 
 
 def _token(tokenizer, index: int) -> str:
-    """As it stands in a text; the piece itself where that is nothing, its number where the tokenizer has none."""
+    """The token as spelled in a text, or the piece itself if that is empty, or its id if the tokenizer has none."""
     return visible(tokenizer.decode([index])) or tokenizer.convert_ids_to_tokens(index) or f"token {index}"
 
 
 def _notes(model: PreTrainedModel, example: Example, method: str) -> list[str]:
     notes = []
     if example.truncated:
-        notes.append(f"The text is too long for the model: its last {example.truncated} word pieces were left out.")
+        notes.append(f"The text is too long for the model; its last {example.truncated} word pieces were left out.")
     if METHODS[method].oriented and signs_are_free(model):
         notes.append(
-            f"{method} needs oriented heads: unless this checkpoint was oriented (hf_bidir.explain.orient_heads), the "
-            "sign of each head is arbitrary."
+            f"{method} needs oriented heads: without hf_bidir.explain.orient_heads the sign of each head is arbitrary."
         )
     if len(example.token_of_piece) > FLOW_LIMIT:
-        notes.append(f"Over {FLOW_LIMIT} tokens, flow is left out of the figures; --method flow computes it.")
+        notes.append(f"Flow is left out of the figures for over {FLOW_LIMIT} tokens; --method flow computes it.")
     return notes

@@ -1,4 +1,4 @@
-"""Running the model that is explained: its inputs checked, without dropout, its coefficients recorded."""
+"""Run a model for an explanation: check its inputs, record its coefficients, and describe its tokens."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -14,22 +14,22 @@ from hf_bidir.modeling.signed_layers import signed_layers
 
 
 def check_bidir(model: PreTrainedModel) -> None:
-    """Raise ValueError for a model without signed layers; a part of a signed model, such as its encoder, has some."""
+    """Raise ValueError for a model without signed layers; a part of a signed model, such as its encoder, passes."""
     if not signed_layers(model):
         raise ValueError(
-            f"expected a bidir model, got {type(model).__name__}; hf_bidir.explain.load_checkpoint(name) reads a "
-            "softmax checkpoint as one, at λ = 0, with the same outputs."
+            f"expected a bidir model, got {type(model).__name__}; hf_bidir.explain.load_checkpoint(name) loads a "
+            "softmax checkpoint as a bidir model at λ = 0, with the same outputs."
         )
 
 
 def attention_config(model: PreTrainedModel) -> PretrainedConfig:
-    """The config with the attention fields, of a signed model or of a part of one."""
+    """The config with the attention fields, of a signed model or a part of one."""
     config = signed_layers(model)[0].config
     return getattr(config, "bidir", config)
 
 
 def attends_between_tokens(model: PreTrainedModel) -> bool:
-    """Whether every token is a query; in recurrent models one query reads all of them."""
+    """Whether every token is a query; recurrent models have a single query."""
     return getattr(model, "attends_between_tokens", True)
 
 
@@ -38,21 +38,21 @@ def reads_images(model: PreTrainedModel) -> bool:
 
 
 def prepared_inputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inputs without labels, on the model's device.
+    """Check the inputs and move them to the model's device, without labels.
 
     Raises:
-        ValueError: the model is not a bidir model, or there is no token or image, or more tokens than positions.
+        ValueError: no bidir model, no token or image, or more tokens than positions.
     """
     check_bidir(model)
     if model.config.is_encoder_decoder:
         raise ValueError(
-            f"{type(model).__name__} is an encoder-decoder; explained are models of one text or image. What it "
-            "writes, hf_bidir.explain.align(model, tokenizer, text) explains."
+            f"expected a model of one text or image; {type(model).__name__} is an encoder-decoder. Call "
+            "hf_bidir.explain.align(model, tokenizer, text) to explain its generated text."
         )
     if not isinstance(inputs, Mapping):
         raise ValueError(
-            f"expected a batch as a mapping, such as what a tokenizer returns, got {type(inputs).__name__}; a "
-            "dataloader yields such batches, one after the other."
+            f"expected a batch as a mapping, such as a tokenizer returns, got {type(inputs).__name__}. Pass a list of "
+            "such batches, or a dataloader, only to functions that take several."
         )
     inputs = {name: value for name, value in inputs.items() if name != "labels" and value is not None}
     wrong = {name: type(value).__name__ for name, value in inputs.items() if not isinstance(value, Tensor)}
@@ -68,16 +68,15 @@ def prepared_inputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dic
     limit = longest_text(model) if main.dim() == 2 else None
     if limit and main.shape[1] > limit:
         raise ValueError(
-            f"{main.shape[1]} tokens are too many for {limit} positions; tokenize with truncation=True, "
-            f"max_length={limit}."
+            f"expected at most {limit} tokens, got {main.shape[1]}; tokenize with truncation=True, max_length={limit}."
         )
-    # tensors made in inference mode take no part in gradients, their clones do; position_ids may come once for all
+    # inference-mode tensors cannot have gradients, their clones can; position_ids may come as a single row
     inputs = {name: value.clone() if value.is_inference() else value for name, value in inputs.items()}
     return {name: value.to(model.device).expand(len(main), *value.shape[1:]) for name, value in inputs.items()}
 
 
 def keep_mask_of(inputs: Mapping[str, Tensor], length: int) -> Tensor:
-    """Boolean `[batch, length]`: where there is a token."""
+    """Boolean `[batch, length]`, False for padding."""
     if "attention_mask" in inputs:
         return inputs["attention_mask"].bool()
     main = next(iter(inputs.values()))
@@ -87,15 +86,15 @@ def keep_mask_of(inputs: Mapping[str, Tensor], length: int) -> Tensor:
 def record_coefficients(
     model: PreTrainedModel, inputs: Mapping[str, Tensor], layers: Sequence[nn.Module] | None = None
 ) -> tuple[ModelOutput, list[Tensor]]:
-    """Run the model, whatever its attention backend.
+    """Run the model on any attention backend and record its coefficients.
 
     Args:
         layers: the signed layers to record; None records all.
 
     Returns:
-        Its outputs, and the coefficients of every such layer, `[batch, heads, length, length]`, in the order in which
-        they run: a layer that runs several times, as in ALBERT, has as many entries. Both are differentiable where
-        gradients are enabled, also when every weight is frozen.
+        The outputs, and the coefficients of each of these layers, `[batch, heads, length, length]`, in the order in
+        which they run; a layer that runs several times, as in ALBERT, has one entry per run. Both are
+        differentiable if gradients are enabled, even with frozen weights.
     """
     recorded: list[Tensor] = []
 
@@ -112,13 +111,13 @@ def record_coefficients(
 
 
 def sequence_length(model: PreTrainedModel, inputs: Mapping[str, Tensor], coefficients: Sequence[Tensor]) -> int:
-    """The number of tokens that every layer attends over.
+    """The number of tokens that all layers attend over.
 
     Args:
-        coefficients: what `record_coefficients` returns for the model and these inputs.
+        coefficients: from `record_coefficients` for this model and these inputs.
 
     Raises:
-        ValueError: layers of several lengths or numbers of heads, of windows, or of queries that are not the keys.
+        ValueError: layers that differ in length or number of heads, attend in windows, or have other keys than queries.
     """
     shapes, batch = (
         list(dict.fromkeys(tuple(layer.shape) for layer in coefficients)),
@@ -128,9 +127,9 @@ def sequence_length(model: PreTrainedModel, inputs: Mapping[str, Tensor], coeffi
     if len(shapes) == 1 and rows == batch and (queries == keys or not attends_between_tokens(model)):
         return keys
     raise ValueError(
-        f"{type(model).__name__} has layers with coefficients [batch, heads, queries, keys] of the shapes "
-        f"{', '.join(map(str, shapes))}, not of one sequence of tokens, so no method gives its tokens one number each; "
-        "edge_contributions(model, inputs) and value_weighted(model, inputs) give what each layer has."
+        f"expected layers that all attend over the same tokens; {type(model).__name__} has coefficients [batch, heads, "
+        f"queries, keys] of the shapes {', '.join(map(str, shapes))}. For numbers per layer, call "
+        "edge_contributions(model, inputs) or value_weighted(model, inputs)."
     )
 
 
@@ -138,31 +137,31 @@ def patch_size(model: PreTrainedModel) -> tuple[int, int]:
     """Height and width of an image model's patches, in pixels."""
     size = getattr(vision_config(model), "patch_size", None)
     if size is None:
-        raise ValueError(f"{type(model).__name__} has no patches: its config names no patch_size.")
+        raise ValueError(f"expected a model with patches; the config of {type(model).__name__} has no patch_size.")
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def vision_config(model: PreTrainedModel) -> PretrainedConfig:
-    """The config that describes the images: the model's own, or its part for images."""
+    """The config of the image part: the model's own, or its `vision_config`."""
     return getattr(model.config, "vision_config", model.config)
 
 
 def patch_grid(model: PreTrainedModel, pixels: Tensor) -> tuple[int, int]:
-    """Rows and columns of patches in images `[batch, channels, height, width]`; they are the last tokens."""
+    """Rows and columns of patches in images `[batch, channels, height, width]`; patches are the last tokens."""
     height, width = patch_size(model)
     return pixels.shape[2] // height, pixels.shape[3] // width
 
 
 def leading_tokens(model: PreTrainedModel, pixels: Tensor, length: int) -> int:
-    """How many of `length` tokens stand before the patches of images, such as a class token and registers.
+    """The number of tokens before an image's patches, such as a class token and registers.
 
     Raises:
-        ValueError: there are fewer tokens than patches.
+        ValueError: fewer tokens than patches, or tokens after the patches.
     """
     rows, columns = patch_grid(model, pixels)
-    if length < rows * columns or hasattr(model.config, "num_detection_tokens"):  # YOLOS has some behind the patches
+    if length < rows * columns or hasattr(model.config, "num_detection_tokens"):  # YOLOS has tokens after the patches
         raise ValueError(
-            f"{type(model).__name__} attends over {length} tokens for {rows} x {columns} patches; explained are models "
-            "that have a token for every patch, and behind them none."
+            f"expected one token per patch and none after the patches; {type(model).__name__} attends over {length} "
+            f"tokens for {rows} x {columns} patches."
         )
     return length - rows * columns

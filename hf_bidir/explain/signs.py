@@ -1,4 +1,4 @@
-"""How much of a model's attention is negative, and what the model is without that part."""
+"""Share of negative coefficients, and a model run without them."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -15,17 +15,17 @@ from hf_bidir.explain.running import attends_between_tokens
 def negative_share(
     model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]], threshold: float = 1e-3
 ) -> float | None:
-    """The share of negative coefficients among those whose size is over `threshold`, in [0, 1].
+    """The share of negative coefficients among those of magnitude over `threshold`, in [0, 1].
 
-    Counted together over all layers, heads and queries that are not padding. Which sign a head uses for what has no
-    meaning by itself (a gauge freedom at `λ = 1`); that it uses both has.
+    Counts all layers, heads and queries except padding. At `λ = 1` the overall sign of a head is arbitrary, but whether
+    it uses both signs is not.
 
     Args:
         model: a bidir model, in evaluation mode.
-        batches: what the model takes, on its device.
+        batches: model inputs, on its device.
 
     Returns:
-        None where there is no coefficient over the threshold, as in a model that was hardly trained.
+        None if no coefficient exceeds the threshold, as in an almost untrained model.
     """
     negative = counted = 0
 
@@ -47,5 +47,5 @@ def negative_share(
 
 
 def without_negatives(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """While the context lasts, negative coefficients are 0; the others stay as they are and are not rescaled."""
+    """Context in which negative coefficients are 0; the others are not rescaled."""
     return edited_coefficients(model, lambda coefficients: coefficients.clamp_min(0))

@@ -1,4 +1,4 @@
-"""Signed scores drawn behind the words they belong to, as a figure or as a web page."""
+"""Signed scores as colours behind the words of a text, as a figure or a web page."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,11 @@ from hf_bidir.explain.page import TextBlock, html_page, write_page
 
 Scores = Tensor | np.ndarray | Sequence[float]
 
-WIDTH = 9.0  # inches, as all of these
+WIDTH = 9.0  # lengths in inches
 HEADING, LINE, SCALE, CAPTION, MARGIN = 0.35, 0.42, 0.7, 0.2, 0.2
-CAPTION_WIDTH = 130  # letters
+CAPTION_WIDTH = 130  # characters
 FONT, NUMBER_FONT = 11, 7  # points
-NUMBERED_SHARE = 0.1  # a word beyond this share of the largest score gets its number printed
+NUMBERED_SHARE = 0.1  # share of the largest magnitude from which a word carries its number
 
 
 def text_heatmap(
@@ -32,18 +32,18 @@ def text_heatmap(
     path: str | Path | None = None,
     limit: float | None = None,
 ) -> Figure:
-    """Write a text with its signed scores as colours behind the words: red for +, blue for −, white for 0.
+    """Draw a text with its signed scores as colours behind the words: red for +, blue for −, white for 0.
 
-    Strong words also have their signed number below them, so the figure still reads when printed in grey. Words of more
-    than 40 letters are shortened. Where nothing is negative, there is no blue and there are no signs.
+    Words of large magnitude carry their signed number, so the figure can be read in grey. Words of more than 40
+    characters are shortened. If nothing is negative, there is neither blue nor a sign.
 
     Args:
         tokens: words or word pieces, `length` of them.
-        scores: `[length]`, or several such under their names, drawn one below the other with a scale of their own.
-        unit: what a score is, written beside the colour bar; by name where the rows have different ones.
-        caption: a line under the text.
-        path: where to save it. ".html" writes a page that holds everything in itself and runs nothing; any other
-            ending chooses the format of the figure.
+        scores: `[length]`, or several such rows by name, drawn one below the other, each with its own scale.
+        unit: label of the colour bar, or a label for each row by name.
+        caption: text under the figure.
+        path: file to save to. ".html" writes a self-contained page without scripts; any other suffix sets the format
+            of the figure.
         limit: the magnitude of the strongest colour in every row; by default each row's largest score.
 
     Returns:
@@ -66,9 +66,8 @@ def text_heatmap(
     if caption:
         figure.text(0.5, MARGIN / 2 / height, caption, ha="center", va="bottom", fontsize=8, parse_math=False)
     if path is not None and Path(path).suffix.lower() == ".html":
-        write_page(
-            path, html_page("Signed scores", blocks=text_blocks(tokens, named, unit, limit=limit), caption=caption)
-        )
+        blocks = text_blocks(tokens, named, unit, limit=limit)
+        write_page(path, html_page("Signed scores", blocks=blocks, caption=caption))
     elif path is not None:
         figure.savefig(path, dpi=120)
     return figure
@@ -81,7 +80,7 @@ def text_blocks(
     has_signs: bool = False,
     limit: float | None = None,
 ) -> list[TextBlock]:
-    """The same for `html_page`; arguments and errors as in `text_heatmap`, `has_signs` as in `TextBlock`."""
+    """Blocks for `html_page`; arguments and errors as in `text_heatmap`, `has_signs` as in `TextBlock`."""
     return [
         TextBlock(name, tokens, values, unit if isinstance(unit, str) else unit[name], has_signs, limit)
         for name, values in check_scores(tokens, scores).items()
@@ -92,7 +91,7 @@ def check_scores(tokens: Sequence[str], scores: Scores | Mapping[str, Scores]) -
     named = scores if isinstance(scores, Mapping) else {"": scores}
     named = {name: as_array(values) for name, values in named.items()}
     if not len(tokens) or not named:
-        raise ValueError("expected at least one token and one row of scores to draw, got none.")
+        raise ValueError("expected at least one token and one row of scores, got none.")
     for name, values in named.items():
         if values.shape != (len(tokens),) or not np.isfinite(values).all():
             raise ValueError(
@@ -103,7 +102,7 @@ def check_scores(tokens: Sequence[str], scores: Scores | Mapping[str, Scores]) -
 
 
 def _places(tokens: Sequence[str], named: Mapping[str, np.ndarray], renderer) -> list[tuple[int, float, float]]:
-    """Line, left edge and width of each token with its numbers, the latter two in inches."""
+    """Line, left edge and width of each token with its numbers; edge and width in inches."""
     numbers = [[Scale.of(values).number(value) for value in values] for values in named.values()]
     places, line, left = [], 0, MARGIN
     for token, *below in zip(tokens, *numbers, strict=True):
@@ -123,7 +122,7 @@ def _inches(text: str, size: float, renderer) -> float:
 def _draw_block(
     figure, top: float, block: float, tokens, places, name: str, values: np.ndarray, unit: str, limit: float | None
 ) -> None:
-    """One text with its heading and colour bar, in the `block` inches below `top`."""
+    """Draw one text with its heading and colour bar in the `block` inches below `top`."""
     height = figure.get_size_inches()[1]
     scale = Scale.of(values, limit=limit)
     figure.text(MARGIN / WIDTH, (top - 0.25) / height, name, fontsize=10, fontweight="bold", parse_math=False)

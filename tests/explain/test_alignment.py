@@ -1,4 +1,4 @@
-"""align: what an encoder-decoder looked at for every word that it wrote."""
+"""align: an encoder-decoder's generated tokens explained by its source."""
 
 from contextlib import ExitStack
 
@@ -13,7 +13,7 @@ from hf_bidir import BidirRnnConfig, BidirRnnForSeq2SeqLM, BidirRnnForSequenceCl
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.cli import app
 from hf_bidir.explain import align, alignment_grid, contributions
-from hf_bidir.explain.encoder_decoder import COEFFICIENT, CONTRIBUTION, SIZE
+from hf_bidir.explain.encoder_decoder import COEFFICIENT, CONTRIBUTION, MAGNITUDE
 from hf_bidir.finetune.data.tokenizer import train_words
 from tests.explain.conftest import tokenizer, with_biases
 
@@ -36,7 +36,7 @@ def model_of(**options):
     }
     model = BidirRnnForSeq2SeqLM(BidirRnnConfig(**config | options)).eval()
     torch.manual_seed(2)
-    torch.nn.init.normal_(model.lm_head.weight)  # so that it writes different words, and others with beams
+    torch.nn.init.normal_(model.lm_head.weight)  # makes generated words differ, also between greedy and beam search
     torch.nn.init.normal_(model.embeddings.weight, std=2)
     model.generation_config.max_length = 6
     return model
@@ -47,7 +47,7 @@ def model(request):
     return model_of(decoder_style=request.param)
 
 
-def test_the_contribution_of_a_source_word_is_the_slope_of_the_written_words_logit(model):
+def test_the_contribution_of_a_source_word_is_the_slope_of_the_generated_words_logit(model):
     found = align(model, TOKENIZER, TEXT)
     inputs = dict(TOKENIZER(TEXT, return_tensors="pt"))
     ids = model.generate(**inputs)
@@ -72,7 +72,7 @@ def test_the_contribution_of_a_source_word_is_the_slope_of_the_written_words_log
     torch.testing.assert_close(found.scores[CONTRIBUTION][step, key], slope.detach(), rtol=1e-2, atol=1e-4)
 
 
-def test_coefficients_are_those_of_what_the_model_wrote_by_itself(model):
+def test_coefficients_are_those_of_the_generated_text(model):
     found = align(model, TOKENIZER, TEXT)
     inputs = dict(TOKENIZER(TEXT, return_tensors="pt"))
     written = model.generate(**inputs)
@@ -82,7 +82,7 @@ def test_coefficients_are_those_of_what_the_model_wrote_by_itself(model):
     assert found.source == ["c", "a", "d", "b", "[EOS]"]
 
 
-def test_swapping_the_signs_of_a_score_and_of_what_reads_the_context_changes_coefficients_alone(model):
+def test_negating_scores_and_the_weights_of_the_context_changes_coefficients_only(model):
     before = align(model, TOKENIZER, TEXT)
     with torch.no_grad():
         model.attention.score.key.weight.neg_()
@@ -95,7 +95,7 @@ def test_swapping_the_signs_of_a_score_and_of_what_reads_the_context_changes_coe
     torch.testing.assert_close(after.scores[CONTRIBUTION], before.scores[CONTRIBUTION], rtol=1e-4, atol=1e-6)
 
 
-def test_beams_are_searched_when_asked_for():
+def test_num_beams_searches_with_beams():
     model = model_of()
     found = align(model, TOKENIZER, TEXT, num_beams=4)
     inputs = dict(TOKENIZER(TEXT, return_tensors="pt"))
@@ -103,7 +103,7 @@ def test_beams_are_searched_when_asked_for():
     assert found.written != align(model, TOKENIZER, TEXT).written
 
 
-def test_dropout_is_off_while_the_model_writes_and_on_again_afterwards():
+def test_dropout_is_off_during_generation_and_on_again_afterwards():
     model = model_of(dropout=0.9).train()
     assert align(model, TOKENIZER, TEXT).written == align(model, TOKENIZER, TEXT).written
     assert model.training
@@ -129,12 +129,12 @@ def test_pieces_of_a_source_word_are_taken_together():
 
 
 @pytest.mark.parametrize(("activation", "free"), [("tanhmax", True), ("softmax", False)])
-def test_the_picture_says_that_signs_are_free_only_where_they_are(activation, free):
+def test_the_caption_says_that_signs_are_arbitrary_only_where_they_are(activation, free):
     _, figure = align(model_of(attn_activation=activation), TOKENIZER, TEXT).figures()["alignment"]
-    assert ("may be swapped" in figure.get_supxlabel()) == free
+    assert ("negating all coefficients" in " ".join(figure.get_supxlabel().split())) == free
 
 
-def test_hard_selection_has_no_slope():
+def test_hard_selection_has_no_contributions():
     found = align(model_of(attn_selection="hard"), TOKENIZER, TEXT)
     assert list(found.scores) == [COEFFICIENT]
     assert found.scores[COEFFICIENT].abs().sum() > 0
@@ -142,7 +142,7 @@ def test_hard_selection_has_no_slope():
     assert len([axes for axes in found.figures()["alignment"][1].axes if axes.images]) == 1
 
 
-def test_the_command_writes_the_picture_and_names_the_sources_of_every_word(model, tmp_path):
+def test_the_command_draws_the_alignment_and_names_the_sources_of_every_word(model, tmp_path):
     model.save_pretrained(tmp_path / "model")
     TOKENIZER.save_pretrained(tmp_path / "model")
     result = CliRunner().invoke(app, ["explain", str(tmp_path / "model"), TEXT, "--output", str(tmp_path / "out")])
@@ -154,25 +154,25 @@ def test_the_command_writes_the_picture_and_names_the_sources_of_every_word(mode
     assert best in result.output.splitlines()[2].split()
 
 
-def test_methods_for_answers_are_refused_for_a_model_that_writes(model, tmp_path):
+def test_methods_for_single_predictions_are_refused_for_an_encoder_decoder(model, tmp_path):
     model.save_pretrained(tmp_path)
     TOKENIZER.save_pretrained(tmp_path)
     result = CliRunner().invoke(app, ["explain", str(tmp_path), TEXT, "--method", "erasure"])
     assert result.exit_code == 2
-    assert "BidirRnnForSeq2SeqLM writes" in result.output
+    assert "BidirRnnForSeq2SeqLM is explained for each generated token; leave out --method" in result.output
     result = CliRunner().invoke(app, ["explain", str(tmp_path), str(tmp_path / "config.json")])
     assert "takes the text itself" in result.output
-    with pytest.raises(ValueError, match=r"hf_bidir.explain.align\(model, tokenizer, text\) explains"):
+    with pytest.raises(ValueError, match=r"Call hf_bidir.explain.align\(model, tokenizer, text\)"):
         contributions(model, dict(TOKENIZER(TEXT, return_tensors="pt")))
 
 
-def test_a_model_that_answers_is_not_aligned():
+def test_a_classifier_is_not_aligned():
     model = BidirRnnForSequenceClassification(BidirRnnConfig(vocab_size=10))
-    with pytest.raises(ValueError, match="expected a signed encoder-decoder that reads text"):
+    with pytest.raises(ValueError, match="expected a signed encoder-decoder of text"):
         align(model, TOKENIZER, TEXT)
 
 
-def test_the_grid_has_a_row_per_written_word_and_a_panel_per_unit():
+def test_the_grid_has_a_row_per_generated_word_and_a_panel_per_unit():
     values = np.array([[0.5, -0.5, 0.0], [0.0, 0.1, 1.0]])
     figure = alignment_grid(["x", "y"], ["a", "$b", "c"], {"a": values, "a · ∂y/∂a": values})
     panels = [axes for axes in figure.axes if axes.images]
@@ -189,7 +189,7 @@ def test_values_of_another_shape_are_refused():
         alignment_grid(["x"], ["a"], {"a": np.full((1, 1), np.nan)})
 
 
-def test_a_blank_that_was_written_can_be_seen():
+def test_blanks_are_visible():
     tokenizer = train_words(["a b"], vocab_size=20, max_length=8, unit="character", ends=True)
     found = align(model_of(vocab_size=len(tokenizer)), tokenizer, "a b")
     assert found.source == ["a", "␣", "b", "[EOS]"]
@@ -238,11 +238,11 @@ def test_cross_attention_is_explained_by_the_slope_over_all_its_layers_and_heads
     torch.testing.assert_close(found.scores[CONTRIBUTION][step, key], slope, rtol=2e-2, atol=1e-4)
 
 
-def test_the_size_of_cross_attention_is_the_mean_over_layers_and_heads(cross_model):
+def test_the_magnitude_of_cross_attention_is_the_mean_over_layers_and_heads(cross_model):
     found = align(cross_model, TOKENIZER, TEXT)
     inputs = dict(TOKENIZER(TEXT, return_tensors="pt"))
     ids = cross_model.generate(**inputs, num_beams=1)
     with torch.no_grad():
         outputs = cross_model(**inputs, decoder_input_ids=ids[:, :-1], output_attentions=True)
     expected = torch.stack(outputs.cross_attentions)[:, 0].abs().mean((0, 1))
-    torch.testing.assert_close(found.scores[SIZE], expected)
+    torch.testing.assert_close(found.scores[MAGNITUDE], expected)

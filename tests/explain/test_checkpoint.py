@@ -1,4 +1,4 @@
-"""Reading any checkpoint, texts and images."""
+"""Loading checkpoints, texts and images."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def test_word_pieces_are_joined_to_the_words_of_the_text():
 
 
 @pytest.mark.parametrize("pre_tokenizer", [None, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-def test_words_are_found_whatever_the_tokenizer_calls_a_word(pre_tokenizer):
+def test_words_are_split_at_blanks_whatever_the_pre_tokenizer(pre_tokenizer):
     pieces = Tokenizer(models.Unigram([("Ġ", -9.0), ("Ġfilm", -1.0), (" ", -9.0), (" film", -1.0),
                                        *((letter, -5.0) for letter in "agodfilm")], unk_id=0))  # fmt: skip
     if pre_tokenizer:
@@ -74,18 +74,18 @@ def test_an_image_becomes_pixels_and_named_patches(tmp_path):
     assert example.tokens[:3] == ["class token", "patch in row 0, column 0", "patch in row 0, column 1"]
 
 
-def test_what_is_no_image_is_refused(tmp_path):
+def test_a_file_that_is_not_an_image_is_refused(tmp_path):
     (tmp_path / "text.png").write_text("not an image")
     with pytest.raises(ValueError, match=r"text\.png cannot be read as one"):
         read_image(vit(), ViTImageProcessor(), tmp_path / "text.png")
     Image.new("I;16", (8, 8)).save(tmp_path / "deep.png")
     with pytest.raises(ValueError, match=r"deep\.png has more than 8 bits"):
         read_image(vit(), ViTImageProcessor(), tmp_path / "deep.png")
-    with pytest.raises(FileNotFoundError, match="there is none at"):
+    with pytest.raises(FileNotFoundError, match="found none at"):
         read_image(vit(), ViTImageProcessor(), tmp_path / "absent.png")
 
 
-def test_a_tokenizer_that_names_no_places_gives_its_pieces():
+def test_a_tokenizer_without_offsets_gives_its_pieces():
     tokenizer = ByT5Tokenizer()
     example = read_text(tokenizer, "a ok", limit=16)
     assert example.tokens == ["a", "␣", "o", "k", "</s>"]
@@ -95,9 +95,9 @@ def test_a_tokenizer_that_names_no_places_gives_its_pieces():
     assert read_text(tokenizer, "abcdef", limit=4).truncated == 3
 
 
-def test_pieces_of_sentencepiece_become_words_without_places():
+def test_sentencepiece_pieces_become_words_without_offsets():
     class Pieces:
-        """Cuts words in the middle, and marks their beginnings as SentencePiece does."""
+        """Splits words in the middle and marks their beginnings as SentencePiece does."""
 
         is_fast, all_special_ids, known = False, [0], ["</s>"]
 

@@ -1,4 +1,4 @@
-"""What follows a prompt, explained token by token, and the next token alone."""
+"""Tokens that follow a prompt, explained one by one, and the next token alone."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def folder(model, tmp_path):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_row_is_what_the_token_alone_is_explained_by(method, model):
+def test_every_row_equals_the_explanation_of_its_token_alone(method, model):
     ids = TOKENIZER(f"{PROMPT} {NEXT}", return_tensors="pt")["input_ids"]
     answers, positions = ids[0, 3:], torch.arange(2, ids.shape[1] - 1)
     inputs = {"input_ids": ids[:, :-1], "attention_mask": torch.ones_like(ids[:, :-1])}
@@ -71,14 +71,14 @@ def test_a_given_continuation_is_explained_token_by_token(model):
     assert f"{found.written[0]} ({found.probabilities[0]:.1%})  " in found.summary()
 
 
-def test_without_a_continuation_it_is_what_the_model_writes(model):
+def test_without_a_continuation_the_generated_text_is_explained(model):
     found = explain_continuation(model, TOKENIZER, PROMPT, new_tokens=4)
     inputs = TOKENIZER(PROMPT, return_tensors="pt")
     written = model.generate(**inputs, max_new_tokens=4, do_sample=False)[0, inputs["input_ids"].shape[1] :]
     assert found.written == [visible(TOKENIZER.decode([token])) for token in written]
 
 
-def test_y_is_the_logit_above_the_mean_so_a_shift_of_all_logits_explains_nothing(model):
+def test_y_is_the_logit_minus_the_mean_so_a_shift_of_all_logits_changes_nothing(model):
     class Shifted(torch.nn.Module):
         def __init__(self, head):
             super().__init__()
@@ -93,16 +93,16 @@ def test_y_is_the_logit_above_the_mean_so_a_shift_of_all_logits_explains_nothing
     torch.testing.assert_close(token_scores(model, inputs, position=2, target=7), before, rtol=1e-4, atol=1e-5)
 
 
-def test_the_page_colours_what_each_token_could_read(folder):
+def test_the_page_colours_the_tokens_that_each_token_attends_to(folder):
     page = explain_checkpoint(folder, PROMPT, continuation=NEXT).page()
     parts = page.split("<h2>→ ")[1:]
     assert len(parts) == len(explain_checkpoint(folder, PROMPT, continuation=NEXT).written)
     assert [part.count('<span class="word">') for part in parts] == list(range(3, 3 + len(parts)))
 
 
-def test_rows_of_one_page_all_have_signs_where_one_has():
-    scores = torch.tensor([[0.5, 0.25], [0.5, -0.25]])
-    found = Alignment(["a", "b"], ["c", "d"], "written", "contributions", {"unit": scores}, read=2)
+def test_rows_of_one_page_share_signs_and_colour_scale():
+    scores = torch.tensor([[0.5, 0.25], [0.1, -0.25]])
+    found = Alignment(["a", "b"], ["c", "d"], "generated", "contributions", {"unit": scores}, first_length=2)
     assert found.page().count("<span>−0.5</span>") == 2  # the lower end of each scale
 
 
@@ -113,10 +113,10 @@ def test_the_command_explains_the_next_token_a_target_and_what_follows(folder, t
         return result.output, {path.name for path in (tmp_path / "out").iterdir()}
 
     told, files = run()
-    assert "above the mean of all tokens" in told
+    assert "minus the mean of all tokens" in told
     assert files == {"scores.png", "rollout-flow.png", "heads.png", "index.html"}
     told, _ = run("--target", "bad", "--method", "erasure")
-    assert 'Explained: y, the logit of " bad" above' in told
+    assert 'Explained: y, the logit of " bad" minus' in told
     told, files = run("--new-tokens", "3", "--method", "gradient")
     assert "input times gradient" in told
     assert files == {"alignment.png", "index.html"}
@@ -128,9 +128,9 @@ def test_a_stock_decoder_is_explained_as_it_is(tmp_path):
     TOKENIZER.save_pretrained(tmp_path / "stock")
     found = explain_checkpoint(str(tmp_path / "stock"), PROMPT)
     assert load_checkpoint(tmp_path / "stock")[0].config.attn_negative_mass == 0
-    answer = stock(**TOKENIZER(PROMPT, return_tensors="pt")).logits[0, -1].argmax()
-    named = TOKENIZER.decode([answer]) or TOKENIZER.convert_ids_to_tokens(answer.item())
-    assert f'Answer: "{named}" (' in found.explained
+    predicted = stock(**TOKENIZER(PROMPT, return_tensors="pt")).logits[0, -1].argmax()
+    named = TOKENIZER.decode([predicted]) or TOKENIZER.convert_ids_to_tokens(predicted.item())
+    assert f'Prediction: "{named}" (' in found.explained
 
 
 @pytest.mark.parametrize(
@@ -140,33 +140,33 @@ def test_a_stock_decoder_is_explained_as_it_is(tmp_path):
         (" \n ", {}, "expected a text with at least one word"),
         ("", {"continuation": NEXT}, "expected a text with at least one word"),
         (PROMPT, {"continuation": " "}, "expected a continuation with at least one word"),
-        (PROMPT * 9, {}, r"the prompt has \d+ tokens, and Bidir\w+ has 16 positions; shorten it"),
-        (PROMPT, {"new_tokens": 20}, "the prompt has 3 tokens and 20 behind it, and "),
+        (PROMPT * 9, {}, r"the prompt has \d+ tokens, but Bidir\w+ has 16 positions; shorten it"),
+        (PROMPT, {"new_tokens": 20}, "the prompt has 3 tokens and 20 follow, but "),
         (
             PROMPT,
             {"target": "unheard"},
             r"target 'unheard' is not one token of the vocabulary, but ' ' \+ 'u' \+ 'n' \+ ",
         ),
-        (PROMPT, {"target": " "}, "expected a target of the vocabulary"),
-        (PROMPT, {"target": "bad", "new_tokens": 2}, "explained is each token that follows; leave out --target"),
-        (PROMPT, {"continuation": NEXT, "new_tokens": 2}, "give --continuation, .* or --new-tokens"),
+        (PROMPT, {"target": " "}, "expected a word of the vocabulary"),
+        (PROMPT, {"target": "bad", "new_tokens": 2}, "is explained for each token that follows; leave out --target"),
+        (PROMPT, {"continuation": NEXT, "new_tokens": 2}, "expected --continuation .* or --new-tokens"),
     ],
 )
-def test_what_cannot_be_explained_is_one_error_that_says_why(text, chosen, told, folder):
+def test_bad_input_is_one_error_that_says_what_was_expected(text, chosen, told, folder):
     with pytest.raises(ValueError, match=told):
         explain_checkpoint(folder, text, **chosen)
 
 
-def test_a_model_that_writes_nothing_is_asked_for_no_continuation():
+def test_a_masked_language_model_takes_no_continuation():
     torch.manual_seed(0)
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     model = hf_bidir.BidirBertForMaskedLM(hf_bidir.BidirBertConfig(vocab_size=len(TOKENIZER), **shape))
-    with pytest.raises(ValueError, match="BidirBertForMaskedLM writes nothing behind a text"):
+    with pytest.raises(ValueError, match="BidirBertForMaskedLM does not generate text"):
         explain_checkpoint((model, TOKENIZER), PROMPT, new_tokens=3)
 
 
 @pytest.mark.parametrize(
     ("token", "shown"), [(" good", " good"), ("\n\n", "␣␣"), (".\n", ".␣"), ("\x03", "␣"), ("", "")]
 )
-def test_tokens_of_blanks_and_control_characters_are_shown_by_signs(token, shown):
+def test_blank_and_control_characters_become_visible(token, shown):
     assert visible(token) == shown

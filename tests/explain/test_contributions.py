@@ -1,4 +1,4 @@
-"""What a token adds to an output: signed, per layer and head, and the same whatever the gauge."""
+"""Contributions: signed, per layer and head, and invariant under sign flips of heads."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ def test_weighted_values_do_not_change_under_a_gauge_flip(gauge):
 
 
 @pytest.mark.parametrize("negative_mass", [0.0, 1.0])
-def test_value_weighted_is_the_norm_of_what_a_query_takes_from_a_key(negative_mass):
+def test_value_weighted_is_the_norm_of_what_a_key_adds_to_a_query(negative_mass):
     model, inputs = bert(negative_mass), sentences()
     for vectors, norms in zip(weighted_values(model, inputs), value_weighted(model, inputs), strict=True):
         torch.testing.assert_close(norms, vectors.norm(dim=-1), atol=1e-6, rtol=1e-4)
@@ -121,13 +121,13 @@ def test_frozen_weights_and_training_mode_and_no_grad_change_nothing():
     assert model.training
 
 
-def test_whatever_integers_name_the_targets():
+def test_targets_may_be_a_list_or_a_tensor_of_any_integer_type():
     model, inputs = bert(), sentences()
     expected = contributions(model, inputs, [0, 1])
     torch.testing.assert_close(contributions(model, inputs, torch.tensor([0, 1], dtype=torch.int32)), expected)
 
 
-def test_inside_inference_mode_there_are_contributions_too():
+def test_inference_mode_changes_nothing():
     model, inputs = bert(), sentences()
     expected = contributions(model, inputs)
     with torch.inference_mode():
@@ -138,7 +138,7 @@ def test_double_precision_stays_double():
     assert contributions(bert().double(), sentences()).dtype == torch.float64
 
 
-def test_positions_that_come_once_for_all_and_a_model_of_tuples_are_understood():
+def test_a_single_row_of_positions_and_return_dict_false_are_accepted():
     model, inputs = bert(), sentences()
     expected = contributions(model, inputs)
     model.config.return_dict = False
@@ -149,7 +149,7 @@ def test_a_masked_language_model_is_explained_at_a_position():
     model, inputs = bert(head=BidirBertForMaskedLM), sentences()
     total = contributions(model, inputs, target=7, position=2)[:, -1]
 
-    def edit(coefficients):  # at the top, only the row of that position reaches the answer
+    def edit(coefficients):  # in the last layer, only the row of that position reaches the output
         calls.append(coefficients)
         return coefficients
 
@@ -204,23 +204,23 @@ def test_pooled_contributions_add_up_to_the_logit_without_its_bias():
 @pytest.mark.parametrize(
     ("model", "inputs", "options", "message"),
     [
-        (bert, sentences, {"target": 2}, r"target 2 does not exist; there are \['LABEL_0', 'LABEL_1'\]"),
+        (bert, sentences, {"target": 2}, r"target 2 does not exist; choose one of \['LABEL_0', 'LABEL_1'\]"),
         (bert, sentences, {"target": "LABEL_9"}, 'Did you mean "LABEL_'),
         (bert, sentences, {"target": [0, 1, 1]}, r"one per example \(2\)"),
         (bert, lambda: {"input_ids": [[2, 5, 3]]}, {}, 'return_tensors="pt"'),
-        (bert, sentences, {"position": 1}, "answers once per example; leave position out"),
+        (bert, sentences, {"position": 1}, "has one output per example; leave out position"),
         (bert, dict, {}, "expected input_ids"),
         (bert, lambda: {"input_ids": torch.ones(1, 0).long()}, {}, "not empty"),
         (bert, lambda: {"input_ids": torch.ones(1, 13).long()}, {}, "truncation=True, max_length=12"),
-        (lambda: bert(head=BidirBertForMaskedLM), sentences, {}, "say with position="),
+        (lambda: bert(head=BidirBertForMaskedLM), sentences, {}, "choose the one to explain with position="),
         (
             lambda: bert(head=BidirBertForMaskedLM),
             sentences,
             {"position": 6},
-            "position of a token, 0 to 5 with padding; got 6",
+            "position of a token, not padding, from 0 to 5; got 6",
         ),
         (lambda: bert(head=BidirBertModel), sentences, {"target": 1}, "has no classes, so target must be None"),
-        (lambda: bert(head=BidirBertForQuestionAnswering), sentences, {}, "model.base_model is the same model"),
+        (lambda: bert(head=BidirBertForQuestionAnswering), sentences, {}, "Explain model.base_model, the same model"),
         (lambda: BertForSequenceClassification(BertConfig(num_hidden_layers=1)), sentences, {}, "load_checkpoint"),
     ],
 )

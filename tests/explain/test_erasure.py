@@ -1,4 +1,4 @@
-"""Leave-one-out, three ways, each against one plain call per token."""
+"""Leave-one-out in three ways, each against one plain forward pass per token."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def logit(model, inputs, target=1):
 
 @pytest.mark.parametrize(("model", "inputs"), BATCHES)
 @pytest.mark.parametrize("negative_mass", [0.0, 1.0])
-def test_renormalising_keeps_the_sum_of_sizes_of_the_others(model, inputs, negative_mass):
+def test_renormalising_keeps_the_sum_of_magnitudes(model, inputs, negative_mass):
     model, inputs = model(negative_mass), inputs()
     effects = erasure(model, inputs, target=1)
     for token in (0, 3):
@@ -76,10 +76,10 @@ def test_a_token_is_deleted_from_the_text():
         shorter = {k: torch.cat([v[:, :token], v[:, token + 1 :]], 1) for k, v in inputs.items()}
         without = logit(model, shorter)
         torch.testing.assert_close(effects[:, token], logit(model, inputs) - without, atol=1e-5, rtol=1e-4)
-    assert not effects[:, 0].any()  # the answer is read from the first token
+    assert not effects[:, 0].any()  # the output is read from the first token
 
 
-def test_the_answer_is_found_again_where_a_token_before_it_was_deleted():
+def test_the_position_moves_with_its_token_if_an_earlier_one_is_deleted():
     model, inputs = bert(head=BidirBertForMaskedLM), sentences()
     effects = erasure(model, inputs, target=7, how="token", position=2)
     with torch.no_grad():
@@ -92,7 +92,7 @@ def test_the_answer_is_found_again_where_a_token_before_it_was_deleted():
             torch.testing.assert_close(effects[:, token], whole - without, atol=1e-5, rtol=1e-4)
 
 
-def test_a_patch_is_painted_over():
+def test_an_erased_patch_is_set_to_0():
     model, inputs = vit(), images()
     effects = erasure(model, inputs, target=1, how="token")
     painted = inputs["pixel_values"].clone()
@@ -111,7 +111,7 @@ def test_padding_has_no_effect_and_chunks_do_not_matter(how):
     assert not effects[1, 4:].any()
 
 
-def test_the_model_is_as_before_afterwards():
+def test_the_model_is_left_unchanged():
     model, inputs = bert(), sentences()
     before = logit(model, inputs)
     for how in ("renormalise", "mask"):
@@ -119,7 +119,7 @@ def test_the_model_is_as_before_afterwards():
     torch.testing.assert_close(logit(model, inputs), before)
 
 
-def test_a_token_that_takes_almost_everything_leaves_finite_numbers():
+def test_a_token_with_almost_all_attention_gives_finite_numbers():
     model, inputs = bert(), sentences()
 
     def dominated(coefficients):
@@ -136,13 +136,13 @@ def test_a_text_of_one_token_has_nothing_to_delete():
     assert effects.tolist() == [[0.0]]
 
 
-def test_given_places_stay_where_a_token_is_deleted():
+def test_given_position_ids_stay_if_a_token_is_deleted():
     model, inputs = bert(), sentences()
     expected = erasure(model, inputs, how="token")
     inputs["position_ids"] = torch.arange(6).unsqueeze(0)
     torch.testing.assert_close(erasure(model, inputs, how="token"), expected)
 
 
-def test_an_unknown_way_is_an_error_that_names_the_known_ones():
+def test_an_unknown_how_is_an_error_that_names_the_known_ones():
     with pytest.raises(ValueError, match='"renormalise", "mask" or "token", got \'delete\''):
         erasure(bert(), sentences(), how="delete")

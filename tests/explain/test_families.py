@@ -1,4 +1,4 @@
-"""What holds of BERT and ViT holds of every family: explanations, orientation, refusals."""
+"""Explanations, orientation and errors for every family of models."""
 
 import warnings
 
@@ -54,7 +54,7 @@ def unchanged(model, weights):
 
 
 @every_family
-def test_contributions_do_not_change_under_a_gauge_flip_and_other_coefficients_neither(name):
+def test_flipped_heads_change_their_own_coefficients_and_no_contribution(name):
     model = family(name)
     inputs, flips = inputs_of(model), allowed_flips(model)
     before, (_, was) = edge_contributions(model, inputs), record_coefficients(model, inputs)
@@ -91,7 +91,7 @@ def test_query_heads_of_one_key_head_are_not_flipped_apart():
     model = family("LlamaForSequenceClassification")
     weights, flips = weights_of(model), torch.zeros(3, 4, dtype=torch.bool)
     flips[1, 2] = True
-    with pytest.raises(ValueError, match="layer 1 head 2, layer 1 head 3 share keys or values, so they flip together"):
+    with pytest.raises(ValueError, match="layer 1 head 2, layer 1 head 3 share keys or values and must"):
         flip_heads(model, flips)
     assert unchanged(model, weights)
 
@@ -161,7 +161,7 @@ def test_a_masked_token_is_padding(name):
 
 
 @pytest.mark.parametrize("name", CAUSAL)
-def test_a_decoder_is_read_from_its_last_token(name):
+def test_a_decoder_is_explained_at_its_last_token(name):
     model = family(name)
     inputs = inputs_of(model)
     _, coefficients = record_coefficients(model, inputs)
@@ -183,7 +183,7 @@ def test_values_of_grouped_heads_are_weighted_by_the_queries_heads():
 
 
 @every_family
-def test_weighted_values_are_what_an_edge_adds_to_the_attentions_output(name):
+def test_weighted_values_are_the_norm_of_what_an_edge_adds_to_the_output(name):
     model = family(name)
     inputs, (query, key), layer = inputs_of(model), (3, 2), projections(model)[-1]
     norms, outputs = value_weighted(model, inputs), []
@@ -206,9 +206,9 @@ def test_weighted_values_are_what_an_edge_adds_to_the_attentions_output(name):
     torch.testing.assert_close(norms[-1][:, 0, query, key], change[:, query].norm(dim=-1), atol=1e-4, rtol=1e-3)
 
 
-def test_where_something_lies_between_attention_and_its_output_values_are_not_weighted():
+def test_a_module_between_attention_and_output_projection_forbids_weighted_values():
     model = family("BitNetModel", num_key_value_heads=2, **TEXTS)
-    with pytest.raises(ValueError, match="something lies between the attention of BitNetAttention and its output"):
+    with pytest.raises(ValueError, match="BitNetAttention has another module between attention and output projection"):
         value_weighted(model, {"input_ids": torch.arange(5).unsqueeze(0)})
 
 
@@ -216,11 +216,11 @@ def test_a_layer_that_runs_several_times_has_as_many_contributions():
     model = family("AlbertForSequenceClassification")
     assert len(signed_layers(model)) == 1
     assert contributions(model, inputs_of(model)).shape == (2, 3, 2, 6)
-    with pytest.raises(ValueError, match="layer 3 does not exist; there are 0 to 2"):
+    with pytest.raises(ValueError, match="layer 3 does not exist; choose 0 to 2"):
         token_scores(model, inputs_of(model), "rollout", layer=3)
 
 
-def test_the_encoder_of_a_signed_model_is_explained_as_it_is_alone():
+def test_the_encoder_of_a_signed_model_is_explained_like_a_separate_one():
     model = family("RobertaForSequenceClassification")
     alone = hf_bidir.BidirRobertaModel(model.config, add_pooling_layer=False).eval()
     alone.load_state_dict(model.base_model.state_dict())
@@ -263,18 +263,18 @@ def test_patches_are_the_last_tokens_whatever_stands_before_them(head, options, 
     assert token_scores(model, example.inputs).shape == (1, len(example.tokens))
 
 
-def test_a_model_that_drops_patches_or_has_tokens_behind_them_is_refused():
+def test_a_model_that_drops_patches_or_has_tokens_after_them_is_refused():
     with pytest.raises(ValueError, match="attends over 5 tokens for 4 x 4 patches"):
         erasure(family("ViTMAEModel", image_size=8, patch_size=2), images(), how="token")
-    with pytest.raises(ValueError, match="behind them none"):
+    with pytest.raises(ValueError, match="none after the patches"):
         erasure(family("YolosModel", image_size=[8, 8], patch_size=2, num_detection_tokens=4), images(), how="token")
 
 
-def test_positions_that_begin_behind_padding_are_fewer():
+def test_positions_that_start_after_the_padding_index_are_fewer():
     model = family("RobertaForSequenceClassification")
     assert longest_text(model) == 22
     contributions(model, {"input_ids": torch.full((1, 22), 5)})
-    with pytest.raises(ValueError, match="23 tokens are too many for 22 positions"):
+    with pytest.raises(ValueError, match="expected at most 22 tokens, got 23"):
         contributions(model, {"input_ids": torch.full((1, 23), 5)})
 
 

@@ -107,7 +107,7 @@ def test_a_scatter_of_unequal_lengths_is_refused():
 
 def test_a_long_caption_is_broken_into_lines():
     figure = layer_head_grid([[1.0]], caption="many words " * 30)
-    assert max(len(line) for line in figure.get_supxlabel().split("\n")) < 60
+    assert max(len(line) for line in figure.get_supxlabel().split("\n")) < 70
 
 
 def test_unsigned_patches_have_a_scale_from_0_on_and_no_signs():

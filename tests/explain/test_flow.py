@@ -1,4 +1,4 @@
-"""Attention flow: networkx's maximum flow on softmax; signed, the difference of two flows in a doubled graph."""
+"""Attention flow against networkx: maximum flow on softmax; signed, the difference of two flows in a doubled graph."""
 
 import networkx
 import numpy as np
@@ -25,7 +25,7 @@ def plain_flow(matrices, source):
 
 
 def plain_signed_flow(layers, source):
-    """The same with two copies of each node, written out edge by edge."""
+    """The same with two copies of each node, built edge by edge."""
     length, graph = len(layers[0]), networkx.DiGraph()
     for level, matrix in enumerate(layers):
         for query in range(length):
@@ -69,14 +69,14 @@ def test_signed_flow_equals_networkx_on_the_doubled_graph():
     assert torch.stack(flows).min() < -0.1
 
 
-def test_an_edge_of_negative_coefficient_carries_flow_that_classic_tools_drop():
+def test_an_edge_with_a_negative_coefficient_carries_negative_flow():
     attention = torch.tensor([[[[0.0, -0.8], [0.0, 0.0]]]])
     assert attention_flow([attention])[0].tolist() == pytest.approx([0.5, 0.4])
     assert attention_flow([attention], signed=True)[0].tolist() == pytest.approx([0.5, -0.4])
 
 
 def test_a_padded_example_has_the_flow_it_has_alone():
-    attentions = random_softmax()  # padding holds anything
+    attentions = random_softmax()  # arbitrary values at padding
     flow = attention_flow(attentions, torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]), source=2)
     alone = attention_flow([layer[1:, :, :3, :3] for layer in attentions], source=2)
     torch.testing.assert_close(flow[1, :3], alone[0])
@@ -107,7 +107,7 @@ def test_coefficients_beyond_one_do_not_overflow_the_solver():
     [
         ({"attentions": (None,)}, r'set_attn_implementation\("eager"\)'),
         ({"attentions": [torch.full((2, 1, 5, 5), torch.nan)]}, "finite coefficients"),
-        ({"source": 5}, "position of a token, 0 to 4 with padding; got 5"),
+        ({"source": 5}, "position of a token, not padding, from 0 to 4; got 5"),
         ({"source": [0, 1, 2]}, r"one per example \(2\)"),
         ({"source": 4, "keep": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])}, "position of a token"),
     ],

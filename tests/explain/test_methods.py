@@ -1,4 +1,4 @@
-"""One name and one signature for every explanation."""
+"""All methods under one signature."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def test_every_method_gives_a_number_per_token_and_none_to_padding(method, model
 
 
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.oriented])
-def test_a_method_that_asks_for_no_orientation_gives_the_same_in_every_gauge(method):
+def test_a_method_without_orientation_does_not_change_if_heads_flip(method):
     model, inputs = bert(), sentences()
     before = token_scores(model, inputs, method, target=1)
     flip_heads(model, torch.tensor([[True, False], [False, True], [True, True]]))
@@ -36,7 +36,7 @@ def test_a_method_that_asks_for_no_orientation_gives_the_same_in_every_gauge(met
 
 
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.oriented])
-def test_a_method_that_asks_for_orientation_needs_it(method):
+def test_a_method_with_orientation_changes_if_heads_flip(method):
     model, inputs = bert(), sentences()
     before = token_scores(model, inputs, method)
     flip_heads(model, torch.tensor([[True, False], [False, False], [True, False]]))
@@ -48,7 +48,7 @@ def test_an_unsigned_method_has_no_negative_score(method):
     assert token_scores(bert(), sentences(), method).min() >= 0
 
 
-def test_layer_and_head_choose_what_is_looked_at():
+def test_layer_and_head_select_coefficients():
     model, inputs = bert(), sentences()
     attentions, keep = coefficients(model, inputs), inputs["attention_mask"]
     chosen = {"layer": 1, "head": 1}
@@ -63,7 +63,7 @@ def test_layer_and_head_choose_what_is_looked_at():
         torch.testing.assert_close(token_scores(model, inputs, method, **chosen), scores)
 
 
-def test_scores_of_an_answer_per_token_start_at_its_position():
+def test_scores_of_an_output_per_token_start_at_its_position():
     model, inputs = bert(head=BidirBertForMaskedLM), sentences()
     attentions = coefficients(model, inputs)
     scores = token_scores(model, inputs, "signed-attention", position=torch.tensor([2, 1]))
@@ -74,9 +74,9 @@ def test_scores_of_an_answer_per_token_start_at_its_position():
     ("options", "message"),
     [
         ({"method": "rolout"}, "unknown method 'rolout'.*Did you mean \"rollout\""),
-        ({"layer": 3}, "layer 3 does not exist; there are 0 to 2"),
-        ({"head": 2}, "head 2 does not exist; there are 0 to 1"),
-        ({"method": "erasure", "head": 1}, "erasure looks at the whole model"),
+        ({"layer": 3}, "layer 3 does not exist; choose 0 to 2"),
+        ({"head": 2}, "head 2 does not exist; choose 0 to 1"),
+        ({"method": "erasure", "head": 1}, "erasure covers the whole model"),
     ],
 )
 def test_bad_input_is_one_error_that_says_what_was_expected(options, message):
@@ -85,8 +85,8 @@ def test_bad_input_is_one_error_that_says_what_was_expected(options, message):
 
 
 @pytest.mark.parametrize("method", ["contributions", "rollout", "flow", "attention", "values"])
-@pytest.mark.parametrize(("position", "message"), [(None, "say with position="), (50, "position of a token")])
-def test_a_head_that_answers_per_token_needs_a_position_that_there_is(method, position, message):
+@pytest.mark.parametrize(("position", "message"), [(None, "choose the one to explain"), (50, "position of a token")])
+def test_a_head_with_an_output_per_token_needs_a_valid_position(method, position, message):
     with pytest.raises(ValueError, match=message):
         token_scores(bert(head=BidirBertForMaskedLM), sentences(), method, position=position)
 
@@ -99,5 +99,5 @@ def test_captions_say_which_layers_and_heads():
     assert "layer" not in METHODS["erasure"].caption()
 
 
-def test_the_command_line_names_the_methods_that_there_are():
+def test_the_command_line_names_all_methods():
     assert tuple(METHODS) == METHOD_NAMES

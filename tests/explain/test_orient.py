@@ -1,4 +1,4 @@
-"""Orientation of heads: signs that can be read, outputs that do not change."""
+"""Orientation of heads: signs with a meaning, outputs that do not change."""
 
 import warnings
 
@@ -56,16 +56,16 @@ def test_afterwards_positive_coefficients_support_the_target_on_average(model, i
         assert ((size * support).sum((0, 2, 3)) >= -1e-7).all()
 
 
-def test_every_gauge_is_oriented_to_the_same_model():
-    oriented, twin = bert(), bert()
-    flip_heads(twin, torch.tensor([[True, False], [True, True], [False, True]]))
-    for model in (oriented, twin):
+def test_orientation_does_not_depend_on_earlier_flips():
+    oriented, flipped = bert(), bert()
+    flip_heads(flipped, torch.tensor([[True, False], [True, True], [False, True]]))
+    for model in (oriented, flipped):
         quietly(model, [sentences()])
-    for first, second in zip(oriented.parameters(), twin.parameters(), strict=True):
+    for first, second in zip(oriented.parameters(), flipped.parameters(), strict=True):
         assert torch.equal(first, second)
 
 
-def test_the_share_is_how_much_of_the_pull_agrees_with_the_orientation():
+def test_the_share_is_the_part_of_the_effect_that_agrees_with_the_orientation():
     model, inputs = bert(), sentences()
     share = quietly(model, [inputs], target=1)
     for layer, (size, support) in enumerate(supports(model, inputs, target=1)):
@@ -88,14 +88,14 @@ def test_labels_in_a_batch_are_ignored():
 @pytest.mark.parametrize(
     ("model", "batches", "message"),
     [
-        (lambda: bert(0.5), [sentences()], "only where λ = 1 in every head"),
-        (lambda: bert(attn_activation="softmax"), [sentences()], "only where λ = 1 in every head"),
+        (lambda: bert(0.5), [sentences()], "outputs only where λ = 1 in every head"),
+        (lambda: bert(attn_activation="softmax"), [sentences()], "outputs only where λ = 1 in every head"),
         (bert, [], "at least one batch"),
-        (bert, sentences(), "dataloader yields such batches"),
+        (bert, sentences(), "expected a batch as a mapping"),
         (lambda: BertForSequenceClassification(BertConfig(num_hidden_layers=1)), [sentences()], "load_checkpoint"),
     ],
 )
-def test_what_cannot_be_oriented_is_refused(model, batches, message):
+def test_bad_input_is_one_error_that_says_what_was_expected(model, batches, message):
     with pytest.raises(ValueError, match=message):
         orient_heads(model(), batches, progress=False)
 

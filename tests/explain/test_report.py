@@ -1,4 +1,4 @@
-"""`hf-bidir explain`: what it prints, what it writes, how it refuses."""
+"""`hf-bidir explain`: printed summary, figures, page and errors."""
 
 import re
 
@@ -43,7 +43,7 @@ def test_it_writes_figures_and_a_page_and_prints_signed_tokens(checkpoint, tmp_p
     assert result.exit_code == 0, result.output
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"scores.png", "rollout-flow.png", "heads.png", "index.html"}
-    assert re.search(r"Answer: (positive|negative) \(\d+\.\d%\)", result.output)
+    assert re.search(r"Prediction: (positive|negative) \(\d+\.\d%\)", result.output)
     assert re.search(r"[+−]\d\S*  unbelievably", result.output)
 
 
@@ -75,7 +75,7 @@ def test_a_masked_language_model_is_explained_at_the_mask(tmp_path):
     assert result.exit_code == 0, result.output
     assert 'Explained: y, the logit of "good"' in result.output
     refused = run(folder, "a film")
-    assert (refused.exit_code, "needs a [MASK] in the text" in refused.output) == (2, True)
+    assert (refused.exit_code, "expected [MASK] in the text" in refused.output) == (2, True)
 
 
 def test_a_model_without_a_head_is_explained_along_its_own_state(tmp_path):
@@ -85,27 +85,27 @@ def test_a_model_without_a_head_is_explained_along_its_own_state(tmp_path):
     assert "has no head" in result.output
 
 
-def test_a_head_without_one_answer_has_its_encoder_explained(tmp_path):
+def test_a_head_with_several_outputs_has_its_encoder_explained(tmp_path):
     folder = saved(bert(head=BidirBertForQuestionAnswering), tokenizer(), tmp_path / "answers")
     result = run(folder, TEXT, "--output", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert "its encoder is explained instead" in result.output
 
 
-def test_one_number_is_no_class_and_has_no_percentage(tmp_path):
+def test_a_regression_output_has_no_probability(tmp_path):
     folder = saved(bert(num_labels=1), tokenizer(), tmp_path / "regression")
     result = run(folder, TEXT, "--output", tmp_path / "out")
-    assert "Answer, and what is explained: " in result.output
-    assert "%" not in result.output.partition("Answer")[2]
+    assert "Prediction, and explained: y = " in result.output
+    assert "%" not in result.output.partition("Prediction")[2]
 
 
-def test_a_model_whose_signs_are_fixed_needs_no_orientation(tmp_path):
+def test_at_half_the_negative_mass_no_orientation_is_needed(tmp_path):
     folder = saved(bert(0.5), tokenizer(), tmp_path / "half")
     result = run(folder, TEXT, "--method", "signed-rollout", "--output", tmp_path / "out")
-    assert "oriented" not in result.output
+    assert "needs oriented heads" not in result.output
 
 
-def test_a_text_that_is_too_long_is_cut_and_it_says_so(checkpoint, tmp_path):
+def test_a_text_that_is_too_long_is_truncated_with_a_note(checkpoint, tmp_path):
     result = run(checkpoint, "a " * 20, "--output", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert "its last 10 word pieces were left out" in result.output
@@ -117,7 +117,7 @@ def test_a_method_that_needs_oriented_heads_says_so(checkpoint, tmp_path):
     assert "needs oriented heads" in result.output
 
 
-def test_nothing_in_the_text_is_run_by_the_page(checkpoint, tmp_path):
+def test_the_page_escapes_the_text(checkpoint, tmp_path):
     run(checkpoint, "a <script>alert(1)</script> film", "--output", tmp_path / "out")
     page = (tmp_path / "out/index.html").read_text(encoding="utf-8")
     assert "&lt;script&gt;" in page
@@ -130,7 +130,7 @@ def test_nothing_in_the_text_is_run_by_the_page(checkpoint, tmp_path):
         (("{folder}", ""), "at least one word"),
         (("{folder}", TEXT, "--target", "postive"), 'Did you mean "positive"?'),
         (("{folder}", TEXT, "--method", "rolout"), 'Did you mean "rollout"?'),
-        (("{folder}", TEXT, "--layer", "7"), "layer 7 does not exist; there are 0 to 2"),
+        (("{folder}", TEXT, "--layer", "7"), "layer 7 does not exist; choose 0 to 2"),
         (("{folder}/absent", TEXT), "there is none"),
     ],
 )
@@ -141,7 +141,7 @@ def test_bad_input_is_one_line_and_exit_code_2(checkpoint, tmp_path, words, mess
     assert not (tmp_path / "out").exists()
 
 
-def test_a_file_is_no_text(checkpoint, tmp_path):
+def test_a_file_is_refused_as_text(checkpoint, tmp_path):
     (tmp_path / "review.txt").write_text("a good film")
     result = run(checkpoint, tmp_path / "review.txt", "--output", tmp_path / "out")
     assert (result.exit_code, "takes the text itself" in result.output) == (2, True)
@@ -150,10 +150,10 @@ def test_a_file_is_no_text(checkpoint, tmp_path):
 def test_an_output_that_is_a_file_is_refused(checkpoint, tmp_path):
     (tmp_path / "out").touch()
     result = run(checkpoint, TEXT, "--output", tmp_path / "out")
-    assert (result.exit_code, "is a file; name a folder" in result.output) == (2, True)
+    assert (result.exit_code, "expected a folder for the figures" in result.output) == (2, True)
 
 
-def test_what_is_no_image_is_one_line_and_exit_code_2(image_checkpoint, tmp_path):
+def test_a_file_that_is_not_an_image_is_one_line_and_exit_code_2(image_checkpoint, tmp_path):
     (tmp_path / "notes.txt").write_text("not an image")
     result = run(image_checkpoint, tmp_path / "notes.txt", "--output", tmp_path / "out")
     assert (result.exit_code, "cannot be read as one" in result.output) == (2, True)

@@ -70,7 +70,7 @@ def test_magnitude_ignores_the_signs_of_heads_and_signed_does_not():
 
 
 def test_a_padded_example_has_the_rollout_it_has_alone():
-    attentions = signed_attentions(2, length=5)  # padding holds anything
+    attentions = signed_attentions(2, length=5)  # arbitrary values at padding
     keep = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
     rollout = attention_rollout(attentions, keep)
     alone = attention_rollout([layer[1:, :, :3, :3] for layer in attentions])
@@ -100,14 +100,14 @@ def test_half_precision_is_computed_in_single():
     ("arguments", "message"),
     [
         ({"attentions": None}, r'set_attn_implementation\("eager"\)'),
-        ({"attentions": {"logits": 1}}, r"give \.attentions of it"),
+        ({"attentions": {"logits": 1}}, r"pass its \.attentions"),
         ({"attentions": (None, None)}, r'set_attn_implementation\("eager"\)'),
         ({"attentions": ()}, r'set_attn_implementation\("eager"\)'),
         ({"attentions": [torch.ones(1, 2, 3, 3), torch.ones(1, 2, 4, 4)]}, r"\(1, 2, 3, 3\), \(1, 2, 4, 4\)"),
         ({"attentions": [torch.ones(3, 3)]}, r"\[batch, heads, length, length\]"),
         ({"keep": torch.ones(2, 7)}, r"keep \[batch, length\] = \(2, 5\).*\(2, 7\)"),
         ({"mode": "sign"}, 'expected mode "magnitude" or "signed"'),
-        ({"heads": 2}, "one of 0 to 1"),
+        ({"heads": 2}, "an index from 0 to 1"),
         ({"attentions": [torch.full((2, 1, 5, 5), torch.nan)]}, "finite coefficients"),
         ({"residual": 1.5}, r"in \[0, 1\]; got 1.5"),
     ],
