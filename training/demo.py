@@ -1,17 +1,16 @@
-"""The whole way in one command: handwritten digits, a TanhMax ViT, a checkpoint anybody loads, a picture.
+"""Train a TanhMax ViT on handwritten digits, check that its checkpoint reloads, and draw its attention.
 
 examples:
   make demo
   python -m training.demo --output_dir runs/another --num_train_epochs 10
 
-It trains by training/recipes/digits-tanhmax.yaml, for longer. Options are those of training/image_classification.py
-and win over both.
-An interrupted run continues; a finished one is not trained again (remove its folder for that), but reloaded,
-compared and drawn again.
+Training follows training/recipes/digits-tanhmax.yaml, with more epochs. The options of
+training/image_classification.py override both.
+An interrupted run continues. A finished run is not trained again, only reloaded, compared and drawn; remove its folder
+to train again.
 """
 
 import json
-import os
 import sys
 import time
 from argparse import ArgumentParser
@@ -37,23 +36,21 @@ from hf_bidir.hub.model_card import write_card
 
 RECIPE = Path(__file__).parent / "recipes" / "digits-tanhmax.yaml"
 EXPECTED_ACCURACY = 0.96
-EPOCHS = 80  # the recipe's 50 can fall short of that, by the seed and the versions of the libraries
+EPOCHS = 80  # the recipe's 50 may not suffice, depending on the seed and the versions of the libraries
 LARGEST_DIFFERENCE = 1e-6
 DIGITS_SHOWN = 8
-DIGIT = "digit.png"  # one to explain
+DIGIT = "digit.png"  # a sample input for `hf-bidir explain`
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train (or find) the run, check it, draw it, and say where everything is.
+    """Train, or find a finished run; check it, draw its attention, and list the files.
 
     Raises:
-        SystemExit: the test accuracy is too low, or the reloaded model answers differently.
+        SystemExit: the test accuracy is too low, or the reloaded model has other logits.
     """
     parser = ArgumentParser(add_help=False)
     parser.add_argument("--output_dir", type=Path, default=Path("runs/digits-tanhmax"))
     options, others = parser.parse_known_args(argv)
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # this model is so small that threads would mostly wait for one another
     started, folder = time.monotonic(), options.output_dir
 
     finished = read_record(folder).get("status") == "finished"
@@ -68,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     pixels = ImageCollator(AutoImageProcessor.from_pretrained(folder))(test)["pixel_values"]
     model = AutoModelForImageClassification.from_pretrained(folder).eval()
     difference = check_reload(folder, model, pixels)
-    model.set_attn_implementation("eager")  # which returns the coefficients
+    model.set_attn_implementation("eager")  # the implementation that returns the coefficients
     test[0]["image"].save(folder / DIGIT)
     draw_attention(model, pixels[:DIGITS_SHOWN], test.select(range(DIGITS_SHOWN)), folder / "attention.png")
     write_card(folder)
@@ -82,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def check_reload(folder: Path, model: PreTrainedModel, pixels: Tensor) -> float:
-    """The largest difference between the logits here and in a process that has only the folder."""
+    """The largest difference between the logits here and in a clean process that has only the folder."""
     with torch.inference_mode():
         here = model(pixels).logits
     there = isolated_forward(folder, "AutoModelForImageClassification", {"pixel_values": pixels})["logits"]
@@ -95,7 +92,7 @@ def check_reload(folder: Path, model: PreTrainedModel, pixels: Tensor) -> float:
 def draw_attention(model: PreTrainedModel, pixels: Tensor, digits: Dataset, path: Path) -> None:
     """Draw the class token's last layer: contributions to the logit, and one head's raw coefficients."""
     coefficients, contributions, predicted = last_layer_attention(model, pixels)
-    head = contributions.abs().sum((0, 2)).argmax().item()  # the one that matters most here
+    head = contributions.abs().sum((0, 2)).argmax().item()  # the head with the largest contributions
     over_heads = contributions.sum(1)
     ink = 255 - np.stack([np.asarray(image, dtype=int) for image in digits["image"]])
     pairs = zip(digits["label"], predicted.tolist(), strict=True)
@@ -104,7 +101,7 @@ def draw_attention(model: PreTrainedModel, pixels: Tensor, digits: Dataset, path
     image_heatmap(
         ink,
         over_heads / over_heads.abs().amax(-1, keepdim=True),
-        titles=[f"{true} read as {read}" for true, read in pairs],
+        titles=[f"{true} predicted as {guess}" for true, guess in pairs],
         unit="share of the largest",
         caption="last layer, contribution a · ∂logit/∂a of each patch to the predicted class, "
         "summed over heads (needs no oriented heads)",
@@ -122,7 +119,7 @@ def draw_attention(model: PreTrainedModel, pixels: Tensor, digits: Dataset, path
 
 
 def last_layer_attention(model: PreTrainedModel, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What the class token does with each patch in the last layer, where its row alone reaches the logits.
+    """The class token's attention to each patch in the last layer, where only its row affects the logits.
 
     Returns:
         coefficients `a` [batch, heads, patches], contributions `a · ∂logit/∂a` to the predicted class's logit
@@ -136,18 +133,18 @@ def last_layer_attention(model: PreTrainedModel, pixels: Tensor) -> tuple[Tensor
 
 
 def print_where(folder: Path) -> None:
-    """Say what lies where, and what to do next."""
+    """Print the files of the folder and the next commands."""
     print(f"""
 In {folder}:
   config.json, model.safetensors, *.py   the checkpoint and its own model code
   {CARD}                              its model card
   attention.png                          signed attention over the digits
-  {DIGIT}                              one of them, to explain
-  {RESULTS}, {CURVE}       every number, and the losses
+  {DIGIT}                              one digit, to explain
+  {RESULTS}, {CURVE}       all metrics, and the loss curve
 
 Next:
   source .venv/bin/activate
-  hf-bidir explain {folder} {folder / DIGIT}    what speaks for and against the answer
+  hf-bidir explain {folder} {folder / DIGIT}    what supports and opposes the prediction
   python training/image_classification.py --help    train on your own images
   python training/text_classification.py --help     train on your own texts
   make test                                         check the installation

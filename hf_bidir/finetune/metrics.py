@@ -1,12 +1,14 @@
 """What an evaluation measures: of classes, of masked words, of sequences, of a student beside its teacher."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from sklearn.metrics import accuracy_score, f1_score, recall_score
 from torch import Tensor
 from transformers import EvalPrediction, PreTrainedTokenizerBase
+
+# the metrics that describe a run best, in order of preference
+HEADLINES = ("accuracy", "exact_match", "relative_error", "masked_accuracy", "perplexity")
 
 
 def classification_metrics(names: list[str]) -> Callable[[EvalPrediction], dict[str, float]]:
@@ -80,12 +82,3 @@ def relative_error_metrics(evaluation: EvalPrediction) -> dict[str, float]:
     errors = evaluation.predictions.sum(0, dtype=np.float64) / evaluation.label_ids.sum(0, dtype=np.float64)
     each = {f"relative_error_{index}": float(error) for index, error in enumerate(errors)}
     return {"relative_error": float(errors.mean()), **each}
-
-
-def headline(results: dict[str, Any]) -> str:
-    """The one number of a run that says most, in words: of the test split, where there is one."""
-    for name in ("accuracy", "exact_match", "relative_error", "masked_accuracy", "perplexity", "loss"):
-        for split in ("test", "eval"):
-            if results.get(f"{split}_{name}") is not None:
-                return f"{split} {name.replace('_', ' ')} {results[f'{split}_{name}']:.4f}"
-    return "no evaluation"

@@ -1,4 +1,4 @@
-"""One run of the Trainer, from the first step or from where it stopped, to the finished folder."""
+"""One run of the Trainer: start or resume, train, evaluate, and save the folder."""
 
 import logging
 import math
@@ -15,22 +15,25 @@ from hf_bidir.checkpoints.centring import centre_attention
 from hf_bidir.checkpoints.convert import is_softmax
 from hf_bidir.common.files import write_json
 from hf_bidir.finetune.arguments import RunArguments, ScheduleArguments
+from hf_bidir.finetune.console import print_lines, summary
 from hf_bidir.finetune.curves import save_loss_curve
 from hf_bidir.finetune.data.arguments import DataArguments
 from hf_bidir.finetune.data.splits import Splits
 from hf_bidir.finetune.folder import CURVE, RECORD, RESULTS, checkpoint_to_resume, clear_run
-from hf_bidir.finetune.metrics import classification_metrics, headline, predicted_classes
+from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
 from hf_bidir.finetune.record import begin_record, ending, keep_previous_record
 from hf_bidir.finetune.schedule_options import build_schedule, check_checkpoint_schedule
 from hf_bidir.finetune.schedules import NegativeMassSchedule
+from hf_bidir.finetune.scratch import set_scratch_duration
+from hf_bidir.finetune.threads import suitable_threads
 from hf_bidir.finetune.trainer import FinetuneTrainer
 
 logger = logging.getLogger(__name__)
 
 CENTRING_EXAMPLES = 256
 STAYS_SOFTMAX = (
-    "The negative mass is 0 and stays there, where signed attention equals softmax; --negative_mass_until raises it "
-    "during training, and --attn_negative_mass sets it at once."
+    "The negative mass is 0 and stays 0, so signed attention equals softmax; --negative_mass_until raises it during "
+    "training, and --attn_negative_mass sets it at once."
 )
 
 
@@ -48,75 +51,88 @@ def finetune(
     schedule: ScheduleArguments | None = None,
     centre: bool = False,
     trainer_class: Callable[..., FinetuneTrainer] = FinetuneTrainer,
-    afterwards: Callable[[PreTrainedModel], dict[str, Any]] = lambda _: {},
+    extra_record: Callable[[PreTrainedModel], dict[str, Any]] = lambda _: {},
     **trainer_options: Any,
 ) -> dict[str, Any]:
-    """Train, evaluate on validation and test, and write everything to `args.output_dir`.
+    """Train, evaluate on validation and test, and save everything in `args.output_dir`.
 
     The folder then holds the best checkpoint with its tokenizer or image processor and its model code,
-    all_results.json, run.json and loss_curve.png. An interrupted run in it is continued.
+    all_results.json, run.json and loss_curve.png. A run that was interrupted in this folder is continued. A new model
+    trains until validation stops improving unless an option says how long (see `set_scratch_duration`).
 
     Args:
-        model: takes what `collator` returns, and has the classes of `splits`.
+        model: takes the batches of `collator`, and has the classes of `splits`.
         splits: tokenized or decodable examples.
         task: the pipeline's name, for the record.
-        args, data, given: the run's and the data's options, and all that were given, by name.
+        args, data, given: the options of the run and of the data, and all options that the user gave, by name.
         processing_class: the tokenizer or image processor to save beside the model.
-        collator: makes a training batch of examples.
-        eval_collator: makes an evaluation batch, if that is another thing (no augmentation).
-        schedule: how the negative mass moves; None leaves it.
-        centre: the weights are those of a softmax model, and are centred if they get negative mass; not where one
-            query reads the whole text.
-        trainer_class, trainer_options: another Trainer, and what it takes; without options, the metrics of classes.
-        afterwards: makes what the record gets of the finished model, beside its numbers.
+        collator: makes training batches.
+        eval_collator: makes evaluation batches if they differ (no augmentation).
+        schedule: how the negative mass changes; None keeps it.
+        centre: whether the weights are those of a softmax model, to be centred if they get negative mass. Models
+            whose attention has a single query for the whole text are never centred.
+        trainer_class, trainer_options: another Trainer, and its arguments; the default computes metrics of classes.
+        extra_record: returns further entries of the record, from the trained model.
 
     Returns:
-        What all_results.json holds: `eval_*` (validation), `test_*`, `train_loss`, `epoch` and run times.
+        The content of all_results.json: `eval_*` (validation), `test_*`, `train_loss`, `epoch` and run times.
 
     Raises:
-        InputError: the output folder is in use (see `checkpoint_to_resume`), or the schedule is not that of the
-            checkpoint.
+        InputError: the output folder is in use (see `checkpoint_to_resume`), or the schedule differs from the
+            checkpoint's.
     """
     started, folder = time.monotonic(), Path(args.output_dir)
-    moving = build_schedule(schedule, model.config)
-    record = begin_record(task, given, data, splits, model, args)
-    checkpoint = _begin_folder(record, args, given, moving)
-    trainer = trainer_class(
-        model=model,
-        args=args,
-        train_dataset=splits.train,
-        eval_dataset=splits.validation,
-        processing_class=processing_class,
-        data_collator=collator,
-        eval_collator=eval_collator,
-        callbacks=_callbacks(args, moving),
-        **(trainer_options or _classification(splits.names)),
-    )
-    gets_negative_mass = moving is not None or not is_softmax(model.config)
-    if model.config.attn_activation == "tanhmax" and not gets_negative_mass:
-        logger.warning(STAYS_SOFTMAX)
-    centre = centre and getattr(model, "attends_between_tokens", True)
-    if model.config.attn_activation == "tanhmax" and gets_negative_mass and centre and not checkpoint:
-        _centre(trainer, splits.train, args)
-    trainer.train(resume_from_checkpoint=checkpoint)
-    results = _evaluate(trainer, splits)
-    trainer.save_model()
-    if args.should_save:
-        write_json(folder / RESULTS, results)
-        record |= ending(trainer.state, args, checkpoint, time.monotonic() - started) | afterwards(model)
-        keep_previous_record(given.get("model_name_or_path"), folder)
-        _finish_folder(folder, record, trainer.state.log_history)
-        print(f"\nFinished {folder}: {headline(results)}.")
+    if note := set_scratch_duration(args, task, given):
+        logger.warning(note)
+        splits.notes.append(note)
+    with suitable_threads(model, args):
+        mass_schedule = build_schedule(schedule, model.config)
+        record = begin_record(task, given, data, splits, model, args)
+        checkpoint = _begin_folder(record, args, given, mass_schedule)
+        trainer = trainer_class(
+            model=model,
+            args=args,
+            train_dataset=splits.train,
+            eval_dataset=splits.validation,
+            processing_class=processing_class,
+            data_collator=collator,
+            eval_collator=eval_collator,
+            callbacks=_callbacks(args, mass_schedule),
+            **(trainer_options or _classification_options(splits.names)),
+        )
+        print_lines(trainer)
+        _prepare_attention(trainer, splits.train, mass_schedule, centre and not checkpoint)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        results = _evaluate(trainer, splits)
+        trainer.save_model()
+        if args.should_save:
+            record |= ending(trainer.state, args, checkpoint, time.monotonic() - started) | extra_record(model)
+            keep_previous_record(given.get("model_name_or_path"), folder)
+            _finish_folder(folder, record, results, trainer.state.log_history)
+            print(summary(folder, results, task, model))
     PartialState().wait_for_everyone()
     return results
 
 
-def _centre(trainer: FinetuneTrainer, train: Dataset, args: RunArguments) -> None:
-    sample = train.shuffle(seed=args.seed).select(range(min(CENTRING_EXAMPLES, len(train))))
+def _prepare_attention(
+    trainer: FinetuneTrainer, train: Dataset, schedule: NegativeMassSchedule | None, centre: bool
+) -> None:
+    """Centre weights that get negative mass, if asked to; warn where TanhMax never gets any."""
+    model = trainer.model
+    if model.config.attn_activation != "tanhmax":
+        return
+    if schedule is None and is_softmax(model.config):
+        logger.warning(STAYS_SOFTMAX)
+    elif centre and getattr(model, "attends_between_tokens", True):
+        _centre(trainer, train)
+
+
+def _centre(trainer: FinetuneTrainer, train: Dataset) -> None:
+    sample = train.shuffle(seed=trainer.args.seed).select(range(min(CENTRING_EXAMPLES, len(train))))
     try:
         centre_attention(trainer.model, trainer.get_eval_dataloader(sample))
-    except ValueError as error:  # such as a model without biases, and none of Llama's has any
-        logger.warning("The run starts without centring, which would have brought it nearer to softmax: %s", error)
+    except ValueError as error:  # a model without biases, such as Llama, cannot be centred
+        logger.warning("Training starts without centring, so it starts further from the softmax model: %s", error)
     else:
         logger.info("Centred keys and values over %s training examples.", len(sample))
 
@@ -126,7 +142,7 @@ def _callbacks(args: RunArguments, schedule: TrainerCallback | None) -> list[Tra
     return stopping + ([schedule] if schedule else [])
 
 
-def _classification(names: list[str]) -> dict[str, Any]:
+def _classification_options(names: list[str]) -> dict[str, Any]:
     return {
         "compute_metrics": classification_metrics(names),
         "preprocess_logits_for_metrics": predicted_classes,
@@ -134,7 +150,7 @@ def _classification(names: list[str]) -> dict[str, Any]:
 
 
 def _evaluate(trainer: Trainer, splits: Splits) -> dict[str, Any]:
-    """Validation and test numbers of the model as it is now, and the last training loss that was logged."""
+    """Metrics on validation and test, and the last logged training loss."""
     results = trainer.evaluate(metric_key_prefix="eval")
     if splits.test is not None:
         results |= trainer.evaluate(splits.test, metric_key_prefix="test")
@@ -148,10 +164,10 @@ def _evaluate(trainer: Trainer, splits: Splits) -> dict[str, Any]:
 def _begin_folder(
     record: dict[str, Any], args: RunArguments, given: dict[str, Any], schedule: NegativeMassSchedule | None
 ) -> str | None:
-    """Write the record of a run that begins, and return the checkpoint to continue from, if there is one."""
+    """Save the record of a new run, and return the checkpoint to continue from, if there is one."""
     checkpoint = checkpoint_to_resume(args, record, given.get("model_name_or_path"))
     check_checkpoint_schedule(schedule, checkpoint)
-    PartialState().wait_for_everyone()  # everyone has judged the folder before one writes to it
+    PartialState().wait_for_everyone()  # all processes check the folder before one changes it
     if args.should_save:
         folder = Path(args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
@@ -163,7 +179,10 @@ def _begin_folder(
     return checkpoint
 
 
-def _finish_folder(folder: Path, record: dict[str, Any], log_history: list[dict[str, Any]]) -> None:
-    """Draw the losses; the record, which says "finished", comes last."""
+def _finish_folder(
+    folder: Path, record: dict[str, Any], results: dict[str, Any], log_history: list[dict[str, Any]]
+) -> None:
+    """Save the metrics and the loss curve, and last the record, which marks the run as finished."""
+    write_json(folder / RESULTS, results)
     save_loss_curve(log_history, folder / CURVE, title=folder.name)
     write_json(folder / RECORD, record)

@@ -6,7 +6,6 @@ from transformers import EvalPrediction
 from hf_bidir.finetune.data.tokenizer import train_words
 from hf_bidir.finetune.metrics import (
     classification_metrics,
-    headline,
     masked_word_metrics,
     predicted_classes,
     relative_error_metrics,
@@ -59,8 +58,3 @@ def test_the_relative_error_is_that_of_the_whole_split_not_a_mean_over_examples(
 def test_only_masked_words_are_counted():
     truth, predicted = np.array([[-100, 3, 4], [5, -100, -100]]), np.array([[9, 3, 9], [5, 9, 9]])
     assert masked_word_metrics(EvalPrediction(predicted, truth))["masked_accuracy"] == pytest.approx(2 / 3)
-
-
-def test_the_headline_prefers_accuracy_on_test_data():
-    assert headline({"eval_loss": 1.0, "eval_accuracy": 0.5, "test_accuracy": 0.25}) == "test accuracy 0.2500"
-    assert headline({"eval_loss": 1.0, "eval_relative_error": 0.5}) == "eval relative error 0.5000"

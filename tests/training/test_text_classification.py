@@ -305,3 +305,18 @@ def test_guessing_masked_words_too_adds_to_the_loss_and_no_weights(texts, tmp_pa
 def test_a_negative_weight_of_masked_words_is_refused(texts, tmp_path):
     with pytest.raises(InputError, match="masked_lm_weight of at least 0; got -1"):
         main([*texts, *SHAPE, "--masked_lm_weight", "-1", "--output_dir", str(tmp_path)])
+
+
+def test_a_new_model_without_further_options_stops_early_and_prints_a_line_per_epoch(texts, tmp_path, capsys):
+    options = ["--learning_rate", "0", "--use_cpu", "--disable_tqdm", "true"]
+    results = main([*texts, *SHAPE, *options, "--output_dir", str(tmp_path / "run")])
+    assert results["epoch"] == 6.0  # the first one, and the patience of 5
+    output = capsys.readouterr().out
+    assert sum(line.startswith("epoch ") for line in output.splitlines()) == 6
+    assert "{" not in output
+
+
+def test_early_stopping_waits_for_the_end_of_a_schedule(texts, tmp_path):
+    options = ["--learning_rate", "0", "--use_cpu", "--disable_tqdm", "true", "--negative_mass_until", "0.5"]
+    results = main([*texts, *SHAPE, *options, "--output_dir", str(tmp_path / "run")])
+    assert results["epoch"] > 15.0  # half of the 30 epochs

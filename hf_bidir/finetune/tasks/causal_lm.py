@@ -80,7 +80,9 @@ def _train(
         centre=arguments.centre and starts_as_softmax(source),
         trainer_class=CausalTrainer,
         compute_metrics=None,
-        afterwards=lambda trained: _sample(trained, tokenizer, splits.validation, sharded=args.fsdp or args.deepspeed),
+        extra_record=lambda trained: _sample(
+            trained, tokenizer, splits.validation, sharded=args.fsdp or args.deepspeed
+        ),
     )
 
 

@@ -49,10 +49,12 @@ def _train(
         tokenizer, config = _from_scratch(data, arguments, splits)
     set_seed(args.seed)
     model = build_model(HEAD, arguments, config)
+    if data.source_prefix:
+        model.config.prefix = data.source_prefix  # the field in which T5 checkpoints keep theirs
     check_max_length(data.max_length, model, source)
     longest_target = data.max_target_length or data.max_length
     splits = tokenize_pairs(splits, tokenizer, data.max_length, longest_target, data.source_prefix)
-    model.generation_config.max_length = longest_target + 1  # and the token that it starts with
+    model.generation_config.max_length = longest_target + 1  # plus the start token
     return finetune(
         model,
         splits,
@@ -72,7 +74,7 @@ def _train(
 def _from_scratch(
     data: PairDataArguments, arguments: Seq2SeqModelArguments, splits: Splits
 ) -> tuple[PreTrainedTokenizerBase, BidirRnnConfig]:
-    """A tokenizer of what the training split has on either side, and the config of a new model for it."""
+    """A tokenizer for sources and targets of the training split, and the config of a new model for it."""
     tokenizer = train_words(
         [*splits.train["source"], *splits.train["target"]],
         vocab_size=arguments.vocab_size,

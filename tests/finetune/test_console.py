@@ -1,0 +1,25 @@
+from pathlib import Path
+from types import SimpleNamespace
+
+from hf_bidir.finetune.console import evaluation_line, summary
+
+
+def test_a_line_has_losses_metrics_rate_and_negative_mass():
+    logs = {"loss": 0.5, "eval_loss": 0.25, "eval_accuracy": 0.75, "eval_recall_bad": 1.0}
+    line = evaluation_line(2.0, logs | {"learning_rate": 1e-3, "negative_mass": 0.1})
+    assert line == (
+        "epoch 2: train loss 0.5, validation loss 0.25, validation accuracy 0.75, learning rate 0.001, λ 0.1"
+    )
+
+
+def test_the_summary_prefers_test_metrics_and_names_the_next_command():
+    model = SimpleNamespace(main_input_name="pixel_values")
+    text = summary(Path("runs/a"), {"eval_loss": 1.0, "test_loss": 2.0}, "image-classification", model)
+    assert "Checkpoint: runs/a" in text
+    assert "Test: loss 2.0000" in text
+    assert "Next: hf-bidir explain runs/a IMAGE" in text
+
+
+def test_the_next_command_after_healing_images_trains_on_images():
+    model = SimpleNamespace(main_input_name="pixel_values")
+    assert "image_classification.py" in summary(Path("runs/a"), {"eval_loss": 1.0}, "distillation", model)
