@@ -210,7 +210,8 @@ def _connect(checkpoints: list[str], model: gr.Dropdown, go: gr.Button, parts: d
 
     asked = [go.click, parts["text"].submit, parts["image"].upload, parts["method"].input, parts["target"].input]
     listen(asked, explain, ("model", "method", "target", "chosen", "text", "image"), ANSWER)
-    listen([model.input], open_model, ("model",), (*CHOICES, *ANSWER))
+    # not its input event, which comes a second time when the box loses the focus: over what was typed meanwhile
+    listen([model.change], open_model, ("model",), (*CHOICES, *ANSWER))
     grids = [parts["heads 0"].select, parts["heads 1"].select]
     listen(grids, pick_head, ("model", "method", "target", "text", "image"), ("chosen", *ANSWER))
     example = ("model", "method", "chosen")
@@ -230,8 +231,8 @@ def opened(checkpoints: list[str], checkpoint: str) -> Properties:
     labels = list(model.config.id2label.values()) if "Classification" in type(model).__name__ else []
     words_of_vocabulary = names_tokens(model) and not model.config.is_encoder_decoder
     return {
-        "text": {"value": text, "visible": not images},
-        "image": {"value": image, "visible": images},
+        "text": {"value": text} | (GONE if images else SHOWN),
+        "image": {"value": image} | (SHOWN if images else GONE),
         "examples": {"value": _buttons(examples, images)},
         "method": {"choices": methods_of(model), "value": DEFAULT},
         "target": {
@@ -282,15 +283,15 @@ def explained(
     except (ValueError, OSError) as error:
         reason = str(error)
         return refused(reason.replace(image, Path(image).name) if image else reason)  # the folder is not the visitor's
-    answer = {"message": {"value": "", "visible": False}, "results": {"visible": True}}
+    answer = {"message": {"value": ""} | GONE, "results": SHOWN}
     for side, drawn_side in enumerate(_sides(names, found, target)):
         answer |= {f"{part} {side}": properties for part, properties in zip(SIDE, drawn_side, strict=True)}
     return HIDDEN | answer
 
 
 def refused(reason: str) -> Properties:
-    message = {"value": f"<p>{escape(reason)}</p>", "visible": True}
-    return HIDDEN | {"message": message, "results": {"visible": False}}
+    message = {"value": f"<p>{escape(reason)}</p>"} | SHOWN
+    return HIDDEN | {"message": message, "results": GONE}
 
 
 def _sides(names: list[str], found: list, target: str) -> list[list[dict]]:

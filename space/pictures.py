@@ -16,6 +16,7 @@ from hf_bidir.explain.methods import METHODS
 from hf_bidir.explain.report import Explanation
 
 IN_USE = 0.8  # share of the colour map; black text could not be read on its ends
+NUMBERED = 8  # heads in a row whose cells have room for a number; of more, a cell shows it when the mouse is over it
 # a click on any button of an HTML component arrives in Python as its select event
 SELECT = """element.addEventListener("click", (event) => {
   const button = event.target.closest("button");
@@ -119,7 +120,7 @@ def heads(explanation: Explanation, scale: Scale) -> str:
     disabled = "" if choosable else " disabled"
     rows = []
     for layer, values in reversed(list(enumerate(as_array(explanation.heads)))):
-        rows.append(f"<span>layer {layer}</span>")
+        rows.append(f"<span><em>layer </em>{layer}</span>")
         for head, value in enumerate(values):
             pressed = str(where == (layer, head)).lower()
             colors = f"background: {_color(scale, value)}; color: {text_color_on(scale.color(IN_USE * value))}"
@@ -136,5 +137,6 @@ def heads(explanation: Explanation, scale: Scale) -> str:
         text = f"Layer {where[0]}, head {where[1]} alone is shown above."
     every = "" if explanation.head is None else '<button type="button" class="every" value="[]">Show all heads</button>'
     count = explanation.heads.shape[1]
-    grid = f'<div class="grid" style="--heads: {count}">{"".join(rows)}</div>'
+    narrow = " narrow" if count > NUMBERED else ""
+    grid = f'<div class="grid{narrow}" style="--heads: {count}">{"".join(rows)}</div>'
     return f"<h4>Layers and heads</h4>{grid}{legend(scale, 'a · ∂y/∂a')}<p>{text} {every}</p>"

@@ -1,4 +1,4 @@
-"""Screenshots of the page as it opens, on a desktop and on a phone: docs/space.png and docs/space-phone.png.
+"""Screenshots of the page on a desktop and, with the digits, on a phone: docs/space.png and docs/space-phone.png.
 
 python space/screenshots.py                   # needs Chromium and playwright
 """
@@ -12,22 +12,25 @@ from playwright.sync_api import sync_playwright
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
-SCREENS = {"space.png": (1280, 960), "space-phone.png": (390, 1660)}
+SCREENS = {
+    "space.png": ("", 1280, 960),
+    "space-phone.png": ("digits", 390, 1660),
+}  # the model it opens with, and its size
 
 
 def main() -> None:
-    app = page(found_here())
-    _, address, _ = app.launch(prevent_thread_lock=True, quiet=True, **LAUNCH)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
-        for name, (width, height) in SCREENS.items():
+        for name, (model, width, height) in SCREENS.items():
+            app = page(sorted(found_here(), key=lambda folder: not Path(folder).name.startswith(model)))
+            _, address, _ = app.launch(prevent_thread_lock=True, quiet=True, **LAUNCH)
             visitor = browser.new_page(viewport={"width": width, "height": height})
             visitor.goto(address)
-            visitor.locator(".heads button").first.wait_for()
+            visitor.locator(".legend").first.wait_for()
             visitor.evaluate("Promise.all([...document.images].map((image) => image.decode()))")
             visitor.screenshot(path=DOCS / name)
+            app.close()
         browser.close()
-    app.close()
 
 
 if __name__ == "__main__":

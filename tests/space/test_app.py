@@ -119,8 +119,11 @@ def choose(page, label, name):
 
 
 def choose_text_model(page):
+    """The text model, once its example is in the box and explained by both."""
     choose(page, "Model", "words")
-    expect(words(page, 0)).to_have_text(SENTENCES[0].split())
+    expect(page.get_by_label("Text", exact=True)).to_have_value(SENTENCES[0])
+    for side in (0, 1):
+        expect(words(page, side)).to_have_text(SENTENCES[0].split())
 
 
 def card(page, side):
@@ -277,25 +280,24 @@ def test_what_an_encoder_decoder_generates_is_shown_as_an_alignment(tmp_path):
     tokenizer.save_pretrained(tmp_path)
     answer = answer_to([str(tmp_path)], "the film was")
     assert answer["picture 0"]["value"].startswith('<img alt="alignment" src="data:image/png')
-    assert not answer["words 0"]["visible"]
+    assert answer["words 0"]["visible"] is False
 
 
 def test_a_checkpoint_without_counterpart_is_shown_alone(texts):
     answer = answer_to(texts[:1], SENTENCES[0])
-    assert answer["column 0"]["visible"]
-    assert not answer["column 1"]["visible"]
+    assert (answer["column 0"]["visible"], answer["column 1"]["visible"]) == (True, False)
 
 
 def test_a_method_of_the_whole_model_ignores_the_head_and_locks_the_grid(texts):
     answer = answer_to(texts, SENTENCES[0], method="gradient", chosen=[0, 1])
-    assert answer["results"]["visible"]
+    assert answer["results"]["visible"] is True
     assert answer["heads 0"]["value"].count(" disabled>") == 4
 
 
 def test_a_page_that_was_never_given_a_text_asks_for_one(texts):
     answer = answer_to(texts)
     assert "type a text" in answer["message"]["value"]
-    assert not answer["results"]["visible"]
+    assert answer["results"]["visible"] is False
 
 
 def test_a_file_that_is_no_image_is_named_without_its_folder(tmp_path):
@@ -306,7 +308,7 @@ def test_a_file_that_is_no_image_is_named_without_its_folder(tmp_path):
 
 
 def test_a_text_is_never_taken_as_the_name_of_a_file(texts):
-    assert answer_to(texts, str(ROOT / "README.md"))["results"]["visible"]
+    assert answer_to(texts, str(ROOT / "README.md"))["results"]["visible"] is True
 
 
 def test_a_text_beyond_every_limit_is_cut_before_it_is_tokenized(texts):
