@@ -72,7 +72,7 @@ def measured_on(run: dict[str, Any], split: str) -> str:
     if not part:
         return ""
     size = run.get("recipe", {}).get("block_size")
-    return description(part) + (f", in it {part['rows']:,} blocks of {size} tokens" if size else "")
+    return (f"{part['rows']:,} blocks of {size} tokens from the " if size else "") + description(part)
 
 
 def files(part: dict[str, Any]) -> str:

@@ -75,7 +75,6 @@ def _text_uses(checkpoint: Checkpoint) -> dict[str, list[str]]:
         return f'outputs = model(**tokenizer({text}, return_tensors="pt"), output_attentions=True)'
 
     decode = "tokenizer.decode(model.generate(**inputs, max_new_tokens=30)[0], skip_special_tokens=True)"
-    following = "outputs.logits[0, -1].softmax(-1)"
     labels = "[model.config.id2label[index] for index in outputs.logits[0].argmax(-1).tolist()]"
     masked = "outputs.logits[0, (inputs.input_ids[0] == tokenizer.mask_token_id).nonzero().item()].softmax(-1)"
     on_inputs = "outputs = model(**inputs, output_attentions=True)"
@@ -86,7 +85,8 @@ def _text_uses(checkpoint: Checkpoint) -> dict[str, list[str]]:
             f'inputs = tokenizer("{PROMPT}", return_tensors="pt")',
             f"print({decode})",
             on_inputs,
-            f"print(tokenizer.decode({following}.argmax()), {following}.max().item())  # the next token",
+            "probability, token = outputs.logits[0, -1].softmax(-1).max(-1)  # of the next token",
+            "print(tokenizer.decode(token), probability.item())",
             COEFFICIENTS,
         ],
         "AutoModelForMaskedLM": [
