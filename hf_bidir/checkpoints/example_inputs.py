@@ -1,4 +1,4 @@
-"""Random inputs that a model can run on, whatever it reads: text, images, video, sound, or several of them."""
+"""Random example inputs for models of text, images, video, audio, or several of them."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -8,30 +8,30 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-LENGTH, BEGUN, SAMPLES, FRAMES, GRID = 64, 4, 6000, 48, (1, 4, 4)
+LENGTH, DECODER_STEPS, SAMPLES, FRAMES, GRID = 64, 4, 6000, 48, (1, 4, 4)
 IMAGE_TOKENS = ("image_token_id", "image_token_index", "image_patch_id", "media_placeholder_token_id")
 AUDIO_TOKENS = ("audio_token_id", "audio_token_index")
 Inputs = dict[str, Tensor]
 
 
 def example_inputs(model: PreTrainedModel, seed: int = 0) -> Inputs:
-    """Two random examples, the second text padded on the right; for an encoder-decoder also beginnings of its output.
+    """Two random examples, the second text padded on the right; for an encoder-decoder also decoder inputs.
 
-    A model of text and images, or text and sound, gets both, and its text has a placeholder for each feature.
+    Models of text and images, or of text and audio, get both, and the text has a placeholder for each feature.
 
     Raises:
-        ValueError: the model needs an input for which there is no example here.
+        ValueError: the model needs an input that is not supported here.
     """
     return Examples(model, seed).inputs()
 
 
 def longest_text(model: PreTrainedModel) -> int | None:
-    """How many tokens the positions of a text model are enough for; None where its config sets no limit."""
+    """The largest number of tokens that the positions of a text model allow; None without a limit in the config."""
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if not limit or limit < 0:
         return None
     words = model.get_input_embeddings()
-    for table in model.modules():  # RoBERTa's positions begin behind the one of padding
+    for table in model.modules():  # RoBERTa's positions start after the padding index
         counts = isinstance(table, nn.Embedding) and table is not words and table.num_embeddings == limit
         if counts and table.padding_idx is not None:
             return limit - table.padding_idx - 1
@@ -39,7 +39,7 @@ def longest_text(model: PreTrainedModel) -> int | None:
 
 
 class Examples:
-    """What `example_inputs` knows of a model: its config, and the names that its forward takes or requires."""
+    """Builds the inputs of one model from its config and the parameters of its forward method."""
 
     def __init__(self, model: PreTrainedModel, seed: int):
         self.model, self.config = model, model.config
@@ -52,11 +52,11 @@ class Examples:
     def inputs(self) -> Inputs:
         main = self.model.main_input_name
         wanted = self.required | ({main} & set(self.accepted) if isinstance(main, str) else set())
-        inputs = self.with_companions(self.images(wanted) | self.sounds(wanted))
+        inputs = self.with_companions(self.images(wanted) | self.audio(wanted))
         if "input_ids" in wanted or ("input_ids" in self.accepted and inputs):
             inputs = self.with_companions(inputs | self.text(inputs))
         if self.config.is_encoder_decoder and "decoder_input_ids" in self.accepted:
-            inputs |= self.begun(inputs)
+            inputs |= self.decoder_inputs(inputs)
         if missing := sorted(self.required - set(inputs)):
             raise ValueError(f"{type(self.model).__name__} needs {', '.join(missing)}, for which there is no example.")
         if type(self.model).__name__.endswith("ForMultipleChoice"):
@@ -65,13 +65,14 @@ class Examples:
             type(self.model).__name__.endswith("ForSequenceClassification")
             and getattr(self.config.get_text_config(), "pad_token_id", 0) is None
         ):
-            inputs = {name: tensor[:1] for name, tensor in inputs.items()}  # all that a decoder takes that cannot pad
+            # a decoder without a padding token accepts single texts only
+            inputs = {name: tensor[:1] for name, tensor in inputs.items()}
         return self.placed(inputs)
 
-    def begun(self, inputs: Inputs) -> Inputs:
-        """The beginning of an encoder-decoder's output; its classifiers read the input again, and the end of it."""
+    def decoder_inputs(self, inputs: Inputs) -> Inputs:
+        """The decoder inputs; classifiers derive them from `input_ids`, which then need the token that ends a text."""
         if not type(self.model).__name__.endswith(("ForSequenceClassification", "ForQuestionAnswering")):
-            return {"decoder_input_ids": self.ids(BEGUN)}
+            return {"decoder_input_ids": self.ids(DECODER_STEPS)}
         inputs["input_ids"][:, 1] = self.config.eos_token_id
         return {}
 
@@ -80,14 +81,14 @@ class Examples:
         return {k: v.to(self.model.device, dtype if v.is_floating_point() else v.dtype) for k, v in inputs.items()}
 
     def with_companions(self, inputs: Inputs) -> Inputs:
-        """The inputs, and those of `COMPANIONS` that belong to them."""
+        """The inputs, with those of `COMPANIONS` that go with them."""
         for name in [name for name in COMPANIONS if name in self.accepted and name not in inputs]:
             value = COMPANIONS[name](self, inputs)
             inputs = inputs if value is None else inputs | {name: value}
         return inputs
 
     def text(self, features: Inputs) -> Inputs:
-        """Text, with placeholders for the features of images and sounds where the model puts them into it."""
+        """Text, with placeholders for image and audio features if the model inserts them into the text."""
         text = self.config.get_text_config()
         length = min(LENGTH, (first_field(text, "max_position_embeddings", "n_positions") or LENGTH + 2) - 2)
         ids = self.ids(length)
@@ -102,14 +103,14 @@ class Examples:
         return {"input_ids": ids} | ({"attention_mask": keep} if "attention_mask" in self.accepted else {})
 
     def ids(self, length: int) -> Tensor:
-        """`[2, length]` token ids, none of them special."""
+        """Random token ids `[2, length]`, without special tokens."""
         special = set(special_tokens(self.config))
         vocabulary = first_field(self.config.get_text_config(), "vocab_size") or 32
         plain = torch.tensor([token for token in range(3, vocabulary) if token not in special])
         return plain[torch.randint(len(plain), (2, length), generator=self.generator)]
 
     def count(self, method: str, features: Inputs) -> int:
-        """How many features one image or sound becomes; 0 without one."""
+        """The number of features per image or audio example; 0 without any."""
         function = getattr(self.model, method)
         known = {name: features[name] for name in inspect.signature(function).parameters if name in features}
         if not known:
@@ -121,7 +122,7 @@ class Examples:
         return sum(tensor.numel() // tensor.shape[-1] for tensor in tensors) // 2
 
     def images(self, wanted: set[str]) -> Inputs:
-        """Images or videos: `[2, channels, height, width]`, or patches in a row with the grids that they come from."""
+        """Images or videos: `[2, channels, height, width]`, or a sequence of patches with the shapes of their grids."""
         grid = next((n for n in ("image_grid_thw", "grid_thw") if n in self.accepted), None)
         names = {"pixel_values", "pixel_values_videos", *(["hidden_states"] if grid else [])} & set(self.accepted)
         vision = getattr(self.config, "vision_config", None)
@@ -141,8 +142,8 @@ class Examples:
         moving = name.endswith("videos") or first_field(vision, "tubelet_size", "num_frames")
         return {name: self.randn(2, *[frames] * bool(moving), channels, *_image_size(vision))}
 
-    def sounds(self, wanted: set[str]) -> Inputs:
-        """Sound as samples `[2, samples]`, or as features `[2, bins, frames]` or `[2, frames, bins]`."""
+    def audio(self, wanted: set[str]) -> Inputs:
+        """Audio as samples `[2, samples]`, or as features `[2, bins, frames]` or `[2, frames, bins]`."""
         audio = getattr(self.config, "audio_config", None)
         names = (
             "num_mel_bins",
@@ -167,8 +168,8 @@ class Examples:
         return torch.randn(*shape, generator=self.generator)
 
 
-def _kinds_of_tokens(examples: Examples, inputs: Inputs) -> Tensor | None:
-    """1 where the text has a placeholder of an image, else 0."""
+def _token_types(examples: Examples, inputs: Inputs) -> Tensor | None:
+    """1 for placeholders of images in the text, else 0."""
     token = first_field(examples.config, *IMAGE_TOKENS)
     return (inputs["input_ids"] == token).long() if "input_ids" in inputs and token is not None else None
 
@@ -177,23 +178,23 @@ def _sizes(examples: Examples, inputs: Inputs) -> Tensor | None:
     return torch.tensor([inputs["pixel_values"].shape[-2:]] * 2) if "pixel_values" in inputs else None
 
 
-def _frames_kept(examples: Examples, inputs: Inputs) -> Tensor | None:
+def _feature_mask(examples: Examples, inputs: Inputs) -> Tensor | None:
     if "input_features" not in inputs:
         return None
     return torch.ones(2, max(inputs["input_features"].shape[1:]), dtype=torch.long)
 
 
-# inputs that go with others: of what there is already, or None
+# functions that make an additional input from the inputs so far, or None if it does not apply
 COMPANIONS: dict[str, Callable[[Examples, Inputs], Tensor | None]] = {
-    "mm_token_type_ids": _kinds_of_tokens,
+    "mm_token_type_ids": _token_types,
     "image_sizes": _sizes,
-    "input_features_mask": _frames_kept,
-    "feature_attention_mask": _frames_kept,
+    "input_features_mask": _feature_mask,
+    "feature_attention_mask": _feature_mask,
 }
 
 
 def first_field(config: PretrainedConfig, *names: str) -> Any:
-    """The value of the first of these fields that a config has, else one of its parts; None without one."""
+    """The value of the first of these fields in a config, else in one of its parts; None if there is none."""
     for part in (config, *_parts(config)):
         for name in names:
             if getattr(part, name, None) is not None:

@@ -1,12 +1,13 @@
-"""Which model types of transformers can be signed: the summary of `benchmarks/families.py`, read without torch."""
+"""Which model types of transformers can be signed: the results of `benchmarks/families.py`, without importing torch."""
 
 import json
-from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from textwrap import fill
 from typing import Any
+
+from hf_bidir.common.errors import did_you_mean
 
 SUMMARY = Path(__file__).with_name("families.json")
 KINDS = ("encoder", "vision", "decoder", "encoder-decoder", "multimodal", "audio", "other", "part")
@@ -15,7 +16,7 @@ PASSED, FAILED = "✓", "✗"
 
 @cache
 def summary() -> dict[str, Any]:
-    """What the sweep found: the version of "transformers", the names of the "checks", and the "types" by name.
+    """The results of the sweep: the version of "transformers", the names of the "checks", and the "types" by name.
 
     Each type has "supported", "kind", "model" (its class) and "reason" (None where it is supported); where the checks
     ran, "checks" has one of ✓, ✗ and – (does not apply) for each name. "partial": all of them pass with `partial=True`.
@@ -29,7 +30,7 @@ def overview() -> str:
     supported = {name: entry for name, entry in types.items() if entry["supported"]}
     blocks = [
         f"{len(supported)} of the {len(types)} model types of transformers {summary()['transformers']} can be signed"
-        f"{remark(_installed())}. `hf-bidir families NAME` tells about one, and why not. "
+        f"{remark(_installed())}. `hf-bidir families NAME` describes one type. "
         f"{sum(entry['kind'] == 'part' for entry in types.values())} types are parts of others, without a model class; "
         f"{sum(entry.get('partial', False) for entry in types.values())} more can be signed in part (partial=True)."
     ]
@@ -43,15 +44,14 @@ def overview() -> str:
 
 
 def about(model_type: str) -> str:
-    """Whether a model type is supported, what was checked, and for one that is not, why.
+    """A description of a model type: whether it is supported, which checks ran, and the reason if it is not.
 
     Raises:
-        ValueError: transformers has no such model type; names the nearest.
+        ValueError: transformers has no such model type; the message names the closest.
     """
     types, name = summary()["types"], model_type.lower().removeprefix("bidir_")
     if name not in types:
-        near = get_close_matches(name, types, n=1)
-        hint = f' Did you mean "{near[0]}"?' if near else ""
+        hint = did_you_mean(name, list(types))
         if "/" in name:
             hint = " A model type is the model_type in config.json, such as roberta."
         raise ValueError(f'transformers {summary()["transformers"]} has no model type "{name}".{hint}')
@@ -74,7 +74,7 @@ def about(model_type: str) -> str:
 
 
 def remark(installed: str | None) -> str:
-    """What to add where another version of transformers is installed than the summary was made with."""
+    """A note if the installed version of transformers differs from that of the summary, else an empty string."""
     measured = summary()["transformers"]
     if installed in (None, measured):
         return ""

@@ -1,4 +1,4 @@
-"""Looking into a signed model while it runs, and stepping in: its coefficients, its keys, its layers."""
+"""Context managers that observe or change the coefficients, keys and layers of a running signed model."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -10,26 +10,25 @@ from hf_bidir.modeling.signed_layers import EDIT, KEEP, OBSERVE, signed_layers
 
 @contextmanager
 def edited_coefficients(model: nn.Module, edit: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """While the context lasts, `edit` sees, and may change, the coefficients of every layer of a signed model.
+    """Inside the context, replace the coefficients of every layer of a signed model by `edit(coefficients)`.
+
+    The backward pass has to run inside the context as well, because gradient checkpointing runs layers again.
 
     Args:
-        edit: `[batch, heads, queries, keys]` to the same shape, called once for each call of a layer, in their order;
-            the values are weighted by what it returns.
-
-    A backward pass belongs inside the context as well: gradient checkpointing runs layers again.
+        edit: maps `[batch, heads, queries, keys]` to the same shape; called once per call of a layer, in order.
     """
     layers = _some_signed_layers(model)
-    outer = getattr(layers[0], EDIT, None)  # of a context that surrounds this one; it comes first
+    outer = getattr(layers[0], EDIT, None)  # the edit of a surrounding context is applied first
     with _set_on(layers, EDIT, edit if outer is None else lambda coefficients: edit(outer(coefficients))):
         yield
 
 
 def kept_keys(model: nn.Module, keep: Tensor) -> AbstractContextManager[None]:
-    """While the context lasts, every layer of a signed model leaves out the keys where `keep` is False.
+    """Inside the context, every layer of a signed model drops the keys where `keep` is False.
 
     Args:
-        keep: boolean `[batch, 1, 1, keys]`, for calls without a cache; padding, and what a context around this one
-            drops, is left out as well.
+        keep: boolean `[batch, 1, 1, keys]`, for calls without a cache. Padding, and keys that a surrounding context
+            drops, stay dropped.
     """
     layers = _some_signed_layers(model)
     outer = getattr(layers[0], KEEP, None)
@@ -39,7 +38,7 @@ def kept_keys(model: nn.Module, keep: Tensor) -> AbstractContextManager[None]:
 def observed_layers(
     model: nn.Module, observe: Callable[[nn.Module, Tensor, Tensor, Tensor], None]
 ) -> AbstractContextManager[None]:
-    """While the context lasts, `observe(layer, key, value, context)` is called whenever a signed layer has run.
+    """Inside the context, call `observe(layer, key, value, context)` after every call of a signed layer.
 
     Key and value are `[batch, key heads, keys, head_dim]`, the context `[batch, queries, heads, head_dim]`.
     """
@@ -61,13 +60,13 @@ def _set_on(layers: list[nn.Module], name: str, value: object) -> Iterator[None]
 def _some_signed_layers(model: nn.Module) -> list[nn.Module]:
     layers = signed_layers(model)
     if not layers:
-        raise ValueError(f"expected a signed model, got {type(model).__name__}; hf_bidir.signed(model) makes it one.")
+        raise ValueError(f"expected a signed model, got {type(model).__name__}; sign it with hf_bidir.signed(model).")
     return layers
 
 
 @contextmanager
 def in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Without dropout while the context lasts."""
+    """Evaluation mode inside the context; restores the mode of every module afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -1,7 +1,7 @@
-"""The linear maps that make the keys and values of every head, and the one that reads its context, found by a run.
+"""Finds the linear maps that compute the keys and values of every head, and the one applied to the context.
 
-Families name and fuse their projections in dozens of ways. What they compute says it without names: a feature of a
-linear map belongs to a head when the head's keys, or values, depend on it.
+Model families name and fuse their projections in dozens of ways, so they are found by gradients in one forward pass: a
+feature of a linear map belongs to a head if the head's keys or values depend on it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,7 +26,7 @@ class Features:
     Attributes:
         linear: the map; a `Conv1D` of GPT-2 has its weight transposed.
         indices: which outputs, `[features]`.
-        direct: keys or values are these outputs themselves, in this order; False where something lies between, such as
+        direct: whether keys or values equal these outputs, in this order; False if something is in between, such as
             rotary positions or a norm.
     """
 
@@ -41,9 +41,9 @@ class Projections:
 
     Attributes:
         layer: the signed layer.
-        key, value: for every key head the features that it is made of, in one or more maps.
-        output: the map that reads the merged context, unchanged; None where something lies between.
-        heads: how many heads queries have; a key head belongs to as many of them as to any other, in order.
+        key, value: for every key head the features that it depends on, in one or more maps.
+        output: the map applied directly to the merged context; None if something is in between.
+        heads: the number of query heads; each key head serves an equal group of them, in order.
     """
 
     layer: nn.Module
@@ -63,7 +63,7 @@ def projections(model: PreTrainedModel, inputs: Mapping[str, Tensor] | None = No
 
     Args:
         model: a signed model; it runs once, in evaluation mode.
-        inputs: what it takes, by default `example_inputs`.
+        inputs: inputs of the model, by default `example_inputs`.
     """
     probe = _Probe(model)
     hooks = [hook for module in model.modules() if isinstance(module, LINEAR) for hook in (
@@ -79,8 +79,8 @@ def projections(model: PreTrainedModel, inputs: Mapping[str, Tensor] | None = No
 
 
 def largest_change(before: Iterable[Tensor], after: Iterable[Tensor]) -> float:
-    """The largest change of any output, relative to the largest number in that output; NaN where one is."""
-    tiny = torch.finfo(torch.float32).tiny  # an output that is all 0 has not changed by 0 / 0
+    """The largest change of any output, relative to its largest magnitude before; NaN if any change is NaN."""
+    tiny = torch.finfo(torch.float32).tiny  # avoids 0 / 0 for outputs that are all 0
     changes = [
         (now - was).abs().max() / was.abs().max().clamp_min(tiny) for was, now in zip(before, after, strict=True)
     ]
@@ -88,12 +88,12 @@ def largest_change(before: Iterable[Tensor], after: Iterable[Tensor]) -> float:
 
 
 class _Probe:
-    """Cuts the graph at every linear map, so that gradients lead from keys and values to the nearest maps alone."""
+    """Cuts the graph at every linear map, so that gradients lead from keys and values only to the closest maps."""
 
     def __init__(self, model: PreTrainedModel):
         self.recent: list[tuple[nn.Module, Tensor]] = []  # maps that ran since the last attention, and their outputs
         self.found: dict[nn.Module, Projections] = {}
-        self.waiting: tuple[nn.Module, Tensor] | None = None  # a layer whose context no map has read yet
+        self.waiting: tuple[nn.Module, Tensor] | None = None  # a layer whose output map is not yet found
 
     def before(self, linear: nn.Module, args: tuple) -> None:
         if self.waiting is None or not args:

@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: a transformer, and the modules that make one vector of its states."""
+"""Folders of sentence-transformers: a transformer and the modules that pool its states into one vector."""
 
 import json
 import shutil
@@ -13,9 +13,9 @@ from transformers.utils import cached_file
 from hf_bidir.modeling.configuration_bidir import stock_heads
 
 MODULES = "modules.json"
-OF_THE_WHOLE = (MODULES, "config_sentence_transformers.json")
-OF_THE_TRANSFORMER, EMBEDDING = "sentence_*_config.json", "feature-extraction"
-ALSO_WRITE = {"AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq"}  # heads of model types with a decoder
+MODEL_FILES = (MODULES, "config_sentence_transformers.json")
+TRANSFORMER_SETTINGS, EMBEDDING = "sentence_*_config.json", "feature-extraction"
+WITH_DECODER = {"AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq"}  # Auto classes of model types with a decoder
 WITHOUT_WEIGHTS = ["*.json", "*.txt", "*.model", "*.jinja"]
 
 
@@ -24,10 +24,10 @@ class SentenceFolder:
     """A model of sentence-transformers.
 
     Attributes:
-        folder: where it is on this machine; of a name on the Hub at first without weights.
-        path: where its transformer is in that folder, often "".
-        other_folders: those of its other modules, as far as these have files.
-        name: what it is called on the Hub; None for a folder of this machine.
+        folder: the local folder; for a Hub repository at first without weights.
+        path: the subfolder of its transformer, often "".
+        other_folders: the subfolders of its other modules, which may not exist.
+        name: the name on the Hub; None for a local folder.
     """
 
     folder: Path
@@ -40,26 +40,26 @@ class SentenceFolder:
         return self.folder / self.path
 
     def head(self, config: PretrainedConfig) -> type[PreTrainedModel] | None:
-        """The stock class that sentence-transformers loads for embeddings, whatever class the config names; None for
-        another task.
+        """The stock class that sentence-transformers loads for embeddings, whatever the config names; None for other
+        tasks.
 
         Raises:
-            ValueError: that is an encoder without its decoder, which it loads as a stock class in any case.
+            ValueError: an encoder-decoder, whose encoder sentence-transformers always loads as a stock class.
         """
-        settings = [json.loads(file.read_text("utf-8")) for file in self.transformer.glob(OF_THE_TRANSFORMER)]
+        settings = [json.loads(file.read_text("utf-8")) for file in self.transformer.glob(TRANSFORMER_SETTINGS)]
         if any(setting.get("transformer_task", EMBEDDING) != EMBEDDING for setting in settings):
             return None
         heads = stock_heads(config.model_type)
         name = heads.get("AutoModel")
-        if name is None or config.is_encoder_decoder or ALSO_WRITE & heads.keys():
+        if name is None or config.is_encoder_decoder or WITH_DECODER & heads.keys():
             raise ValueError(
-                f"sentence-transformers loads {config.model_type} models with classes of its own choice, so a signed "
-                f"one would be computed with softmax; convert a folder without {MODULES}."
+                f"sentence-transformers always loads {config.model_type} models with stock classes, so a signed one "
+                f"would be computed with softmax; convert a folder without {MODULES}."
             )
         return getattr(transformers, name)
 
     def fetch_weights(self) -> None:
-        """Download what is not there yet: weights as safetensors, or else pickled."""
+        """Download the weights of a Hub repository, as safetensors or else pickled."""
         if self.name is None:
             return
         _download(self.name, ["*.safetensors", *(f"{other}/*" for other in self.other_folders)])
@@ -67,20 +67,20 @@ class SentenceFolder:
             _download(self.name, ["*.bin", "*.bin.index.json"])
 
     def copy_others(self, target: Path) -> None:
-        """Copy everything but the transformer and what tells about the folder."""
+        """Copy the other modules, settings and prompts, but neither the transformer nor the README."""
         for name in filter(lambda name: (self.folder / name).is_dir(), self.other_folders):
             shutil.copytree(self.folder / name, target / name, dirs_exist_ok=True)
-        settings = self.transformer.glob(OF_THE_TRANSFORMER)
-        for file in (*(self.folder / name for name in OF_THE_WHOLE), *settings):
+        settings = self.transformer.glob(TRANSFORMER_SETTINGS)
+        for file in (*(self.folder / name for name in MODEL_FILES), *settings):
             if file.is_file():
                 shutil.copyfile(file, target / file.relative_to(self.folder))
-        if self.path:  # transformers looks for model code at the top
+        if self.path:  # transformers looks for model code in the top folder
             for file in (target / self.path).glob("*.py"):
                 shutil.copyfile(file, target / file.name)
 
 
 def sentence_folder(source: str | Path) -> SentenceFolder | None:
-    """The folder of sentence-transformers, fetched without weights if it is a name on the Hub; None for others.
+    """The folder of sentence-transformers, downloaded without weights from the Hub; None for other checkpoints.
 
     Raises:
         ValueError: none of its modules is a transformer.
@@ -105,7 +105,7 @@ def sentence_folder(source: str | Path) -> SentenceFolder | None:
 
 
 def _on_the_hub(name: str) -> str | None:
-    """The file on this machine, if the Hub has it; errors are reported when the config is read."""
+    """The local path of `modules.json` if the Hub has it; errors are reported later, when the config is read."""
     try:
         return cached_file(name, MODULES, _raise_exceptions_for_missing_entries=False)
     except (OSError, ValueError):
@@ -113,8 +113,8 @@ def _on_the_hub(name: str) -> str | None:
 
 
 def _download(name: str, patterns: list[str]) -> Path:
-    """The folder of a name on the Hub, with the files that match a pattern."""
+    """Download the files of a Hub repository that match a pattern; returns the local folder."""
     try:
         return Path(snapshot_download(name, allow_patterns=patterns))
-    except Exception as error:  # the client's own, and those of whatever it speaks HTTP with
-        raise OSError(f"{name} could not be fetched from the Hub ({error}); give the command again.") from error
+    except Exception as error:  # errors of the client and of its HTTP library
+        raise OSError(f"{name} could not be downloaded from the Hub ({error}); run the command again.") from error

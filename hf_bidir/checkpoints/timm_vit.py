@@ -1,4 +1,4 @@
-"""timm's VisionTransformer as transformers' ViT: which ones are the same model, and their weights under new names."""
+"""Converts timm's VisionTransformer to transformers' ViT, if the architectures are equal."""
 
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,11 +13,12 @@ TIMM_PREFIX = "timm:"
 
 
 def read_timm(source: str, weights: str | Path | None) -> nn.Module:
-    """The model "timm:NAME" with its published weights, or with those of a file.
+    """Load the model "timm:NAME" with its published weights, or with those of a file.
 
     Raises:
         ImportError: timm is not installed (the extra `vision`).
-        ValueError: timm knows no such model. FileNotFoundError: no such file.
+        ValueError: timm has no such model, or its weights do not fit.
+        FileNotFoundError: the file of weights does not exist.
     """
     try:
         import timm
@@ -32,7 +33,7 @@ def read_timm(source: str, weights: str | Path | None) -> nn.Module:
     try:
         return timm.create_model(name, pretrained=weights is None, checkpoint_path=str(weights or ""))
     except (RuntimeError, SafetensorError, UnpicklingError, EOFError) as error:
-        # a tag that the architecture lacks, weights of another architecture (a line per tensor), or half a file
+        # an unknown tag, weights of another architecture (one line per tensor), or an incomplete file
         reason = " ".join(" ".join(str(error).split("\n")[:2]).split())
         raise ValueError(f"timm cannot build {name} with {weights or 'its published weights'}: {reason}") from error
 
@@ -41,8 +42,8 @@ def vit_from_timm(model: nn.Module) -> tuple[PreTrainedModel, ViTImageProcessor]
     """The same network as a stock transformers ViT, and its preprocessing.
 
     Args:
-        model: a timm VisionTransformer with a class token that it classifies by; without a classifier
-            (`num_classes=0`) the result is a ViTModel.
+        model: a timm VisionTransformer that classifies by its class token; without a classifier (`num_classes=0`) the
+            result is a ViTModel.
 
     Raises:
         ValueError: the model has parts that a ViT does not have; the message names them.
@@ -97,11 +98,11 @@ def _check_architecture(model: nn.Module) -> None:
     }
     found = [name for name, present in parts.items() if present]
     if found:
-        raise ValueError(f"a ViT of transformers cannot hold this timm model; it has {', '.join(found)}.")
+        raise ValueError(f"transformers' ViT does not support this timm model; it has {', '.join(found)}.")
 
 
 def _renamed(weights: dict[str, Tensor], vit: PreTrainedModel) -> dict[str, Tensor]:
-    """timm's weights under the names, in memory, of the transformers model."""
+    """timm's weights under the parameter names of the transformers model."""
     merged = any(".q_proj." in name for name in vit.state_dict())
     prefix = "vit." if isinstance(vit, ViTForImageClassification) else ""
     block_names = {
@@ -140,7 +141,7 @@ def _renamed(weights: dict[str, Tensor], vit: PreTrainedModel) -> dict[str, Tens
 
 
 def _image_processor(model: nn.Module) -> ViTImageProcessor:
-    """The preprocessing that the timm model was evaluated with, up to its centre crop."""
+    """The preprocessing of the timm model's evaluation, except for its centre crop."""
     settings = getattr(model, "pretrained_cfg", None) or {}
     height, width = model.patch_embed.img_size
     return ViTImageProcessor(

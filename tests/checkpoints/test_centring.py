@@ -1,4 +1,4 @@
-"""Centring changes nothing in a softmax model, and brings TanhMax nearer to it."""
+"""Centring leaves a softmax model unchanged, and brings TanhMax closer to it."""
 
 import pytest
 import torch
@@ -79,7 +79,7 @@ def mean_states(model, batch):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_softmax_model_s_outputs_do_not_change(name):
+def test_outputs_of_a_softmax_model_do_not_change(name):
     model, batch = model_of(name), batch_of(name)
     before = logits(model, batch, 0.0)
     weights = {key: value.clone() for key, value in model.state_dict().items()}
@@ -99,7 +99,7 @@ def test_afterwards_the_mean_key_and_value_of_the_tokens_that_are_kept_are_0(nam
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_tanhmax_comes_nearer_to_softmax(name):
+def test_tanhmax_comes_closer_to_softmax(name):
     model, batch = model_of(name), batch_of(name, 16)
     softmax = logits(model, batch, 0.0)
     before = (logits(model, batch, 1.0) - softmax).norm()

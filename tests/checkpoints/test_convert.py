@@ -129,9 +129,7 @@ def test_a_negative_mass_changes_the_outputs(tmp_path):
     assert difference.abs().max() > 1e-3
 
 
-@pytest.mark.parametrize(
-    "name", ["RobertaForMaskedLM", "DeiTForImageClassification", "Dinov2ForImageClassification", "LlamaForCausalLM"]
-)
+@pytest.mark.parametrize("name", ["RobertaForMaskedLM", "Dinov2ForImageClassification"])
 def test_a_converted_checkpoint_loads_where_hf_bidir_is_not_installed(name, tmp_path):
     converted = convert_checkpoint(saved(name, tmp_path / "stock"), tmp_path / "signed", negative_mass=1.0)
     signed = read_bidir(converted)

@@ -63,7 +63,7 @@ def test_every_finite_score_gives_finite_coefficients_and_gradients(dtype, data)
 
 
 @pytest.mark.parametrize("size", [1e-6, 1e-4, 1e-2, 1.0, 20.0, 80.0])
-def test_fp32_keeps_six_digits_at_every_size_of_score(size):
+def test_fp32_keeps_six_digits_at_every_magnitude_of_the_scores(size):
     scores = size * torch.linspace(-1, 1, 9, dtype=torch.float64)
     exact = torch.sinh(scores) / torch.cosh(scores).sum()
     torch.testing.assert_close(tanhmax(scores.float()).double(), exact, rtol=1e-5, atol=1e-38)
@@ -121,7 +121,7 @@ def test_a_negative_mass_of_zero_in_one_head_gives_finite_gradients(dtype):
 @pytest.mark.parametrize("name", ["softmax", "tanh", "tanhmax"])
 @settings(max_examples=30)
 @given(data=st.data())
-def test_a_masked_key_is_as_good_as_absent(name, data):
+def test_a_masked_key_equals_an_absent_key(name, data):
     scores = torch.from_numpy(data.draw(moderate_rows))
     kept = data.draw(st.lists(st.booleans(), min_size=scores.shape[1], max_size=scores.shape[1]).filter(any))
     keep = torch.tensor(kept)
@@ -171,7 +171,7 @@ def test_a_taken_name_is_refused():
         register_attn_activation("softmax", lambda scores, keep=None, dim=-1: scores)
 
 
-def test_an_unknown_activation_names_the_known_ones_and_the_nearest():
+def test_an_unknown_activation_names_the_known_ones_and_the_closest():
     with pytest.raises(
         ValueError, match=r'"tanmax" is not known; choose one of: .*softmax, tanh, tanhmax\..*Did you mean "tanhmax"'
     ):

@@ -154,7 +154,7 @@ def test_two_calls_drop_different_coefficients():
 
 
 @pytest.mark.parametrize("implementation", ["auto", "chunked", "lift"])
-def test_the_coefficients_of_a_fast_path_are_not_made_up(implementation):
+def test_a_fast_path_returns_no_coefficients(implementation):
     assert bidir_attention(*projections(), implementation=implementation)[1] is None
 
 

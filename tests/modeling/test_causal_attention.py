@@ -1,4 +1,4 @@
-"""Causality, windows and grouped key heads: every implementation against the plain formula, all of it written out."""
+"""Causality, windows and grouped key heads: every implementation against the explicit formula."""
 
 import pytest
 import torch
@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hf_bidir import bidir_attention, tanhmax
 from hf_bidir.modeling import attention, chunked_attention
+from hf_bidir.modeling.attention_call import attention_call
 
 IMPLEMENTATIONS = ["eager", "chunked", "lift", "auto"]
 
@@ -91,6 +92,15 @@ def test_pieces_of_any_size_give_the_written_out_formula(shape, piece, size, cau
         results = context_and_gradients(got, inputs)
     for want, is_ in zip(context_and_gradients(expected, inputs), results, strict=True):
         torch.testing.assert_close(is_, want, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("queries", [5, 60])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_causality_counts_queries_and_keys_of_unequal_lengths_from_the_first(implementation, queries):
+    query, key, value = drawn(length=60)[0][:, :, :queries], *drawn()[1:]
+    call = attention_call(query, key, causal=True)
+    context, _ = attention.attend(query, key, value, None, call, implementation)
+    torch.testing.assert_close(context, written_out(query, key, value, None, True, None), rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize(("options", "share"), [({"causal": True}, 0.6), ({"window": 16}, 0.25)])

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(fused_obstacle() is not None, reason=str(fused_o
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("head_dim", "value_dim"), [(64, 64), (48, 32)])
-def test_the_kernel_agrees_with_the_plain_path(dtype, head_dim, value_dim):
+def test_the_kernel_matches_the_eager_path(dtype, head_dim, value_dim):
     from hf_bidir.modeling.fused_attention import fused_attention
 
     assert difference_from_eager(fused_attention, DEVICE, dtype, head_dim, value_dim) is None

@@ -1,4 +1,4 @@
-"""Signed decoders write: with caches of every kind, padding on the left, beams, draws and assistants."""
+"""Signed decoders generate text: with caches of every kind, padding on the left, beams, sampling and assistants."""
 
 import copy
 
@@ -28,7 +28,7 @@ def decoder(request):
 
 
 @pytest.mark.parametrize("family", [*DECODERS, "bart", "t5"])
-def test_a_converted_model_writes_the_tokens_of_the_stock_model(family):
+def test_a_converted_model_generates_the_tokens_of_the_stock_model(family):
     stock = stock_model(family)
     assert torch.equal(
         signed(copy.deepcopy(stock), negative_mass=0.0).generate(prompts(), **GREEDY),
@@ -44,17 +44,17 @@ def test_every_cache_gives_the_tokens_that_no_cache_gives(decoder, cache):
     assert torch.equal(decoder.generate(prompts(), **GREEDY, cache_implementation=cache), expected)
 
 
-def test_a_model_with_a_window_writes_without_a_cache_what_it_finds_likeliest(tmp_path):
+def test_a_model_with_a_window_generates_the_likeliest_tokens_without_a_cache(tmp_path):
     stock = stock_model("llama")
-    stock.generation_config.use_cache = True  # which a folder may say
+    stock.generation_config.use_cache = True  # a saved generation config may contain this
     stock.save_pretrained(tmp_path)
     decoder = BidirLlamaForCausalLM.from_pretrained(tmp_path, attn_scope="window", attn_window=2).eval()
     decoder.generation_config.eos_token_id = None
-    written = prompts()
+    generated = prompts()
     for _ in range(GREEDY["max_new_tokens"]):
-        likeliest = decoder(written, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)
-        written = torch.cat([written, likeliest], dim=1)
-    assert torch.equal(decoder.generate(prompts(), **GREEDY), written)
+        likeliest = decoder(generated, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)
+        generated = torch.cat([generated, likeliest], dim=1)
+    assert torch.equal(decoder.generate(prompts(), **GREEDY), generated)
 
 
 def test_prompts_padded_on_the_left_are_continued_as_alone(decoder):
@@ -112,7 +112,7 @@ def test_a_step_over_a_static_cache_compiles_into_one_graph(decoder):
 
 
 def test_a_cache_is_read_where_it_lies(decoder):
-    """Nothing as large as the keys of all query heads is made while a token is written."""
+    """No tensor as large as the keys of all query heads is allocated while a token is generated."""
     if decoder.config.model_type == "bidir_gpt2":
         pytest.skip("has as many key heads as heads")
     cache = decoder(prompts(40, 1), use_cache=True).past_key_values

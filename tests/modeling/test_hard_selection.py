@@ -19,7 +19,7 @@ def test_at_evaluation_the_value_of_the_largest_coefficient_is_taken_with_its_si
     assert log_probability.exp().item() == pytest.approx(0.5)
 
 
-def test_a_key_is_drawn_as_often_as_its_coefficient_is_large_and_keeps_its_sign():
+def test_a_key_is_drawn_in_proportion_to_its_magnitude_and_keeps_its_sign():
     torch.manual_seed(0)
     count = 20_000
     marks = torch.diag(torch.tensor([1.0, 2.0, 3.0, 4.0])).expand(count, 4, 4)

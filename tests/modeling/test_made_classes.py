@@ -1,4 +1,4 @@
-"""Classes made on demand behave as if they were written down: copied, pickled, inspected, completed by editors."""
+"""Classes created on demand behave like defined ones: copied, pickled, inspected, completed by editors."""
 
 import ast
 import copy
@@ -55,7 +55,7 @@ def test_a_copied_config_equals_the_config(family):
         assert again.to_dict() == config.to_dict()
 
 
-def test_a_fresh_process_reads_a_pickled_model(tmp_path):
+def test_a_clean_process_loads_a_pickled_model(tmp_path):
     model, inputs = signed(stock_model("llama")), inputs_of("llama")
     torch.save({"model": model, "inputs": inputs}, tmp_path / "saved.pt")
     script = (
@@ -80,7 +80,7 @@ class Predictions(Dataset):
             return self.model(**self.inputs).logits
 
 
-def test_a_worker_process_that_starts_anew_receives_a_model():
+def test_a_spawned_worker_process_receives_a_model():
     model, inputs = signed(stock_model("roberta")), inputs_of("roberta")
     workers = DataLoader(Predictions(model, inputs), batch_size=None, num_workers=1, multiprocessing_context="spawn")
     torch.testing.assert_close(next(iter(workers)), model(**inputs).logits)
@@ -109,7 +109,7 @@ def test_a_class_is_made_once():
     assert hf_bidir.BidirGPT2Model.config_class is hf_bidir.BidirGPT2Config
 
 
-def test_a_model_class_that_transformers_does_not_have_is_refused_with_the_nearest_name():
+def test_a_model_class_that_transformers_does_not_have_is_refused_with_the_closest_name():
     with pytest.raises(AttributeError, match=r'there is no BidirRobertaForMaskdLM.*"BidirRobertaForMaskedLM"\?'):
         _ = hf_bidir.BidirRobertaForMaskdLM
 

@@ -133,8 +133,8 @@ def test_without_a_mask_the_pad_token_is_padding():
     torch.testing.assert_close(model(batch["input_ids"]).logits, model(**batch).logits)
 
 
-@every_kind
-def test_a_saved_model_answers_the_same_where_there_is_no_hf_bidir(encoder, score, tmp_path):
+@pytest.mark.parametrize(("encoder", "score"), [("none", "per_token"), ("lstm", "feed_forward"), ("gru", "per_token")])
+def test_a_saved_model_gives_the_same_logits_without_hf_bidir(encoder, score, tmp_path):
     model = model_of(encoder, score)
     model.save_pretrained(tmp_path)
     there = isolated_forward(tmp_path, "AutoModelForSequenceClassification", texts())["logits"]

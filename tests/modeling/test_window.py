@@ -1,4 +1,4 @@
-"""attn_scope="window": tokens attend to their neighbourhood alone."""
+"""attn_scope="window": tokens attend to their neighbourhood only."""
 
 import pytest
 import torch
@@ -72,7 +72,7 @@ def test_in_two_layers_a_token_depends_on_what_is_within_two_windows():
     assert moved.nonzero().flatten().tolist() == [4, 5, 6, 7, 8]
 
 
-def test_a_window_is_saved_and_holds_where_there_is_no_hf_bidir(tmp_path):
+def test_a_saved_window_applies_without_hf_bidir(tmp_path):
     model = model_of("bert", attn_scope="window", attn_window=1)
     model.save_pretrained(tmp_path)
     there = isolated_forward(tmp_path, "AutoModel", inputs_of("bert"))["last_hidden_state"]

@@ -1,0 +1,114 @@
+"""Inputs, masks and comparisons for the tests of the Triton kernels."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hf_bidir import bidir_attention
+from hf_bidir.modeling.attention_call import attention_call
+
+triton = pytest.importorskip("triton")
+
+from hf_bidir.modeling.fused_attention import fused_attention  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+HALF = [torch.float16, torch.bfloat16]
+MASKS = ["none", "padding", "padding on the left", "an empty example", "holes", "full"]
+
+
+def projections(batch=2, heads=2, queries=33, keys=29, head_dim=16, value_dim=None, dtype=torch.float32, size=1.0):
+    """Query, key and value as a model makes them: views of `[batch, length, heads, head_dim]`."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((queries, head_dim), (keys, head_dim), (keys, value_dim or head_dim))
+    tensors = [size * torch.randn(batch, n, heads, d, generator=generator) for n, d in shapes]
+    return [t.to(DEVICE, dtype).transpose(1, 2).detach().requires_grad_() for t in tensors]
+
+
+def mask(kind: str, batch: int, heads: int, queries: int, keys: int):
+    generator = torch.Generator().manual_seed(1)
+    if kind == "none":
+        return None
+    if kind == "full":
+        keep = torch.rand(batch, heads, queries, keys, generator=generator) > 0.4
+    elif kind == "holes":
+        keep = torch.rand(batch, 1, 1, keys, generator=generator) > 0.4
+    else:
+        lengths = [keys] + [0 if kind == "an empty example" else (keys + 1) // 2] * (batch - 1)
+        keep = (torch.arange(keys) < torch.tensor(lengths).unsqueeze(1))[:, None, None]
+    return (keep.flip(-1) if kind == "padding on the left" else keep).to(DEVICE)
+
+
+def within_reach(keep, queries: int, keys: int, causal: bool, window: int | None):
+    """The keep-mask of the plain path that says what the flags say."""
+    offsets = torch.arange(queries, device=DEVICE)[:, None] - torch.arange(keys, device=DEVICE)
+    reach = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=DEVICE)
+    if causal:
+        reach &= offsets >= 0
+    if window is not None:
+        reach &= offsets.abs() <= window
+    return reach if keep is None else keep & reach
+
+
+def attended(query, key, value, keep=None, causal=False, window=None, **options):
+    """The kernel itself; its causality and window are for queries and keys of any numbers, as packed examples need."""
+    call = replace(attention_call(query, key, **options), causal=causal, window=window)
+    return fused_attention(query, key, value, keep, call)
+
+
+def with_gradients(context, inputs):
+    upstream = torch.randn(context.shape, generator=torch.Generator().manual_seed(2)).to(DEVICE, context.dtype)
+    return [context.detach(), *torch.autograd.grad(context, inputs, upstream)]
+
+
+def plain(inputs, keep=None, dtype=None, **options):
+    """Context and gradients by the plain path, in another precision from the same inputs where `dtype` says so."""
+    inputs = [t.detach().to(dtype or t.dtype).requires_grad_() for t in inputs]
+    return with_gradients(bidir_attention(*inputs, keep, implementation="eager", **options)[0], inputs)
+
+
+def fused(inputs, keep=None, **options):
+    return with_gradients(bidir_attention(*inputs, keep, implementation="fused", **options)[0], inputs)
+
+
+def distance(tensors, gold):
+    return [(t.double() - g).norm().item() for t, g in zip(tensors, gold, strict=True)]
+
+
+def assert_as_exact_as_the_plain_path(got, plainly, gold, relative=None):
+    """In half precision at most twice the plain path's distance from gold, in fp32 nearly all digits.
+
+    A few numbers may come out of the plain path exact by luck, hence the units in the last place on top; where all
+    numbers are small, a `relative` share of them.
+    """
+    plain_distances = distance(plainly, gold) if plainly else [0] * len(gold)
+    for ours, theirs, exact in zip(distance(got, gold), plain_distances, gold, strict=True):
+        size = exact.norm().item()
+        if got[0].dtype == torch.float32:
+            assert ours <= 1e-5 * (size + 1)
+        else:
+            assert ours <= 2 * theirs + (
+                relative * size if relative else torch.finfo(got[0].dtype).eps * 0.1 * (size + 1)
+            )
+
+
+def dropped(inputs, rate: float, seed: int):
+    """The factors that dropout applied to the coefficients `[..., queries, keys]`, read off values that are a basis."""
+    query, key, _ = inputs
+    batch, heads, keys, _ = key.shape
+    basis = torch.eye(keys, device=DEVICE).expand(batch, heads, keys, keys)
+    torch.manual_seed(seed)
+    applied = bidir_attention(query, key, basis, dropout=rate, implementation="fused")[0]
+    return (applied / bidir_attention(query, key, basis, implementation="eager")[0]).detach()
+
+
+CU_SEQLENS, CU_SEQLENS_K = [0, 7, 7, 40, 41, 60], [0, 20, 23, 23, 50, 61]
+
+
+def packed_inputs(heads=2, head_dim=16):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(n, heads, head_dim, generator=generator).to(DEVICE).requires_grad_() for n in (60, 61, 61)]
+
+
+def boundaries(numbers):
+    return torch.tensor(numbers, dtype=torch.int32, device=DEVICE)

@@ -1,0 +1,170 @@
+"""The Triton kernels as a torch operator: compilation, export, memory, errors, missing requirements."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hf_bidir import bidir_attention
+from tests.modeling.fused_inputs import (
+    DEVICE,
+    distance,
+    mask,
+    plain,
+    projections,
+    with_gradients,
+)
+
+triton = pytest.importorskip("triton")
+
+from hf_bidir.modeling import fused_attention as module  # noqa: E402
+from hf_bidir.modeling.fused_attention import fused_attention  # noqa: E402
+
+
+def test_second_derivatives_are_refused():
+    query, key, value = projections()
+    context = bidir_attention(query, key, value, implementation="fused")[0]
+    (gradient,) = torch.autograd.grad(context.sum(), query, create_graph=True)
+    with pytest.raises(RuntimeError, match='only first derivatives; use "eager"'):
+        gradient.sum().backward()
+
+
+def test_the_kernel_alone_checks_the_shapes_too():
+    query, key, value = projections()
+    for wrong in ([query, key[..., :8], value], [query[:, :1], key, value], [query, key, value[:, :, :9]]):
+        with pytest.raises(ValueError, match=r"got query \(2, [12], 33, 16\)"):
+            fused_attention(*wrong)
+
+
+def test_under_autocast_the_kernel_takes_what_the_projections_give():
+    inputs = projections()
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        query, key, value = (t @ torch.eye(16, device=DEVICE) for t in inputs)
+        context = bidir_attention(query, key, value, implementation="fused")[0]
+    assert context.dtype == torch.bfloat16
+    gold = plain(inputs, dtype=torch.float64)
+    for got, exact in zip(with_gradients(context, inputs), gold, strict=True):
+        assert distance([got], [exact])[0] < 0.02 * exact.norm()
+
+
+def test_what_is_kept_for_the_backward_pass_grows_with_the_length_and_not_with_its_square():
+    def kept_numbers(length: int) -> int:
+        sizes = []
+        inputs = projections(1, 1, length, length)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
+            bidir_attention(*inputs, implementation="fused")
+        return sum(sizes)
+
+    assert kept_numbers(96) == 2 * kept_numbers(48)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"head_dim": 8}, r"head dimensions from 16 to 256; .* Got query \(2, 2, 33, 8\)"),
+        ({"head_dim": 264}, "head dimensions from 16 to 256"),
+        ({"value_dim": 8}, r"head dimensions from 16 to 256.*value \(2, 2, 29, 8\)"),
+        ({"dtype": torch.float64}, "one dtype, fp16, bf16 or fp32; .* Got query .* torch.float64"),
+        ({"keys": 0}, r"no size may be 0, got query \(2, 2, 33, 16\), key \(2, 2, 0, 16\)"),
+    ],
+)
+def test_what_the_kernel_cannot_take_is_refused_with_the_shapes(change, message):
+    with pytest.raises(ValueError, match=message):
+        bidir_attention(*projections(**change), implementation="fused")
+
+
+def test_mixed_dtypes_are_refused():
+    query, key, value = projections()
+    with pytest.raises(ValueError, match=r"one dtype.*key \(2, 2, 29, 16\) torch.float16"):
+        bidir_attention(query, key.half(), value, implementation="fused")
+
+
+def test_a_compiled_graph_holds_the_kernel_whole_at_every_length():
+    def attend(query, key, value):
+        return bidir_attention(query, key, value, negative_mass=0.5, implementation="fused")[0]
+
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    for length in (17, 19, 29):
+        inputs = projections(1, 1, length, length)
+        got = with_gradients(compiled(*inputs), inputs)
+        for expected, ours in zip(with_gradients(attend(*inputs), inputs), got, strict=True):
+            torch.testing.assert_close(ours, expected)
+
+
+def test_an_exported_program_holds_the_kernel():
+    class Attention(torch.nn.Module):
+        def forward(self, query, key, value):
+            return bidir_attention(query, key, value, implementation="fused")[0]
+
+    inputs = tuple(t.detach() for t in projections())
+    program = torch.export.export(Attention(), inputs)
+    torch.testing.assert_close(program.module()(*inputs), Attention()(*inputs))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_torch_finds_nothing_wrong_with_the_operator(causal):
+    inputs = projections(1, 1, 17, 19)
+    shift = torch.zeros(1, device=DEVICE, requires_grad=True)
+    numbers = (17, 19, True, 0.25, 0.0, causal, None)
+    found = torch.library.opcheck(
+        module._forward, (*inputs, mask("holes", 1, 1, 17, 19), shift, None, None, None, *numbers)
+    )
+    assert set(found.values()) == {"SUCCESS"}
+
+
+def run_alone(code: str, **environment: str) -> str:
+    """What a fresh Python prints that runs `code`."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+ATTEMPT = """
+import torch
+from hf_bidir import bidir_attention
+x = torch.randn(1, 1, 4, 16)
+print(bidir_attention(x, x, x)[0].shape)
+try:
+    bidir_attention(x, x, x, implementation="fused")
+except (ValueError, ImportError) as error:
+    print(error)
+"""
+
+
+def test_without_a_gpu_fused_says_so_and_auto_does_without():
+    printed = run_alone(ATTEMPT, TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="")
+    assert printed.startswith("torch.Size([1, 1, 4, 16])\n")
+    assert 'fused attention needs a GPU; use implementation="auto"' in printed
+
+
+def test_without_triton_fused_says_so_and_auto_does_without():
+    printed = run_alone("import sys; sys.modules['triton'] = None\n" + ATTEMPT)
+    assert printed.startswith("torch.Size([1, 1, 4, 16])\n")
+    assert 'implementation="fused" needs Triton' in printed
+
+
+def test_nothing_imports_triton_before_the_kernel_is_asked_for():
+    code = "import sys, hf_bidir; print([name for name in sys.modules if 'fused' in name and 'hf_bidir' in name])"
+    assert run_alone(code) == "[]\n"
+
+
+NEW_WAY = """
+import torch
+from hf_bidir import bidir_attention
+torch.backends.cuda.matmul.fp32_precision = "tf32"
+device = "cuda" if torch.cuda.is_available() else "cpu"
+for dtype in (torch.float16, torch.float32):
+    x = torch.randn(1, 1, 4, 16, device=device, dtype=dtype)
+    print(bidir_attention(x, x, x, implementation="fused")[0].dtype)
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="this torch knows only the old way"
+)
+def test_torchs_new_way_of_allowing_tf32_is_understood():
+    assert run_alone(NEW_WAY) == "torch.float16\ntorch.float32\n"

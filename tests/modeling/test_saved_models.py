@@ -1,0 +1,132 @@
+"""Signed models of every kind saved and loaded: by their class, by Auto classes, without hf_bidir, as parts."""
+
+import pytest
+import torch
+import transformers
+from safetensors import safe_open
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForMaskedLM,
+)
+
+import hf_bidir
+from hf_bidir import BidirBertForSequenceClassification, signed
+from hf_bidir.hub.isolated import isolated_forward
+from tests.tiny_models import FAMILIES, inputs_of, logits_of, stock_model
+
+every_family = pytest.mark.parametrize("family", FAMILIES)
+BACKENDS = ["sdpa", "eager"]
+
+
+def signed_model(family, mass=1.0, **fields):
+    return signed(stock_model(family, **fields), mass)
+
+
+@every_family
+def test_a_saved_model_reloads_with_the_same_tensors_and_outputs(family, tmp_path):
+    model = signed_model(family, 0.7)
+    model.save_pretrained(tmp_path)
+    loaded, report = type(model).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+    torch.testing.assert_close(logits_of(loaded.eval(), inputs_of(family)), logits_of(model, inputs_of(family)))
+
+
+@every_family
+def test_a_stock_checkpoint_loads_with_nothing_missing_and_its_keys_are_kept(family, tmp_path):
+    stock = stock_model(family)
+    stock.save_pretrained(tmp_path / "stock")
+    signed_class = getattr(hf_bidir, f"Bidir{type(stock).__name__}")
+    model, report = signed_class.from_pretrained(tmp_path / "stock", attn_negative_mass=0.0, output_loading_info=True)
+    assert not report["missing_keys"]
+    torch.testing.assert_close(
+        logits_of(model.eval(), inputs_of(family)), logits_of(stock, inputs_of(family)), rtol=1e-5, atol=1e-5
+    )
+    again = {"stock again": type(stock).from_pretrained(tmp_path / "stock"), "signed": model}
+    keys = []
+    for name, loaded in again.items():
+        loaded.save_pretrained(tmp_path / name)
+        keys.append(set(safe_open(tmp_path / name / "model.safetensors", "pt").keys()))
+    assert keys[0] == keys[1]
+
+
+@pytest.mark.parametrize(
+    ("family", "auto"),
+    [
+        ("roberta", "AutoModelForSequenceClassification"),
+        ("vit", "AutoModelForImageClassification"),
+        ("llama", "AutoModelForCausalLM"),
+        ("bart", "AutoModelForSeq2SeqLM"),
+    ],
+)
+def test_a_saved_model_reloads_in_a_process_that_has_no_hf_bidir(family, auto, tmp_path):
+    model = signed_model(family)
+    model.save_pretrained(tmp_path)
+    elsewhere = isolated_forward(tmp_path, auto, inputs_of(family))["logits"]
+    torch.testing.assert_close(elsewhere, model(**inputs_of(family)).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "vit", "llama"])
+def test_an_encoder_loaded_from_a_head_has_the_saved_tensors(family, tmp_path):
+    saved = signed_model(family)
+    saved.save_pretrained(tmp_path)
+    loaded = AutoModel.from_pretrained(tmp_path)
+    assert type(loaded).__name__ == f"Bidir{type(saved.base_model).__name__}"
+    for name, tensor in saved.base_model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+
+
+def test_the_config_survives_a_round_trip_and_names_every_head(tmp_path):
+    mass = [0.25, [0.1, 0.2, 0.3, 0.4]]
+    signed_model("bert", mass).save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert config.attn_negative_mass == mass
+    assert config.auto_map["AutoModelForTokenClassification"] == "modeling_bidir.BidirBertForTokenClassification"
+    assert config.auto_map["AutoConfig"] == "configuration_bidir.BidirBertConfig"
+
+
+def test_the_auto_factories_make_the_head_of_a_config():
+    config = AutoConfig.for_model("bidir_distilbert", vocab_size=60, dim=32, n_layers=1, n_heads=4, hidden_dim=40)
+    assert type(AutoModelForMaskedLM.from_config(config)).__name__ == "BidirDistilBertForMaskedLM"
+    config = hf_bidir.BidirDinov2Config(hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+    assert isinstance(AutoModelForImageClassification.from_config(config), hf_bidir.BidirDinov2ForImageClassification)
+
+
+def test_a_part_of_a_model_takes_its_attention_from_the_whole(tmp_path):
+    text = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 40}
+    config = transformers.CLIPConfig(text_config=text | {"vocab_size": 60}, vision_config=text | {"image_size": 8})
+    config.vision_config.patch_size = 4
+    signed(transformers.CLIPModel(config), 0.25).save_pretrained(tmp_path)
+    part = hf_bidir.BidirCLIPVisionModel.from_pretrained(tmp_path)
+    assert part.config.attn_negative_mass == 0.25
+
+
+def test_a_part_with_a_config_of_its_own_is_not_saved_as_softmax(tmp_path):
+    model = signed_model("t5")
+    with pytest.raises(ValueError, match="would be saved as softmax; save the whole model"):
+        model.encoder.save_pretrained(tmp_path)
+
+
+def test_a_constructor_that_copies_its_config_keeps_it_signed(tmp_path):
+    shape = {"d_model": 32, "decoder_layers": 1, "decoder_attention_heads": 4, "decoder_ffn_dim": 40, "vocab_size": 60}
+    hf_bidir.BidirPegasusForCausalLM(hf_bidir.BidirPegasusConfig(**shape)).save_pretrained(tmp_path)
+    assert type(AutoModelForCausalLM.from_pretrained(tmp_path)).__name__ == "BidirPegasusForCausalLM"
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_the_config_says_in_memory_what_it_will_say_when_saved(family, tmp_path):
+    stock = stock_model(family)
+    stock.save_pretrained(tmp_path)
+    kind = f"bidir_{stock.config.model_type}"
+    assert signed(type(stock).from_pretrained(tmp_path)).config.model_type == kind
+    assert getattr(hf_bidir, f"Bidir{type(stock).__name__}").from_pretrained(tmp_path).config.model_type == kind
+
+
+def test_a_stock_bert_checkpoint_loads_as_tanhmax_by_default(tmp_path):
+    stock_model("bert").save_pretrained(tmp_path)
+    config = BidirBertForSequenceClassification.from_pretrained(tmp_path).config
+    assert (config.attn_activation, config.attn_negative_mass) == ("tanhmax", 1.0)
