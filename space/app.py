@@ -17,14 +17,15 @@ from pathlib import Path
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
 import gradio as gr
-from pictures import SELECT, alignment, common_scale, drawn, heads, legend, patches, sentence, words
+import torch
+from pictures import PREDICTED, SELECT, alignment, common_scale, drawn, heads, legend, patches, sentence, words
 from transformers import PreTrainedModel
 
 from hf_bidir.explain import METHODS, load_checkpoint
 from hf_bidir.explain.alignment import Alignment
 from hf_bidir.explain.methods import methods_of
 from hf_bidir.explain.readout import names_tokens
-from hf_bidir.explain.report import explain_checkpoint
+from hf_bidir.explain.report import Explanation, explain_checkpoint
 
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE / "examples"  # a folder of images per data set
@@ -34,7 +35,7 @@ OPENS_WITH = "sst2"  # where there is one: a sentence is quicker to understand t
 LONGEST, LARGEST = 2000, "10mb"  # of a text, in letters, and of an image
 KEPT = 3600  # seconds that an upload stays
 LOADED = 4  # checkpoints that stay in memory
-DEFAULT, PREDICTED = "contributions", "the prediction"
+DEFAULT = "contributions"
 LAUNCH = {
     "theme": gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"]),  # none from other servers
     "css_paths": HERE / "style.css",
@@ -279,7 +280,10 @@ def explained(
             where |= {"layer": chosen[0], "head": chosen[1]}
         other = counterpart_of(checkpoint, checkpoints)
         names = [checkpoint, other] if other else [checkpoint]
-        found = [explain_checkpoint(loaded(name), given, **where) for name in names]
+        found = [explain_checkpoint(loaded(checkpoint), given, **where)]
+        if target == PREDICTED and (label := predicted_class(checkpoint, found[0])):
+            where["target"] = target = label  # the counterpart is explained for the same class, whatever it predicts
+        found += [explain_checkpoint(loaded(name), given, **where) for name in names[1:]]
     except (ValueError, OSError) as error:
         reason = str(error)
         return refused(reason.replace(image, Path(image).name) if image else reason)  # the folder is not the visitor's
@@ -287,6 +291,16 @@ def explained(
     for side, drawn_side in enumerate(_sides(names, found, target)):
         answer |= {f"{part} {side}": properties for part, properties in zip(SIDE, drawn_side, strict=True)}
     return HIDDEN | answer
+
+
+@torch.inference_mode()
+def predicted_class(checkpoint: str, explanation: Explanation | Alignment) -> str | None:
+    """The class that a classifier predicts; None for other models."""
+    model = loaded(checkpoint)[0]
+    if "Classification" not in type(model).__name__ or model.config.num_labels < 2:
+        return None
+    logits = model(**explanation.example.inputs).logits
+    return model.config.id2label[logits.argmax().item()] if logits.dim() == 2 else None
 
 
 def refused(reason: str) -> Properties:

@@ -15,6 +15,7 @@ from hf_bidir.explain.figures import MARKED_SHARE
 from hf_bidir.explain.methods import METHODS
 from hf_bidir.explain.report import Explanation
 
+PREDICTED = "the prediction"  # as a target, in place of a name
 IN_USE = 0.8  # share of the colour map; black text could not be read on its ends
 NUMBERED = 8  # heads in a row whose cells have room for a number; of more, a cell shows it when the mouse is over it
 # a click on any button of an HTML component arrives in Python as its select event
@@ -97,13 +98,14 @@ def legend(scale: Scale, unit: str, of_words: bool = False) -> str:
 def sentence(explanation: Explanation, target: str) -> str:
     """What the words or patches show, in one sentence."""
     method = METHODS[explanation.method]
+    quoted = target if target == PREDICTED else f"“{target}”"
     things = "words" if explanation.example.grid is None else "patches"
     if not method.signed:
         meaning = f"the darker the {things}, the larger"
     elif method.oriented:
         meaning = f"red {things} have positive values, blue ones negative values"
     else:
-        meaning = f"red {things} support {target}, blue ones oppose it"
+        meaning = f"red {things} support {quoted}, blue ones oppose it"
     example = explanation.example
     hidden = [token for token, special in zip(example.tokens, example.special, strict=True) if special]
     without = f" ({', '.join(dict.fromkeys(hidden))} not shown)" if hidden else ""

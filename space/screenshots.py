@@ -13,7 +13,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
 SCREENS = {
-    "space.png": ("", 1280, 960),
+    "space.png": ("", 1280, 700),
     "space-phone.png": ("digits", 390, 1660),
 }  # the model it opens with, and its size
 

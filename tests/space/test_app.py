@@ -154,7 +154,7 @@ def test_the_page_opens_with_an_explained_example_on_one_colour_scale(visit):
         expect(card(page, side).get_by_role("heading", name=title)).to_be_visible()
         expect(card(page, side).locator(".block.title")).to_contain_text(re.compile(r"\(\d+\.\d%\)"))
         expect(card(page, side).locator(".patch")).to_have_count(16)
-        expect(card(page, side).locator(".picture p")).to_have_text(re.compile(r"red patches support the prediction"))
+        expect(card(page, side).locator(".picture p")).to_have_text(re.compile("red patches support “0”"))
     legends = [card(page, side).locator(".picture .legend").inner_text() for side in (0, 1)]
     assert legends[0] == legends[1]
     assert page.locator(".patch i").evaluate_all("all => new Set(all.map(one => one.style.background)).size") > 8
@@ -286,6 +286,12 @@ def test_what_an_encoder_decoder_generates_is_shown_as_an_alignment(tmp_path):
 def test_a_checkpoint_without_counterpart_is_shown_alone(texts):
     answer = answer_to(texts[:1], SENTENCES[0])
     assert (answer["column 0"]["visible"], answer["column 1"]["visible"]) == (True, False)
+
+
+def test_both_models_are_explained_for_the_class_that_the_first_predicts(texts):
+    answer = answer_to(texts, SENTENCES[0])
+    explained_class = [re.search(r"the logit of (\w+)", answer[f"title {side}"]["value"])[1] for side in (0, 1)]
+    assert re.search(r"\w+: (\w+) \(", answer["title 0"]["value"])[1] == explained_class[0] == explained_class[1]
 
 
 def test_a_method_of_the_whole_model_ignores_the_head_and_locks_the_grid(texts):
