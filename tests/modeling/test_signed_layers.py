@@ -221,7 +221,7 @@ def test_the_mask_of_a_sliding_window_spends_nothing_on_keys_out_of_reach(padded
 def test_a_window_over_a_cache_is_refused():
     query, key, value = tensors()
     module = layer(attn_scope="window", attn_window=2)
-    with pytest.raises(ValueError, match=r"got 1 queries for 5 keys\..*pass use_cache=False"):
+    with pytest.raises(ValueError, match=r"got 1 queries for 5 keys\..*with use_cache=False"):
         signed_attention(module, query[:, :, :1], key, value)
 
 
