@@ -182,9 +182,7 @@ def test_erasure_renormalises_what_is_left():
 
 
 def test_what_needs_attention_between_tokens_is_refused_and_says_what_there_is():
-    with pytest.raises(
-        ValueError, match=r"rollout .* choose one of contributions"
-    ):
+    with pytest.raises(ValueError, match=r"rollout .* choose one of contributions"):
         token_scores(model_of(), texts(), "rollout")
 
 
