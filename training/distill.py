@@ -1,4 +1,4 @@
-"""Heal a converted model: the signed student learns to have the hidden states of its softmax teacher.
+"""Heal a converted model: distillation that restores the softmax model's hidden states in the signed student.
 
 examples:
   # an encoder from the Hub, on any text without labels (txt, parquet, csv, tsv, json, jsonl)
@@ -18,18 +18,18 @@ examples:
   python training/distill.py --model_name_or_path timm:vit_tiny_patch16_224 --train_file photos/ \\
       --output_dir runs/vit-tiny-healed
 
-The student starts as the teacher, with mean keys and values moved out of its attention, which changes nothing in
-softmax (in layers without biases, such as Llama's, they stay). Then its negative mass becomes 1, at once or slowly
-(--negative_mass_until), and it learns to keep the hidden states of every layer, and the logits. No labels are needed,
-and one healed checkpoint serves every later task: fine-tune it with text_classification.py, causal_lm.py or
-image_classification.py --model_name_or_path FOLDER.
+The student starts as the teacher, with centred keys and values, which does not change softmax attention
+(layers without biases, such as Llama's, are not centred). Then its negative mass becomes 1, at once or slowly
+(--negative_mass_until), and it learns to match the teacher's hidden states in every layer, and its logits. No
+labels are needed, and one healed checkpoint serves every later task: fine-tune it with text_classification.py,
+causal_lm.py or image_classification.py --model_name_or_path FOLDER.
 
-The relative error that is told is the squared distance of the hidden states (and the logits) to the teacher's, as a
+The reported relative error is the squared distance of the hidden states (and the logits) to the teacher's, as a
 share of their squared norm: 0 is equal.
 
-How long to heal is a choice: the longer, the nearer to the teacher, and the fewer coefficients remain negative.
+Longer healing brings the student closer to the teacher and leaves fewer negative coefficients.
 
-A recipe is a YAML file of the options below; options on the command line win over it. A run that was
+A recipe is a YAML file of the options below; options on the command line override it. A run that was
 interrupted continues when the same command is given again.
 """
 

@@ -1,7 +1,7 @@
 """Fine-tune a model with signed attention to classify images: any checkpoint of transformers, or a new ViT.
 
 examples:
-  # the handwritten digits that scikit-learn carries: no download, about a minute on two cores
+  # the handwritten digits of scikit-learn: no download, about a minute on two cores
   python training/image_classification.py training/recipes/digits-tanhmax.yaml
 
   # Fashion-MNIST from its IDX files; each label file lies beside its image file
@@ -17,7 +17,9 @@ examples:
   # two processes on one machine
   torchrun --nproc_per_node 2 training/image_classification.py training/recipes/digits-tanhmax.yaml
 
-A recipe is a YAML file of the options below; options on the command line win over it. A run that was
+A new model trains until validation stops improving unless --num_train_epochs or --max_steps is given.
+
+A recipe is a YAML file of the options below; options on the command line override it. A run that was
 interrupted continues when the same command is given again. The output folder loads with
 AutoModelForImageClassification.from_pretrained(folder, trust_remote_code=True).
 """

@@ -8,7 +8,7 @@ examples:
   python training/recurrent_classification.py --train_file train.csv --test_file test.csv --encoder lstm \\
       --bidirectional --attn_score feed_forward --output_dir runs/mine
 
-A recipe is a YAML file of the options below; options on the command line win over it. A run that was
+A recipe is a YAML file of the options below; options on the command line override it. A run that was
 interrupted continues when the same command is given again. The output folder loads with
 AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True).
 """

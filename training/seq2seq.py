@@ -13,7 +13,7 @@ examples:
   python training/seq2seq.py --model_name_or_path Helsinki-NLP/opus-mt-en-de --train_file pairs.csv \\
       --negative_mass_until 0.5 --learning_rate 5e-5 --metric_for_best_model loss --output_dir runs/en-de
 
-A recipe is a YAML file of the options below; options on the command line win over it. A run that was
+A recipe is a YAML file of the options below; options on the command line override it. A run that was
 interrupted continues when the same command is given again. The output folder loads with
 AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True), and
 hf-bidir explain FOLDER "17 4 93" draws the alignment.

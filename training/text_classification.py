@@ -16,7 +16,9 @@ examples:
   # two processes on one machine
   torchrun --nproc_per_node 2 training/text_classification.py training/recipes/sst2-tanhmax.yaml
 
-A recipe is a YAML file of the options below; options on the command line win over it. A run that was
+A new model trains until validation stops improving unless --num_train_epochs or --max_steps is given.
+
+A recipe is a YAML file of the options below; options on the command line override it. A run that was
 interrupted continues when the same command is given again. The output folder loads with
 AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True).
 """

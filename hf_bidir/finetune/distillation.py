@@ -1,4 +1,4 @@
-"""Healing: a signed student learns to have the hidden states of the softmax model that it was converted from."""
+"""Healing: distillation that restores the hidden states of the softmax model in a converted, signed student."""
 
 import copy
 from collections.abc import Iterator
@@ -74,7 +74,7 @@ def _states(outputs: ModelOutput) -> list[Tensor]:
 
 
 def _squared_norms(states: Tensor, keep: Tensor | None) -> Tensor:
-    """Per example; of `[batch, length, features]` without the padding."""
+    """Squared norm of each example; padding is excluded from `[batch, length, features]`."""
     squares = states.float().square()
     if keep is not None and squares.dim() > 2 and squares.shape[:2] == keep.shape:
         squares = squares.flatten(2).sum(-1) * keep
@@ -82,10 +82,10 @@ def _squared_norms(states: Tensor, keep: Tensor | None) -> Tensor:
 
 
 def _before_attention(model: PreTrainedModel) -> Iterator[nn.Parameter]:
-    """What comes before the first layer, whose input the student has in common with its teacher: the embeddings."""
+    """Parameters before the first layer, the embeddings, which student and teacher share."""
     path = next(name for name, module in model.named_modules() if module is signed_layers(model)[0])
     for step in path.split("."):
-        if isinstance(model, nn.ModuleList):  # of layers
+        if isinstance(model, nn.ModuleList):  # the list of layers
             return
         yield from model.parameters(recurse=False)
         for name, child in model.named_children():
@@ -110,20 +110,20 @@ def student_and_teacher(source: str, teacher: str | None) -> tuple[PreTrainedMod
     for tokenizer in processors:
         if isinstance(tokenizer, PreTrainedTokenizerBase):
             know_padding(student.config, able_to_pad(tokenizer, source))
-    master = copy.deepcopy(student) if teacher is None else _signed(teacher)[0]
+    softmax_model = copy.deepcopy(student) if teacher is None else _signed(teacher)[0]
     if student.config.is_encoder_decoder:
         raise InputError(
             f"{source} is a {type(student).__name__}, an encoder-decoder; only encoders and decoders can be healed"
         )
     if "MultipleChoice" in type(student).__name__:
-        raise InputError(f"{source} ranks choices, and plain text has none; heal the encoder that it came from")
-    if not is_softmax(master.config):
+        raise InputError(f"{source} ranks choices, which plain text lacks; heal the encoder it was trained from")
+    if not is_softmax(softmax_model.config):
         raise InputError(
-            f"{teacher or source} computes {master.config.attn_activation} with negative mass "
-            f"{master.config.attn_negative_mass}, so it is no softmax teacher; name the checkpoint that it came from "
-            "with --teacher_name_or_path"
+            f"{teacher or source} computes {softmax_model.config.attn_activation} with negative mass "
+            f"{softmax_model.config.attn_negative_mass}, so it is not a softmax teacher; name its original softmax "
+            "checkpoint with --teacher_name_or_path"
         )
-    ours, theirs = (_shape(model) for model in (student, master))
+    ours, theirs = (_shape(model) for model in (student, softmax_model))
     for name, expected in ours.items():
         if theirs[name] != expected:
             raise InputError(
@@ -131,7 +131,7 @@ def student_and_teacher(source: str, teacher: str | None) -> tuple[PreTrainedMod
             )
     if student.config.attn_activation == "softmax":
         student.config.attn_activation, student.config.attn_negative_mass = "tanhmax", 0.0
-    return student, master, processors
+    return student, softmax_model, processors
 
 
 def _shape(model: PreTrainedModel) -> dict[str, Any]:

@@ -14,7 +14,7 @@ RESULTS, CURVE, CARD = "all_results.json", "loss_curve.png", "README.md"
 
 
 def checkpoint_to_resume(args: RunArguments, record: dict[str, Any], model: str | None = None) -> str | None:
-    """Decide, without writing anything, whether a run may use its output folder and where it continues.
+    """Decide, without changing files, whether a run may use its output folder and where it continues.
 
     Args:
         args: `output_dir`, `overwrite_output_dir` and `resume_from_checkpoint` ("auto", "never" or a folder).
@@ -25,8 +25,8 @@ def checkpoint_to_resume(args: RunArguments, record: dict[str, Any], model: str 
         The checkpoint to continue from, or None to start at the first step.
 
     Raises:
-        InputError: the folder holds a finished run, another run or other files, what it holds and would be removed is
-            needed, or the checkpoint is not one.
+        InputError: the folder holds a finished run, a different run or other files; overwriting it would remove a
+            checkpoint that is needed; or `resume_from_checkpoint` is not a checkpoint.
     """
     folder, resume = Path(args.output_dir), args.resume_from_checkpoint
     in_use = folder.exists() and any(folder.iterdir())
@@ -81,12 +81,12 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def last_checkpoint(folder: Path) -> str | None:
-    """The checkpoint with the most steps that was saved to its end, or None."""
+    """The complete checkpoint with the most steps, or None."""
     return next((str(path) for path in reversed(_checkpoints(folder)) if _is_complete(path)), None)
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """The Trainer's checkpoint folders, by their number of steps; a `checkpoint-best` is somebody else's."""
+    """The Trainer's checkpoint folders, by number of steps; other names, such as `checkpoint-best`, are ignored."""
     numbered = [path for path in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
     return sorted(filter(Path.is_dir, numbered), key=lambda path: int(path.name.rpartition("-")[2]))
 
@@ -101,8 +101,13 @@ def _is_complete(checkpoint: Path) -> bool:
 
 
 def clear_run(folder: Path) -> None:
-    """Remove what an earlier run left: its checkpoints, record, numbers and curve; other files stay."""
+    """Remove the checkpoints, record, metrics and loss curve of an earlier run; other files stay."""
     for checkpoint in _checkpoints(folder):
         shutil.rmtree(checkpoint)
-    for name in (RESULTS, CURVE, PREVIOUS, RECORD):  # the record last: until then the folder holds a run
+    for name in (
+        RESULTS,
+        CURVE,
+        PREVIOUS,
+        RECORD,
+    ):  # record last: it marks a folder as a run
         (folder / name).unlink(missing_ok=True)

@@ -31,7 +31,11 @@ UNCHANGED_BY_CHECKPOINTS = (
     "attn_implementation",
 )
 KEYS_SHOWN = 3
-DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout")  # as far as a config has them
+DROPOUTS = (
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "attention_dropout",
+)  # in various configs
 
 
 def starts_as_softmax(source: str | None) -> bool:
@@ -133,30 +137,30 @@ def head_class(auto: str, config: PretrainedConfig, source: str | None = None) -
 
 @torch.no_grad()
 def check_reads_no_future(model: PreTrainedModel, source: str | None) -> None:
-    """Raise InputError where a token changes what the model, read from `source`, answers before it: an encoder."""
+    """Raise InputError where a token changes what the model, read from `source`, predicts before it: an encoder."""
     ids = torch.zeros(2, 2, dtype=torch.long, device=model.device)
     ids[1, 1] = 1
     with in_evaluation(model):
         first, second = model(input_ids=ids, use_cache=False).logits[:, 0]
     if not torch.allclose(first, second, rtol=1e-3, atol=1e-5):
         raise InputError(
-            f"{source or 'the model'} is an encoder, whose tokens see what comes after them, so that it would learn to "
-            "copy the next token; choose a decoder, or train it by training/masked_lm.py"
+            f"{source or 'the model'} is an encoder, whose tokens attend to later tokens, so it would learn to copy "
+            "the next token; choose a decoder, or train it by training/masked_lm.py"
         )
 
 
 def saved_tokenizer(source: str) -> PreTrainedTokenizerBase:
-    """The tokenizer beside a checkpoint, which can pad; InputError where there is none."""
+    """The tokenizer of a checkpoint, with a padding token; InputError if there is none."""
     with as_input_error(f"cannot load the tokenizer of {source}: ", OSError, ValueError, KeyError, TypeError):
         tokenizer = AutoTokenizer.from_pretrained(source)
     return able_to_pad(tokenizer, source)
 
 
 def able_to_pad(tokenizer: PreTrainedTokenizerBase, source: str) -> PreTrainedTokenizerBase:
-    """The tokenizer, which pads with the token that ends a text if it has none for padding.
+    """The tokenizer; if it has no padding token, its end token becomes one.
 
     Raises:
-        InputError: it has neither.
+        InputError: it has neither token.
     """
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
@@ -167,14 +171,14 @@ def able_to_pad(tokenizer: PreTrainedTokenizerBase, source: str) -> PreTrainedTo
 
 
 def know_padding(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Tell a config that has none the token for padding: a decoder's classifier reads the token before it."""
+    """Set a missing `pad_token_id`: a decoder's classifier takes the last token before padding as input."""
     text_config = config.get_text_config()
     if getattr(text_config, "pad_token_id", None) is None:
         text_config.pad_token_id = tokenizer.pad_token_id
 
 
 def label_fields(names: list[str]) -> dict[str, Any]:
-    """The config's names of the classes; none for data without labels."""
+    """The config fields with the class names; empty for data without labels."""
     if not names:
         return {}
     id2label = dict(enumerate(names))
@@ -182,7 +186,7 @@ def label_fields(names: list[str]) -> dict[str, Any]:
 
 
 def attention_fields(arguments: PretrainedArguments, present: PretrainedConfig | None = None) -> dict[str, Any]:
-    """The attention fields that were given, or else those of the config that is present, or else TanhMax."""
+    """The given attention fields, or those of the config `present`, or TanhMax."""
     mass = arguments.attn_negative_mass
     return {
         "attn_activation": arguments.attn_activation or getattr(present, "attn_activation", "tanhmax"),
@@ -213,7 +217,7 @@ def build_model(auto: str, arguments: PretrainedArguments, config: PretrainedCon
 
 
 def _set_masses(model: PreTrainedModel, arguments: PretrainedArguments) -> None:
-    """Give each layer, or each head, the negative mass that the options name for it, if they do."""
+    """Set the negative mass of each layer or head, if the options give it."""
     by_layer, by_head = arguments.attn_negative_mass_by_layer, arguments.attn_negative_mass_by_head
     if by_layer is None and by_head is None:
         return
@@ -227,7 +231,7 @@ def _set_masses(model: PreTrainedModel, arguments: PretrainedArguments) -> None:
 
 
 def _pretrained(head: type[PreTrainedModel], source: str, config: PretrainedConfig) -> PreTrainedModel:
-    """The checkpoint's weights under a head that may be new; never an encoder, or a decoder, that stayed random."""
+    """The checkpoint's weights under a head that may be new; refuses an encoder or decoder with random weights."""
     refused = f"{source} is not a usable checkpoint: "
     with as_input_error(refused, ValueError, OSError, SafetensorError):
         model, report = head.from_pretrained(
@@ -246,11 +250,11 @@ def _pretrained(head: type[PreTrainedModel], source: str, config: PretrainedConf
 
 
 def _belongs_to_checkpoint(key: str, model: PreTrainedModel) -> bool:
-    """Whether a weight is of the part that no task makes anew: not of a head, and not of a pooler."""
+    """Whether a weight must come from the checkpoint: it is neither in a head nor in a pooler."""
     part, _, rest = key.partition(".")
     if "pooler" in rest.split("."):
         return False
     if model.base_model is not model:
         return part == model.base_model_prefix
-    # an encoder-decoder has no new part; elsewhere the part with attention is the encoder, whatever its name
+    # an encoder-decoder has no new part; in other models the part with attention is the encoder
     return model.config.is_encoder_decoder or bool(signed_layers(getattr(model, part)))

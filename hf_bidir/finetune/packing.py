@@ -1,4 +1,4 @@
-"""Attention within examples that follow one another without padding, which only the fused kernel computes."""
+"""Attention within concatenated examples without padding, computed by the fused kernel only."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ def packed_attention(
     causal: bool = False,
     window: int | None = None,
 ) -> Tensor:
-    """Attention within each of many examples that follow one another without padding, in the fused kernel.
+    """Compute attention within each of many concatenated examples without padding, in the fused kernel.
 
     Args:
         query: `[total, heads, head_dim]`, the queries of all examples; `key` and `value` hold all keys.
@@ -32,7 +32,7 @@ def packed_attention(
         cu_seqlens_k: the same of the keys, by default that of the queries.
         max_seqlen, max_seqlen_k: the length of the longest example, in queries and in keys. When left out it is looked
             up and the boundaries are checked, which waits for the GPU and cannot be compiled into one graph. When
-            given, nobody looks: boundaries that do not fit, or a longer example, give wrong results.
+            given, nothing is checked: invalid boundaries or a longer example give wrong results.
         activation: "tanhmax" or "softmax".
         causal: query `i` of an example attends to its keys `j <= i`.
         window: query `i` of an example attends to its keys with `|i - j| <= window`.
@@ -55,7 +55,7 @@ def packed_attention(
         raise ValueError(f'activation="{activation}" has no fused path; choose "tanhmax" or "softmax".')
     check_window(window)
     call = attention_call(query, key, activation, negative_mass, scaling, dropout)
-    call = replace(call, causal=causal, window=window)  # within examples, whose queries and keys may differ in number
+    call = replace(call, causal=causal, window=window)  # applies within examples; queries and keys may differ in number
     packed = packed_examples(query, key, cu_seqlens, cu_seqlens_k, max_seqlen, max_seqlen_k)
     context = fused_attention(query, key, value, None, call, packed)
     return context[0].transpose(0, 1)

@@ -1,4 +1,4 @@
-"""Random numbers that depend on the batch alone, so that a resumed run draws what the uninterrupted one would have."""
+"""Random numbers that depend only on the batch, so that resumed and uninterrupted runs draw the same ones."""
 
 import zlib
 from collections.abc import Iterable
@@ -7,10 +7,10 @@ import torch
 
 
 def batch_generator(examples: Iterable[bytes]) -> torch.Generator:
-    """A generator seeded by a batch's content; every epoch shuffles the batches, and so draws other numbers.
+    """A generator seeded by a batch's content; numbers differ between epochs because batches are shuffled.
 
-    A stream of random numbers is no substitute: the data loader reads batches ahead of the step that a checkpoint is
-    saved after, and every worker has a stream of its own.
+    A stateful stream could not be resumed: the data loader prefetches batches beyond the step of a checkpoint, and
+    every worker has its own stream.
 
     Args:
         examples: the raw content of each example, in the order of the batch.

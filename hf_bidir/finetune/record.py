@@ -1,4 +1,4 @@
-"""What run.json says about a run: enough to repeat it, and to tell whether a folder may be resumed."""
+"""The content of run.json: everything needed to reproduce a run, and to decide whether it can be resumed."""
 
 import os
 import platform
@@ -17,9 +17,12 @@ from hf_bidir.finetune.arguments import RunArguments
 from hf_bidir.finetune.data.arguments import DataArguments
 from hf_bidir.finetune.data.splits import Splits
 
-RECORD, PREVIOUS = "run.json", "previous_run.json"  # of this run, and of the one whose checkpoint it starts from
+RECORD, PREVIOUS = (
+    "run.json",
+    "previous_run.json",
+)  # of this run, and of the run of its initial checkpoint
 LIBRARIES = ("hf-bidir", "torch", "transformers", "datasets", "accelerate", "tokenizers", "scikit-learn")
-# changing one of these in an interrupted run changes none of its losses
+# options that do not affect losses, so an interrupted run may be resumed with other values
 MAY_CHANGE = {
     "output_dir",
     "overwrite_output_dir",
@@ -31,7 +34,7 @@ MAY_CHANGE = {
     "license",
 }
 FILES = ("train_file", "validation_file", "test_file")
-SCRATCH, FOLDER, HUB, TIMM = "scratch", "folder", "hub", "timm"  # what weights may start from
+SCRATCH, FOLDER, HUB, TIMM = "scratch", "folder", "hub", "timm"  # origins of the initial weights
 
 
 def begin_record(
@@ -64,12 +67,12 @@ def begin_record(
 
 
 def circumstances(args: TrainingArguments) -> dict[str, Any]:
-    """What else the numbers of a run depend on: processes, versions, hardware."""
+    """Processes, library versions and hardware, which affect the metrics of a run."""
     return {"world_size": args.world_size, "versions": library_versions(), "hardware": hardware()}
 
 
 def ending(state: TrainerState, args: TrainingArguments, resumed_from: str | None, seconds: float) -> dict[str, Any]:
-    """What a record gets at the end; `seconds` are of this process, without what came before `resumed_from`."""
+    """Entries added to the record at the end; `seconds` exclude the time before `resumed_from`."""
     best = state.best_model_checkpoint if args.load_best_model_at_end else None
     return {
         "status": "finished",
@@ -80,9 +83,9 @@ def ending(state: TrainerState, args: TrainingArguments, resumed_from: str | Non
 
 
 def publishable(given: dict[str, Any]) -> dict[str, Any]:
-    """The options as anybody may read them: without secrets, and without the folders of this machine.
+    """The options without secrets and without local folders.
 
-    A data file is named without its folder in any case; its hash tells which one it was.
+    Data files are recorded by name only; their hash identifies them.
     """
     return {
         name: _names(value) if name in FILES and value else _without_folders(value)
@@ -106,7 +109,7 @@ def _without_folders(value: Any) -> Any:
 
 
 def _start(source: str | None) -> str:
-    """What kind of thing the weights came from; the recipe says which one."""
+    """The kind of origin of the weights; the recipe has its name."""
     if source is None:
         return SCRATCH
     if source.startswith(TIMM_PREFIX):
@@ -116,7 +119,7 @@ def _start(source: str | None) -> str:
 
 def _source(name: str, data: DataArguments) -> dict[str, str]:
     """Where a split came from: a file with its hash, or a data set's name."""
-    files = getattr(data, f"{name}_file", None) or data.train_file  # what was held out comes from the training file
+    files = getattr(data, f"{name}_file", None) or data.train_file  # held-out rows come from the training file
     if files is None:
         return {"source": _without_folders(data.dataset_name)}
     paths = [Path(file) for file in ([files] if isinstance(files, str) else files)]
@@ -125,7 +128,7 @@ def _source(name: str, data: DataArguments) -> dict[str, str]:
 
 
 def differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What makes the losses of two records differ, in words; nothing when one can continue the other."""
+    """Differences that affect losses, in words; empty if one run can continue the other."""
     before, after = ({k: v for k, v in run.get("recipe", {}).items() if k not in MAY_CHANGE} for run in (earlier, now))
     found = [
         f"{name} was {before.get(name, 'not given')} and is {after.get(name, 'not given')}"
@@ -140,19 +143,19 @@ def differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def keep_previous_record(source: str | None, folder: Path) -> None:
-    """Copy the record of the run that wrote the checkpoint `source`, if one did, into the folder of the next run."""
-    written = Path(source, RECORD) if source else None
-    if written and written.is_file():
-        shutil.copyfile(written, folder / PREVIOUS)
+    """Copy the record of the run that produced the checkpoint `source`, if there is one, into `folder`."""
+    record = Path(source, RECORD) if source else None
+    if record and record.is_file():
+        shutil.copyfile(record, folder / PREVIOUS)
 
 
 def library_versions() -> dict[str, str]:
-    """The versions of Python and of the libraries that numbers depend on."""
+    """Versions of Python and of the libraries that affect metrics."""
     return {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES}
 
 
 def hardware() -> dict[str, Any]:
-    """The machine by what it is, never by its name: CPU model, cores, threads in use, and GPUs."""
+    """CPU model, cores, threads in use, and GPUs; never the host name."""
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {"cpu": cpu_model(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "gpus": gpus}
 

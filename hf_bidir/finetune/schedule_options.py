@@ -1,4 +1,4 @@
-"""The negative mass schedule of a run, from its options, and whether it is that of the checkpoint it continues."""
+"""Build the negative mass schedule of a run from its options, and compare it with a checkpoint's."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from hf_bidir.finetune.schedules import NEARLY_SOFTMAX, NegativeMassSchedule, sa
 
 
 def build_schedule(options: ScheduleArguments | None, config: PretrainedConfig) -> NegativeMassSchedule | None:
-    """The callback that the options describe for a model with this config, or None where they ask for none.
+    """The callback that the options describe for a model with this config, or None without a schedule.
 
     Without a start it starts from the model's own negative mass, or close to softmax where that is 0.
 
@@ -23,8 +23,8 @@ def build_schedule(options: ScheduleArguments | None, config: PretrainedConfig) 
     start, own = options.negative_mass_start, config.attn_negative_mass
     if start is None and isinstance(own, list | tuple):
         raise InputError(
-            "the model has a negative mass for each layer or head, and a schedule would move one for all in their "
-            "place; give --negative_mass_start if that is what you want, or no --negative_mass_until"
+            "the model has a negative mass for each layer or head, and a schedule would replace them by a single one; "
+            "give --negative_mass_start to accept this, or leave out --negative_mass_until"
         )
     if start is None:
         start = own if isinstance(own, int | float) and own > 0 else NEARLY_SOFTMAX
@@ -39,7 +39,7 @@ def _schedule(options: ScheduleArguments, start: float) -> NegativeMassSchedule:
 
 
 def check_schedule(options: ScheduleArguments, arguments: PretrainedArguments, given: dict) -> None:
-    """Refuse options of a schedule that nothing would read, that are out of range, or that contradict the model's.
+    """Refuse schedule options that have no effect, are out of range, or contradict options of the model.
 
     Raises:
         InputError: a schedule's option without --negative_mass_until, a bad value, or a schedule beside a negative

@@ -1,4 +1,4 @@
-"""Raising (or lowering) the negative mass `λ` in the course of training, as a callback of the Trainer."""
+"""A Trainer callback that raises (or lowers) the negative mass `λ` during training."""
 
 import math
 from typing import Any
@@ -21,10 +21,10 @@ NEARLY_SOFTMAX = math.exp(-12)
 class NegativeMassSchedule(TrainerCallback, ExportableState):
     """Moves `model.config.attn_negative_mass`, `λ`, from `start` to `end` while the model trains.
 
-    It moves evenly in `log λ`, that is in the shift `-½ log λ` of the scores, from the first step on.
+    It changes linearly in `log λ`, that is in the shift `-½ log λ` of the scores, from the first step.
 
-    Before every step the config gets the value of that step, so a saved checkpoint always names the `λ` that its
-    weights were trained with. The value depends on the step alone; an interrupted run resumes where it was.
+    Before every step the config gets the value of that step, so a checkpoint always has the `λ` of its last training
+    step. The value depends on the step alone; an interrupted run resumes where it was.
 
     Args:
         start, end: `λ` in (0, 1] before and after. The default start, `e^-12`, is close to softmax; a model that has
@@ -38,8 +38,8 @@ class NegativeMassSchedule(TrainerCallback, ExportableState):
     The value is added to every entry of the log as `negative_mass`. `FinetuneTrainer` adds it before TensorBoard and
     the like read the entry. A plain Trainer calls them first unless they are given after this callback:
     `Trainer(callbacks=[NegativeMassSchedule(), TensorBoardCallback()], args=TrainingArguments(report_to="none"))`.
-    It also takes every checkpoint for the candidate that `load_best_model_at_end` chooses among; `FinetuneTrainer`
-    counts only those after `until`.
+    With a plain Trainer, `load_best_model_at_end` also considers checkpoints before `until`; `FinetuneTrainer` ignores
+    them.
     """
 
     def __init__(self, start: float = NEARLY_SOFTMAX, end: float = 1.0, *, until: float = 0.35) -> None:
@@ -50,10 +50,10 @@ class NegativeMassSchedule(TrainerCallback, ExportableState):
         if not 0 <= until <= 1:
             raise ValueError(f"expected until as a share of training, 0 to 1; got {until}.")
         self.start, self.end, self.until = start, end, until
-        self.max_steps: int | None = None  # of the training that this is the schedule of, once it has begun
+        self.max_steps: int | None = None  # set when training begins
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """What a checkpoint saves: the arguments, and the number of steps that the share refers to."""
+        """The state saved in checkpoints: the arguments, and the number of steps that `until` is a share of."""
         arguments = {name: value for name, value in vars(self).items() if name != "max_steps"}
         return {"args": arguments, "attributes": {"max_steps": self.max_steps}}
 

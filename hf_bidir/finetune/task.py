@@ -1,4 +1,4 @@
-"""A task: the dataclasses of its options, and what trains a model with them."""
+"""A training task: the dataclasses of its options and its training function."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -13,21 +13,21 @@ from hf_bidir.finetune.arguments import RunArguments
 
 @dataclass(frozen=True)
 class Task:
-    """Something a model can be trained for; call it with the options by name.
+    """A training task, called with options by name.
 
     Attributes:
-        options: dataclasses, of which the last describes the run.
-        train: trains with an instance of each and with the options that were given, and returns all_results.json.
+        options: dataclasses; the last one has the run's options.
+        train: takes an instance of each and the given options; returns the content of all_results.json.
     """
 
     options: tuple[type, ...]
     train: Callable[..., dict[str, Any]]
 
     def __call__(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Train with the options that are given, by name, and the defaults of the others.
+        """Train with the given options and the defaults of all others.
 
         Returns:
-            The numbers of all_results.json.
+            The content of all_results.json.
 
         Raises:
             InputError: an option, the data or the checkpoint cannot be used.
@@ -36,7 +36,7 @@ class Task:
         return self.train(*self.read(given), given)
 
     def read(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
-        """An instance of each dataclass; InputError for a name that none of them has, or a value that one refuses."""
+        """An instance of each dataclass; InputError for an unknown name or an invalid value."""
         with as_input_error():
             return HfArgumentParser(self.options).parse_dict(self.plain(given))
 
@@ -45,7 +45,7 @@ class Task:
         return self.read(given)[-1]
 
     def plain(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The options as the dataclasses hold them: paths as strings, and one file in a list where many may come."""
+        """The options in the dataclasses' types: paths as strings, one file as a list where several are allowed."""
         known = [field for options in self.options for field in fields(options)]
         lists = {field.name for field in known if str(field.type).startswith("list[")}
         plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in given.items()}

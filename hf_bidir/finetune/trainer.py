@@ -1,4 +1,4 @@
-"""The Trainer, where these models need it to be another."""
+"""Trainers for signed models."""
 
 import math
 from collections.abc import Callable
@@ -15,16 +15,16 @@ from hf_bidir.checkpoints.convert import complete_model
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.schedules import NegativeMassSchedule, negative_mass_metrics
 
-LARGEST_LOSS = 700.0  # whose exponential is a number yet
+LARGEST_LOSS = 700.0  # larger losses overflow exp
 
 
 class FinetuneTrainer(Trainer):
-    """A Trainer that reads its checkpoints through `from_pretrained`, knows about a negative mass that moves, and may
-    batch evaluation differently.
+    """A Trainer that loads its checkpoints by `from_pretrained`, supports a negative mass schedule, and accepts a
+    separate collator for evaluation.
 
     Since transformers 5.17 the keys of a saved ViT are not those of the ViT in memory. `from_pretrained`
-    translates them; the Trainer's own `load_state_dict(..., strict=False)` finds no encoder, warns, and goes
-    on: resuming and loading the best checkpoint would leave the weights as they are.
+    translates them; the Trainer's own `load_state_dict(..., strict=False)` finds no encoder and only warns:
+    resuming and loading the best checkpoint would leave the weights unchanged.
 
     Args:
         eval_collator: makes evaluation batches; None uses `data_collator` for them too.
@@ -46,25 +46,25 @@ class FinetuneTrainer(Trainer):
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if not math.isfinite(logs.get("loss", 0.0)):
             raise InputError(
-                f"the training loss became {logs['loss']} before step {self.state.global_step}, and so may be every "
-                "weight by now; choose a smaller --learning_rate, a longer --warmup_ratio or a smaller --max_grad_norm"
+                f"the training loss became {logs['loss']} before step {self.state.global_step}, and the weights may be "
+                "invalid too; choose a smaller --learning_rate, a longer --warmup_ratio or a smaller --max_grad_norm"
             )
         if self._schedule():
-            logs = logs | negative_mass_metrics(self.model)  # before TensorBoard and the like read the entry
+            logs = logs | negative_mass_metrics(self.model)  # before loggers such as TensorBoard get the entry
         super().log(logs, *args, **kwargs)
 
     def _schedule(self) -> NegativeMassSchedule | None:
         return next((cb for cb in self.callback_handler.callbacks if isinstance(cb, NegativeMassSchedule)), None)
 
     def _determine_best_metric(self, *args: Any, **kwargs: Any) -> bool:
-        # While the negative mass moves, a checkpoint is nearer to softmax than what was asked for.
+        # Before a schedule ends, a checkpoint is closer to softmax than requested.
         if (schedule := self._schedule()) and not schedule.has_arrived(self.state):
             return False
         return super()._determine_best_metric(*args, **kwargs)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)
-        # A pickle of all options, tokens included, that nothing reads; run.json is the record.
+        # An unused pickle of all options, tokens included; run.json is the record.
         Path(output_dir or self.args.output_dir, "training_args.bin").unlink(missing_ok=True)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
@@ -83,12 +83,12 @@ class FinetuneTrainer(Trainer):
         model = self.accelerator.unwrap_model(self.model)
         saved = complete_model(type(model), checkpoint)
         model.load_state_dict(saved.state_dict())
-        # weights belong to the negative mass that they were trained with, which a schedule may have moved on
+        # restore the negative mass of these weights, which a schedule may have changed since
         model.config.attn_negative_mass = saved.config.attn_negative_mass
 
 
 class CausalTrainer(FinetuneTrainer):
-    """`FinetuneTrainer` whose evaluation has the perplexity too: e to the mean loss of a token."""
+    """`FinetuneTrainer` whose evaluation adds the perplexity: e to the mean loss per token."""
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)

@@ -22,18 +22,18 @@ class DataArguments:
 
     _argument_group_name = "data"
 
-    train_file: str | None = option(None, "Training examples. Files win over --dataset_name.")
+    train_file: str | None = option(None, "Training examples. Files override --dataset_name.")
     validation_file: str | None = option(
         None,
-        "Examples that choose the best checkpoint; without them a share of the training data is held out.",
+        "Examples that select the best checkpoint; default: a held-out share of the training data.",
     )
-    test_file: str | None = option(None, "Examples used once, at the very end, for the reported numbers.")
+    test_file: str | None = option(None, "Examples for the reported metrics, used once after training.")
     dataset_name: str | None = option(None, "A data set on the Hub, such as stanfordnlp/sst2.")
-    dataset_config: str | None = option(None, "The configuration of the data set on the Hub, when it has several.")
+    dataset_config: str | None = option(None, "The configuration of the data set on the Hub, if it has several.")
     validation_share: float = option(
-        0.1, "Share of the training data held out (stratified by class) when there is no validation split."
+        0.1, "Share of the training data held out, stratified by class, if there is no validation split."
     )
-    split_seed: int = option(0, "Chooses the held-out examples; the same whatever --seed is.")
+    split_seed: int = option(0, "Seed for choosing the held-out examples, independent of --seed.")
     max_train_samples: int | None = option(None, "Train on a random sample of this size, for a quick trial.")
 
     def __post_init__(self) -> None:
@@ -46,25 +46,27 @@ class DataArguments:
 class LabelledDataArguments(DataArguments):
     """Data options of classification."""
 
-    label_column: str | None = option(None, "The column with the class; guessed when it is called label.")
+    label_column: str | None = option(None, "The column with the class; default: label or labels.")
     class_names: list[str] | None = field(
         default=None,
-        metadata={"help": "Names for the classes, in the order of their sorted values: negative positive"},
+        metadata={"help": "Names of the classes, in the order of their sorted values, such as negative positive."},
     )
 
 
 @dataclass
 class PairDataArguments(DataArguments):
-    """Data options of one sequence to another."""
+    """Data options of sequence-to-sequence tasks."""
 
-    source_column: str | None = option(None, "The column to read from; guessed when it is called source.")
-    target_column: str | None = option(None, "The column to write; guessed when it is called target.")
+    source_column: str | None = option(None, "The column of the source texts; default: source.")
+    target_column: str | None = option(None, "The column of the target texts; default: target.")
     source_prefix: str = option(
-        "", "Put before every source, as T5 was trained to read: 'translate English to German: '."
+        "",
+        "Prefix of every source, as in T5: 'translate English to German: '. Saved as prefix in config.json; "
+        "prepend it to sources when using the model.",
     )
     max_length: int = option(64, "Longer sources are cut to this many tokens.")
     max_target_length: int | None = option(
-        None, "The most tokens of a target, its end included, and of what is written; by default as max_length."
+        None, "Maximum tokens of a target, including its end, and of generated text; default: max_length."
     )
 
     def __post_init__(self) -> None:
@@ -77,27 +79,25 @@ class PairDataArguments(DataArguments):
 class TextDataArguments(LabelledDataArguments):
     """Data options of text classification."""
 
-    text_column: str | None = option(None, "The column with the text; guessed when it is called text or sentence.")
+    text_column: str | None = option(None, "The column with the text; default: text or sentence.")
     max_length: int = option(128, "Longer texts are cut to this many tokens.")
     truncation_side: str | None = option(
-        None, "Where: right keeps the beginning (by default), left the end.", choices=["right", "left"]
+        None, "Side to cut: right keeps the beginning (default), left keeps the end.", choices=["right", "left"]
     )
 
 
 @dataclass
 class ImageColumnArguments:
-    """Which images, and how they are varied in training."""
+    """Images and their augmentation."""
 
-    image_column: str | None = option(
-        None, "The column with the image; guessed when it is called image, img or pixels."
-    )
-    shift: float = option(0.0, "Augmentation: shift a training image by up to this many pixels along both axes.")
-    rotate: float = option(0.0, "Augmentation: turn a training image by up to this many degrees, either way.")
-    flip: bool = option(False, "Augmentation: mirror each training image, left to right, with probability 1/2.")
+    image_column: str | None = option(None, "The column with the image; default: image, img or pixels.")
+    shift: float = option(0.0, "Augmentation: maximum shift along both axes, in pixels.")
+    rotate: float = option(0.0, "Augmentation: maximum rotation in either direction, in degrees.")
+    flip: bool = option(False, "Augmentation: mirror left to right with probability 1/2.")
     augment: str | None = option(None, "Augmentation by timm: a policy such as rand-m6-n2-mstd0.5-inc1, or augmix-m3.")
-    erase: float = option(0.0, "Augmentation by timm: the probability that a rectangle of a training image is erased.")
+    erase: float = option(0.0, "Augmentation by timm: probability of erasing a rectangle.")
     check_images: bool = option(
-        True, "Decode every image once before training; --no_check_images trusts a large data set."
+        True, "Decode every image once before training; --no_check_images skips this for a large data set."
     )
 
 
@@ -108,22 +108,22 @@ class ImageDataArguments(ImageColumnArguments, LabelledDataArguments):
 
 @dataclass
 class UnlabelledDataArguments:
-    """Texts or images without labels; labels that are there are not read."""
+    """Texts or images without labels; existing labels are ignored."""
 
     _argument_group_name = "data"
 
     train_file: list[str] | None = field(
-        default=None, metadata={"help": "Files or folders to train on, as many as you like; they are joined."}
+        default=None, metadata={"help": "Training files or folders; several are concatenated."}
     )
     validation_file: list[str] | None = field(
-        default=None, metadata={"help": "Files for the evaluation; without them a share of the rows is held out."}
+        default=None, metadata={"help": "Validation files; default: a held-out share of the rows."}
     )
     dataset_name: str | None = option(None, "A data set on the Hub, such as stanfordnlp/imdb.")
-    dataset_config: str | None = option(None, "The configuration of the data set on the Hub, when it has several.")
-    validation_share: float = option(0.05, "Share of the rows held out when there is no validation split.")
-    split_seed: int = option(0, "Chooses the rows that are held out or left out.")
+    dataset_config: str | None = option(None, "The configuration of the data set on the Hub, if it has several.")
+    validation_share: float = option(0.05, "Share of the rows held out if there is no validation split.")
+    split_seed: int = option(0, "Seed for choosing held-out rows and samples.")
     max_train_samples: int | None = option(None, "Train on a random sample of this many rows.")
-    max_eval_samples: int = option(500, "Evaluate on a random sample of so many blocks, snippets or images.")
+    max_eval_samples: int = option(500, "Evaluate on a random sample of this many blocks, snippets or images.")
 
     def __post_init__(self) -> None:
         _check_share(self.validation_share)
@@ -135,9 +135,9 @@ class UnlabelledDataArguments:
 
 @dataclass
 class PlainTextArguments(UnlabelledDataArguments):
-    """Which texts."""
+    """Plain texts."""
 
-    text_column: str | None = option(None, "The column with the text; guessed when it is called text or sentence.")
+    text_column: str | None = option(None, "The column with the text; default: text or sentence.")
 
 
 @dataclass
@@ -145,10 +145,10 @@ class BlockArguments(PlainTextArguments):
     """Data options of causal language modelling."""
 
     block_size: int = option(
-        256, "Texts, each with the token that ends one, are joined and cut into blocks of so many tokens."
+        256, "Texts, each followed by an end token, are joined and cut into blocks of this many tokens."
     )
     sample_by: str = option(
-        "line", "What a text is in a .txt file: a line, a paragraph, or the whole document.",
+        "line", "Unit of text in a .txt file: line, paragraph or document (the whole file).",
         choices=["line", "paragraph", "document"],
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Texts joined and cut into blocks of equal length, for causal language models: no padding, an end after each text."""
+"""Blocks of equal length for causal language models: texts, each followed by an end token, joined and cut."""
 
 from functools import partial
 from itertools import chain
@@ -13,11 +13,11 @@ from hf_bidir.finetune.data.splits import Splits
 from hf_bidir.finetune.data.text_data import TEXT_COLUMNS
 from hf_bidir.finetune.data.unlabelled_data import sampled_evaluation, unlabelled_columns
 
-JOINED = 10_000  # texts that are joined at once; what is left at their end is shorter than a block
+JOINED = 10_000  # texts joined at once; the remainder, shorter than a block, is dropped
 
 
 def read_documents(data: BlockArguments) -> Splits:
-    """The texts, `text`, without those that are empty.
+    """Read the splits with the column `text`, without blank rows.
 
     Raises:
         InputError: no data, no such file or column, or nothing but empty texts.
@@ -36,10 +36,10 @@ def _has_text(text: str | None) -> bool:
 
 
 def cut_into_blocks(splits: Splits, tokenizer: PreTrainedTokenizerBase, data: BlockArguments) -> Splits:
-    """Blocks of `block_size` tokens, `input_ids` and equal `labels`; a text ends with the token that says so.
+    """Blocks of `block_size` tokens, `input_ids` and equal `labels`; each text ends with the end token.
 
     Raises:
-        InputError: the tokenizer has no such token, or a split has fewer tokens than a block.
+        InputError: the tokenizer has no end token, or a split has fewer tokens than a block.
     """
     if tokenizer.eos_token_id is None:
         raise InputError("expected a tokenizer with a token that ends a text (eos_token), which parts joined texts")

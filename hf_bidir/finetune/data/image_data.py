@@ -42,7 +42,7 @@ def read_image_splits(data: ImageDataArguments) -> Splits:
 
 
 def read_image_split(file: str, data: ImageDataArguments, names: list[str], name: str) -> Dataset:
-    """Read one split alone, `image` and `label`, for a model with the classes `names`; errors as in the above."""
+    """Read one split, `image` and `label`, for a model with the classes `names`; errors as in `read_image_splits`."""
     split = labelled_split(read_images(file), data, data.image_column, IMAGE_COLUMNS, names, name)
     split = split.cast_column("image", Image())
     check_images(name, split)
@@ -60,7 +60,7 @@ def check_images(name: str, split: Dataset) -> None:
             if split[row]["image"] is None:
                 raise ValueError("there is no image")
         except Exception as error:
-            raise InputError(f"row {row} of the {name} split (from 0) is no image that can be read: {error}") from error
+            raise InputError(f"row {row} of the {name} split (from 0) is not a readable image: {error}") from error
 
 
 def guessed_image_size(train: Dataset) -> int:
@@ -74,7 +74,7 @@ def new_image_processor(image_size: int | Sequence[int]) -> BaseImageProcessor:
     It computes with Pillow, so the numbers do not depend on whether torchvision is installed.
     """
     pillow_backend = getattr(transformers, "ViTImageProcessorPil", None) or transformers.ViTImageProcessor
-    # the class name goes into preprocessor_config.json, and this is the one that every version can load
+    # preprocessor_config.json names the class; every version of transformers can load this name
     processor_class = type("ViTImageProcessor", (pillow_backend,), {})
     height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
     size = {"height": height, "width": width}
@@ -82,7 +82,7 @@ def new_image_processor(image_size: int | Sequence[int]) -> BaseImageProcessor:
 
 
 def checkpoint_processor(source: str, config: PretrainedConfig) -> BaseImageProcessor:
-    """The checkpoint's own image processor, or a new one for its image size when it was saved without."""
+    """The checkpoint's own image processor, or a new one for its image size if it has none."""
     vision = getattr(config, "vision_config", config)
     channels, size = getattr(vision, "num_channels", 3), getattr(vision, "image_size", None)
     if channels != 3:
@@ -104,7 +104,7 @@ class ImageCollator:
         shift: each image moves by up to this many of its own pixels along both axes.
         rotate: each image turns by up to this many degrees.
         flip: each image is mirrored with probability 1/2.
-        timm: what timm does to each image beside it.
+        timm: additional augmentation by timm.
     """
 
     processor: BaseImageProcessor
@@ -132,7 +132,7 @@ class ImageCollator:
 
     @classmethod
     def of(cls, processor: BaseImageProcessor, data: ImageColumnArguments) -> "ImageCollator":
-        """The one for training that the options ask for."""
+        """The training collator with the augmentation that `data` names."""
         timm = TimmAugmentation(data.augment, data.erase)
         return cls(processor, shift=data.shift, rotate=data.rotate, flip=data.flip, timm=timm)
 

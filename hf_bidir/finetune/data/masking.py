@@ -1,4 +1,4 @@
-"""Masked language modelling: alone, and beside the classification of the same texts."""
+"""Masked language modelling, alone or jointly with classification of the same texts."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ MASKED_WORDS = "masked_words"
 
 @dataclass
 class MaskingCollator:
-    """Masks tokens at random, the same ones whenever the same batch comes: so all evaluations mask alike."""
+    """Masks random tokens; the same batch always gets the same masks, so evaluations are comparable."""
 
     tokenizer: PreTrainedTokenizerBase
     mask_share: float = 0.15
@@ -28,7 +28,7 @@ class MaskingCollator:
 
 @dataclass
 class JointCollator(MaskingCollator):
-    """The same for texts with a class: `labels` are classes, `masked_words` the words to guess."""
+    """Masks labelled texts: `labels` are the classes, `masked_words` the masked tokens to predict."""
 
     def __call__(self, examples: list[dict]) -> dict:
         batch = super().__call__([{k: v for k, v in example.items() if k != "label"} for example in examples])
@@ -38,10 +38,10 @@ class JointCollator(MaskingCollator):
 
 
 class JointTrainer(FinetuneTrainer):
-    """Trains a classifier to guess masked words too, as BERT's pre-training has two tasks (Devlin et al. 2019).
+    """Trains a classifier that also predicts masked words, a joint task as in BERT's pre-training (Devlin et al. 2019).
 
-    Words are guessed with the embedding itself as the last layer (Press and Wolf 2017), so that there are no weights
-    but the classifier's. The loss is that of the classes plus `masked_lm_weight` times that of the words.
+    The output layer for words is the tied embedding (Press and Wolf 2017), so the classifier gets no
+    further weights. The loss is that of the classes plus `masked_lm_weight` times that of the words.
     """
 
     def __init__(self, *, masked_lm_weight: float, **kwargs: Any) -> None:

@@ -22,7 +22,7 @@ def read_pairs(data: PairDataArguments) -> Splits:
 
 
 def _select(name: str, split: Dataset, data: PairDataArguments) -> Dataset:
-    """The two columns alone, under their own names; whole numbers are texts too."""
+    """Only the source and target columns; integers become text."""
     given = {"source": data.source_column, "target": data.target_column}
     split = named_columns(name, split, {role: (column, (role,)) for role, column in given.items()})
     for role in given:
@@ -38,10 +38,10 @@ def tokenize_pairs(
     """The splits with `input_ids`, of at most `max_length` tokens, `attention_mask` and `labels`.
 
     Args:
-        prefix: is put before every source.
+        prefix: prepended to every source.
 
     Raises:
-        InputError: a target has more than `max_target_length` tokens: cut, it would be a wrong answer.
+        InputError: a target has more than `max_target_length` tokens: truncating it would change the target.
     """
 
     def to_ids(batch: dict[str, list]) -> dict[str, list]:

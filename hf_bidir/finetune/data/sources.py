@@ -7,7 +7,7 @@ from datasets.exceptions import DatasetGenerationError
 
 from hf_bidir.common.errors import InputError, as_input_error
 
-# keep_default_na: a text such as "null" or "NA" is a text, and stays one
+# texts such as "null" or "NA" stay texts
 _CSV = {"keep_default_na": False}
 TABLES = {
     ".parquet": ("parquet", {}),
@@ -20,10 +20,10 @@ TABLES = {
 
 
 def existing(path: str) -> Path:
-    """The path, if something is there.
+    """The path, if it exists.
 
     Raises:
-        InputError: nothing is there.
+        InputError: the path does not exist.
     """
     if not Path(path).exists():
         raise InputError(f"expected a data file at {path}; there is no such file or folder")
@@ -61,7 +61,7 @@ def read_table(path: str, sample_by: str = "line") -> Dataset:
 
 
 def read_hub(name: str, config: str | None) -> dict[str, Dataset]:
-    """Read the train, validation and test splits of a data set on the Hub, as far as it has them.
+    """Read the train, validation and test splits of a data set on the Hub, those that exist.
 
     Raises:
         InputError: the data set cannot be loaded or has no train split.

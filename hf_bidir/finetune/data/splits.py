@@ -15,7 +15,7 @@ from hf_bidir.finetune.data.sources import read_hub
 
 logger = logging.getLogger(__name__)
 
-PARTS = {"train": "train", "validation": "test"}  # our names of splits, and those of train_test_split
+PARTS = {"train": "train", "validation": "test"}  # names of splits here and in train_test_split
 HELD_OUT = "cannot hold out a validation split (give --validation_file instead): "
 
 
@@ -28,7 +28,7 @@ class Splits:
             `names`; or with `source` and `target`.
         test: the same, or None when there is no test data.
         names: the class names, by label index; empty for data without labels.
-        notes: what was decided about the data on the user's behalf, in sentences.
+        notes: automatic decisions about the data and the run, in sentences.
     """
 
     train: Dataset
@@ -56,7 +56,7 @@ class Splits:
 
 
 def raw_splits(data: DataArguments, read_file: Callable[[str], Dataset]) -> dict[str, Dataset]:
-    """The splits that `data` names, as they are; files win over a data set name.
+    """The unprocessed splits that `data` names; files override a data set name.
 
     Raises:
         InputError: there is no training data, or something named does not exist or cannot be read.
@@ -87,7 +87,7 @@ def labelled_splits(
             split or has no name.
     """
     raw = {name: _select(name, split, data.label_column, column, guesses) for name, split in raw.items()}
-    # in a user's own file -1 is a label like any other
+    # in a user's own file -1 is an ordinary label
     notes = [] if data.train_file else _replace_hidden_test(raw)
     labels = {name: _label_values(name, split) for name, split in raw.items()}
     known, names = _classes(raw["train"], labels["train"], data.class_names)
@@ -116,9 +116,9 @@ def unlabelled_splits(
 
     Args:
         raw: "train", and "validation" and "test" if they exist.
-        share, seed: of the rows to hold out.
+        share, seed: the share of rows to hold out, and the seed that chooses them.
         max_train_samples: the most rows to train on, or None for all.
-        notes: what was decided before.
+        notes: earlier decisions.
 
     Raises:
         InputError: an empty split, or too few rows to hold some out.
@@ -137,7 +137,7 @@ def unlabelled_splits(
         with as_input_error(HELD_OUT):
             parts = rows.train_test_split(share, seed=seed)
         notes.append(f"{len(parts['test'])} of {len(rows)} rows were held out for the evaluation.")
-        # in the order of the file, in which the lines of a text follow one another
+        # keep the order of the file, because lines of one text are adjacent
         raw |= {name: raw["train"].select(sorted(parts[part]["row"])) for name, part in PARTS.items()}
     _sample_training(raw, max_train_samples, seed, notes)
     for note in notes:
@@ -159,7 +159,7 @@ def labelled_split(
     names: list[str],
     name: str,
 ) -> Dataset:
-    """One split alone, with the classes that a model has: its labels are their names, or their numbers.
+    """A single split whose labels are the names or the indices of a model's classes.
 
     Args:
         split, data, column, guesses: as in `labelled_splits`.
@@ -181,7 +181,7 @@ def labelled_split(
 def _select(
     name: str, split: Dataset, label_column: str | None, column: str | None, guesses: tuple[str, ...]
 ) -> Dataset:
-    """The input column and the label column alone, under their names in `Splits`."""
+    """Only the input and label columns, with their names in `Splits`."""
     if len(split) == 0:
         raise InputError(f"the {name} split is empty; expected at least one row")
     wanted = {guesses[0]: (column, guesses), "label": (label_column, ("label", "labels"))}
@@ -189,7 +189,7 @@ def _select(
 
 
 def named_columns(name: str, split: Dataset, wanted: dict[str, tuple[str | None, tuple[str, ...]]]) -> Dataset:
-    """Some columns of a split alone, under the names of their roles.
+    """Selected columns of a split, renamed to their roles.
 
     Args:
         name: of the split, for errors.
@@ -206,7 +206,7 @@ def named_columns(name: str, split: Dataset, wanted: dict[str, tuple[str | None,
 
 
 def find_column(name: str, split: Dataset, given: str | None, guesses: tuple[str, ...], role: str) -> str:
-    """The column that was given, or the first of the guessed ones that there is.
+    """The given column, or the first existing one of `guesses`.
 
     Raises:
         InputError: there is none; the message names the split and the option --<role>_column.
@@ -223,10 +223,10 @@ def find_column(name: str, split: Dataset, given: str | None, guesses: tuple[str
 
 
 def _replace_hidden_test(raw: dict[str, Dataset]) -> list[str]:
-    """Let the validation split take the place of a test split whose labels are all -1 (GLUE keeps them secret).
+    """Replace a test split whose labels are all -1 (GLUE hides them) by the validation split.
 
     Returns:
-        What was done, as notes.
+        Notes about the replacement.
     """
     if "test" not in raw or set(raw["test"]["label"]) != {-1}:
         return []
@@ -238,7 +238,7 @@ def _replace_hidden_test(raw: dict[str, Dataset]) -> list[str]:
 
 
 def _label_values(name: str, split: Dataset) -> list[str | int]:
-    """The labels as the user knows them: names where the data has names, else the values themselves."""
+    """The class names if the data has names, else the label values."""
     values, feature = split["label"][:], split.features["label"]
     for row, value in enumerate(values):
         named = isinstance(feature, ClassLabel)

@@ -33,7 +33,7 @@ def read_text_split(file: str, data: TextDataArguments, names: list[str], name: 
 
 
 def check_texts(name: str, texts: list, role: str = "text") -> None:
-    """Raise InputError unless there is a text in every row; `name` of the split and `role` of the column are named."""
+    """Raise InputError unless every row has a text; the error names the split, `name`, and the column, `role`."""
     bad = [row for row, text in enumerate(texts) if not isinstance(text, str) or not text.strip()]
     if bad:
         shown = ", ".join(map(str, bad[:ROWS_SHOWN])) + (", ..." if len(bad) > ROWS_SHOWN else "")
@@ -49,7 +49,7 @@ def tokenize(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int
 
 
 def tokenize_split(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
-    """The same for one split."""
+    """Tokenize one split as `tokenize` does."""
 
     def to_ids(batch: dict[str, list]) -> dict[str, list]:
         return tokenizer(batch["text"], truncation=True, max_length=max_length, return_token_type_ids=False)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hf_bidir.common.errors import InputError
 
-SIZE = 224  # timm asks for one; without cropping it only bounds a translation in pixels, which RandAugment has not got
+SIZE = 224  # required by timm; without cropping it only bounds translations in pixels, which RandAugment does not use
 
 
 @dataclass
@@ -66,7 +66,7 @@ class TimmAugmentation:
 
 @contextmanager
 def _seeded(generator: torch.Generator) -> Iterator[None]:
-    """While it lasts, the global generators that timm draws from follow `generator`; then they go on as before."""
+    """Seed the global generators that timm uses from `generator`, and restore their states afterwards."""
     before = random.getstate(), np.random.get_state()
     seed = int(torch.randint(2**31, (), generator=generator))
     random.seed(seed)

@@ -1,4 +1,4 @@
-"""Vocabularies made from the training texts: word pieces as of BERT, byte pairs as of GPT-2, or whole words."""
+"""Vocabularies of the training texts: WordPiece as in BERT, byte-level BPE as in GPT-2, or whole words."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -23,8 +23,7 @@ def train_wordpiece(
     """Train a tokenizer that `AutoTokenizer` loads again as a fast BERT tokenizer.
 
     Args:
-        texts: the training split and nothing else; a vocabulary that has seen the test split has seen the
-            test.
+        texts: the training split only; a vocabulary that includes the test split leaks it.
         vocab_size: the most entries of the vocabulary, the five special tokens included.
         max_length: the length in tokens that truncation cuts to.
         lowercase: ignore case and accents.
@@ -48,7 +47,7 @@ def train_wordpiece(
 
 
 def train_byte_level(texts: Iterable[str], *, vocab_size: int, max_length: int) -> PreTrainedTokenizerBase:
-    """Train a byte-level BPE (Radford et al. 2019), which writes any text and has no unknown token.
+    """Train a byte-level BPE (Radford et al. 2019), which encodes any text and has no unknown token.
 
     Arguments as in `train_wordpiece`. One special token begins, ends and pads texts.
 
@@ -90,7 +89,7 @@ def train_words(
 
     Args:
         unit: "word", or "character", where every character is a token, spaces too.
-        ends: for models that write: [EOS] behind every text, and [BOS] for them to start with.
+        ends: for encoder-decoders: append [EOS] to every text, and add [BOS], the token that generation starts with.
 
     Raises:
         InputError: a vocabulary too small for any word.

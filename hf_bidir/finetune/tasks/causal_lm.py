@@ -1,4 +1,4 @@
-"""Causal language modelling with any decoder, or a new one of the shape of Llama."""
+"""Causal language modelling with any decoder, or a new model with the architecture of Llama."""
 
 import logging
 from typing import Any
@@ -39,7 +39,7 @@ from hf_bidir.finetune.trainer import CausalTrainer
 logger = logging.getLogger(__name__)
 
 HEAD = "AutoModelForCausalLM"
-PROMPT, WRITTEN = 12, 60  # tokens of the card's sample, as far as the model has positions
+PROMPT, GENERATED = 12, 60  # tokens of the model card's sample, limited by the model's positions
 
 
 def _train(
@@ -55,7 +55,7 @@ def _train(
     if source := arguments.model_name_or_path:
         config, tokenizer = checkpoint_config(HEAD, arguments, names=[]), saved_tokenizer(source)
     else:
-        new_config(arguments, None, data.block_size)  # refuses bad options before the vocabulary is made
+        new_config(arguments, None, data.block_size)  # refuses bad options before the vocabulary is trained
         tokenizer = train_byte_level(
             splits.train["text"][:], vocab_size=arguments.vocab_size, max_length=data.block_size
         )
@@ -118,30 +118,30 @@ def new_config(
 def _sample(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, split: Dataset, sharded: bool
 ) -> dict[str, dict[str, str]]:
-    """The card's sample; nothing where one process has a part of the model alone, or where generating fails."""
+    """The model card's sample; empty if the model is sharded over processes, or if generation fails."""
     if sharded:
         return {}
     try:
         return {"sample": written_sample(model, tokenizer, split)}
-    except (RuntimeError, ValueError) as error:  # the run is finished, and its numbers are worth more than a sample
+    except (RuntimeError, ValueError) as error:  # a failed sample must not lose the finished run
         logger.warning("The card has no sample, because generating one failed: %s", error)
         return {}
 
 
 def written_sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, split: Dataset) -> dict[str, str]:
-    """A continuation of the beginning of a split's first block, and how it was drawn, for the card."""
-    positions = longest_text(model) or PROMPT + WRITTEN
+    """A continuation of the beginning of a split's first block, and how it was drawn, for the model card."""
+    positions = longest_text(model) or PROMPT + GENERATED
     ids = split[0]["input_ids"][: min(PROMPT, positions // 2)]
-    given, written = len(ids), min(WRITTEN, positions - len(ids))
+    given, generated = len(ids), min(GENERATED, positions - len(ids))
     prompt = torch.tensor([ids], device=model.device)
     torch.manual_seed(0)
     with in_evaluation(model):
         how = {"do_sample": True, "top_p": 0.9, "top_k": 0, "temperature": 1.0, "repetition_penalty": 1.0}
-        how |= {"max_new_tokens": written}
+        how |= {"max_new_tokens": generated}
         ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), **how)[0]
     return {
-        "how": f"The first {given} tokens are from the validation split; behind them the model wrote at most "
-        f"{written}, drawn with top-p 0.9 and seed 0.",
+        "how": f"The first {given} tokens are from the validation split; the model generated at most "
+        f"{generated} more, drawn with top-p 0.9 and seed 0.",
         "prompt": tokenizer.decode(ids[:given]),
         "text": tokenizer.decode(ids[given:]),
     }

@@ -1,4 +1,4 @@
-"""Healing a converted model: training without labels towards the hidden states of its softmax original."""
+"""Healing: distillation without labels that restores the hidden states of the softmax model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,10 +27,10 @@ class StudentArguments(CentringArguments):
     _argument_group_name = "model"
 
     model_name_or_path: str | None = option(
-        None, 'Where the student starts: a softmax checkpoint, "timm:NAME", or a bidir checkpoint.'
+        None, 'Initial student: a softmax checkpoint, "timm:NAME", or a bidir checkpoint.'
     )
     teacher_name_or_path: str | None = option(
-        None, "The softmax teacher, when the student starts from a checkpoint that has negative mass already."
+        None, "Softmax teacher, required if the student already has negative mass."
     )
 
 
@@ -78,7 +78,7 @@ def prepared(
             args.remove_unused_columns = False  # the collator, not the model, takes the image column
             collator = ImageCollator.of(processor, data)
             return read_unlabelled_images(data), (collator, ImageCollator(processor)), processor
-    raise InputError(f"{source} has neither a tokenizer nor an image processor beside it; save one there")
+    raise InputError(f"{source} has neither a tokenizer nor an image processor; save one in its folder")
 
 
 distillation = Task((DistillationDataArguments, StudentArguments, HealingScheduleArguments, HealingArguments), _train)

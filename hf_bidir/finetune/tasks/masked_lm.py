@@ -46,7 +46,7 @@ def _train(
     check_schedule(schedule, arguments, given)
     config, tokenizer = checkpoint_config(HEAD, arguments, names=[]), saved_tokenizer(source)
     if tokenizer.mask_token is None:
-        raise InputError(f"the tokenizer of {source} has no token that masks a word; choose a masked language model")
+        raise InputError(f"the tokenizer of {source} has no mask token; choose a masked language model")
     set_seed(args.seed)
     model = build_model(HEAD, arguments, config)
     check_max_length(data.max_length, model, source)

@@ -1,4 +1,4 @@
-"""One sequence to another, with any encoder-decoder of transformers, or a new recurrent one."""
+"""Sequence-to-sequence training of any encoder-decoder of transformers, or a new recurrent one."""
 
 from typing import Any
 

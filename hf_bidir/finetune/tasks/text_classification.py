@@ -40,7 +40,7 @@ def classify_texts(
     args: RunArguments,
     given: dict[str, Any],
 ) -> dict[str, Any]:
-    """Fine-tune a checkpoint, or a new model whose tokenizer and config `from_scratch` makes."""
+    """Fine-tune a checkpoint, or a new model whose tokenizer and config `from_scratch` returns."""
     source = arguments.model_name_or_path
     check_given(arguments, given)
     check_schedule(schedule, arguments, given)
@@ -51,7 +51,7 @@ def classify_texts(
     else:
         tokenizer, config = from_scratch(data, arguments, splits)
     if data.truncation_side:
-        tokenizer.truncation_side = data.truncation_side  # which is saved with it
+        tokenizer.truncation_side = data.truncation_side  # saved with the tokenizer
     set_seed(args.seed)
     model = build_model(HEAD, arguments, config)
     check_max_length(data.max_length, model, source)
@@ -70,7 +70,7 @@ def classify_texts(
 
 
 def _collators(arguments: PretrainedArguments, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Those of classification; with a weight for it, masked language modelling beside it in training."""
+    """The collators of classification, and the joint ones if masked language modelling has a weight."""
     weight = getattr(arguments, "masked_lm_weight", 0.0)
     plain = DataCollatorWithPadding(tokenizer)
     if not weight:
@@ -86,7 +86,7 @@ def _new_bert(
     configure = {"pad_token_id": 0, "max_position_embeddings": data.max_length}
     scratch_config(
         BidirBertConfig, arguments, splits.names, **configure
-    )  # refuses bad options before the vocabulary is made
+    )  # refuses bad options before the vocabulary is trained
     tokenizer = train_wordpiece(
         splits.train["text"],
         vocab_size=arguments.vocab_size,
