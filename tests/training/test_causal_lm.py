@@ -165,7 +165,7 @@ def test_an_encoder_is_no_causal_language_model(options, tmp_path):
     with pytest.raises(InputError, match="'distilbert', which has no AutoModelForCausalLM; it has AutoModel, "):
         main([*options[:2], "--model_name_or_path", source])
     source = checkpoint_of("Electra", tmp_path / "electra")
-    with pytest.raises(InputError, match="electra is an encoder, whose tokens see what comes after them"):
+    with pytest.raises(InputError, match="electra is an encoder, whose tokens attend to later tokens"):
         main([*options[:2], "--model_name_or_path", source])
 
 

@@ -73,7 +73,7 @@ def test_a_tokenizer_without_a_mask_is_refused(options, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(source)
     tokenizer.mask_token = None
     tokenizer.save_pretrained(source)
-    with pytest.raises(InputError, match="has no token that masks a word"):
+    with pytest.raises(InputError, match="has no mask token"):
         main([*options, "--model_name_or_path", source])
 
 

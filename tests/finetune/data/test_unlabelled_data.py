@@ -80,7 +80,7 @@ def test_an_image_that_cannot_be_read_is_named_before_training(tmp_path):
     for index in range(4):
         Image.new("L", (4, 4), index).save(tmp_path / f"{index}.png")
     (tmp_path / "4.png").write_bytes(b"no image")
-    with pytest.raises(InputError, match="no image that can be read"):
+    with pytest.raises(InputError, match="is not a readable image"):
         read_unlabelled_images(DistillationDataArguments(train_file=[str(tmp_path)]))
 
 
