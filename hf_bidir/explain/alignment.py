@@ -64,7 +64,7 @@ class Alignment:
 
     def figures(self) -> dict[str, tuple[str, Figure]]:
         """The grid of all numbers, with its caption."""
-        caption = f"{self.what}. {self.explained} {self.reading()}"
+        caption = f"{self.what[0].upper()}{self.what[1:]}. {self.explained.rstrip('.')}. {self.reading()}"
         grid = alignment_grid(self.rows, self.source, self.scores, caption=caption)
         return {"alignment": ("Rows: generated tokens. Columns: source tokens.", grid)}
 

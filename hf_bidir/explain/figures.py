@@ -54,7 +54,7 @@ def image_heatmap(
         )
     if figure is None:
         side = 1.6 if len(images) > 3 else 2.8  # inches
-        figure = Figure(figsize=(side * len(images) + 1.2, side + 0.7), layout="constrained")
+        figure = Figure(figsize=(side * len(images) + 1.2, side + 1.1), layout="constrained")
     panels = figure.subplots(1, len(images), squeeze=False)[0]
     scale = Scale.of(scores, limit=limit)
     for panel, image, grid, title in zip(panels, images, scores, titles, strict=True):
@@ -73,8 +73,10 @@ def _draw_panel(panel, image: np.ndarray, grid: np.ndarray, scale: Scale) -> Non
     # at 0 the image shows instead of the white centre of the colour map
     overlay.set_alpha(0.85 * np.sqrt(np.abs(grid) / scale.limit).clip(max=1))
     rows, columns = grid.shape
-    panel.set_xticks((np.arange(columns) + 0.5) * width / columns - 0.5, range(columns), fontsize=5)
-    panel.set_yticks((np.arange(rows) + 0.5) * height / rows - 0.5, range(rows), fontsize=5)
+    panel.set_xticks((np.arange(columns) + 0.5) * width / columns - 0.5, range(columns), fontsize=7)
+    panel.set_yticks((np.arange(rows) + 0.5) * height / rows - 0.5, range(rows), fontsize=7)
+    panel.set_xlabel("column", fontsize=7)
+    panel.set_ylabel("row", fontsize=7)
     panel.tick_params(length=0)
     if not scale.has_signs:
         return

@@ -106,31 +106,20 @@ class Explanation:
         return f"Not drawn: {', '.join(named)}." if named else ""
 
     def scale(self, method: str) -> Scale:
-        """The colour scale of all figures whose numbers are comparable with those of a method.
-
-        Scores in units of y share it with the grid of heads; coefficients, rollout and flow share another one.
-        """
+        """The colour scale of a method's scores; those in units of y share it with the grid of heads."""
         if METHODS[method].explains_output:
             own = [self.shown(self.scores)[1]] if METHODS[self.method].explains_output else []
             tables = [*own, self.heads.flatten()] if self.heads.numel() > 1 else own
         else:
-            known = {self.method: self.scores} | self.traced
-            tables = [self.shown(known[name])[1] for name in self.comparable(method)]
+            tables = [self.shown(self.scores)[1]]
         return Scale.of(as_array(torch.cat(tables)))
-
-    def comparable(self, method: str) -> list[str]:
-        """The drawn methods on one scale with coefficients, rollout or flow; norms of values are on their own."""
-        if method == "values":
-            return [method]
-        names = [self.method, *self.traced]
-        return [name for name in dict.fromkeys(names) if not METHODS[name].explains_output and name != "values"]
 
     def reading(self, method: str) -> str:
         """One sentence on how to read the figures of a method, with their common colour scale."""
         if METHODS[method].explains_output:
             subject = "scores and heads" if self.heads.numel() > 1 else "all scores"
         else:
-            subject = " and ".join(self.comparable(method))
+            subject = "all scores"
         return f"How to read: {METHODS[method].how_to_read}; {self.scale(method).sentence(subject)}."
 
 
@@ -302,16 +291,23 @@ def _draw(explanation: Explanation, methods: list[str]) -> Figure:
     """Draw the text once per method, or the image, without special tokens."""
     example, known = explanation.example, {explanation.method: explanation.scores} | explanation.traced
     scores = {name: explanation.shown(known[name])[1] for name in methods}
-    captions = "; ".join(explanation.caption(name) for name in methods)
-    hidden = explanation.hidden() if methods == [explanation.method] else ""
-    parts = [f"{captions[0].upper()}{captions[1:]}.", hidden, explanation.explained, explanation.reading(methods[0])]
-    caption, limit = " ".join(filter(None, parts)), explanation.scale(methods[0]).limit
     units = {name: METHODS[name].unit for name in methods}
+    if methods == [explanation.method]:
+        hidden, reading = explanation.hidden(), explanation.reading(methods[0])
+        limit = explanation.scale(methods[0]).limit
+    else:  # rollout and flow, which have different units
+        scores = {name: values / values.abs().max().clamp_min(1e-12) for name, values in scores.items()}
+        units, hidden, limit = dict.fromkeys(methods, "share of the largest"), "", 1.0
+        same = "each is divided by its largest score, so all are on one colour scale, 0 to 1"
+        reading = f"How to read: {METHODS[methods[0]].how_to_read}; {same}."
+    captions = "; ".join(explanation.caption(name) for name in methods)
+    parts = [f"{captions[0].upper()}{captions[1:]}.", hidden, explanation.explained, reading]
+    caption = " ".join(filter(None, parts))
     if example.grid is None:
         words, _ = explanation.shown(explanation.scores)
         return text_heatmap(words, scores, unit=units, caption=caption, limit=limit)
     grids = torch.stack([values.unflatten(0, example.grid) for values in scores.values()])
-    unit = " or ".join(units.values())
+    unit = units[methods[0]]
     grids = torch.cat([torch.zeros_like(grids[:1]), grids])  # the first panel shows the image alone
     images = example.inputs["pixel_values"].expand(len(grids), -1, -1, -1)
     return image_heatmap(images, grids, titles=["image", *methods], unit=unit, caption=caption, limit=limit)

@@ -153,6 +153,25 @@ def test_an_output_that_is_a_file_is_refused(checkpoint, tmp_path):
     assert (result.exit_code, "expected a folder for the figures" in result.output) == (2, True)
 
 
+def test_an_earlier_explanation_is_replaced_and_other_folders_are_refused(checkpoint, tmp_path):
+    run(checkpoint, TEXT, "--output", tmp_path / "out")
+    (tmp_path / "out" / "alignment.png").touch()  # from a model that generates
+    again = run(checkpoint, TEXT, "--output", tmp_path / "out")
+    assert (again.exit_code, "Replaced the earlier explanation" in again.output) == (0, True)
+    assert not (tmp_path / "out" / "alignment.png").exists()
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "index.html").write_text("a page of someone else")
+    refused = run(checkpoint, TEXT, "--output", tmp_path / "site")
+    assert (refused.exit_code, "holds index.html; choose another --output" in refused.output) == (2, True)
+    assert (tmp_path / "site" / "index.html").read_text() == "a page of someone else"
+
+
+@pytest.mark.parametrize(("method", "meaning"), [("erasure", "supports y"), ("attention", "there are no signs")])
+def test_page_says_how_to_read_the_scores(checkpoint, method, meaning):
+    page = explain_checkpoint(checkpoint, TEXT, method=method).page()
+    assert re.search(rf"How to read: [^.]*{meaning}[^.]* on one colour scale", page)
+
+
 def test_a_file_that_is_not_an_image_is_one_line_and_exit_code_2(image_checkpoint, tmp_path):
     (tmp_path / "notes.txt").write_text("not an image")
     result = run(image_checkpoint, tmp_path / "notes.txt", "--output", tmp_path / "out")
