@@ -174,7 +174,7 @@ def test_the_sample_of_a_model_of_few_positions_stays_within_them(options, tmp_p
     main([*options[:2], *SHORT, "--model_name_or_path", source, "--output_dir", str(tmp_path / "run")])
     sample = json.loads((tmp_path / "run/run.json").read_text())["sample"]
     assert "first 4 tokens" in sample["how"]
-    assert "at most 4," in sample["how"]
+    assert "at most 4 more," in sample["how"]
 
 
 def test_a_model_with_a_window_is_trained_and_writes(options, tmp_path):
