@@ -11,103 +11,24 @@ import hashlib
 import json
 import re
 import threading
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Literal
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.hub_store import Account, Fault, File, Refusal, Repository
 
 LFS_ENDINGS = (".safetensors", ".bin", ".png", ".pt")
 MODEL = r"(?P<repo>[\w.-]+/[\w.-]+)"
 
 
-@dataclass(frozen=True)
-class Account:
-    """Who a token belongs to, and what it may do."""
-
-    name: str
-    role: Literal["read", "write"] = "write"
-
-
-@dataclass(frozen=True)
-class File:
-    """The content of one path in one commit."""
-
-    content: bytes
-    lfs: bool
-
-    @property
-    def oid(self) -> str:
-        """The git object of the content; of an LFS file its SHA-256, as the Hub's preupload answers it."""
-        if self.lfs:
-            return hashlib.sha256(self.content).hexdigest()
-        return hashlib.sha1(b"blob %d\0" % len(self.content) + self.content).hexdigest()
-
-
-@dataclass(frozen=True)
-class Commit:
-    sha: str
-    parent: str | None
-    title: str
-    files: dict[str, File]
-
-
-@dataclass
-class Repository:
-    """A model repository: every commit, and the names that point to one."""
-
-    name: str
-    private: bool
-    commits: dict[str, Commit] = field(default_factory=dict)
-    branches: dict[str, str] = field(default_factory=dict)
-    tags: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def owner(self) -> str:
-        return self.name.partition("/")[0]
-
-    def add(self, title: str, files: dict[str, File], branch: str, parent: str | None) -> Commit:
-        number = f"{self.name} {len(self.commits)} {title} {parent}"
-        commit = Commit(hashlib.sha1(number.encode()).hexdigest(), parent, title, files)
-        self.commits[commit.sha] = commit
-        self.branches[branch] = commit.sha
-        return commit
-
-    def at(self, revision: str) -> Commit:
-        sha = self.branches.get(revision) or self.tags.get(revision) or revision
-        if sha not in self.commits:
-            raise Refusal(404, "RevisionNotFound", f"Invalid rev id: {revision}")
-        return self.commits[sha]
-
-
-@dataclass
-class Fault:
-    """What goes wrong with requests of a method whose path contains something, so many times."""
-
-    method: str
-    path: str
-    status: int | None = None  # answer this, without doing anything
-    share: float | None = None  # read this share of the body, then close the connection
-    hang: bool = False  # read nothing and do not answer until the server ends
-    times: int = 1
-
-
-class Refusal(Exception):
-    """An answer that is an error; the client reads the code from a header."""
-
-    def __init__(self, status: int, code: str | None = None, message: str = ""):
-        super().__init__(message)
-        self.status, self.code = status, code
-
-
 class Hub:
-    """The server and all that it holds, for the duration of a `with`."""
+    """The server and its content, for the duration of a `with`."""
 
     def __init__(self, accounts: dict[str, Account]):
         self.accounts = accounts
         self.repositories: dict[str, Repository] = {}
         self.uploads: dict[str, bytes] = {}  # LFS contents by SHA-256
         self.faults: list[Fault] = []
-        self.requests: list[tuple[str, str]] = []  # method and path, to see what the client asked for
+        self.requests: list[tuple[str, str]] = []  # method and path of every request
         self.lock, self.ended = threading.Lock(), threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("HubHandler", (Handler,), {"hub": self}))
         self._server.daemon_threads = True
@@ -135,13 +56,13 @@ class Hub:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request: who asks, for what, and the answer."""
+    """One request and its response."""
 
     hub: Hub
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *arguments) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def handle_any(self) -> None:
         url = urlsplit(self.path)
@@ -162,7 +83,7 @@ class Handler(BaseHTTPRequestHandler):
             self._dispatch()
         except Refusal as refusal:
             headers = {"X-Error-Code": refusal.code} if refusal.code else {}
-            self.answer(refusal.status, {"error": str(refusal)}, headers | {"X-Error-Message": str(refusal)})
+            self.reply(refusal.status, {"error": str(refusal)}, headers | {"X-Error-Message": str(refusal)})
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = handle_any
 
@@ -184,7 +105,7 @@ class Handler(BaseHTTPRequestHandler):
                 return
         raise Refusal(404, None, f"nothing at {self.command} {self.route}")
 
-    def answer(self, status: int, content: object = None, headers: dict[str, str] | None = None) -> None:
+    def reply(self, status: int, content: object = None, headers: dict[str, str] | None = None) -> None:
         raw = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
         kind = "application/octet-stream" if isinstance(content, bytes) else "application/json"
@@ -198,14 +119,14 @@ class Handler(BaseHTTPRequestHandler):
         return json.loads(self.body or b"{}")
 
     def account(self) -> Account | None:
-        """Who asks; None for nobody in particular."""
+        """The account of the token; None without a token."""
         word = self.headers.get("Authorization", "").removeprefix("Bearer ")
         if word and word not in self.hub.accounts:
             raise Refusal(401, None, "Invalid credentials in Authorization header")
         return self.hub.accounts.get(word)
 
     def repository(self, name: str, writing: bool = False) -> Repository:
-        """The repository, if the asking account may see it, and write to it where that is asked."""
+        """The repository, if the account may see it, and may write to it where `writing` is set."""
         account, repository = self.account(), self.hub.repositories.get(name)
         mine = repository is not None and account is not None and account.name == repository.owner
         if repository is None or (repository.private and not mine):
@@ -222,7 +143,7 @@ def whoami(request: Handler) -> None:
     if account is None:
         raise Refusal(401, None, "Invalid username or password.")
     access = {"accessToken": {"role": account.role, "displayName": "test"}}
-    request.answer(200, {"type": "user", "name": account.name, "orgs": [], "auth": access})
+    request.reply(200, {"type": "user", "name": account.name, "orgs": [], "auth": access})
 
 
 def create(request: Handler) -> None:
@@ -235,18 +156,18 @@ def create(request: Handler) -> None:
         raise Refusal(403, None, f"Forbidden: you don't have the rights to create a model under {owner}")
     url = {"url": f"{request.hub.endpoint}/{name}", "id": name}
     if name in request.hub.repositories:
-        request.answer(409, url | {"error": "You already created this model repo"})
+        request.reply(409, url | {"error": "You already created this model repo"})
         return
     private = asked.get("private") or asked.get("visibility") == "private"
     repository = request.hub.repositories[name] = Repository(name, bool(private))
     repository.add("initial commit", {".gitattributes": File(b"*.safetensors filter=lfs\n", False)}, "main", None)
-    request.answer(200, url)
+    request.reply(200, url)
 
 
 def validate_yaml(request: Handler) -> None:
     block = re.match(r"\s*---\n(.*?)\n---", request.json()["content"], re.DOTALL)
     warnings = [] if block else [{"message": "empty or missing yaml metadata in repo card"}]
-    request.answer(200, {"errors": [], "warnings": warnings})
+    request.reply(200, {"errors": [], "warnings": warnings})
 
 
 def preupload(request: Handler, repo: str, revision: str) -> None:
@@ -260,7 +181,7 @@ def preupload(request: Handler, repo: str, revision: str) -> None:
         }
         for file in request.json()["files"]
     ]
-    request.answer(200, {"files": modes})
+    request.reply(200, {"files": modes})
 
 
 def lfs_batch(request: Handler, repo: str) -> None:
@@ -273,14 +194,14 @@ def lfs_batch(request: Handler, repo: str) -> None:
         }
         present = wanted["oid"] in request.hub.uploads
         objects.append({**wanted, **({} if present else {"actions": actions})})
-    request.answer(200, {"transfer": "basic", "objects": objects})
+    request.reply(200, {"transfer": "basic", "objects": objects})
 
 
 def lfs_put(request: Handler, oid: str) -> None:
     if hashlib.sha256(request.body).hexdigest() != oid:
         raise Refusal(400, None, "the content has another sha256")
     request.hub.uploads[oid] = request.body
-    request.answer(200, {})
+    request.reply(200, {})
 
 
 def lfs_verify(request: Handler, repo: str) -> None:
@@ -288,7 +209,7 @@ def lfs_verify(request: Handler, repo: str) -> None:
     asked = request.json()
     if len(request.hub.uploads.get(asked["oid"], b"")) != asked["size"]:
         raise Refusal(422, None, "the uploaded object has another size")
-    request.answer(200, {})
+    request.reply(200, {})
 
 
 def commit(request: Handler, repo: str, revision: str) -> None:
@@ -306,10 +227,10 @@ def commit(request: Handler, repo: str, revision: str) -> None:
         branch = f"refs/pr/{len(repository.commits)}" if pull_request else revision
         made = repository.add(header["summary"], files, branch, before.sha)
     url = f"{request.hub.endpoint}/{repo}"
-    answer = {"success": True, "commitOid": made.sha, "commitUrl": f"{url}/commit/{made.sha}", "hookOutput": ""}
+    content = {"success": True, "commitOid": made.sha, "commitUrl": f"{url}/commit/{made.sha}", "hookOutput": ""}
     if pull_request:
-        answer["pullRequestUrl"] = f"{url}/discussions/{branch.rpartition('/')[2]}"
-    request.answer(200, answer)
+        content["pullRequestUrl"] = f"{url}/discussions/{branch.rpartition('/')[2]}"
+    request.reply(200, content)
 
 
 def _apply(hub: Hub, files: dict[str, File], key: str, value: dict) -> None:
@@ -330,18 +251,24 @@ def info(request: Handler, repo: str, revision: str = "main") -> None:
     at = repository.at(revision)
     siblings = [{"rfilename": path} for path in sorted(at.files)]
     facts = {"id": repo, "modelId": repo, "author": repository.owner, "sha": at.sha, "private": repository.private}
-    request.answer(200, {**facts, "siblings": siblings, "tags": [], "downloads": 0, "likes": 0})
+    request.reply(200, {**facts, "siblings": siblings, "tags": [], "downloads": 0, "likes": 0})
+
+
+def list_models(request: Handler) -> None:
+    (author,) = request.query["author"]
+    visible = [one for one in request.hub.repositories.values() if one.owner == author and not one.private]
+    request.reply(200, [{"id": one.name, "modelId": one.name, "private": False, "tags": []} for one in visible])
 
 
 def tree(request: Handler, repo: str, revision: str, folder: str = "") -> None:
     files = request.repository(repo).at(revision).files
-    request.answer(200, [_entry(path, file) for path, file in sorted(files.items()) if path.startswith(folder)])
+    request.reply(200, [_entry(path, file) for path, file in sorted(files.items()) if path.startswith(folder)])
 
 
 def paths_info(request: Handler, repo: str, revision: str) -> None:
     files = request.repository(repo).at(revision).files
     asked = parse_qs(request.body.decode()).get("paths", [])
-    request.answer(200, [_entry(path, files[path]) for path in asked if path in files])
+    request.reply(200, [_entry(path, files[path]) for path in asked if path in files])
 
 
 def _entry(path: str, file: File) -> dict:
@@ -355,7 +282,7 @@ def refs(request: Handler, repo: str) -> None:
     def listed(names: dict[str, str], kind: str) -> list[dict]:
         return [{"name": name, "ref": f"refs/{kind}/{name}", "targetCommit": sha} for name, sha in names.items()]
 
-    request.answer(
+    request.reply(
         200, {"branches": listed(repository.branches, "heads"), "tags": listed(repository.tags, "tags"), "converts": []}
     )
 
@@ -365,13 +292,13 @@ def tag(request: Handler, repo: str, revision: str) -> None:
     if name in repository.tags:
         raise Refusal(409, None, f"Tag {name} exists already")
     repository.tags[name] = repository.at(revision).sha
-    request.answer(200, {})
+    request.reply(200, {})
 
 
 def branch(request: Handler, repo: str, name: str) -> None:
     repository = request.repository(repo, writing=True)
     repository.branches[name] = repository.at(request.json().get("startingPoint", "main")).sha
-    request.answer(200, {})
+    request.reply(200, {})
 
 
 def resolve(request: Handler, repo: str, revision: str, path: str) -> None:
@@ -384,13 +311,13 @@ def resolve(request: Handler, repo: str, revision: str, path: str) -> None:
         size = str(len(file.content))
         # another host, as the Hub's storage is: the client follows a redirect within its Hub before it reads headers
         place = {"Location": f"{request.hub.endpoint.replace('127.0.0.1', 'localhost')}/lfs/{file.oid}"}
-        request.answer(302, b"", headers | place | {"X-Linked-Etag": f'"{file.oid}"', "X-Linked-Size": size})
+        request.reply(302, b"", headers | place | {"X-Linked-Etag": f'"{file.oid}"', "X-Linked-Size": size})
         return
-    request.answer(200, file.content, headers)
+    request.reply(200, file.content, headers)
 
 
 def lfs_get(request: Handler, oid: str) -> None:
-    request.answer(200, request.hub.uploads[oid], {"ETag": f'"{oid}"'})
+    request.reply(200, request.hub.uploads[oid], {"ETag": f'"{oid}"'})
 
 
 API = rf"/api/models/{MODEL}"
@@ -405,6 +332,7 @@ ROUTES = [
     ("PUT", r"/lfs/(?P<oid>[0-9a-f]{64})", lfs_put),
     ("GET HEAD", r"/lfs/(?P<oid>[0-9a-f]{64})", lfs_get),
     ("POST", rf"{API}/commit/{REVISION}", commit),
+    ("GET", r"/api/models", list_models),
     ("GET", API, info),
     ("GET", rf"{API}/revision/{REVISION}", info),
     ("GET", rf"{API}/tree/{REVISION}", tree),
