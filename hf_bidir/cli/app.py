@@ -5,7 +5,14 @@ from contextlib import contextmanager
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    # --negative_mass is --negative-mass, as in the training scripts, which take both spellings
+    context_settings={"token_normalize_func": lambda name: name.replace("_", "-"), "max_content_width": 120},
+)
 
 
 @app.callback()

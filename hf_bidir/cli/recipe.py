@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, Namespace, RawDescriptionHelpFormatter
+from argparse import SUPPRESS, Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,10 @@ from typing import Any
 import yaml
 from transformers import HfArgumentParser
 
+from hf_bidir.cli.script_help import FullHelp, ShortHelp
 from hf_bidir.common.errors import InputError, did_you_mean
 
 _NOT_GIVEN = object()
-
-
-class _Help(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
-    """Defaults beside the options that have one, and the description exactly as it was written."""
-
-    def _get_help_string(self, action: Action) -> str | None:
-        return action.help if action.default is None else super()._get_help_string(action)
 
 
 def read_recipe(options: Iterable[type], recipe: str | os.PathLike) -> dict[str, Any]:
@@ -47,9 +41,12 @@ def read_command_line(
         options,
         description=description,
         usage="%(prog)s [recipe.yaml] [--option value ...]",
-        formatter_class=_Help,
+        formatter_class=FullHelp,
         allow_abbrev=False,
+        add_help=False,
     )
+    parser.add_argument("-h", "--help", action=ShortHelp)
+    parser.add_argument("--help-all", action="help", default=SUPPRESS, help="every option, in full")
     parser.add_argument("recipe", nargs="?", default=SUPPRESS, help="a YAML file of options")
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv and not argv[0].startswith("-"):

@@ -86,7 +86,9 @@ def attend(
         if not torch.compiler.is_compiling():
             _log_choice("eager", f"only it computes {call.score_terms}")
     if implementation == "auto":
-        implementation = _choose(query, key, value, call)
+        implementation, reason = choose_implementation(query, key, value, call)
+        if not torch.compiler.is_compiling() and query.shape[2] > 1 and call.activation != "softmax":
+            _log_choice(implementation, reason)
     if implementation == "eager":
         return eager_attention(query, key, value, keep, call)
     _check_implementation(implementation, call)
@@ -179,31 +181,28 @@ def _lifted_bias(shift: Tensor, mask: Tensor | None, length: int) -> Tensor:
     return bias.masked_fill(~mask & mask.any(-1, keepdim=True), -torch.inf)
 
 
-def _choose(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> str:
-    """The implementation that "auto" selects; `benchmarks/attention.py` compares their speed.
+def choose_implementation(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> tuple[str, str]:
+    """The implementation that "auto" selects, and the reason; `benchmarks/attention.py` compares their speed.
 
     Under torch.compile on a CPU it is "eager", whose operations the compiler fuses.
     """
     device = query.device.type
     if call.activation == "softmax":
-        return "lift"  # torch's SDPA: softmax has no negative half
+        return "lift", "softmax has no negative half: torch's SDPA itself"
     if query.shape[2] == 1:
-        return "eager"  # one row of coefficients per head is small
+        return "eager", "one row of coefficients per head is small"
     fused = call.activation == "tanhmax" and _supports_fused(query, key, value)
     if torch.compiler.is_compiling():
-        return "fused" if fused else "eager"
+        return ("fused" if fused else "eager"), "torch.compile fuses the formula"
     if call.activation != "tanhmax":
-        choice, reason = "eager", f"{call.activation} has no other implementation"
-    elif fused:
-        choice, reason = "fused", f"{query.dtype} on {device}"
-    elif _has_zero(call.negative_mass):
-        choice, reason = "eager", "one layer has softmax heads and signed heads"
-    elif device == "cuda" and call.dropout == 0:
-        choice, reason = "lift", "torch's fused kernels compute it"
-    else:
-        choice, reason = "chunked", f"dropout {call.dropout} on {device}"
-    _log_choice(choice, reason)
-    return choice
+        return "eager", f"{call.activation} has no other implementation"
+    if fused:
+        return "fused", f"{query.dtype} on {device}"
+    if _has_zero(call.negative_mass):
+        return "eager", "one layer has softmax heads and signed heads"
+    if device == "cuda" and call.dropout == 0:
+        return "lift", "torch's fused kernels compute it"
+    return "chunked", f"linear memory{' with dropout' if call.dropout else ''} on {device}"
 
 
 def _supports_fused(query: Tensor, key: Tensor, value: Tensor) -> bool:

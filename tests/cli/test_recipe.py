@@ -82,3 +82,27 @@ def test_a_recipe_after_an_option_is_one_clear_error(recipe):
 def test_a_misspelt_option_is_one_clear_error_with_the_right_name():
     with pytest.raises(InputError, match=r'unknown on the command line: --max_stepz\. Did you mean "--max_steps"\?'):
         read_command_line(OPTIONS, ["--max_stepz", "3"])
+
+
+def test_help_fits_on_one_screen_and_help_all_has_every_option_of_the_trainer(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    printed = {}
+    for option in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            read_command_line(OPTIONS, [option], "Train.\n\nexamples:\n  one\n\n  two")
+        printed[option] = capsys.readouterr().out
+    short = printed["--help"].splitlines()
+    assert len(short) <= 70
+    assert max(map(len, short)) <= 120
+    assert {"--train_file", "--attn_negative_mass", "--learning_rate"} <= set(printed["--help"].split())
+    assert "--torch_compile_backend" not in printed["--help"]
+    assert "--torch_compile_backend" in printed["--help-all"]
+
+
+def test_help_spells_an_option_one_way_and_both_ways_are_understood(capsys):
+    with pytest.raises(SystemExit):
+        read_command_line(OPTIONS, ["--help-all"])
+    assert "--train-file" not in capsys.readouterr().out
+    assert read_command_line(OPTIONS, ["--train-file", "a.csv"]) == read_command_line(
+        OPTIONS, ["--train_file", "a.csv"]
+    )
