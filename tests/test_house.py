@@ -15,6 +15,8 @@ from hf_bidir import BidirBertConfig, BidirRnnConfig
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_bidir"
+ROOMS = ("hf_bidir", "training", "tests", "space", "benchmarks", "docs")
+SOURCES = [file for room in ROOMS for file in (ROOT / room).rglob("*.py")]
 SEQ2SEQ = {"encoder": "gru", "attn_score": "dot", "decoder_style": "luong"}
 TRAVELS = {"torch", "transformers", "triton"} | sys.stdlib_module_names  # triton only where it is installed
 
@@ -72,7 +74,7 @@ MAY_IMPORT = {
     "rank_collapse": {"common", "modeling", "checkpoints", "explain"},
     "hub": {"common", "modeling", "checkpoints", "finetune", "explain"},
     "paper": {"common", "modeling", "checkpoints", "finetune", "explain", "faithfulness", "hub"},
-    "cli": {"common", "checkpoints", "finetune", "explain", "rank_collapse", "hub", "paper"},
+    "cli": {"common", "modeling", "checkpoints", "finetune", "explain", "rank_collapse", "hub", "paper"},
 }
 
 
@@ -142,6 +144,28 @@ def signature_of(function) -> list[str]:
     """The parameters with their defaults, as one would type them."""
     parameters = inspect.signature(function).parameters.values()
     return [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in parameters]
+
+
+def test_no_file_has_more_than_400_lines():
+    long = {str(file): lines for file in SOURCES if (lines := file.read_text(encoding="utf-8").count("\n")) > 400}
+    assert not long
+
+
+def test_no_function_has_more_than_60_lines_beside_its_docstring():
+    long = {}
+    for file in (file for file in SOURCES if file.name != "fused_kernels.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                docstring = node.body[0] if ast.get_docstring(node, clean=False) else None
+                lines = node.end_lineno - node.lineno + 1
+                lines -= docstring.end_lineno - docstring.lineno + 1 if docstring else 0
+                if lines > 60:
+                    long[f"{file}:{node.name}"] = lines
+    assert not long
+
+
+def test_the_readme_has_at_most_1000_words():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1000
 
 
 @pytest.mark.parametrize("page", ["README.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/*.md"))])
