@@ -121,7 +121,8 @@ def test_what_is_published_of_it_is_complete(source, tmp_path):
     staged = stage(converted, tmp_path / "staged")
     torch.testing.assert_close(vectors_elsewhere(staged.folder, tmp_path), source[1], rtol=0, atol=1e-6)
     card = build_model_card(staged.folder, "me/vectors")
-    assert "model = SentenceTransformer(source, revision=revision, trust_remote_code=True)" in card.text
+    assert 'options = {"revision": revision, "trust_remote_code": True}' in card.text
+    assert "model = SentenceTransformer(source, **options)" in card.text
     assert card.data.library_name == "sentence-transformers"
 
 

@@ -190,7 +190,7 @@ def test_any_checkpoint_of_texts_is_fine_tuned(family, texts, tmp_path, caplog):
     assert len(classify(["a good film", "bad"], padding=True, batch_size=2)) == 2
     said = " ".join(record.getMessage() for record in caplog.records)
     assert ("has no padding token; texts are padded with its [SEP]" in said) == (family in WITHOUT_PADDING)
-    assert ("The run starts without centring" in said) == (family in ("Llama", "ModernBert"))  # which have no biases
+    assert ("Training starts without centring" in said) == (family in ("Llama", "ModernBert"))  # which have no biases
     assert "is not supported for text-classification" not in said
 
 
