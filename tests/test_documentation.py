@@ -1,0 +1,210 @@
+"""The documentation holds: its Python blocks run, its commands parse, its links lead somewhere.
+
+Python blocks of a page share one namespace and one folder, in which small models stand in for checkpoints of the Hub
+and for the reader's own runs. A block after the line `<!-- gpu -->` runs on a GPU only.
+"""
+
+import ast
+import re
+import runpy
+import shlex
+import shutil
+import sys
+from argparse import ArgumentParser
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from PIL import Image
+from transformers import AutoImageProcessor, AutoTokenizer
+
+import hf_bidir
+from hf_bidir.cli import app, script
+from hf_bidir.cli.recipe import read_command_line
+from tests.tiny_models import stock_model
+
+ROOT = Path(__file__).parents[1]
+PAGES = {
+    page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8")
+    for pattern in (
+        "*.md",
+        "docs/*.md",
+        "training/**/*.md",
+        "space/*.md",
+        "benchmarks/*.md",
+        "model_cards/**/README.md",
+    )
+    for page in sorted(ROOT.glob(pattern))
+}
+CARDS = ROOT / "model_cards"  # their Python blocks run in tests/hub
+BLOCK = re.compile(r"(<!-- gpu -->\n+)?^( *)```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"`((?:hf-bidir|make|python) [^`\n]+)`")
+PYTHON = [name for name, text in PAGES.items() if "```python" in text and not name.startswith("model_cards/")]
+COMMANDS = [name for name in PAGES if name != "CHANGELOG.md"]  # which also names commands of earlier versions
+CLASSES = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1}}
+STAND_INS = {  # name: architecture, card with the tokenizer or image processor, whether it is signed
+    "google-bert/bert-base-uncased": ("bert", "sst2-rnn-tanhmax", False),
+    "FacebookAI/roberta-base": ("roberta", "sst2-rnn-tanhmax", False),
+    "HuggingFaceTB/SmolLM2-135M": ("llama", "imdb-lm-tanhmax", False),
+    "google/vit-base-patch16-224": ("vit", "digits-tanhmax", False),
+    "runs/mine": ("bert", "sst2-rnn-tanhmax", True),
+    "runs/sst2-tanhmax": ("bert", "sst2-rnn-tanhmax", True),
+}
+COPIES = {"runs/digits-tanhmax": "digits-tanhmax", "runs/smol-healed": "imdb-lm-tanhmax"}
+
+
+@pytest.fixture(scope="session")
+def stand_ins(tmp_path_factory):
+    """A folder with everything that the examples load."""
+    folder = tmp_path_factory.mktemp("examples")
+    for name, (family, card, is_signed) in STAND_INS.items():
+        if family == "vit":
+            processor, fields = AutoImageProcessor.from_pretrained(CARDS / card), {}
+        else:
+            processor = AutoTokenizer.from_pretrained(CARDS / card)
+            fields = {"vocab_size": len(processor), "pad_token_id": processor.pad_token_id} | CLASSES
+        model = stock_model(family, **fields)
+        for saved in (hf_bidir.signed(model) if is_signed else model, processor):
+            saved.save_pretrained(folder / name)
+    for name, card in COPIES.items():
+        shutil.copytree(CARDS / card, folder / name)
+    shutil.copyfile(next((ROOT / "space/examples/digits").iterdir()), folder / "runs/digits-tanhmax/digit.png")
+    Image.effect_noise((8, 8), 60).convert("RGB").save(folder / "cat.png")
+    return folder
+
+
+@pytest.mark.parametrize("page", PYTHON)
+def test_the_python_blocks_of_a_page_run_offline_and_print_what_their_comments_say(
+    page, stand_ins, tmp_path, monkeypatch
+):
+    folder, printed = tmp_path / "clone", []
+    shutil.copytree(stand_ins, folder)
+    (folder / "model_cards").symlink_to(CARDS)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    def record(*values):
+        printed.append((sys._getframe(1).f_lineno, " ".join(map(str, values))))
+
+    namespace, text = {"__name__": "__main__", "print": record}, PAGES[page]
+    torch.manual_seed(0)
+    for block in BLOCK.finditer(text):
+        if block[3] == "python" and (not block[1] or torch.cuda.is_available()):
+            above = text[: block.start(4)].count("\n")  # tracebacks and `printed` then have the page's lines
+            exec(compile("\n" * above + block[4], page, "exec"), namespace)
+    for line, output in printed:
+        comment = text.splitlines()[line - 1].partition("  # ")[2]
+        assert agrees(comment, output), f"{page}, line {line}: {output!r} was printed, not {comment!r}"
+
+
+def agrees(comment: str, output: str) -> bool:
+    """A comment that begins with a value gives what is printed; in others, decimals are among the printed numbers."""
+    for value in (comment, comment.partition(": ")[0]):
+        if (value.startswith("torch.Size") and ": " not in value) or is_literal(value):
+            return value == output
+    numbers = [float(number) for number in re.findall(r"-?\d+\.\d+(?:e[+-]\d+)?", output)]
+    expected = re.findall(r"(?<![\w.])[-+]?\d+\.\d+\b", comment)
+    return all(
+        any(f"{number:.{len(value.partition('.')[2])}f}" == value.lstrip("+") for number in numbers)
+        for value in expected
+    )
+
+
+def is_literal(text: str) -> bool:
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return False
+    return not isinstance(value, tuple)  # "0.5, 0.2" is a list in prose
+
+
+@pytest.mark.parametrize("page", COMMANDS)
+def test_the_commands_of_a_page_are_accepted_by_their_own_parsers(page, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    text = PAGES[page]
+    for block in BLOCK.finditer(text):
+        for line in block[4].replace("\\\n", " ").splitlines() if block[3] in ("bash", "sh", "console") else []:
+            for command in re.split(r"&&|;", line.partition("  #")[0].removeprefix("$ ")):
+                check_command(command, monkeypatch)
+    for span in SPAN.findall(BLOCK.sub("", text)):
+        check_command(span, monkeypatch, is_complete=False)
+
+
+def check_command(command: str, monkeypatch: pytest.MonkeyPatch, is_complete: bool = True) -> None:
+    """Fail if a command has an unknown sub-command, option or value, or, if it `is_complete`, lacks an argument."""
+    words = [word for word in shlex.split(command, comments=True) if not re.match(r"[A-Z_]+=", word)]
+    if not words:
+        return
+    if words[0] == "make":
+        targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+        problem = f"no target {set(words[1:]) - targets}" if set(words[1:]) - targets else None
+    elif words[0] == "hf-bidir":
+        problem = problem_of_cli(words[1:])
+    elif words[0] in ("python", "torchrun", "accelerate"):
+        problem = problem_of_script(words, monkeypatch)
+    else:
+        return
+    missing = problem and re.search(r"Missing (parameter|argument)|arguments are required", problem)
+    assert not problem or (missing and not is_complete), f"{command}\n{problem}"
+
+
+def problem_of_cli(words: list[str]) -> str | None:
+    command = typer.main.get_command(app)
+    for child in command.commands.values():
+        child.callback = lambda **_: None
+    try:
+        command.main(words, prog_name="hf-bidir", standalone_mode=False)
+    except Exception as error:  # of click, or of typer's copy of it
+        return str(error) or type(error).__name__
+    return None
+
+
+def problem_of_script(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
+    """Run a script up to the end of its parser."""
+    if "-m" in words and words[0] == "python":
+        words[words.index("-m") + 1] = words[words.index("-m") + 1].replace(".", "/") + ".py"
+    found = [index for index, word in enumerate(words) if word.endswith(".py")]
+    if not found:
+        return None
+    file, parse_args, said = ROOT / words[found[0]], ArgumentParser.parse_args, []
+
+    def parse_only(*arguments):
+        parse_args(*arguments)
+        sys.exit(0)
+
+    def read_only(task, argv, description):
+        task.read(read_command_line(task.options, argv, description))
+        sys.exit(0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "argv", [str(file), *words[found[0] + 1 :]])
+        patch.syspath_prepend(str(file.parent))
+        patch.setattr(ArgumentParser, "parse_args", parse_only)
+        patch.setattr(ArgumentParser, "error", lambda self, message: (said.append(message), sys.exit(2)))
+        patch.setattr(script, "train", read_only)
+        patch.setattr(script, "_say", said.append)
+        try:
+            runpy.run_path(str(file), run_name="__main__")
+        except SystemExit as end:
+            return " ".join(said) or "refused" if end.code else None
+        except FileNotFoundError as error:
+            return str(error)
+    return "it has no parser that this test knows"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_links_and_pictures_of_a_page_exist(page):
+    for target, anchor in re.findall(r"\]\(([^)\s#]*)#?([^)\s]*)\)", BLOCK.sub("", PAGES[page])):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        file = (ROOT / page).parent / target if target else ROOT / page
+        assert file.exists(), f"{page} links to {target}"
+        if anchor:
+            assert anchor in anchors(file), f"{page} links to {target}#{anchor}"
+
+
+def anchors(file: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", file.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
