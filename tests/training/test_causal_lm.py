@@ -211,4 +211,4 @@ def test_the_perplexity_of_the_card_is_found_again_from_the_files(options, tmp_p
     assert measured.perplexity_without_negatives > measured.scores["perplexity"]
     card = (tmp_path / "other/README.md").read_text(encoding="utf-8")
     assert "Verified: `hf-bidir evaluate` measured the same numbers" in card
-    assert "nothing trained again, the perplexity is" in card
+    assert "no further training, its perplexity is" in card
