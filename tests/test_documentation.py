@@ -4,7 +4,6 @@ Python blocks of a page share one namespace and one folder, in which small model
 and for the reader's own runs. A block after the line `<!-- gpu -->` runs on a GPU only.
 """
 
-import ast
 import re
 import runpy
 import shlex
@@ -25,21 +24,15 @@ from hf_bidir.cli.recipe import read_command_line
 from tests.tiny_models import stock_model
 
 ROOT = Path(__file__).parents[1]
-PAGES = {
-    page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8")
-    for pattern in (
-        "*.md",
-        "docs/*.md",
-        "training/**/*.md",
-        "space/*.md",
-        "benchmarks/*.md",
-        "model_cards/**/README.md",
-    )
-    for page in sorted(ROOT.glob(pattern))
-}
+GLOBS = ["*.md", "docs/**/*.md", "training/**/*.md", "space/*.md", "benchmarks/*.md", "model_cards/**/README.md"]
+FILES = [file for pattern in GLOBS for file in sorted(ROOT.glob(pattern))]
+PAGES = {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in FILES}
 CARDS = ROOT / "model_cards"  # their Python blocks run in tests/hub
 BLOCK = re.compile(r"(<!-- gpu -->\n+)?^( *)```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
-SPAN = re.compile(r"`((?:hf-bidir|make|python) [^`\n]+)`")
+SPAN = re.compile(r"`((?:hf-bidir|make|python) [^`\n]+|--[a-z][\w-]+[^`\n]*)`")
+SOURCES = [file for folder in ("hf_bidir", "training", "benchmarks", "space") for file in (ROOT / folder).rglob("*.py")]
+WORDS = set(re.findall(r"(?<![^\W_])[a-z]\w+", "".join(f.read_text("utf-8") for f in SOURCES).replace("-", "_")))
+VALUE = re.compile(r"(True|False|None|\d+|torch\.[\w.]+\S*\)|\{.*\}|'.*?')(?:: .*)?$")  # in the comment on a print
 PYTHON = [name for name, text in PAGES.items() if "```python" in text and not name.startswith("model_cards/")]
 COMMANDS = [name for name in PAGES if name != "CHANGELOG.md"]  # which also names commands of earlier versions
 CLASSES = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1}}
@@ -100,23 +93,11 @@ def test_the_python_blocks_of_a_page_run_offline_and_print_what_their_comments_s
 
 def agrees(comment: str, output: str) -> bool:
     """A comment that begins with a value gives what is printed; in others, decimals are among the printed numbers."""
-    for value in (comment, comment.partition(": ")[0]):
-        if (value.startswith("torch.Size") and ": " not in value) or is_literal(value):
-            return value == output
+    if value := VALUE.match(comment):
+        return value[1] == output
     numbers = [float(number) for number in re.findall(r"-?\d+\.\d+(?:e[+-]\d+)?", output)]
-    expected = re.findall(r"(?<![\w.])[-+]?\d+\.\d+\b", comment)
-    return all(
-        any(f"{number:.{len(value.partition('.')[2])}f}" == value.lstrip("+") for number in numbers)
-        for value in expected
-    )
-
-
-def is_literal(text: str) -> bool:
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return False
-    return not isinstance(value, tuple)  # "0.5, 0.2" is a list in prose
+    expected = re.findall(r"(?<![\w.])-?\d+\.\d+\b", comment.replace("+", ""))
+    return all(any(f"{number:.{len(value.partition('.')[2])}f}" == value for number in numbers) for value in expected)
 
 
 @pytest.mark.parametrize("page", COMMANDS)
@@ -136,9 +117,12 @@ def check_command(command: str, monkeypatch: pytest.MonkeyPatch, is_complete: bo
     words = [word for word in shlex.split(command, comments=True) if not re.match(r"[A-Z_]+=", word)]
     if not words:
         return
-    if words[0] == "make":
-        targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-        problem = f"no target {set(words[1:]) - targets}" if set(words[1:]) - targets else None
+    if words[0].startswith("--"):  # an option that is named in a sentence
+        name = words[0].strip("-").replace("-", "_").partition("=")[0].removeprefix("no_")
+        problem = None if name in WORDS else "no command has this option"
+    elif words[0] == "make":
+        unknown = {*words[1:]} - {*re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)}
+        problem = f"no target {unknown}" if unknown else None
     elif words[0] == "hf-bidir":
         problem = problem_of_cli(words[1:])
     elif words[0] in ("python", "torchrun", "accelerate"):
@@ -162,8 +146,6 @@ def problem_of_cli(words: list[str]) -> str | None:
 
 def problem_of_script(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
     """Run a script up to the end of its parser."""
-    if "-m" in words and words[0] == "python":
-        words[words.index("-m") + 1] = words[words.index("-m") + 1].replace(".", "/") + ".py"
     found = [index for index, word in enumerate(words) if word.endswith(".py")]
     if not found:
         return None
@@ -190,7 +172,7 @@ def problem_of_script(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str 
             return " ".join(said) or "refused" if end.code else None
         except FileNotFoundError as error:
             return str(error)
-    return "it has no parser that this test knows"
+    return "no parser was reached"
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -200,8 +182,7 @@ def test_the_links_and_pictures_of_a_page_exist(page):
             continue
         file = (ROOT / page).parent / target if target else ROOT / page
         assert file.exists(), f"{page} links to {target}"
-        if anchor:
-            assert anchor in anchors(file), f"{page} links to {target}#{anchor}"
+        assert not anchor or anchor in anchors(file), f"{page} links to {target}#{anchor}"
 
 
 def anchors(file: Path) -> set[str]:
