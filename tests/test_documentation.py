@@ -4,6 +4,7 @@ Python blocks of a page share one namespace and one folder, in which small model
 and for the reader's own runs. A block after the line `<!-- gpu -->` runs on a GPU only.
 """
 
+import io
 import re
 import runpy
 import shlex
@@ -149,7 +150,7 @@ def problem_of_script(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str 
     found = [index for index, word in enumerate(words) if word.endswith(".py")]
     if not found:
         return None
-    file, parse_args, said = ROOT / words[found[0]], ArgumentParser.parse_args, []
+    file, parse_args, said = ROOT / words[found[0]], ArgumentParser.parse_args, io.StringIO()
 
     def parse_only(*arguments):
         parse_args(*arguments)
@@ -163,13 +164,12 @@ def problem_of_script(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str 
         patch.setattr(sys, "argv", [str(file), *words[found[0] + 1 :]])
         patch.syspath_prepend(str(file.parent))
         patch.setattr(ArgumentParser, "parse_args", parse_only)
-        patch.setattr(ArgumentParser, "error", lambda self, message: (said.append(message), sys.exit(2)))
         patch.setattr(script, "train", read_only)
-        patch.setattr(script, "_say", said.append)
+        patch.setattr(sys, "stderr", said)
         try:
             runpy.run_path(str(file), run_name="__main__")
         except SystemExit as end:
-            return " ".join(said) or "refused" if end.code else None
+            return said.getvalue() or "refused" if end.code else None
         except FileNotFoundError as error:
             return str(error)
     return "no parser was reached"
