@@ -5,24 +5,38 @@ from contextlib import contextmanager
 
 import typer
 
+ALIASES = {"text-column": "column", "image-column": "column"}  # the training scripts' names for the same option
+
+
+def normalised(name: str) -> str:
+    """The spelling of an option in `--help`: dashes, as in --negative-mass for --negative_mass."""
+    name = name.replace("_", "-")
+    return ALIASES.get(name, name)
+
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    # --negative_mass is --negative-mass, as in the training scripts, which take both spellings
-    context_settings={"token_normalize_func": lambda name: name.replace("_", "-"), "max_content_width": 120},
+    context_settings={"token_normalize_func": normalised, "max_content_width": 120},
 )
 
 
 @app.callback()
 def main() -> None:
-    """Signed attention for Hugging Face models."""
+    """Signed attention (TanhMax) for Hugging Face models.
+
+    \b
+    hf-bidir convert FacebookAI/roberta-base runs/roberta-signed
+    hf-bidir models
+    hf-bidir COMMAND --help     options and examples of one command
+    """
 
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """What is wrong with the input becomes one line, and exit code 2."""
+    """Print an error in the input as one line and exit with code 2."""
     try:
         yield
     except (ValueError, OSError, ImportError) as error:

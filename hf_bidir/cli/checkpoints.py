@@ -1,4 +1,4 @@
-"""`hf-bidir convert` and `families`: which models can be signed, and signed copies of checkpoints."""
+"""`hf-bidir convert` and `families`: convert checkpoints, and list the model types that can be converted."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,25 +11,30 @@ from hf_bidir.cli.app import app, one_line_errors
 @app.command()
 def convert(
     source: Annotated[
-        str, typer.Argument(help="A folder or a name on the Hub, of any supported model; or timm:NAME, of a plain ViT.")
+        str,
+        typer.Argument(metavar="SOURCE", help="Folder or Hub name of a supported model, or timm:NAME for a plain ViT."),
     ],
-    output_dir: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write, new or empty.")],
-    attn_activation: Annotated[str, typer.Option(help="The activation of the copy.")] = "tanhmax",
-    negative_mass: Annotated[float, typer.Option(min=0, max=1, help="λ: 0 is softmax, 1 is TanhMax.")] = 0.0,
-    weights: Annotated[Path | None, typer.Option(help="A file of weights for timm:NAME.")] = None,
+    output_dir: Annotated[Path, typer.Argument(metavar="OUT", help="Output folder, new or empty.")],
+    attn_activation: Annotated[
+        str, typer.Option(help="Activation of the copy: tanhmax or a registered name.")
+    ] = "tanhmax",
+    negative_mass: Annotated[
+        float, typer.Option(min=0, max=1, help="Negative mass λ: 0 is softmax, 1 is TanhMax.")
+    ] = 0.0,
+    weights: Annotated[Path | None, typer.Option(help="Weights file for timm:NAME; by default from the Hub.")] = None,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Accept models in which some attention stays softmax.")
+        bool, typer.Option("--partial", help="Accept a model that keeps softmax in some of its attention.")
     ] = False,
     to_softmax: Annotated[
-        bool, typer.Option("--to-softmax", help="The way back: from λ = 0 to a stock model.")
+        bool, typer.Option("--to-softmax", help="Convert back: from a signed model with λ = 0 to the stock model.")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what OUT holds.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the contents of OUT.")] = False,
 ) -> None:
-    """Write a signed copy of a softmax checkpoint, with its tokenizer or processors.
+    """Convert a checkpoint to signed attention, or back.
 
-    A folder of sentence-transformers stays one. At λ = 0, the default, the copy computes what the source computes: the
-    outputs of both on random input are compared before anything is written. At λ > 0 they differ, and the difference
-    is printed. training/distill.py then makes them nearly equal.
+    Copies the tokenizer or processor too; sentence-transformers folders keep their layout. With λ = 0, the default, the
+    copy computes the same outputs as the source, which is checked on random input before anything is saved. With λ > 0
+    the outputs differ and the difference is printed; training/distill.py reduces it.
 
     \b
     hf-bidir convert FacebookAI/roberta-base runs/roberta-signed
@@ -37,7 +42,7 @@ def convert(
     hf-bidir convert timm:vit_tiny_patch16_224 runs/vit-signed --negative-mass 0.1
     hf-bidir convert runs/roberta-signed runs/roberta-stock --to-softmax
     """
-    from hf_bidir.checkpoints.convert import convert_checkpoint, restore_softmax  # slow to import, so not for --help
+    from hf_bidir.checkpoints.convert import convert_checkpoint, restore_softmax  # a slow import, not needed for --help
 
     options = {
         "attn_activation": attn_activation,
@@ -47,19 +52,25 @@ def convert(
     }
     with one_line_errors():
         if to_softmax and list(options.values()) != ["tanhmax", 0.0, None, False]:
-            raise ValueError("--to-softmax takes neither an activation, nor a negative mass, weights or --partial.")
+            raise ValueError(
+                "--to-softmax cannot be combined with --attn-activation, --negative-mass, --weights or --partial."
+            )
         if to_softmax:
             restore_softmax(source, output_dir, overwrite=overwrite)
         else:
             convert_checkpoint(source, output_dir, overwrite=overwrite, **options)
-    typer.echo(f"Written to {output_dir}")
+    typer.echo(f"Saved to {output_dir}")
 
 
 @app.command()
 def families(
-    name: Annotated[str | None, typer.Argument(help="A model type of transformers, such as roberta.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="A transformers model type, such as roberta; by default all.")
+    ] = None,
 ) -> None:
-    """List the model types that can be signed, or say of one whether it can, what was checked, and if not, why.
+    """List the model types that can be converted.
+
+    For one model type, prints whether it can be converted, what was checked, and if not, why.
 
     \b
     hf-bidir families

@@ -1,4 +1,8 @@
-"""`hf-bidir doctor`: what this machine has, and which attention implementation it takes."""
+"""`hf-bidir doctor`: versions, devices and the attention implementation of this machine."""
+
+import re
+
+import typer
 
 from hf_bidir.cli.app import app
 
@@ -6,7 +10,7 @@ PACKAGES = (
     *("torch", "transformers", "triton", "datasets", "accelerate", "evaluate", "huggingface-hub", "safetensors"),
     *("tokenizers", "captum", "scipy", "scikit-learn", "matplotlib", "timm", "torchvision", "gradio", "peft"),
 )
-SHAPES = {  # example calls, `[queries, keys, dropout]`
+SHAPES = {  # example calls: queries, keys, dropout
     "training with dropout, 512 tokens": (512, 512, 0.1),
     "inference, 512 tokens": (512, 512, 0.0),
     "decoding, one token over 512": (1, 512, 0.0),
@@ -15,11 +19,14 @@ SHAPES = {  # example calls, `[queries, keys, dropout]`
 
 @app.command()
 def doctor() -> None:
-    """Print versions, devices, the attention path that "auto" takes here and why, and the kernel's self-check.
+    """Print versions, devices and the attention implementation.
 
-    Paste the output into a bug report; it has no paths and no tokens.
+    Shows the implementation that "auto" chooses for example calls, with the reason, and the result of the fused
+    kernel's self-check. The output has no paths and no access tokens: paste it into a bug report.
+
+    \b
+    hf-bidir doctor
     """
-    import typer
 
     for title, rows in (("Versions", versions()), ("Devices", devices()), ("Attention", attention_paths())):
         typer.echo(f"{title}:")
@@ -29,7 +36,7 @@ def doctor() -> None:
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python, this package and what it works with."""
+    """The versions of Python, hf-bidir and the packages it uses."""
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
@@ -45,12 +52,12 @@ def versions() -> dict[str, str]:
 
 
 def devices() -> dict[str, str]:
-    """CPU cores and threads, and the accelerators that torch sees."""
+    """CPU cores and threads, and the accelerators that torch finds."""
     import os
 
     import torch
 
-    rows = {"cpu": f"{os.cpu_count()} cores, {torch.get_num_threads()} threads in torch"}
+    rows = {"cpu": f"{os.cpu_count()} cores, threads of torch: {torch.get_num_threads()}"}
     for index in range(torch.cuda.device_count()):
         found = torch.cuda.get_device_properties(index)
         capability = f"compute capability {found.major}.{found.minor}"
@@ -63,7 +70,7 @@ def devices() -> dict[str, str]:
 
 
 def attention_paths() -> dict[str, str]:
-    """The implementation that "auto" stands for in example calls, and whether the fused kernel can be used."""
+    """The implementation that "auto" chooses for each example call, and the state of the fused kernel."""
     import torch
 
     from hf_bidir.modeling.attention import choose_implementation
@@ -80,7 +87,7 @@ def attention_paths() -> dict[str, str]:
 
 
 def kernel_state() -> str:
-    """Whether the Triton kernel can run here, and if so, whether it matches the eager path."""
+    """Whether the Triton kernel can run here and matches the eager path."""
     import torch
 
     from hf_bidir.modeling.attention_inputs import HAS_COMPILER, HAS_TRITON
@@ -92,8 +99,13 @@ def kernel_state() -> str:
         *([] if HAS_COMPILER else ["a C compiler"]),
     ]
     if missing:
-        return f"not used: it needs {', '.join(missing)}"
+        return f"not used: missing {', '.join(missing)}"
     from hf_bidir.modeling.fused_attention import fused_attention
 
     found = difference_from_eager(fused_attention, torch.device("cuda"), torch.bfloat16, 64, 64)
-    return f"not used: {found}" if found else "matches the eager path (bfloat16, head dimension 64)"
+    return f"not used: {without_paths(found)}" if found else "matches the eager path (bfloat16, head dimension 64)"
+
+
+def without_paths(message: str) -> str:
+    """An error message with every absolute path replaced by `<path>`."""
+    return re.sub(r"(?<![\w<])(?:[A-Za-z]:\\|[/~])[^\s'\":,;()]+", "<path>", message)

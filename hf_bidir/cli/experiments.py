@@ -10,13 +10,16 @@ from hf_bidir.cli.app import app, one_line_errors
 
 @app.command()
 def demo(
-    attn_activation: Annotated[str, typer.Option(help="tanhmax, softmax or tanh.")] = "tanhmax",
-    seed: Annotated[int, typer.Option(help="Of the model's weights.")] = 0,
-    output: Annotated[Path | None, typer.Option(help="The folder; by default runs/demo-text-ACTIVATION-SEED.")] = None,
+    attn_activation: Annotated[str, typer.Option(help="Activation: tanhmax, softmax or tanh.")] = "tanhmax",
+    seed: Annotated[int, typer.Option(help="Seed of the initial weights.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option(help="Output folder; by default runs/demo-text-ACTIVATION-SEED.")
+    ] = None,
 ) -> None:
-    """Train a small model on synthetic texts, and show what its attention does with them.
+    """Train a small model on synthetic texts and explain it.
 
-    Two words of twelve decide the class. Nothing is downloaded.
+    Two words in every twelve determine the class. Prints and draws the coefficient and contribution of each. Downloads
+    nothing.
 
     \b
     hf-bidir demo
@@ -34,38 +37,39 @@ def paper(
     experiments: Annotated[
         list[str] | None,
         typer.Argument(
-            help="synthetic, synthetic-additive, sst, 20news, imdb, agnews; vit (Fashion-MNIST, CIFAR-10); multilayer "
-            "(BERT and MiniLM on IMDB); texts, those with one attention layer; all, the default."
+            metavar="EXPERIMENTS",
+            help="synthetic, synthetic-additive, sst, 20news, imdb, agnews (one attention layer; texts: all six); vit "
+            "(Fashion-MNIST, CIFAR-10); multilayer (BERT and MiniLM on IMDB); all, the default.",
         ),
     ] = None,
     data_dir: Annotated[
         Path | None,
-        typer.Option(help="A folder with a sub-folder per data set (docs/paper.md lists them); without it the Hub."),
+        typer.Option(help="Folder with one sub-folder per data set, listed in docs/paper.md; by default the Hub."),
     ] = None,
-    minilm: Annotated[
-        Path | None, typer.Option(help="The folder of MiniLM, for multilayer; without it the Hub.")
-    ] = None,
+    minilm: Annotated[Path | None, typer.Option(help="MiniLM folder for multilayer; by default from the Hub.")] = None,
     seeds: Annotated[
         int | None,
         typer.Option(
-            min=1, help="From 0 on; the first one also chooses the learning rate. By default 5, or 1 if quick."
+            min=1, help="Number of seeds; the first also chooses the learning rate. By default 5, with --quick 1."
         ),
     ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Little data, one learning rate: not for conclusions.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A trial run: little data, one learning rate.")] = False,
     as_published: Annotated[
-        bool, typer.Option("--as-published", help="Also the paper's own training and evaluation, faults included.")
+        bool,
+        typer.Option("--as-published", help="Also run the paper's own training and evaluation, with its known faults."),
     ] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes, of one thread each.")] = 2,
-    output: Annotated[Path | None, typer.Option(help="The folder; by default runs/paper, or runs/paper-quick.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on in a folder that holds a finished report.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Parallel processes, one thread each.")] = 2,
+    output: Annotated[
+        Path | None, typer.Option(help="Output folder; by default runs/paper, with --quick runs/paper-quick.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue in a folder with a finished report.")] = False,
 ) -> None:
-    """Run the TanhMax paper's experiments under a fair protocol, and write report.md with tables and pictures.
+    """Run the experiments of the TanhMax paper.
 
-    Softmax, TanhMax, three λ in between, tanh and mean pooling, with the same architecture, learning-rate grid and
-    validation selection; deep models with softmax and TanhMax alone. What is finished is not run again, so an
-    interrupted run goes on by the same command; what fails is named in the report, and the rest goes on.
+    Compares softmax, TanhMax, three values of λ in between, tanh and mean pooling with the same architecture,
+    learning-rate grid and selection on validation data; deep models with softmax and TanhMax only. Saves report.md with
+    tables and figures. Finished parts are reused, so the same command resumes an interrupted run; failed parts are
+    listed in the report.
 
     \b
     hf-bidir paper synthetic sst --quick
@@ -80,30 +84,32 @@ def paper(
         settings = Settings(root, data_dir, seeds or (1 if quick else 5), quick, jobs, as_published, minilm)
         wanted = read_experiments(experiment_names(experiments or ["all"]), minilm=minilm)
         for one in only_in_folders(wanted) if data_dir is None else []:
-            if one.name not in (experiments or []):  # asked for by itself, it is an error
-                typer.echo(
-                    f"Left out: {one.name}, which is not on the Hub; --data-dir names a folder with it.", err=True
-                )
+            if one.name not in (experiments or []):  # requested by name, it is an error
+                typer.echo(f"Left out: {one.name} is not on the Hub; pass a folder with it as --data-dir.", err=True)
                 wanted.remove(one)
         report = run_paper(wanted, settings, resume)
-    typer.echo(f"Written: {report}")
+    typer.echo(f"Saved: {report}")
 
 
 @app.command()
 def rank_collapse(
-    checkpoint: Annotated[str, typer.Argument(help="A folder, a name on the Hub, or timm:NAME; signed, or softmax.")],
+    checkpoint: Annotated[
+        str,
+        typer.Argument(metavar="CHECKPOINT", help="Folder, Hub name or timm:NAME of a signed or softmax model."),
+    ],
     texts: Annotated[
-        Path | None, typer.Option(help="A file with a text per line to measure on; random input without it.")
+        Path | None, typer.Option(help="File with one text per line to measure on; by default random input.")
     ] = None,
-    paths: Annotated[int, typer.Option(min=1, help="Random paths of every length.")] = 100,
-    output: Annotated[Path, typer.Option(help="The picture to write; the ending chooses the format.")] = Path(
+    paths: Annotated[int, typer.Option(min=1, help="Number of random paths of each length.")] = 100,
+    output: Annotated[Path, typer.Option(help="Output figure; the suffix sets the format.")] = Path(
         "rank-collapse.png"
     ),
 ) -> None:
-    """Measure how fast the tokens of a model become one, layer by layer, with parts of the layers left out.
+    """Measure how similar a model's tokens become with depth.
 
-    The relative residual is 0 where all tokens are equal. Softmax attention alone drives it to 0 with depth, skip
-    connections keep it up (Dong et al. 2021); docs/rank_collapse.md says what TanhMax does, and why.
+    Prints and draws the relative residual after each layer, for the whole model and with parts of its layers removed;
+    it is 0 where all tokens are equal. Softmax attention alone drives it to 0 with depth, skip connections prevent that
+    (Dong et al. 2021). docs/rank_collapse.md has the results for TanhMax.
 
     \b
     hf-bidir rank-collapse google-bert/bert-base-uncased
@@ -113,12 +119,12 @@ def rank_collapse(
 
     from hf_bidir.rank_collapse.report import draw_rank_collapse, measure_checkpoint
 
-    logging.disable_progress_bar()  # of loading the weights
+    logging.disable_progress_bar()  # for loading the weights
     with one_line_errors():
         lines = None if texts is None else [line for line in texts.read_text(encoding="utf-8").splitlines() if line]
         if lines == []:
-            raise ValueError(f"expected a text per line in {texts}; it has none.")
+            raise ValueError(f"expected one text per line in {texts}; the file is empty.")
         measured = measure_checkpoint(checkpoint, lines, paths)
         draw_rank_collapse({Path(checkpoint).name: measured}, output)
     typer.echo(measured.table())
-    typer.echo(f"Written: {output}")
+    typer.echo(f"Saved: {output}")

@@ -1,4 +1,4 @@
-"""`hf-bidir explain`: what speaks for and against an answer."""
+"""`hf-bidir explain`: evidence for and against a prediction."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,43 +16,43 @@ METHOD_NAMES = (
 
 @app.command()
 def explain(
-    checkpoint: Annotated[str, typer.Argument(help="A folder, a name on the Hub, or timm:NAME; signed, or softmax.")],
-    text_or_image: Annotated[str, typer.Argument(metavar="TEXT|IMAGE", help="A text, or the file of an image.")],
+    checkpoint: Annotated[
+        str,
+        typer.Argument(metavar="CHECKPOINT", help="Folder, Hub name or timm:NAME of a signed or softmax model."),
+    ],
+    text_or_image: Annotated[str, typer.Argument(metavar="TEXT|IMAGE", help="A text, or the path of an image.")],
     method: Annotated[str, typer.Option(help=f"One of: {', '.join(METHOD_NAMES)}.")] = "contributions",
-    target: Annotated[
-        str | None, typer.Option(help="The class or token to explain; by default the predicted one.")
-    ] = None,
+    target: Annotated[str | None, typer.Option(help="Class or token to explain; by default the predicted one.")] = None,
     layer: Annotated[
-        int | None, typer.Option(help="This layer alone, counted from 0; for rollout and flow, up to it.")
+        int | None, typer.Option(help="Only this layer, counted from 0; rollout and flow: the layers up to it.")
     ] = None,
-    head: Annotated[int | None, typer.Option(help="This head alone, counted from 0.")] = None,
+    head: Annotated[int | None, typer.Option(help="Only this head, counted from 0.")] = None,
     position: Annotated[
         int | None,
-        typer.Option(help="For heads that answer per token: whose answer; by default that of [MASK], or the last."),
+        typer.Option(help="Models with one prediction per token: the token, by default [MASK] or the last."),
     ] = None,
     continuation: Annotated[
-        str | None, typer.Option(help="For models that write on: explain each token of this text.")
+        str | None, typer.Option(help="Causal language models: explain each token of this continuation.")
     ] = None,
     new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="For models that write on: let it write so many tokens, and explain each.")
+        int | None, typer.Option(min=1, help="Causal language models: generate this many tokens and explain each.")
     ] = None,
-    output: Annotated[Path, typer.Option(help="The folder for figures and page.")] = Path("explanation"),
-    top: Annotated[int, typer.Option(min=1, help="How many tokens to print.")] = 10,
+    output: Annotated[Path, typer.Option(help="Output folder for the figures and the page.")] = Path("explanation"),
+    top: Annotated[int, typer.Option(min=1, help="Number of tokens to print.")] = 10,
 ) -> None:
-    """Show what speaks for and against an answer of a model, token by token.
+    """Explain a prediction: which tokens support or oppose it.
 
-    Prints the tokens with the largest signed scores, and writes scores.png, rollout-flow.png, heads.png and index.html,
-    a page of its own with all of them. Positive scores speak for the target, negative ones against it; attention,
-    rollout, flow and values have no sign and say how much, not what for. Patches are counted from row 0, column 0. A
-    text that begins with a dash goes behind --.
+    Prints the scores of largest magnitude and saves scores.png, rollout-flow.png, heads.png and index.html, which has
+    them all. A token with a positive score supports the target, one with a negative score opposes it; attention,
+    rollout, flow and values are never negative and only rank tokens. Image patches are named by row and column, counted
+    from 0. Put -- before a text that begins with a dash.
 
-    Of a model that writes on, such as Llama, the answer is the next token; --continuation and --new-tokens explain one
-    token after the other, in alignment.png and on the page. A target is taken with the blank before it, as a word
-    stands in a text. An encoder-decoder writes its own text, and shown is what every token of it took from
-    yours; there --method, --target, --layer, --head, --position, --continuation and --new-tokens are refused.
+    Causal language models such as Llama: the next token is explained, or with --continuation or --new-tokens every
+    token of a text, in alignment.png. A leading space is added to --target. Encoder-decoders: the alignment of
+    the generated text with the input is drawn; only --output and --top apply.
 
     \b
-    hf-bidir explain runs/digits-tanhmax runs/digits-tanhmax/digit.png       (after make demo)
+    hf-bidir explain runs/digits-tanhmax runs/digits-tanhmax/digit.png    (after: make demo)
     hf-bidir explain runs/sst2-tanhmax "not a good film, but the acting is a delight"
     hf-bidir explain runs/sst2-tanhmax "a dull film" --target negative --method erasure
     hf-bidir explain google/vit-base-patch16-224 cat.png --layer 11 --head 3
@@ -62,19 +62,19 @@ def explain(
     """
     from transformers.utils import logging
 
-    from hf_bidir.explain.report import (  # slow to import, so not for --help
+    from hf_bidir.explain.report import (  # a slow import, not needed for --help
         explain_checkpoint,
         holds_explanation,
         write_explanation,
     )
 
-    logging.disable_progress_bar()  # of loading the weights
+    logging.disable_progress_bar()  # for loading the weights
     chosen = {"target": target, "position": position, "layer": layer, "head": head}
     chosen |= {"continuation": continuation, "new_tokens": new_tokens}
     with one_line_errors():
-        replaces = holds_explanation(output)  # first, because an explanation may take minutes
+        replaces = holds_explanation(output)  # checked first: an explanation may take minutes
         explanation = explain_checkpoint(checkpoint, text_or_image, method=method, **chosen)
         written = write_explanation(explanation, output)
     typer.echo(explanation.summary(top))
-    told = f"Replaced the earlier explanation in {output}" if replaces else "Written"
+    told = f"Replaced the earlier explanation in {output}" if replaces else "Saved"
     typer.echo(f"{told}: {', '.join(map(str, written))}")

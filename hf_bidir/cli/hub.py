@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 @app.command()
 def push(
-    folder: Annotated[Path, typer.Argument(help="The folder of a checkpoint.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Checkpoint folder.")],
     repo_id: Annotated[str, typer.Argument(metavar="REPO_ID", help="owner/name; created if it does not exist.")],
-    private: Annotated[bool, typer.Option("--private", help="Create it as private.")] = False,
-    revision: Annotated[str | None, typer.Option(help="The branch; by default the main one.")] = None,
-    tag: Annotated[str | None, typer.Option(help="A name for the commit, such as v1.")] = None,
-    create_pr: Annotated[bool, typer.Option("--create-pr", help="Propose it as a pull request instead.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show files and card, and change nothing.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="Create the repository as private.")] = False,
+    revision: Annotated[str | None, typer.Option(help="Branch to commit to; by default main.")] = None,
+    tag: Annotated[str | None, typer.Option(help="Tag for the commit, such as v1.")] = None,
+    create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead of committing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files and the card without uploading.")] = False,
 ) -> None:
-    """Publish a checkpoint on the Hub, in one commit, after running it in a clean process.
+    """Publish a checkpoint on the Hub in one commit.
 
-    Refuses pickles, tokens and paths of this machine. What a person wrote in the repository's README.md stays. Log in
-    first with `hf auth login`.
+    First loads and runs it in a clean process. Refuses pickles, access tokens and local paths. Keeps hand-written text
+    in the repository's README.md. Log in with `hf auth login`.
 
     \b
     hf-bidir push runs/sst2-tanhmax me/sst2-tanhmax --dry-run
@@ -40,68 +40,77 @@ def push(
 
 @app.command()
 def card(
-    folder: Annotated[Path, typer.Argument(help="The folder of a checkpoint.")],
-    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if card and results differ.")] = False,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Checkpoint folder of a training run.")],
+    check: Annotated[
+        bool, typer.Option("--check", help="Only compare card and results; exit with 1 if they differ.")
+    ] = False,
 ) -> None:
-    """Write the model card of a checkpoint from the files of its run: example, numbers, data, recipe.
+    """Write or check the model card of a training run.
 
-    What a person wrote around the generated part of README.md stays.
+    Generates example, scores, data and recipe from the run's files. Keeps hand-written text around the generated part
+    of README.md.
+
+    \b
+    hf-bidir card runs/sst2-tanhmax
+    hf-bidir card runs/sst2-tanhmax --check
     """
     from hf_bidir.hub.model_card import card_differences, write_card
 
     with one_line_errors():
         if not check:
-            typer.echo(f"Written: {write_card(folder)}")
+            typer.echo(f"Saved: {write_card(folder)}")
             return
         differences = card_differences(folder)
     if differences:
-        typer.echo("\n".join(["The card and the results of its run differ:", *differences]), err=True)
+        typer.echo("\n".join(["The card and the results of the run differ:", *differences]), err=True)
         raise typer.Exit(1)
-    typer.echo("The card agrees with the results of its run.")
+    typer.echo("The card matches the results of the run.")
 
 
 DataOption = Annotated[
     str | None,
-    typer.Option(metavar="FILE|NAME", help="The examples; by default the data set that the run read by name."),
+    typer.Option(metavar="FILE|NAME", help="Data file or Hub data set; by default the Hub data set of the run."),
 ]
 SplitOption = Annotated[
     str | None,
-    typer.Option(help="The split to evaluate; by default test, or validation for a language model."),
+    typer.Option(help="Split to evaluate; by default test, or validation for a language model."),
 ]
 ColumnOption = Annotated[
     str | None,
-    typer.Option("--column", "--text_column", "--image_column", help="The text or image column; by default guessed."),
+    typer.Option(help="Text or image column; by default detected."),
 ]
 LabelOption = Annotated[
     str | None,
-    typer.Option("--label-column", "--label_column", help="The column of the class; by default guessed."),
+    typer.Option(help="Class column; by default detected."),
 ]
 SaveOption = Annotated[
     bool,
-    typer.Option("--save", help="Write evaluation.json and the card, which then says: verified (folders only)."),
+    typer.Option("--save", help="Save evaluation.json and mark the card as verified; local folders only."),
 ]
 
 
 @app.command()
 def evaluate(
     checkpoint: Annotated[
-        str, typer.Argument(help="The folder of a classifier or causal language model, or its name on the Hub.")
+        str,
+        typer.Argument(metavar="CHECKPOINT", help="Folder or Hub name of a classifier or causal language model."),
     ],
     data: DataOption = None,
     split: SplitOption = None,
-    revision: Annotated[str | None, typer.Option(help="A branch, tag or commit on the Hub.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub; by default main.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples per forward pass.")] = 64,
     column: ColumnOption = None,
     label_column: LabelOption = None,
     tolerance: Annotated[
-        float, typer.Option(min=0, help="Tolerance when comparing with the card; relative for numbers above 1.")
+        float,
+        typer.Option(min=0, help="Tolerance when comparing with the card: absolute, relative for numbers above 1."),
     ] = 0.001,
     save: SaveOption = False,
 ) -> None:
-    """Measure a checkpoint again, and print its card's numbers beside the new ones.
+    """Evaluate a checkpoint and compare with its model card.
 
-    Exits with 1 if they differ although the data is the same. For TanhMax models it also prints the share of negative
-    attention coefficients, and the accuracy or perplexity without them.
+    Exits with 1 if the scores differ on the same data. For TanhMax models, also prints the share of negative attention
+    coefficients, and the accuracy or perplexity without them.
 
     \b
     hf-bidir evaluate runs/digits-tanhmax
@@ -112,11 +121,13 @@ def evaluate(
     from hf_bidir.hub import evaluation
     from hf_bidir.hub.card_numbers import nearly_equal
 
-    logging.disable_progress_bar()  # of loading the weights
+    logging.disable_progress_bar()  # for loading the weights
     options = {"split": split, "batch_size": batch_size, "column": column, "label_column": label_column}
     with one_line_errors():
         if save and not Path(checkpoint).is_dir():
-            raise ValueError(f"--save writes into a folder, and {checkpoint} is not one.")
+            raise ValueError(
+                f"--save needs a local folder; {checkpoint} is not one. Download it first, or leave --save out."
+            )
         folder = evaluation.local_folder(checkpoint, revision)
         measured = evaluation.evaluate_checkpoint(folder, data, **options)
         claimed = evaluation.claimed_scores(folder, measured.split)
@@ -140,6 +151,6 @@ def _save(measured: "Evaluation", folder: Path, may_save: bool) -> None:
     if not may_save:
         raise ValueError(
             f"according to run.json, the card's {measured.split} numbers were not measured on "
-            f"{measured.data['source']}; --save takes only the card's own data. Nothing was written."
+            f"{measured.data['source']}; --save needs the card's own data. Nothing was saved."
         )
-    typer.echo(f"Written: {measured.save(folder)}, {write_card(folder)}", err=True)
+    typer.echo(f"Saved: {measured.save(folder)}, {write_card(folder)}", err=True)

@@ -1,4 +1,4 @@
-"""`hf-bidir models`: the project's checkpoints with their measured scores."""
+"""`hf-bidir models`: the project's checkpoints with their scores."""
 
 from typing import Annotated
 
@@ -9,15 +9,16 @@ from hf_bidir.cli.app import app, one_line_errors
 
 @app.command()
 def models(
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list for scripts.")] = False,
-    on_hub: Annotated[bool, typer.Option("--hub", help="Ask the Hub, also in a clone of the repository.")] = False,
-    namespace: Annotated[
-        str | None, typer.Option(help="An account on the Hub; by default the project's. Implies --hub.")
-    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
+    on_hub: Annotated[
+        bool, typer.Option("--hub", help="List the checkpoints on the Hub even in a clone of the repository.")
+    ] = False,
+    namespace: Annotated[str | None, typer.Option(help="Hub account, by default the project's; implies --hub.")] = None,
 ) -> None:
-    """List the project's checkpoints: task, data, score (mean ± standard deviation over seeds), size, local weights.
+    """List the project's checkpoints with their scores.
 
-    In a clone of the repository the list comes from model_cards/, elsewhere from the Hub.
+    Columns: task, data, score (mean ± standard deviation over seeds), size, local weights. In a clone of the repository
+    the list comes from model_cards/, elsewhere from the Hub.
 
     \b
     hf-bidir models

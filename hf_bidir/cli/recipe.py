@@ -18,20 +18,20 @@ _NOT_GIVEN = object()
 
 
 def read_recipe(options: Iterable[type], recipe: str | os.PathLike) -> dict[str, Any]:
-    """The options that a recipe gives, by name; `options` and errors as in `read_command_line`."""
+    """The options in a recipe, by name; `options` and errors as in `read_command_line`."""
     return read_command_line(options, [os.fspath(recipe)])
 
 
 def read_command_line(
     options: Iterable[type], argv: Sequence[str] | None = None, description: str = ""
 ) -> dict[str, Any]:
-    """Read `[recipe.yaml] [--option value ...]` into the options that are given, by name.
+    """Read `[recipe.yaml] [--option value ...]` into a dict of the given options.
 
     A recipe's keys are the options without dashes; an option on the command line wins over the recipe.
 
     Args:
         options: the dataclasses of a `Task`.
-        argv: the command line without the program's name; None reads `sys.argv`.
+        argv: the arguments without the program's name; by default `sys.argv[1:]`.
         description: the text above the options in `--help`.
 
     Raises:
@@ -46,35 +46,35 @@ def read_command_line(
         add_help=False,
     )
     parser.add_argument("-h", "--help", action=ShortHelp)
-    parser.add_argument("--help-all", action="help", default=SUPPRESS, help="every option, in full")
-    parser.add_argument("recipe", nargs="?", default=SUPPRESS, help="a YAML file of options")
+    parser.add_argument("--help-all", action="help", default=SUPPRESS, help="show every option, with its full help")
+    parser.add_argument("recipe", nargs="?", default=SUPPRESS, help="YAML file of options")
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv and not argv[0].startswith("-"):
         known = sorted({action.dest for action in parser._actions} - {"help", "recipe"})
-        # the recipe as options, before the others: argparse converts and checks both, and the last one wins
+        # The recipe's options come first: argparse converts and checks both, and the last value wins.
         argv = _recipe_options(Path(argv[0]), known) + argv[1:]
     unset = Namespace(**{action.dest: _NOT_GIVEN for action in parser._actions})
     found, unknown = parser.parse_known_args(argv, unset)
     if unknown:
         known = [f"--{action.dest}" for action in parser._actions]
         hint = did_you_mean(unknown[0].partition("=")[0], known) or " See --help for the options."
-        raise InputError(f"unknown on the command line: {' '.join(unknown)}.{hint}")
+        raise InputError(f"unknown option: {' '.join(unknown)}.{hint}")
     given = {name: value for name, value in vars(found).items() if value is not _NOT_GIVEN}
     if "recipe" in given:
-        raise InputError(f"the recipe comes first on the command line; {given['recipe']!r} came after an option")
+        raise InputError(f"expected the recipe before all options; {given['recipe']!r} came after one")
     return given
 
 
 def _recipe_options(path: Path, known: list[str]) -> list[str]:
-    """The recipe's entries as command-line tokens; an entry that is null keeps the default."""
+    """The recipe's entries as command-line tokens; null keeps the default."""
     if not path.is_file():
-        raise InputError(f"expected a YAML recipe at {path}; there is no such file")
+        raise InputError(f"expected a YAML recipe at {path}; the file does not exist")
     try:
         recipe = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"expected a YAML recipe at {path}; it cannot be read: {error}") from error
+        raise InputError(f"expected a YAML recipe at {path}; cannot read it: {error}") from error
     if not isinstance(recipe, dict):
-        raise InputError(f"expected `option: value` lines in {path}; it holds a {type(recipe).__name__}")
+        raise InputError(f"expected `option: value` lines in {path}; got a {type(recipe).__name__}")
     tokens: list[str] = []
     for key, value in recipe.items():
         if key not in known:

@@ -1,4 +1,4 @@
-"""What every training script does: read its command line, train, and describe the result."""
+"""The common part of all training scripts: read the command line, train, write the model card."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ from hf_bidir.hub.model_card import write_card
 
 
 def train(task: Task, argv: Sequence[str] | None, description: str | None) -> dict[str, Any]:
-    """Train as the command line says, and write the model card.
+    """Train with the options of the command line and write the model card.
 
     Args:
         task, argv, description: as in `read_command_line`.
@@ -24,20 +24,20 @@ def train(task: Task, argv: Sequence[str] | None, description: str | None) -> di
         The numbers of all_results.json.
 
     Raises:
-        InputError: an option, the data or the checkpoint cannot be used.
+        InputError: an option, the data or the checkpoint is unusable.
     """
     given = read_command_line(task.options, argv, description or "")
     *options, args = task.read(given)
     results = task.train(*options, args, given)
     if args.should_save:
-        print(f"Described in {write_card(Path(args.output_dir))}.")
+        print(f"Model card: {write_card(Path(args.output_dir))}")
     return results
 
 
 def run_script(main: Callable[[], object]) -> None:
-    """Run a script's `main`; an `InputError` becomes one line on stderr, of the first process, and exit 2.
+    """Run a script's `main`; turn an `InputError` into one line on stderr and exit code 2, Ctrl-C into 130.
 
-    So does Ctrl-C, with the exit status 130 that shells give it.
+    With several processes, only the first one prints.
     """
     try:
         main()
@@ -45,7 +45,7 @@ def run_script(main: Callable[[], object]) -> None:
         _say(f"error: {error}")
         sys.exit(2)
     except KeyboardInterrupt:
-        _say("interrupted; the same command goes on from the last checkpoint")
+        _say("interrupted; run the same command again to resume from the last checkpoint")
         sys.exit(130)
     finally:
         if torch.distributed.is_available() and torch.distributed.is_initialized():

@@ -1,4 +1,4 @@
-"""The help of a training script: `--help` on one screen, `--help-all` with every option of transformers' Trainer."""
+"""The help of a training script: `--help` fits on one screen, `--help-all` lists every Trainer option."""
 
 import re
 import shutil
@@ -18,12 +18,12 @@ COMMON_RUN_OPTIONS = (
     *("output_dir", "num_train_epochs", "max_steps", "learning_rate", "per_device_train_batch_size"),
     *("early_stopping_patience", "seed", "overwrite_output_dir"),
 )
-FROM_SCRATCH = "From scratch: "  # how the help of options begins that shape a new model
-NAME_WIDTH = 36  # columns of an option's name
+FROM_SCRATCH = "From scratch: "  # prefix in the help of options that shape a new model
+NAME_WIDTH = 36  # width of the column of names
 
 
 class FullHelp(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
-    """One spelling and the default of every option; the description as it was written."""
+    """Shows one spelling and the default of every option, and the description unwrapped."""
 
     def _get_help_string(self, action: Action) -> str | None:
         return action.help if action.default is None else super()._get_help_string(action)
@@ -33,10 +33,10 @@ class FullHelp(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
 
 
 class ShortHelp(Action):
-    """`--help`: the description, its first examples, and a line for each option that is ours or in daily use."""
+    """`--help`: the description, its first example, and one line for each common option."""
 
     def __init__(self, option_strings: list[str], dest: str, **_: object) -> None:
-        super().__init__(option_strings, dest=SUPPRESS, default=SUPPRESS, nargs=0, help="this screen")
+        super().__init__(option_strings, dest=SUPPRESS, default=SUPPRESS, nargs=0, help="show this message")
 
     def __call__(self, parser: ArgumentParser, namespace: Namespace, values: object, option: str | None = None) -> None:
         print(short_help(parser))
@@ -44,7 +44,7 @@ class ShortHelp(Action):
 
 
 def short_help(parser: ArgumentParser) -> str:
-    """The text of `--help`, one line an option, as wide as the terminal."""
+    """The text of `--help`: one line per option, as wide as the terminal."""
     width = shutil.get_terminal_size().columns
     description, *examples = (parser.description or "").strip().split("\n\n")
     lines = [parser.format_usage().strip(), "", description, *([] if not examples else ["", examples[0]])]
@@ -53,11 +53,13 @@ def short_help(parser: ArgumentParser) -> str:
         new = [action for action in shown if action.help.startswith(FROM_SCRATCH)]
         for title, actions in ((group.title, [a for a in shown if a not in new]), ("from scratch", new)):
             lines += ["", f"{title}:", *(_line(action, width) for action in actions)] if actions else []
-    return "\n".join([*lines, "", "--help-all explains these at length, with more examples and the Trainer's options."])
+    return "\n".join(
+        [*lines, "", "--help-all shows the full help of these and of all Trainer options, with more examples."]
+    )
 
 
 def _is_shown(action: Action) -> bool:
-    """Leaves out the Trainer's rarer options, and the switch of a pair that repeats the default."""
+    """False for rare Trainer options and for the switch of a pair that repeats the default."""
     inherited = action.dest in Seq2SeqTrainingArguments.__dataclass_fields__ and action.dest not in COMMON_RUN_OPTIONS
     return bool(action.option_strings) and action.help is not SUPPRESS and not inherited and not _is_on(action)
 
@@ -81,7 +83,7 @@ def _line(action: Action, width: int) -> str:
 
 
 def _name(action: Action) -> str:
-    """The first spelling; transformers' parser takes dashes within names as well."""
+    """The first spelling; transformers' parser also accepts dashes within names."""
     return next((name for name in action.option_strings if name.startswith("--")), action.dest)
 
 

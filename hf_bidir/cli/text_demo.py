@@ -1,4 +1,4 @@
-"""A first look at signed attention: synthetic texts, a small model, and what its attention makes of them."""
+"""`hf-bidir demo`: train a small model on synthetic texts and explain its predictions."""
 
 import json
 from pathlib import Path
@@ -16,15 +16,15 @@ SETTINGS = {
 
 
 def text_demo(folder: Path, attn_activation: str = "tanhmax", seed: int = 0) -> str:
-    """Train on the small synthetic set of the TanhMax paper, and draw what attention does with a text of each class.
+    """Train on the small synthetic set of the TanhMax paper and draw the scores of one text of each class.
 
     Args:
-        folder: new, or that of an earlier demo, which is then not trained again.
-        attn_activation: of the model.
-        seed: of its weights.
+        folder: output folder; a finished run in it is reused.
+        attn_activation: activation of the model.
+        seed: seed of the initial weights.
 
     Returns:
-        What came of it, for people: the test accuracy, and the coefficient and contribution of every polar word.
+        A printable summary: the test accuracy, and the coefficient and contribution of every polar word.
     """
     splits, run = SETS["small"].split(), folder / "run"
     if read_record(run).get("status") != "finished":

@@ -58,8 +58,8 @@ def test_options_that_cannot_work_are_one_clear_error(options, message):
     ("content", "message"),
     [
         ("learning_rat: 1", "unknown option 'learning_rat'.*Did you mean \"learning_rate\""),
-        ("- seed", "it holds a list"),
-        ("seed: [", "cannot be read"),
+        ("- seed", "got a list"),
+        ("seed: [", "cannot read it"),
     ],
 )
 def test_a_bad_recipe_is_one_clear_error(tmp_path, content, message):
@@ -75,12 +75,12 @@ def test_a_missing_recipe_is_one_clear_error():
 
 
 def test_a_recipe_after_an_option_is_one_clear_error(recipe):
-    with pytest.raises(InputError, match="the recipe comes first"):
+    with pytest.raises(InputError, match="expected the recipe before all options"):
         read_command_line(OPTIONS, ["--seed", "1", recipe])
 
 
 def test_a_misspelt_option_is_one_clear_error_with_the_right_name():
-    with pytest.raises(InputError, match=r'unknown on the command line: --max_stepz\. Did you mean "--max_steps"\?'):
+    with pytest.raises(InputError, match=r'unknown option: --max_stepz\. Did you mean "--max_steps"\?'):
         read_command_line(OPTIONS, ["--max_stepz", "3"])
 
 

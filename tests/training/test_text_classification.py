@@ -261,7 +261,7 @@ def test_an_interrupted_script_says_in_one_line_how_to_go_on(capsys):
 
     with pytest.raises(SystemExit, match="130"):
         run_script(interrupted)
-    assert capsys.readouterr().err == "interrupted; the same command goes on from the last checkpoint\n"
+    assert capsys.readouterr().err == "interrupted; run the same command again to resume from the last checkpoint\n"
 
 
 def test_help_teaches_with_examples(capsys):
