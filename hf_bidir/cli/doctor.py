@@ -93,8 +93,13 @@ def kernel_state() -> str:
     from hf_bidir.modeling.attention_inputs import HAS_COMPILER, HAS_TRITON
     from hf_bidir.modeling.fused_check import difference_from_eager
 
+    nvidia = torch.cuda.is_available() and torch.version.hip is None
     missing = [
-        *([] if torch.cuda.is_available() and torch.version.hip is None else ["an NVIDIA GPU"]),
+        *(
+            []
+            if nvidia and torch.cuda.get_device_properties(0).major >= 8
+            else ["an NVIDIA GPU of compute capability 8"]
+        ),
         *([] if HAS_TRITON else ["Triton"]),
         *([] if HAS_COMPILER else ["a C compiler"]),
     ]
