@@ -5,6 +5,8 @@ from contextlib import contextmanager
 
 import typer
 
+from hf_bidir.common.extras import extra
+
 ALIASES = {"text-column": "column", "image-column": "column"}  # the training scripts' names for the same option
 
 
@@ -42,3 +44,10 @@ def one_line_errors() -> Iterator[None]:
     except (ValueError, OSError, ImportError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
+
+
+@contextmanager
+def slow_imports(*extras: str) -> Iterator[None]:
+    """The imports of a command, which `--help` does without; print a missing package and its extra as one line."""
+    with one_line_errors(), extra(*extras):
+        yield

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hf_bidir.cli.app import app, one_line_errors
+from hf_bidir.cli.app import app, one_line_errors, slow_imports
 
 
 @app.command()
@@ -25,7 +25,8 @@ def demo(
     hf-bidir demo
     hf-bidir demo --attn-activation softmax
     """
-    from hf_bidir.cli.text_demo import text_demo
+    with slow_imports("explain", "train"):
+        from hf_bidir.cli.text_demo import text_demo
 
     with one_line_errors():
         folder = output or Path(f"runs/demo-text-{attn_activation}-{seed}")
@@ -75,9 +76,10 @@ def paper(
     hf-bidir paper synthetic sst --quick
     hf-bidir paper all --data-dir data --seeds 5
     """
-    from hf_bidir.paper.experiments import experiment_names, only_in_folders, read_experiments
-    from hf_bidir.paper.run import run_paper
-    from hf_bidir.paper.settings import Settings
+    with slow_imports("explain", "hub", "train"):
+        from hf_bidir.paper.experiments import experiment_names, only_in_folders, read_experiments
+        from hf_bidir.paper.run import run_paper
+        from hf_bidir.paper.settings import Settings
 
     root = output or Path("runs/paper-quick" if quick else "runs/paper")
     with one_line_errors():
@@ -115,9 +117,10 @@ def rank_collapse(
     hf-bidir rank-collapse google-bert/bert-base-uncased
     hf-bidir rank-collapse runs/sst2-tanhmax --texts reviews.txt --output tanhmax.png
     """
-    from transformers.utils import logging
+    with slow_imports("explain"):
+        from transformers.utils import logging
 
-    from hf_bidir.rank_collapse.report import draw_rank_collapse, measure_checkpoint
+        from hf_bidir.rank_collapse.report import draw_rank_collapse, measure_checkpoint
 
     logging.disable_progress_bar()  # for loading the weights
     with one_line_errors():

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hf_bidir.cli.app import app, one_line_errors
+from hf_bidir.cli.app import app, one_line_errors, slow_imports
 
 # the keys of hf_bidir.explain.METHODS, which is slow to import
 METHOD_NAMES = (
@@ -60,13 +60,10 @@ def explain(
     hf-bidir explain runs/imdb-lm-tanhmax "The film was" --new-tokens 20
     hf-bidir explain runs/dates-rnn-tanhmax "the 5th of March 1998"
     """
-    from transformers.utils import logging
+    with slow_imports("explain"):
+        from transformers.utils import logging
 
-    from hf_bidir.explain.report import (  # a slow import, not needed for --help
-        explain_checkpoint,
-        holds_explanation,
-        write_explanation,
-    )
+        from hf_bidir.explain.report import explain_checkpoint, holds_explanation, write_explanation
 
     logging.disable_progress_bar()  # for loading the weights
     chosen = {"target": target, "position": position, "layer": layer, "head": head}

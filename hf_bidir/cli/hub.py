@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hf_bidir.cli.app import app, one_line_errors
+from hf_bidir.cli.app import app, one_line_errors, slow_imports
 
 if TYPE_CHECKING:
     from hf_bidir.hub.evaluation import Evaluation
@@ -116,10 +116,11 @@ def evaluate(
     hf-bidir evaluate runs/digits-tanhmax
     hf-bidir evaluate someone/sst2-tanhmax --revision v1 --data test.parquet
     """
-    from transformers.utils import logging
+    with slow_imports("explain", "hub", "train"):
+        from transformers.utils import logging
 
-    from hf_bidir.hub import evaluation
-    from hf_bidir.hub.card_numbers import nearly_equal
+        from hf_bidir.hub import evaluation
+        from hf_bidir.hub.card_numbers import nearly_equal
 
     logging.disable_progress_bar()  # for loading the weights
     options = {"split": split, "batch_size": batch_size, "column": column, "label_column": label_column}

@@ -4,18 +4,21 @@
 either does not depend on the arbitrary signs of TanhMax heads, or its documentation says that it needs oriented heads.
 """
 
-from hf_bidir.explain.checkpoint import load_checkpoint, read_image, read_text
-from hf_bidir.explain.continuation import answer_scores, explain_continuation
-from hf_bidir.explain.contributions import contributions, edge_contributions, pooled_contributions, value_weighted
-from hf_bidir.explain.encoder_decoder import align
-from hf_bidir.explain.erasure import erasure
-from hf_bidir.explain.figures import alignment_grid, image_heatmap, layer_head_grid, word_scatter
-from hf_bidir.explain.flow import attention_flow
-from hf_bidir.explain.gradients import gradient_times_input, integrated_gradients
-from hf_bidir.explain.methods import METHODS, token_scores
-from hf_bidir.explain.orient import flip_heads, orient_heads
-from hf_bidir.explain.rollout import attention_rollout
-from hf_bidir.explain.text_heatmap import text_heatmap
+from hf_bidir.common.extras import extra
+
+with extra("explain"):
+    from hf_bidir.explain.checkpoint import load_checkpoint, read_image, read_text
+    from hf_bidir.explain.continuation import answer_scores, explain_continuation
+    from hf_bidir.explain.contributions import contributions, edge_contributions, pooled_contributions, value_weighted
+    from hf_bidir.explain.encoder_decoder import align
+    from hf_bidir.explain.erasure import erasure
+    from hf_bidir.explain.figures import alignment_grid, image_heatmap, layer_head_grid, word_scatter
+    from hf_bidir.explain.flow import attention_flow
+    from hf_bidir.explain.gradients import gradient_times_input, integrated_gradients
+    from hf_bidir.explain.methods import METHODS, token_scores
+    from hf_bidir.explain.orient import flip_heads, orient_heads
+    from hf_bidir.explain.rollout import attention_rollout
+    from hf_bidir.explain.text_heatmap import text_heatmap
 
 __all__ = [
     "METHODS",

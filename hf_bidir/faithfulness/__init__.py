@@ -1,20 +1,23 @@
 """Faithfulness of explanations to the model, and agreement with people: functions, and `evaluate` metrics of them."""
 
-from hf_bidir.faithfulness.adversarial import Adversary, adversarial_attention
-from hf_bidir.faithfulness.deletion import ERASER_SHARES, answer_curve, comprehensiveness, sufficiency
-from hf_bidir.faithfulness.distances import jensen_shannon, total_variation
-from hf_bidir.faithfulness.interventions import answer_changes, class_probabilities, permuted, randomised
-from hf_bidir.faithfulness.metrics import (
-    AnswerChange,
-    AttentionDivergence,
-    Comprehensiveness,
-    KendallTau,
-    RationaleAuprc,
-    SignAgreement,
-    Sufficiency,
-)
-from hf_bidir.faithfulness.plausibility import rationale_auprc, sign_agreement
-from hf_bidir.faithfulness.ranking import bootstrap_interval, kendall_tau, kept_rows
+from hf_bidir.common.extras import extra
+
+with extra("explain", "train"):
+    from hf_bidir.faithfulness.adversarial import Adversary, adversarial_attention
+    from hf_bidir.faithfulness.deletion import ERASER_SHARES, answer_curve, comprehensiveness, sufficiency
+    from hf_bidir.faithfulness.distances import jensen_shannon, total_variation
+    from hf_bidir.faithfulness.interventions import answer_changes, class_probabilities, permuted, randomised
+    from hf_bidir.faithfulness.metrics import (
+        AnswerChange,
+        AttentionDivergence,
+        Comprehensiveness,
+        KendallTau,
+        RationaleAuprc,
+        SignAgreement,
+        Sufficiency,
+    )
+    from hf_bidir.faithfulness.plausibility import rationale_auprc, sign_agreement
+    from hf_bidir.faithfulness.ranking import bootstrap_interval, kendall_tau, kept_rows
 
 __all__ = [
     "ERASER_SHARES",

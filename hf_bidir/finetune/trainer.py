@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer, Trainer
@@ -13,7 +12,11 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from hf_bidir.checkpoints.convert import complete_model
 from hf_bidir.common.errors import InputError
+from hf_bidir.common.extras import extra
 from hf_bidir.finetune.schedules import NegativeMassSchedule, negative_mass_metrics
+
+with extra("train"):
+    from datasets import Dataset
 
 LARGEST_LOSS = 700.0  # larger losses overflow exp
 

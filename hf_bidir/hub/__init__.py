@@ -2,6 +2,8 @@
 
 from importlib import import_module
 
+from hf_bidir.common.extras import extra
+
 _HOMES = {  # imported when first used, because `hf-bidir models` needs no torch
     "CardCallback": "card_callback",
     "PushError": "push",
@@ -15,7 +17,8 @@ __all__ = sorted(_HOMES)
 
 def __getattr__(name: str):
     if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        with extra("explain", "hub", "train"):  # evaluation needs all three
+            return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,0 +1,7 @@
+"""Data sets, from files or the Hub, and how batches are made of them."""
+
+from hf_bidir.common.extras import extra
+
+with extra("train"):  # for every file here, and so for every task
+    import datasets as datasets
+    import sklearn as sklearn
