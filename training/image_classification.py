@@ -10,7 +10,7 @@ examples:
 
   # parquet with image bytes, or folders with one folder per class
   python training/image_classification.py --train_file train.parquet --test_file test.parquet \\
-      --patch_size 4 --flip --shift 4 --num_train_epochs 30 --output_dir runs/mine
+      --flip --shift 4 --output_dir runs/mine
   python training/image_classification.py --train_file photos/train --test_file photos/test \\
       --model_name_or_path facebook/dinov2-small --learning_rate 5e-5 --output_dir runs/photos
 

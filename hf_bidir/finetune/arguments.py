@@ -169,9 +169,11 @@ class ImageModelArguments(ModelArguments):
     dropout: float = option(0.0, "From scratch: dropout of hidden states and of attention coefficients.")
     image_size: int | None = option(
         None,
-        "From scratch: images are resized to a square of this side; default: the first image's, at most 224.",
+        "From scratch: images are resized to a square of this side; default: the first image's, at most 64.",
     )
-    patch_size: int = option(4, "From scratch: the side of a patch; must divide image_size.")
+    patch_size: int | None = option(
+        None, "From scratch: the side of a patch; must divide image_size; default: at least 7 x 7 patches."
+    )
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import (
     PreTrainedModel,
@@ -14,10 +15,13 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.trainer_utils import has_length
+from transformers.utils import logging
 
 from hf_bidir.finetune.metrics import HEADLINES
 
 SHOWN = ("loss", *HEADLINES)
+LONG_EVALUATION = 100  # batches
 NEXT = {
     "text-classification": 'hf-bidir explain {folder} "a text of your own"',
     "image-classification": "hf-bidir explain {folder} IMAGE",
@@ -73,10 +77,24 @@ class EvaluationLines(TrainerCallback):
 
 
 class QuietProgress(ProgressCallback):
-    """The Trainer's progress bar without the logged dictionaries."""
+    """The Trainer's progress bar without the logged dictionaries, and without bars for short evaluations and saving."""
 
     def on_log(self, *args: Any, **kwargs: Any) -> None:
         pass
+
+    def on_prediction_step(self, *args: Any, eval_dataloader: DataLoader | None = None, **kwargs: Any) -> None:
+        if eval_dataloader is None or not has_length(eval_dataloader) or len(eval_dataloader) > LONG_EVALUATION:
+            super().on_prediction_step(*args, eval_dataloader=eval_dataloader, **kwargs)
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.shows_saving = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        super().on_train_begin(*args, **kwargs)
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        super().on_train_end(*args, **kwargs)
+        if self.shows_saving:
+            logging.enable_progress_bar()
 
 
 def print_lines(trainer: Trainer) -> None:

@@ -151,6 +151,7 @@ def _classification_options(names: list[str]) -> dict[str, Any]:
 
 def _evaluate(trainer: Trainer, splits: Splits) -> dict[str, Any]:
     """Metrics on validation and test, and the last logged training loss."""
+    trainer.remove_callback(EarlyStoppingCallback)  # training is over; it would look for eval_* among test_*
     results = trainer.evaluate(metric_key_prefix="eval")
     if splits.test is not None:
         results |= trainer.evaluate(splits.test, metric_key_prefix="test")

@@ -20,7 +20,7 @@ from hf_bidir.finetune.data.timm_augment import TimmAugmentation
 from hf_bidir.finetune.randomness import batch_generator
 
 IMAGE_COLUMNS = ("image", "img", "pixels")
-LARGEST_GUESSED_SIZE = 224
+LARGEST_GUESSED_SIZE = 64  # a new model is small, and its time grows with the square of the number of patches
 MEAN = STD = (0.5, 0.5, 0.5)
 
 
@@ -64,8 +64,16 @@ def check_images(name: str, split: Dataset) -> None:
 
 
 def guessed_image_size(train: Dataset) -> int:
-    """The shorter side of the first training image, at most 224."""
-    return min(*train[0]["image"].size, LARGEST_GUESSED_SIZE)
+    """The shorter side of the first training image, at most 64 and rounded down to a multiple of 4."""
+    side = min(*train[0]["image"].size, LARGEST_GUESSED_SIZE)
+    return max(side - side % 4, 4)
+
+
+def guessed_patch_size(image_size: int) -> int:
+    """The largest divisor of the side that gives at least 7 x 7 patches, such as 4 of 28 and 32, and 8 of 64."""
+    return max(
+        side for side in range(1, image_size + 1) if image_size % side == 0 and (image_size // side >= 7 or side == 1)
+    )
 
 
 def new_image_processor(image_size: int | Sequence[int]) -> BaseImageProcessor:

@@ -12,6 +12,7 @@ from hf_bidir.finetune.data.image_data import (
     ImageCollator,
     checkpoint_processor,
     guessed_image_size,
+    guessed_patch_size,
     new_image_processor,
     read_image_splits,
 )
@@ -65,7 +66,8 @@ def _train(
 
 def from_scratch(arguments: ImageModelArguments, splits: Splits) -> BidirViTConfig:
     """The config of a new model for RGB images; grey ones become RGB."""
-    size, patch = arguments.image_size or guessed_image_size(splits.train), arguments.patch_size
+    size = arguments.image_size or guessed_image_size(splits.train)
+    patch = guessed_patch_size(size) if arguments.patch_size is None else arguments.patch_size
     if patch < 1 or size % patch:
         divisors = ", ".join(str(side) for side in range(1, size + 1) if size % side == 0)
         raise InputError(f"expected patch_size to divide image_size {size}: one of {divisors}; got {patch}")

@@ -10,7 +10,13 @@ from transformers import AutoImageProcessor
 
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.data.arguments import ImageDataArguments
-from hf_bidir.finetune.data.image_data import ImageCollator, new_image_processor, read_image_splits
+from hf_bidir.finetune.data.image_data import (
+    ImageCollator,
+    guessed_image_size,
+    guessed_patch_size,
+    new_image_processor,
+    read_image_splits,
+)
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 6, 6), dtype=np.uint8)
 LABELS = np.arange(20) % 2
@@ -193,3 +199,13 @@ def test_erasing_sets_rectangles_to_the_mean_colour():
 def test_an_augmentation_that_cannot_be_is_one_error(option, message):
     with pytest.raises(InputError, match=message):
         ImageCollator.of(new_image_processor(16), ImageDataArguments(train_file="t", **option))
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "side", "patch"),
+    [(28, 28, 28, 4), (32, 35, 32, 4), (4000, 3000, 64, 8), (61, 90, 60, 6), (3, 9, 4, 1)],
+)
+def test_a_new_model_has_few_patches_whatever_the_size_of_the_photographs(width, height, side, patch):
+    images = Dataset.from_dict({"image": [Image.new("RGB", (width, height))]})
+    assert guessed_image_size(images) == side
+    assert guessed_patch_size(side) == patch
