@@ -3,7 +3,6 @@
 import ast
 import importlib
 import inspect
-import re
 import sys
 from pathlib import Path
 
@@ -166,11 +165,3 @@ def test_no_function_has_more_than_60_lines_beside_its_docstring():
 
 def test_the_readme_has_at_most_1000_words():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1000
-
-
-@pytest.mark.parametrize("page", ["README.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/*.md"))])
-def test_every_file_that_a_page_links_to_is_there(page):
-    links = re.findall(r"\]\(([^)#]+)", (ROOT / page).read_text(encoding="utf-8"))
-    local = [link for link in links if "://" not in link]
-    assert local
-    assert [link for link in local if not (ROOT / page).parent.joinpath(link).exists()] == []
