@@ -6,8 +6,10 @@ BIN := $(VENV)/bin
 # machine, where they wait for one another.
 export OMP_NUM_THREADS ?= 1
 
+TESTS ?= tests/test_package.py tests/test_imports.py tests/test_house.py tests/checkpoints
+
 .DEFAULT_GOAL := help
-.PHONY: help install demo checkpoints space test peer lint docs clean
+.PHONY: help install demo checkpoints space test peer lint package docs clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +35,13 @@ peer: install  ## run transformers' own tests of models on stock and signed clas
 lint: install  ## check style and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# The interpreter is that of .venv; hf_bidir, training and the others come from the unpacked sdist.
+package: install  ## build dist/, and run the sdist's tests from it: TESTS="tests", or a few of them
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && tar -xzf dist/*.tar.gz -C "$$folder" --strip-components 1 \
+	  && cd "$$folder" && PYTHONPATH="$$folder" $(CURDIR)/$(BIN)/python -m pytest $(TESTS)
 
 docs: $(VENV)/docs  ## build the documentation into site/; a broken link or an unknown name is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --clean
