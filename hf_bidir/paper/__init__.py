@@ -1,1 +1,1 @@
-"""The TanhMax paper's experiments under a fair protocol: cells in parallel, and a report of all of them."""
+"""The TanhMax paper's experiments under a fair protocol: cells trained in parallel, and one report."""

@@ -1,4 +1,4 @@
-"""One cell of the report: one variant of one experiment, trained with one learning rate and one seed, and measured."""
+"""A cell of the report: one variant of one experiment, trained with one learning rate and seed, and measured."""
 
 import contextlib
 import math
@@ -28,10 +28,10 @@ TASKS = {"recurrent": recurrent_classification, "bert": text_classification, "im
 
 @dataclass(frozen=True)
 class Cell:
-    """What is trained, and where it is kept.
+    """One training run and its folder.
 
     Attributes:
-        experiment, variant, learning_rate, seed: which one; a variant is a name in `VARIANTS`.
+        experiment, variant, learning_rate, seed: identify the run; a variant is a name in `VARIANTS`.
         root: the folder of all cells.
     """
 
@@ -55,35 +55,35 @@ class Cell:
 
     @property
     def results(self) -> dict[str, float]:
-        """The numbers of training; nothing before it is finished."""
+        """The scores of the finished run; empty before."""
         return read_json(self.run / RESULTS) if self.trained else {}
 
     @property
     def measures(self) -> dict[str, Any]:
-        """What `measures` or `deep_measures` found, None in place of NaN; nothing before it is measured."""
+        """The results of `measures` or `deep_measures`, None in place of NaN; empty before."""
         return read_json(self.folder / MEASURES)
 
     @property
     def failure(self) -> str | None:
-        """Why the cell has no numbers, in one line."""
+        """The error of a failed cell, in one line."""
         file = self.folder / FAILURE
         return file.read_text(encoding="utf-8").splitlines()[0] if file.is_file() else None
 
 
 def train(cell: Cell, files: dict[str, Path], overrides: dict[str, Any] | None = None) -> None:
-    """Train a cell, unless it is trained; what goes wrong is written into its folder, and the others go on.
+    """Train a cell unless it is trained; an error is saved in its folder and not raised.
 
     Args:
-        cell: which one.
-        files: by split.
-        overrides: options that win over those of the experiment.
+        cell: the cell.
+        files: the data files by split.
+        overrides: options that override those of the experiment.
     """
     if not cell.trained:
         keeping_failures(cell.folder, lambda: TASKS[cell.experiment.kind](_options(cell, files, overrides or {})))
 
 
 def measure_cell(cell: Cell, files: dict[str, Path], human: Path | None, amount: Amount) -> None:
-    """Measure a trained cell, unless it is measured; failures as in `train`."""
+    """Measure a trained cell unless it is measured; errors as in `train`."""
     if not cell.trained or cell.measures:
         return
 
@@ -110,7 +110,7 @@ def _options(cell: Cell, files: dict[str, Path], overrides: dict[str, Any]) -> d
 
 
 def keeping_failures(folder: Path, work: Callable[[], object]) -> None:
-    """Do the work with its output in log.txt of `folder`; what goes wrong is written there, and nothing is raised."""
+    """Run `work` with its output in log.txt of `folder`; an error is saved there as failure.txt and not raised."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FAILURE).unlink(missing_ok=True)
     with (
@@ -126,14 +126,14 @@ def keeping_failures(folder: Path, work: Callable[[], object]) -> None:
 
 
 def drop_checkpoints(cell: Cell) -> None:
-    """Remove what a finished run only needed to be resumed."""
+    """Remove the checkpoints that only resuming needs, if the run is finished."""
     if cell.trained:
         for checkpoint in cell.run.glob("checkpoint-*"):
             shutil.rmtree(checkpoint)
 
 
 def _without_nan(value: Any) -> Any:
-    """The same with None for every NaN, which JSON does not have."""
+    """A copy with None for NaN, which JSON lacks."""
     if isinstance(value, dict):
         return {key: _without_nan(entry) for key, entry in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The texts or images of an experiment as three files, from the Hub, from a data folder, or made here."""
+"""The texts or images of an experiment as three files: from the Hub, from a data folder, or generated."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ from hf_bidir.finetune.data.synthetic import SETS, write_splits
 from hf_bidir.finetune.data.text_data import TEXT_COLUMNS
 from hf_bidir.paper.experiments import Experiment
 
-RECORD = "splits.json"  # beside the files, how they came about
+RECORD = "splits.json"  # beside the data files: whether validation was held out of the training data
 HELD_OUT = "validation held out of the training examples"
 SPLITS = ("train", "validation", "test")
 READERS = {
@@ -29,16 +29,16 @@ READERS = {
 def data_files(
     experiment: Experiment, data_dir: Path | None, folder: Path, rows: Mapping[str, int] | None = None
 ) -> dict[str, Path]:
-    """Write train, validation and test as parquet files into `folder`, unless they are there; return where.
+    """Save train, validation and test as parquet files in `folder` unless they exist; return their paths.
 
     Args:
-        experiment: which data.
-        data_dir: a folder with a sub-folder per data set; None reads the Hub.
-        folder: of the files.
-        rows: the most rows of a split, a random sample of it; without, all.
+        experiment: the experiment.
+        data_dir: a folder with a sub-folder per data set; None downloads from the Hub.
+        folder: the output folder.
+        rows: the maximum number of rows per split, sampled at random; by default all.
 
     Raises:
-        InputError: files are missing (all are named), the Hub does not have the data, or they cannot be used.
+        InputError: files are missing (all are named), the Hub does not have the data, or the data are unusable.
     """
     files = {split: folder / f"{split}.parquet" for split in SPLITS}
     if all(file.is_file() for file in [*files.values(), folder / RECORD]):
@@ -50,12 +50,12 @@ def data_files(
 
 
 def validation_was_held_out(file: Path) -> bool:
-    """Whether the texts of a validation file that `data_files` wrote were training texts before."""
+    """Whether a validation file from `data_files` was held out of the training examples."""
     return read_json(file.parent / RECORD)[HELD_OUT]
 
 
 def missing_files(experiment: Experiment, data_dir: Path) -> list[Path]:
-    """The files that a data folder lacks for an experiment."""
+    """The files of an experiment that are missing in a data folder."""
     if experiment.synthetic:
         return []
     return [file for file in source_files(experiment, data_dir).values() if not file.is_file()]
@@ -71,7 +71,7 @@ def _splits(experiment: Experiment, data_dir: Path | None) -> tuple[dict[str, Da
     data = TextDataArguments(validation_share=experiment.validation_share, class_names=experiment.class_names)
     _, columns = READERS[experiment.kind]
     splits = dict(labelled_splits(raw, data, None, columns))
-    if experiment.kind == "images":  # which a table may hold as bytes
+    if experiment.kind == "images":  # a table may store images as bytes
         splits = {name: split.cast_column("image", Image()) for name, split in splits.items()}
     names = ClassLabel(names=experiment.class_names)
     return {name: split.cast_column("label", names) for name, split in splits.items()}, "validation" not in raw
@@ -80,10 +80,10 @@ def _splits(experiment: Experiment, data_dir: Path | None) -> tuple[dict[str, Da
 def _raw(experiment: Experiment, data_dir: Path | None) -> dict[str, Dataset]:
     if data_dir is None:
         if experiment.hub is None:
-            raise InputError(f"{experiment.title} is not on the Hub; give --data-dir, a folder that has it")
+            raise InputError(f"{experiment.title} is not on the Hub; pass a folder with it as --data-dir")
         return read_hub(experiment.hub, None)
     if missing := missing_files(experiment, data_dir):
-        raise InputError(f"{experiment.title} needs files that are not there: {', '.join(map(str, missing))}")
+        raise InputError(f"{experiment.title} needs missing files: {', '.join(map(str, missing))}")
     read, _ = READERS[experiment.kind]
     raw = {split: read(str(file)) for split, file in source_files(experiment, data_dir).items()}
     for split, rows in raw.items():
@@ -99,7 +99,7 @@ def source_files(experiment: Experiment, data_dir: Path) -> dict[str, Path]:
 
 
 def _some(splits: dict[str, Dataset], rows: Mapping[str, int] | None) -> dict[str, Dataset]:
-    """Of every split at most so many rows, a random sample that is the same every time."""
+    """At most `rows` rows per split, sampled at random with a fixed seed."""
     limits = {name: (rows or {}).get(name, len(split)) for name, split in splits.items()}
     return {
         name: split if limits[name] >= len(split) else sample(split, limits[name]) for name, split in splits.items()
@@ -107,12 +107,12 @@ def _some(splits: dict[str, Dataset], rows: Mapping[str, int] | None) -> dict[st
 
 
 def sample(split: Dataset, most: int) -> Dataset:
-    """At most so many rows at random, the same every time."""
+    """At most `most` rows, sampled at random with a fixed seed."""
     return split.shuffle(seed=0).select(range(min(most, len(split))))
 
 
 def _kept(split: Dataset, labels: list[int]) -> Dataset:
-    """The rows with these labels, which become 0, 1, ..."""
+    """The rows with these labels, renumbered 0, 1, ..."""
     values = split["label"][:]
     rows = [row for row, label in enumerate(values) if label in labels]
     split = split.select(rows)

@@ -79,7 +79,7 @@ def overlays(runs: Mapping[str, Path], test: Path) -> Figure:
             grids = scores[:, -patches.numel() :].unflatten(1, patches)
             figure_row = next(rows)
             figure_row.suptitle(f"{variant}: {method}; predicted class, and the true one where it differs", fontsize=9)
-            # scores of different images differ by orders of magnitude, so that one scale would blank most of them
+            # scores of different images differ by orders of magnitude: on one scale most would look blank
             grids = grids / grids.abs().amax((1, 2), keepdim=True).clamp_min(torch.finfo(grids.dtype).tiny)
             unit = "share of the\nimage's largest"
             image_heatmap(pixels, grids, titles=titles, unit=unit, figure=figure_row)

@@ -1,4 +1,4 @@
-"""What is measured of a classifier of many layers, for texts or images: what its explanations are worth."""
+"""Measures of deep classifiers of texts or images: the faithfulness of their explanations."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -20,7 +20,13 @@ from hf_bidir.paper.data import sample
 from hf_bidir.paper.measures import Amount, median_changes
 
 CHANCE = "random"
-RANKINGS = ("contributions", "gradient", "rollout", "attention", CHANCE)  # methods of hf_bidir.explain, and chance
+RANKINGS = (
+    "contributions",
+    "gradient",
+    "rollout",
+    "attention",
+    CHANCE,
+)  # methods of explain, and a random one
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 BATCH = 50
 Processor = PreTrainedTokenizerBase | BaseImageProcessor
@@ -29,18 +35,18 @@ Processor = PreTrainedTokenizerBase | BaseImageProcessor
 def measure_deep(
     model: PreTrainedModel, processor: Processor, test: Dataset, amount: Amount, max_length: int | None
 ) -> dict[str, Any]:
-    """Everything that the report shows of one model.
+    """All measures of one model in the report.
 
     Args:
-        model, processor: of a text or image classifier, a BERT or a ViT.
-        test: with the column `text` or `image`; labels are not read.
-        amount: how much.
-        max_length: tokens of a text; None reads as many as the model can.
+        model, processor: a text or image classifier, BERT or ViT, with its tokenizer or image processor.
+        test: examples with the column `text` or `image`; labels are not used.
+        amount: the numbers of examples and draws.
+        max_length: maximum tokens per text; None means the model's maximum.
 
     Returns:
-        Numbers; lists of one number per example for those that have a distribution, areas under curves over the widest
-        share among them, so that they are mean probabilities; and "curves", by way and ranking
-        the mean probability of the answer at every share of `SHARES`.
+        Numbers, or a list with one number per example; areas under curves are divided by the largest share, so they are
+        mean probabilities. "curves" has, by curve and ranking, the mean probability of the predicted class at every
+        share of `SHARES`.
     """
     rows, curves = defaultdict(list), defaultdict(list)
     every = list(batches(processor, test, amount, max_length))
@@ -66,7 +72,7 @@ def measure_deep(
 
 
 def batches(processor: Processor, test: Dataset, amount: Amount, max_length: int | None) -> Iterator[dict[str, Tensor]]:
-    """The test examples that are measured, as the model reads them, padded, `BATCH` at a time."""
+    """Model inputs of the sampled test examples, padded, `BATCH` at a time."""
     images = "image" in test.column_names
     chosen = sample(test, amount.images if images else amount.deep_texts)
     for start in range(0, len(chosen), BATCH):
@@ -79,8 +85,8 @@ def batches(processor: Processor, test: Dataset, amount: Amount, max_length: int
 
 
 def special_tokens(model: PreTrainedModel, inputs: dict[str, Tensor], length: int) -> Tensor:
-    """Which of `length` tokens are neither words nor patches, boolean `[batch, length]`: the first and the last of a
-    text, and what stands before the patches of an image."""
+    """Mask of the tokens that are neither words nor patches, boolean `[batch, length]`: the first and last token of a
+    text, and the tokens before the patches of an image."""
     if "pixel_values" in inputs:
         return before_patches(model, inputs["pixel_values"], length)
     positions, lengths = torch.arange(length), inputs["attention_mask"].sum(1, keepdim=True)

@@ -1,4 +1,4 @@
-"""The experiments of the TanhMax paper under a fair protocol, one YAML file each, and the variants that all compare."""
+"""The experiments of the TanhMax paper under a fair protocol, one YAML file each, and the compared variants."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,20 +20,20 @@ class Experiment:
     """One data set with one architecture.
 
     Attributes:
-        name: of its file.
-        title: as tables name it.
+        name: the file name without suffix.
+        title: the name in tables.
         recipe: options of the training script, the same for every variant.
-        learning_rates: the grid; each variant takes the one that validation data prefer, with the first seed.
-        kind: what is trained: "recurrent" (the paper's model; one attention layer), "bert" or "images".
-        variants: which ones are compared.
-        rows, seeds: where there is no GPU, how many rows of a split are used, and how many seeds at most.
+        learning_rates: the grid; validation data select one per variant, with the first seed.
+        kind: the model: "recurrent" (the paper's model; one attention layer), "bert" or "images".
+        variants: names of the compared variants.
+        rows, seeds: the maximum rows per split and seeds on a machine without a GPU.
         synthetic: the name of a synthetic set, or None.
-        hub, folder, files: the data set on the Hub, and where a data folder has it: sub-folder, and file by split.
+        hub, folder, files: the data set on the Hub; its sub-folder in a data folder, and the file of each split there.
         keep_labels: labels to keep, in their new order; None keeps all.
         class_names: names of the classes.
-        validation_share: of the training rows, where there is no validation split.
-        as_published: sizes of the embedding and of queries, and Adadelta's learning rate, for the paper's own protocol;
-            empty where that is not re-created.
+        validation_share: share of the training rows held out if there is no validation split.
+        as_published: sizes of embedding and queries, and Adadelta's learning rate, for the paper's own protocol; empty
+            if that is not reproduced.
         published: the paper's numbers by variant.
     """
 
@@ -57,29 +57,29 @@ class Experiment:
 
     @property
     def deep(self) -> bool:
-        """Whether the model has attention from token to token, in many layers."""
+        """Whether the model has several layers of attention between tokens."""
         return self.kind != "recurrent"
 
 
 def read_experiments(names: list[str], folder: Path = FOLDER, minilm: Path | None = None) -> list[Experiment]:
-    """The experiments of these names; those that start from a checkpoint start from `minilm` instead, if it is given.
+    """Read experiments by name; `minilm` replaces the starting checkpoint of those that have one.
 
     Raises:
-        InputError: there is no such file, or it has an unknown entry or lacks one.
+        InputError: the name is unknown, or the file has an unknown entry or lacks one.
     """
     known = sorted(path.stem for path in folder.glob("*.yaml"))
     found = []
     for name in names:
         if name not in known:
             raise InputError(
-                f"there is no experiment {name!r}; choose among {', '.join([*known, *GROUPS])}."
+                f"unknown experiment {name!r}; choose one of: {', '.join([*known, *GROUPS])}."
                 f"{did_you_mean(name, [*known, *GROUPS])}"
             )
         try:
             content = yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))
             experiment = Experiment(name=name, **content)
         except (TypeError, yaml.YAMLError) as error:
-            raise InputError(f"{folder.name}/{name}.yaml cannot be read as an experiment: {error}") from error
+            raise InputError(f"{folder.name}/{name}.yaml is not a valid experiment: {error}") from error
         if experiment.kind not in KINDS:
             raise InputError(
                 f"expected kind in {folder.name}/{name}.yaml to be one of {', '.join(KINDS)}; got {experiment.kind!r}"
@@ -91,15 +91,15 @@ def read_experiments(names: list[str], folder: Path = FOLDER, minilm: Path | Non
 
 
 def mean_pooling(scores: Tensor, keep: Tensor | None = None, dim: int = -1) -> Tensor:
-    """The same coefficient for every key, whatever the scores: attention that does not attend."""
+    """The same coefficient for every key, independent of the scores."""
     keep = torch.ones_like(scores, dtype=torch.bool) if keep is None else keep.expand_as(scores)
-    # the scores take part, so that what asks for their gradient gets 0 and no error
+    # `0 * scores` makes the gradient with respect to the scores 0 instead of an error
     return keep.to(scores.dtype) / keep.sum(dim, keepdim=True).clamp_min(1) + 0 * scores
 
 
 register_attn_activation("mean", mean_pooling)
 
-# by name, the options that make them; all else is equal
+# the options of each variant; everything else is equal
 VARIANTS: dict[str, dict[str, Any]] = {
     "softmax": {"attn_activation": "softmax"},
     "λ=0.25": {"attn_activation": "tanhmax", "attn_negative_mass": 0.25},
@@ -119,10 +119,10 @@ GROUPS["all"] = (*TEXTS, *GROUPS["vit"], *GROUPS["multilayer"])
 
 
 def experiment_names(asked: list[str]) -> list[str]:
-    """The experiments that are asked for, by their own names or by those of groups, each once."""
+    """The experiments of the given names, with groups expanded, each once."""
     return list(dict.fromkeys(name for one in asked for name in GROUPS.get(one, (one,))))
 
 
 def only_in_folders(experiments: list[Experiment]) -> list[Experiment]:
-    """Those whose data is neither made here nor on the Hub."""
+    """The experiments whose data are neither generated nor on the Hub."""
     return [one for one in experiments if not one.synthetic and one.hub is None]

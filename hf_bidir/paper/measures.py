@@ -1,4 +1,4 @@
-"""What is measured of a trained text classifier: how its attention relates to its answers, to gradients, to people."""
+"""Measures of a trained text classifier: how its attention relates to predictions, gradients and human labels."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,7 @@ from hf_bidir.faithfulness import (
 )
 from hf_bidir.paper.data import sample
 
-POSITIVE, NEGATIVE = 1, 0  # classes; what is explained is the logit of the first minus that of the second
+POSITIVE, NEGATIVE = 1, 0  # classes; the explained margin is the logit of the first minus that of the second
 EFFECTS = {"gradient": gradient_times_input, "erasure": partial(erasure, progress=False, chunk_size=512)}
 BATCH = 64
 WORD_SUMS = ("count", "score", "coefficient", "squared coefficient")  # coefficients are oriented
@@ -36,12 +36,12 @@ WORD_SUMS = ("count", "score", "coefficient", "squared coefficient")  # coeffici
 
 @dataclass(frozen=True)
 class Amount:
-    """How much of everything is measured.
+    """The numbers of examples and draws.
 
     Attributes:
-        texts, draws, attacked, training_texts: of models with one attention layer: test texts, draws of random
-            coefficients, adversaries, and training texts for the orientation.
-        images, deep_texts, deep_draws: of deep models.
+        texts, draws, attacked, training_texts: for models with one attention layer: test texts, draws of random
+            coefficients, texts with an adversary, and training texts for the orientation.
+        images, deep_texts, deep_draws: the same for deep models.
     """
 
     texts: int = 400
@@ -58,7 +58,7 @@ QUICK = Amount(texts=64, draws=20, attacked=8, training_texts=128, images=32, de
 
 @dataclass(frozen=True)
 class Scores:
-    """Of one batch: a row per text, a column per token; padding is where `keep` is False."""
+    """The scores of one batch, `[texts, tokens]`; `keep` is False for padding."""
 
     keep: Tensor
     scores: Tensor  # before the activation
@@ -71,7 +71,7 @@ class Scores:
 
 
 def batches(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], limit: int) -> Iterator[dict[str, Tensor]]:
-    """The texts as the model reads them, cut at `limit` tokens, padded, `BATCH` at a time."""
+    """Model inputs of the texts, truncated to `limit` tokens, padded, `BATCH` at a time."""
     for start in range(0, len(texts), BATCH):
         part = list(texts[start : start + BATCH])
         yield dict(tokenizer(part, padding=True, truncation=True, max_length=limit, return_tensors="pt"))
@@ -81,8 +81,8 @@ def scores_of(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Scores:
     """Scores, coefficients and slopes of the margin between the two classes, `[batch, length]` each.
 
     Args:
-        model: with one attention layer and one query.
-        inputs: what it takes, a batch.
+        model: a classifier with one attention layer and one query.
+        inputs: a batch of model inputs.
     """
     recorded: list[Tensor] = []
     hook = model.rnn.attention.score.register_forward_hook(lambda *call: recorded.append(call[-1].detach()))
@@ -98,10 +98,10 @@ def scores_of(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Scores:
 def orientation(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], limit: int
 ) -> tuple[float, float]:
-    """`g = sign Σ |a| u` over training texts, by which a coefficient's sign means for or against; and its share.
+    """The orientation `g = sign Σ |a| u` over training texts: with it, `g a > 0` supports the positive class.
 
     Returns:
-        g, 1 or -1; and the share of `Σ |a u|` in which u has that sign, in [0.5, 1].
+        g, 1 or -1; and the share of `Σ |a u|` in which u has this sign, in [0.5, 1].
     """
     pull = total = 0.0
     for inputs in batches(tokenizer, texts, limit):
@@ -120,18 +120,18 @@ def measure(
     limit: int,
     polar_words: bool,
 ) -> dict[str, Any]:
-    """Everything that the report shows of one model.
+    """All measures of one model in the report.
 
     Args:
-        model, tokenizer: of a text classifier with one attention layer and two classes.
-        splits: "train" and "test", with the column `text`; labels are not read.
+        model, tokenizer: a text classifier with one attention layer and two classes.
+        splits: "train" and "test", with the column `text`; labels are not used.
         human: sentences with the columns `tokens` and `token_labels` (0 to 4, 2 is neutral), or None.
-        amount: how much.
-        limit: tokens of a text.
-        polar_words: whether it is known which words are positive or negative; then those of all test texts count.
+        amount: the numbers of examples and draws.
+        limit: maximum tokens per text.
+        polar_words: whether to collect statistics of every word in all test texts.
 
     Returns:
-        Numbers, and lists of one number per text for those that have a distribution.
+        Numbers, or a list with one number per text.
     """
     test = sample(splits["test"], amount.texts)["text"][:]
     sign, share = orientation(model, tokenizer, sample(splits["train"], amount.training_texts)["text"][:], limit)
@@ -155,9 +155,9 @@ def _rankings(
         kept = {name: kept_rows(_margin(model, inputs, effect), found.keep) for name, effect in EFFECTS.items()}
         a, contribution = sign * found.coefficients, found.contributions
         for name, other in kept.items():
-            sizes = [np.abs(row) for row in other]
+            magnitudes = [np.abs(row) for row in other]
             rows[f"tau_a_{name}"] += kendall_tau(kept_rows(a, found.keep), other).tolist()
-            rows[f"tau_|a|_{name}"] += kendall_tau(kept_rows(a.abs(), found.keep), sizes).tolist()
+            rows[f"tau_|a|_{name}"] += kendall_tau(kept_rows(a.abs(), found.keep), magnitudes).tolist()
             rows[f"tau_au_{name}"] += kendall_tau(kept_rows(contribution, found.keep), other).tolist()
         predicted = model(**inputs).logits.argmax(-1)
         towards = torch.where(predicted == POSITIVE, 1.0, -1.0)[:, None]
@@ -168,7 +168,7 @@ def _rankings(
 
 
 def _margin(model: PreTrainedModel, inputs: dict[str, Tensor], effect: Callable[..., Tensor]) -> Tensor:
-    """An effect on the logit of the one class minus that on the other's."""
+    """The effect on the logit of the positive class minus that on the negative one."""
     return (effect(model, inputs, POSITIVE) - effect(model, inputs, NEGATIVE)).detach()
 
 
@@ -185,8 +185,8 @@ def _interventions(
 
 
 def median_changes(model: PreTrainedModel, inputs: dict[str, Tensor], draws: int) -> dict[str, list[float]]:
-    """By name of what is done to the coefficients, how far the answer to every example moves: the median over draws, of
-    an even number of draws the lower one."""
+    """The median change of each example's prediction under permuted and randomised coefficients, by intervention; the
+    lower median of an even number of draws."""
     ways = {"permutation": permuted, "randomisation": randomised}
     changes = {name: answer_changes(model, inputs, way, draws=draws, progress=False) for name, way in ways.items()}
     return {name: drawn.median(0).values.tolist() for name, drawn in changes.items()}
@@ -195,7 +195,7 @@ def median_changes(model: PreTrainedModel, inputs: dict[str, Tensor], draws: int
 def _words(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], sign: float, limit: int
 ) -> dict[str, list[float]]:
-    """Of every word, the sums of `WORD_SUMS` over its occurrences."""
+    """The sums of `WORD_SUMS` over all occurrences of each word."""
     sums = defaultdict(lambda: np.zeros(len(WORD_SUMS)))
     for inputs in batches(tokenizer, texts, limit):
         found = scores_of(model, inputs)
@@ -210,8 +210,8 @@ def _words(
 def _people(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, human: Dataset, sign: float, amount: Amount, limit: int
 ) -> dict[str, Any]:
-    """Do signs agree with what people say of words out of context? Per sentence; words that the model does not know
-    are left out."""
+    """Agreement of signs with human grades of words out of context, per sentence, without words unknown to the
+    model."""
     rows = defaultdict(list)
     for row in sample(human, amount.texts):
         example = read_text(tokenizer, row["tokens"], limit)

@@ -1,4 +1,4 @@
-"""Which words are positive and which negative: of the synthetic sets by construction, of SST by people."""
+"""The polarity of words: by construction in the synthetic sets, by human grades in SST."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -9,15 +9,15 @@ from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.finetune.data.synthetic import SETS
 from hf_bidir.paper.experiments import Experiment
 
-NEUTRAL_GRADE = 2  # of 0 to 4
-POLAR_FROM = 0.5  # grades away from neutral, on average
+NEUTRAL_GRADE = 2  # on the scale 0 to 4
+POLAR_FROM = 0.5  # minimum mean distance from the neutral grade
 
 
 def polarity_of_words(experiment: Experiment, graded: Path | None) -> dict[str, int]:
-    """1 or -1 for every polar word; others are neutral. Empty where nothing is known.
+    """1 or -1 for every polar word; words that are missing are neutral. Empty if polarities are unknown.
 
     Args:
-        experiment: which texts.
+        experiment: the experiment.
         graded: a file with the columns `tokens` and `token_labels`, 0 to 4, or None.
     """
     if experiment.synthetic:

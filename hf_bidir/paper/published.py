@@ -1,9 +1,9 @@
-"""The paper's own protocol, faults included, and the same weights evaluated without them.
+"""The paper's own protocol, including its faults, and the same weights evaluated without them.
 
-What the reference does (facts of its source, read by us; none of its code is here): padding, unknown words and the most
-frequent word share the id 0 and nothing is masked; the vocabulary is that of SST for every data set; Adadelta, 100
-epochs, no validation; and at the evaluation the scores of a text are multiplied by its label, so that all negative
-texts get one and the same answer with TanhMax (that of a context of zeros), and that of mean pooling with softmax.
+Facts about the reference implementation, from its source; none of its code is used here. Padding, unknown words and the
+most frequent word share the id 0, and nothing is masked. The vocabulary is that of SST for every data set. Training is
+Adadelta, 100 epochs, without validation. The evaluation multiplies the scores of a text by its label, so all negative
+texts get the same logit with TanhMax (that of a context of zeros), and that of mean pooling with softmax.
 """
 
 from collections.abc import Iterator
@@ -34,13 +34,13 @@ NUMBERS = "numbers.json"
 
 @dataclass(frozen=True)
 class AsPublished:
-    """Test accuracies in percent of one set of weights: with the label in the scores, without, and what decides it.
+    """Test accuracies in percent of one model, with and without the label in the scores.
 
     Attributes:
-        leaked: the label multiplies the scores.
-        fair: it does not.
-        negative_logit: the mean answer to negative texts when it does. With TanhMax it is one and the same for all of
-            them, so that below 0 all count as right and above 0 none does.
+        leaked: accuracy with the label multiplied into the scores.
+        fair: accuracy without it.
+        negative_logit: the mean logit of negative texts with the label. With TanhMax all of them have this logit, so
+            below 0 all count as correct and above 0 none does.
     """
 
     leaked: float
@@ -49,12 +49,12 @@ class AsPublished:
 
 
 def published_vocabulary(texts: list[str]) -> dict[str, int]:
-    """The most frequent words of these texts by id; the first one has 0, which is also padding and unknown words."""
+    """Ids of the most frequent words; the first one gets 0, which also stands for padding and unknown words."""
     return {word: index for index, word in enumerate(frequent_words(texts)[:VOCABULARY])}
 
 
 def encode(texts: list[str], vocabulary: dict[str, int]) -> Tensor:
-    """`[texts, LENGTH]`, cut or filled up with 0."""
+    """Word ids `[texts, LENGTH]`, truncated or padded with 0."""
     rows = np.zeros((len(texts), LENGTH), dtype=np.int64)
     for row, text in zip(rows, texts, strict=True):
         ids = [vocabulary.get(word, 0) for word in words_of(text)[:LENGTH]]
@@ -73,15 +73,15 @@ def train_as_published(
     epochs: int = EPOCHS,
     progress: bool = True,
 ) -> BidirRnnForSequenceClassification:
-    """The paper's model by the paper's recipe.
+    """Train the paper's model with the paper's recipe.
 
     Args:
-        ids, labels: `[texts, LENGTH]` and `[texts]`, 0 or 1.
+        ids, labels: `[texts, LENGTH]`, and `[texts]` of 0 and 1.
         activation: "softmax" or "tanhmax".
-        sizes: of the embedding, and of queries, keys and values.
-        learning_rate: of Adadelta; the paper has 0.05 and 0.5.
-        seed: of weights, batches and dropout.
-        epochs: of training.
+        sizes: the embedding size, and the size of queries, keys and values.
+        learning_rate: learning rate of Adadelta; the paper has 0.05 and 0.5.
+        seed: seed of weights, batches and dropout.
+        epochs: the number of training epochs.
         progress: show a progress bar.
 
     Raises:
@@ -96,33 +96,33 @@ def train_as_published(
     optimizer = torch.optim.Adadelta(model.parameters(), lr=learning_rate)
     for epoch in trange(epochs, desc=f"as published, {activation}", unit="epoch", leave=False, disable=not progress):
         for rows in torch.randperm(len(ids)).split(BATCH):
-            loss = F.binary_cross_entropy_with_logits(answers(model, ids[rows]), labels[rows].float())
+            loss = F.binary_cross_entropy_with_logits(positive_logits(model, ids[rows]), labels[rows].float())
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
         if not loss.isfinite():
-            raise InputError(f"the loss of {activation} became {loss.item()} in epoch {epoch}")
+            raise InputError(f"expected a finite loss; that of {activation} became {loss.item()} in epoch {epoch}")
     return model.eval()
 
 
-def answers(model: BidirRnnForSequenceClassification, ids: Tensor) -> Tensor:
-    """Logits of the positive class, `[texts]`; every position is attended to, padding too."""
+def positive_logits(model: BidirRnnForSequenceClassification, ids: Tensor) -> Tensor:
+    """Logits of the positive class, `[texts]`; all positions are attended to, including padding."""
     return model(ids, torch.ones_like(ids)).logits[:, 0]
 
 
 @torch.no_grad()
 def evaluate_as_published(model: BidirRnnForSequenceClassification, ids: Tensor, labels: Tensor) -> AsPublished:
     """The accuracy with and without the label in the scores; arguments as in `train_as_published`."""
-    fair = ((answers(model, ids) > 0) == labels.bool()).float().mean().item()
+    fair = ((positive_logits(model, ids) > 0) == labels.bool()).float().mean().item()
     with label_in_scores(model, labels):
-        leaked = answers(model, ids)
+        leaked = positive_logits(model, ids)
     accuracy = ((leaked > 0) == labels.bool()).float().mean().item()
     return AsPublished(100 * accuracy, 100 * fair, leaked[labels == 0].mean().item())
 
 
 @contextmanager
 def label_in_scores(model: BidirRnnForSequenceClassification, labels: Tensor) -> Iterator[None]:
-    """While the context lasts, the scores of every text are multiplied by its label: the reference's first fault."""
+    """Multiply the scores of every text by its label inside the context, as the reference's evaluation does."""
     hook = model.rnn.attention.score.register_forward_hook(lambda *call: call[-1] * labels.view(-1, 1, 1))
     try:
         yield
@@ -132,7 +132,7 @@ def label_in_scores(model: BidirRnnForSequenceClassification, labels: Tensor) ->
 
 @dataclass(frozen=True)
 class PublishedCell:
-    """One set of weights by the paper's protocol: where its numbers are kept, and how they are made."""
+    """One training run with the paper's protocol, and its folder."""
 
     experiment: Experiment
     activation: str
@@ -152,12 +152,12 @@ class PublishedCell:
 
 
 def run_published(cell: PublishedCell, files: dict[str, Path], known: Path) -> None:
-    """Train and evaluate a cell, unless it is there; what goes wrong is written into its folder.
+    """Train and evaluate a cell unless it is finished; an error is saved in its folder and not raised.
 
     Args:
-        cell: which one.
-        files: of its data, by split.
-        known: the training file whose vocabulary serves all data.
+        cell: the cell.
+        files: its data files by split.
+        known: the training file that provides the vocabulary.
     """
 
     def work() -> None:
@@ -174,7 +174,7 @@ def run_published(cell: PublishedCell, files: dict[str, Path], known: Path) -> N
 
 
 def published_splits(files: dict[str, Path]) -> dict[str, Dataset]:
-    """Training and test texts; validation texts that came from the training texts go back: nothing is selected."""
+    """Training and test texts; held-out validation texts return to training, as nothing is selected."""
     train, validation, test = (read_table(str(files[name])) for name in ("train", "validation", "test"))
     held_out = validation_was_held_out(files["validation"])
     return {"train": concatenate_datasets([train, validation]) if held_out else train, "test": test}

@@ -1,4 +1,4 @@
-"""report.md: the paper's numbers and the fair ones side by side, and what else was measured, each with its spread."""
+"""report.md: the paper's numbers beside those of the fair protocol, and all other measures, each with its spread."""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -20,19 +20,19 @@ from hf_bidir.paper.published import PublishedCell
 from hf_bidir.paper.settings import Settings
 
 REPORT, CELLS, TEMPLATE = "report.md", "cells.csv", "report_template.md"
-Chosen = dict[str, dict[str, list[Cell]]]  # by experiment and variant, a cell per seed
+Chosen = dict[str, dict[str, list[Cell]]]  # experiment -> variant -> one cell per seed
 TAUS = {
-    "tau_a_gradient": "a, gradient", "tau_|a|_gradient": "size of both", "tau_au_gradient": "a·u, gradient",
-    "tau_a_erasure": "a, deletion", "tau_|a|_erasure": "size of both", "tau_au_erasure": "a·u, deletion",
+    "tau_a_gradient": "a, gradient", "tau_|a|_gradient": "magnitudes", "tau_au_gradient": "a·u, gradient",
+    "tau_a_erasure": "a, deletion", "tau_|a|_erasure": "magnitudes", "tau_au_erasure": "a·u, deletion",
 }  # fmt: skip
-PUBLISHED = {  # by measure of ours, the paper's own
+PUBLISHED = {  # our measure -> the paper's
     "tau_a_gradient": "gradient_tau", "tau_a_erasure": "erasure_tau", "tau_|a|_erasure": "absolute_erasure_tau",
     "permutation": "permutation", "randomisation": "randomisation",
 }  # fmt: skip
 MOVED = {"permutation": "permutation", "randomisation": "randomisation", "adversary": "adversary, JSD"}
 DELETED = {
-    "comprehensiveness_au": "comprehensiveness, a·u", "comprehensiveness_|a|": "by size of a",
-    "sufficiency_au": "sufficiency, a·u", "sufficiency_|a|": "by size of a",
+    "comprehensiveness_au": "comprehensiveness, a·u", "comprehensiveness_|a|": "by \\|a\\|",
+    "sufficiency_au": "sufficiency, a·u", "sufficiency_|a|": "by \\|a\\|",
 }  # fmt: skip
 DEEP = {f"{how}_{name}": f"{how} by {name}" for how in ("deletion", "insertion") for name in RANKINGS}
 DEEP_TAUS = {
@@ -44,13 +44,13 @@ HUMAN = {
     "human_tau_a": "τ, oriented a", "human_tau_au": "τ, a·u",
 }  # fmt: skip
 RESAMPLES = 500
-KINDS_OF_PICTURE = ("polarity", "tau", "change", "curves", "overlays")
+FIGURE_KINDS = ("polarity", "tau", "change", "curves", "overlays")
 
 
 def write_report(
     experiments: list[Experiment], chosen: Chosen, settings: Settings, published: Sequence[PublishedCell] = ()
 ) -> Path:
-    """Write report.md of what is finished into `settings.root`; what failed is named in it, and why."""
+    """Save report.md with the finished cells, and the errors of failed ones, in `settings.root`."""
     root, cells = settings.root, list(_cells(chosen))
     template = Environment(loader=PackageLoader("hf_bidir.paper", "."), autoescape=False).get_template(TEMPLATE)
     flat, deep = ([one for one in experiments if one.deep == deep] for deep in (False, True))
@@ -76,10 +76,7 @@ def write_report(
         amount=settings.amount,
         failures=_failures(experiments, root),
         pictures=[
-            file.stem
-            for one in experiments
-            for kind in KINDS_OF_PICTURE
-            for file in root.glob(f"{one.name}-{kind}.png")
+            file.stem for one in experiments for kind in FIGURE_KINDS for file in root.glob(f"{one.name}-{kind}.png")
         ],
     )
     with replacing(root / REPORT) as temporary:
@@ -89,7 +86,7 @@ def write_report(
 
 
 def write_cells(path: Path, chosen: Chosen) -> None:
-    """One line per cell: its accuracies, and of every measure the number, or the mean over examples."""
+    """Save one CSV line per cell: accuracies and measures, averaged over examples."""
     rows = []
     for cell in _cells(chosen):
         numbers = {
@@ -107,7 +104,7 @@ def write_cells(path: Path, chosen: Chosen) -> None:
 
 
 def accuracy_table(experiments: list[Experiment], chosen: Chosen) -> str:
-    """Test accuracy in percent: the paper's, and mean ± standard deviation over seeds for every variant."""
+    """Test accuracy in percent: the paper's, and mean ± standard deviation over seeds of every variant."""
     variants = [name for name in VARIANTS if any(name in one for one in chosen.values())]
     rows = []
     for experiment in experiments:
@@ -121,7 +118,7 @@ def accuracy_table(experiments: list[Experiment], chosen: Chosen) -> str:
 
 
 def rate_table(experiments: list[Experiment], chosen: Chosen, settings: Settings) -> str:
-    """The learning rate that validation data chose for every variant, marked where it is the end of the grid."""
+    """The selected learning rate of every variant, marked at the ends of the grid."""
     variants = [name for name in VARIANTS if any(name in one for one in chosen.values())]
     rows = []
     for experiment in experiments:
@@ -134,7 +131,7 @@ def rate_table(experiments: list[Experiment], chosen: Chosen, settings: Settings
 
 
 def recall_table(experiments: list[Experiment], chosen: Chosen) -> str:
-    """Recall of every class in percent, mean over seeds: which class a model prefers does not show in the accuracy."""
+    """Recall of every class in percent, mean over seeds: it shows which class a model prefers."""
     rows = []
     for experiment in experiments:
         for variant, cells in chosen[experiment.name].items():
@@ -148,7 +145,7 @@ def recall_table(experiments: list[Experiment], chosen: Chosen) -> str:
 
 
 def published_table(cells: Sequence[PublishedCell]) -> str:
-    """The paper's number, its protocol re-created with the label in the scores, and the same weights without it."""
+    """The paper's number, its protocol reproduced with the label in the scores, and the same weights without it."""
     groups: dict[tuple[str, str], list[PublishedCell]] = {}
     for cell in cells:
         groups.setdefault((cell.experiment.title, cell.activation), []).append(cell)
@@ -167,7 +164,7 @@ def published_table(cells: Sequence[PublishedCell]) -> str:
 
 
 def sign_table(experiments: list[Experiment], chosen: Chosen) -> str:
-    """How much is negative, how far one sign means one thing, and whether polar words stand apart."""
+    """The share of negative coefficients, the consistency of signs, and the separation of polar words."""
     rows = []
     for experiment in experiments:
         for variant, cells in chosen[experiment.name].items():
@@ -190,13 +187,13 @@ def sign_table(experiments: list[Experiment], chosen: Chosen) -> str:
 
 
 def polar_separation(words: dict[str, list[float]]) -> dict[str, float]:
-    """How many standard errors the mean coefficients of positive and of negative words are above that of neutral ones.
+    """Distance in standard errors of the mean coefficients of positive and negative words from neutral ones.
 
     Args:
-        words: of a synthetic set, by word the sums of `WORD_SUMS`.
+        words: the sums of `WORD_SUMS` of each word of a synthetic set.
 
     Returns:
-        "pos" and "neg"; NaN where a kind of word does not occur.
+        "pos" and "neg"; NaN if a kind of word does not occur.
     """
     kinds = {
         kind: [values for word, values in words.items() if word.startswith(kind)] for kind in ("pos", "neg", "word")
@@ -205,7 +202,7 @@ def polar_separation(words: dict[str, list[float]]) -> dict[str, float]:
     if len(sums) < len(kinds):
         return {"pos": float("nan"), "neg": float("nan")}
     means = {kind: total["coefficient"] / total["count"] for kind, total in sums.items()}
-    errors = {  # squared, of the means
+    errors = {  # squared standard errors of the means
         kind: max(total["squared coefficient"] / total["count"] - means[kind] ** 2, 0.0) / total["count"]
         for kind, total in sums.items()
     }
@@ -231,7 +228,7 @@ def _by_example(experiments: list[Experiment], chosen: Chosen, columns: dict[str
 
 
 def interval(measured: Sequence[dict[str, Any]], key: str) -> str:
-    """The mean of a measure over examples and seeds, and its 95 % bootstrap interval, in which both are resampled."""
+    """The mean of a measure and its 95 % bootstrap interval, resampling examples and seeds."""
     rows = [found[key] for found in measured if key in found]
     if not rows:
         return ""
@@ -255,7 +252,7 @@ def _rows_of(cell: Cell) -> str:
 
 
 def _failures(experiments: list[Experiment], root: Path) -> list[tuple[Path, str]]:
-    """Every cell that failed, those of learning rates that were not chosen too, and why."""
+    """Folder and error of every failed cell, at all learning rates."""
     files = [file for one in experiments for file in root.glob(f"{one.name}/*/*/{FAILURE}")]
     files += [file for one in experiments for file in root.glob(f"as-published/{one.name}-*/{FAILURE}")]
     return [(file.parent.relative_to(root), file.read_text(encoding="utf-8").splitlines()[0]) for file in sorted(files)]
@@ -278,7 +275,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _range(values: Iterable[float | None]) -> str:
-    """Mean, smallest and largest; nothing where there are none."""
+    """Mean, smallest and largest value; empty without values."""
     known = [value for value in values if value is not None]
     return f"{np.mean(known):.3f} ({min(known):.2f} to {max(known):.2f})" if known else ""
 
@@ -288,7 +285,7 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def _table(header: list[str], rows: list[list[str]]) -> str:
-    """The rows as Markdown, without columns that have nothing in any row."""
+    """The rows as a Markdown table, without empty columns."""
     shown = [index for index in range(len(header)) if any(row[index] for row in rows)]
     lines = [[row[index] for index in shown] for row in (header, ["---"] * len(header), *rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,4 +1,4 @@
-"""The experiments of the paper, from data to report: cells in parallel, none of them twice."""
+"""Run the experiments of the paper from data to report: cells in parallel, finished ones reused."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,7 +20,7 @@ from hf_bidir.paper.published import EPOCHS, PublishedCell, run_published
 from hf_bidir.paper.report import REPORT, write_report
 from hf_bidir.paper.settings import Settings
 
-VOCABULARY_OF = "sst"  # as published, it serves every data set
+VOCABULARY_OF = "sst"  # the vocabulary of every data set in the published protocol
 MADE = "made-from.json"
 PUBLISHED_SEEDS, PUBLISHED_QUICK_EPOCHS = 3, 10
 QUICK_OPTIONS = {"recurrent": {}, "bert": {"num_train_epochs": 2}, "images": {"num_train_epochs": 3}}
@@ -28,37 +28,35 @@ AnyCell = TypeVar("AnyCell", Cell, PublishedCell)
 
 
 def check(experiments: Iterable[Experiment], settings: Settings, resume: bool) -> None:
-    """Refuse what cannot work, before anything is trained.
+    """Check folders and data before any training.
 
     Raises:
-        InputError: the folder holds a finished report, the data folder lacks files (all are named), or there is none
-            and the Hub has not got the data.
+        InputError: the folder has a finished report, the data folder lacks files (all are named), or without a data
+            folder the data are not on the Hub.
     """
     if (settings.root / REPORT).is_file() and not resume:
-        raise InputError(
-            f"{settings.root} holds a finished report; give --resume to go on with it, or another --output"
-        )
+        raise InputError(f"{settings.root} has a finished report; pass --resume to continue it, or another --output")
     needed = list(experiments)
     if settings.as_published and any(one.as_published for one in needed):
         needed += [one for one in read_experiments([VOCABULARY_OF]) if one.name not in {two.name for two in needed}]
     if settings.root.is_file():
-        raise InputError(f"expected a folder to write to, and {settings.root} is a file; give another --output")
+        raise InputError(f"expected an output folder; {settings.root} is a file. Pass another --output")
     if settings.data_dir is None:
         if nowhere := [one.name for one in only_in_folders(needed)]:
             raise InputError(
-                f"not on the Hub: {', '.join(nowhere)}; give --data-dir, a folder with the data, or leave it out"
+                f"not on the Hub: {', '.join(nowhere)}; pass a folder with the data as --data-dir, or leave it out"
             )
         return
     missing = dict.fromkeys(file for experiment in needed for file in missing_files(experiment, settings.data_dir))
     if missing:
-        raise InputError(f"{settings.data_dir} lacks: {', '.join(map(str, missing))}; docs/paper.md says what they are")
+        raise InputError(f"{settings.data_dir} lacks: {', '.join(map(str, missing))}; docs/paper.md describes them")
 
 
 def run_cells(experiments: list[Experiment], settings: Settings) -> dict[str, dict[str, list[Cell]]]:
-    """Choose learning rates with the first seed, train the other seeds, measure all of them.
+    """Select learning rates with the first seed, train the other seeds and measure all.
 
     Returns:
-        By experiment and variant, the cells of the chosen learning rate, one per seed.
+        The cells of the selected learning rate by experiment and variant, one per seed.
     """
     files = {one.name: files_of(one, settings) for one in experiments}
 
@@ -93,9 +91,9 @@ def run_cells(experiments: list[Experiment], settings: Settings) -> dict[str, di
 
 
 def best_rate(grid: list[Cell], experiment: Experiment, variant: str) -> float:
-    """The learning rate with the highest validation accuracy; of equal ones the middle one.
+    """The learning rate with the highest validation accuracy; the middle one of several.
 
-    Their loss does not decide: where all answers are right it falls with the size of the weights, so that the largest
+    The loss is no criterion: if all predictions are correct it decreases with the norm of the weights, so the largest
     rate would win, at which other seeds fail. Failed cells count as 0.
     """
     mine = [cell for cell in grid if (cell.experiment, cell.variant) == (experiment, variant)]
@@ -105,10 +103,10 @@ def best_rate(grid: list[Cell], experiment: Experiment, variant: str) -> float:
 
 
 def files_of(experiment: Experiment, settings: Settings) -> dict[str, Path]:
-    """The data of an experiment by split, less of it for a quick run or without a GPU.
+    """The data files of an experiment by split, with fewer rows for a quick run or without a GPU.
 
     Raises:
-        InputError: the folder has been made in another way, so that old and new cells could not be compared.
+        InputError: the folder was created with other settings, so old and new cells would not be comparable.
     """
     rows, folder = settings.rows_of(experiment), settings.root / "data" / experiment.name
     made = {
@@ -119,8 +117,8 @@ def files_of(experiment: Experiment, settings: Settings) -> dict[str, Path]:
     before = read_json(folder / MADE) or made
     if changed := [name for name in made if made[name] != before.get(name)]:
         raise InputError(
-            f"{experiment.title} in {settings.root} was made with another value of {changed[0]}: "
-            f"{before.get(changed[0])}, now it is {made[changed[0]]}; give another --output"
+            f"{experiment.title} in {settings.root} was created with {changed[0]} {before.get(changed[0])}; "
+            f"got {made[changed[0]]}. Pass another --output"
         )
     files = data_files(experiment, settings.data_dir, folder, rows)
     write_json(folder / MADE, made)
@@ -128,7 +126,7 @@ def files_of(experiment: Experiment, settings: Settings) -> dict[str, Path]:
 
 
 def _data(experiment: Experiment, settings: Settings) -> str | dict[str, str]:
-    """Where the data comes from: of files their SHA-256, so that a folder may move, and may not change."""
+    """The source of the data; for files their SHA-256, so a folder may move but not change."""
     if experiment.synthetic:
         return "made here"
     if settings.data_dir is None:
@@ -146,14 +144,14 @@ def _measure(cell: Cell, files: dict[str, Path], settings: Settings) -> None:
 
 
 def _parallel(work: Callable[[AnyCell], None], cells: list[AnyCell], jobs: int, what: str) -> None:
-    """Every cell in one of `jobs` processes of one thread each."""
+    """Run `work` for every cell in `jobs` processes with one thread each."""
     done = Parallel(n_jobs=jobs, return_as="generator_unordered")(delayed(_one_thread)(work, cell) for cell in cells)
     for _ in tqdm(done, total=len(cells), desc=what, unit="cell", disable=not cells):
         pass
 
 
 def _one_thread(work: Callable[[AnyCell], None], cell: AnyCell) -> None:
-    threads = torch.get_num_threads()  # of this process, where there is only one
+    threads = torch.get_num_threads()  # restored below: with one job, the work runs in this process
     torch.set_num_threads(1)
     try:
         work(cell)
@@ -162,7 +160,7 @@ def _one_thread(work: Callable[[AnyCell], None], cell: AnyCell) -> None:
 
 
 def run_paper(experiments: list[Experiment], settings: Settings, resume: bool = False) -> Path:
-    """Run the experiments as far as they are not done, and write report.md with its pictures; return where it is.
+    """Run the unfinished parts of the experiments, save report.md with its figures, and return its path.
 
     Raises:
         InputError: as in `check` and `data_files`.
@@ -182,7 +180,7 @@ def run_paper(experiments: list[Experiment], settings: Settings, resume: bool = 
 
 
 def run_as_published(experiments: list[Experiment], settings: Settings) -> list[PublishedCell]:
-    """The experiments that have it by the paper's own protocol; those cells that are there are not run again."""
+    """Run the paper's own protocol where an experiment defines it; finished cells are reused."""
     every = [one for one in experiments if one.as_published]
     if not every:
         return []

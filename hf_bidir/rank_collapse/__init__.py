@@ -1,4 +1,4 @@
-"""Do the tokens of a model become one with depth? Rank collapse by layer, and what of it attention causes."""
+"""Rank collapse: how similar the tokens of a model become with depth, and the share of attention in it."""
 
 from hf_bidir.rank_collapse.measures import (
     STACKS,

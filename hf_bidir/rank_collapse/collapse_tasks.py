@@ -1,5 +1,5 @@
-"""The small tasks of Dong, Cordonnier, Loukas 2021 ("Attention is not all you need", section 4), which show what depth
-and skip connections do: three classify tokens, one walks along a circle."""
+"""The small tasks of Dong, Cordonnier, Loukas 2021 ("Attention is not all you need", section 4), which show the
+effect of depth and skip connections: three classify tokens, one walks along a circle."""
 
 from collections.abc import Callable
 
@@ -8,16 +8,16 @@ import torch
 from scipy.spatial import ConvexHull, QhullError
 from torch import Tensor
 
-SYMBOLS, GRID, LENGTH = 10, 10, 8  # of the alphabet, the side of the grid of points, tokens of a sequence
+SYMBOLS, GRID, LENGTH = 10, 10, 8  # alphabet size, side of the grid of points, tokens per sequence
 RADIUS = 0.3
 
 
 def sorting(rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Symbols, and the same in order.
+    """Random symbols, and the same symbols sorted.
 
     Args:
-        rows: how many sequences.
-        seed: of the generator.
+        rows: the number of sequences.
+        seed: seed of the generator.
 
     Returns:
         Tokens and the class of every token, `[rows, LENGTH]` each, both in 0 to SYMBOLS - 1.
@@ -27,7 +27,7 @@ def sorting(rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def convex_hull(rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Different points of a grid, and which of them are corners of their convex hull.
+    """Distinct points of a grid, and the corners of their convex hull.
 
     Arguments as in `sorting`; a token is `GRID * row + column`, a class 1 for a corner, else 0.
     """
@@ -43,7 +43,7 @@ def convex_hull(rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def _corners(tokens: np.ndarray) -> np.ndarray | None:
-    """Which points are corners; None where all lie on a line and there is no hull."""
+    """Indices of the corners; None if all points are collinear."""
     try:
         return ConvexHull(np.stack(np.divmod(tokens, GRID), -1)).vertices
     except QhullError:
@@ -51,16 +51,16 @@ def _corners(tokens: np.ndarray) -> np.ndarray | None:
 
 
 def memorization(rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Sequences of symbols with a random class at every position, which can only be remembered.
+    """Sequences of symbols with random classes, which can only be memorised.
 
-    Arguments as in `sorting`; the classes are 0 and 1. What was learned shows on the same rows.
+    Arguments as in `sorting`; the classes are 0 and 1. Evaluated on the training rows.
     """
     generator = np.random.default_rng(seed)
     tokens, labels = (generator.integers(high, size=(rows, LENGTH)) for high in (GRID * GRID, 2))
     return torch.from_numpy(tokens), torch.from_numpy(labels)
 
 
-# by name: the task, how many tokens there are, how many classes
+# name -> task, vocabulary size, number of classes
 TOKEN_TASKS: dict[str, tuple[Callable[..., tuple[Tensor, Tensor]], int, int]] = {
     "sorting": (sorting, SYMBOLS, SYMBOLS),
     "convex hull": (convex_hull, GRID * GRID, 2),
@@ -69,7 +69,7 @@ TOKEN_TASKS: dict[str, tuple[Callable[..., tuple[Tensor, Tensor]], int, int]] = 
 
 
 def circle(steps: int = 1000) -> Tensor:
-    """Two opposite points on their way around half a circle, counter-clockwise, `[steps + 1, 2, 2]`."""
+    """Two opposite points moving half way around a circle, counter-clockwise, `[steps + 1, 2, 2]`."""
     angle = torch.linspace(0, torch.pi, steps + 1, dtype=torch.float64)
     angles = torch.stack([angle, angle + torch.pi], -1)
     return RADIUS * torch.stack([angles.cos(), angles.sin()], -1).float()

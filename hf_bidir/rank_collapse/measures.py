@@ -1,4 +1,4 @@
-"""How fast the tokens of a stack of attention layers become one (Dong, Cordonnier, Loukas 2021, "Attention is not all
+"""How fast the tokens of a stack of attention layers become equal (Dong, Cordonnier, Loukas 2021, "Attention is not all
 you need")."""
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from hf_bidir.explain.running import keep_mask_of, prepared_inputs, record_coeff
 
 @dataclass(frozen=True)
 class Stack:
-    """Which parts of a Transformer layer are there beside the attention; layer normalisation always is."""
+    """The parts of a Transformer layer kept beside attention and layer normalisation."""
 
     skip: bool
     mlp: bool
@@ -31,10 +31,10 @@ STACKS = {
 
 
 def relative_residual(states: Tensor, keep: Tensor | None = None) -> Tensor:
-    """`‖res(X)‖ / ‖X‖` in the norm `√(‖·‖_1 ‖·‖_∞)`: 0 where all tokens are equal, about 1 where they share nothing.
+    """`‖res(X)‖ / ‖X‖` in the norm `√(‖·‖_1 ‖·‖_∞)`: 0 if all tokens are equal, about 1 if they share nothing.
 
-    `res(X) = X - 1 x̄ᵀ` with the mean token `x̄`; `‖·‖_1` is the largest column sum of sizes, `‖·‖_∞` the largest row
-    sum (Dong et al. 2021, section 2).
+    `res(X) = X - 1 x̄ᵀ` with the mean token `x̄`; `‖·‖_1` is the largest column sum of magnitudes, `‖·‖_∞` the largest
+    row sum (Dong et al. 2021, section 2).
 
     Args:
         states: `[..., length, hidden]`.
@@ -48,10 +48,10 @@ def relative_residual(states: Tensor, keep: Tensor | None = None) -> Tensor:
 
 
 def stable_rank(states: Tensor, keep: Tensor | None = None) -> Tensor:
-    """`‖res(X)‖_F² / ‖res(X)‖_2²`: how many directions the residual has, at least 1; weak directions count in part.
+    """`‖res(X)‖_F² / ‖res(X)‖_2²`: the effective number of directions of the residual, at least 1.
 
-    The relative residual says how much tokens have beside their mean, this says whether it is more than one thing.
-    Arguments and result as in `relative_residual`; NaN where there is no residual, as of a single token.
+    The relative residual measures how far tokens are from their mean, the stable rank in how many directions.
+    Arguments and result as in `relative_residual`; NaN without a residual, as for a single token.
     """
     values = torch.linalg.svdvals(_residual(states, keep)[0])
     return values.square().sum(-1) / values[..., 0].square()
@@ -67,12 +67,12 @@ def _residual(states: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _norm(matrix: Tensor) -> Tensor:
-    sizes = matrix.abs()
-    return (sizes.sum(-2).amax(-1) * sizes.sum(-1).amax(-1)).sqrt()
+    magnitudes = matrix.abs()
+    return (magnitudes.sum(-2).amax(-1) * magnitudes.sum(-1).amax(-1)).sqrt()
 
 
 def layer_residuals(model: PreTrainedModel, inputs: Mapping[str, Tensor], stack: Stack) -> Tensor:
-    """The relative residual of the tokens below the first layer and above every one, `[layers + 1, batch]`.
+    """The relative residual of the tokens before the first layer and after every layer, `[layers + 1, batch]`.
 
     Arguments and errors as in `layer_states`. Residuals below 1e-7 need double precision: `model.double()`.
     """
@@ -82,15 +82,15 @@ def layer_residuals(model: PreTrainedModel, inputs: Mapping[str, Tensor], stack:
 
 @torch.no_grad()
 def layer_states(model: PreTrainedModel, inputs: Mapping[str, Tensor], stack: Stack) -> tuple[Tensor, Tensor]:
-    """What goes into the first layer and comes out of every one, where only some parts of the layers take part.
+    """The input of the first layer and the output of every layer, with only some parts of the layers.
 
     Args:
-        model: a bidir BERT, ViT or DeiT; `load_checkpoint` reads softmax ones as such.
-        inputs: what it takes, a batch.
-        stack: which parts of the layers take part. With both it is the model itself.
+        model: a bidir BERT, ViT or DeiT; `load_checkpoint` loads softmax checkpoints as such.
+        inputs: a batch of model inputs.
+        stack: the parts of the layers to keep. With both, the stack is the model itself.
 
     Returns:
-        `[layers + 1, batch, length, hidden]`, and which tokens are no padding, boolean `[batch, length]`.
+        `[layers + 1, batch, length, hidden]`, and the keep-mask, boolean `[batch, length]`.
 
     Raises:
         ValueError: a model of another kind, and as in `hf_bidir.explain.contributions`.
@@ -109,7 +109,9 @@ def transformer_layers(model: PreTrainedModel) -> list[nn.Module]:
     """The layers of a BERT, ViT or DeiT, from the bottom up; ValueError for other models."""
     found = [module for module in model.modules() if type(module).__name__ in ("BertLayer", "ViTLayer", "DeiTLayer")]
     if not found:
-        raise ValueError(f"expected a BERT, ViT or DeiT, whose layers can be taken apart; got {type(model).__name__}.")
+        raise ValueError(
+            f"expected a BERT, ViT or DeiT; got {type(model).__name__}. Other models cannot be split into parts."
+        )
     return found
 
 
@@ -118,7 +120,7 @@ def _step(layer: nn.Module, states: Tensor, keep: Tensor, stack: Stack) -> Tenso
 
 
 def _bert_step(layer: nn.Module, states: Tensor, keep: Tensor, stack: Stack) -> Tensor:
-    """BERT normalises behind the skip connection, and so behind where it would be."""
+    """BERT normalises after the skip connection, also where that is removed."""
     context = layer.attention.self(states, keep)[0]
     mixed = layer.attention.output(context, states if stack.skip else torch.zeros_like(states))
     if not stack.mlp:
@@ -127,14 +129,14 @@ def _bert_step(layer: nn.Module, states: Tensor, keep: Tensor, stack: Stack) -> 
 
 
 def _image_step(layer: nn.Module, states: Tensor, keep: Tensor, stack: Stack) -> Tensor:
-    """ViT normalises what attention and MLP read; their outputs are added as they are."""
+    """ViT normalises the inputs of attention and MLP, not their outputs."""
     mixed = layer.attention(layer.layernorm_before(states))
-    mixed = mixed[0] if isinstance(mixed, tuple) else mixed  # since transformers 5 with the coefficients
+    mixed = mixed[0] if isinstance(mixed, tuple) else mixed  # from transformers 5 on, with the coefficients
     mixed = mixed + states if stack.skip else mixed
     if not stack.mlp:
         return mixed
-    read = layer.layernorm_after(mixed)
-    changed = layer.mlp(read) if hasattr(layer, "mlp") else layer.output.dense(layer.intermediate(read))
+    normalised = layer.layernorm_after(mixed)
+    changed = layer.mlp(normalised) if hasattr(layer, "mlp") else layer.output.dense(layer.intermediate(normalised))
     return changed + mixed if stack.skip else changed
 
 
@@ -142,25 +144,25 @@ def _image_step(layer: nn.Module, states: Tensor, keep: Tensor, stack: Stack) ->
 def path_residuals(
     model: PreTrainedModel, inputs: Mapping[str, Tensor], *, paths: int = 100, seed: int = 0, progress: bool = True
 ) -> Tensor:
-    """The relative residual at the end of random paths through the network, by how many heads they go through.
+    """The relative residual at the end of random paths through the network, by the number of heads on the path.
 
-    Without MLP and normalisation a stack is a sum over paths, which in every layer go through one head or past all of
-    them: `A_k ... A_1 X W_1 ... W_k` (Dong et al. 2021, section 2.2, by whom skip connections work because short paths
-    keep their rank). `A` are the coefficients that the whole model has on this input, `W = W_v W_o` of a head; biases
-    are left out. So for a model with MLP and normalisation the paths are an illustration and do not add up to it; of
-    one from `bare_attention` they do (`path_states`).
+    Without MLP and normalisation a stack is a sum over paths, which in every layer pass through one head or skip the
+    layer: `A_k ... A_1 X W_1 ... W_k` (Dong et al. 2021, section 2.2: skip connections help because short paths keep
+    their rank). `A` are the coefficients of the whole model on this input, `W = W_v W_o` of a head; biases are left
+    out. For a model with MLP and normalisation the paths do not sum to the output; for one from `bare_attention` they
+    do (`path_states`).
 
     Args:
         model, inputs: as in `layer_residuals`.
-        paths: drawn of every length; which layers and which heads they go through is random.
-        seed: of the draws.
+        paths: the number of paths per length, with random layers and heads.
+        seed: seed of the draws.
         progress: show a progress bar.
 
     Returns:
         `[layers + 1, paths]`, the mean over the batch for paths through 0, 1, ... heads.
     """
     inputs = prepared_inputs(model, inputs)
-    transformer_layers(model)  # refuses models whose layers are not run one after the other
+    transformer_layers(model)  # raises for models whose layers are not sequential
     generator = torch.Generator().manual_seed(seed)
     outputs, coefficients = record_coefficients(model, {**inputs, "output_hidden_states": True})
     states, keep = outputs.hidden_states[0], keep_mask_of(inputs, outputs.hidden_states[0].shape[1])
@@ -180,14 +182,14 @@ def path_residuals(
 
 
 def head_maps(layer: Projections) -> tuple[Tensor, Tensor]:
-    """Of every head, the map into it `[heads, hidden, head_dim]` and out of it `[heads, head_dim, hidden]`.
+    """The value and output maps of all heads, `[heads, hidden, head_dim]` and `[heads, head_dim, hidden]`.
 
     Raises:
-        ValueError: values are not the outputs of one linear map, or something lies between attention and its output.
+        ValueError: the values or the output are not computed by one linear map.
     """
     if layer.output is None or not all(len(maps) == 1 and maps[0].direct for maps in layer.value):
         raise ValueError(
-            f"{type(layer.layer).__name__} has no linear map from its input to its values, or from its heads."
+            f"expected linear maps to the values and from the heads; {type(layer.layer).__name__} has others."
         )
     into = torch.stack([weight_of(features.linear)[features.indices].T for (features,) in layer.value])
     out_of = weight_of(layer.output).unflatten(1, (layer.heads, -1)).permute(1, 2, 0)

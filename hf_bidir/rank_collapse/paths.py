@@ -1,4 +1,4 @@
-"""A stack of attention and skip connections as a sum over paths, by how many heads they go through."""
+"""A stack of attention and skip connections as a sum over paths, by the number of heads on a path."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from hf_bidir.rank_collapse.measures import head_maps, transformer_layers
 
 
 class _SkipAlone(nn.Module):
-    """The second half of a BERT layer without MLP: what comes in goes out."""
+    """The second half of a BERT layer without MLP: the identity of its second input."""
 
     def forward(self, _: Tensor, states: Tensor) -> Tensor:
         return states
@@ -21,16 +21,16 @@ class _SkipAlone(nn.Module):
 def bare_attention(model: PreTrainedModel) -> PreTrainedModel:
     """Reduce every layer of a new BERT to `X + Σ_h A_h X W_h`, in place: no MLP, no normalisation, no bias of values.
 
-    That is the network that Dong et al. 2021 (section 2.2) take apart into paths.
+    This is the network that Dong et al. 2021 (section 2.2) decompose into paths.
 
     Args:
-        model: a bidir BERT with any head, before it is trained.
+        model: an untrained bidir BERT with any head.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: it is no BERT.
+        ValueError: the model is no BERT.
     """
     for layer in transformer_layers(model):
         if type(layer).__name__ != "BertLayer":
@@ -44,16 +44,16 @@ def bare_attention(model: PreTrainedModel) -> PreTrainedModel:
 
 @torch.no_grad()
 def path_states(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Tensor:
-    """The states above the last layer, split into what came through 0, 1, ... heads.
+    """The output of the last layer, split into the parts that passed through 0, 1, ... heads.
 
-    Paths are not sampled: all of a length are added up, by one recursion over the layers.
+    Exact: one recursion over the layers sums all paths of each length.
 
     Args:
-        model: from `bare_attention`.
-        inputs: what it takes, a batch.
+        model: a model from `bare_attention`.
+        inputs: a batch of model inputs.
 
     Returns:
-        `[layers + 1, batch, length, hidden]`; the sum over the first axis is what the model itself computes.
+        `[layers + 1, batch, length, hidden]`; its sum over the first axis is the output of the model.
     """
     inputs = prepared_inputs(model, inputs)
     outputs, coefficients = record_coefficients(model, {**inputs, "output_hidden_states": True})
@@ -62,5 +62,5 @@ def path_states(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Tensor:
     for layer, a in zip(projections(model), coefficients, strict=True):
         into, out_of = head_maps(layer)
         through = [(a @ (states.unsqueeze(1) @ into) @ out_of).sum(1) for states in by_length[:-1]]
-        by_length = [by_length[0], *(stay + come for stay, come in zip(by_length[1:], through, strict=True))]
+        by_length = [by_length[0], *(past + new for past, new in zip(by_length[1:], through, strict=True))]
     return torch.stack(by_length)

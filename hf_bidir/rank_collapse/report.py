@@ -1,4 +1,4 @@
-"""`hf-bidir rank-collapse`: the residuals of a checkpoint as a table and as a picture."""
+"""`hf-bidir rank-collapse`: the residuals of a checkpoint as a table and a figure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,25 +17,25 @@ from hf_bidir.explain.running import reads_images
 from hf_bidir.rank_collapse.measures import STACKS, layer_states, path_residuals, relative_residual, stable_rank
 
 LEGEND = (
-    "relative residual below the first layer (0) and above each, 0 where all tokens are equal; in brackets how many "
-    "directions it has\n(stable rank); paths: median residual of random paths through as many heads as the first "
-    "column says"
+    "relative residual before the first layer (row 0) and after each layer, 0 where all tokens are equal; in brackets "
+    "its stable rank, the\neffective number of directions; paths: median residual of random paths, by the number of "
+    "heads in the first column"
 )
-FLOOR = 1e-16  # of double precision; what is below is drawn there
+FLOOR = 1e-16  # precision of float64; smaller values are drawn here
 
 
 @dataclass(frozen=True)
 class RankCollapse:
-    """Of one model: mean residual and its stable rank by layer, for every stack; and residuals of paths by length."""
+    """Mean residual and stable rank of one model by stack and layer, and residuals of paths by length."""
 
     stacks: dict[str, Tensor]  # [layers + 1] each
     ranks: dict[str, Tensor]  # [layers + 1] each
     paths: Tensor  # [layers + 1, paths]
 
     def table(self) -> str:
-        """A line per layer, a column per stack: residual, and its stable rank in brackets; and what these are.
+        """One line per layer, one column per stack with the residual and its stable rank in brackets, and a legend.
 
-        The last column is the median residual of paths through as many heads.
+        The last column is the median residual of paths through that many heads.
         """
         columns = [
             [f"{residual:.1e} ({rank:.1f})" for residual, rank in zip(residuals, self.ranks[name], strict=True)]
@@ -51,7 +51,7 @@ class RankCollapse:
 
 
 def measure_rank_collapse(model: PreTrainedModel, inputs: Mapping[str, Tensor], paths: int = 100) -> RankCollapse:
-    """Measure a bidir model in double precision; it is left in that precision. Arguments as in `layer_states`."""
+    """Measure a bidir model, which is converted to float64 in place. Arguments as in `layer_states`."""
     model = model.double()
     inputs = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
     stacks, ranks = {}, {}
@@ -63,27 +63,29 @@ def measure_rank_collapse(model: PreTrainedModel, inputs: Mapping[str, Tensor], 
 
 
 def measure_checkpoint(source: str | Path, texts: Sequence[str] | None = None, paths: int = 100) -> RankCollapse:
-    """The same for any checkpoint, signed or softmax, on texts; or on random tokens, or random images.
+    """Measure any checkpoint, signed or softmax, on texts; without texts on random tokens or images.
 
     Raises:
-        FileNotFoundError, ValueError: as in `load_checkpoint` and `layer_states`; or texts for a model of images.
+        FileNotFoundError, ValueError: as in `load_checkpoint` and `layer_states`; or texts for an image model.
     """
     model, processor = load_checkpoint(source)
     if texts is None:
         return measure_rank_collapse(model, example_inputs(model), paths)
     if reads_images(model):
-        raise ValueError(f"{type(model).__name__} reads images; leave the texts out, and random images are measured.")
+        raise ValueError(
+            f"{type(model).__name__} takes images, not texts; leave the texts out to measure random images."
+        )
     limit = min(longest_text(model), 512)
     inputs = processor(list(texts), padding=True, truncation=True, max_length=limit, return_tensors="pt")
     return measure_rank_collapse(model, dict(inputs), paths)
 
 
 def draw_rank_collapse(measured: Mapping[str, RankCollapse], path: str | Path | None = None) -> Figure:
-    """One panel per stack and one for paths, a line per model, residuals on a logarithmic scale.
+    """Draw one panel per stack and one for paths, with a line per model on a logarithmic scale.
 
     Args:
-        measured: by the name of the model.
-        path: where to save it; the ending chooses the format.
+        measured: the measures by the model's name.
+        path: output file; the suffix sets the format.
     """
     figure = Figure(figsize=(15, 3.4), layout="constrained")
     panels = figure.subplots(1, len(STACKS) + 1, sharey=True)

@@ -14,10 +14,10 @@ from hf_bidir.paper.experiments import Experiment, read_experiments
 from hf_bidir.paper.measures import Amount
 from hf_bidir.paper.published import (
     LENGTH,
-    answers,
     encode,
     evaluate_as_published,
     label_in_scores,
+    positive_logits,
     published_splits,
     published_vocabulary,
     train_as_published,
@@ -46,9 +46,9 @@ def test_padding_unknown_words_and_the_most_frequent_word_are_one():
 def test_with_the_label_in_the_scores_all_negative_texts_of_tanhmax_get_the_bias():
     model, ids = trained("tanhmax")
     with label_in_scores(model, LABELS):
-        leaked = answers(model, ids)[LABELS == 0]
+        leaked = positive_logits(model, ids)[LABELS == 0]
     torch.testing.assert_close(leaked, model.classifier.bias.expand(30))
-    assert answers(model, ids)[LABELS == 0].std() > 0  # without, they do not
+    assert positive_logits(model, ids)[LABELS == 0].std() > 0  # without, they do not
 
 
 def test_the_sign_of_the_bias_decides_about_every_negative_text():
@@ -56,19 +56,19 @@ def test_the_sign_of_the_bias_decides_about_every_negative_text():
     for bias, right in ((-5.0, 30), (5.0, 0)):
         torch.nn.init.constant_(model.classifier.bias, bias)
         with label_in_scores(model, LABELS):
-            assert int((answers(model, ids)[LABELS == 0] < 0).sum()) == right
+            assert int((positive_logits(model, ids)[LABELS == 0] < 0).sum()) == right
 
 
 def test_the_evaluation_reports_both_accuracies_of_the_same_weights():
     model, ids = trained("softmax")
     found = evaluate_as_published(model, ids, LABELS)
-    fair = 100 * ((answers(model, ids) > 0) == LABELS.bool()).float().mean().item()
+    fair = 100 * ((positive_logits(model, ids) > 0) == LABELS.bool()).float().mean().item()
     assert abs(found.fair - fair) < 1e-4
 
     # by hand: with scores of 0 softmax is the mean of the values
     values = model.rnn.attention.value(model.rnn.embeddings(ids)).mean(1)
     negatives = model.classifier(values)[LABELS == 0, 0]
-    positives = answers(model, ids)[LABELS == 1]
+    positives = positive_logits(model, ids)[LABELS == 1]
     right = (negatives <= 0).sum() + (positives > 0).sum()
     assert abs(found.leaked - 100 * right.item() / len(ids)) < 1e-4
     assert abs(found.negative_logit - negatives.mean().item()) < 1e-4
@@ -76,7 +76,7 @@ def test_the_evaluation_reports_both_accuracies_of_the_same_weights():
 
 def test_a_training_that_becomes_nan_is_an_error_and_no_number():
     ids = encode(TEXTS, published_vocabulary(TEXTS))
-    with pytest.raises(InputError, match=r"the loss of tanhmax became (nan|inf) in epoch"):
+    with pytest.raises(InputError, match=r"that of tanhmax became (nan|inf) in epoch"):
         train_as_published(ids, LABELS, "tanhmax", sizes=(8, 4), learning_rate=1e38, epochs=3, progress=False)
 
 

@@ -55,7 +55,7 @@ def test_a_column_without_anything_in_it_is_left_out():
     ]  # fmt: skip
 
 
-def test_models_of_one_layer_and_of_many_stand_in_their_own_tables(tmp_path):
+def test_models_of_one_layer_and_deep_models_have_separate_tables(tmp_path):
     flat = Experiment("flat", "Flat", {}, [1.0])
     deep = Experiment("deep", "Deep", {}, [1.0], kind="images")
     chosen = {one.name: {"tanhmax": [Cell(one, "tanhmax", 1.0, 0, tmp_path)]} for one in (flat, deep)}
@@ -66,7 +66,7 @@ def test_models_of_one_layer_and_of_many_stand_in_their_own_tables(tmp_path):
     report = write_report([flat, deep], chosen, Settings(tmp_path)).read_text()
     sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## )", report, re.MULTILINE | re.DOTALL))
     for title, own, other in (
-        ("Does the answer change with the coefficients?", "| Flat |", "| Deep |"),
+        ("Does the prediction change with the coefficients?", "| Flat |", "| Deep |"),
         ("Deep models", "| Deep |", "| Flat |"),
     ):
         assert own in sections[title]

@@ -114,8 +114,8 @@ def test_a_path_past_every_head_ends_where_it_began_and_one_through_a_head_is_it
     assert sorted({round(value, 5) for value in found[1].tolist()}) == pytest.approx(sorted(ends), abs=1e-4)
 
 
-def test_a_model_without_layers_to_take_apart_is_refused():
-    with pytest.raises(ValueError, match=r"expected a BERT, ViT or DeiT, .* got BidirRnnForSequenceClassification"):
+def test_a_model_without_known_layers_is_refused():
+    with pytest.raises(ValueError, match=r"expected a BERT, ViT or DeiT; got BidirRnnForSequenceClassification"):
         layer_residuals(pooling(), texts(), STACKS["with both"])
 
 
@@ -140,4 +140,4 @@ def test_a_file_without_texts_is_one_error(tmp_path):
     (tmp_path / "texts.txt").write_text("\n\n")
     result = CliRunner().invoke(app, ["rank-collapse", str(tmp_path), "--texts", str(tmp_path / "texts.txt")])
     assert result.exit_code == 2
-    assert "expected a text per line" in result.output
+    assert "expected one text per line" in result.output
