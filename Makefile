@@ -32,9 +32,10 @@ test: install  ## run the tests
 peer: install  ## run transformers' own tests of models on stock and signed classes (10 minutes)
 	$(BIN)/python benchmarks/peer.py
 
-lint: install  ## check style and formatting
+lint: install  ## check style, formatting, types and workflows
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/zizmor --offline --no-progress --quiet .github
 
 # The interpreter is that of .venv; hf_bidir, training and the others come from the unpacked sdist.
 package: install  ## build dist/, and run the sdist's tests from it: TESTS="tests", or a few of them
