@@ -1,12 +1,12 @@
-"""How much does signed attention cost beside softmax attention, by implementation and length?
+"""What does signed attention cost compared with softmax attention, by implementation and length?
 
 Attention alone on random projections: time of forward and of forward + backward as a ratio to another implementation on
-the same inputs, the two taking turns, the peak memory of forward + backward, and the distance of the context from
-float64. On a GPU: bf16, long sequences, head dimensions 64 and 128, and the fused kernel beside everything it competes
-with.
+the same inputs in interleaved runs, the peak memory of forward + backward, and the distance of the context from
+float64. On a GPU: bf16, long sequences, head dimensions 64 and 128, and the fused kernel beside its
+alternatives.
 
     python benchmarks/attention.py
-    python benchmarks/attention.py --causal        query i sees the keys j <= i; also four query heads for each key head
+    python benchmarks/attention.py --causal        causal masks; also four query heads per key head
     python benchmarks/attention.py --lengths 128 --padding 0.4 --repeats 50
 """
 
@@ -51,12 +51,12 @@ CAUSAL = {
     "cpu": {"lengths": [512, 1024, 2048], "implementations": ["auto", "grouped", "eager"]},
     "cuda": {"implementations": ["fused softmax", "fused", "grouped", "packed", "lift", "compiled", "naive"]},
 }
-# of all others the baseline alone
+# the baseline of each implementation; of those not listed, BASELINE alone
 BESIDE = {"fused": [BASELINE, "fused softmax", "lift"], "packed": ["fused"], "grouped": ["auto"]}
 
 
 class Problem(NamedTuple):
-    """Query, key, value `[batch, heads, length, head_dim]`; where there is padding, the keep-mask and the lengths."""
+    """Query, key, value `[batch, heads, length, head_dim]`; with padding, also the keep-mask and the lengths."""
 
     query: Tensor
     key: Tensor
@@ -79,16 +79,16 @@ def main() -> None:
     rows = []
     for head_dim, padding, length in product(options.head_dims, options.padding, options.lengths):
         rows += measure(head_dim, padding, length, options)
-        # After every length, so that a failure in a long run loses nothing.
+        # saved after every length, so a failure in a long run loses nothing
         write_table(options.output, "Attention alone", notes, header, rows, options.device)
     draw(rows, options.output.with_suffix(".png"))
 
 
 def arguments() -> argparse.Namespace:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    # a first look at --causal, which decides over defaults
+    # --causal is parsed first, because defaults depend on it
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--causal", action="store_true", help="query i sees the keys j <= i")
+    parser.add_argument("--causal", action="store_true", help="query i attends to the keys j <= i")
     default = DEFAULTS[device] | (CAUSAL[device] if parser.parse_known_args()[0].causal else {})
     parser = argparse.ArgumentParser(
         parents=[parser], description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -107,9 +107,9 @@ def arguments() -> argparse.Namespace:
     if options.heads % 4:
         parser.error(f"expected a number of heads that four divides, for grouped; got {options.heads}")
     if options.causal and "two passes" in options.implementations:
-        parser.error("two passes are not causal here")
+        parser.error("expected no two passes with --causal; they have no causal mask")
     if not all(0 <= share <= 0.5 for share in options.padding):
-        parser.error(f"shares of padding lie in 0 to 0.5, got {options.padding}")
+        parser.error(f"expected shares of padding in 0 to 0.5, got {options.padding}")
     if (
         options.device == "cpu"
         and not INTERPRETED
@@ -124,8 +124,8 @@ def arguments() -> argparse.Namespace:
 
 
 def measure(head_dim: int, padding: float, length: int, options: argparse.Namespace) -> list[list[str]]:
-    """One row per implementation and what it is beside."""
-    torch.compiler.reset()  # after eight recompilations torch.compile would silently run the plain path
+    """One row per implementation and its baseline."""
+    torch.compiler.reset()  # after eight recompilations torch.compile would silently fall back to eager mode
     problem = random_problem(head_dim, padding, length, options)
     rows = []
     for name in options.implementations:
@@ -159,12 +159,12 @@ def random_problem(head_dim: int, padding: float, length: int, options: argparse
 
 
 def compare(attend: Callable, other: Callable, problem: Problem, options: argparse.Namespace) -> list[str]:
-    """Cells: ratios of forward and of both, peak memory, error, the other's times."""
-    # Each in turns with one other alone: beside a path that allocates gigabytes, every other one looks slow.
+    """Cells: ratios of forward and of both, peak memory, error, times of the baseline."""
+    # Interleave only pairs: next to an implementation that allocates gigabytes, every other one is slower.
     tasks = [prepared(problem) for prepared in (attend, other)]
     forward = _pair([partial(_without_gradient, task) for task in tasks], options.repeats)
     error = f"{relative_error(attend, problem):.1e}"
-    if attend is two_passes:  # the log-sum-exp of torch's kernels has no gradient
+    if attend is two_passes:  # torch's kernels give no gradient of the log-sum-exp
         return [f"{forward[0] / forward[1]:.2f}", "", "", error, f"{1e3 * forward[1]:.2f}"]
     both_tasks = [partial(_with_gradient, task) for task in tasks]
     both = _pair(both_tasks, options.repeats)
@@ -179,7 +179,7 @@ def compare(attend: Callable, other: Callable, problem: Problem, options: argpar
 
 
 class Prepared(NamedTuple):
-    """What is measured: a call without arguments, and the tensors it takes gradients for."""
+    """The measured call, without arguments, and the tensors that get gradients."""
 
     run: Callable[[], Tensor]
     inputs: tuple[Tensor, ...]
@@ -191,13 +191,13 @@ def padded(attend: Callable, problem: Problem) -> Prepared:
 
 
 def grouped(problem: Problem) -> Prepared:
-    """Four heads of queries for each of keys."""
+    """Four query heads per key head."""
     key, value = (x.detach()[:, : x.shape[1] // 4].requires_grad_() for x in (problem.key, problem.value))
     return padded(partial(signed, "auto"), problem._replace(key=key, value=value))
 
 
 def packed(problem: Problem) -> Prepared:
-    """Without the padding; cutting it out is left to the model, which does it once."""
+    """Packed attention without padding; the model removes the padding once, so that is not timed."""
     kept = problem.keep[:, 0, 0]
     inputs = [x.transpose(1, 2)[kept].detach().requires_grad_() for x in problem[:3]]
     starts = F.pad(problem.lengths.cumsum(0), (1, 0)).int()
@@ -207,7 +207,7 @@ def packed(problem: Problem) -> Prepared:
 
 
 def sdpa(problem: Problem) -> Prepared:
-    """torch's own softmax attention; with padding it takes one mask, which a model makes once for all layers."""
+    """torch's softmax attention; with padding, the mask is computed once, as in a model."""
     query, key, value, keep, _, causal = problem
     if causal and keep is not None:
         keep = keep & torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=keep.device).tril()
@@ -250,15 +250,15 @@ def _with_log_sum_exp(query, key, value, keep) -> tuple[Tensor, Tensor]:
     if keep is None:
         return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value)[:2]
     shape = (*query.shape[:3], key.shape[2])
-    # The operator asks for rows of a bias that begin at multiples of 16 bytes.
-    room = -(-shape[3] // 16) * 16
-    bias = query.new_zeros(keep.shape[0], 1, 1, room)[..., : shape[3]].masked_fill_(~keep, -math.inf).expand(shape)
+    # the operator needs rows of the bias aligned to 16 bytes
+    padded = -(-shape[3] // 16) * 16
+    bias = query.new_zeros(keep.shape[0], 1, 1, padded)[..., : shape[3]].masked_fill_(~keep, -math.inf).expand(shape)
     context, lse = torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, bias, True)[:2]
     return context, lse[..., : query.shape[2]]
 
 
 def naive(query, key, value, keep, causal) -> Tensor:
-    """The paper's formula as its code has it, without a care for overflow."""
+    """The paper's formula as in its code, without protection from overflow."""
     scores = query @ key.mT * query.shape[-1] ** -0.5
     up, down = scores.exp(), (-scores).exp()
     if causal:
@@ -281,8 +281,7 @@ IMPLEMENTATIONS = {
 
 
 def relative_error(attend: Callable, problem: Problem) -> float:
-    """Distance from float64 of the first head (grouped: four) of the last example, the one with most padding, relative
-    to its size."""
+    """Relative distance from float64 of the first head (grouped: four) of the last example, which has most padding."""
     heads = 4 if attend is grouped else 1
     one = [x[-1:, :heads].detach() for x in problem[:3]]
     lengths = None if problem.lengths is None else problem.lengths[-1:]
@@ -302,7 +301,7 @@ def relative_error(attend: Callable, problem: Problem) -> float:
             implementation="eager",
         )[0]
         context = attend(Problem(*one, keep, lengths, problem.causal)).run().double()
-    if context.dim() == 3:  # packed: the kept rows alone
+    if context.dim() == 3:  # packed: only the kept rows
         exact = exact.transpose(1, 2)[keep[:, 0, 0]]
     return ((context - exact).norm() / exact.norm()).item()
 

@@ -1,11 +1,11 @@
-"""Which paths of a trained network matter, and does one without skip connections collapse? With softmax and TanhMax.
+"""Which paths of a trained network matter, and does a network without skip connections collapse?
 
     python benchmarks/collapse_tasks.py
     python benchmarks/collapse_tasks.py --only circle
 
 The four small tasks of Dong, Cordonnier, Loukas 2021: sorting, convex hull, memorization and the circle
 (hf_bidir/rank_collapse/collapse_tasks.py), at λ = 0 (softmax), 0.5 and 1 (TanhMax). Tables go to
-benchmarks/results/collapse_tasks.md and collapse_circle.md, pictures to docs/.
+benchmarks/results/collapse_tasks.md and collapse_circle.md, figures to docs/.
 """
 
 import argparse
@@ -28,9 +28,9 @@ from hf_bidir.rank_collapse.collapse_tasks import LENGTH, TOKEN_TASKS, circle
 ROOT = Path(__file__).resolve().parent.parent
 MASSES = (0.0, 0.5, 1.0)
 LAYERS, HEADS, WIDTH = 6, 2, 48
-TRAIN, TEST, BATCH, STEPS = {"memorization": 100}, 1000, 100, 1500  # of the other tasks, 20,000 training rows
+TRAIN, TEST, BATCH, STEPS = {"memorization": 100}, 1000, 100, 1500  # 20,000 training rows for the other tasks
 CIRCLE_STACKS = {"attention only": (False, False), "with skip": (True, False), "with MLP": (False, True)}
-# Errors off the circle, which the way itself never shows, would grow with every step; so training points are shaken.
+# Points off the circle never occur in the path itself, so errors would grow with every step: noise is added.
 WAY, NOISE, CIRCLE_STEPS = 100, 0.05, 3000
 SHOWN_STEPS = (1, 10, 50, 100, 200)
 
@@ -63,9 +63,9 @@ def report_paths(options: argparse.Namespace) -> None:
         rows.append([task, f"{mass:g}", f"{100 * constant(task):.1f}", *spread])
     notes = (
         f"Accuracy by token in percent, mean ± standard deviation over {options.seeds} seeds, of networks of {LAYERS} "
-        f"layers of {HEADS} heads and width {WIDTH}, without MLP and normalisation; and of their paths through so many "
-        f"heads, added up. Sequences of {LENGTH} tokens; sorting and convex hull on {TEST} new ones, memorization on "
-        "its own. `constant` is the best answer that does not look at the tokens."
+        f"layers with {HEADS} heads and width {WIDTH}, without MLP and normalisation; and of the sum of their paths "
+        f"through this many heads. Sequences of {LENGTH} tokens; sorting and convex hull on {TEST} new ones, "
+        "memorization on its training data. `constant` is the best prediction without the tokens."
     )
     header = ["task", "λ", "constant", "network", *(str(length) for length in range(LAYERS + 1))]
     write_table(options.results / "collapse_tasks.md", "Paths by length", notes, header, rows, "cpu")
@@ -73,14 +73,14 @@ def report_paths(options: argparse.Namespace) -> None:
 
 
 def paths_of(task: str, mass: float, seed: int) -> Tensor:
-    """The accuracy of a trained network, and of its paths of every length, `[1 + layers + 1]`."""
+    """The accuracy of a trained network and of its paths of each length, `[1 + layers + 1]`."""
     _, tokens, classes = TOKEN_TASKS[task]
     train, test = data_of(task)
     model = trained(train, tokens, classes, mass, seed)
     with torch.no_grad():
-        answers = [model(input_ids=test[0]).logits]
-        answers += [model.classifier(states) for states in path_states(model, {"input_ids": test[0]})]
-    return torch.stack([(logits.argmax(-1) == test[1]).float().mean() for logits in answers])
+        logits = [model(input_ids=test[0]).logits]
+        logits += [model.classifier(states) for states in path_states(model, {"input_ids": test[0]})]
+    return torch.stack([(one.argmax(-1) == test[1]).float().mean() for one in logits])
 
 
 def data_of(task: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -128,10 +128,10 @@ def draw_paths(found: dict[tuple[str, float], Tensor], file: Path) -> None:
             panel.plot(range(LAYERS + 1), accuracies[1:], marker="o", color=f"C{index}", label=f"λ = {mass:g}")
             panel.axhline(accuracies[0], color=f"C{index}", linestyle=":")
         panel.axhline(constant(task), color="0.7", linewidth=1)
-        panel.set(title=task, xlabel="heads that a path goes through", ylim=(0, 1.02))
+        panel.set(title=task, xlabel="heads on the path", ylim=(0, 1.02))
     figure.axes[0].set_ylabel("accuracy")
     figure.axes[0].legend()
-    figure.supxlabel("dotted: all paths together; grey: the best constant answer", fontsize=8)
+    figure.supxlabel("dotted: the network, all paths together; grey: the best constant prediction", fontsize=8)
     with replacing(file) as temporary:
         figure.savefig(temporary, dpi=100)
 
@@ -140,7 +140,7 @@ def draw_paths(found: dict[tuple[str, float], Tensor], file: Path) -> None:
 
 
 class Step(nn.Module):
-    """One layer that moves the points on: into `width` numbers, attention, perhaps an MLP, and back into two."""
+    """One layer that moves the points: linear to `width`, attention, optionally an MLP, linear to two."""
 
     def __init__(self, mass: float, skip: bool, mlp: bool, width: int = 32):
         super().__init__()
@@ -169,10 +169,10 @@ def report_circle(options: argparse.Namespace) -> None:
         shown = (f"{residuals[:, step].mean():.1e}" for step in SHOWN_STEPS)
         rows.append([name, f"{mass:g}", f"{error:.3f}", *shown])
     notes = (
-        f"One layer learns to move two opposite points on along a circle of radius 0.3, half of it in {WAY} steps, and "
-        f"is then applied to what it wrote itself. Mean distance to where the points belong over {WAY} steps, and the "
-        "relative residual of the two points after so many (1: they are opposite, 0: they are the same); mean over "
-        f"{options.seeds} seeds. Training points are shaken by {NOISE}."
+        f"One layer learns to move two opposite points along a circle of radius 0.3, half of it in {WAY} steps, and is "
+        f"then applied repeatedly to its own output. Mean distance to the correct points over {WAY} steps, and the "
+        "relative residual of the two points after each number of steps (1: opposite, 0: equal); mean over "
+        f"{options.seeds} seeds. Training points have noise of {NOISE}."
     )
     header = ["stack", "λ", "distance", *(f"residual, step {step}" for step in SHOWN_STEPS)]
     write_table(options.results / "collapse_circle.md", "The circle", notes, header, rows, "cpu")
@@ -180,7 +180,7 @@ def report_circle(options: argparse.Namespace) -> None:
 
 
 def walk(mass: float, skip: bool, mlp: bool, seed: int) -> Tensor:
-    """Where a trained layer goes by itself, `[steps + 1, 2, 2]`."""
+    """The path of a trained layer applied to its own output, `[steps + 1, 2, 2]`."""
     torch.manual_seed(seed)
     way, layer = circle(WAY), Step(mass, skip, mlp)
     optimizer = torch.optim.Adam(layer.parameters(), lr=2e-3)

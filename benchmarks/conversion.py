@@ -1,10 +1,10 @@
-"""What does converting a BERT-base-shaped checkpoint cost in seconds and memory?
+"""What does converting a checkpoint of the shape of BERT-base cost in time and memory?
 
     python benchmarks/conversion.py
 
-Each repeat is a process of its own, in turns: `convert_checkpoint`, and, for comparison, loading the stock model and
-saving it again. Seconds are medians without the imports; memory is by how much the process grows at its peak,
-relative to the checkpoint's size. The table goes to benchmarks/results/conversion.md.
+Each repeat is a new process, interleaved: `convert_checkpoint`, and for comparison loading and saving the stock model.
+Seconds are medians without imports; memory is the peak growth of the process relative to the checkpoint's size.
+The table goes to benchmarks/results/conversion.md.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def run_alone(task: str, source: Path, target: Path) -> dict[str, float]:
-    """One task in a new process: seconds, and the bytes by which it grew at its peak."""
+    """One task in a new process: seconds, and peak growth in bytes."""
     words = [sys.executable, "-c", CHILD, task, str(source), str(target)]
     done = subprocess.run(words, check=True, capture_output=True, text=True, cwd=Path(__file__).parent)
     shutil.rmtree(target)

@@ -1,4 +1,5 @@
-"""How equal are the things that must be equal? The largest absolute differences, on BERT-base and ViT-base shapes.
+"""How exact are the implementations? The largest absolute differences of outputs that must be equal, on BERT-base and
+ViT-base shapes.
 
 python benchmarks/exactness.py
 """
@@ -51,7 +52,7 @@ def sentences() -> dict[str, torch.Tensor]:
 
 
 def implementations():
-    """Context and gradients of each implementation beside the plain path's, with padding."""
+    """Context and gradients of each implementation beside the eager path's, with padding."""
     inputs = [torch.randn(4, 197, 12, 64).transpose(1, 2).detach().requires_grad_() for _ in range(3)]
     upstream = torch.randn(4, 12, 197, 64)
     keep = (torch.arange(197) < torch.tensor([[197], [120], [50], [3]]))[:, None, None]

@@ -1,11 +1,11 @@
-"""How fast are rollout, flow and leave-one-out, next to the plain way of computing them?
+"""How fast are rollout, flow and leave-one-out compared with straightforward implementations?
 
     python benchmarks/explain_speed.py
 
-Rollout: 32 sentences of 128 tokens, 12 layers of 12 heads, next to a loop over sentences as the reference code of Abnar
-& Zuidema 2020 has it. Flow: all 128 flows of one sentence through 12 layers, on one core, signed and not, and next to
-networkx's Edmonds-Karp, which that code uses, for one flow through --networkx-layers layers. Leave-one-out: a sentence
-of 64 tokens in a BERT-base, all deletions in few calls next to a call per token. Random coefficients and weights.
+Rollout: 32 sentences of 128 tokens, 12 layers of 12 heads, against a loop over sentences as in the code of
+Abnar & Zuidema 2020. Flow: all 128 flows of one sentence through 12 layers on one core, signed and unsigned; and one
+flow through --networkx-layers layers against networkx's Edmonds-Karp, which that code uses. Leave-one-out: a sentence
+of 64 tokens in a BERT-base, deletions in batches against one call per token. Random coefficients and weights.
 The table goes to benchmarks/results/explain_speed.md.
 """
 
@@ -28,15 +28,15 @@ LENGTH, LAYERS, HEADS = 128, 12, 12
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--networkx-layers", type=int, default=6, help="0 leaves networkx out; at 6 it takes minutes")
+    parser.add_argument("--networkx-layers", type=int, default=6, help="0 skips networkx; 6 takes minutes")
     parser.add_argument("--results", type=Path, default=RESULTS / "explain_speed.md")
     options = parser.parse_args()
     torch.manual_seed(0)
     rows = [*rollout_rows(options.repeats), *flow_rows(options), *erasure_rows(options.repeats)]
     notes = (
-        f"Medians of {options.repeats} interleaved repeats (networkx: one). Ratio: seconds of the plain way over ours."
+        f"Medians of {options.repeats} interleaved repeats (networkx: one). Ratio: seconds of the baseline over ours."
     )
-    header = ["what", "seconds", "plain way, seconds", "ratio"]
+    header = ["computation", "seconds", "baseline, seconds", "ratio"]
     write_table(options.results, "Speed of explanations", notes, header, rows, "cpu")
 
 

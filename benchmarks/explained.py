@@ -1,4 +1,4 @@
-"""What the benchmarks of explanations share: models by name, sampled sentences, oriented heads."""
+"""Shared code of the benchmarks of explanations: models by name, sampled sentences, oriented heads."""
 
 import argparse
 import random
@@ -30,20 +30,20 @@ def load(folder: Path) -> tuple[PreTrainedModel, object]:
 
 
 def sample(file: Path, count: int) -> list[dict]:
-    """`count` rows of a table, the same ones in every run."""
+    """`count` rows of a table, sampled with a fixed seed."""
     rows = read_table(str(file)).to_list()
     return random.Random(0).sample(rows, min(count, len(rows)))
 
 
 def words_of(tokenizer, words: Sequence[str], limit: int) -> Example | None:
-    """The sentence as the model reads it, cut at `limit` word pieces; None where a word has no piece."""
+    """The sentence as model inputs, truncated to `limit` word pieces; None if a word has no piece."""
     example = read_text(tokenizer, words, limit)
     kept = [token for token, special in zip(example.tokens, example.special, strict=True) if not special]
     return example if kept == list(words[: len(kept)]) else None
 
 
 def orient(model: PreTrainedModel, tokenizer, texts: Iterable[str], target: int) -> None:
-    """Orient the heads by training texts, where their signs are free (not in softmax)."""
+    """Orient the heads by training texts, unless the activation is softmax."""
     if not signs_are_free(model):
         return
     batches = [
@@ -51,7 +51,7 @@ def orient(model: PreTrainedModel, tokenizer, texts: Iterable[str], target: int)
         for batch in torch.utils.data.DataLoader(list(texts), batch_size=16)
     ]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # most heads have no consistent sign; the table shows what comes of it
+        warnings.simplefilter("ignore")  # most heads have no consistent sign; the table shows the effect
         share = orient_heads(model, batches, target)
     consistent = (share >= CONSISTENT).sum()
     print(
@@ -60,6 +60,6 @@ def orient(model: PreTrainedModel, tokenizer, texts: Iterable[str], target: int)
 
 
 def mean_and_error(values: Sequence[float]) -> str:
-    """Mean ± standard error, or what there is of them."""
+    """Mean ± standard error; without the error for a single value, empty without values."""
     error = f" ± {stdev(values) / len(values) ** 0.5:.3f}" if len(values) > 1 else ""
     return f"{mean(values):.3f}{error}" if values else ""

@@ -10,10 +10,11 @@
         --sst2 softmax=runs/compare-conversions/softmax-seed0 tanhmax=runs/compare-conversions/healed-barely-seed0 \\
         --agreement softmax=runs/agreement-softmax tanhmax=runs/agreement-tanhmax
 
-The SST-2 models, and runs/minilm-healed-barely, are made as training/compare_conversions.py says. `DIR` holds
-sst2/test.parquet and sva_linzen/test.parquet (the number of the verb behind [MASK]). Per sentence, Spearman correlation
-over its word pieces between the sizes of what is measured and the sizes of what deleting the piece from the input does
-to the predicted class's logit ("erasure") and of its input times gradient ("gradient"); mean over sentences. The table
+training/compare_conversions.py describes how to train the SST-2 models and runs/minilm-healed-barely. `DIR` holds
+sst2/test.parquet and sva_linzen/test.parquet (the number of the verb behind [MASK]). Spearman
+correlation over the word pieces of a sentence between the magnitudes of a measure and those of two references: the
+change of the predicted class's logit when the piece is deleted ("erasure"), and input times gradient ("gradient");
+mean over sentences. The table
 goes to benchmarks/results/faithfulness_by_layer.md.
 """
 
@@ -53,7 +54,7 @@ def main() -> None:
             rows += table_of(model, tokenizer, texts, f"{task}, {name}")
     notes = (
         f"{options.sentences} test sentences of each task, special tokens left out of the ranking. Rollout and flow "
-        "of a layer are those of the layers up to it. "
+        "of a layer cover the layers up to it. "
         + " ".join(f"{task}, {name}: `{folder.name}`." for task in TASKS for name, folder in getattr(options, task))
     )
     header = ["model", "reference", "measure", *(f"layer {layer}" for layer in range(layers))]

@@ -1,18 +1,17 @@
-"""Which model types of transformers can be signed, and does each do then what signed attention promises?
+"""Which model types of transformers can be converted, and do the converted models work?
 
 Every model type of the installed transformers is built tiny and random (`families_build.py`), signed, and checked
-beside its stock model (`families_checks.py`): λ = 0 equals stock on sdpa and eager; λ = 1 moves the outputs and leaves
-no softmax attention; the backends agree; a padded batch equals its rows alone; earlier outputs of a causal model stay
-when later tokens change; generation is equal with and without cache; what is saved loads as the same model, for a
-sample of 12 in an isolated process that has only the folder; the signed class loads stock weights. Writes a table, and
-the summary that `hf-bidir families` reads.
+beside its stock model (`families_checks.py`): λ = 0 equals stock on sdpa and eager; λ = 1 changes the outputs and
+leaves no softmax attention; the backends agree; a padded batch equals its single rows; later tokens do not change
+earlier outputs of a causal model; generation is equal with and without cache; a saved model reloads with equal outputs,
+for a sample of 12 in an isolated process with only the folder; the signed class loads stock weights. Saves a table, and
+the summary for `hf-bidir families`.
 
     python benchmarks/families.py                    every type, about half an hour on 2 cores
-    python benchmarks/families.py --resume           go on where an interrupted sweep stopped
-    python benchmarks/families.py --only bert llama  these alone, printed and not written
+    python benchmarks/families.py --resume           continue an interrupted sweep
+    python benchmarks/families.py --only bert llama  only these, printed and not saved
 
-Each type runs in a process of its own. A type that takes longer than --limit seconds or more than --memory GiB is
-reported as such.
+Each type runs in its own process. Types that exceed --limit seconds or --memory GiB are reported as such.
 """
 
 import argparse
@@ -76,9 +75,9 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="model types; their records are printed, not written")
-    parser.add_argument("--resume", action="store_true", help="keep what the file of records holds")
-    parser.add_argument("--jobs", type=int, default=2, help="processes of one thread each")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these types; records are printed, not saved")
+    parser.add_argument("--resume", action="store_true", help="keep the records of an earlier sweep")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel processes, one thread each")
     parser.add_argument("--limit", type=float, default=60, help="seconds for one type")
     parser.add_argument("--memory", type=float, default=6, help="GiB for one type")
     parser.add_argument("--records", type=Path, default=RECORDS, help="where the record of every type is kept")
@@ -91,8 +90,8 @@ def _read(path: Path) -> dict[str, Record]:
 
 
 def _swept(types: list[str], options: argparse.Namespace) -> Iterator[Record]:
-    """The records of model types, as they are finished."""
-    tqdm.monitor_interval = 0  # no thread of its own, because of the forks
+    """The records of model types in the order they finish."""
+    tqdm.monitor_interval = 0  # no threads, because this process forks
     torch.set_num_threads(1)
     fork, waiting, running = multiprocessing.get_context("fork"), types[::-1], {}
     while waiting or running:
@@ -112,7 +111,7 @@ def _swept(types: list[str], options: argparse.Namespace) -> Iterator[Record]:
 
 
 def _finished(name: str, process: Any, receiver: Any, seconds: float, options: argparse.Namespace) -> Record | None:
-    """The record of a process that has ended or has to end, else None."""
+    """The record of a process that ended or exceeded a limit, else None."""
     if receiver.poll():
         try:
             record = receiver.recv()
@@ -151,14 +150,14 @@ def _outcome(name: str, status: str, reason: str = "", **more: Any) -> Record:
 
 
 def _not_built(name: str, reason: str) -> Record:
-    """`layers` is 0 where the code of the model says that there are none."""
+    """The record of a model that was not built; `layers` is 0 if its code has no attention interface."""
     found = model_class(name)
     layers = {} if "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(inspect.getmodule(found)) else {"layers": 0}
     return _outcome(name, "not built", reason, model=found.__name__, kind=kind(name, found, None), **layers)
 
 
 def recorded(name: str) -> Record:
-    """What the sweep finds out about one model type.
+    """The record of one model type.
 
     `status` is "passed", "failed", "refused" (by `signed`), "part" (no model class of its own) or "not built".
     """
@@ -188,7 +187,7 @@ def recorded(name: str) -> Record:
 
 
 def _refusal(stock: PreTrainedModel, partial: bool = False) -> str:
-    """What `signed` says to a model that it does not take, else nothing."""
+    """The error of `signed` for a model that it refuses, else an empty text."""
     try:
         signed(copy.deepcopy(stock), partial=partial)
     except ValueError as error:
@@ -197,7 +196,7 @@ def _refusal(stock: PreTrainedModel, partial: bool = False) -> str:
 
 
 def _runnable(name: str, found: type[PreTrainedModel]) -> tuple[PreTrainedModel | None, dict | None, str]:
-    """A tiny model and inputs that it runs on, without them where it has no layer to sign; else what went wrong."""
+    """A tiny model, inputs that it runs on (None if it has no attention layers), and else the error."""
     problem, model = "", None
     for shrink in SHRINKS:
         try:
@@ -215,7 +214,7 @@ def _runnable(name: str, found: type[PreTrainedModel]) -> tuple[PreTrainedModel 
 
 
 def told(error: Exception) -> str:
-    """Why a model was not built or did not run, in words."""
+    """The reason why a model was not built or did not run."""
     text = " ".join(str(error).split())
     if package := re.search(r"requires the (\S+) library", text):
         return f"needs the package {package[1]}"
@@ -227,37 +226,37 @@ def told(error: Exception) -> str:
 
 
 def extra_checks(name: str, pair: Pair) -> dict[str, Verdict]:
-    """Generation, of the class that writes text; and for a sample the reload in an isolated process."""
+    """Generation with the generative class; and for a sample, reloading in an isolated process."""
     checks = {"generation": Verdict("n/a", "does not generate"), "isolated": Verdict("n/a", "not in the sample")}
-    if (writer := generative_class(name)) is not None:
-        checks["generation"] = guarded(lambda pair: _generates(writer, pair), pair)
+    if (generative := generative_class(name)) is not None:
+        checks["generation"] = guarded(lambda pair: _generates(generative, pair), pair)
     if name in ISOLATED:
         checks["isolated"] = guarded(reloads_isolated, pair)
     return checks
 
 
-def _generates(writer: type[PreTrainedModel], pair: Pair) -> Verdict:
+def _generates(generative: type[PreTrainedModel], pair: Pair) -> Verdict:
     try:
-        model = built(writer, tiny_config(type(pair.stock.config)))
+        model = built(generative, tiny_config(type(pair.stock.config)))
         inputs = example(model)
     except Exception as error:
-        return Verdict("n/a", f"{writer.__name__} was not built: {one_line(error)}")
+        return Verdict("n/a", f"{generative.__name__} was not built: {one_line(error)}")
     return generates_with_cache(Pair(model, inputs, pair.signed.config.attn_partial))
 
 
 def kind(name: str, found: type[PreTrainedModel], model: PreTrainedModel | None) -> str:
-    """encoder, decoder, encoder-decoder (of text), vision, audio, multimodal or other: by what `forward` takes."""
+    """The kind of a model by the arguments of `forward`: encoder, decoder, encoder-decoder, vision, ... or other."""
     takes = " ".join(inspect.signature(found.forward).parameters)
-    reads = {
+    inputs = {
         "text": "input_ids" in takes,
         "vision": "pixel_values" in takes or "grid_thw" in takes or "flattened_patches" in takes,
         "audio": any(word in takes for word in ("input_values", "input_features", "audio", "spectrogram")),
     }
-    if sum(reads.values()) > 1 and not (reads["audio"] and not reads["vision"] and "decoder_input_ids" in takes):
+    if sum(inputs.values()) > 1 and not (inputs["audio"] and not inputs["vision"] and "decoder_input_ids" in takes):
         return "multimodal"
-    if reads["audio"] or reads["vision"]:
-        return "audio" if reads["audio"] else "vision"
-    if not reads["text"]:
+    if inputs["audio"] or inputs["vision"]:
+        return "audio" if inputs["audio"] else "vision"
+    if not inputs["text"]:
         return "other"
     if "decoder_input_ids" in takes:
         return "encoder-decoder"

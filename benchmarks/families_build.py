@@ -1,8 +1,8 @@
-"""A tiny random model of any model type of transformers: the class that stands for it, a small config, its weights.
+"""A tiny random model of any model type of transformers: its class, a small config and weights.
 
 Sizes are found by the names of the config's fields, in the configs of its parts too. Every width becomes 64 and every
-layer has 4 heads of 16, so that whatever must divide something else does. Where that does not build or does not run,
-only depth, experts and vocabularies are made smaller (`shallow`).
+layer has 4 heads of 16, so that all divisibility constraints hold. If that does not build or run, only depth, experts
+and vocabularies are reduced (`shallow`).
 """
 
 import importlib
@@ -34,8 +34,8 @@ GENERATIVE = tuple(
         "TextToWaveform",
     )
 )
-SHRINKS = ("tiny", "images")  # images: of the default size
-# by the whole name of a field, the first that fits: a size, or what makes one of the default
+SHRINKS = ("tiny", "images")  # images of the default size
+# full field name -> a size, or a function of the default; the first match counts
 SHALLOW = [
     (r"(.*_)?(vocab_size|vocabulary_size)(_per_layer_input)?", lambda size: min(size, VOCABULARY)),
     (
@@ -67,7 +67,7 @@ TINY = [
     (r"(.*_)?(projection_dim|projection_size|proj_dim)", WIDTH),
 ]  # fmt: skip
 UNSAID = {"head_dim": HEAD_DIM, "num_experts_per_tok": 2, "vocab_size": VOCABULARY, "prediction_length": 4}
-# what no rule knows, by model type, also where that is a part of another
+# exceptions by model type, also for parts of another model
 MAMBA = {"mamba_d_head": "auto", "mamba_n_heads": 4, "mamba_d_state": 16, "mamba_chunk_size": 16}
 FIXED: dict[str, dict[str, Any]] = {
     "align": {"projection_dim": 640},
@@ -136,7 +136,7 @@ SIZES_OF_TEXT = re.compile(r".*(vocab|position|token|length|_id|_index|sampling|
 
 
 def model_class(model_type: str) -> type[PreTrainedModel] | None:
-    """The class that stands for a model type: that of AutoModel, or the first head, or one that has its config."""
+    """The class of a model type: that of AutoModel, or of the first head, or one with its config."""
     heads = stock_heads(model_type)
     names = [heads[auto] for auto in ("AutoModel", *heads) if auto in heads]
     config_class = CONFIG_MAPPING[model_type]
@@ -149,7 +149,7 @@ def model_class(model_type: str) -> type[PreTrainedModel] | None:
 
 @lru_cache
 def generative_class(model_type: str) -> type[PreTrainedModel] | None:
-    """The class of a model type that writes text, if there is one."""
+    """The class of a model type that generates text, or None."""
     heads = stock_heads(model_type)
     for auto in GENERATIVE:
         found = getattr(transformers, heads.get(auto, ""), None)
@@ -159,7 +159,7 @@ def generative_class(model_type: str) -> type[PreTrainedModel] | None:
 
 
 def _own_classes(config_class: type[PretrainedConfig]) -> list[str]:
-    """The names of the model classes beside a config class that have it, the shortest first."""
+    """The names of the model classes in the module of a config class that use it, shortest first."""
     try:
         module = importlib.import_module(config_class.__module__.replace(".configuration_", ".modeling_"))
     except ImportError:
@@ -189,7 +189,7 @@ def tiny_config(config_class: type[PretrainedConfig], shrink: str = "tiny") -> P
 def _default(config_class: type[PretrainedConfig]) -> PretrainedConfig:
     try:
         return config_class()
-    except Exception:  # some need values that their defaults do not have
+    except Exception:  # some fields need values that differ from their defaults
         return config_class(**FIXED.get(config_class.model_type, {}))
 
 
@@ -223,7 +223,7 @@ def _shrunk(default: PretrainedConfig, shrink: str) -> PretrainedConfig:
 
 
 def _stages(default: PretrainedConfig, changed: dict[str, Any]) -> None:
-    """Models of stages keep their widths and have one or two layers a stage; backbones give out their last layers."""
+    """Models with stages keep their widths and get one or two layers per stage; backbones output their last layers."""
     stages = next(
         (n for n in ("depths", "num_heads", "hidden_sizes") if isinstance(vars(default).get(n), list | tuple)), None
     )
@@ -242,13 +242,13 @@ def _stages(default: PretrainedConfig, changed: dict[str, Any]) -> None:
 
 
 def _said(fresh: PretrainedConfig, name: str, value: Any) -> bool:
-    """Whether a config has another value than one made without arguments: the config that it is a part of says so."""
+    """Whether a parent config changed this value from the default."""
     plain = isinstance(value, bool | int | float | str | list | tuple | dict)
     return plain and not name.startswith("_") and vars(fresh).get(name) != value
 
 
 def _image_sizes(default: PretrainedConfig, changed: dict[str, Any]) -> None:
-    """Images of four by four patches, or a little more."""
+    """Image sizes of four by four patches, or slightly more."""
     size, patch = vars(default).get("image_size"), vars(default).get("patch_size") or 16
     patch = max(patch) if isinstance(patch, list | tuple) else patch
     if size and isinstance(patch, int):
@@ -264,7 +264,7 @@ def _small(name: str, value: int, rules: list) -> int:
 
 
 def _key_heads(default: PretrainedConfig, changed: dict[str, Any]) -> None:
-    """Key heads stay as many as heads, or one, or become half of them."""
+    """Key heads stay equal to the heads, stay one, or become half of the heads."""
     for name in [n for n in changed if re.fullmatch(r"(.*_)?(num_key_value_heads|num_kv_heads|n_kv_heads?)", n)]:
         others = (n for n in changed if n.endswith(("num_attention_heads", "n_heads", "num_heads")))
         heads = next((n for n in others if n.split("_")[0] == name.split("_")[0]), None)
@@ -273,7 +273,7 @@ def _key_heads(default: PretrainedConfig, changed: dict[str, Any]) -> None:
 
 
 def _follow_widths(default: PretrainedConfig, changed: dict[str, Any]) -> None:
-    """A field with another name but the value of a width that was changed is that width."""
+    """Change other fields that had the value of a changed width in the same way."""
     new = {
         vars(default)[n]: v for n, v in changed.items() if isinstance(v, int) and v == WIDTH and vars(default)[n] >= 128
     }
@@ -283,7 +283,7 @@ def _follow_widths(default: PretrainedConfig, changed: dict[str, Any]) -> None:
 
 
 def _layer_kinds(default: PretrainedConfig, changed: dict[str, Any]) -> None:
-    """Every kind of layer once, at least two layers, where the config lists them; lists of that length are cut."""
+    """Each kind of layer once and at least two layers, if the config lists them; other per-layer lists are cut."""
     layers = next((n for n in ("num_hidden_layers", "num_layers", "n_layer") if n in changed), None)
     if layers is None:
         return
@@ -301,7 +301,7 @@ def _layer_kinds(default: PretrainedConfig, changed: dict[str, Any]) -> None:
 
 
 def _token_ids(default: PretrainedConfig, changed: dict[str, Any]) -> None:
-    """Special tokens beyond the small vocabulary get ids at its end, one for each name, the same in every config."""
+    """Special tokens beyond the small vocabulary get ids at its end, one per name, the same in every config."""
     for name in [
         n
         for n in vars(default)
@@ -315,7 +315,7 @@ def _token_ids(default: PretrainedConfig, changed: dict[str, Any]) -> None:
 
 
 def _rotary(default: PretrainedConfig, changed: dict[str, Any]) -> None:
-    """Sections of rotary positions keep their proportions; also those that the code has where the config has none."""
+    """Scale sections of rotary positions, from the config or else from the code, in proportion."""
     rope = vars(default).get("rope_parameters")
     if not isinstance(rope, dict) or not (sections := rope.get("mrope_section") or _default_sections(type(default))):
         return
@@ -343,7 +343,7 @@ def _default_sections(config_class: type[PretrainedConfig]) -> list[int] | None:
 
 
 def built(found: type[PreTrainedModel], config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:
-    """A random model in evaluation mode whose attention is far from uniform and whose every part has an effect."""
+    """A random model in evaluation mode with non-uniform attention, in which every part has an effect."""
     torch.manual_seed(seed)
     model = found._from_config(config) if hasattr(found, "_from_config") else found(config)
     model.eval()
@@ -353,7 +353,7 @@ def built(found: type[PreTrainedModel], config: PretrainedConfig, seed: int = 0)
 
 @torch.no_grad()
 def _enlarge(model: nn.Module) -> None:
-    """Parameters as small as common initialisations make them (0.02, gates of 0) get magnitudes of trained ones."""
+    """Scale parameters that are initialised small (0.02, gates of 0) to magnitudes of trained ones."""
     for parameter in model.parameters():
         if not parameter.is_floating_point() or parameter.numel() == 0:
             continue

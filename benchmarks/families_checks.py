@@ -1,7 +1,6 @@
-"""The checks of one signed model beside its stock model: what `benchmarks/families.py` runs for every model type.
+"""The checks of one signed model against its stock model, for `benchmarks/families.py`.
 
-A check returns a `Verdict`. It does not apply where the stock model does not have the property either, which it
-measures.
+A check returns a `Verdict`. It does not apply if the stock model lacks the property too, which is measured.
 """
 
 import copy
@@ -22,14 +21,14 @@ from hf_bidir.checkpoints.layer_hooks import observed_layers
 from hf_bidir.modeling import modeling_bidir
 from hf_bidir.modeling.signed_layers import attention_outside, signed_layers
 
-EXACT, CLOSE, MOVED = 1e-5, 1e-4, 1e-3  # relative to the largest output: λ = 0, other paths, λ = 1
+EXACT, CLOSE, MOVED = 1e-5, 1e-4, 1e-3  # tolerances relative to the largest output: λ = 0, other paths, λ = 1
 NEW_TOKENS = 5
-MIXED = 8  # queries and keys of what looks like attention, at least
+MIXED = 8  # minimum numbers of queries and keys of a softmax that counts as attention
 Inputs = Mapping[str, Any]
 
 
 class Verdict(NamedTuple):
-    """`verdict` is "pass", "fail" or "n/a"; the reason is empty where there is nothing to say."""
+    """`verdict` is "pass", "fail" or "n/a"; the reason may be empty."""
 
     verdict: str
     reason: str = ""
@@ -39,8 +38,8 @@ class Pair:
     """A stock model and a signed copy of it, with inputs that both run on.
 
     Args:
-        stock: in evaluation mode.
-        inputs: what it takes.
+        stock: a stock model in evaluation mode.
+        inputs: its inputs.
         partial: accept attention outside the interface.
     """
 
@@ -56,12 +55,12 @@ class Pair:
             model.set_attn_implementation(backend)
 
     def reset(self) -> None:
-        """Back to the backend that the stock model has by itself, where all of its parts have it."""
+        """Restore the default backend of the stock model, if all of its parts support it."""
         with suppress(ValueError):
             self.set(self.backend)
 
     def in_double(self) -> "Pair":
-        """The same in float64, which tells rounding from error."""
+        """The pair in float64, where differences are errors rather than rounding."""
         pair = copy.copy(self)
         pair.stock, pair.signed = copy.deepcopy(self.stock).double(), copy.deepcopy(self.signed).double()
         pair.inputs = {
@@ -71,7 +70,7 @@ class Pair:
 
 
 def all_checks(pair: Pair) -> dict[str, Verdict]:
-    """Every check but generation, by name."""
+    """All checks except generation, by name."""
     checks: dict[str, Callable[[Pair], Verdict]] = {
         "λ = 0, sdpa": lambda pair: equals_stock(pair, "sdpa"),
         "λ = 0, eager": lambda pair: equals_stock(pair, "eager"),
@@ -87,7 +86,7 @@ def all_checks(pair: Pair) -> dict[str, Verdict]:
 
 
 def guarded(check: Callable[[Pair], Verdict], pair: Pair) -> Verdict:
-    """The verdict of a check; an error is a failure, and what fails in float32 gets a second chance in float64."""
+    """The verdict of a check; an exception is a failure, and a difference in float32 is checked again in float64."""
     verdict = _caught(check, pair)
     if verdict.verdict == "fail" and "differ" in verdict.reason:
         again = _caught(check, pair.in_double())
@@ -106,13 +105,13 @@ def _caught(check: Callable[[Any], Verdict], pair: Any) -> Verdict:
 
 
 def one_line(error: BaseException, most: int = 200) -> str:
-    """The kind of an error and the beginning of its text."""
+    """The type of an error and the beginning of its message."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}"[:most]
 
 
 def equals_stock(pair: Pair, backend: str) -> Verdict:
-    """At λ = 0 the signed model computes what the stock model does."""
+    """At λ = 0 the signed model has the outputs of the stock model."""
     if (reason := _refused(pair.stock, backend)) is not None:
         return Verdict("n/a", reason)
     pair.set(backend, 0.0)
@@ -129,7 +128,7 @@ def equals_stock(pair: Pair, backend: str) -> Verdict:
 
 
 def moves(pair: Pair) -> Verdict:
-    """At λ = 1 the outputs differ; says how many of the signed layers ran."""
+    """At λ = 1 the outputs differ; the verdict names the number of signed layers that ran."""
     ran = set()
     pair.set(negative_mass=1.0)
     with observed_layers(pair.signed, lambda layer, *_: ran.add(layer)):
@@ -143,7 +142,7 @@ def moves(pair: Pair) -> Verdict:
 
 
 def no_softmax_left(pair: Pair) -> Verdict:
-    """At λ = 1 nothing that looks like attention computes a softmax."""
+    """At λ = 1 no attention computes a softmax."""
     pair.set(negative_mass=1.0)
     with _SoftmaxWatch(pair.signed, pair.inputs) as watch:
         run(pair.signed, pair.inputs)
@@ -172,7 +171,7 @@ def _backends(model: PreTrainedModel, inputs: Inputs) -> Verdict:
 
 
 def padding_has_no_effect(pair: Pair) -> Verdict:
-    """A row of a padded batch is the row alone; decoders are padded on the left, others on the right."""
+    """A row of a padded batch equals the single row; decoders are padded on the left, others on the right."""
     if "input_ids" not in pair.inputs or "attention_mask" not in pair.inputs:
         return Verdict("n/a", "no padded text")
     pair.set(negative_mass=1.0)
@@ -217,7 +216,7 @@ def earlier_outputs_stay(pair: Pair) -> Verdict:
 
 
 def _is_causal(stock: PreTrainedModel, inputs: Inputs) -> bool:
-    """Whether a model of text alone is a decoder: its earlier outputs do not depend on later tokens."""
+    """Whether a text model is a decoder: its earlier outputs do not depend on later tokens."""
     if "input_ids" not in inputs or "decoder_input_ids" in inputs:
         return False
     return _caught(lambda stock: _causality(stock, inputs, "input_ids"), stock).verdict == "pass"
@@ -239,13 +238,13 @@ def _causality(model: PreTrainedModel, inputs: Inputs, name: str) -> Verdict:
 
 
 def reloads(pair: Pair) -> Verdict:
-    """What `save_pretrained` has written, `from_pretrained` reads as the same model."""
+    """A model saved by `save_pretrained` is restored by `from_pretrained`."""
     pair.set(negative_mass=1.0)
     return _as_stock(pair, lambda model: _reloaded(model, type(model), pair.inputs))
 
 
 def loads_stock_weights(pair: Pair) -> Verdict:
-    """The signed class reads a stock checkpoint, and is the stock model at λ = 0."""
+    """The signed class loads a stock checkpoint and equals the stock model at λ = 0."""
     made = modeling_bidir.signed_class(type(pair.stock))
     options = {"attn_negative_mass": 0.0, "attn_partial": pair.signed.config.attn_partial}
     if (verdict := _reloaded(pair.stock, type(pair.stock), pair.inputs)).verdict != "pass":
@@ -277,17 +276,17 @@ def _generation(model: PreTrainedModel, inputs: Inputs) -> Verdict:
         options["suppress_tokens"] = special  # placeholders of images
     if model.config.is_encoder_decoder and model.generation_config.decoder_start_token_id is None:
         options["decoder_start_token_id"] = 1
-    written = []
+    generated = []
     for use_cache in (False, True):
         torch.manual_seed(0)
         tokens = model.generate(**inputs, **options, use_cache=use_cache)
-        written.append(tokens if isinstance(tokens, Tensor) else tokens.sequences)
-    same = written[0].shape == written[1].shape and torch.equal(*written)
+        generated.append(tokens if isinstance(tokens, Tensor) else tokens.sequences)
+    same = generated[0].shape == generated[1].shape and torch.equal(*generated)
     return Verdict("pass") if same else Verdict("fail", "other tokens with a cache than without")
 
 
 def _as_stock(pair: Pair, check: Callable[[PreTrainedModel], Verdict]) -> Verdict:
-    """The verdict on the signed model; where it fails and the stock model does so too, the check does not apply."""
+    """The verdict on the signed model; the check does not apply if the stock model fails as well."""
     verdict = _caught(check, pair.signed)
     if verdict.verdict == "pass":
         return verdict
@@ -300,7 +299,7 @@ def _accepts(model: PreTrainedModel, name: str) -> bool:
 
 
 def _refused(model: PreTrainedModel, backend: str) -> str | None:
-    """Why the stock model does not run with a backend; None where it does."""
+    """The reason why the stock model does not run with a backend, or None."""
     try:
         model.set_attn_implementation(backend)
     except (ValueError, ImportError) as error:
@@ -310,8 +309,8 @@ def _refused(model: PreTrainedModel, backend: str) -> str | None:
 
 @torch.no_grad()
 def run(model: PreTrainedModel, inputs: Inputs) -> dict[str, Tensor]:
-    """The floating-point outputs of a model, by name; caches are left out."""
-    torch.manual_seed(0)  # of models that sample
+    """The floating-point outputs of a model by name, without caches."""
+    torch.manual_seed(0)  # for models that sample
     return dict(_tensors(model(**inputs)))
 
 
@@ -328,7 +327,7 @@ def _tensors(outputs: Any, name: str = "output") -> Iterator[tuple[str, Tensor]]
 
 
 def difference(outputs: Inputs, reference: Inputs, inputs: Inputs | None = None) -> tuple[float, str]:
-    """The largest distance relative to the largest output of the same name, and that name; padded tokens left out."""
+    """The largest distance relative to the largest output of the same name, and that name, without padding."""
     worst = (0.0, "")
     keep = (inputs or {}).get("attention_mask")
     for name, expected in reference.items():
@@ -351,9 +350,9 @@ def _near(outputs: Inputs, reference: Inputs, tolerance: float, inputs: Inputs |
 
 
 class _SoftmaxWatch(TorchFunctionMode):
-    """Notes the modules that compute torch's attention, or a softmax over what looks like scores `[…, queries, keys]`.
+    """Records the modules that compute torch's attention, or a softmax over scores `[…, queries, keys]`.
 
-    That is any in a module with "Att" in the name of its class, and elsewhere one over as many entries as tokens.
+    A softmax counts in any module with "Att" in its class name, elsewhere if it has as many entries as tokens.
     """
 
     SOFTMAX = ("softmax", "scaled_dot_product_attention", "multi_head_attention_forward")
@@ -386,7 +385,7 @@ class _SoftmaxWatch(TorchFunctionMode):
 
 
 def reloads_isolated(pair: Pair) -> Verdict:
-    """Saved, it gives the same outputs in a process that has the folder and transformers, and no `hf_bidir`."""
+    """The saved model has the same outputs in a process with the folder and transformers, without `hf_bidir`."""
     from hf_bidir.hub.isolated import isolated_forward
 
     pair.set("sdpa", 1.0)

@@ -1,4 +1,4 @@
-"""Inputs for a tiny model of any type: `example_inputs` of the package, and what few types take, by its name."""
+"""Inputs for a tiny model of any type: `example_inputs` of the package, and rare inputs by name."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.example_inputs import COMPANIONS, Examples, first_field
 
 Inputs = dict[str, Any]
-SIDE, SERIES = 4, 12  # patches of a side of an image; steps of a time series
+SIDE, SERIES = 4, 12  # patches per side of an image; steps of a time series
 
 
 class Reshaped(Examples):
@@ -40,7 +40,7 @@ def flat_patches(model: PreTrainedModel) -> Tensor:
     return torch.randn(2, SIDE**2, width)
 
 
-# tried in this order until the model runs; the last is text alone
+# tried in this order until the model runs; the last is only text
 RESHAPES: list[dict[str, Callable[[Tensor], Tensor]]] = [
     {},
     {"pixel_values": lambda x: x.unsqueeze(1)},
@@ -60,7 +60,7 @@ RESHAPES: list[dict[str, Callable[[Tensor], Tensor]]] = [
 
 
 def example(model: PreTrainedModel) -> Inputs:
-    """The first of some candidates that the model runs on; raises the error of the first where it runs on none."""
+    """The first candidate that the model runs on; raises the error of the first if it runs on none."""
     problem = None
     if (special := BY_TYPE.get(model.config.model_type)) and type(model).__name__ not in GENERATES:
         examples = Examples(model, seed=0)
@@ -90,12 +90,12 @@ def _run_on(model: PreTrainedModel, inputs: Inputs) -> Inputs:
 
 
 def for_text(make: Callable[[Examples, Tensor], Tensor]) -> Callable[[Examples, Inputs], Tensor | None]:
-    """An input that goes with token ids, and is not made without them."""
+    """Marks an input that is created only together with token ids."""
     return lambda examples, inputs: make(examples, inputs["input_ids"]) if "input_ids" in inputs else None
 
 
 def if_required(name: str, make: Callable[[Examples], Any]) -> None:
-    """An input that is made only where a model cannot do without it."""
+    """Marks an input that is created only for models that require it."""
     COMPANIONS[name] = lambda examples, inputs: make(examples) if name in examples.required else None
 
 
@@ -166,7 +166,7 @@ def _codes(examples: Examples) -> Inputs:
 
 
 def _one_row_of_patches(examples: Examples) -> Inputs:
-    """Patches of two images beside one another."""
+    """Concatenated patches of two images."""
     patch = examples.config.patch_size
     sizes = torch.full((2, 2), SIDE, dtype=torch.int32)
     return {"pixel_values": examples.randn(1, 3, patch, 2 * SIDE**2 * patch), "target_sizes": sizes}
@@ -195,7 +195,7 @@ def _decision(examples: Examples) -> Inputs:
     }
 
 
-# models whose inputs have shapes of their own
+# models with inputs of special shapes
 BY_TYPE: dict[str, Callable[[Examples], Inputs]] = {
     "blt": lambda e: {"input_ids": e.ids(SERIES)},
     "florence_vision": lambda e: {"hidden_states": e.randn(2, 3, 64, 64)},

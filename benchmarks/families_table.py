@@ -1,4 +1,4 @@
-"""What the sweep over all model types has found, as a page and as the summary that `hf-bidir families` reads."""
+"""Results of the sweep over all model types: a page, and the summary for `hf-bidir families`."""
 
 import json
 from collections import Counter
@@ -16,7 +16,7 @@ PAGE = Path(__file__).with_name("results") / "families.md"
 KINDS = ("encoder", "vision", "decoder", "encoder-decoder", "multimodal", "audio", "other", "part")
 STATUSES = ("passed", "failed", "refused", "not built", "part")
 MARKS = {"pass": "✓", "fail": "✗", "n/a": "–"}
-# why a check does not apply, said once above the table
+# common reasons why a check does not apply, explained above the table
 USUAL = (
     "no padded text",
     "no text",
@@ -38,11 +38,11 @@ def write_results(records: list[Record], minutes: float | None) -> None:
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(entry, ensure_ascii=False)}" for name, entry in types.items())
     head = json.dumps({"transformers": transformers.__version__, "torch": torch.__version__, "checks": names})[:-1]
     SUMMARY.write_text(f'{head}, "types": {{\n{lines}\n}}}}\n', encoding="utf-8")
-    print(f"written to {SUMMARY}")
+    print(f"saved: {SUMMARY}")
 
 
 def goes_through(record: Record) -> bool:
-    """Whether all attention of a type is known to go through the interface, or it could not be built to be asked."""
+    """Whether all attention of a type uses the interface, or the type could not be built."""
     return record["status"] in ("passed", "failed") or (record["status"] == "not built" and record.get("layers") != 0)
 
 
@@ -63,13 +63,13 @@ def _notes(records: list[Record], minutes: float | None) -> str:
         + "\n\n"
         f"Of the encoders, vision models and decoders whose attention goes through the interface, {passed} of "
         f"{len(alone)} pass ({passed / max(1, len(alone)):.1%}); those that could not be built count as not passed.\n\n"
-        "passed: every check that applies; refused: `signed` refuses the type and says why, with what the checks find "
-        "after `partial=True` where they could run; not built: the sweep found no small config or no inputs; part: a "
-        "config without a model class of its own.\n\n"
+        "passed: every check that applies; refused: `signed` refuses the type, with the reason and the result of the "
+        "checks with `partial=True` if they could run; not built: the sweep found no small config or no inputs; "
+        "part: a config without a model class of its own.\n\n"
         "✓ passed, ✗ failed, – does not apply: no text, no padding, no generation, not causal, no such backend in the "
         "stock model, not in the sample of isolated reloads; other reasons are in the notes. λ = 0 equals the stock "
-        "model within 1e-5 of the largest output, other paths and rows of a padded batch within 1e-4, and λ = 1 moves "
-        "the outputs by more than 1e-3."
+        "model within 1e-5 of the largest output, other paths and rows of a padded batch within 1e-4, and λ = 1 "
+        "changes the outputs by more than 1e-3."
     )
 
 

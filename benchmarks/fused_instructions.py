@@ -1,7 +1,7 @@
-"""What does a signed score cost the fused kernels in machine instructions? Read off the compiled code; needs no GPU.
+"""How many machine instructions does a signed score cost in the fused kernels? Counted in compiled code; needs no GPU.
 
-The kernels are compiled for a GPU that need not be there, and the instructions of their loop over whole blocks are
-counted per score: those of the special-function unit (exponentials), of the floating-point unit and all. On Hopper a
+The kernels are compiled for a given GPU, and the instructions of their loop over whole blocks are counted per score:
+those of the special-function unit (exponentials), of the floating-point unit, and all. On Hopper a
 quarter of a multiprocessor starts one instruction for 32 scores in a cycle, and the special-function unit takes eight
 cycles for one; the tensor cores need 8 cycles for the two products at head dimension 64, 16 at 128.
 
@@ -42,7 +42,7 @@ OPTIONAL = {
     "query_starts": "*i32",
     "key_starts": "*i32",
 }
-SHARED = {80: 163, 86: 99, 89: 99, 90: 227}  # KiB that a block may have, by compute capability
+SHARED = {80: 163, 86: 99, 89: 99, 90: 227}  # maximum KiB per block, by compute capability
 COUNTED = ("exponentials", "floating point", "all instructions", "passed over")
 FLOATS = ("scale", "dropout", "survival")
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -63,7 +63,7 @@ def compiled(
 ):
     """A kernel's machine code for compute capability `arch / 10`; `given` names the optional arguments in use.
 
-    Triton compiles a kernel anew where a number is 1: `ones` names these.
+    Triton specialises a kernel for arguments equal to 1: `ones` names these.
     """
     constants = {
         "HEAD": head_dim, "VALUE": value_dim or head_dim, "HEAD_PAD": triton.next_power_of_2(head_dim),
@@ -94,7 +94,7 @@ def built(function, signature, constants, attributes, arch: int, config):
 
 
 def resources(code) -> SimpleNamespace:
-    """Bytes of shared memory of a block, registers of a thread, and bytes of registers that did not fit."""
+    """Shared memory per block in bytes, registers per thread, and spilled bytes."""
     usage = tool("cuobjdump", "-res-usage", code)
     return SimpleNamespace(
         shared=code.metadata.shared,
@@ -110,8 +110,8 @@ def tool(name: str, option: str, code) -> str:
 
 
 def main_loop(code) -> tuple[list[str], int]:
-    """The instructions of the loop over whole blocks, the first that multiplies matrices, and how many more there are
-    that a branch may pass over, as it passes over what only rows of small scores need."""
+    """The instructions of the loop over whole blocks, the first that multiplies matrices; and the number of further
+    instructions that a branch may skip, which only rows of small scores need."""
     labels, instructions = {}, []
     for line in tool("nvdisasm", "-c", code).splitlines():
         if label := re.match(r"\s*(\.L_\w+):", line):
@@ -128,8 +128,8 @@ def main_loop(code) -> tuple[list[str], int]:
 
 
 def per_score(code, config) -> list[float]:
-    """How many instructions of the main loop there are for each score, as in COUNTED."""
-    scores = config.kwargs["BLOCK_M"] * config.kwargs["BLOCK_N"] / (32 * config.num_warps)  # of one thread
+    """The number of instructions of the main loop per score, as in COUNTED."""
+    scores = config.kwargs["BLOCK_M"] * config.kwargs["BLOCK_N"] / (32 * config.num_warps)  # scores per thread
     loop, passed = main_loop(code)
     names = Counter(text.split()[0].split(".")[0] for text in loop)
     floating = sum(names[name] for name in ("FADD", "FMUL", "FFMA", "FMNMX", "FSETP", "FSEL", "F2FP"))
@@ -137,8 +137,8 @@ def per_score(code, config) -> list[float]:
 
 
 def largest_that_fits(kernel, arch: int, head_dim: int):
-    """The configuration with the largest block that the GPU has room for, and its code for softmax, for TanhMax, and
-    for TanhMax with the exponentials spread where that is a choice."""
+    """The configuration with the largest block that fits, and its code for softmax, for TanhMax, and for TanhMax with
+    distributed exponentials if that is an option."""
     for config in sorted(kernel.configs, key=lambda c: -c.kwargs["BLOCK_M"] * c.kwargs["BLOCK_N"]):
         spread = [c for c in kernel.configs if c.kwargs == {**config.kwargs, "SPREAD": True}]
         ways = [(config, False), (config, True), *((c, True) for c in spread)]
@@ -172,7 +172,7 @@ def compared(softmax, signed, config) -> list[str]:
 
 @triton.jit
 def _two_exponentials(x, y, WAY: tl.constexpr, SIZE: tl.constexpr):
-    """`2^s` and `2^-s` of every number, in one of the ways that are compared."""
+    """`2^s` and `2^-s` of every number, in one of the compared ways."""
     at = tl.arange(0, SIZE)
     s = tl.load(x + at)
     if WAY == "fp32":
@@ -201,7 +201,7 @@ def exponential_rows(arch: int) -> list[list[str]]:
 
 
 def vanishing_rows() -> list[list[str]]:
-    """In how many blocks of normal scores the smaller exponential of every score vanishes beside the larger."""
+    """The share of blocks of normal scores in which every smaller exponential vanishes beside the larger one."""
     generator, rows = torch.Generator().manual_seed(0), []
     for deviation in (1, 4, 16, 64):
         blocks = deviation * torch.randn(2000, 128 * 128, generator=generator)
@@ -217,12 +217,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "fused_instructions.md")
     options = parser.parse_args()
     if not all(16 <= head_dim <= 256 for head_dim in options.head_dims):
-        parser.error(f"head dimensions lie in 16 to 256, got {options.head_dims}")
+        parser.error(f"expected head dimensions in 16 to 256, got {options.head_dims}")
     header = ["head dimension", "kernel", "block", *COUNTED, "registers", "bytes spilled", "shared KiB"]
     notes = (
         f"Compiled for sm_{options.arch} by Triton {triton.__version__}, bf16, without mask; softmax → TanhMax, λ = 1. "
-        "Instructions per score of the loop over whole blocks, of the largest block that is tried; those that a branch "
-        "may pass over, as it does unless a row's scores are all small, are not counted in."
+        "Instructions per score of the loop over whole blocks, for the largest block tried, without those that a "
+        "branch skips unless all scores of a row are small."
     )
     write_table(options.output, "What a signed score costs, in instructions", notes, header,
                 kernel_rows(options.arch, options.head_dims), "cpu")  # fmt: skip

@@ -1,7 +1,7 @@
-"""How fast does a signed decoder write, beside its stock model? Tokens per second of `generate` with its cache.
+"""How fast does a signed decoder generate, compared with its stock model? Tokens per second of `generate`, cached.
 
-A random Llama of about 100 million parameters, greedy, stock softmax and TanhMax taking turns; also as converted, at
-λ = 0, where the tokens have to be the same.
+A random Llama of about 100 million parameters, greedy, stock softmax and TanhMax interleaved; also converted at λ = 0,
+where the tokens must be equal.
 
     python benchmarks/generation.py
     python benchmarks/generation.py --batch 4 --prompt 512 --new 32
@@ -23,7 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--prompt", type=int, default=128, help="tokens of the prompt")
-    parser.add_argument("--new", type=int, default=64, help="tokens that are written")
+    parser.add_argument("--new", type=int, default=64, help="number of generated tokens")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -34,8 +34,9 @@ def main() -> None:
     parameters = models["stock softmax"].num_parameters() / 1e6
     notes = (
         f"A random Llama of {parameters:.0f} million parameters (width 768, 12 heads, 4 key heads), "
-        f"fp32, prompts of {options.prompt} tokens, {options.new} new ones, greedy, medians of {options.repeats} "
-        "interleaved runs. The ratio is of tokens per second, over the stock model on sdpa (higher is better)."
+        f"fp32, prompts of {options.prompt} tokens, {options.new} generated tokens, greedy, medians of "
+        f"{options.repeats} interleaved runs. The ratio is of tokens per second, over the stock model on sdpa (higher is "
+        "better)."
     )
     header = ["model", "batch", "tokens per second", "ratio", "same tokens as stock"]
     write_table(options.output, "Generation", notes, header, rows, options.device)
@@ -57,19 +58,19 @@ def pair(layers: int) -> dict[str, PreTrainedModel]:
 def measured(models: dict[str, PreTrainedModel], batch: int, options: argparse.Namespace) -> list[list[str]]:
     generator = torch.Generator().manual_seed(0)
     prompt = torch.randint(3, 16384, (batch, options.prompt), generator=generator).to(options.device)
-    tasks = {name: partial(write, model, prompt, options.new) for name, model in models.items()}
-    texts = {name: task() for name, task in tasks.items()}
+    tasks = {name: partial(generate, model, prompt, options.new) for name, model in models.items()}
+    generated = {name: task() for name, task in tasks.items()}
     medians = interleaved_medians(tasks, options.repeats, warm_up=1)
     rows = []
     for name, seconds in medians.items():
-        same = torch.equal(texts[name], texts["stock softmax"])
+        same = torch.equal(generated[name], generated["stock softmax"])
         rate, ratio = batch * options.new / seconds, medians["stock softmax"] / seconds
         rows.append([name, str(batch), f"{rate:.1f}", f"{ratio:.2f}", "yes" if same else "no"])
         print(rows[-1], flush=True)
     return rows
 
 
-def write(model: PreTrainedModel, prompt: torch.Tensor, new: int) -> torch.Tensor:
+def generate(model: PreTrainedModel, prompt: torch.Tensor, new: int) -> torch.Tensor:
     return model.generate(
         prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=new, min_new_tokens=new, do_sample=False
     )

@@ -1,4 +1,6 @@
-"""How near to its softmax teacher is a healed student at λ = 1, and how long does it take?
+"""How close is a healed student at λ = 1 to its softmax teacher, and how long does healing take?
+
+Healing is distillation that restores the hidden states of the softmax model.
 
     python benchmarks/healing.py minilm --model MINILM --imdb DIR --sst2 DIR
     python benchmarks/healing.py vit --fashion-mnist DIR
@@ -6,9 +8,9 @@
 
 MINILM is sentence-transformers/all-MiniLM-L6-v2 or a folder with its weights, DECODER a causal language model such as
 runs/checkpoints/imdb-lm-softmax of `make checkpoints`; a DIR holds the files of the data set. Runs go to runs/healing;
-a finished run is not repeated (remove its folder for another model or other data), an interrupted one continues. Held
-out are, for MiniLM, snippets of the test reviews of IMDB and the validation sentences of SST-2, for the ViT the test
-images, for the decoder blocks of the test reviews of IMDB. The tables go to benchmarks/results/healing_*.md.
+a finished run is not repeated (remove its folder for another model or other data), an interrupted one continues.
+Held-out data: for MiniLM snippets of IMDB test reviews and SST-2 validation sentences, for the ViT the test images, for
+the decoder blocks of IMDB test reviews. The tables go to benchmarks/results/healing_*.md.
 """
 
 import argparse
@@ -33,7 +35,7 @@ from hf_bidir.hub.evaluation import local_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS, TABLES = ROOT / "runs/healing", ROOT / "benchmarks/results"
-# at λ = 1, and nothing learned
+# λ = 1 without training
 SWAPPED = {"max_steps": 1, "learning_rate": 0.0, "warmup_ratio": 0.0, "negative_mass_until": 0.0}
 HEADER = ["student", "steps", "relative squared error", "worst layer", "negative coefficients", "minutes (threads)"]
 
@@ -90,7 +92,7 @@ def vit(options: argparse.Namespace) -> None:
 
 
 def decoder(options: argparse.Namespace) -> None:
-    """The same table with the perplexity of each, after the stock model and its conversion at λ = 0."""
+    """The same table with perplexities, also for the stock model and its conversion at λ = 0."""
     train, test = (str(options.imdb / f"{split}.parquet") for split in ("train", "test"))
     stock, equal = RUNS / "decoder-stock", RUNS / "decoder-converted"
     if not stock.is_dir():
@@ -110,13 +112,13 @@ def decoder(options: argparse.Namespace) -> None:
     notes = (
         f"A causal language model of {parameters / 1e6:.1f} million parameters at λ = 1 beside its softmax teacher, on "
         "held-out reviews of IMDB, and its perplexity on 500 blocks of 256 tokens. A model without biases, such as "
-        "Llama, cannot be centred: that row is the one above it."
+        "Llama, cannot be centred: that row repeats the one above."
     )
     write_table(TABLES / "healing_decoder.md", "Healing a decoder", notes, [*HEADER, "perplexity"], rows, "cpu")
 
 
 def healed_rows(name: str, given: dict[str, Any], lengths: list[int]) -> list[list[str]]:
-    """Two rows for students that nothing healed, one of them centred, then one for each length of healing."""
+    """Two rows for students without healing, one of them centred, then one row per length of healing."""
     runs = {
         ("swapped in", "swapped"): SWAPPED | {"centre": False},
         ("centred, swapped in", "centred"): SWAPPED,
@@ -142,7 +144,7 @@ def healed_rows(name: str, given: dict[str, Any], lengths: list[int]) -> list[li
 
 
 def share(folder: Path, given: dict[str, Any]) -> float:
-    """The share of negative coefficients of a student on the data that was held out."""
+    """The share of negative coefficients of a student on held-out data."""
     data, arguments, _, args = distillation.read(given)
     student, _, processors = student_and_teacher(str(folder), arguments.model_name_or_path)
     splits, (_, collator), _ = prepared(data, args, str(folder), student, processors)
@@ -155,7 +157,7 @@ def recipe(task: Task, name: str) -> dict[str, Any]:
 
 
 def finished(task: Task, given: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The numbers of a run, which is trained first unless it is there already."""
+    """The results of a run, which is trained unless it is finished."""
     if read_record(folder).get("status") != "finished":
         task(given | {"output_dir": folder})
     return json.loads((folder / RESULTS).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Do explanations find what people marked as the reason? Movie reviews with human rationales (ERASER).
+"""Do explanations agree with human rationales? Movie reviews of ERASER.
 
     DATA="--train_file DIR/train.parquet --validation_file DIR/validation.parquet --test_file DIR/test.parquet \\
         --max_length 512 --per_device_train_batch_size 8 --num_train_epochs 2 --eval_steps 0.5"
@@ -9,10 +9,10 @@
     python benchmarks/human_rationales.py --data-dir DIR \\
         --models softmax=runs/movies-softmax tanhmax=runs/movies-tanhmax
 
-runs/minilm-healed-barely is made as training/compare_conversions.py says. `DIR` is movie_rationales with
-{train,test}.parquet. The score of every word is for the true class; what is measured is the area under the
-precision-recall curve against the words that people marked, mean over documents, of which the first --max-length word
-pieces are read. The table goes to benchmarks/results/human_rationales.md.
+training/compare_conversions.py describes how to train runs/minilm-healed-barely. `DIR` is movie_rationales with
+{train,test}.parquet. The measure is the area under the precision-recall curve of the scores for the true class against
+the words marked by people, mean over documents, which are truncated to --max-length word pieces. The table goes to
+benchmarks/results/human_rationales.md.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--models", type=named_folder, nargs="+", required=True, metavar="NAME=FOLDER")
     parser.add_argument("--documents", type=int, default=199, help="of the test split")
     parser.add_argument("--slow-documents", type=int, default=10, help=f"the first of them, for {', '.join(SLOW)}")
-    parser.add_argument("--max-length", type=int, default=256, help="word pieces read of a document")
+    parser.add_argument("--max-length", type=int, default=256, help="maximum word pieces per document")
     parser.add_argument("--results", type=Path, default=RESULTS / "human_rationales.md")
     options = parser.parse_args()
     documents = sample(options.data_dir / "test.parquet", options.documents)
@@ -53,8 +53,8 @@ def main() -> None:
         rows += [[name, method, mean_and_error(values) if method not in SLOW else "", mean_and_error(values[:few])]
                  for method, values in found.items()]  # fmt: skip
     notes = (
-        f"Test split, the first {options.max_length} word pieces of {len(shares)} documents with a rationale in them, "
-        f"{mean(shares):.0%} of whose words are marked, which is what chance gets; mean ± standard error. "
+        f"Test split, the first {options.max_length} word pieces of {len(shares)} documents with a rationale in them. "
+        f"{mean(shares):.0%} of their words are marked, the score of a random ranking; mean ± standard error. "
         + " ".join(f"{name}: `{folder.name}`." for name, folder in options.models)
     )
     header = ["model", "method", "AUPRC, all documents", f"AUPRC, first {options.slow_documents}"]
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def areas(name: str, folder: Path, documents, train, options) -> tuple[dict[str, list[float]], list[float]]:
-    """By method, the area for every document; and the share of marked words in each. A process of its own."""
+    """The area for every document by method, and the share of marked words per document; runs in its own process."""
     torch.set_num_threads(1)
     model, tokenizer = load(folder)
     orient(model, tokenizer, train, target=1)
@@ -83,7 +83,7 @@ def areas(name: str, folder: Path, documents, train, options) -> tuple[dict[str,
             target = None if not METHODS[method].signed or METHODS[method].oriented else int(row["label"])
             scores = example.by_token(token_scores(model, example.inputs, method, target)[0], METHODS[method].additive)
             if METHODS[method].oriented and row["label"] == 0:
-                scores = -scores  # heads were oriented towards the class 1
+                scores = -scores  # heads are oriented towards class 1
             values.append(average_precision_score(marked, scores.numpy()[shown]))
         shares.append(marked.mean())
     return found, shares

@@ -4,10 +4,10 @@
         --models softmax=runs/compare-conversions/softmax-seed0 \\
                  tanhmax=runs/compare-conversions/healed-barely-seed0
 
-`DIR` holds sst_trees/{train,test}.parquet. The models are those of training/compare_conversions.py. Every word gets a
-score for the class "positive", by every method, and people have called it negative (-2, -1), neutral or positive
-(1, 2) out of context. For the methods that need oriented heads, heads are oriented by training sentences. The table
-goes to benchmarks/results/human_sentiment.md, the scatter of mean coefficients per word to a picture beside it.
+`DIR` holds sst_trees/{train,test}.parquet. The models are those of training/compare_conversions.py. Every method
+scores each word for the class "positive"; people labelled the words out of context from very negative (-2) to very
+positive (2). Methods that need oriented heads orient them by training sentences. The table goes to
+benchmarks/results/human_sentiment.md, scatter plots of mean coefficients per word to figures beside it.
 """
 
 import argparse
@@ -48,17 +48,17 @@ def main() -> None:
         if "signed-attention" in options.methods:
             draw(scored, name, options.results.with_name(f"{options.results.stem}_{name}.png"))
     notes = (
-        f"{len(sentences)} sentences of the test split, {positive_share:.0%} of their polar words positive, which is "
-        "what a method without signs gets in the first column. τ: Kendall's tau-b within a sentence, mean ± standard "
-        "error, over sentences with a polar word; of the signed score with the label, and of its size with the "
-        "label's size. " + " ".join(f"{name}: `{folder.name}`." for name, folder in options.models)
+        f"{len(sentences)} sentences of the test split, {positive_share:.0%} of their polar words positive, the score "
+        "of an unsigned method in the first column. τ: Kendall's tau-b within a sentence, mean ± standard error over "
+        "sentences with a polar word, of the signed score with the label, and of their magnitudes. "
+        + " ".join(f"{name}: `{folder.name}`." for name, folder in options.models)
     )
-    header = ["model", "method", "human sign, % of polar words", "τ, signed", "τ, size"]
+    header = ["model", "method", "human sign, % of polar words", "τ, signed", "τ, magnitude"]
     write_table(options.results, "Explanations and human word sentiment", notes, header, rows, "cpu")
 
 
 def score_words(model, tokenizer, sentences, methods, name) -> list[tuple]:
-    """Words, labels -2 to 2 and the scores by method of every sentence that the tokenizer keeps whole."""
+    """Words, labels -2 to 2 and scores by method of every sentence that is not truncated."""
     scored = []
     for row in tqdm(sentences, desc=name, unit="sentence"):
         example = words_of(tokenizer, row["tokens"], model.config.max_position_embeddings)
@@ -76,7 +76,7 @@ def score_words(model, tokenizer, sentences, methods, name) -> list[tuple]:
 
 
 def agreement(scored: list[tuple[np.ndarray, np.ndarray]]) -> list[str]:
-    """Percent of polar words with the human sign, and both taus."""
+    """Percent of polar words with the sign of the label, and both taus."""
     labels, scores = (np.concatenate(part) for part in zip(*scored, strict=True))
     polar = labels != 0
     same = 100 * np.mean(np.sign(scores[polar]) == np.sign(labels[polar]))
@@ -94,7 +94,7 @@ def share_of_positive(scored: list[tuple]) -> float:
 
 
 def draw(scored: list[tuple], name: str, path: Path) -> None:
-    """The paper's picture: the mean oriented coefficient of every word, by what people think of the word."""
+    """The paper's figure: the mean oriented coefficient of every word, by its human label."""
     found = defaultdict(list)
     for words, labels, scores in scored:
         for word, label, score in zip(words, labels, scores["signed-attention"], strict=True):

@@ -1,7 +1,7 @@
-"""What does `import hf_bidir` cost beside `import transformers`, and `hf-bidir --help`? CPU seconds, interleaved.
+"""How long do `import hf_bidir` and `hf-bidir --help` take, compared with `import transformers`? CPU time, interleaved.
 
-Each command runs in a fresh process; user and system time count, not the time on the clock.
-`python -X importtime -c "import hf_bidir"` tells where it goes.
+Each command runs in a fresh process; user and system time count, not wall time.
+`python -X importtime -c "import hf_bidir"` lists the time per module.
 
     python benchmarks/import_time.py
 """

@@ -1,16 +1,16 @@
 """Do small causal language models learn as well with TanhMax, and what are their activations like?
 
-Trains models of the shape of Llama on IMDB reviews by training/causal_lm.py, alike in all but the attention: every one
-with three learning rates, more if the highest is the best, and the best rate with more seeds. Then, on held-out
-reviews: the loss, also with 8, 6 and 4 bits for weights and activations; the largest hidden activation and the kurtosis
-(large ones need many bits: Bondarenko et al. 2023); and how much of the attention goes to the first token.
+Trains models of the shape of Llama on IMDB reviews with training/causal_lm.py, equal except for the attention: each
+with three learning rates, more if the highest is the best, and the best rate with more seeds. Measures on held-out
+reviews the loss, also with 8, 6 and 4 bits for weights and activations; the largest hidden activation and the kurtosis
+(large ones need many bits: Bondarenko et al. 2023); and the share of attention on the first token.
 
     python benchmarks/language_model.py --data-dir DIR            # DIR/imdb/train.parquet and test.parquet
     python benchmarks/language_model.py --data-dir DIR --sizes small --arms softmax TanhMax
-    python benchmarks/language_model.py --table                   # the table alone, of what has finished
+    python benchmarks/language_model.py --table                   # only the table, from finished runs
 
-A run takes 5 to 20 minutes on two cores. What has finished stands in results/language_model.jsonl, one line per run,
-and is not run again; a run that was interrupted goes on.
+A run takes 5 to 20 minutes on two cores. Finished runs are lines of results/language_model.jsonl and are not
+repeated; an interrupted run continues.
 """
 
 import argparse
@@ -52,10 +52,14 @@ ARMS = {
     "softmax / 10": {"attn_activation": "tenth"},
     "softmax − mean": {"attn_activation": "centred"},
 }
-MAIN = tuple(ARMS)[:4]  # the others are for the question why, and for the small size
+MAIN = tuple(ARMS)[:4]  # the others are controls that explain the difference, small size only
 RATES = (2e-3, 1e-3, 4e-3)
 BATCH, BLOCK, VOCABULARY = 12, 256, 4096
-HELD_OUT, CURVE, LOOKED_AT = 400, 96, 48  # blocks: for losses, while it trains, and for coefficients and activations
+HELD_OUT, CURVE, LOOKED_AT = (
+    400,
+    96,
+    48,
+)  # blocks for the final loss, for losses during training, for activations
 BITS = (8, 6, 4)
 BIT_LOSSES = [f"loss_{bits}_bits" for bits in BITS]
 RESULTS = Path(__file__).parent / "results" / "language_model.jsonl"
@@ -85,14 +89,14 @@ def main() -> None:
 
 
 def register_controls() -> None:
-    """Activations that part what TanhMax has together: doing nothing without a sign, a small start, sums near 0."""
+    """Activations that each have one property of TanhMax: abstention without a sign, a small start, sums close to 0."""
     hf_bidir.register_attn_activation("off_by_one", off_by_one)
     hf_bidir.register_attn_activation("tenth", lambda scores, keep=None, dim=-1: softmax(scores, keep, dim) / 10)
     hf_bidir.register_attn_activation("centred", centred)
 
 
 def off_by_one(scores: Tensor, keep: Tensor | None = None, dim: int = -1) -> Tensor:
-    """`e^s / (1 + Σ e^s)`: one more key, whose score and value are 0."""
+    """`e^s / (1 + Σ e^s)`: an additional key with score and value 0."""
     zeros = torch.zeros_like(scores.narrow(dim, 0, 1))
     if keep is not None:
         keep = torch.cat([keep.expand_as(scores), torch.ones_like(zeros, dtype=torch.bool)], dim)
@@ -100,7 +104,7 @@ def off_by_one(scores: Tensor, keep: Tensor | None = None, dim: int = -1) -> Ten
 
 
 def centred(scores: Tensor, keep: Tensor | None = None, dim: int = -1) -> Tensor:
-    """Softmax less its mean over the keys that are kept: sums are 0, as those of TanhMax are near it at the start."""
+    """Softmax minus its mean over the kept keys: sums are 0; those of TanhMax are close to 0 at the start."""
     kept = torch.ones_like(scores) if keep is None else keep.expand_as(scores).to(scores.dtype)
     return softmax(scores, keep, dim) - kept / kept.sum(dim, keepdim=True).clamp_min(1)
 
@@ -112,7 +116,7 @@ def finished(options: argparse.Namespace) -> dict[Run, dict[str, Any]]:
 
 
 def pending(options: argparse.Namespace) -> Iterator[Run]:
-    """The runs that are missing, one at a time: the rates first, then the best of them with the other seeds."""
+    """The missing runs: first the rates, then the best rate with the other seeds."""
     for size, rate, arm in product(options.sizes, RATES, options.arms):
         if (run := (size, arm, rate, 0)) not in finished(options):
             yield run
@@ -129,7 +133,7 @@ def best_rate(done: dict[Run, dict[str, Any]], size: str, arm: str) -> float:
 
 
 def rates_of(done: dict[Run, dict[str, Any]], size: str, arm: str) -> list[float]:
-    """The learning rates that seed 0 has been trained with."""
+    """The learning rates with a finished run of seed 0."""
     return sorted(run[2] for run in done if (*run[:2], run[3]) == (size, arm, 0))
 
 
@@ -181,13 +185,13 @@ def _documents(file: str) -> Any:
 
 
 def held_out(tokenizer: Any, file: str) -> Dataset:
-    """Blocks of the file, of which the training script evaluates on the first."""
+    """Blocks of the file; the training script evaluates on the first ones."""
     data = BlockArguments(train_file=[file], validation_file=[file], block_size=BLOCK, max_eval_samples=HELD_OUT)
     return cut_into_blocks(_documents(file), tokenizer, data).validation
 
 
 def looked_into(model: PreTrainedModel, blocks: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """The coefficients of every layer, and what every layer adds up to, over some blocks."""
+    """The coefficients and the output of every layer over some blocks."""
     coefficients, states = [], []
     hooks = [
         layer.register_forward_hook(lambda layer, args, output: states.append(_first(output)))
@@ -210,11 +214,11 @@ def _first(output: Any) -> Tensor:
 
 def mean_loss(model: PreTrainedModel, blocks: Tensor) -> float:
     losses = [model(input_ids=batch, labels=batch, use_cache=False).loss.item() for batch in blocks.split(8)]
-    return float(np.mean(losses))  # of batches of one size
+    return float(np.mean(losses))  # batches have the same size
 
 
 def quantised(model: PreTrainedModel, bits: int) -> PreTrainedModel:
-    """A copy whose linear layers have weights and inputs of so many bits, with one symmetric scale per tensor."""
+    """A copy with weights and inputs of linear layers rounded to `bits` bits, with one symmetric scale per tensor."""
     model = copy.deepcopy(model)
     for layer in model.modules():
         if isinstance(layer, nn.Linear):
@@ -233,20 +237,20 @@ def rounded(values: Tensor, bits: int) -> Tensor:
 
 
 def write_tables(options: argparse.Namespace) -> None:
-    """Of what has finished: the best rates, every rate, and a picture of the losses while the models train."""
+    """Save tables of the best rates and of every rate, and a figure of the losses during training, of finished runs."""
     done = finished(options)
     arms = [(size, arm) for size, arm in product(SIZES, ARMS) if rates_of(done, size, arm)]
     notes = (
         f"Models of the shape of Llama on {options.tokens / 1e6:g} million tokens of IMDB reviews (byte-level BPE of "
         f"{VOCABULARY:,} pieces; {BATCH} blocks of {BLOCK} tokens a step; AdamW, cosine, bf16 autocast); losses in "
-        f"nats per token on {HELD_OUT} blocks of the test reviews, at 10 % of the tokens and in the picture on {CURVE} "
+        f"nats per token on {HELD_OUT} blocks of the test reviews, at 10 % of the tokens and in the figure on {CURVE} "
         "of them. Negative: the share of the coefficients' absolute sum. Bits: loss with weights and inputs of all "
         "linear layers rounded, one scale per tensor. "
     )
     chosen = (
         f"The best of the learning rates {', '.join(map(str, sorted(RATES)))}, doubled while the highest is the best, "
         "by the loss of seed 0 on the same blocks; means over seeds. Difference: to softmax with the same seeds, with "
-        "a 95 % t-interval. Rates and seeds that are not done yet are missing from the columns that count them."
+        "a 95 % t-interval. The columns of rates and seeds count finished runs."
     )
     header = ["size", "attention", "rates", "best", "seeds", "loss", "difference", *COLUMNS]
     rows = [[size, arm, *row_of(done, size, arm)] for size, arm in arms]
@@ -296,7 +300,7 @@ def difference(done: dict[Run, dict[str, Any]], size: str, runs: dict[int, dict[
 
 
 def draw(done: dict[Run, dict[str, Any]], arms: list[tuple[str, str]], file: Path) -> None:
-    """How far the loss is from softmax's while the models train, each with its best rate, over the seeds of both."""
+    """The difference of the loss to softmax during training, each with its best rate, over the seeds of both."""
     sizes = [size for size in SIZES if (size, "softmax") in arms]
     if not sizes:
         return
@@ -323,7 +327,7 @@ def draw(done: dict[Run, dict[str, Any]], arms: list[tuple[str, str]], file: Pat
 
 
 def mean_curve(runs: list[dict[str, Any]]) -> dict[str, float]:
-    """The losses while training, by step, the mean over runs."""
+    """The losses during training by step, mean over runs."""
     curves = [row["curve"] for row in runs]
     return {step: float(np.mean([curve[step] for curve in curves])) for step in curves[0]}
 

@@ -1,4 +1,4 @@
-"""Measuring honestly on a noisy machine: interleaved runs, medians, ratios, the machine's name beside them."""
+"""Measurements on a noisy machine: interleaved runs, medians, ratios, and the name of the machine."""
 
 import ctypes
 import gc
@@ -20,7 +20,7 @@ from hf_bidir.finetune.record import cpu_model
 
 
 def interleaved_medians(tasks: Mapping[str, Callable[[], None]], repeats: int, warm_up: int = 3) -> dict[str, float]:
-    """Median seconds of each task, all tasks taking turns so that a slow spell of the machine meets them all."""
+    """Median seconds of each task; tasks are interleaved, so slow phases of the machine affect all of them."""
     seconds: dict[str, list[float]] = {name: [] for name in tasks}
     for round_number in tqdm(range(warm_up + repeats), leave=False, unit="round"):
         for name, task in tasks.items():
@@ -33,7 +33,7 @@ def interleaved_medians(tasks: Mapping[str, Callable[[], None]], repeats: int, w
 
 
 def peak_memory(task: Callable[[], None], device: str) -> float | None:
-    """MiB by which the process grows at its peak during the task; on the device. None if unknown."""
+    """Peak growth of memory on the device during the task in MiB; None if unknown."""
     gc.collect()
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -42,7 +42,7 @@ def peak_memory(task: Callable[[], None], device: str) -> float | None:
         return (torch.cuda.max_memory_allocated() - before) / 2**20
     if not Path("/proc/self/clear_refs").exists():
         return None
-    # Without this, memory that an earlier task freed would still belong to the process and hide the growth.
+    # otherwise memory freed by an earlier task would still belong to the process and hide the growth
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
@@ -51,7 +51,7 @@ def peak_memory(task: Callable[[], None], device: str) -> float | None:
 
 
 def machine(device: str) -> str:
-    """One line: the processor or GPU that was measured, threads, versions."""
+    """One line with the processor or GPU, threads and versions."""
     if device == "cuda":
         name = torch.cuda.get_device_name()
     else:
@@ -61,9 +61,9 @@ def machine(device: str) -> str:
 
 
 def write_table(path: Path, title: str, notes: str, header: list[str], rows: list[list[str]], device: str) -> None:
-    """Print a Markdown table and write it to `path`, with the machine and the command that measured it."""
+    """Print a Markdown table and save it to `path`, with the machine and the command."""
     lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}", *(f"| {' | '.join(row)} |" for row in rows)]
-    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]  # no folders of this machine
+    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]  # without folders of this machine
     command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words])
     text = f"# {title}\n\n{machine(device)}\n\n{notes} Command: `{command}`.\n\n" + "\n".join(lines) + "\n"
     print(text)
@@ -71,7 +71,7 @@ def write_table(path: Path, title: str, notes: str, header: list[str], rows: lis
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
-    print(f"written to {path}")
+    print(f"saved: {path}")
 
 
 def _status(field: str) -> int:

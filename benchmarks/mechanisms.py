@@ -1,12 +1,12 @@
-"""Every mechanism of attention on one task: how well it works with TanhMax and with softmax, and what it looks like.
+"""The test scores of every attention mechanism on one task, with TanhMax and softmax, and figures of its coefficients.
 
     python benchmarks/mechanisms.py
     python benchmarks/mechanisms.py --only additive hard --activations tanhmax
 
-Encoder-decoders write dates (training/recipes/dates-rnn-*.yaml, changed in the mechanism alone) and sort numbers;
-classifiers read the small synthetic set. All data are made here. Runs go to runs/mechanisms; a finished run is not
-repeated and an interrupted one continues; processes with other --only or --activations share the work. The table, of
-all runs that are finished, goes to benchmarks/results/mechanisms.md, a picture of each TanhMax run to docs/mechanisms.
+Encoder-decoders convert dates (training/recipes/dates-rnn-*.yaml with another mechanism) and sort numbers; classifiers
+use the small synthetic set. All data are generated. Runs go to runs/mechanisms; finished runs are not repeated,
+interrupted ones continue; processes with other --only or --activations share the work. The table of all finished runs
+goes to benchmarks/results/mechanisms.md, a figure of each TanhMax run to docs/mechanisms.
 """
 
 import argparse
@@ -48,11 +48,11 @@ CLASSIFIERS = {
     "learned query": {"attn_score": "additive", "encoder": "gru", "bidirectional": True},
     "hard per_token": {"attn_selection": "hard"},
 }
-WINDOW = {  # three layers of which reach from the first word of a text to its last one
+WINDOW = {  # three such layers reach from the first word of a text to the last
     **{"attn_scope": "window", "attn_window": 4, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 1},
     **{"intermediate_size": 64, "max_length": 14, "num_train_epochs": 5, "learning_rate": 3e-3, "vocab_size": 4000},
 }
-SEEDS = {"sorting": 3, "local-p": 3, "hard": 3}  # one for every other mechanism
+SEEDS = {"sorting": 3, "local-p": 3, "hard": 3}  # the other mechanisms have one seed
 DAY = "the 5th of March 1998"
 MIXED = "word1109 word310 word1204 pos88 word451 neg68 word294 word349 word776 word261 word959 word1511"
 HEADER = ["task", "mechanism", "changed", "test", "TanhMax", "softmax", "seeds"]
@@ -79,9 +79,8 @@ def main() -> None:
     rows = [row(name, options.runs) for name in names]
     notes = (
         "Exact match of encoder-decoders (2,000 sequences), accuracy of classifiers (3,000 texts), in percent; mean ± "
-        "standard deviation where there are several seeds. Validation data chose the checkpoint. Nothing was tuned for "
-        "any one mechanism: what is changed stands in the third column, the rest is the recipe of `general` (dates) or "
-        "of `hf-bidir demo` (synthetic)."
+        "standard deviation over several seeds. Validation data selected the checkpoint. No mechanism was tuned: the "
+        "third column lists the changes to the recipe of `general` (dates) or of `hf-bidir demo` (synthetic)."
     )
     write_table(options.results, "Mechanisms of attention", notes, HEADER, [cells for cells in rows if cells], "cpu")
 
@@ -95,7 +94,7 @@ def folder_of(name: str, activation: str, seed: int, runs: Path) -> Path:
 
 
 def train(name: str, activation: str, seed: int, runs: Path) -> None:
-    """One run, unless it is there already."""
+    """Train one run unless it is finished."""
     folder = folder_of(name, activation, seed, runs)
     if read_record(folder).get("status") == "finished":
         return
@@ -114,13 +113,13 @@ def train(name: str, activation: str, seed: int, runs: Path) -> None:
 
 
 def files_of(data: str, runs: Path) -> dict[str, Path]:
-    """The options that name the files of a synthetic set, which are written first."""
-    splits = (SETS | PAIRS)[data].split()  # the same rows every time, so that another process may write them too
+    """Save the files of a synthetic set; return the options that name them."""
+    splits = (SETS | PAIRS)[data].split()  # always the same rows, so parallel processes may save them too
     return {f"{split}_file": file for split, file in write_splits(splits, runs / data).items()}
 
 
 def results_of(name: str, activation: str, runs: Path) -> list[float]:
-    """The test numbers of the seeds that are finished, in percent."""
+    """The test scores of finished seeds in percent."""
     folders = [folder_of(name, activation, seed, runs) for seed in range(SEEDS.get(name, 1))]
     done = [folder for folder in folders if read_record(folder).get("status") == "finished"]
     numbers = [json.loads((folder / RESULTS).read_text(encoding="utf-8")) for folder in done]
@@ -128,7 +127,7 @@ def results_of(name: str, activation: str, runs: Path) -> list[float]:
 
 
 def row(name: str, runs: Path) -> list[str] | None:
-    """The table's row of one mechanism; None where nothing of it is finished."""
+    """The table's row of one mechanism; None without a finished run."""
     found = [results_of(name, activation, runs) for activation in ACTIVATIONS]
     if not any(found):
         return None
@@ -148,7 +147,7 @@ def draw(name: str, run: Path, picture: Path) -> None:
     """The coefficients of one run on one example."""
     model, tokenizer = load_checkpoint(run)
     texts = {"sorting": "42 7 93 7 18 60 5 71"} | dict.fromkeys(DATES, DAY)
-    caption = f"{name}: coefficients of TanhMax; the signs of all may be swapped at once."
+    caption = f"{name}: coefficients of TanhMax; their common sign is arbitrary."
     if name in texts:
         found = align(model, tokenizer, texts[name])
         units = {"coefficient a": found.coefficients}

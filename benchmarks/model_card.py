@@ -1,9 +1,9 @@
-"""How long does the card of a finished run take, and staging it for the Hub?
+"""How long do building a model card and staging a checkpoint for the Hub take?
 
     python benchmarks/model_card.py runs/checkpoints/digits-tanhmax runs/checkpoints/sst2-minilm-tanhmax
 
-Medians over --repeats, all folders and tasks taking turns; the baseline is reading and hashing the folder's weights,
-which a card that says "verified" cannot do without. The table goes to benchmarks/results/model_card.md.
+Medians over --repeats, folders and tasks interleaved; the baseline is reading and hashing the folder's weights, which a
+"verified" card requires. The table goes to benchmarks/results/model_card.md.
 """
 
 import argparse
@@ -40,12 +40,12 @@ def main() -> None:
         hash_, card, stage_ = (seconds[folder.name, task] for task in ("hash", "card", "stage"))
         rows.append([folder.name, f"{size:.1f}", f"{card:.2f} s", f"{card / hash_:.1f}", f"{stage_:.1f} s"])
     header = ["run", "weights, MiB", "build_model_card", "over hashing alone", "stage (card, checks, run alone)"]
-    notes = "Seconds are of one noisy machine; the ratio is what carries over."
-    write_table(options.results, "What a model card costs", notes, header, rows, "cpu")
+    notes = "Medians on one noisy machine; compare the ratios."
+    write_table(options.results, "Cost of a model card", notes, header, rows, "cpu")
 
 
 def staged(folder: Path) -> None:
-    """What `hf-bidir push --dry-run` does."""
+    """The work of `hf-bidir push --dry-run`."""
     with tempfile.TemporaryDirectory() as scratch:
         stage(folder, Path(scratch, folder.name), "me/mine")
 

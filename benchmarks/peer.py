@@ -1,9 +1,9 @@
-"""Do signed classes pass the tests that transformers has for its own? Both run them side by side.
+"""Do signed classes pass the tests of transformers' own classes? Both run side by side.
 
 make peer
 
 The tests come from the source distribution of the installed transformers, which pip fetches once into .peer/.
-Exits with 1 where a test fails or is skipped on a signed class and passes on the stock class.
+Exits with 1 if a test fails or is skipped on a signed class and passes on the stock class.
 """
 
 import argparse
@@ -27,13 +27,13 @@ MODULE = "test_modeling_common"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=HERE / "results" / "peer.md")
-    parser.add_argument("--cache", type=Path, default=HERE.parent / ".peer", help="where the fetched tests are kept")
-    parser.add_argument("--tests", default="", help="only those whose name has this (as pytest -k); writes no table")
+    parser.add_argument("--cache", type=Path, default=HERE.parent / ".peer", help="folder of the downloaded tests")
+    parser.add_argument("--tests", default="", help="only tests that match (as pytest -k); saves no table")
     parser.add_argument("--processes", default="auto", help="as pytest -n")
     options = parser.parse_args()
     os.environ |= {"PEER_TESTS": str(fetched(options.cache)), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     outcomes = Outcomes()
-    ours = ["-c", os.devnull, "--rootdir", str(HERE), "-p", "no:cacheprovider"]  # not the configuration of tests/
+    ours = ["-c", os.devnull, "--rootdir", str(HERE), "-p", "no:cacheprovider"]  # without the configuration of tests/
     shown = ["-q", "--tb=short", "--disable-warnings", "-o", "verbosity_subtests=0"]
     chosen = ["-n", options.processes, "-k", options.tests, str(HERE / "peer_tests.py")]
     code = pytest.main([*ours, *shown, *chosen], plugins=[outcomes])
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def fetched(cache: Path) -> Path:
-    """The folder with the tests of the installed transformers, as a package that can be imported."""
+    """The folder with the tests of the installed transformers, as an importable package."""
     version = transformers.__version__
     folder = cache / f"transformers_tests_{version.replace('.', '_')}"
     if not folder.exists():
@@ -59,7 +59,7 @@ def fetched(cache: Path) -> Path:
 
 
 def unpacked(archive: Path, folder: Path) -> None:
-    """Take the tests of models out of a source distribution, with empty mixins for those that it leaves out."""
+    """Extract the tests of models from a source distribution, with empty mixins in place of missing ones."""
     with tarfile.open(archive) as tar:
         tests = tar.extractfile(f"{archive.name.removesuffix('.tar.gz')}/tests/{MODULE}.py").read().decode()
     for package, module, mixin in re.findall(r"^from \.(\w+)\.(\w+) import (\w+)", tests, re.MULTILINE):
@@ -69,7 +69,7 @@ def unpacked(archive: Path, folder: Path) -> None:
 
 
 class Outcomes:
-    """A plugin of pytest that collects what became of every test and of every part of one."""
+    """A pytest plugin that collects the outcome of every test and subtest."""
 
     def __init__(self) -> None:
         # family: {"Stock" or "Signed": {test: outcome}}
@@ -81,14 +81,14 @@ class Outcomes:
             return
         kind, family = place.groups()
         test = report.nodeid.rpartition("::")[2]
-        if part := getattr(report, "context", None):  # `subTest`, often named by a class that is written out
+        if part := getattr(report, "context", None):  # `subTest`, often named by the repr of a class
             test += f"[{re.sub(CLASS, '', part.msg or str(part.kwargs)).replace('Bidir', '')}]"
         self.by_family[family][kind].setdefault(test, report.outcome)
         if report.failed:
             self.by_family[family][kind][test] = "failed"
 
     def worse(self) -> list[tuple[str, str]]:
-        """`(family and test, outcome)` of every test that passes on the stock class, and not on the signed one."""
+        """`(family and test, outcome)` of every test that passes on the stock class but not on the signed one."""
         return [
             (f"{family} {test}", kinds["Signed"].get(test, "missing"))
             for family, kinds in self.by_family.items()
@@ -114,7 +114,7 @@ def write(output: Path, outcomes: Outcomes, worse: list[tuple[str, str]]) -> Non
 
 
 def counts(outcomes: dict[str, str]) -> list[int]:
-    """How many tests passed, failed, were skipped; parts of tests do not count."""
+    """The numbers of passed, failed and skipped tests, without subtests."""
     count = Counter(outcome for test, outcome in outcomes.items() if "[" not in test)
     return [count["passed"], count["failed"], count["skipped"]]
 

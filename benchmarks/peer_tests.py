@@ -1,6 +1,6 @@
 """transformers' own tests of models, on stock classes and on their signed counterparts; collected by `peer.py`.
 
-The modules of transformers' tests are in the folder that the environment variable PEER_TESTS names.
+The environment variable PEER_TESTS names the folder of transformers' tests.
 """
 
 import importlib
@@ -40,9 +40,9 @@ SIDES = {  # of an encoder-decoder
 
 @dataclass(frozen=True)
 class Family:
-    """The classes `name` + one of `heads`, the fields of a small config, and attributes that the tests go by.
+    """The classes `name` + one of `heads`, the fields of a small config, and attributes for the tests.
 
-    An attribute that is a test and None leaves the test out, for stock and signed classes alike.
+    A test that is set to None is skipped for stock and signed classes.
     """
 
     name: str
@@ -85,7 +85,7 @@ FAMILIES = [
 
 
 class Tester:
-    """What the tests ask for a small config and inputs; the names are theirs."""
+    """Provides the small config and inputs; the tests define the names."""
 
     batch_size, is_training, num_choices = BATCH, True, 3
     hidden_size, num_hidden_layers, num_attention_heads = HIDDEN, LAYERS, HEADS
@@ -134,7 +134,7 @@ def suite(family: Family, signed: bool) -> type[unittest.TestCase]:
 
 
 def name_signed_heads() -> None:
-    """Tell the tests, which look up by a class's name what it is for, that signed classes are for the same."""
+    """Register signed classes in the tables of classes by task that the tests use."""
     for table in [name for name in vars(common) if name.endswith("_MAPPING_NAMES")]:
         stock = getattr(common, table)
         heads = {kind: name for kind, name in stock.items() if isinstance(name, str)}

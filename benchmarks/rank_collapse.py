@@ -1,9 +1,9 @@
-"""Do the tokens of a deep stack become one, with softmax and with TanhMax?
+"""Does a deep stack suffer rank collapse, with softmax and with TanhMax?
 
     python benchmarks/rank_collapse.py
 
 A BERT-base-shaped stack of 12 layers with random weights, as transformers initialises them, on random tokens; in double
-precision. Means over seeds. The table goes to benchmarks/results/rank_collapse.md, the picture to
+precision. Means over seeds. The table goes to benchmarks/results/rank_collapse.md, the figure to
 docs/rank-collapse.png.
 """
 
@@ -27,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="of weights and tokens")
     parser.add_argument("--length", type=int, default=64, help="tokens")
-    parser.add_argument("--paths", type=int, default=20, help="random paths of every length, per seed")
+    parser.add_argument("--paths", type=int, default=20, help="number of random paths per length and seed")
     parser.add_argument("--picture", type=Path, default=ROOT / "docs/rank-collapse.png")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results/rank_collapse.md")
     options = parser.parse_args()
@@ -38,13 +38,13 @@ def main() -> None:
         rows += [[mass, stack, *(f"{curve[layer]:.1e} ({found.ranks[stack][layer]:.1f})" for layer in SHOWN)]
                  for stack, curve in found.stacks.items()]  # fmt: skip
         middle = found.paths.median(1).values
-        rows.append([mass, "paths through so many heads (median)", *(f"{middle[layer]:.1e}" for layer in SHOWN)])
+        rows.append([mass, "paths through this many heads (median)", *(f"{middle[layer]:.1e}" for layer in SHOWN)])
     draw_rank_collapse(measured, options.picture)
     notes = (
         f"Relative residual ‖res(X)‖ / ‖X‖ (Dong et al. 2021) of {options.length} tokens, mean over {options.seeds} "
-        "seeds and two sequences each; 0 where all tokens are equal. In brackets the stable rank of the residual (of "
-        "rounding errors, where the residual is below 1e-14). λ = 0 is softmax, λ = 1 is TanhMax. Layer normalisation "
-        "is always there."
+        "seeds and two sequences each; 0 where all tokens are equal. In brackets the stable rank of the residual, "
+        "which is rounding where the residual is below 1e-14. λ = 0 is softmax, λ = 1 is TanhMax. All stacks have "
+        "layer normalisation."
     )
     write_table(options.results, "Rank collapse", notes, HEADER, rows, "cpu")
 

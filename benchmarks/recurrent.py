@@ -1,11 +1,11 @@
-"""Recurrent models: is TanhMax as accurate as softmax, and hard attention as soft?
+"""Recurrent models: the accuracy of TanhMax and softmax, of hard and soft attention.
 
     python benchmarks/recurrent.py --data-dir DIR --seeds 3
     python benchmarks/recurrent.py --data-dir DIR --only synthetic sst2
 
-`DIR` holds sst2/, 20news_sports/, ag_news/ and imdb/ with parquet files. The synthetic texts are made here. Runs go to
-runs/recurrent; a finished run is not repeated and an interrupted one continues, so several of these processes may
-share the work. The table, of all runs that are finished, goes to benchmarks/results/recurrent.md.
+`DIR` holds sst2/, 20news_sports/, ag_news/ and imdb/ with parquet files. The synthetic texts are generated. Runs go to
+runs/recurrent; finished runs are not repeated and interrupted ones continue, so several processes may share the work.
+The table of all finished runs goes to benchmarks/results/recurrent.md.
 """
 
 import argparse
@@ -38,7 +38,7 @@ HEADER = ["data", "selection", "activation", "seeds", "test accuracy", "recall o
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=3, help="how many seeds, from 0 on")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, counted from 0")
     names = ["synthetic", *RECIPES]
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="DATA", help=", ".join(names))
     parser.add_argument("--runs", type=Path, default=ROOT / "runs/recurrent", help="where the runs go")
@@ -56,8 +56,8 @@ def main() -> None:
         for activation in ACTIVATIONS
     ]
     notes = (
-        "Mean ± standard deviation over seeds; validation data chose the checkpoint, both activations have the same "
-        "recipe. Recall is the mean over seeds of the class that is found least."
+        "Mean ± standard deviation over seeds; validation data selected the checkpoint, both activations have the "
+        "same recipe. Recall of the worst class is the mean over seeds."
     )
     write_table(options.results, "Recurrent models", notes, HEADER, [cells for cells in rows if cells], "cpu")
 
@@ -67,7 +67,7 @@ def folder_of(data: str, selection: str, activation: str, runs: Path) -> Path:
 
 
 def train(data: str, selection: str, activation: str, seed: int, options: argparse.Namespace) -> None:
-    """One run, unless it is there already."""
+    """Train one run unless it is finished."""
     folder = folder_of(data, selection, activation, options.runs) / f"seed{seed}"
     if read_record(folder).get("status") == "finished":
         return
@@ -85,7 +85,7 @@ def train(data: str, selection: str, activation: str, seed: int, options: argpar
 
 
 def row(data: str, selection: str, activation: str, runs: Path) -> list[str] | None:
-    """The table's row for one model, over the seeds that are finished; None without any."""
+    """The table's row for one model over finished seeds; None without any."""
     seeds = sorted(folder_of(data, selection, activation, runs).glob("seed*"))
     done = [folder for folder in seeds if read_record(folder).get("status") == "finished"]
     if not done:

@@ -4,14 +4,13 @@
     python benchmarks/signed_attention.py --train-file train.parquet   # also measures the orientation, writes the table
 
 The models are model_cards/sst2-rnn-softmax and sst2-rnn-tanhmax: one query attends to the word embeddings, in one
-layer, so that the picture shows all coefficients that the model has. The sentence is the example of every text card in
+layer, so the picture shows all coefficients of the model. The sentence is the example of every text card in
 this repository; it was fixed before this picture was made.
 
-The overall sign of a TanhMax head is arbitrary. With --train-file it is oriented by those texts: coefficients are
+The overall sign of a TanhMax head is arbitrary. With --train-file it is oriented on those texts: coefficients are
 multiplied by g = sign Σ |a| u, where u = ∂y/∂a and y is the logit of "positive" minus that of "negative". The
 committed checkpoint has g = 1 on the 6,920 training sentences of SST-2, so without the file its coefficients are drawn
-as they are.
-The picture goes to docs/signed-attention.png, the table to benchmarks/results/signed_attention.md.
+unchanged. The picture goes to docs/signed-attention.png, the table to benchmarks/results/signed_attention.md.
 """
 
 import argparse
@@ -71,7 +70,7 @@ def explain(folder: Path, sentence: str, texts: list[str] | None) -> Row:
     model, tokenizer = load_checkpoint(folder)
     model.requires_grad_(False)
     limit = model.config.max_position_embeddings
-    # softmax coefficients are positive as they are
+    # softmax coefficients are already positive
     sign, share = orientation(model, tokenizer, texts, limit) if texts else (1.0, None)
     sign = sign if model.config.attn_activation == "tanhmax" else 1.0
     example = read_text(tokenizer, sentence, limit)

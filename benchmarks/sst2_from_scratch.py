@@ -25,7 +25,7 @@ METRICS = ("accuracy", "macro_f1", "recall_negative", "recall_positive")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True, help="holds {train,validation,test}.parquet")
-    parser.add_argument("--seeds", type=int, default=3, help="how many seeds, from 0 on")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, counted from 0")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs/sst2-from-scratch", help="where the runs go")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results/sst2_from_scratch.md")
     options = parser.parse_args()
@@ -36,11 +36,11 @@ def main() -> None:
     options.results.parent.mkdir(parents=True, exist_ok=True)
     options.results.write_text(table(runs), encoding="utf-8")
     print(table(runs))
-    print(f"written to {options.results}")
+    print(f"saved: {options.results}")
 
 
 def finished_run(activation: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Record and numbers of one run, which is trained first unless it is there already."""
+    """Record and results of one run, which is trained unless it is finished."""
     folder = options.runs / f"{activation}-seed{seed}"
     if read_record(folder).get("status") != "finished":
         files = {f"{split}_file": options.data_dir / f"{split}.parquet" for split in ("train", "validation", "test")}
@@ -50,7 +50,7 @@ def finished_run(activation: str, seed: int, options: argparse.Namespace) -> dic
 
 
 def table(runs: dict[str, list[dict[str, Any]]]) -> str:
-    """Test numbers in percent, mean ± standard deviation over seeds, and what they were measured on."""
+    """Test scores in percent, mean ± standard deviation over seeds, with data and machine."""
     lines = [f"| activation | seeds | {' | '.join(METRICS)} |", "|---|---|" + "---|" * len(METRICS)]
     means = {}
     for activation, of_seeds in runs.items():

@@ -1,4 +1,4 @@
-"""What does signed attention cost in a whole training step? TanhMax over the stock softmax model, interleaved.
+"""What does signed attention cost in a training step? TanhMax relative to the stock softmax model, interleaved.
 
 A step is zero_grad, forward with loss, backward and AdamW, on random data: BERT-base (batch 8, length 128), ViT-base
 (batch 8, 197 tokens), and small shapes (6 layers of width 384) of RoBERTa, ModernBERT and DINOv2, each against the
