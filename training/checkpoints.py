@@ -8,7 +8,8 @@
 Each pair is one recipe with two attention activations, trained with several seeds; the model of the first seed becomes
 the checkpoint. Then, for both: `hf-bidir evaluate`, a picture of contributions, the card. Runs go to
 runs/checkpoints/NAME (later seeds to runs/checkpoints/seeds); a finished run is not repeated, an interrupted one
-continues. Card, numbers and pictures are copied to model_cards/NAME, and the weights too if they are below 10 MB.
+continues. Card, numbers and pictures are copied to model_cards/NAME, and the weights too if they are below 10 MB or
+those of sst2-minilm-tanhmax, which is saved in half precision.
 
 `DIR` holds, per data set: fashion_mnist/ with {train,t10k}-images-idx3-ubyte.gz and their labels; sst2/ with
 train.parquet, validation.parquet and test.parquet; and for sst2-minilm and imdb-lm imdb/ with train.parquet and
@@ -57,6 +58,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RUNS, CARDS = ROOT / "runs/checkpoints", ROOT / "model_cards"
 SHOWN, WEIGHTS = ("*.json", "*.png"), "model.safetensors"
 SMALL = 10_000_000  # bytes; smaller weights are committed beside their card
+LARGE = ("sst2-minilm-tanhmax",)  # committed once although it has 45 MB
 LICENSE = "apache-2.0"  # of the weights that the project trains
 IMAGES_SHOWN = 6
 SENTENCE, TARGET = "a charming film with a weak ending", 1
@@ -64,10 +66,11 @@ PROMPT = "This is one of the worst movies I have ever"
 HEALED = RUNS / "minilm-healed-30-steps"
 HEADING = f"""# Checkpoints
 
-Each TanhMax checkpoint has a softmax counterpart, trained with the same recipe. Weights below 10 MB are in this folder;
-load them by path in a clone, as the Python example at the top of each card does. `hf-bidir models` prints this list,
-and `make checkpoints` trains the checkpoints, evaluates the saved files and generates this page. On the Hub the names
-are `{published.NAMESPACE}/NAME`, by `hf-bidir push model_cards/NAME {published.NAMESPACE}/NAME`.
+Each TanhMax checkpoint has a softmax counterpart, trained with the same recipe. Weights below 10 MB are in this folder,
+and those of sst2-minilm-tanhmax in half precision; load them by path in a clone, as the Python example at the top of
+each card does. `hf-bidir models` prints this list, and `make checkpoints` trains the checkpoints, evaluates the saved
+files and generates this page. On the Hub the names are `{published.NAMESPACE}/NAME`, by
+`hf-bidir push model_cards/NAME {published.NAMESPACE}/NAME`.
 
 - **score**: accuracy, or perplexity for language models (lower is better), as mean ± standard deviation, with the
   number of seeds in brackets. **this checkpoint**: the same metric for the checkpoint itself, trained with seed 0.
@@ -93,6 +96,7 @@ class Pair:
         start: preparation before the training, given the options that name data and model.
         note: a sentence for readers who compare the two.
         metrics: the reported metrics, the first one in the table; of the split "test", or "eval" for validation.
+        half: whether the checkpoints are saved, evaluated and committed in half precision; all seeds train in fp32.
     """
 
     task: Task
@@ -105,6 +109,7 @@ class Pair:
     note: str | None = None
     metrics: tuple[str, ...] = ("accuracy", "macro_f1")
     split: str = "test"
+    half: bool = False
 
 
 def heal_minilm(options: argparse.Namespace) -> None:
@@ -153,6 +158,7 @@ PAIRS = {
         options={"sst2-minilm-tanhmax": {"model_name_or_path": HEALED}},
         start=heal_minilm,
         note="The TanhMax checkpoint also had 30 steps of distillation, without labels.",
+        half=True,
     ),
     "imdb-lm": Pair(
         causal_lm,
@@ -203,7 +209,13 @@ def make(pair: Pair, options: argparse.Namespace) -> None:
         columns = {"this": name, "twin": counterpart(pair, name)}
         spread = {key: {"name": one, "scores": _by_metric(scores[one])} for key, one in columns.items()}
         write_json(RUNS / name / "seeds.json", {"seeds": seeds, "note": pair.note, **spread})
-        evaluate_checkpoint(RUNS / name, test).save(RUNS / name)
+        if pair.half:
+            save_in_half_precision(RUNS / name)
+        evaluation = evaluate_checkpoint(RUNS / name, test)
+        evaluation.save(RUNS / name)
+        if pair.half:  # the numbers of this file, not those of its fp32 weights
+            results = _read(RUNS / name / RESULTS)
+            write_json(RUNS / name / RESULTS, results | {f"test_{key}": one for key, one in evaluation.scores.items()})
     draw_explanations([RUNS / name for name in pair.recipes], test)
     for name in pair.recipes:
         write_card(RUNS / name)
@@ -211,6 +223,12 @@ def make(pair: Pair, options: argparse.Namespace) -> None:
         print(f"{name}: {pair.metrics[0]} {number}, {len(seeds)} seeds. Written: {RUNS / name}")
         if len(seeds) >= pair.seeds:
             print(f"Copied: {publish_card(RUNS / name)}")
+
+
+def save_in_half_precision(folder: Path) -> None:
+    """Save the model of a checkpoint again with weights in float16."""
+    model, _ = load_checkpoint(folder)
+    model.half().save_pretrained(folder)
 
 
 def scores_of(name: str) -> dict[str, list[float]]:
@@ -331,14 +349,14 @@ def _draw_sentence(models: dict[str, Loaded], file: Path) -> None:
 
 
 def publish_card(folder: Path) -> Path:
-    """Copy the description of a checkpoint to model_cards/, and the weights if they are small, and write its card."""
+    """Copy the description of a checkpoint to model_cards/, with small weights and those of LARGE; write its card."""
     target = CARDS / folder.name
     target.mkdir(parents=True, exist_ok=True)
     for file in target.iterdir():  # from an earlier run; README.md stays, with what a person added to the card
         if file.name != "README.md":
             file.unlink()
-    small = sum(file.stat().st_size for file in folder.glob("*.safetensors")) < SMALL
-    for pattern in (*SHOWN, *(["*.safetensors"] if small else [])):
+    committed = folder.name in LARGE or sum(file.stat().st_size for file in folder.glob("*.safetensors")) < SMALL
+    for pattern in (*SHOWN, *(["*.safetensors"] if committed else [])):
         for file in folder.glob(pattern):
             shutil.copyfile(file, target / file.name)
     return write_card(target)
