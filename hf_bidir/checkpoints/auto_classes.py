@@ -7,6 +7,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 # modules of the recurrent models, which have no stock counterpart
 _RECURRENT = {
@@ -76,7 +77,7 @@ class _Heads(dict):
         super().__init__(registered)
         self.auto = auto
 
-    def _name(self, config_class: type) -> str | None:
+    def _name(self, config_class: Any) -> str | None:
         if not getattr(config_class, "__module__", "").startswith("hf_bidir.modeling."):
             return None  # a stock class, or one that came with a checkpoint
         return config_class.remote_code.get(self.auto, "").rpartition(".")[2] or None
@@ -90,7 +91,7 @@ class _Heads(dict):
             raise KeyError(config_class)
         return bidir_class(name)
 
-    def values(self) -> list[type]:
+    def values(self) -> list[type]:  # type: ignore[override]  # a list in place of a view
         """All classes, including the signed ones created so far, which `pipeline` checks a model against."""
         modules = filter(None, map(sys.modules.get, _MODELING))
         created = [item for module in modules for item in vars(module).values() if hasattr(item, "config_class")]
@@ -110,6 +111,7 @@ class _AfterImport(MetaPathFinder, Loader):
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]):
         self.name, self.then = name, then
+        self.loader: Any = None
 
     def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
         if name != self.name:
@@ -119,14 +121,15 @@ class _AfterImport(MetaPathFinder, Loader):
             spec = find_spec(name)
         finally:
             sys.meta_path.insert(0, self)
-        self.loader, spec.loader = spec.loader, self
+        if spec is not None:
+            self.loader, spec.loader = spec.loader, self
         return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__.loader = module.__loader__ = self.loader
+        module.__spec__.loader = module.__loader__ = self.loader  # type: ignore[union-attr]  # set by the import
         self.loader.exec_module(module)
         sys.meta_path.remove(self)
         self.then(module)

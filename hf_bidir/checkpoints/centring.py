@@ -8,6 +8,7 @@ centred scores, TanhMax then approximates softmax minus the uniform average: `si
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +53,8 @@ def centre_attention(model: PreTrainedModel, batches: Iterable[Mapping[str, Tens
             moves += [(part.linear.bias, part.indices, -mean[head]) for head, (part,) in enumerate(heads)]
         if own.layer in values:
             merged = mean_value.repeat_interleave(own.heads // len(mean_value), 0).flatten()
-            moves.append((own.output.bias, slice(None), weight_of(own.output).float() @ merged.float()))
+            output: Any = own.output  # a linear map: the values of the others stay
+            moves.append((output.bias, slice(None), weight_of(output).float() @ merged.float()))
     _move(model, moves)
 
 

@@ -105,7 +105,7 @@ def signed_model(
     Returns:
         The model, its tokenizer and processors if any, and the largest difference of an output on random input.
     """
-    attention = {"activation": attn_activation, "negative_mass": negative_mass, "partial": partial}
+    attention: dict[str, Any] = {"activation": attn_activation, "negative_mass": negative_mass, "partial": partial}
     read = _read_source(source, weights, dtype, attention)
     inputs = _inputs_of(read.model)
     before = read.outputs(inputs)
@@ -280,7 +280,7 @@ def read_config(source: str | Path) -> PretrainedConfig:
 
 def checkpoint_processors(source: str | Path) -> list:
     """The tokenizer, image processor, feature extractor and combined processor of a checkpoint, if any."""
-    found = {}
+    found: dict[type, Any] = {}
     for auto in PROCESSORS:
         try:
             processor = auto.from_pretrained(source)
@@ -332,8 +332,9 @@ def _largest_difference(first: list[Tensor], second: list[Tensor], inputs: dict[
     keep = inputs.get("attention_mask")
 
     def at_tokens(output: Tensor) -> Tensor:
-        per_token = keep is not None and output.shape[: keep.dim()] == keep.shape
-        return (output[keep.bool()] if per_token else output).float()
+        if keep is not None and output.shape[: keep.dim()] == keep.shape:
+            output = output[keep.bool()]
+        return output.float()
 
     pairs = [(at_tokens(a), at_tokens(b)) for a, b in zip(first, second, strict=True)]
     found = [(a - b).abs().max() / a.abs().max().clamp_min(1) for a, b in pairs if a.numel()]

@@ -109,8 +109,10 @@ class _Probe:
 
     def observe(self, layer: nn.Module, key: Tensor, value: Tensor, context: Tensor) -> None:
         if layer not in self.found:  # a layer that is run again has the same maps
-            heads = [[self._features(states[:, head]) for head in range(states.shape[1])] for states in (key, value)]
-            self.found[layer] = Projections(layer, *heads, heads=context.shape[2])
+            keys, values = (
+                [self._features(states[:, head]) for head in range(states.shape[1])] for states in (key, value)
+            )
+            self.found[layer] = Projections(layer, keys, values, heads=context.shape[2])
             self.waiting = layer, context.detach()
         self.recent = []
 

@@ -1,7 +1,7 @@
 """`hf-bidir convert` and `families`: convert checkpoints, and list the model types that can be converted."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -44,7 +44,7 @@ def convert(
     """
     from hf_bidir.checkpoints.convert import convert_checkpoint, restore_softmax  # a slow import, not needed for --help
 
-    options = {
+    options: dict[str, Any] = {
         "attn_activation": attn_activation,
         "negative_mass": negative_mass,
         "weights": weights,

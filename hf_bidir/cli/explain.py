@@ -1,7 +1,7 @@
 """`hf-bidir explain`: evidence for and against a prediction."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -66,7 +66,7 @@ def explain(
         from hf_bidir.explain.report import explain_checkpoint, holds_explanation, write_explanation
 
     logging.disable_progress_bar()  # for loading the weights
-    chosen = {"target": target, "position": position, "layer": layer, "head": head}
+    chosen: dict[str, Any] = {"target": target, "position": position, "layer": layer, "head": head}
     chosen |= {"continuation": continuation, "new_tokens": new_tokens}
     with one_line_errors():
         replaces = holds_explanation(output)  # checked first: an explanation may take minutes

@@ -1,7 +1,7 @@
 """`hf-bidir push`, `card` and `evaluate`: publish a checkpoint with measured numbers."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,9 +32,9 @@ def push(
     """
     from hf_bidir.hub.push import push_checkpoint
 
-    options = {"private": private, "revision": revision, "create_pr": create_pr, "dry_run": dry_run, "tag": tag}
+    options: dict[str, Any] = {"private": private, "revision": revision, "create_pr": create_pr, "tag": tag}
     with one_line_errors():
-        done = push_checkpoint(folder, repo_id, **options)
+        done: Any = push_checkpoint(folder, repo_id, dry_run=dry_run, **options)
     typer.echo(done if dry_run else f"Published: {done.commit_url}")
 
 
@@ -123,7 +123,7 @@ def evaluate(
         from hf_bidir.hub.card_numbers import nearly_equal
 
     logging.disable_progress_bar()  # for loading the weights
-    options = {"split": split, "batch_size": batch_size, "column": column, "label_column": label_column}
+    options: dict[str, Any] = {"split": split, "batch_size": batch_size, "column": column, "label_column": label_column}
     with one_line_errors():
         if save and not Path(checkpoint).is_dir():
             raise ValueError(

@@ -11,6 +11,7 @@ from argparse import (
     RawDescriptionHelpFormatter,
 )
 from textwrap import shorten
+from typing import Any
 
 from transformers import Seq2SeqTrainingArguments
 
@@ -50,7 +51,7 @@ def short_help(parser: ArgumentParser) -> str:
     lines = [parser.format_usage().strip(), "", description, *([] if not examples else ["", examples[0]])]
     for group in parser._action_groups:
         shown = [action for action in group._group_actions if _is_shown(action)]
-        new = [action for action in shown if action.help.startswith(FROM_SCRATCH)]
+        new = [action for action in shown if str(action.help).startswith(FROM_SCRATCH)]
         for title, actions in ((group.title, [a for a in shown if a not in new]), ("from scratch", new)):
             lines += ["", f"{title}:", *(_line(action, width) for action in actions)] if actions else []
     return "\n".join(
@@ -70,7 +71,7 @@ def _is_on(action: Action) -> bool:
 
 def _line(action: Action, width: int) -> str:
     """The option and the first clause of its help, with the default."""
-    clause = re.split(r"[.;](?:\s|$)", action.help.removeprefix(FROM_SCRATCH).strip())[0]
+    clause = re.split(r"[.;](?:\s|$)", str(action.help).removeprefix(FROM_SCRATCH).strip())[0]
     clause = f"switch off: {clause}" if action.option_strings[0].startswith("--no_") else clause
     if action.choices and not all(str(choice) in clause for choice in action.choices):
         clause += f" ({', '.join(map(str, action.choices))})"
@@ -90,5 +91,6 @@ def _name(action: Action) -> str:
 def _value(action: Action) -> str:
     if action.nargs == 0 or isinstance(action.default, bool) or not action.option_strings:
         return ""
-    kind = {int: "N", float: "X"}.get(action.type, "VALUE")
+    kinds: dict[Any, str] = {int: "N", float: "X"}
+    kind = kinds.get(action.type, "VALUE")
     return f"{kind} ..." if action.nargs in ("+", "*") else kind

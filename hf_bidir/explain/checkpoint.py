@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image, UnidentifiedImageError
@@ -26,7 +27,7 @@ LONGEST_TEXT = 2**20  # limit in tokens where neither model nor tokenizer has on
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # formats that Pillow decodes without starting another program
 
 
-def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, object]:
+def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, Any]:
     """Load a bidir checkpoint as it is, or a softmax one of transformers or timm as the equal bidir model (`λ = 0`).
 
     Returns:
@@ -101,15 +102,18 @@ def read_text(tokenizer, text: str | Sequence[str], limit: int) -> Example:
     encoding = tokenizer(text, is_split_into_words=split, **options)
     offsets = encoding.pop("offset_mapping")[0].tolist()
     pieces = tokenizer.convert_ids_to_tokens(encoding["input_ids"][0])
-    tokens, special, token_of_piece, last = [], [], [], None
+    tokens: list[str] = []
+    special: list[bool] = []
+    token_of_piece: list[int] = []
+    last = None
     for piece, word, (start, end) in zip(pieces, encoding.word_ids(), offsets, strict=True):
         # a tokenizer without a pre-tokenizer reports the whole text as one word; split it at whitespace
         behind_blank = not split and any(map(str.isspace, text[max(start - 1, 0) : start + 1]))
         if word is None or word != last or (behind_blank and tokens[-1]):
-            tokens.append(piece if word is None else text[word] if split else text[start:end].strip())
+            tokens.append(piece if word is None else text[word] if split else "".join(text[start:end]).strip())
             special.append(word is None)
         elif not split:
-            tokens[-1] += text[start:end].strip()
+            tokens[-1] += "".join(text[start:end]).strip()
         token_of_piece.append(len(tokens) - 1)
         last = word
     if all(special):
@@ -128,7 +132,10 @@ def _read_pieces(tokenizer, text: str | Sequence[str], limit: int) -> Example:
     encoding = tokenizer(text, truncation=True, max_length=limit, return_tensors="pt")
     ids = encoding["input_ids"][0].tolist()
     pieces = tokenizer.convert_ids_to_tokens(ids)
-    marked, tokens, special, token_of_piece = any("▁" in piece for piece in pieces), [], [], []
+    marked = any("▁" in piece for piece in pieces)
+    tokens: list[str] = []
+    special: list[bool] = []
+    token_of_piece: list[int] = []
     for piece, index in zip(pieces, ids, strict=True):
         own = index in tokenizer.all_special_ids
         if own or not marked or piece.startswith("▁") or not tokens or special[-1]:

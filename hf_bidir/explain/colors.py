@@ -1,5 +1,6 @@
 """Signed numbers as colours and text: red for +, blue for −, white for 0, on a scale symmetrical around 0."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ COLORS = colormaps["RdBu_r"]
 STEPS = 256  # colours in a colour bar
 
 
-def as_array(values: Tensor | np.ndarray) -> np.ndarray:
+def as_array(values: Tensor | np.ndarray | Sequence[float]) -> np.ndarray:
     if isinstance(values, Tensor):
         values = values.detach().float().cpu().numpy()
     return np.asarray(values, dtype=float)

@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from math import isqrt
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure, SubFigure
@@ -234,7 +235,7 @@ def word_scatter(
     return _finish(figure, caption, path)
 
 
-def _finish(figure: Figure, caption: str | None, path: str | Path | None) -> Figure:
+def _finish(figure: Any, caption: str | None, path: str | Path | None) -> Any:
     if caption:
         width = (figure.bbox.width / figure.dpi) * CAPTION_DENSITY
         figure.supxlabel(textwrap.fill(caption, int(width)), fontsize=8, parse_math=False)

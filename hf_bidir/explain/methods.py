@@ -161,7 +161,7 @@ def _attention(request: Request, signed: bool) -> Tensor:
 def _rollout(request: Request, signed: bool) -> Tensor:
     attentions = _coefficients(request)
     keep = keep_mask_of(request.inputs, attentions[0].shape[-1])
-    mode = "signed" if signed else "magnitude"
+    mode: Literal["signed", "magnitude"] = "signed" if signed else "magnitude"
     return _from_source(attention_rollout(attentions, keep, mode=mode, heads=_heads(request)), request)
 
 
@@ -185,7 +185,7 @@ def _chosen_layers(layers: Sequence[Tensor], request: Request) -> Sequence[Tenso
     return layers if request.layer is None else layers[: request.layer + 1]
 
 
-def _heads(request: Request) -> str | int:
+def _heads(request: Request) -> Literal["mean"] | int:
     return "mean" if request.head is None else request.head
 
 

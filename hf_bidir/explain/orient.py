@@ -5,12 +5,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from operator import add
+from typing import Any
 
 import numpy as np
 import torch
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
@@ -168,7 +169,7 @@ def _support(model, batch, target, position) -> Tensor:
     finally:
         for hook in hooks:
             hook.remove()
-    sums = dict.fromkeys(layers, 0)
+    sums: dict[nn.Module, Any] = dict.fromkeys(layers, 0)
     for layer, coefficient, support in zip(calls, coefficients, gradients, strict=True):
         pull = (coefficient.abs() * support).double()  # 0 for queries at padding
         sums[layer] = sums[layer] + torch.stack([pull.sum((0, 2, 3)), pull.abs().sum((0, 2, 3))])

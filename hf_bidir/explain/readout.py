@@ -5,6 +5,7 @@ For language models it is the logit minus the mean over the vocabulary.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ class Readout:
 
     def __call__(self, outputs: ModelOutput) -> Tensor:
         """`y` `[batch]`, in at least fp32."""
-        rows = _rows(outputs)
+        rows: Any = _rows(outputs)  # a tensor: choose_readout refuses other outputs
         if self.positions is not None:
             rows = rows[torch.arange(len(rows), device=rows.device), self.positions]
         return (rows.to(self.weights.dtype) * self.weights).sum(-1)

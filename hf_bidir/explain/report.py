@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -156,8 +157,8 @@ def explain_checkpoint(
     model, processor = source if isinstance(source, tuple) else load_checkpoint(source)
     _check_not_a_file(model, text_or_image)
     generation = {"continuation": continuation, "new_tokens": new_tokens}
-    chosen = {"target": target, "position": position}
-    where = {"method": method, "layer": layer, "head": head}
+    chosen: dict[str, Any] = {"target": target, "position": position}
+    where: dict[str, Any] = {"method": method, "layer": layer, "head": head}
     if model.config.is_encoder_decoder:
         other_method = None if method == "contributions" else method
         _check_left_out(model, **chosen, **where | {"method": other_method}, **generation)
@@ -181,7 +182,7 @@ def _explain_prediction(model: PreTrainedModel, processor, text_or_image: str, t
         notes.append(f"{type(model).__name__} has no single output to explain; its encoder is explained instead.")
         model = model.base_model
     target, position = _token_level(model, processor, example, target, position)
-    chosen = {"target": target, "position": position}
+    chosen: dict[str, Any] = {"target": target, "position": position}
 
     def scores_by(name: str) -> Tensor:
         found = token_scores(model, example.inputs, name, layer=layer, head=head, **chosen)
@@ -310,7 +311,9 @@ def _draw(explanation: Explanation, methods: list[str]) -> Figure:
     unit = units[methods[0]]
     grids = torch.cat([torch.zeros_like(grids[:1]), grids])  # the first panel shows the image alone
     images = example.inputs["pixel_values"].expand(len(grids), -1, -1, -1)
-    return image_heatmap(images, grids, titles=["image", *methods], unit=unit, caption=caption, limit=limit)
+    titles = ["image", *methods]
+    figure: Any = image_heatmap(images, grids, titles=titles, unit=unit, caption=caption, limit=limit)
+    return figure
 
 
 def _token_level(model, processor, example: Example, target, position) -> tuple[str | int | None, int | None]:
@@ -356,7 +359,7 @@ def _explained(model: PreTrainedModel, processor, example: Example, target, posi
     readout = choose_readout(model, outputs, target, position, read)
     value = readout(outputs).item()
     if "logits" not in outputs:
-        place = readout.positions[0].item()
+        place = readout.positions[0].item()  # type: ignore[index]  # hidden states have a position
         y = f"y, the hidden state of token {place} projected on its own direction, {signed(value)}"
         return f"{type(model).__name__} has no head. Explained: {y}.", value
     logits = outputs.logits[0] if position is None else outputs.logits[0, position]

@@ -1,6 +1,7 @@
 """Attention rollout: the product of the layers' coefficients, with skip connections."""
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Literal
 
 import torch
@@ -48,11 +49,9 @@ def attention_rollout(
     if mode not in ("magnitude", "signed"):
         raise ValueError(f'expected mode "magnitude" or "signed", got {mode!r}.')
     pairs = keep.unsqueeze(-1) & keep.unsqueeze(-2)
-    rollout = None
-    for attention in attentions:
-        coefficients = combine_heads(attention, heads, magnitude=mode == "magnitude").masked_fill(~pairs, 0)
-        step = _step(coefficients, residual)
-        rollout = step if rollout is None else step @ rollout
+    magnitude = mode == "magnitude"
+    steps = (_step(combine_heads(a, heads, magnitude=magnitude).masked_fill(~pairs, 0), residual) for a in attentions)
+    rollout = reduce(lambda below, step: step @ below, steps)
     check_finite(rollout)
     return rollout * pairs
 

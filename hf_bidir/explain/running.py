@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +85,7 @@ def keep_mask_of(inputs: Mapping[str, Tensor], length: int) -> Tensor:
 
 
 def record_coefficients(
-    model: PreTrainedModel, inputs: Mapping[str, Tensor], layers: Sequence[nn.Module] | None = None
+    model: PreTrainedModel, inputs: Mapping[str, Any], layers: Sequence[nn.Module] | None = None
 ) -> tuple[ModelOutput, list[Tensor]]:
     """Run the model on any attention backend and record its coefficients.
 

@@ -32,11 +32,11 @@ def negative_share(
     def count(coefficients: Tensor) -> Tensor:
         nonlocal negative, counted
         rows = coefficients.movedim(2, 1)
-        padded = keep is not None and keep.shape == rows.shape[:2]
-        queries = rows[keep.bool()] if padded and attends_between_tokens(model) else rows
-        large = queries.abs() > threshold
+        if keep is not None and keep.shape == rows.shape[:2] and attends_between_tokens(model):
+            rows = rows[keep.bool()]
+        large = rows.abs() > threshold
         counted += int(large.sum())
-        negative += int((large & (queries < 0)).sum())
+        negative += int((large & (rows < 0)).sum())
         return coefficients
 
     with edited_coefficients(model, count):

@@ -1,7 +1,7 @@
 """A classifier's probabilities when the tokens ranked first by an explanation are deleted, or the only ones left."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ def comprehensiveness(
     ERASER (DeYoung et al. 2020, equation 1), the mean over shares of tokens. Arguments and errors as in
     `answer_curve`; the result is `[batch]`, in [-1, 1].
     """
-    options = {"target": target, "special": special, "progress": progress}
+    options: dict[str, Any] = {"target": target, "special": special, "progress": progress}
     whole, *reduced = answer_curve(model, inputs, scores, [0.0, *ERASER_SHARES], "deletion", **options)
     return whole - torch.stack(reduced).mean(0)
 
@@ -56,7 +56,7 @@ def sufficiency(
 
     ERASER (DeYoung et al. 2020, equation 2); otherwise as `comprehensiveness`.
     """
-    options = {"target": target, "special": special, "progress": progress}
+    options: dict[str, Any] = {"target": target, "special": special, "progress": progress}
     whole, *reduced = answer_curve(model, inputs, scores, [1.0, *ERASER_SHARES], "insertion", **options)
     return whole - torch.stack(reduced).mean(0)
 

@@ -6,7 +6,7 @@ import numpy as np
 from scipy.stats import bootstrap, kendalltau
 from torch import Tensor
 
-Rows = Sequence[Sequence[float]]
+Rows = Sequence[Sequence[float] | np.ndarray]
 
 
 def kept_rows(scores: Tensor, keep: Tensor) -> list[np.ndarray]:
@@ -32,7 +32,7 @@ def kendall_tau(first: Rows, second: Rows) -> np.ndarray:
 
 
 def bootstrap_interval(
-    values: Sequence[float], confidence: float = 0.95, resamples: int = 2000, seed: int = 0
+    values: Sequence[float] | np.ndarray, confidence: float = 0.95, resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of the mean over examples (scipy); NaN are ignored.
 

@@ -250,8 +250,10 @@ class RunArguments(TrainingArguments):
         if self.bf16 is None:
             on_gpu = torch.cuda.is_available() and not self.use_cpu
             self.bf16 = on_gpu and not self.fp16 and torch.cuda.is_bf16_supported(including_emulation=False)
-        self.dataloader_pin_memory = self.dataloader_pin_memory and torch.cuda.is_available()
-        self.warmup_steps = self.warmup_steps or self.warmup_ratio or 0  # transformers accepts a share in warmup_steps
+        if not torch.cuda.is_available():
+            self.dataloader_pin_memory = False
+        # transformers accepts a share in warmup_steps
+        self.warmup_steps = self.warmup_steps or self.warmup_ratio or 0  # type: ignore[has-type]  # inherited
         self.warmup_ratio = None
         if self.group_by_length:  # the name of this option in transformers
             self.train_sampling_strategy = "group_by_length"
@@ -277,8 +279,9 @@ class HealingArguments(RunArguments):
     metric_for_best_model: str | None = option("loss", "Validation metric that selects the best checkpoint.")
 
     def __post_init__(self) -> None:
-        if self.greater_is_better is None and self.metric_for_best_model in ("perplexity", "relative_error"):
-            self.greater_is_better = False  # transformers infers this for losses only
+        if self.metric_for_best_model in ("perplexity", "relative_error"):
+            # transformers infers this for losses only
+            self.greater_is_better = bool(self.greater_is_better)  # type: ignore[has-type]  # inherited
         super().__post_init__()
 
 

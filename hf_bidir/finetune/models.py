@@ -107,7 +107,7 @@ def checkpoint_config(auto: str, arguments: PretrainedArguments, names: list[str
     Raises:
         InputError: there is no checkpoint, its model type is unknown or has no such head, or a value is refused.
     """
-    source = arguments.model_name_or_path
+    source = str(arguments.model_name_or_path)
     with as_input_error("", OSError, ValueError):
         config = read_config(source)
         if not config.model_type.startswith("bidir_"):
@@ -224,7 +224,7 @@ def _set_masses(model: PreTrainedModel, arguments: PretrainedArguments) -> None:
     if model.config.attn_activation != "tanhmax":
         raise InputError(f"only tanhmax has a negative mass; the activation is {model.config.attn_activation}")
     heads = [heads_of(layer) for layer in signed_layers(model)]
-    masses = by_layer or [by_head] * len(heads)
+    masses: list[Any] = by_layer or [by_head] * len(heads)
     check_layers(masses, heads)
     model.config.attn_negative_mass = masses
     check_bidir_config(model.config)

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, TrainerState, TrainingArguments
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.files import sha256
 from hf_bidir.finetune.arguments import RunArguments
-from hf_bidir.finetune.data.arguments import DataArguments
+from hf_bidir.finetune.data.arguments import DataArguments, UnlabelledDataArguments
 from hf_bidir.finetune.data.splits import Splits
 
 RECORD, PREVIOUS = (
@@ -40,7 +40,7 @@ SCRATCH, FOLDER, HUB, TIMM = "scratch", "folder", "hub", "timm"  # origins of th
 def begin_record(
     task: str,
     given: dict[str, Any],
-    data: DataArguments,
+    data: DataArguments | UnlabelledDataArguments,
     splits: Splits,
     model: PreTrainedModel,
     args: RunArguments,
@@ -117,7 +117,7 @@ def _start(source: str | None) -> str:
     return FOLDER if Path(source).exists() else HUB
 
 
-def _source(name: str, data: DataArguments) -> dict[str, str]:
+def _source(name: str, data: DataArguments | UnlabelledDataArguments) -> dict[str, str]:
     """Where a split came from: a file with its hash, or a data set's name."""
     files = getattr(data, f"{name}_file", None) or data.train_file  # held-out rows come from the training file
     if files is None:

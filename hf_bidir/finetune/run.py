@@ -17,7 +17,7 @@ from hf_bidir.common.files import write_json
 from hf_bidir.finetune.arguments import RunArguments, ScheduleArguments
 from hf_bidir.finetune.console import print_lines, summary
 from hf_bidir.finetune.curves import save_loss_curve
-from hf_bidir.finetune.data.arguments import DataArguments
+from hf_bidir.finetune.data.arguments import DataArguments, UnlabelledDataArguments
 from hf_bidir.finetune.data.splits import Splits
 from hf_bidir.finetune.folder import CURVE, RECORD, RESULTS, checkpoint_to_resume, clear_run
 from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
@@ -43,7 +43,7 @@ def finetune(
     *,
     task: str,
     args: RunArguments,
-    data: DataArguments,
+    data: DataArguments | UnlabelledDataArguments,
     given: dict[str, Any],
     processing_class: Any,
     collator: Callable,

@@ -1,6 +1,7 @@
 """Build the negative mass schedule of a run from its options, and compare it with a checkpoint's."""
 
 from pathlib import Path
+from typing import Any
 
 from transformers import PretrainedConfig, TrainerState
 
@@ -34,8 +35,9 @@ def build_schedule(options: ScheduleArguments | None, config: PretrainedConfig) 
 
 
 def _schedule(options: ScheduleArguments, start: float) -> NegativeMassSchedule:
+    until: Any = options.negative_mass_until  # a number wherever there is a schedule
     with as_input_error("--negative_mass_*: "):
-        return NegativeMassSchedule(start, options.negative_mass_end, until=options.negative_mass_until)
+        return NegativeMassSchedule(start, options.negative_mass_end, until=until)
 
 
 def check_schedule(options: ScheduleArguments, arguments: PretrainedArguments, given: dict) -> None:

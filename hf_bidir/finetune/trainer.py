@@ -33,6 +33,8 @@ class FinetuneTrainer(Trainer):
         eval_collator: makes evaluation batches; None uses `data_collator` for them too.
     """
 
+    data_collator: Callable
+
     def __init__(self, *, eval_collator: Callable | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.train_collator = self.data_collator
@@ -101,4 +103,4 @@ class CausalTrainer(FinetuneTrainer):
 
 
 class FinetuneSeq2SeqTrainer(FinetuneTrainer, Seq2SeqTrainer):
-    """`FinetuneTrainer` for models that write: it evaluates what `generate` makes."""
+    """`FinetuneTrainer` for generative models: it evaluates generated text."""

@@ -24,7 +24,7 @@ from hf_bidir.checkpoints.convert import is_softmax, read_bidir, read_config
 from hf_bidir.checkpoints.example_inputs import longest_text
 from hf_bidir.common.files import read_json, sha256, write_json
 from hf_bidir.explain.signs import negative_share, without_negatives
-from hf_bidir.finetune.data.arguments import BlockArguments, DataArguments, ImageDataArguments, TextDataArguments
+from hf_bidir.finetune.data.arguments import BlockArguments, ImageDataArguments, TextDataArguments
 from hf_bidir.finetune.data.blocks import cut_into_blocks, read_documents
 from hf_bidir.finetune.data.image_data import ImageCollator, checkpoint_processor, read_image_split, read_image_splits
 from hf_bidir.finetune.data.sources import TABLES
@@ -171,7 +171,7 @@ def local_folder(source: str | Path, revision: str | None = None) -> Path:
             raise FileNotFoundError(f"{source} has no weights (*.safetensors), so there is nothing to measure.")
         return Path(source)
     try:
-        chosen = {"allow_patterns": list(FETCHED), "ignore_patterns": ["*/*"]}  # without sub-folders
+        chosen: dict[str, Any] = {"allow_patterns": list(FETCHED), "ignore_patterns": ["*/*"]}  # without sub-folders
         return Path(snapshot_download(str(source), revision=revision, **chosen))
     except (HfHubHTTPError, OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -207,8 +207,13 @@ def _trainer(model: PreTrainedModel, args: TrainingArguments, collator: Callable
     if _is_causal(model):
         return CausalTrainer(model=model, args=args, data_collator=collator)
     names = [model.config.id2label[index] for index in range(model.config.num_labels)]
-    metrics = {"compute_metrics": classification_metrics(names), "preprocess_logits_for_metrics": predicted_classes}
-    return FinetuneTrainer(model=model, args=args, data_collator=collator, **metrics)
+    return FinetuneTrainer(
+        model=model,
+        args=args,
+        data_collator=collator,
+        compute_metrics=classification_metrics(names),
+        preprocess_logits_for_metrics=predicted_classes,
+    )
 
 
 def _arguments(scratch: str, batch_size: int, **options: Any) -> TrainingArguments:
@@ -292,7 +297,7 @@ def _read_blocks(
     return dict(blocks)[split], {"source": arguments.dataset_name}, default_data_collator
 
 
-def _data_arguments(kind: type[DataArguments], run: dict[str, Any], columns: dict[str, str | None]) -> DataArguments:
+def _data_arguments(kind: type, run: dict[str, Any], columns: dict[str, str | None]) -> Any:
     """The data options of the run, without its files, and with the requested columns."""
     known = {field.name for field in fields(kind) if not field.name.endswith("_file")}
     chosen = run.get("recipe", {}) | {name: column for name, column in columns.items() if column is not None}

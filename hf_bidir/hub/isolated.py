@@ -41,10 +41,10 @@ def isolated_forward(
     with tempfile.TemporaryDirectory(prefix="isolated-") as scratch:
         inputs_file, outputs_file = Path(scratch, "inputs.safetensors"), Path(scratch, "outputs.safetensors")
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in inputs.items()}, inputs_file)
-        command = [sys.executable, "-I", str(CHILD), str(folder), auto_class, inputs_file, outputs_file]
+        files: list[str | Path] = [CHILD, folder, auto_class, inputs_file, outputs_file]
         try:
             done = subprocess.run(
-                command,
+                [sys.executable, "-I", *files],
                 cwd=scratch,
                 env=os.environ | {"HF_MODULES_CACHE": str(Path(scratch, "modules")), "HF_HUB_OFFLINE": "1"},
                 capture_output=True,

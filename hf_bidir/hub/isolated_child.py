@@ -2,7 +2,8 @@
 
 import sys
 
-sys.modules["hf_bidir"] = None  # an import of the package, even an installed one, now raises ImportError
+# an import of the package, even an installed one, now raises ImportError
+sys.modules["hf_bidir"] = None  # type: ignore[assignment]
 
 import torch  # noqa: E402
 import transformers  # noqa: E402

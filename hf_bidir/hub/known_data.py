@@ -58,8 +58,9 @@ def data_sets(part: dict[str, Any]) -> list[DataSet]:
 
 def description(part: dict[str, Any]) -> str:
     """What a split was read from, in words: "SST-2 test split, 1,821 sentences …", or else the source's own name."""
-    known = [FILES.get(digest) for digest in part.get("sha256", "").split(", ")]
-    if all(known):
+    digests = part.get("sha256", "").split(", ")
+    known = [FILES[digest] for digest in digests if digest in FILES]
+    if len(known) == len(digests):
         return " and ".join(f"{data_set.title} {content}" for data_set, content in known)
     if part.get("source") == "digits":
         return f"scikit-learn digits, {part.get('rows', 0):,} of the 1,797 images"

@@ -98,7 +98,7 @@ def write_card(folder: str | Path, repo_id: str | None = None, revision: str | N
     card = build_model_card(folder, repo_id, revision)
     with replacing(readme) as temporary:
         temporary.write_text(str(card), encoding="utf-8")
-    if card.data.license is None:
+    if card.data.get("license") is None:
         logger.warning(
             "The card of %s names no licence, because none was given for the weights; add a line such as "
             "`license: apache-2.0` to the header of README.md, or give the run --license.",
@@ -243,7 +243,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
         or (recipe.get("model_name_or_path") if facts["started_from"] == "hub" else None),
         datasets=[data_set.hub_name for data_set in used if data_set.hub_name] or None,
         tags=[*(["tanhmax", "signed-attention"] if signed else []), "hf_bidir"],
-        metrics=[METRICS[name] for name in overall(facts["scores"]) if METRICS[name]] or None,
+        metrics=[metric for name in overall(facts["scores"]) if (metric := METRICS[name])] or None,
         eval_results=_model_index(facts) or None,
     )
 

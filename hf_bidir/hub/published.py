@@ -7,6 +7,7 @@ from statistics import mean, stdev
 
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.hf_api import RepoFile
 
 import hf_bidir
 from hf_bidir.common.files import read_json
@@ -106,7 +107,7 @@ def as_json(models: list[Listed]) -> str:
 def _fetch(api: HfApi, repo_id: str) -> Listed:
     folder = Path(snapshot_download(repo_id, allow_patterns=["*.json"], ignore_patterns=["*/*", "tokenizer*.json"]))
     files = api.list_repo_tree(repo_id)
-    size = sum(file.size for file in files if file.path.endswith(".safetensors"))
+    size = sum(file.size for file in files if isinstance(file, RepoFile) and file.path.endswith(".safetensors"))
     return _read(folder, repo_id.partition("/")[2], repo_id, size, has_weights=False)
 
 
@@ -126,9 +127,9 @@ def _read(folder: Path, name: str, source: str, size: int, has_weights: bool | N
         mean=mean(values) if values else None,
         deviation=stdev(values) if len(values) > 1 else None,
         seeds=len(values),
-        checkpoint=scores.get(metric),
+        checkpoint=scores[metric] if metric else None,
         parameters=parameters,
-        megabytes=round((size or parameters * BYTES.get(config.get("dtype"), 4)) / 1e6, 1),
+        megabytes=round((size or parameters * BYTES.get(str(config.get("dtype")), 4)) / 1e6, 1),
         has_weights=bool(size) if has_weights is None else has_weights,
         source=source,
     )

@@ -111,7 +111,7 @@ def _tag_content(api: HfApi, staged: Staged, repo_id: str, commit: str) -> None:
     api.create_tag(repo_id, tag=staged.content, revision=commit, exist_ok=True)
     names = [name for pattern in COMPUTED_FROM + CODE for name in fnmatch.filter(staged.files, pattern)]
     tagged, pushed = (
-        {file.path: file.blob_id for file in api.get_paths_info(repo_id, names, revision=revision)}
+        {file.path: getattr(file, "blob_id", None) for file in api.get_paths_info(repo_id, names, revision=revision)}
         for revision in (staged.content, commit)
     )
     if tagged != pushed:

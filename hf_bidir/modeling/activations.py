@@ -7,9 +7,12 @@ Every activation has the signature `fn(scores, keep=None, dim=-1)`; `tanhmax` al
 import math
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+Mass = TypeVar("Mass", float, Tensor)
 
 
 def tanhmax(scores: Tensor, keep: Tensor | None = None, dim: int = -1, negative_mass: float | Tensor = 1.0) -> Tensor:
@@ -58,12 +61,14 @@ def tanh(scores: Tensor, keep: Tensor | None = None, dim: int = -1) -> Tensor:
     return coefficients if keep is None else coefficients.masked_fill(~keep, 0)
 
 
-def score_shift(negative_mass: float | Tensor) -> float | Tensor:
+def score_shift(negative_mass: Mass) -> Mass:
     """The constant `-log(λ) / 2`, `λ > 0`; added to every score, it turns TanhMax into signed softmax with mass `λ`.
 
     `e^s - λ e^-s` is `2 sqrt(λ) sinh(s - log(λ) / 2)`, and the normaliser has the same form with `cosh`.
     """
-    return -0.5 * (negative_mass.log() if isinstance(negative_mass, Tensor) else math.log(negative_mass))
+    if isinstance(negative_mass, Tensor):
+        return -0.5 * negative_mass.log()
+    return -0.5 * math.log(negative_mass)
 
 
 def check_negative_mass(negative_mass: float | Tensor) -> None:

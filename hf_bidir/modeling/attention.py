@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -138,7 +139,7 @@ def activated(scores: Tensor, keep: Tensor | None, activation: str, negative_mas
 
 def softmax_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
     """torch's SDPA, with zeros instead of NaN for a query without kept keys."""
-    options = {"scale": call.scaling, "enable_gqa": query.shape[1] != key.shape[1]}
+    options: dict[str, Any] = {"scale": call.scaling, "enable_gqa": query.shape[1] != key.shape[1]}
     if call.causal and call.window is None and keep is None:
         return F.scaled_dot_product_attention(query, key, value, None, call.dropout, is_causal=True, **options)
     mask = call.mask(keep, slice(0, query.shape[2]), slice(0, key.shape[2]), query.device)
@@ -244,7 +245,8 @@ def _check_implementation(implementation: str, call: AttentionCall) -> None:
     if implementation != "fused" and _has_zero(call.negative_mass):
         raise ValueError(
             f"implementation={implementation!r} needs every head's negative mass to be positive, got "
-            f'{call.negative_mass.flatten().tolist()}; use "eager" or "fused" for softmax heads beside signed heads.'
+            f'{torch.as_tensor(call.negative_mass).flatten().tolist()}; use "eager" or "fused" for softmax heads '
+            "beside signed heads."
         )
 
 
@@ -258,7 +260,8 @@ def _check_causal(query: Tensor, key: Tensor, keep: Tensor | None, call: Attenti
     if keep is None or keep.shape[2] == 1 or torch.compiler.is_compiling():
         return
     rows, columns = slice(0, keep.shape[2]), slice(0, keep.shape[3])
-    if (later := (keep & ~replace(call, window=None).band(rows, columns, keep.device)).nonzero()).numel():
+    band = replace(call, window=None).band(rows, columns, keep.device)
+    if band is not None and (later := (keep & ~band).nonzero()).numel():
         raise ValueError(
             f"the mask keeps key {later[0, 3]} for query {later[0, 2]}, which causal=True drops. Pass a padding mask "
             "[batch, 1, 1, keys], or causal=False."

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,7 +49,7 @@ class AttentionCall:
 
     def shift(self, query: Tensor) -> Tensor | None:
         """`score_shift` as `[heads, 1, 1]` in the dtype of the scores, finite also for a mass of 0; None if it is 0."""
-        mass = self.negative_mass
+        mass: Any = self.negative_mass
         if isinstance(mass, float) and mass == 1:
             return None
         dtype = compute_dtype(query.dtype)
@@ -70,8 +71,9 @@ class AttentionCall:
         distance = torch.arange(rows.start, rows.stop, device=device)[:, None] - torch.arange(
             columns.start, columns.stop, device=device
         )
-        kept = distance >= 0 if self.causal else distance >= -self.window
-        return kept if self.window is None else kept & (distance <= self.window)
+        if self.window is None:
+            return distance >= 0
+        return (distance >= (0 if self.causal else -self.window)) & (distance <= self.window)
 
     def partial_bands(self, rows: slice, columns: slice, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
         """The parts of `columns`, relative to its start, in which `band` drops a pair, each with its band."""
@@ -82,9 +84,9 @@ class AttentionCall:
         first = min(first, columns.stop)
         last = min(columns.stop, rows.start + 1 if self.causal else rows.start + 1 + (self.window or 0))
         for part in (slice(columns.start, first), slice(max(first, last), columns.stop)):
-            if part.start < part.stop:
+            if part.start < part.stop and (band := self.band(rows, part, device)) is not None:
                 shifted = slice(part.start - columns.start, part.stop - columns.start)
-                yield shifted, self.band(rows, part, device)
+                yield shifted, band
 
     def mask(self, keep: Tensor | None, rows: slice, columns: slice, device: torch.device) -> Tensor | None:
         """The part of a keep-mask for these queries and keys, combined with the band: `[..., rows, columns]`."""
@@ -104,7 +106,7 @@ def attention_call(
     dropout: float = 0.0,
     causal: bool = False,
     window: int | None = None,
-    **terms: Tensor | float | None,
+    **terms: Any,
 ) -> AttentionCall:
     """Check options as a user passes them and fill in the defaults.
 

@@ -49,7 +49,8 @@ def keep_and_bias(
 def same_batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Query, key and value expanded to one batch size; a batch of 1 is broadcast."""
     batch = max(query.shape[0], key.shape[0])
-    return tuple(x if x.shape[0] == batch else x.expand(batch, -1, -1, -1) for x in (query, key, value))
+    query, key, value = (x if x.shape[0] == batch else x.expand(batch, -1, -1, -1) for x in (query, key, value))
+    return query, key, value
 
 
 def per_head(negative_mass: NegativeMass, query: Tensor) -> float | Tensor:

@@ -170,7 +170,7 @@ class _Problem:
             for b in range(0, batch, examples):
                 for h in range(0, heads, piece_heads):
                     piece = Piece(slice(b, b + examples), slice(h, h + piece_heads), rows, columns, factors)
-                    yield piece if self.keep is None else self.masked(piece)
+                    yield piece if self.keep is None else self.masked(piece, self.keep)
 
     def heads_per_piece(self, fitting: int) -> int:
         """The most heads that fit, a multiple of the threads: two threads take as long for three heads as for four."""
@@ -180,11 +180,11 @@ class _Problem:
         bands = self.call.partial_bands(rows, columns, self.key.device)
         return [(part, band.to(self.dtype)) for part, band in bands]
 
-    def masked(self, piece: Piece) -> Piece:
+    def masked(self, piece: Piece, keep: Tensor) -> Piece:
         """The piece with its mask as factors, and without the keys before the first and after the last kept one."""
         examples, heads, rows, columns, _ = piece
-        indices = zip((examples, heads, slice(None), rows, columns), self.keep.shape, strict=True)
-        keep = self.keep[tuple(index if size > 1 else slice(None) for index, size in indices)]
+        indices = zip((examples, heads, slice(None), rows, columns), keep.shape, strict=True)
+        keep = keep[tuple(index if size > 1 else slice(None) for index, size in indices)]
         if self.on_cpu:  # on a GPU, inspecting the mask would force a synchronisation
             used = keep.flatten(0, 3).any(0).nonzero().flatten()[[0, -1]].tolist() if keep.any() else [0, 0]
             keep, first = keep[..., used[0] : used[1] + 1], columns.start

@@ -33,7 +33,10 @@ FIELDS_DOC = """
 """
 
 
-class BidirConfigMixin:
+_Stock: Any = object  # type checkers accept what a mixin inherits from the class beside it
+
+
+class BidirConfigMixin(_Stock):
     """Base class of every config with signed attention; precedes the stock config in the bases of a signed class."""
 
     attn_scopes = ("global", "window")
@@ -133,8 +136,9 @@ def _create_class(stock: type[PretrainedConfig]) -> type[PretrainedConfig]:
         check_bidir_config(self)
 
     functools.update_wrapper(__init__, stock.__init__)
-    __init__.__signature__ = _with_attention_fields(inspect.signature(stock.__init__))
-    made = type(
+    signature = _with_attention_fields(inspect.signature(stock.__init__))
+    __init__.__signature__ = signature  # type: ignore[attr-defined]  # read by inspect
+    made: Any = type(
         name,
         (BidirConfigMixin, stock),
         {

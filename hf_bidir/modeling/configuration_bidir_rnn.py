@@ -123,7 +123,7 @@ class BidirRnnConfig(BidirConfigMixin, PretrainedConfig):
         check_layers(attn_negative_mass, heads=[1])
 
     @property
-    def attn_scopes(self) -> tuple[str, ...]:
+    def attn_scopes(self) -> tuple[str, ...]:  # type: ignore[override]  # depends on the fields here
         return ("global", *DECODER_SCOPES) if self.decoder_style else ("global",)
 
     def _check_shape(self) -> None:

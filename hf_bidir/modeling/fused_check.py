@@ -60,7 +60,7 @@ def difference_from_eager(
 
     try:
         with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
-            exact = computed(torch.float32, lambda *x: eager_attention(*x, call)[0])
+            exact = computed(torch.float32, lambda q, k, v, keep: eager_attention(q, k, v, keep, call)[0])
             fused = computed(dtype, lambda *x: attend(*x, call))
     except Exception as error:  # compilers, drivers and launches raise errors of many types
         return f"it failed with {type(error).__name__} ({str(error).strip().partition(chr(10))[0]})"

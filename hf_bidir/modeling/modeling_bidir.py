@@ -29,7 +29,10 @@ if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one import
 _CONSTRUCTION = RLock()
 
 
-class BidirMixin:
+_Stock: Any = object  # type checkers accept what a mixin inherits from the class beside it
+
+
+class BidirMixin(_Stock):
     """Base class of every signed model; precedes the stock class in the bases of a signed class.
 
     Weights, initialisation and state-dict keys are the stock ones. A softmax checkpoint therefore loads completely, and
@@ -99,7 +102,7 @@ def _create_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
             kwargs.setdefault("use_cache", False)
         return stock.generate(self, *args, **kwargs)
 
-    made = type(
+    made: Any = type(
         name,
         (BidirMixin, stock),
         {

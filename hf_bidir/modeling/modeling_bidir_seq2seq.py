@@ -1,6 +1,6 @@
 """The recurrent encoder-decoder with signed attention (Bahdanau et al. 2015, Luong et al. 2015)."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -54,10 +54,11 @@ class BidirAlignment(BidirScoredAttention):
         """
         scores = self.score(query.unsqueeze(1), states).unsqueeze(1)
         centre = self._centre(query, keep, step)
-        local = keep if centre is None else keep & (self._distance(centre, keep).abs() <= self.config.attn_window)
+        window: Any = self.config.attn_window  # an integer wherever there is a centre
+        local = keep if centre is None else keep & (self._distance(centre, keep).abs() <= window)
         coefficients = self.coefficients(scores, local[:, None, None])
-        if self.config.attn_scope == "local-p":
-            deviation = self.config.attn_window / 2
+        if centre is not None and self.config.attn_scope == "local-p":
+            deviation = window / 2
             gaussian = torch.exp(-self._distance(centre, keep).square() / (2 * deviation**2))
             coefficients = coefficients * gaussian[:, None, None]
         context, log_probability = self.select(coefficients, states)
@@ -218,7 +219,7 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
     def _loss(self, logits: Tensor, labels: Tensor, log_probability: Tensor | None) -> Tensor:
         losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none")
         counted = labels != IGNORED
-        if self.reinforce is None:
+        if self.reinforce is None or log_probability is None:
             return losses.sum() / counted.sum().clamp_min(1)
         per_text = losses.view_as(labels).sum(1) / counted.sum(1).clamp_min(1)
         return self.reinforce(per_text, (log_probability * counted).sum(1))

@@ -79,9 +79,11 @@ def check_attn_implementation(name: str | None, between_tokens: bool = True) -> 
         raise ValueError(f"{prefix}: it does not compute signed attention; choose {choices}.")
 
 
+# mypy does not take type[Any] for hashable, hence the `type: ignore[arg-type]`s of this file
 def attention_layers(model: nn.Module) -> list[nn.Module]:
     """The layers that use transformers' attention interface, in the order of `model.modules()`."""
-    return [m for m in model.modules() if "ALL_ATTENTION_FUNCTIONS" in _forward_names(type(m)) and hasattr(m, "config")]
+    with_config = [module for module in model.modules() if hasattr(module, "config")]
+    return [m for m in with_config if "ALL_ATTENTION_FUNCTIONS" in _forward_names(type(m))]  # type: ignore[arg-type]
 
 
 def attention_outside(model: nn.Module) -> list[str]:
@@ -93,7 +95,7 @@ def attention_outside(model: nn.Module) -> list[str]:
         if module not in layers
         and (
             isinstance(module, nn.MultiheadAttention)
-            or ("Att" in type(module).__name__ and SOFTMAX_FUNCTIONS & _names(type(module)))
+            or ("Att" in type(module).__name__ and SOFTMAX_FUNCTIONS & _names(type(module)))  # type: ignore[arg-type]
         )
     ]
 
@@ -137,7 +139,7 @@ def sign_layers(model: PreTrainedModel) -> None:
             f"{name} has no layer that computes attention through transformers' attention interface{where}. "
             "`hf-bidir families` lists the model types that can be signed."
         )
-    if sparse := sorted({type(layer).__name__ for layer in layers if SPARSE & _keywords(type(layer))}):
+    if sparse := sorted({type(m).__name__ for m in layers if SPARSE & _keywords(type(m))}):  # type: ignore[arg-type]
         raise ValueError(
             f"{name} limits its queries to keys chosen by index ({_listed(sparse)}), which signed attention does not "
             "compute; use a model with dense attention."
@@ -281,7 +283,8 @@ def _is_sliding_window(keep: Tensor | None, sliding: int) -> bool:
         return False
     length, call = keep.shape[2], AttentionCall(causal=True, window=sliding - 1)
     blocks = (slice(first, min(first + MASK_ROWS, length)) for first in range(0, length, MASK_ROWS))
-    return all(bool((keep[:, :, rows] == call.band(rows, slice(0, length), keep.device)).all()) for rows in blocks)
+    bands = ((rows, call.band(rows, slice(0, length), keep.device)) for rows in blocks)
+    return all(band is not None and bool((keep[:, :, rows] == band).all()) for rows, band in bands)
 
 
 def _is_captured(x: Tensor) -> bool:

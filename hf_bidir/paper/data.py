@@ -95,7 +95,7 @@ def _raw(experiment: Experiment, data_dir: Path | None) -> dict[str, Dataset]:
 
 def source_files(experiment: Experiment, data_dir: Path) -> dict[str, Path]:
     """The files of a data folder that an experiment needs, by split."""
-    return {split: data_dir / experiment.folder / file for split, file in experiment.files.items()}
+    return {split: data_dir / str(experiment.folder) / file for split, file in experiment.files.items()}
 
 
 def _some(splits: dict[str, Dataset], rows: Mapping[str, int] | None) -> dict[str, Dataset]:

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ RANKINGS = (
 )  # methods of explain, and a random one
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 BATCH = 50
-Processor = PreTrainedTokenizerBase | BaseImageProcessor
+Processor: TypeAlias = PreTrainedTokenizerBase | BaseImageProcessor
 
 
 def measure_deep(
@@ -48,7 +48,8 @@ def measure_deep(
         mean probabilities. "curves" has, by curve and ranking, the mean probability of the predicted class at every
         share of `SHARES`.
     """
-    rows, curves = defaultdict(list), defaultdict(list)
+    rows: dict[str, list] = defaultdict(list)
+    curves: dict[str, list] = defaultdict(list)
     every = list(batches(processor, test, amount, max_length))
     for index, inputs in enumerate(every):
         target = model(**inputs).logits.argmax(-1)

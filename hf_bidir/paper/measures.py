@@ -29,7 +29,10 @@ from hf_bidir.faithfulness import (
 from hf_bidir.paper.data import sample
 
 POSITIVE, NEGATIVE = 1, 0  # classes; the explained margin is the logit of the first minus that of the second
-EFFECTS = {"gradient": gradient_times_input, "erasure": partial(erasure, progress=False, chunk_size=512)}
+EFFECTS: dict[str, Callable[..., Tensor]] = {
+    "gradient": gradient_times_input,
+    "erasure": partial(erasure, progress=False, chunk_size=512),
+}
 BATCH = 64
 WORD_SUMS = ("count", "score", "coefficient", "squared coefficient")  # coefficients are oriented
 
@@ -149,7 +152,7 @@ def _rankings(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], sign: float, limit: int
 ) -> dict[str, Any]:
     """Kendall's tau of coefficients and contributions with gradients and with renormalised deletion; ERASER."""
-    rows = defaultdict(list)
+    rows: dict[str, list] = defaultdict(list)
     for inputs in batches(tokenizer, texts, limit):
         found = scores_of(model, inputs)
         kept = {name: kept_rows(_margin(model, inputs, effect), found.keep) for name, effect in EFFECTS.items()}
@@ -175,7 +178,8 @@ def _margin(model: PreTrainedModel, inputs: dict[str, Tensor], effect: Callable[
 def _interventions(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], amount: Amount, limit: int
 ) -> dict[str, Any]:
-    rows, every = defaultdict(list), list(batches(tokenizer, texts, limit))
+    rows: dict[str, list] = defaultdict(list)
+    every = list(batches(tokenizer, texts, limit))
     for inputs in every:
         for name, changes in median_changes(model, inputs, amount.draws).items():
             rows[name] += changes
@@ -196,7 +200,7 @@ def _words(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], sign: float, limit: int
 ) -> dict[str, list[float]]:
     """The sums of `WORD_SUMS` over all occurrences of each word."""
-    sums = defaultdict(lambda: np.zeros(len(WORD_SUMS)))
+    sums: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(len(WORD_SUMS)))
     for inputs in batches(tokenizer, texts, limit):
         found = scores_of(model, inputs)
         for row, kept in enumerate(found.keep):
@@ -212,7 +216,7 @@ def _people(
 ) -> dict[str, Any]:
     """Agreement of signs with human grades of words out of context, per sentence, without words unknown to the
     model."""
-    rows = defaultdict(list)
+    rows: dict[str, list] = defaultdict(list)
     for row in sample(human, amount.texts):
         example = read_text(tokenizer, row["tokens"], limit)
         if example.truncated or example.tokens != row["tokens"]:

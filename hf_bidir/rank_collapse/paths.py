@@ -38,7 +38,7 @@ def bare_attention(model: PreTrainedModel) -> PreTrainedModel:
         layer.attention.output.LayerNorm = nn.Identity()
         layer.intermediate, layer.output = nn.Identity(), _SkipAlone()
     for layer in projections(model):
-        layer.value[0][0].linear.bias = layer.output.bias = None
+        layer.value[0][0].linear.bias = layer.output.bias = None  # type: ignore[union-attr]  # BERT has outputs
     return model
 
 

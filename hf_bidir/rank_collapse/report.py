@@ -75,7 +75,7 @@ def measure_checkpoint(source: str | Path, texts: Sequence[str] | None = None, p
         raise ValueError(
             f"{type(model).__name__} takes images, not texts; leave the texts out to measure random images."
         )
-    limit = min(longest_text(model), 512)
+    limit = min(longest_text(model) or 512, 512)
     inputs = processor(list(texts), padding=True, truncation=True, max_length=limit, return_tensors="pt")
     return measure_rank_collapse(model, dict(inputs), paths)
 

@@ -1,6 +1,7 @@
 """Reading one split, from a file or from a data set on the Hub, as a `datasets.Dataset`."""
 
 from pathlib import Path
+from typing import Any
 
 from datasets import Dataset, DatasetDict, load_dataset
 from datasets.exceptions import DatasetGenerationError
@@ -9,7 +10,7 @@ from hf_bidir.common.errors import InputError, as_input_error
 
 # texts such as "null" or "NA" stay texts
 _CSV = {"keep_default_na": False}
-TABLES = {
+TABLES: dict[str, tuple[str, dict[str, Any]]] = {
     ".parquet": ("parquet", {}),
     ".csv": ("csv", _CSV),
     ".tsv": ("csv", _CSV | {"sep": "\t"}),

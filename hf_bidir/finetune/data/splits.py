@@ -2,8 +2,9 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from datasets import ClassLabel, Dataset
@@ -172,7 +173,9 @@ def labelled_split(
     split = _select(name, split, data.label_column, column, guesses)
     values = _label_values(name, split)
     named = any(isinstance(value, str) for value in values) or {str(value) for value in values} <= set(names)
-    known = {label: index for index, label in enumerate(names)} if named else {i: i for i in range(len(names))}
+    known: dict[Any, int] = (
+        {label: index for index, label in enumerate(names)} if named else {i: i for i in range(len(names))}
+    )
     values = [str(value) for value in values] if named else values
     _check_known(name, values, known, "model")
     return split.remove_columns("label").add_column("label", [known[value] for value in values])
@@ -270,7 +273,7 @@ def _classes(
     return {value: index for index, value in enumerate(order)}, names
 
 
-def _check_known(name: str, values: list[str | int], known: dict[str | int, int], owner: str = "train split") -> None:
+def _check_known(name: str, values: Sequence[Any], known: Mapping[Any, int], owner: str = "train split") -> None:
     unknown = Counter(value for value in values if value not in known)
     if unknown:
         listed = ", ".join(f"{value!r} ({count} rows)" for value, count in unknown.most_common(5))

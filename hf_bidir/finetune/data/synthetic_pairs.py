@@ -1,4 +1,4 @@
-"""Two tasks of one sequence to another whose right alignment is known: sorting numbers, and writing dates one way."""
+"""Two sequence-to-sequence tasks with known alignment: sorting numbers, and converting dates to ISO 8601."""
 
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -9,7 +9,7 @@ from datasets import Dataset
 FIRST_DAY, LAST_DAY = date(1900, 1, 1), date(2099, 12, 31)
 ORDINALS = {1: "st", 2: "nd", 3: "rd", 21: "st", 22: "nd", 23: "rd", 31: "st"}
 MONTHS = [date(2000, month, 1).strftime("%B") for month in range(1, 13)]
-WEEKDAYS = [date(2001, 1, day).strftime("%A") for day in range(1, 8)]  # which began on a Monday
+WEEKDAYS = [date(2001, 1, day).strftime("%A") for day in range(1, 8)]  # the year began on a Monday
 FORMATS = (
     "{day} {month} {year}",
     "{month} {day}, {year}",
@@ -24,7 +24,7 @@ FORMATS = (
 
 @dataclass(frozen=True)
 class Pairs:
-    """How many rows each split has."""
+    """The number of rows of each split."""
 
     train: int
     validation: int
@@ -52,15 +52,17 @@ class NumberSorting(Pairs):
 
     def _rows(self, generator: np.random.Generator, rows: int) -> tuple[list[str], list[str]]:
         numbers = generator.integers(100, size=(rows, self.count))
-        return [[" ".join(map(str, row)) for row in each.tolist()] for each in (numbers, np.sort(numbers, axis=1))]
+        ordered = np.sort(numbers, axis=1)
+        texts, targets = ([" ".join(map(str, row)) for row in each.tolist()] for each in (numbers, ordered))
+        return texts, targets
 
 
 @dataclass(frozen=True)
 class DateNormalisation(Pairs):
-    """A day of the years 1900 to 2099 in one of eight ways of writing, and as ISO 8601 has it.
+    """A day of the years 1900 to 2099 in one of eight formats, and in ISO 8601.
 
-    "the 5th of March 1998" to "1998-03-05". In numeric dates the day comes first with dots, and second with
-    slashes. No day is in two splits, so that the test is of days that training has not seen.
+    "the 5th of March 1998" to "1998-03-05". Numeric dates with dots have the day first, those with
+    slashes second. No day is in two splits, so all test days are new.
     """
 
     def _rows(self, generator: np.random.Generator, rows: int) -> tuple[list[str], list[str]]:

@@ -142,7 +142,7 @@ def _bert_tokenizer(model: models.WordPiece, lowercase: bool) -> Tokenizer:
 
 def _alphabet(normalizer: normalizers.Normalizer, texts: list[str]) -> list[str]:
     """The most frequent characters of the normalised texts, at most `MAX_ALPHABET`, in code point order."""
-    counts = Counter()
+    counts: Counter[str] = Counter()
     for text in texts:
         counts.update(normalizer.normalize_str(text))
     del counts[" "]
