@@ -35,6 +35,7 @@ peer: install  ## run transformers' own tests of models on stock and signed clas
 lint: install  ## check style, formatting, types and workflows
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 	$(BIN)/zizmor --offline --no-progress --quiet .github
 
 # The interpreter is that of .venv; hf_bidir, training and the others come from the unpacked sdist.
