@@ -2,8 +2,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-# The models of the demo and the tests are so small that threads cost more than they give, above all on a busy
-# machine, where they wait for one another.
+# The models of the demo and the tests are so small that synchronising threads costs more than it saves, above all on
+# a busy machine.
 export OMP_NUM_THREADS ?= 1
 
 TESTS ?= tests/test_package.py tests/test_imports.py tests/test_house.py tests/checkpoints
@@ -16,20 +16,20 @@ help:  ## list these targets
 
 install: $(VENV)/installed  ## build .venv and install the project into it
 
-demo: install  ## fine-tune a TanhMax ViT on handwritten digits, reload it elsewhere, draw its attention
+demo: install  ## fine-tune a TanhMax ViT on handwritten digits, reload it in a clean process, draw its attention
 	$(BIN)/python -m training.demo
 
 checkpoints: install  ## train the published checkpoints: NAMES=digits, DATA_DIR=folder, MINILM=folder
 	$(BIN)/python -m training.checkpoints $(NAMES) $(if $(DATA_DIR),--data-dir $(DATA_DIR)) $(if $(MINILM),--minilm $(MINILM))
 
-space: install  ## the Space on this machine alone: explanations in the browser, twins side by side
+space: install  ## run the Space locally: explanations in the browser, next to the softmax counterpart
 	$(BIN)/python space/app.py $(CHECKPOINTS)
 
-# Files side by side, as many as there are cores, but no more than memory is sure to hold.
+# One process per core, at most 4 because of memory; all tests of a file run in one process.
 test: install  ## run the tests
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
-peer: install  ## run transformers' own tests of models on stock and signed classes (10 minutes)
+peer: install  ## run transformers' own model tests on stock and signed classes (10 minutes)
 	$(BIN)/python benchmarks/peer.py
 
 lint: install  ## check style, formatting, types and workflows

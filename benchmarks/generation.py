@@ -35,7 +35,7 @@ def main() -> None:
     notes = (
         f"A random Llama of {parameters:.0f} million parameters (width 768, 12 heads, 4 key heads), "
         f"fp32, prompts of {options.prompt} tokens, {options.new} generated tokens, greedy, medians of "
-        f"{options.repeats} interleaved runs. The ratio is of tokens per second, over the stock model on sdpa (higher is "
+        f"{options.repeats} interleaved runs. The ratio of tokens per second is to the stock model on sdpa (higher is "
         "better)."
     )
     header = ["model", "batch", "tokens per second", "ratio", "same tokens as stock"]

@@ -31,10 +31,10 @@ HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE / "examples"  # a folder of images per data set
 WEIGHTS = ("model_cards", "runs/checkpoints")
 ACTIVATIONS = {"tanhmax": "Signed attention (TanhMax)", "softmax": "Softmax attention"}
-OPENS_WITH = "sst2"  # where there is one: a sentence is quicker to understand than an image
+OPENS_WITH = "sst2"  # shown first if available: a sentence is quicker to understand than an image
 LONGEST, LARGEST = 2000, "10mb"  # of a text, in letters, and of an image
-KEPT = 3600  # seconds that an upload stays
-LOADED = 4  # checkpoints that stay in memory
+KEPT = 3600  # seconds until an upload is deleted
+LOADED = 4  # maximum checkpoints in memory
 DEFAULT = "contributions"
 LAUNCH = {
     "theme": gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"]),  # none from other servers
@@ -54,12 +54,12 @@ Softmax attention can only add what it attends to. Signed attention (TanhMax) ca
 an input: you see what **supports the prediction (red)** and what **opposes it (blue)** in the signed model and in its
 softmax counterpart, on one colour scale. Hover over a patch for its number, click a head to see it alone."""
 SIDE = ("column", "title", "words", "picture", "heads")  # of one model
-ANSWER = ("message", "results", *(f"{part} {side}" for side in (0, 1) for part in SIDE))
+OUTPUTS = ("message", "results", *(f"{part} {side}" for side in (0, 1) for part in SIDE))
 CHOICES = ("text", "image", "examples", "method", "target", "chosen")
 NO_TEXT = "There is nothing to explain yet: type a text."
 Properties = dict[str, dict]  # of components, by name
 SHOWN, GONE = {"visible": True}, {"visible": False}
-HIDDEN = {name: GONE if name.startswith(("column", "words")) else {"value": ""} for name in ANSWER[2:]}
+HIDDEN = {name: GONE if name.startswith(("column", "words")) else {"value": ""} for name in OUTPUTS[2:]}
 
 
 def main() -> None:
@@ -85,7 +85,7 @@ def found_here() -> list[str]:
 
 
 def counterpart_of(checkpoint: str, checkpoints: list[str]) -> str | None:
-    """The checkpoint whose name differs in the activation alone, preferably of the same folder or owner."""
+    """The checkpoint whose name differs only in the activation, preferably in the same folder or of the same owner."""
     path = Path(checkpoint)
     for one, other in (tuple(ACTIVATIONS), tuple(ACTIVATIONS)[::-1]):
         head, found, tail = path.name.rpartition(one)
@@ -96,7 +96,7 @@ def counterpart_of(checkpoint: str, checkpoints: list[str]) -> str | None:
 
 
 def offered_models(checkpoints: list[str]) -> list[tuple[str, str]]:
-    """Label and checkpoint of what can be chosen: the signed one of each pair, and those without a counterpart."""
+    """Label and checkpoint of every choice: the signed one of each pair, and those without a counterpart."""
     offered = []
     for checkpoint in checkpoints:
         name, other = Path(checkpoint).name, counterpart_of(checkpoint, checkpoints)
@@ -175,31 +175,29 @@ def _side(side: int, first: Properties) -> dict[str, gr.blocks.Block]:
 
 
 def _connect(checkpoints: list[str], model: gr.Dropdown, go: gr.Button, parts: dict) -> None:
-    """What follows a choice. All events share one queue, so the page ends with the answer to the last one."""
+    """The events after a choice. All share one queue, so the page ends with the result of the last one."""
 
     def explain(checkpoint, method, target, chosen, text, image):
-        return _updates(explained(checkpoints, checkpoint, method, target, chosen, text, image), ANSWER)
+        return _updates(explained(checkpoints, checkpoint, method, target, chosen, text, image), OUTPUTS)
 
     def open_model(checkpoint):
         try:
             new = opened(checkpoints, checkpoint)
         except (ValueError, OSError) as error:
             new = refused(str(error))
-        return _updates(new, (*CHOICES, *ANSWER))
+        return _updates(new, (*CHOICES, *OUTPUTS))
 
     def pick_head(event: gr.SelectData, checkpoint, method, target, text, image):
         chosen = event.index or None
-        answer = explained(checkpoints, checkpoint, method, target, chosen, text, image)
-        return _updates(answer | {"chosen": chosen}, ("chosen", *ANSWER))
+        new = explained(checkpoints, checkpoint, method, target, chosen, text, image)
+        return _updates(new | {"chosen": chosen}, ("chosen", *OUTPUTS))
 
     def pick_example(event: gr.SelectData, checkpoint, method, chosen):
         given = "image" if takes_images(checkpoint) else "text"
         example = {given: examples_of(checkpoint)[event.index]}
-        answer = explained(
-            checkpoints, checkpoint, method, PREDICTED, chosen, example.get("text"), example.get("image")
-        )
-        new = answer | {given: {"value": example[given]}, "target": {"value": PREDICTED}}
-        return _updates(new, ("text", "image", "target", *ANSWER))
+        shown = explained(checkpoints, checkpoint, method, PREDICTED, chosen, example.get("text"), example.get("image"))
+        new = shown | {given: {"value": example[given]}, "target": {"value": PREDICTED}}
+        return _updates(new, ("text", "image", "target", *OUTPUTS))
 
     def listen(events, function, inputs, names) -> None:
         listed = [model if name == "model" else parts[name] for name in inputs]
@@ -210,22 +208,22 @@ def _connect(checkpoints: list[str], model: gr.Dropdown, go: gr.Button, parts: d
         )  # fmt: skip
 
     asked = [go.click, parts["text"].submit, parts["image"].upload, parts["method"].input, parts["target"].input]
-    listen(asked, explain, ("model", "method", "target", "chosen", "text", "image"), ANSWER)
-    # not its input event, which comes a second time when the box loses the focus: over what was typed meanwhile
-    listen([model.change], open_model, ("model",), (*CHOICES, *ANSWER))
+    listen(asked, explain, ("model", "method", "target", "chosen", "text", "image"), OUTPUTS)
+    # not its input event, which fires again when the box loses focus and would discard text typed since
+    listen([model.change], open_model, ("model",), (*CHOICES, *OUTPUTS))
     grids = [parts["heads 0"].select, parts["heads 1"].select]
-    listen(grids, pick_head, ("model", "method", "target", "text", "image"), ("chosen", *ANSWER))
+    listen(grids, pick_head, ("model", "method", "target", "text", "image"), ("chosen", *OUTPUTS))
     example = ("model", "method", "chosen")
-    listen([parts["examples"].select], pick_example, example, ("text", "image", "target", *ANSWER))
+    listen([parts["examples"].select], pick_example, example, ("text", "image", "target", *OUTPUTS))
 
 
 def _updates(new: Properties, names: tuple[str, ...]) -> list:
-    """The new properties in the order of an event's outputs; the state takes its value as it is."""
+    """The new properties in the order of an event's outputs; the state takes its plain value."""
     return [new.get(name) if name == "chosen" else gr.update(**new.get(name, {})) for name in names]
 
 
 def opened(checkpoints: list[str], checkpoint: str) -> Properties:
-    """What the page offers for a checkpoint, and its first example explained."""
+    """The choices on the page for a checkpoint, and the explanation of its first example."""
     model, images = loaded(checkpoint)[0], takes_images(checkpoint)
     examples = examples_of(checkpoint)
     text, image = (None, examples[0]) if images else (examples[0], None)
@@ -268,9 +266,9 @@ def explained(
     text: str | None,
     image: str | None,
 ) -> Properties:
-    """The answer for a checkpoint and its counterpart, or one line that says why there is none."""
+    """The explanation by a checkpoint and its counterpart, or one line with the error."""
     try:
-        # the limit holds for requests that do not come through the page; with a space in front, a text names no file
+        # also limits requests that bypass the page; with a leading space, a text cannot name a file
         images = takes_images(checkpoint)
         given = image if images else f" {(text or '').strip()[:LONGEST]}"
         if not given or not given.strip():
@@ -287,10 +285,10 @@ def explained(
     except (ValueError, OSError) as error:
         reason = str(error)
         return refused(reason.replace(image, Path(image).name) if image else reason)  # the folder is not the visitor's
-    answer = {"message": {"value": ""} | GONE, "results": SHOWN}
+    shown = {"message": {"value": ""} | GONE, "results": SHOWN}
     for side, drawn_side in enumerate(_sides(names, found, target)):
-        answer |= {f"{part} {side}": properties for part, properties in zip(SIDE, drawn_side, strict=True)}
-    return HIDDEN | answer
+        shown |= {f"{part} {side}": properties for part, properties in zip(SIDE, drawn_side, strict=True)}
+    return HIDDEN | shown
 
 
 @torch.inference_mode()

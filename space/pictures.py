@@ -16,9 +16,9 @@ from hf_bidir.explain.methods import METHODS
 from hf_bidir.explain.report import Explanation
 
 PREDICTED = "the prediction"  # as a target, in place of a name
-IN_USE = 0.8  # share of the colour map; black text could not be read on its ends
-NUMBERED = 8  # heads in a row whose cells have room for a number; of more, a cell shows it when the mouse is over it
-# a click on any button of an HTML component arrives in Python as its select event
+IN_USE = 0.8  # share of the colour map used; black text is unreadable on its ends
+NUMBERED = 8  # maximum heads per row with a printed number; with more, a cell shows its number on hover
+# a click on a button of an HTML component arrives in Python as its select event
 SELECT = """element.addEventListener("click", (event) => {
   const button = event.target.closest("button");
   if (button && !button.disabled) trigger("select", { index: JSON.parse(button.value), value: button.textContent });
@@ -35,7 +35,7 @@ def _color(scale: Scale, value: float) -> str:
 
 
 def drawn(explanation: Explanation) -> tuple[list[str], np.ndarray]:
-    """Tokens and their scores, without special tokens, which would outshine the others."""
+    """Tokens and their scores, without special tokens, whose large scores would hide the others."""
     kept = [index for index, special in enumerate(explanation.example.special) if not special]
     return [explanation.example.tokens[index] for index in kept], as_array(explanation.scores)[kept]
 
@@ -85,7 +85,7 @@ def _data(png: io.BytesIO) -> str:
 
 
 def legend(scale: Scale, unit: str, of_words: bool = False) -> str:
-    """The colours from one end of the scale to the other; those of words are paler, as gradio draws them."""
+    """The colours from one end of the scale to the other; paler for words, as gradio draws them."""
     ends = scale.ends
     colors = ", ".join(_color(scale, value) for value in np.linspace(*ends, 9))
     return (
@@ -96,7 +96,7 @@ def legend(scale: Scale, unit: str, of_words: bool = False) -> str:
 
 
 def sentence(explanation: Explanation, target: str) -> str:
-    """What the words or patches show, in one sentence."""
+    """One sentence on how to read the words or patches."""
     method = METHODS[explanation.method]
     quoted = target if target == PREDICTED else f"“{target}”"
     things = "words" if explanation.example.grid is None else "patches"

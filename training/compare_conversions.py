@@ -1,4 +1,4 @@
-"""Which way from a softmax checkpoint to TanhMax keeps its accuracy? MiniLM on SST-2, every way side by side.
+"""Which conversions from a softmax checkpoint to TanhMax keep its accuracy? MiniLM on SST-2, side by side.
 
     python training/distill.py training/recipes/minilm-healed.yaml        # once, for the healed variants
     python training/distill.py training/recipes/minilm-healed.yaml --max_steps 250 \\
@@ -7,10 +7,9 @@
         --output_dir runs/minilm-healed-barely
     python training/compare_conversions.py --data-dir DIR
 
-`DIR` holds train.parquet, validation.parquet and test.parquet. Runs go to --runs. What a finished run measured
-goes to a small file under --results, and no run that has one is repeated; an interrupted run continues. Several of
-these processes may share the work: give each other names with --only. Table and picture are written at the end, of
-all runs that are finished.
+`DIR` holds train.parquet, validation.parquet and test.parquet. Runs go to --runs. Results of a finished
+run go to a small file under --results, and such a run is not repeated; an interrupted run continues. Several processes
+may share the work, with different names in --only. Table and figure are saved at the end, from all finished runs.
 """
 
 import argparse
@@ -43,7 +42,7 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to a fine-tuned model: a recipe, what it changes in it, how many seeds it gets, and which checkpoint."""
+    """One conversion: a description, a recipe, changes to its options, the number of seeds, and the checkpoint."""
 
     what: str
     recipe: str
@@ -81,11 +80,11 @@ COLORS = {name: f"C{index}" for index, name in enumerate(name for name in VARIAN
 HEADING = """# From softmax to TanhMax: MiniLM on SST-2
 
 `python training/compare_conversions.py --data-dir DIR --model MINILM`. Test accuracy in percent of the last checkpoint
-(none was chosen), mean ± standard deviation over seeds; λ at the end; the share of negative coefficients among those
-over 1e-3 in size, on a quarter of the test sentences; and the points of accuracy that setting them to 0 costs, without
-training again.
+(without selection), mean ± standard deviation over seeds; λ at the end; the share of negative coefficients among those
+with a magnitude above 1e-3, on a quarter of the test sentences; and the loss of accuracy in points when they are set to
+0, without further training.
 
-| variant | what | seeds | accuracy | λ | negative | their worth |
+| variant | conversion | seeds | accuracy | λ | negative | loss without them |
 |---|---|---|---|---|---|---|""".splitlines()
 
 
@@ -96,12 +95,12 @@ def main() -> None:
     for name in ("healed", "healed-briefly", "healed-barely"):
         folder = ROOT / f"runs/minilm-{name}"
         parser.add_argument(f"--{name}", dest=name.removeprefix("healed-"), type=Path, default=folder,
-                            help="what distill.py has written, as above")  # fmt: skip
+                            help="output folder of distill.py, as above")  # fmt: skip
     parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), metavar="NAME",
-                        help=f"run these variants alone: {', '.join(VARIANTS)}")  # fmt: skip
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs/compare-conversions", help="where the runs go")
+                        help=f"only these variants: {', '.join(VARIANTS)}")  # fmt: skip
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs/compare-conversions", help="folder of the runs")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results/compare_conversions",
-                        help="where numbers, table and picture go")  # fmt: skip
+                        help="folder of results, table and figure")  # fmt: skip
     options = parser.parse_args()
     options.results.mkdir(parents=True, exist_ok=True)
     for name in options.only:
@@ -117,7 +116,7 @@ def main() -> None:
 
 
 def measured_run(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Train one variant with one seed, unless it is there already, and measure what the table shows."""
+    """Train one variant with one seed unless it is finished, and measure the columns of the table."""
     folder, variant = options.runs / f"{name}-seed{seed}", VARIANTS[name]
     start = getattr(options, variant.start)
     if read_record(folder).get("status") != "finished":
@@ -170,7 +169,7 @@ def accuracy_of(model: PreTrainedModel, batches: list[BatchEncoding]) -> float:
 
 
 def finished_runs(results: Path) -> dict[str, list[dict[str, Any]]]:
-    """What was measured, by variant, seed by seed; variants without a finished run are left out."""
+    """The results by variant and seed, without variants that have no finished run."""
     files = {name: sorted(results.glob(f"{name}-seed*.json")) for name in VARIANTS}
     return {
         name: [json.loads(file.read_text(encoding="utf-8")) for file in found] for name, found in files.items() if found
@@ -178,7 +177,7 @@ def finished_runs(results: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def table(runs: dict[str, list[dict[str, Any]]]) -> str:
-    """Test accuracy in percent, mean ± standard deviation over seeds, and what the negative coefficients do."""
+    """Test accuracy in percent, mean ± standard deviation over seeds, and the effect of negative coefficients."""
     lines = []
     for name, measured in runs.items():
         accuracy = [100 * run["test_accuracy"] for run in measured]
@@ -196,7 +195,7 @@ def table(runs: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def draw(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """Validation accuracy over training: the main ways on the left, the schedules and softmax on the right."""
+    """Validation accuracy during training: the main variants on the left, the schedules and softmax on the right."""
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     panels = {

@@ -1,10 +1,9 @@
-"""Write synthetic data as parquet files: the texts of the TanhMax paper, or pairs for an encoder-decoder.
+"""Generate synthetic data as parquet files: the texts of the TanhMax paper, or pairs for an encoder-decoder.
 
-  small    10,000 texts of 2,000 words, two of which decide the class
+  small    10,000 texts of 2,000 words, two of which determine the class
   large    50,000 texts of 10,000 words
-  sorting  54,000 rows of eight numbers, and the same in order
-  dates    24,000 days, written one way or another, and as 1998-03-05
-
+  sorting  54,000 rows of eight numbers, and the same sorted
+  dates    24,000 dates in eight formats, and as 1998-03-05
 
 examples:
   python training/synthetic.py small runs/synthetic
@@ -24,9 +23,9 @@ from hf_bidir.finetune.data.synthetic_pairs import PAIRS
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("set", choices=[*SETS, *PAIRS], help="which; see above")
-    parser.add_argument("folder", type=Path, help="where train, validation and test.parquet go")
-    parser.add_argument("--seed", type=int, default=0, help="of the generator; by default 0")
+    parser.add_argument("set", choices=[*SETS, *PAIRS], help="the data set, see above")
+    parser.add_argument("folder", type=Path, help="output folder of train, validation and test.parquet")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the generator; default: 0")
     options = parser.parse_args()
     splits = (SETS | PAIRS)[options.set].split(options.seed)
     for name, file in write_splits(splits, options.folder).items():

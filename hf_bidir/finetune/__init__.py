@@ -1,1 +1,1 @@
-"""Fine-tuning with the transformers Trainer: what the scripts in `training/` are made of."""
+"""Fine-tuning with the transformers Trainer: the library behind the scripts in `training/`."""

@@ -1,4 +1,4 @@
-"""Data sets, from files or the Hub, and how batches are made of them."""
+"""Data sets from files or the Hub, and their collators."""
 
 from hf_bidir.common.extras import extra
 

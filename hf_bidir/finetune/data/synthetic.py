@@ -1,6 +1,6 @@
-"""The synthetic texts of the TanhMax paper: neutral words, and a few polar ones that decide the class.
+"""The synthetic texts of the TanhMax paper: neutral words, and a few polar ones that determine the class.
 
-Huang, Yang, Wang 2024 describe two sets; the sizes here are theirs, the words are ours.
+Huang, Yang, Wang 2024 describe two sets; the numbers here are theirs, the words are new.
 """
 
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ NAMES = ["negative", "positive"]
 
 @dataclass(frozen=True)
 class SyntheticTexts:
-    """How many texts, of which words.
+    """The numbers of texts and words of a set.
 
     Attributes:
-        texts: how many there are, of all splits.
-        vocabulary: how many different words there are.
-        polar: how many of them are polar; the first half negative, the second positive.
-        length: words in a text.
-        polar_words: how many of these are polar, all of the polarity that is the text's class.
+        texts: the number of texts in all splits.
+        vocabulary: the number of different words.
+        polar: the number of polar words among them; the first half negative, the second positive.
+        length: words per text.
+        polar_words: polar words per text, all with the polarity of the text's class.
     """
 
     texts: int
@@ -43,9 +43,9 @@ class SyntheticTexts:
         """The texts as "train", "validation" and "test", with the columns `text` and `label`; the same for a seed.
 
         Args:
-            seed: of the generator.
-            test_share: of all texts, as in the paper.
-            validation_share: of all texts, taken from what is left; the paper has none.
+            seed: seed of the generator.
+            test_share: share of the test texts, as in the paper.
+            validation_share: share of the validation texts; the paper has none.
         """
         rows = self._rows(np.random.default_rng(seed))
         test, validation = int(self.texts * test_share), int(self.texts * validation_share)
@@ -66,7 +66,7 @@ class SyntheticTexts:
 
 
 def write_splits(splits: dict[str, Dataset], folder: Path) -> dict[str, Path]:
-    """Write each split as a parquet file; return where, by name."""
+    """Save each split as a parquet file; return the paths by name."""
     folder.mkdir(parents=True, exist_ok=True)
     files = {name: folder / f"{name}.parquet" for name in splits}
     for name, file in files.items():
