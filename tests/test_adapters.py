@@ -90,7 +90,7 @@ def test_an_adapter_finds_the_signed_model_that_it_was_trained_on(family, base, 
 
 
 @every_kind
-def test_a_merged_model_equals_the_adapted_one_here_and_elsewhere(family, base, tmp_path):
+def test_a_merged_model_equals_the_adapted_one_here_and_in_a_clean_process(family, base, tmp_path):
     model, inputs = adapted(family, base), inputs_of(family)
     expected = model(**inputs).logits
     merged = model.merge_and_unload()

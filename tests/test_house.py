@@ -78,7 +78,7 @@ MAY_IMPORT = {
 
 
 @pytest.mark.parametrize("room", sorted(path.name for path in PACKAGE.iterdir() if any(path.glob("*.py"))))
-def test_rooms_import_in_one_direction(room):
+def test_subpackages_import_in_one_direction(room):
     for file in (PACKAGE / room).rglob("*.py"):
         rooms = {name.split(".")[1] for name in imported(file) if name.startswith("hf_bidir.")} - {room}
         assert rooms <= MAY_IMPORT[room], f"{file.relative_to(PACKAGE)} imports {rooms - MAY_IMPORT[room]}"

@@ -39,7 +39,7 @@ def test_centred_softmax_sums_to_0_over_the_keys_that_are_kept(benchmark):
 
 
 @pytest.mark.parametrize("bits", [4, 6, 8])
-def test_rounded_numbers_are_as_many_as_the_bits_allow_and_near(benchmark, bits):
+def test_rounded_numbers_are_as_many_as_the_bits_allow_and_close(benchmark, bits):
     values = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     near = benchmark.rounded(values, bits)
     assert len(near.unique()) <= 2**bits - 1

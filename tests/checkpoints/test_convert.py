@@ -333,7 +333,7 @@ def test_a_folder_in_use_is_kept_unless_overwriting_is_asked_for(tmp_path):
     assert not (tmp_path / "out" / "notes.txt").exists()
 
 
-def test_a_checkpoint_with_negative_mass_has_no_way_back(tmp_path):
+def test_a_checkpoint_with_negative_mass_cannot_be_restored(tmp_path):
     converted = convert_checkpoint(saved("BertModel", tmp_path / "stock"), tmp_path / "signed", negative_mass=0.5)
     with pytest.raises(ValueError, match=r"attn_negative_mass=0\.5; only a checkpoint with attn_negative_mass=0"):
         restore_softmax(converted, tmp_path / "out")

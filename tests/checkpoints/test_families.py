@@ -95,7 +95,7 @@ def test_the_command_tells_what_was_checked():
     assert "λ = 1 moves" in result.output.partition("checked: ")[2]
 
 
-def test_the_command_says_why_a_type_is_not_supported():
+def test_the_command_prints_why_a_type_is_not_supported():
     result = run("deberta")
     assert result.exit_code == 0
     assert "not supported" in result.output
@@ -104,7 +104,7 @@ def test_the_command_says_why_a_type_is_not_supported():
     )
 
 
-def test_an_unknown_name_is_answered_with_the_nearest_one():
+def test_an_unknown_name_gets_a_suggestion():
     result = run("robertta")
     assert result.exit_code == 2
     assert 'no model type "robertta". Did you mean "roberta"?' in result.output
@@ -150,7 +150,7 @@ def test_a_check_does_not_apply_where_the_stock_model_fails_it(sweep):
         ("sam_prompt_encoder", "part", "a part of another model"),
     ],
 )
-def test_the_sweep_says_why_a_type_is_not_supported(sweep, name, status, reason):
+def test_the_sweep_records_why_a_type_is_not_supported(sweep, name, status, reason):
     record = sweep.recorded(name)
     assert record["status"] == status
     assert reason in record["reason"]

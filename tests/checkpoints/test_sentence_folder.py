@@ -97,7 +97,7 @@ def test_negative_mass_reaches_the_vectors(source, tmp_path):
     assert (vectors_elsewhere(converted, tmp_path) - expected).abs().max() > 0.05
 
 
-def test_the_way_back_is_a_folder_of_sentence_transformers_too(source, tmp_path):
+def test_the_restored_folder_is_one_of_sentence_transformers_too(source, tmp_path):
     from sentence_transformers import SentenceTransformer
 
     folder, expected = source

@@ -25,7 +25,7 @@ def model_type(folder):
     return json.loads((folder / "config.json").read_text())["model_type"]
 
 
-def test_convert_writes_a_signed_checkpoint_and_the_way_back_a_stock_one(stock, tmp_path):
+def test_convert_saves_a_signed_checkpoint_and_to_softmax_a_stock_one(stock, tmp_path):
     assert run("convert", stock, tmp_path / "signed").exit_code == 0
     assert run("convert", tmp_path / "signed", tmp_path / "back", "--to-softmax").exit_code == 0
     assert (model_type(tmp_path / "signed"), model_type(tmp_path / "back")) == ("bidir_bert", "bert")

@@ -34,7 +34,7 @@ def test_a_second_time_nothing_is_trained_again(shown):
     assert again.stdout.splitlines()[-8:] == told.stdout.splitlines()[-8:]
 
 
-def test_an_activation_that_there_is_not_is_one_line(tmp_path):
+def test_an_unknown_activation_is_one_line(tmp_path):
     told = CliRunner().invoke(app, ["demo", "--attn-activation", "tanmax", "--output", str(tmp_path / "demo")])
     assert told.exit_code == 2
     assert 'Did you mean "tanhmax"?' in told.stderr.splitlines()[-1]

@@ -129,7 +129,7 @@ def test_pieces_of_a_source_word_are_taken_together():
 
 
 @pytest.mark.parametrize(("activation", "free"), [("tanhmax", True), ("softmax", False)])
-def test_the_caption_says_that_signs_are_arbitrary_only_where_they_are(activation, free):
+def test_the_caption_mentions_arbitrary_signs_only_where_they_are_arbitrary(activation, free):
     _, figure = align(model_of(attn_activation=activation), TOKENIZER, TEXT).figures()["alignment"]
     assert ("negating all coefficients" in " ".join(figure.get_supxlabel().split())) == free
 

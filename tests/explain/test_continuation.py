@@ -152,7 +152,7 @@ def test_a_stock_decoder_is_explained_as_it_is(tmp_path):
         (PROMPT, {"continuation": NEXT, "new_tokens": 2}, "expected --continuation .* or --new-tokens"),
     ],
 )
-def test_bad_input_is_one_error_that_says_what_was_expected(text, chosen, told, folder):
+def test_bad_input_is_one_error_with_the_expectation(text, chosen, told, folder):
     with pytest.raises(ValueError, match=told):
         explain_checkpoint(folder, text, **chosen)
 

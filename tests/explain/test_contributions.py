@@ -224,6 +224,6 @@ def test_pooled_contributions_add_up_to_the_logit_without_its_bias():
         (lambda: BertForSequenceClassification(BertConfig(num_hidden_layers=1)), sentences, {}, "load_checkpoint"),
     ],
 )
-def test_bad_input_is_one_error_that_says_what_was_expected(model, inputs, options, message):
+def test_bad_input_is_one_error_with_the_expectation(model, inputs, options, message):
     with pytest.raises(ValueError, match=message):
         contributions(model(), inputs(), **options)

@@ -112,6 +112,6 @@ def test_coefficients_beyond_one_do_not_overflow_the_solver():
         ({"source": 4, "keep": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])}, "position of a token"),
     ],
 )
-def test_bad_input_is_one_error_that_says_what_was_expected(arguments, message):
+def test_bad_input_is_one_error_with_the_expectation(arguments, message):
     with pytest.raises(ValueError, match=message):
         attention_flow(**{"attentions": random_softmax(), **arguments})

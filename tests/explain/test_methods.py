@@ -76,7 +76,7 @@ def test_scores_of_an_output_per_token_start_at_its_position():
         ({"method": "erasure", "head": 1}, "erasure covers the whole model"),
     ],
 )
-def test_bad_input_is_one_error_that_says_what_was_expected(options, message):
+def test_bad_input_is_one_error_with_the_expectation(options, message):
     with pytest.raises(ValueError, match=message):
         token_scores(bert(), sentences(), **options)
 

@@ -95,7 +95,7 @@ def test_labels_in_a_batch_are_ignored():
         (lambda: BertForSequenceClassification(BertConfig(num_hidden_layers=1)), [sentences()], "load_checkpoint"),
     ],
 )
-def test_bad_input_is_one_error_that_says_what_was_expected(model, batches, message):
+def test_bad_input_is_one_error_with_the_expectation(model, batches, message):
     with pytest.raises(ValueError, match=message):
         orient_heads(model(), batches, progress=False)
 

@@ -112,7 +112,7 @@ def test_a_text_that_is_too_long_is_truncated_with_a_note(checkpoint, tmp_path):
     assert "its last 10 word pieces were left out" in (tmp_path / "out/index.html").read_text(encoding="utf-8")
 
 
-def test_a_method_that_needs_oriented_heads_says_so(checkpoint, tmp_path):
+def test_a_method_that_needs_oriented_heads_has_a_note(checkpoint, tmp_path):
     result = run(checkpoint, TEXT, "--method", "signed-rollout", "--output", tmp_path / "out")
     assert "needs oriented heads" in result.output
 
@@ -167,7 +167,7 @@ def test_an_earlier_explanation_is_replaced_and_other_folders_are_refused(checkp
 
 
 @pytest.mark.parametrize(("method", "meaning"), [("erasure", "supports y"), ("attention", "there are no signs")])
-def test_page_says_how_to_read_the_scores(checkpoint, method, meaning):
+def test_the_page_explains_how_to_read_the_scores(checkpoint, method, meaning):
     page = explain_checkpoint(checkpoint, TEXT, method=method).page()
     assert re.search(rf"How to read: [^.]*{meaning}[^.]* on one colour scale", page)
 

@@ -112,6 +112,6 @@ def test_half_precision_is_computed_in_single():
         ({"residual": 1.5}, r"in \[0, 1\]; got 1.5"),
     ],
 )
-def test_bad_input_is_one_error_that_says_what_was_expected(arguments, message):
+def test_bad_input_is_one_error_with_the_expectation(arguments, message):
     with pytest.raises(ValueError, match=message):
         attention_rollout(**{"attentions": random_softmax(), **arguments})

@@ -57,7 +57,7 @@ def test_strong_words_carry_their_signed_number_so_that_grey_prints_can_be_read(
     assert "+0.01" not in texts
 
 
-def test_the_figure_says_its_unit_and_caption():
+def test_the_figure_has_its_unit_and_caption():
     texts = written(text_heatmap(["a"], [1.0], unit="share of y", caption="what this is"))
     assert {"share of y", "what this is"} <= set(texts)
 
@@ -114,7 +114,7 @@ def test_nothing_of_a_token_is_run_by_the_page(tmp_path):
     assert all(token in page.text for token in hostile)
 
 
-def test_the_page_needs_nothing_from_elsewhere_and_forbids_it(tmp_path):
+def test_the_page_loads_nothing_external_and_forbids_it(tmp_path):
     page = page_of(tmp_path, ["word"], [1.0])
     assert "default-src 'none'" in page
     assert not re.search(r"(src|href)\s*=|url\(|https?:", page)
@@ -134,6 +134,6 @@ def test_the_page_shows_every_signed_number(tmp_path):
         (["a"], {"flow": [float("nan")]}, "for flow; got the shape .* with NaN"),
     ],
 )
-def test_bad_input_is_one_error_that_says_what_was_expected(tokens, scores, message):
+def test_bad_input_is_one_error_with_the_expectation(tokens, scores, message):
     with pytest.raises(ValueError, match=message):
         text_heatmap(tokens, scores)

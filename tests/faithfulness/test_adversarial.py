@@ -11,7 +11,7 @@ from tests.faithfulness.conftest import bert, pooling, sentences, texts
 
 
 @pytest.mark.parametrize("activation", ["tanhmax", "softmax"])
-def test_the_adversary_answers_the_same_and_is_as_far_as_it_says(activation):
+def test_the_adversary_has_the_same_prediction_and_the_reported_distance(activation):
     model, inputs = pooling(activation), texts()
     found = adversarial_attention(model, inputs)
     with edited_coefficients(model, lambda _: found.coefficients[:, None, None]):
@@ -24,7 +24,7 @@ def test_the_adversary_answers_the_same_and_is_as_far_as_it_says(activation):
     assert (found.divergence > 0).all()
 
 
-def test_where_attention_does_not_matter_the_adversary_is_nearly_as_far_as_can_be():
+def test_where_attention_does_not_matter_the_adversary_is_almost_maximally_far():
     model, inputs = pooling("softmax"), texts()
     torch.nn.init.zeros_(model.classifier.weight)
     assert adversarial_attention(model, inputs, steps=200).divergence[0] > 0.6 * math.log(2)

@@ -59,7 +59,7 @@ def test_random_sizes_are_uniform_over_the_simplex():
 
 @every_model
 @both
-def test_the_change_is_the_total_variation_between_the_answers(kind, change):
+def test_the_change_is_the_total_variation_between_the_predictions(kind, change):
     model, inputs = CASES[kind][0](), CASES[kind][1]()
     (found,) = answer_changes(model, inputs, change, draws=1, seed=5)
     generator, keep = seeded(5), inputs.get("attention_mask")
@@ -81,7 +81,7 @@ def test_a_text_of_one_word_cannot_be_permuted():
 
 
 @every_model
-def test_a_seed_says_what_is_drawn_and_labels_do_not_matter(kind):
+def test_a_seed_determines_the_draws_and_labels_do_not_matter(kind):
     model, inputs = CASES[kind][0](), CASES[kind][1]()
     rows = len(next(iter(inputs.values())))
     first = answer_changes(model, inputs, permuted, draws=3, seed=1)

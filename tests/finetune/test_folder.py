@@ -64,5 +64,5 @@ def test_a_folder_that_holds_the_checkpoint_to_resume_is_not_overwritten(folder)
         resume(folder, **options)
 
 
-def test_a_model_elsewhere_does_not_keep_a_folder_from_being_overwritten(folder, tmp_path):
+def test_an_initial_model_in_another_folder_does_not_prevent_overwriting(folder, tmp_path):
     assert resume(folder, model=str(tmp_path), overwrite_output_dir=True) is None

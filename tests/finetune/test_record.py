@@ -36,7 +36,7 @@ def test_a_data_file_is_published_without_its_folder():
 
 
 @pytest.mark.parametrize(("source", "kind"), [(None, "scratch"), (".", "folder"), ("someone/model", "hub")], ids=str)
-def test_the_record_says_what_kind_of_thing_the_weights_came_from(tmp_path, source, kind):
+def test_the_record_has_the_kind_of_origin_of_the_weights(tmp_path, source, kind):
     split = Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]})
     model = BidirBertForSequenceClassification(
         BidirBertConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)

@@ -58,7 +58,7 @@ def test_validation_numbers_are_those_of_the_best_checkpoint(folder):
     assert read(folder, "all_results.json")["eval_loss"] == min(losses)
 
 
-def test_the_record_says_what_the_trainer_knows(folder):
+def test_the_record_has_what_the_trainer_knows(folder):
     record = read(folder[0], "run.json")
     assert (record["status"], record["seed"], record["notes"]) == ("finished", 3, ["Ten rows."])
     assert record["recipe"]["learning_rate"] == 0.5

@@ -137,7 +137,7 @@ def test_a_softmax_checkpoint_has_no_negative_coefficients(texts, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["Roberta", "GPT2"])
-def test_any_classifier_of_texts_is_measured_as_its_stock_twin(family, texts, tmp_path):
+def test_any_text_classifier_is_measured_like_its_stock_model(family, texts, tmp_path):
     source = checkpoint_of(family, tmp_path / "stock", "ForSequenceClassification", num_labels=2)
     stock = evaluate_checkpoint(source, texts[1])
     signed = evaluate_checkpoint(convert_checkpoint(source, tmp_path / "signed", negative_mass=0.0), texts[1])

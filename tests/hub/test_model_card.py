@@ -79,7 +79,7 @@ def test_the_results_table_has_the_test_numbers_and_the_recall_of_every_class(fi
     assert "0.7000" not in text  # the validation split chose the checkpoint; its numbers are not the result
 
 
-def test_without_test_numbers_the_card_shows_the_validation_split_and_says_what_it_chose(finished):
+def test_without_test_numbers_the_card_shows_the_validation_split_and_its_role(finished):
     write(finished, "all_results.json", {"eval_accuracy": 0.7})
     card = build_model_card(finished)
     assert "| accuracy | 0.7000 |" in card.text
@@ -92,7 +92,7 @@ def test_a_run_that_kept_its_last_checkpoint_does_not_say_that_validation_chose_
     assert "also chose the checkpoint" not in build_model_card(finished).text
 
 
-def test_a_healed_model_says_how_far_from_its_teacher_it_is(finished):
+def test_the_card_of_a_healed_model_has_the_distance_to_its_teacher(finished):
     write(finished, "all_results.json", {"eval_relative_error": 0.004})
     text = build_model_card(finished).text
     assert "| relative error | 0.0040 |" in text
@@ -108,7 +108,7 @@ def test_the_model_index_has_task_data_split_metric_and_value(finished):
     ]
 
 
-def test_the_saved_card_is_valid_front_matter_that_the_hub_client_reads_back(finished):
+def test_the_saved_card_is_valid_front_matter_for_the_hub_client(finished):
     card = build_model_card(finished)
     card.save(finished / "README.md")
     metadata = yaml.safe_load((finished / "README.md").read_text(encoding="utf-8").split("---\n")[1])
@@ -120,7 +120,7 @@ def test_the_saved_card_is_valid_front_matter_that_the_hub_client_reads_back(fin
 
 
 @pytest.mark.parametrize("kind", ["hub", "folder", "scratch"])
-def test_a_card_has_only_a_licence_that_the_run_was_given_and_says_where_to_add_one(finished, kind, caplog):
+def test_a_card_has_only_a_given_licence_and_a_hint_where_to_add_one(finished, kind, caplog):
     write(finished, "run.json", RUN | {"started_from": kind})
     write_card(finished)
     assert ModelCard.load(finished / "README.md").data.license is None
@@ -344,7 +344,7 @@ def test_a_card_that_both_sides_wrote_around_is_merged_without_doubling_anything
     assert merged.text.count("Read our paper.") == merged.text.count("## Results") == 1
 
 
-def test_the_command_checks_and_writes_cards(finished):
+def test_the_command_checks_and_saves_cards(finished):
     missing = CliRunner().invoke(app, ["card", str(finished), "--check"])
     assert (missing.exit_code, "no README.md to check" in missing.output) == (2, True)
     assert CliRunner().invoke(app, ["card", str(finished)]).exit_code == 0

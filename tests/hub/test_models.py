@@ -52,7 +52,7 @@ def test_one_seed_has_no_deviation():
     assert "±" not in model.score
 
 
-def test_elsewhere_the_list_comes_from_the_accounts_repositories_on_the_hub(tmp_path):
+def test_outside_a_clone_the_list_comes_from_the_hub(tmp_path):
     with Hub({"hf_owner": Account(NAMESPACE)}) as hub:
         for name in (f"{NAMESPACE}/digits-tanhmax", "someone/other"):
             repository = hub.repositories[name] = Repository(name, private=False)

@@ -117,7 +117,7 @@ print(revision, pipeline("text-classification", "alice/tiny", trust_remote_code=
 """
 
 
-def test_the_example_of_the_card_loads_the_revision_that_it_pins_and_a_pipeline_answers_offline_too(hub, tmp_path):
+def test_the_example_of_the_card_loads_its_pinned_revision_and_a_pipeline_works_offline_too(hub, tmp_path):
     followed = ended(start(hub, EXAMPLE, home=tmp_path / "stranger"))
     assert followed.returncode == 0, followed.stderr
     revision = followed.stdout.splitlines()[-1].split()[0]  # the example prints a prediction before it
@@ -169,7 +169,7 @@ def test_a_tag_that_is_taken_is_refused_before_anything_changes(hub, folder, tmp
     assert hub.repositories["alice/tiny"].commits == before
 
 
-def test_a_tag_of_the_content_that_was_moved_elsewhere_is_no_pin(hub, folder, tmp_path):
+def test_a_moved_content_tag_is_no_pin(hub, folder, tmp_path):
     repository = hub.repositories["alice/tiny"]
     content = next(tag for tag in repository.tags if tag.startswith("content-"))
     before = dict(repository.tags)
@@ -196,7 +196,7 @@ def test_a_branch_or_a_pull_request_leaves_the_main_branch_alone(hub, folder, tm
     assert "all_results.json" in repository.at(made).files
 
 
-def test_a_dry_run_says_what_would_be_sent_and_asks_no_hub(folder, monkeypatch):
+def test_a_dry_run_lists_the_files_and_contacts_no_hub(folder, monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("a dry run connected to something"))
     summary = push_checkpoint(folder, "alice/tiny", dry_run=True)
     assert re.search(r"\d,\d+  model\.safetensors", summary)
@@ -303,7 +303,7 @@ def refusals(folder, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("token", "repo_id", "message"), TOKENLESS)
-def test_a_token_that_may_not_is_one_line_that_says_what_to_do(refusals, token, repo_id, message):
+def test_a_token_without_permission_is_one_line_with_advice(refusals, token, repo_id, message):
     refused = refusals[token, repo_id]
     *_, last = refused.stderr.strip().splitlines()
     assert (refused.returncode, last.startswith("error: "), message in last) == (2, True, True), refused.stderr
@@ -355,7 +355,7 @@ def test_a_failure_leaves_the_repository_as_it_was_and_the_retry_succeeds(troubl
 
 
 @pytest.mark.parametrize("fault", [name for name in FAULTS if name != "killed"])
-def test_a_failure_is_one_line_that_says_how_to_go_on(troubled, fault):
+def test_a_failure_is_one_line_with_advice(troubled, fault):
     *_, last = troubled[fault][0].stderr.strip().splitlines()
     assert last.startswith("error: ")
     assert "run the command again" in last

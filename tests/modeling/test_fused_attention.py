@@ -139,7 +139,7 @@ def test_softmax_is_the_kernels_other_mode():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("activation", ["tanhmax", "softmax"])
-def test_a_score_that_is_no_number_spoils_its_own_query_alone(activation, bad):
+def test_a_nan_score_affects_only_its_own_query(activation, bad):
     query, key, value = (t.detach().clone() for t in projections())
     query[0, 1, 5, 0] = bad
     context = bidir_attention(query, key, value, activation=activation, implementation="fused")[0]

@@ -81,7 +81,7 @@ def test_masked_values_change_no_digit_where_exponentials_are_spread(spread):
 
 
 @pytest.mark.parametrize("large", [3e38, -3e38])
-def test_a_score_beyond_every_number_spoils_its_own_row_where_exponentials_are_spread(large, spread):
+def test_an_infinite_score_affects_only_its_own_row_where_exponentials_are_spread(large, spread):
     query, key, value = (t.detach().clone() for t in projections(keys=64, dtype=torch.bfloat16))
     key[..., 0] = 0
     key[:, :, 60, 0] = 1e3  # in the last quarter of a block of keys

@@ -186,7 +186,7 @@ def test_the_kernel_keeps_a_padded_decoder_causal(window):
     torch.testing.assert_close(*logits, rtol=1e-3, atol=1e-3)
 
 
-def test_a_recurrent_model_has_no_fused_path_and_says_so():
+def test_fused_is_an_error_for_a_recurrent_model():
     config = BidirRnnConfig(vocab_size=20, hidden_size=32, attn_implementation="fused")
     with pytest.raises(
         ValueError, match='"fused"` is not supported: it does not compute signed attention; choose "sdpa"'

@@ -135,13 +135,13 @@ except (ValueError, ImportError) as error:
 """
 
 
-def test_without_a_gpu_fused_says_so_and_auto_does_without():
+def test_without_a_gpu_fused_is_an_error_and_auto_works():
     printed = run_alone(ATTEMPT, TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="")
     assert printed.startswith("torch.Size([1, 1, 4, 16])\n")
     assert 'fused attention needs a GPU; use implementation="auto"' in printed
 
 
-def test_without_triton_fused_says_so_and_auto_does_without():
+def test_without_triton_fused_is_an_error_and_auto_works():
     printed = run_alone("import sys; sys.modules['triton'] = None\n" + ATTEMPT)
     assert printed.startswith("torch.Size([1, 1, 4, 16])\n")
     assert 'implementation="fused" needs Triton' in printed

@@ -123,7 +123,7 @@ def test_hard_selection_trains_scores_and_values_and_never_draws_padding():
 
 
 @pytest.mark.parametrize("labels", [[0, 1, 2], [-1, 0, 1]])
-def test_a_label_that_there_is_not_is_refused(labels):
+def test_an_unknown_label_is_refused(labels):
     with pytest.raises(ValueError, match="expected labels from 0 to 1, one per text; got"):
         model_of()(**texts(), labels=torch.tensor(labels))
 
@@ -181,7 +181,7 @@ def test_erasure_renormalises_what_is_left():
         torch.testing.assert_close(found[left_out], expected, rtol=0, atol=1e-6)
 
 
-def test_what_needs_attention_between_tokens_is_refused_and_says_what_there_is():
+def test_what_needs_attention_between_tokens_is_refused_with_the_alternatives():
     with pytest.raises(ValueError, match=r"rollout .* choose one of contributions"):
         token_scores(model_of(), texts(), "rollout")
 

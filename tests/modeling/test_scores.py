@@ -77,7 +77,7 @@ def test_a_score_equals_a_loop_over_its_elements_and_so_do_its_gradients(name):
 
 
 @pytest.mark.parametrize("score", [ContentScore, DotScore])
-def test_a_product_of_unequal_sizes_is_refused_and_says_what_else_there_is(score):
+def test_a_product_of_unequal_sizes_is_refused_with_the_alternatives(score):
     with pytest.raises(ValueError, match=r'of the same size; got 2 and 3\. Choose "general" or "additive"'):
         score(query_size=2, key_size=3)
 

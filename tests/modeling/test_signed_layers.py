@@ -140,7 +140,7 @@ def test_a_single_query_batch_is_used_for_every_example():
         ("eager", True, LENGTH, False),  # eager models always have a mask where one is needed
     ],
 )
-def test_no_mask_means_a_causal_one_where_transformers_says_so(backend, argument, queries, causal):
+def test_no_mask_means_a_causal_one_where_transformers_defines_it_so(backend, argument, queries, causal):
     query, key, value = tensors()
     query = query[:, :, :queries]
     context, _ = signed_attention(layer(backend=backend), query, key, value, is_causal=argument)
@@ -192,7 +192,7 @@ def test_key_heads_that_do_not_divide_the_query_heads_are_refused():
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "fused"])
-def test_what_only_the_plain_path_computes_takes_that_path_and_says_so(backend, caplog):
+def test_what_only_the_eager_path_computes_uses_it_and_is_logged(backend, caplog):
     attention._log_choice.cache_clear()
     given = {"position_bias": BIAS, "softcap": 30.0}
     context, coefficients = signed_attention(layer(backend=backend), *tensors(), **given)

@@ -16,7 +16,7 @@ def test_a_finished_cell_is_not_trained_again(trained, files, monkeypatch):
     assert cell.failure is None
 
 
-def test_a_cell_that_fails_says_why_and_raises_nothing(experiment, files, tmp_path):
+def test_a_failed_cell_records_its_error_and_raises_nothing(experiment, files, tmp_path):
     cell = Cell(experiment, "softmax", 1e30, 0, tmp_path)
     train(cell, files)
     assert not cell.trained

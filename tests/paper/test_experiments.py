@@ -16,7 +16,7 @@ def test_every_experiment_of_the_repository_can_be_read():
             assert experiment.published["tanhmax"]["accuracy"] > 80
 
 
-def test_an_experiment_that_there_is_not_is_one_error():
+def test_an_unknown_experiment_is_one_error():
     with pytest.raises(InputError, match=r"unknown experiment 'sts'; choose one of: .*Did you mean"):
         read_experiments(["sts"])
 

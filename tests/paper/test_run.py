@@ -42,7 +42,7 @@ def test_the_report_has_every_variant_in_every_table(finished):
         assert report.count(f"| Tiny | {variant} |") == 5
 
 
-def test_the_report_says_what_made_it(finished):
+def test_the_report_has_its_command(finished):
     _, _, report = finished
     assert "`hf-bidir paper tiny --seeds 1`" in report
     assert re.search(r"^\| Tiny \| 0.01 \| 0.01 \|", report, re.MULTILINE)  # no star: it is not the end of anything

@@ -38,7 +38,7 @@ def options(tmp_path):
     return ["--train_file", str(tmp_path / "text.txt"), *RUN]
 
 
-def test_a_new_model_learns_a_text_and_writes_it_in_a_folder_that_loads(options, tmp_path):
+def test_a_new_model_learns_a_text_and_its_folder_loads_and_generates_it(options, tmp_path):
     results = main([*options, "--output_dir", str(tmp_path / "run")])
     assert results["eval_perplexity"] == pytest.approx(math.exp(results["eval_loss"]))
     assert results["eval_perplexity"] < 2
@@ -148,7 +148,7 @@ def test_two_processes_share_a_run(options, tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_used_is_one_error_that_says_so(given, told, options, tmp_path):
+def test_unusable_input_is_one_clear_error(given, told, options, tmp_path):
     with pytest.raises(InputError, match=told):
         main([*options, *given, "--output_dir", str(tmp_path / "run")])
 

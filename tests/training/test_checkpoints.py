@@ -46,7 +46,7 @@ def test_every_card_agrees_with_its_numbers_and_was_verified(made):
         assert "Verified: `hf-bidir evaluate` measured the same numbers" in (made[2] / name / "README.md").read_text()
 
 
-def test_a_card_has_the_seeds_of_the_checkpoint_and_of_its_twin(made):
+def test_a_card_has_the_seeds_of_the_checkpoint_and_of_its_softmax_counterpart(made):
     _, runs, cards = made
     folders = {name: (runs / name, runs / "seeds" / f"{name}-seed1") for name in NAMES}
     accuracy = {
@@ -86,12 +86,12 @@ def test_the_list_has_every_checkpoint(made):
 
 
 @pytest.mark.parametrize("folder", COMMITTED, ids=lambda folder: folder.name)
-def test_a_committed_card_says_what_its_files_say(folder):
+def test_a_committed_card_matches_its_files(folder):
     assert card_differences(folder) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_committed_checkpoint_scores_what_its_card_says(name):
+def test_a_committed_checkpoint_has_the_score_of_its_card(name):
     claimed = claimed_scores(CARDS / name)
     assert "accuracy" in claimed
     measured = evaluate_checkpoint(CARDS / name).scores

@@ -33,7 +33,7 @@ def test_the_demo_leaves_a_picture_and_a_card_that_shows_it(folder):
     assert "(attention.png)" in (folder / "README.md").read_text(encoding="utf-8")
 
 
-def test_a_second_demo_uses_the_finished_run_and_says_where_everything_is(folder, capsys):
+def test_a_second_demo_uses_the_finished_run_and_lists_its_files(folder, capsys):
     weights = (folder / "model.safetensors").stat()
     demo.main(["--output_dir", str(folder)])
     printed = capsys.readouterr().out
@@ -45,7 +45,7 @@ def test_a_second_demo_uses_the_finished_run_and_says_where_everything_is(folder
     assert (folder / "model.safetensors").stat() == weights
 
 
-def test_an_accuracy_below_the_expected_one_is_a_failure_that_says_so(folder):
+def test_an_accuracy_below_the_expected_one_fails_with_a_message(folder):
     results = folder / "all_results.json"
     kept = results.read_text()
     results.write_text(json.dumps(json.loads(kept) | {"test_accuracy": 0.5}))

@@ -74,7 +74,7 @@ def error_without_training(options, folder):
 
 
 @pytest.mark.parametrize("family", ["bert", "vit"])
-def test_healing_brings_the_student_near_its_teacher_at_full_negative_mass(family, request, tmp_path):
+def test_healing_brings_the_student_close_to_its_teacher_at_full_negative_mass(family, request, tmp_path):
     options = request.getfixturevalue(family)
     healed = main([*options, *RUN, "--output_dir", str(tmp_path / "healed")])
     assert healed["eval_relative_error"] < 0.5 * error_without_training(options, tmp_path / "swapped")
@@ -137,7 +137,7 @@ def test_a_run_that_was_trained_with_softmax_can_be_healed(bert, texts, tmp_path
 
 
 @pytest.mark.parametrize("family", ["Roberta", "DistilBert", "Electra", "ModernBert", "GPT2", "Dinov2", "DeiT"])
-def test_any_model_that_reads_comes_nearer_to_its_teacher(family, bert, vit, tmp_path):
+def test_any_encoder_comes_closer_to_its_teacher(family, bert, vit, tmp_path):
     wide = {"init_std" if family == "DistilBert" else "initializer_range": 0.3}
     family_file = (vit if family in ("Dinov2", "DeiT") else bert)[2:]
     options = ["--model_name_or_path", checkpoint_of(family, tmp_path / "stock", **wide), *family_file]
@@ -164,7 +164,7 @@ def test_spans_are_matched_as_logits(bert, tmp_path):
     assert sum(name.startswith("eval_relative_error_") for name in results) == states
 
 
-def test_a_model_that_writes_from_what_it_reads_is_refused(tmp_path):
+def test_an_encoder_decoder_is_refused(tmp_path):
     config = BartConfig(vocab_size=45, d_model=16, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=16,
                         decoder_ffn_dim=16, encoder_attention_heads=2, decoder_attention_heads=2)  # fmt: skip
     BartModel(config).save_pretrained(tmp_path)

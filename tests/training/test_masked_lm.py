@@ -53,7 +53,7 @@ def test_an_interrupted_run_continues_to_the_same_weights(options, tmp_path, cra
 
 
 @pytest.mark.parametrize("family", ["Roberta", "DistilBert", "Electra", "ModernBert"])
-def test_any_encoder_goes_on_with_its_own_words(family, options, tmp_path):
+def test_any_encoder_continues_with_its_own_vocabulary(family, options, tmp_path):
     source = checkpoint_of(family, tmp_path / "stock")
     words = ["--model_name_or_path", source, "--max_steps", "4", "--learning_rate", "1e-3"]
     results = main([*options, *words, "--output_dir", str(tmp_path / "run")])
@@ -82,7 +82,7 @@ def test_a_checkpoint_to_start_from_is_required():
         main(["--train_file", "text.txt"])
 
 
-def test_a_model_goes_on_from_its_own_negative_mass(options, tmp_path):
+def test_a_model_continues_from_its_own_negative_mass(options, tmp_path):
     main([*options, "--max_steps", "2", "--negative_mass_end", "0.5", "--output_dir", str(tmp_path / "half")])
     again = [*options, "--model_name_or_path", str(tmp_path / "half"), "--max_steps", "2", "--save_steps", "1"]
     main([*again, "--negative_mass_until", "1", "--output_dir", str(tmp_path / "whole")])

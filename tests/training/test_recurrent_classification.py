@@ -17,7 +17,7 @@ RUN = shlex.split(
 
 
 @pytest.mark.parametrize("options", ["", "--encoder lstm --bidirectional --attn_score feed_forward"])
-def test_a_run_learns_and_its_folder_answers_in_a_pipeline(texts, tmp_path, options):
+def test_a_run_learns_and_its_folder_works_in_a_pipeline(texts, tmp_path, options):
     results = main([*texts, *RUN, *shlex.split(options), "--output_dir", str(tmp_path / "run")])
     assert results["test_accuracy"] == 1.0
     classify = pipeline("text-classification", model=str(tmp_path / "run"))
@@ -52,12 +52,12 @@ def test_the_end_of_a_long_text_can_be_kept_and_the_tokenizer_remembers(texts, t
     assert tokenizer("good good bad bad bad", truncation=True)["input_ids"] == whole[-3:]
 
 
-def test_an_encoder_that_there_is_not_is_one_error(texts, tmp_path):
+def test_an_unknown_encoder_is_one_error(texts, tmp_path):
     with pytest.raises(InputError, match='encoder="lstn" is not known; choose one of: none, lstm, gru'):
         main([*texts, *RUN, "--encoder", "lstn", "--output_dir", str(tmp_path / "run")])
 
 
-def test_a_loss_that_is_no_number_stops_the_run_and_says_so(texts, tmp_path):
+def test_a_nan_loss_stops_the_run_with_an_error(texts, tmp_path):
     absurd = ["--learning_rate", "1e30", "--max_grad_norm", "1e30", "--logging_steps", "1"]
     with pytest.raises(InputError, match=r"the training loss became (nan|inf) before step .*--learning_rate"):
         main([*texts, *RUN, *absurd, "--output_dir", str(tmp_path / "run")])

@@ -255,7 +255,7 @@ def test_the_script_prints_one_line_for_bad_input():
     assert "Traceback" not in done.stderr
 
 
-def test_an_interrupted_script_says_in_one_line_how_to_go_on(capsys):
+def test_an_interrupted_script_prints_one_line_on_how_to_resume(capsys):
     def interrupted():
         raise KeyboardInterrupt
 

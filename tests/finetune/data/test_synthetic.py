@@ -40,7 +40,7 @@ def test_polar_words_stand_anywhere():
     assert places == set(range(12))
 
 
-def test_a_seed_says_which_texts_there_are():
+def test_a_seed_determines_the_texts():
     first, again, other = (TINY.split(seed)["train"]["text"][:] for seed in (0, 0, 1))
     assert first == again
     assert first != other

@@ -44,7 +44,7 @@ def test_no_day_is_in_two_splits():
 
 
 @pytest.mark.parametrize("pairs", [DATES, NumberSorting(train=20, validation=2, test=2)])
-def test_a_seed_says_which_rows_there_are(pairs):
+def test_a_seed_determines_the_rows(pairs):
     first, again, other = (pairs.split(seed)["train"]["source"][:] for seed in (0, 0, 1))
     assert first == again
     assert first != other
