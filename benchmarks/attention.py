@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import torch
-from matplotlib.ticker import NullFormatter
 from measure import interleaved_medians, peak_memory, write_table
 from torch import Tensor
 from torch.nn import functional as F
@@ -326,7 +325,7 @@ def draw(rows: list[list[str]], path: Path) -> None:
     if not rows:
         return
     panels = sorted({(int(row[0]), row[1]) for row in rows})
-    figure, axes = plt.subplots(len(panels), 2, figsize=(9, 3.4 * len(panels)), sharex=True, squeeze=False)
+    figure, axes = plt.subplots(len(panels), 2, figsize=(9, 3.4 * len(panels)), squeeze=False, layout="constrained")
     for line, (head_dim, padding) in zip(axes, panels, strict=True):
         for axis, column, direction in zip(line, (5, 6), ("forward", "forward + backward"), strict=True):
             for name in dict.fromkeys(row[3] for row in rows):
@@ -338,10 +337,14 @@ def draw(rows: list[list[str]], path: Path) -> None:
             axis.axhline(1, color="gray", linewidth=0.8)
             axis.set(title=f"{direction}, heads of {head_dim}, {padding} padding", xscale="log", yscale="log")
             axis.title.set_fontsize(10)
-            axis.set(xlabel="length", ylabel=f"time / {BASELINE}")
-            axis.yaxis.set_minor_formatter(NullFormatter())
-    axes[0, 1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-    figure.tight_layout()
+            axis.set(xlabel="length (tokens)", ylabel=f"time / time of {BASELINE}")
+            lengths = sorted({int(row[2]) for row in rows})
+            axis.set_xticks(lengths, lengths, rotation=45 if len(lengths) > 4 else 0)
+            limits, ticks = axis.get_ylim(), [0.5, 1, 2, 5, 10, 20, 50]
+            axis.set_yticks(ticks, ticks)
+            axis.set_ylim(limits)  # set_yticks widens them
+            axis.minorticks_off()
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=8, fontsize=8)
     figure.savefig(path, dpi=100)
     plt.close(figure)
 

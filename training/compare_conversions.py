@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -206,13 +207,18 @@ def draw(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
     }
     for axes, (title, names) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
         for name in names:
-            for index, run in enumerate(runs[name]):
-                epochs, accuracy = zip(*run["curve"], strict=True)
-                style = {"color": "black", "linestyle": ":"} if name == "softmax" else {"color": COLORS[name]}
-                axes.plot(epochs, [100 * value for value in accuracy], label=None if index else name, **style)
+            curves = [list(zip(*run["curve"], strict=True)) for run in runs[name]]
+            epochs, accuracies = curves[0][0], 100 * np.array([accuracy for _, accuracy in curves])
+            style = {"color": "black", "linestyle": ":"} if name == "softmax" else {"color": COLORS[name]}
+            seeds = f" ({len(curves)} seeds)" if len(curves) > 1 else ""
+            axes.plot(epochs, accuracies.mean(0), label=f"{name}{seeds}", **style)
+            axes.fill_between(
+                epochs, accuracies.min(0), accuracies.max(0), color=style["color"], alpha=0.15, linewidth=0
+            )
         axes.set(title=title, xlabel="epoch", ylim=(70, None))  # all start at chance
-        axes.legend(loc="lower right")
+        axes.legend(loc="lower right", fontsize=8)
     figure.axes[0].set_ylabel("validation accuracy, %")
+    figure.supxlabel("lines: mean over seeds; bands: smallest to largest value", fontsize=8)
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=120)
 
