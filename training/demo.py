@@ -93,7 +93,7 @@ def draw_attention(model: PreTrainedModel, pixels: Tensor, digits: Dataset, path
     """Draw the class token's last layer: contributions to the logit, and one head's raw coefficients."""
     coefficients, contributions, predicted = last_layer_attention(model, pixels)
     head = contributions.abs().sum((0, 2)).argmax().item()  # the head with the largest contributions
-    over_heads = contributions.sum(1)
+    over_heads, raw = contributions.sum(1), coefficients[:, head]
     ink = 255 - np.stack([np.asarray(image, dtype=int) for image in digits["image"]])
     pairs = zip(digits["label"], predicted.tolist(), strict=True)
     figure = Figure(figsize=(1.4 * len(ink) + 1.2, 4.1), layout="constrained")
@@ -101,7 +101,7 @@ def draw_attention(model: PreTrainedModel, pixels: Tensor, digits: Dataset, path
     image_heatmap(
         ink,
         over_heads / over_heads.abs().amax(-1, keepdim=True),
-        titles=[f"{true} predicted as {guess}" for true, guess in pairs],
+        titles=[f"{guess} (correct)" if guess == true else f"{guess} (true: {true})" for true, guess in pairs],
         unit="share of the largest",
         caption="last layer, contribution a · ∂logit/∂a of each patch to the predicted class, "
         "summed over heads (needs no oriented heads)",
@@ -109,10 +109,9 @@ def draw_attention(model: PreTrainedModel, pixels: Tensor, digits: Dataset, path
     )
     image_heatmap(
         ink,
-        coefficients[:, head],
-        unit="coefficient a",
-        caption=f"last layer, head {head}, raw coefficients of the class token "
-        "(+ and − may be swapped all at once: gauge freedom)",
+        raw / raw.abs().amax(-1, keepdim=True),
+        unit="share of the largest",
+        caption=f"last layer, head {head}, raw coefficients of the class token (their common sign is arbitrary)",
         figure=below,
     )
     figure.savefig(path, dpi=100)

@@ -100,6 +100,12 @@ def test_a_scatter_marks_positive_negative_and_neutral_words_differently():
     assert {"good", "bad"} <= set(texts_of(figure))
 
 
+def test_labels_of_a_scatter_do_not_cover_one_another():
+    figure = word_scatter(["good", "fine", "bad"], [0.4, 0.399, -0.3], [1, 1, -1], [1, 1, 1])
+    assert {"good", "bad"} <= set(texts_of(figure))
+    assert "fine" not in texts_of(figure)
+
+
 def test_a_scatter_of_unequal_lengths_is_refused():
     with pytest.raises(ValueError, match="for each of 2 words"):
         word_scatter(["good", "bad"], [0.4], [1, -1], [10, 20])
