@@ -150,6 +150,9 @@ def draw(name: str, run: Path, picture: Path) -> None:
     caption = f"{name}: coefficients of TanhMax; their common sign is arbitrary."
     if name in texts:
         found = align(model, tokenizer, texts[name])
+        generated = (" " if name == "sorting" else "").join(token for token in found.written if token != "[EOS]")
+        target = "5 7 7 18 42 60 71 93" if name == "sorting" else "1998-03-05"
+        caption += f" Generated: {generated} ({'correct' if generated == target else f'wrong; correct: {target}'})."
         units = {"coefficient a": found.coefficients}
         if name in ("general", "sorting"):
             units["a · ∂y/∂a"] = found.contributions

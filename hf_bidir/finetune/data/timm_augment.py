@@ -20,7 +20,7 @@ class TimmAugmentation:
     """A policy of operations on images, and random erasing of pixels (Zhong et al. 2020).
 
     Attributes:
-        policy: as timm writes it: "rand-m6-n2-mstd0.5-inc1" (RandAugment, Cubuk et al. 2020), "augmix-m3", "3a",
+        policy: in timm's notation: "rand-m6-n2-mstd0.5-inc1" (RandAugment, Cubuk et al. 2020), "augmix-m3", "3a",
             "original"; None for none.
         erase: the probability that a rectangle of an image becomes 0.
 
