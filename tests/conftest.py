@@ -1,4 +1,4 @@
-"""What has to happen before anything imports Triton."""
+"""Setup that must run before the first import of Triton."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What the Hub of `hub_server.py` holds: accounts, repositories with their commits, and faults on demand."""
+"""The state of the Hub in `hub_server.py`: accounts, repositories with their commits, and faults on demand."""
 
 import hashlib
 from dataclasses import dataclass, field

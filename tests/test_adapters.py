@@ -1,4 +1,4 @@
-"""LoRA adapters of `peft` on signed models: train, save, load onto a fresh model, merge, leave without the package."""
+"""LoRA adapters of `peft` on signed models: train, save, load onto a fresh model, merge, use without the package."""
 
 import peft
 import pytest

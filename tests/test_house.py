@@ -1,4 +1,4 @@
-"""The rules of the house that a machine can check."""
+"""Checks of the layout: imports, public names, lengths, links."""
 
 import ast
 import importlib
@@ -14,8 +14,8 @@ from hf_bidir import BidirBertConfig, BidirRnnConfig
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_bidir"
-ROOMS = ("hf_bidir", "training", "tests", "space", "benchmarks", "docs")
-SOURCES = [file for room in ROOMS for file in (ROOT / room).rglob("*.py")]
+FOLDERS = ("hf_bidir", "training", "tests", "space", "benchmarks", "docs")
+SOURCES = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")]
 SEQ2SEQ = {"encoder": "gru", "attn_score": "dot", "decoder_style": "luong"}
 TRAVELS = {"torch", "transformers", "triton"} | sys.stdlib_module_names  # triton only where it is installed
 
@@ -77,11 +77,11 @@ MAY_IMPORT = {
 }
 
 
-@pytest.mark.parametrize("room", sorted(path.name for path in PACKAGE.iterdir() if any(path.glob("*.py"))))
-def test_subpackages_import_in_one_direction(room):
-    for file in (PACKAGE / room).rglob("*.py"):
-        rooms = {name.split(".")[1] for name in imported(file) if name.startswith("hf_bidir.")} - {room}
-        assert rooms <= MAY_IMPORT[room], f"{file.relative_to(PACKAGE)} imports {rooms - MAY_IMPORT[room]}"
+@pytest.mark.parametrize("subpackage", sorted(path.name for path in PACKAGE.iterdir() if any(path.glob("*.py"))))
+def test_subpackages_import_in_one_direction(subpackage):
+    for file in (PACKAGE / subpackage).rglob("*.py"):
+        used = {name.split(".")[1] for name in imported(file) if name.startswith("hf_bidir.")} - {subpackage}
+        assert used <= MAY_IMPORT[subpackage], f"{file.relative_to(PACKAGE)} imports {used - MAY_IMPORT[subpackage]}"
 
 
 def test_no_file_of_the_package_imports_training():

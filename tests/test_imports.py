@@ -1,4 +1,4 @@
-"""Nothing is imported before it is used, and the Auto classes find signed models all the same."""
+"""Imports are lazy, and the Auto classes still find signed models."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""benchmarks/language_model.py: its controls are what their formulas say, and its table follows from finished runs."""
+"""benchmarks/language_model.py: the controls match their formulas, the table matches finished runs."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""`make peer` reports what only a signed class does not pass; the published table has no such test."""
+"""`make peer` reports tests that fail on a signed class alone; the committed table has none."""
 
 import importlib.util
 import io

@@ -1,4 +1,4 @@
-"""benchmarks/signed_attention.py: the README's first picture follows from committed weights."""
+"""benchmarks/signed_attention.py: the README's first picture can be drawn from committed weights."""
 
 import importlib
 from pathlib import Path

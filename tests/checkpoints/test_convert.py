@@ -1,4 +1,4 @@
-"""Softmax checkpoints become signed ones without loss, and come back."""
+"""Softmax checkpoints are converted without loss, and restored."""
 
 import json
 import zipfile
@@ -90,7 +90,7 @@ def stock_class(name):
 
 
 def first_output(model):
-    """Of random input; texts without their padding, at which a fully masked query may have any output."""
+    """Outputs of random input; texts without padding, where a fully masked query may have any output."""
     inputs = example_inputs(model)
     with torch.no_grad():
         output = model.eval()(**inputs)[0]

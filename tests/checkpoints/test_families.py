@@ -1,4 +1,4 @@
-"""Which model types can be signed: the packaged summary, the command that reads it, and the checks that made it."""
+"""The model types that can be converted: the packaged summary, its command, and the checks behind it."""
 
 import importlib
 import re

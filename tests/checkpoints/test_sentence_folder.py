@@ -75,7 +75,7 @@ def nested(source, tmp_path_factory):
 
 
 def vectors_elsewhere(folder, place):
-    """Of the sentences, in a process that has only the folder."""
+    """Sentence vectors from a clean process with only the folder."""
     command = [sys.executable, "-I", "-c", ALONE, str(folder), str(place / "vectors.pt"), *SENTENCES]
     environment = os.environ | {"HF_MODULES_CACHE": str(place / "modules"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=300)
@@ -107,7 +107,7 @@ def test_the_restored_folder_is_one_of_sentence_transformers_too(source, tmp_pat
 
 
 def test_the_class_in_the_config_may_be_another_than_the_one_that_embeds(source, tmp_path):
-    """all-mpnet-base-v2 names a language model, whose head it has not got."""
+    """The config of all-mpnet-base-v2 names a language model, but its weights have no such head."""
     folder = tmp_path / "st"
     shutil.copytree(source[0], folder)
     fields = json.loads((folder / "config.json").read_text()) | {"architectures": [BertForMaskedLM.__name__]}

@@ -1,4 +1,4 @@
-"""The command line: what it writes, what it says, and how it refuses."""
+"""`hf-bidir convert`: output folders, options and errors."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`hf-bidir doctor`: the choices that models really make, and nothing private."""
+"""`hf-bidir doctor`: its choices are those of models, and it prints nothing private."""
 
 import logging
 import os

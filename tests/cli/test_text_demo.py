@@ -1,4 +1,4 @@
-"""`hf-bidir demo`: from nothing to an explained text."""
+"""`hf-bidir demo`: training and explained texts."""
 
 import re
 

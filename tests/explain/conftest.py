@@ -88,7 +88,7 @@ def images():
 
 
 def random_softmax(layers: int = 3, batch: int = 2, heads: int = 2, length: int = 5, seed: int = 0):
-    """Coefficients of every layer, as a softmax model makes them."""
+    """Softmax coefficients of every layer."""
     generator = torch.Generator().manual_seed(seed)
     scores = 2 * torch.randn(layers, batch, heads, length, length, generator=generator, dtype=torch.float64)
     return list(scores.softmax(-1))

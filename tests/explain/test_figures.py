@@ -1,4 +1,4 @@
-"""What is drawn, where, and on which scale."""
+"""Figures: panels, colours, scales and labels."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Orientation of heads: signs with a meaning, outputs that do not change."""
+"""Orientation of heads: consistent signs, unchanged outputs."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""Counting negative coefficients, and leaving them out."""
+"""Counting negative coefficients, and setting them to 0."""
 
 import pytest
 import torch

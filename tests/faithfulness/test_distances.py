@@ -1,4 +1,4 @@
-"""Total variation and Jensen-Shannon divergence against their definitions, written out."""
+"""Total variation and Jensen-Shannon divergence against their explicit definitions."""
 
 import math
 

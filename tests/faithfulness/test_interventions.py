@@ -1,4 +1,4 @@
-"""Permutation and randomisation: what they keep, what they change, and that labels and padding have no part in it."""
+"""Permutation and randomisation: invariants, changes, and independence of labels and padding."""
 
 import pytest
 import torch

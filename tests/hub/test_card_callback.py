@@ -1,4 +1,4 @@
-"""CardCallback: what a Trainer of somebody's own leaves for the card."""
+"""CardCallback: the record of a user's own Trainer for the card."""
 
 import json
 import socket
@@ -32,7 +32,7 @@ def trainer_in(folder, *callbacks):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """What the stock Trainer writes with the callback: trained, tested and saved."""
+    """The folder of a stock Trainer with the callback: trained, tested and saved."""
     folder = tmp_path_factory.mktemp("runs") / "own"
     trainer = trainer_in(folder)
     trainer.train()

@@ -1,4 +1,4 @@
-"""evaluate_checkpoint: the same numbers again, from the files alone."""
+"""evaluate_checkpoint: the card's numbers reproduced from the files alone."""
 
 import json
 

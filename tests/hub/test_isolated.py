@@ -1,4 +1,4 @@
-"""isolated_forward: a folder alone, in a process that does not know hf_bidir."""
+"""isolated_forward: a checkpoint folder in a clean process without hf_bidir."""
 
 import pytest
 import torch

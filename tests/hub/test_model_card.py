@@ -1,4 +1,4 @@
-"""build_model_card: what a finished run's files say, all of it and no more."""
+"""build_model_card: the card has exactly the facts in the files of the run."""
 
 import hashlib
 import json

@@ -288,7 +288,7 @@ TOKENLESS = [
 
 @pytest.fixture(scope="module")
 def refusals(folder, tmp_path_factory):
-    """What users are told who may not push to a repository of alice's, all at once."""
+    """The errors for users without permission to push to alice's repositories."""
     with Hub(TOKENS) as hub:
         secret = hub.repositories["alice/secret"] = Repository("alice/secret", private=True)
         secret.add("initial commit", {}, "main", None)

@@ -62,7 +62,7 @@ def with_gradients(context, inputs):
 
 
 def plain(inputs, keep=None, dtype=None, **options):
-    """Context and gradients by the plain path, in another precision from the same inputs where `dtype` says so."""
+    """Context and gradients of the eager path from the same inputs, optionally in another `dtype`."""
     inputs = [t.detach().to(dtype or t.dtype).requires_grad_() for t in inputs]
     return with_gradients(bidir_attention(*inputs, keep, implementation="eager", **options)[0], inputs)
 
@@ -76,7 +76,7 @@ def distance(tensors, gold):
 
 
 def assert_as_exact_as_the_plain_path(got, plainly, gold, relative=None):
-    """In half precision at most twice the plain path's distance from gold, in fp32 nearly all digits.
+    """Half precision: at most twice the eager path's distance from gold; fp32: nearly all digits.
 
     A few numbers may come out of the plain path exact by luck, hence the units in the last place on top; where all
     numbers are small, a `relative` share of them.

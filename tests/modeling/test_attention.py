@@ -1,4 +1,4 @@
-"""Every implementation of `bidir_attention` against the plain path, in the context and in every gradient."""
+"""Every implementation of `bidir_attention` against the eager path, in the context and every gradient."""
 
 import pytest
 import torch

@@ -45,7 +45,7 @@ def test_the_block_size_does_not_change_the_result(rows, columns, causal, window
 
 @pytest.fixture
 def spread(monkeypatch):
-    """Exponentials on two units, whatever the GPU would choose."""
+    """Exponentials on two units, regardless of the GPU's default."""
     configs = [triton.Config({"BLOCK_M": 32, "BLOCK_N": 64, "SPREAD": True})]
     monkeypatch.setattr(module.forward_kernel, "configs", configs)
 

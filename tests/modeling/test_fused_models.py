@@ -105,7 +105,7 @@ def test_a_compiled_bert_is_one_graph():
 
 
 def run_on(folder, code: str, **environment: str) -> str:
-    """What a fresh Python prints that runs `code` on a checkpoint."""
+    """The output of `code`, run on a checkpoint by a fresh Python."""
     done = subprocess.run(
         [sys.executable, "-c", code, folder],
         capture_output=True,

@@ -115,7 +115,7 @@ def test_torch_finds_nothing_wrong_with_the_operator(causal):
 
 
 def run_alone(code: str, **environment: str) -> str:
-    """What a fresh Python prints that runs `code`."""
+    """The output of `code`, run by a fresh Python."""
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | environment, check=False
     )

@@ -1,4 +1,4 @@
-"""Hard attention: what is drawn, how often, and that its gradient is on average the exact one."""
+"""Hard attention: the distribution of draws, and an unbiased gradient."""
 
 import pytest
 import torch

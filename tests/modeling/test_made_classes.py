@@ -67,7 +67,7 @@ def test_a_clean_process_loads_a_pickled_model(tmp_path):
 
 
 class Predictions(Dataset):
-    """What a model predicts, computed in the process of a worker."""
+    """The prediction of a model in a worker process."""
 
     def __init__(self, model, inputs):
         self.model, self.inputs = model, inputs

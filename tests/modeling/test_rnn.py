@@ -1,4 +1,4 @@
-"""The recurrent models: formulas written out, padding, save and load elsewhere, explanations, errors."""
+"""The recurrent models: explicit formulas, padding, loading in a clean process, explanations, errors."""
 
 import pytest
 import torch

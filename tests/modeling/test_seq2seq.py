@@ -1,4 +1,4 @@
-"""The recurrent encoder-decoder: alignment by its formulas, padding, generation, save and load elsewhere, errors."""
+"""The recurrent encoder-decoder: alignment formulas, padding, generation, loading in a clean process, errors."""
 
 import pytest
 import torch

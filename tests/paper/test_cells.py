@@ -1,4 +1,4 @@
-"""Cells: trained once, and what fails stops nothing else."""
+"""Cells: trained once; a failed cell does not stop the others."""
 
 import re
 

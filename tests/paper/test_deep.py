@@ -1,4 +1,4 @@
-"""Deep models in the report: images and texts from files to curves, rows and seeds by what the machine can, groups."""
+"""Deep models in the report: from images and texts to curves; rows and seeds by machine; groups of experiments."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""What is measured of one trained model with one attention layer."""
+"""Measures of a trained model with one attention layer."""
 
 import copy
 

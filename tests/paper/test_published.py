@@ -1,4 +1,4 @@
-"""The paper's own protocol: what its faults are, in tests."""
+"""The paper's own protocol: its faults, reproduced."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""hf-bidir paper as a whole: cells that are run once, a report of all, clear refusals."""
+"""hf-bidir paper end to end: finished cells are reused, one report, clear errors."""
 
 import csv
 import dataclasses

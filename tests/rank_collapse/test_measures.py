@@ -1,4 +1,4 @@
-"""Rank collapse: the residual by its definition, the stack with both parts as the model itself, paths that add up."""
+"""Rank collapse: the residual by its definition, the full stack equals the model, paths add up."""
 
 import pytest
 import torch

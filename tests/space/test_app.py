@@ -75,7 +75,7 @@ def decoders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(texts):
-    """Where one server has the committed digits checkpoints and the small text ones."""
+    """The URL of a server with the committed digits checkpoints and small text ones."""
     command = [sys.executable, "-u", str(ROOT / "space/app.py"), *DIGITS, *texts]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
@@ -96,7 +96,7 @@ def browser():
 
 @pytest.fixture
 def visit(browser, address):
-    """Opens the page, which is complete as soon as it is there."""
+    """Open the page, complete with the first explanation."""
     pages = []
 
     def open_page(width=1400, height=1200):

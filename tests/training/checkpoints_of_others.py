@@ -1,4 +1,4 @@
-"""Tiny stock checkpoints of other families than BERT and ViT, with tokenizers, to start from."""
+"""Tiny stock checkpoints with tokenizers, of families other than BERT and ViT."""
 
 import torch
 import transformers

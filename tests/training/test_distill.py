@@ -1,4 +1,4 @@
-"""Healing brings a converted model back to its teacher, on texts and on images, and can be interrupted."""
+"""Healing brings a converted model close to its teacher, on texts and images, and can be resumed."""
 
 import json
 import shlex

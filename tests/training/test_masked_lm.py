@@ -1,4 +1,4 @@
-"""Masked language modelling learns words, raises the negative mass, and can be interrupted."""
+"""Masked language modelling learns words, raises the negative mass, and can be resumed."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""training/recurrent_classification.py: words to a recurrent model, and on from its checkpoint."""
+"""training/recurrent_classification.py: train a recurrent model, and continue from its checkpoint."""
 
 import json
 import shlex

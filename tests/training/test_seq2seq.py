@@ -1,4 +1,4 @@
-"""training/seq2seq.py: pairs to an encoder-decoder that writes, resumed, loaded again, and refused."""
+"""training/seq2seq.py: train an encoder-decoder on pairs, resume, reload, refuse."""
 
 import json
 import shlex
@@ -21,7 +21,7 @@ RUN = shlex.split(
 
 @pytest.fixture
 def pairs(tmp_path):
-    """Options that name tables of three letters, and the same backwards."""
+    """Options that name tables of three letters, and the same letters reversed."""
     words = [f"{a} {b} {c}" for a in "abcd" for b in "abcd" for c in "abcd"]
     options = []
     for name, part in {"train": words, "validation": words, "test": words}.items():

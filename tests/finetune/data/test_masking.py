@@ -1,4 +1,4 @@
-"""Masked words beside classes: what is masked, what the loss is, that nothing but the classifier is trained."""
+"""Joint masked language modelling: masks and loss, and that nothing but the classifier is trained."""
 
 import pytest
 import torch
