@@ -204,10 +204,12 @@ def draw_circle(walks: dict[tuple[str, float], Tensor], file: Path) -> None:
     panels = figure.subplots(len(CIRCLE_STACKS), len(MASSES), sharex=True, sharey=True).flat
     for panel, ((name, mass), found) in zip(panels, walks.items(), strict=True):
         for point in range(2):
-            panel.plot(*circle(WAY)[:, point].T, color="0.85", linewidth=5, zorder=0)
-            panel.plot(*found[0, :, point].T, linewidth=1)
-            panel.plot(*found[0, -1, point], "ko", markersize=4)
-        panel.set(title=f"{name}, λ = {mass:g}", xlim=(-0.6, 0.6), ylim=(-0.6, 0.6), aspect="equal")
+            panel.plot(*circle(WAY)[:, point].T, color="0.85", linewidth=5, zorder=0, label="target path")
+            panel.plot(*found[0, :, point].T, linewidth=1, label=f"point {point + 1}")
+            panel.plot(*found[0, -1, point], "ko", markersize=4, label=f"after {len(found[0]) - 1} steps")
+        panel.set(title=f"{name}, λ = {mass:g}", xlim=(-0.4, 0.4), ylim=(-0.4, 0.4), aspect="equal")
+    handles = dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=len(handles), fontsize=9)
     with replacing(file) as temporary:
         figure.savefig(temporary, dpi=100)
 
