@@ -1,4 +1,4 @@
-"""The measured numbers of a checkpoint, as its card shows them."""
+"""The measured numbers of a checkpoint in its card."""
 
 from pathlib import Path
 from statistics import mean, stdev
@@ -6,7 +6,7 @@ from typing import Any
 
 from hf_bidir.hub.checkpoint_files import digests
 
-METRICS = {  # the run's names, and what the Hub calls the same metrics, if it knows them
+METRICS = {  # the run's metric -> its name on the Hub, or None
     "accuracy": "accuracy",
     "macro_f1": "f1",
     "exact_match": "exact_match",
@@ -47,12 +47,12 @@ def is_of_these_files(folder: Path, evaluation: dict[str, Any]) -> bool:
 
 
 def nearly_equal(measured: float, claimed: float, tolerance: float = EQUAL) -> bool:
-    """Whether two numbers are equal up to a tolerance, relative where the claimed one is over 1, as a perplexity is."""
+    """Whether two numbers are equal up to a tolerance, which is relative above 1, as for perplexities."""
     return abs(measured - claimed) <= tolerance * max(1.0, abs(claimed))
 
 
 def same_data(recorded: dict[str, Any] | None, measured: dict[str, Any]) -> bool:
-    """Whether two descriptions of a split's data mean the same: the same file by its hash, or the same source."""
+    """Whether two records of a split's data match: the same file hash, or the same source."""
     if not recorded or recorded.get("rows") != measured.get("rows"):
         return False
     key = "sha256" if "sha256" in recorded or "sha256" in measured else "source"
@@ -63,7 +63,7 @@ def results_table(scores: dict[str, float], seeds: dict[str, Any], split: str, s
     """The rows of the card's results, the header first: with seeds.json, means of this recipe and its counterpart.
 
     Args:
-        scores: of the checkpoint itself.
+        scores: the scores of this checkpoint.
         seeds: the content of seeds.json, or empty.
     """
     if not seeds:
@@ -98,13 +98,13 @@ def seed_count(seeds: dict[str, Any]) -> str:
 
 
 def seed_spread(values: list[float], digits: int = 4) -> str:
-    """Mean ± standard deviation, or the only value, with so many digits behind the point."""
+    """Mean ± standard deviation, or the only value, with `digits` decimal places."""
     numbers = [mean(values), stdev(values)] if len(values) > 1 else values
     return " ± ".join(f"{number:.{digits}f}" for number in numbers)
 
 
 def in_words(metric: str) -> str:
-    """A metric's name as a table shows it."""
+    """A metric's name for tables."""
     name = metric.removeprefix("recall_")
     if name != metric:
         return f"recall of {name}".replace("|", r"\|")  # a bar would end the table's cell

@@ -1,4 +1,4 @@
-"""Evaluation of a finished checkpoint from its files alone, and comparison with its card."""
+"""Evaluation of a checkpoint from its files, and comparison with its card."""
 
 import tempfile
 from collections.abc import Callable
@@ -52,10 +52,10 @@ class Evaluation:
 
     Attributes:
         scores: accuracy, macro_f1 and recall_<class>, each in [0, 1]; perplexity for a language model.
-        negative_share: among coefficients of magnitude above 1e-3, on this split; None for softmax, or if there are
-            none.
-        accuracy_without_negatives, perplexity_without_negatives: with negative coefficients set to 0 and no further
-            training; None for softmax, and for the other kind of model.
+        negative_share: share of negative coefficients among those of magnitude above 1e-3; None for softmax, or if
+            there are none.
+        accuracy_without_negatives, perplexity_without_negatives: the score with negative coefficients set to 0, without
+            further training; None for softmax, and for the other kind of model.
         files: the SHA-256 of each file that the numbers depend on.
     """
 
@@ -69,7 +69,7 @@ class Evaluation:
     perplexity_without_negatives: float | None = None
 
     def save(self, folder: str | Path) -> Path:
-        """Write evaluation.json, from which `build_model_card` tells that the numbers were verified."""
+        """Save evaluation.json, with which `build_model_card` marks the numbers as verified."""
         write_json(Path(folder, EVALUATION), asdict(self))
         return Path(folder, EVALUATION)
 
@@ -93,11 +93,11 @@ def evaluate_checkpoint(
         split: train, validation or test; by default test, and validation for a language model.
         revision: a branch, tag or commit on the Hub.
         batch_size: examples per forward pass; no number depends on it.
-        column, label_column: of the text or image, and of the class; by default those of the run, or guessed.
+        column, label_column: the text or image column, and the class column; by default those of the run, or detected.
 
     Raises:
         FileNotFoundError: there is no such checkpoint.
-        ValueError: it is another kind of model, or the data cannot be used (`InputError`).
+        ValueError: another kind of model, or unusable data (`InputError`).
     """
     folder = local_folder(source, revision)
     model = _load(folder)

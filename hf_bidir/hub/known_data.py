@@ -1,4 +1,4 @@
-"""The data sets behind the project's checkpoints: their names on the Hub, their languages and what each file holds."""
+"""The data sets of the project's checkpoints: names on the Hub, languages and contents of each file."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set as a card names it; `language` is None for images, `hub_name` where the Hub has none."""
+    """A data set in a card; `language` is None for images, `hub_name` None if it is not on the Hub."""
 
     title: str
     hub_name: str | None = None
@@ -42,7 +42,7 @@ FILES = {  # by SHA-256, because a file name such as train.parquet identifies no
 
 
 def data_sets(part: dict[str, Any]) -> list[DataSet]:
-    """The known or named data sets that a split was read from; none where all that is known is a file name.
+    """The known data sets of a split; empty if only a file name is known.
 
     Args:
         part: an entry of run.json's `data`, with `source` and, for files, `sha256`.
@@ -57,7 +57,7 @@ def data_sets(part: dict[str, Any]) -> list[DataSet]:
 
 
 def description(part: dict[str, Any]) -> str:
-    """What a split was read from, in words: "SST-2 test split, 1,821 sentences …", or else the source's own name."""
+    """The source of a split: "SST-2 test split, 1,821 sentences …", or else the name of the file or data set."""
     digests = part.get("sha256", "").split(", ")
     known = [FILES[digest] for digest in digests if digest in FILES]
     if len(known) == len(digests):
@@ -68,7 +68,7 @@ def description(part: dict[str, Any]) -> str:
 
 
 def measured_on(run: dict[str, Any], split: str) -> str:
-    """What the scores of a run were measured on, in words; empty if the run recorded no such split."""
+    """The data of the scores of a run; empty if the run has no such split."""
     part = run.get("data", {}).get(split)
     if not part:
         return ""
@@ -77,7 +77,7 @@ def measured_on(run: dict[str, Any], split: str) -> str:
 
 
 def files(part: dict[str, Any]) -> str:
-    """The files of a split with the beginning of each SHA-256; empty where it was read by name."""
+    """The files of a split with the beginning of each SHA-256; empty for a data set from the Hub."""
     digests = part.get("sha256", "").split(", ")
     names = part.get("source", "").split(", ")
     if digests == [""] or len(digests) != len(names):

@@ -1,4 +1,4 @@
-"""The model card of a finished run, built from the files that the run left and from nothing else."""
+"""The model card of a finished run, built only from the files of the run."""
 
 import logging
 import re
@@ -59,41 +59,41 @@ FIGURES = {
     "loss_curve.png": "Loss during training, and validation accuracy where it was measured",
 }
 SOURCE = re.compile(r'^source, revision = "([^"]+)", "([^"]+)"', re.MULTILINE)  # in the card's example
-KEPT_WHEN_EDITED = ("license", "tags")  # generated metadata that a person may know better
+KEPT_WHEN_EDITED = ("license", "tags")  # generated metadata that manual edits override
 NOT_SETTINGS = {"output_dir", "train_file", "validation_file", "test_file"}  # the card describes the data instead
 
 
 def build_model_card(folder: str | Path, repo_id: str | None = None, revision: str | None = None) -> ModelCard:
-    """Build the card of a finished run; `build_model_card(folder).save(folder / "README.md")` writes it.
+    """Build the card of a finished run; `build_model_card(folder).save(folder / "README.md")` saves it.
 
-    A number that no file of the run holds is left out. Where the folder has a README.md already, only the
-    part between the markers is renewed; what a person wrote around it stays, metadata included.
+    Numbers missing in the run's files are left out. In an existing README.md only the part between the markers is
+    replaced; hand-written text and metadata are kept.
 
     Args:
-        folder: holds config.json, and run.json and all_results.json if a run finished there; evaluation.json and
-            seeds.json if they were written.
-        repo_id, revision: where on the Hub it is, for the example; by default what the README.md there says.
+        folder: has config.json; for a finished run also run.json and all_results.json, and optionally
+            evaluation.json and seeds.json.
+        repo_id, revision: the Hub repository in the example; by default that of the existing README.md.
 
     Raises:
-        FileNotFoundError: `folder` has no config.json, so there is no model to describe.
+        FileNotFoundError: `folder` has no config.json.
     """
     folder, readme = Path(folder), Path(folder, "README.md")
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"expected a checkpoint folder with a config.json; {folder} has none")
-    written = ModelCard.load(readme) if readme.is_file() else None
-    if repo_id is None and written and (named := SOURCE.search(written.text)):
+    existing = ModelCard.load(readme) if readme.is_file() else None
+    if repo_id is None and existing and (named := SOURCE.search(existing.text)):
         repo_id, revision = named.groups()
-    known = written.data.model_name if written else None  # a folder may have been renamed since
+    known = existing.data.model_name if existing else None  # the folder may have been renamed
     name = repo_id.rpartition("/")[2] if repo_id else known or folder.resolve().name
     facts = _facts(folder) | {"name": name, "repo_id": repo_id, "revision": revision or "main"}
     facts["snippet"] = snippet(_example(folder, facts))
     card = ModelCard.from_template(_metadata(facts), template_path=str(TEMPLATE), **facts)
     card.text = f"\n{BEGIN}\n{card.text.strip()}\n{END}\n"
-    return merge_cards(written, card) if written else card
+    return merge_cards(existing, card) if existing else card
 
 
 def write_card(folder: str | Path, repo_id: str | None = None, revision: str | None = None) -> Path:
-    """Write `build_model_card` of the same arguments as README.md, all of it or nothing; warn if it has no licence."""
+    """Save `build_model_card` of the same arguments as README.md, atomically; warn if it has no licence."""
     readme = Path(folder, "README.md")
     card = build_model_card(folder, repo_id, revision)
     with replacing(readme) as temporary:
@@ -118,13 +118,13 @@ def card_differences(folder: str | Path) -> list[str]:
         raise FileNotFoundError(f"expected a checkpoint folder at {folder}; there is none.")
     if not readme.is_file():
         raise FileNotFoundError(f"{folder} has no README.md to check; hf-bidir card {folder} writes one.")
-    written, expected = readme.read_text(encoding="utf-8"), str(build_model_card(folder))
-    lines = unified_diff(written.splitlines(), expected.splitlines(), "README.md", "results", lineterm="", n=0)
+    existing, expected = readme.read_text(encoding="utf-8"), str(build_model_card(folder))
+    lines = unified_diff(existing.splitlines(), expected.splitlines(), "README.md", "results", lineterm="", n=0)
     return list(lines)
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    """The values that the template shows; what the run did not record is None or empty."""
+    """The values for the template; None or empty if the run did not record them."""
     files = ("config", "run", "all_results", "evaluation", "seeds", "previous_run")
     config, run, results, evaluation, seeds, previous = (read_json(folder / f"{name}.json") for name in files)
     architecture = (config.get("architectures") or ["model"])[0]
@@ -187,19 +187,19 @@ def _example(folder: Path, facts: dict[str, Any]) -> Checkpoint:
 
 
 def _stock_architecture(architecture: str, config: dict[str, Any]) -> str | None:
-    """The class of transformers that a signed one extends; recurrent models extend none."""
+    """The transformers class that a signed class extends; None for recurrent models."""
     name = architecture.removeprefix("Bidir")
     return None if name == architecture or config.get("model_type") == "bidir_rnn" else name
 
 
 def _settings(run: dict[str, Any]) -> dict[str, str]:
-    """The options that a run was given, without those that name files."""
+    """The given options of a run, without those that name files."""
     given = {name: value for name, value in run.get("recipe", {}).items() if name not in NOT_SETTINGS}
     return {name: ", ".join(map(str, value)) if isinstance(value, list) else value for name, value in given.items()}
 
 
 def _data_rows(data: dict[str, dict[str, Any]]) -> list[list[str]]:
-    """Per split: its name, what it was read from, the files, and the number of rows."""
+    """Name, source, files and number of rows of each split."""
     return [
         [name, known_data.description(part), known_data.files(part), part.get("rows", "")]
         for name, part in data.items()
@@ -207,7 +207,7 @@ def _data_rows(data: dict[str, dict[str, Any]]) -> list[list[str]]:
 
 
 def _circumstances(run: dict[str, Any]) -> dict[str, str]:
-    """Where and how the run ran, in words."""
+    """Seed, machine, duration and versions of the run."""
     machine, facts = run.get("hardware", {}), {}
     if "seed" in run:
         facts["seed"] = str(run["seed"])
@@ -233,12 +233,12 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
     signed = facts["activation"] == "tanhmax" and any(all_masses(facts["negative_mass"]))
     return ModelCardData(
         model_name=facts["name"],
-        # nobody but their owner licenses weights: the card repeats what the run was told, or the run before it
+        # only the owner can license weights, so the licence comes from this run's options or the run before it
         license=recipe.get("license") or previous.get("recipe", {}).get("license"),
         language=languages[0] if len(languages) == 1 else languages or None,
         library_name="sentence-transformers" if facts["makes_sentence_vectors"] else "transformers",
         pipeline_tag="sentence-similarity" if facts["makes_sentence_vectors"] else PIPELINES.get(facts["auto_class"]),
-        # the Hub could not link to a folder of this machine
+        # a local folder has no link on the Hub
         base_model=recipe.get("base_model")
         or (recipe.get("model_name_or_path") if facts["started_from"] == "hub" else None),
         datasets=[data_set.hub_name for data_set in used if data_set.hub_name] or None,
@@ -249,14 +249,14 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
 
 
 def _model_index(facts: dict[str, Any]) -> list[EvalResult]:
-    """Per metric the mean over seeds, where there are several, and the number of this checkpoint."""
+    """For each metric, the mean over several seeds and the value of this checkpoint."""
     part, task, seeds = facts["data"].get(facts["split"], {}), TASKS.get(facts["auto_class"]), facts["seeds"]
     if not task or not part.get("source"):
         return []
     known = known_data.data_sets(part)
     where = {
         "task_type": task,
-        # a file may hold another selection than the data set that the recipe names
+        # a file may have other rows than the data set in the recipe
         "dataset_type": known[0].hub_name or part["source"] if len(known) == 1 else part["source"],
         "dataset_name": facts["measured_on"],
         "dataset_split": facts["split"],
@@ -274,14 +274,14 @@ def _model_index(facts: dict[str, Any]) -> list[EvalResult]:
     return found
 
 
-def merge_cards(written: ModelCard, generated: ModelCard) -> ModelCard:
-    """The written card with its generated part, and the metadata that a run decides, renewed."""
-    before, marker, rest = written.text.partition(BEGIN)
+def merge_cards(existing: ModelCard, generated: ModelCard) -> ModelCard:
+    """The existing card with its generated part and generated metadata replaced."""
+    before, marker, rest = existing.text.partition(BEGIN)
     after = rest.partition(END)[2]
-    # the generated card may be one that a person has edited as well: only the part between its markers counts
+    # the generated card may have manual edits too: only the part between its markers counts
     part = f"{BEGIN}{generated.text.partition(BEGIN)[2].partition(END)[0]}{END}"
-    text = f"{before}{part}{after}" if marker else f"{written.text.rstrip()}\n\n{part}\n"
-    theirs, ours = written.data.to_dict(), generated.data.to_dict()
+    text = f"{before}{part}{after}" if marker else f"{existing.text.rstrip()}\n\n{part}\n"
+    theirs, ours = existing.data.to_dict(), generated.data.to_dict()
     kept = {key: value for key, value in theirs.items() if key not in ours or key in KEPT_WHEN_EDITED}
     data = ModelCardData(**(ours | kept))
     return ModelCard(f"---\n{data.to_yaml()}\n---\n{text}")

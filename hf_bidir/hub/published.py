@@ -1,4 +1,4 @@
-"""The project's checkpoints: where they are on the Hub, and what their files say about them."""
+"""The list of the project's checkpoints, from a clone or from the Hub."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -15,12 +15,12 @@ from hf_bidir.hub import known_data
 from hf_bidir.hub.card_numbers import overall, run_scores
 from hf_bidir.hub.snippet import CARDS
 
-NAMESPACE = "hf-bidir"  # the account on the Hub; every name of a published checkpoint begins with it
+NAMESPACE = "hf-bidir"  # the project's account on the Hub
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def repo_name(name: str, namespace: str = NAMESPACE) -> str:
-    """The name on the Hub of one of the project's checkpoints."""
+    """The Hub name of one of the project's checkpoints."""
     return f"{namespace}/{name}"
 
 
@@ -29,12 +29,12 @@ class Listed:
     """One checkpoint of the list.
 
     Attributes:
-        data: what the score was measured on, in words.
+        data: the data of the score.
         metric: the first metric of the card; its mean over seeds, standard deviation (None for one seed), number of
             seeds, and the value of this checkpoint.
-        megabytes: of the weights; computed from the number of parameters where no weights are at hand.
-        has_weights: whether the weights lie beside the card, in this clone.
-        source: what `from_pretrained` takes, a folder or a name on the Hub.
+        megabytes: size of the weights; estimated from the number of parameters if there are no weights.
+        has_weights: whether the weights are in this clone.
+        source: folder or Hub name for `from_pretrained`.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Listed:
 
 
 def clone_folder(start: Path | None = None) -> Path | None:
-    """model_cards/ of the clone that this package or the current folder belongs to; None without a clone."""
+    """model_cards/ of the clone around this package or the current folder; None without a clone."""
     places = [Path(hf_bidir.__file__).parents[1], start or Path.cwd()]
     return next((place / CARDS for place in places if (place / CARDS).is_dir()), None)
 
@@ -71,7 +71,7 @@ def local_models(folder: Path) -> list[Listed]:
 
 
 def hub_models(namespace: str = NAMESPACE) -> list[Listed]:
-    """The checkpoints that an account has published on the Hub with `hf-bidir push`, by name; none of their weights.
+    """The checkpoints that an account published with `hf-bidir push`, by name, without downloading weights.
 
     Raises:
         OSError: the Hub cannot be reached.

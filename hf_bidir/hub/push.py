@@ -39,21 +39,21 @@ def push_checkpoint(
 ) -> CommitInfo | str:
     """Publish a checkpoint folder: weights, config, model code, tokenizer or image processor, card, figures, results.
 
-    Before the upload, the folder is loaded and run in a clean process, and searched for pickles, tokens and paths of
-    this machine. What a person wrote in the repository's README.md stays; the generated part is renewed. Everything is
-    one commit: if it fails, the repository stays unchanged. Unchanged files are not sent again, and a folder that is
+    Before the upload, the folder is loaded and run in a clean process, and searched for pickles, tokens and local
+    paths. Hand-written text in the repository's README.md is kept; the generated part is replaced. Everything is one
+    commit: if it fails, the repository stays unchanged. Unchanged files are not uploaded again, and a folder that is
     already published makes no commit. The commit gets a tag computed from its content, and the card's example loads
     that revision.
 
     Args:
-        folder: the checkpoint.
+        folder: the checkpoint folder.
         repo_id: "owner/name"; created if it does not exist.
-        private: whether a new repository is private; an existing one stays as it is.
+        private: whether a new repository is private; existing ones are not changed.
         revision: the branch, created if it does not exist; by default the main one.
-        token: of an account that may write; by default the one of `hf auth login` or HF_TOKEN.
+        token: access token with write permission; by default the one of `hf auth login` or HF_TOKEN.
         create_pr: propose the commit as a pull request instead, without a tag of its content.
-        dry_run: change nothing.
-        tag: a name for the commit, such as "v1".
+        dry_run: upload nothing.
+        tag: tag for the commit, such as "v1".
 
     Returns:
         The commit, or, for a dry run, the files with their sizes and the card.
@@ -87,7 +87,7 @@ def push_checkpoint(
 def _upload(
     api: HfApi, staged: Staged, repo_id: str, revision: str | None, create_pr: bool, tag: str | None
 ) -> CommitInfo:
-    """Make the commit, in a new branch where `revision` names one, unless the tag exists."""
+    """Create the commit, in a new branch if `revision` does not exist, unless the tag exists."""
     if revision is not None and not create_pr:
         api.create_branch(repo_id, branch=revision, exist_ok=True)
     if tag is not None and tag in _tags(api, repo_id):
@@ -122,7 +122,7 @@ def _tag_content(api: HfApi, staged: Staged, repo_id: str, commit: str) -> None:
 
 
 def _merge_card(api: HfApi, staged: Staged, repo_id: str, revision: str | None) -> None:
-    """Merge the card with the one that the repository has."""
+    """Merge the card with the card in the repository."""
     try:
         with tempfile.TemporaryDirectory() as scratch:
             published = api.hf_hub_download(repo_id, README, revision=revision, local_dir=scratch)

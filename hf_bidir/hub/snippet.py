@@ -15,17 +15,17 @@ NOISE = 'image = Image.effect_noise((64, 64), 60).convert("RGB")  # noise; your 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What the example depends on.
+    """The facts that the example depends on.
 
     Attributes:
-        name: of the folder.
+        name: name of the folder.
         auto_class, processor_class: the Auto classes that load the model and its tokenizer or processor.
-        repo_id, revision: where it is on the Hub; without a `repo_id` the example loads a local folder.
+        repo_id, revision: the Hub repository; without a `repo_id` the example loads a local folder.
         committed: whether that folder is model_cards/`name` of a clone; otherwise the example runs inside the folder.
-        has_code: whether the model code lies beside the weights.
+        has_code: whether the folder has the model code.
         has_single_label: whether the scores of classes are probabilities after a softmax.
         digits: whether the images are those of scikit-learn.
-        has_example_image: whether example.png lies beside the weights.
+        has_example_image: whether the folder has example.png.
         makes_sentence_vectors: whether sentence-transformers loads it.
     """
 
@@ -43,7 +43,7 @@ class Checkpoint:
 
 
 def snippet(checkpoint: Checkpoint) -> str:
-    """Python code that runs as it stands, where the checkpoint's weights are."""
+    """Python code that runs unchanged if the checkpoint's weights are available."""
     if checkpoint.makes_sentence_vectors:
         return _sentence_vectors(checkpoint)
     extra, use = _use(checkpoint)
@@ -59,7 +59,7 @@ def snippet(checkpoint: Checkpoint) -> str:
 
 
 def _use(checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
-    """Imports and lines behind the loading; none for a task without an example, or without a tokenizer."""
+    """Imports, and lines after loading; empty for a task without an example, or without a tokenizer."""
     auto = checkpoint.auto_class
     if checkpoint.processor_class == "AutoTokenizer":
         return [], _text_uses(checkpoint).get(auto, [])

@@ -28,13 +28,13 @@ VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "adde
 LARGEST = 5 * 2**30  # bytes of one file
 SECRET = re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")
 LOCAL_PATH = re.compile(r"(?<![\w.:/])(?:/(?:home|root|Users|mnt|tmp|work|data|opt|var)/|[A-Za-z]:\\)[\w.-]")
-# earlier versions had a file for every family; their checkpoints are published with the code of this version
+# files of earlier versions; their checkpoints are published with the code of this version
 FORMER_CODE = re.compile(r"(configuration|modeling)_bidir_(bert|deit|vit)\.py")
 
 
 @dataclass(frozen=True)
 class Staged:
-    """A folder that holds exactly what is published."""
+    """A folder with exactly the published files."""
 
     folder: Path
 
@@ -47,7 +47,7 @@ class Staged:
 
     @property
     def content(self) -> str:
-        """A hash of everything that the outputs depend on: weights, config, code, tokenizer or processor."""
+        """A hash of all files that affect outputs: weights, config, code, tokenizer or processor."""
         files = digests(self.folder, COMPUTED_FROM + CODE)
         listed = "".join(f"{name} {digest}\n" for name, digest in files.items())
         return f"content-{hashlib.sha256(listed.encode()).hexdigest()[:12]}"
