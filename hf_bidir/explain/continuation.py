@@ -66,7 +66,7 @@ def explain_continuation(
 def answer_scores(
     model: PreTrainedModel,
     inputs: Mapping[str, Tensor],
-    answers: Tensor,
+    targets: Tensor,
     positions: Tensor,
     method: str = "contributions",
     *,
@@ -74,18 +74,18 @@ def answer_scores(
     head: int | None = None,
     batch_size: int = ROWS,
 ) -> Tensor:
-    """`token_scores` of several output tokens of one text, `[answers, length]`, computed in batches.
+    """`token_scores` of several output tokens of one text, `[targets, length]`, computed in batches.
 
     Args:
         inputs: the text, `[1, length]`.
-        answers, positions: `[answers]`, the token ids to explain, and the position that predicts each of them.
+        targets, positions: `[targets]`, the token ids to explain, and the position that predicts each of them.
         method, layer, head: as in `token_scores`.
         batch_size: output tokens in one batch.
 
     Raises:
         ValueError: as in `token_scores`.
     """
-    parts = list(zip(answers.split(batch_size), positions.split(batch_size), strict=True))
+    parts = list(zip(targets.split(batch_size), positions.split(batch_size), strict=True))
     rows = []
     for targets, places in tqdm(parts, desc=method, unit="batch", leave=False, delay=1, disable=len(parts) < 2):
         batch = {name: value.expand(len(targets), *value.shape[1:]) for name, value in inputs.items()}
@@ -132,7 +132,7 @@ def _probabilities(model, inputs: dict[str, Tensor], generated: Tensor, position
 
 
 def _by_token(example: Example, scores: Tensor, more: int, additive: bool) -> Tensor:
-    """Combine `[answers, pieces]` to `[answers, tokens of the prompt + more]`."""
+    """Combine `[targets, pieces]` to `[targets, tokens of the prompt + more]`."""
     start = len(example.token_of_piece)
     prompt = example.by_token(scores[:, :start], additive)
     return torch.cat([prompt, scores[:, start : start + more]], dim=1)
