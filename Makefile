@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # a busy machine.
 export OMP_NUM_THREADS ?= 1
 
-TESTS ?= tests/test_package.py tests/test_imports.py tests/test_house.py tests/checkpoints
+TESTS ?= tests/test_package.py tests/test_imports.py tests/test_house.py tests/cli
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo checkpoints space test peer lint package docs clean
