@@ -115,7 +115,7 @@ def test_a_folder_without_weights_is_refused():
 def test_only_the_data_of_the_card_may_be_saved_beside_it(texts, tmp_path):
     other = table(tmp_path / "other.parquet", ROWS[:3])
     told = CliRunner().invoke(app, ["evaluate", str(texts[0]), "--data", other, "--save"])
-    assert (told.exit_code, "Nothing was written" in told.stderr) == (2, True), told.output
+    assert (told.exit_code, "Nothing was saved" in told.stderr) == (2, True), told.output
     assert not (texts[0] / "evaluation.json").exists()
 
 
