@@ -153,9 +153,8 @@ def draw(name: str, run: Path, picture: Path) -> None:
         generated = (" " if name == "sorting" else "").join(token for token in found.written if token != "[EOS]")
         target = "5 7 7 18 42 60 71 93" if name == "sorting" else "1998-03-05"
         caption += f" Generated: {generated} ({'correct' if generated == target else f'wrong; correct: {target}'})."
-        units = {"coefficient a": found.coefficients}
-        if name in ("general", "sorting"):
-            units["a · ∂y/∂a"] = found.contributions
+        both = name in ("general", "sorting")  # the others show coefficients alone, which are the last scores
+        units = dict(reversed(found.scores.items())) if both else dict([*found.scores.items()][-1:])
         figure = alignment_grid(found.written, found.source, units, caption=caption)
     else:
         example = read_text(tokenizer, MIXED, model.config.max_position_embeddings)
