@@ -1,4 +1,4 @@
-"""`hf-bidir convert`: output folders, options and errors."""
+"""The command line: help of every command; output folders, options and errors of `hf-bidir convert`."""
 
 import json
 
@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 from hf_bidir.cli import app
 
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 30}
+
+COMMANDS = sorted(command.name or command.callback.__name__.replace("_", "-") for command in app.registered_commands)
 
 
 @pytest.fixture
@@ -23,6 +25,27 @@ def run(*words):
 
 def model_type(folder):
     return json.loads((folder / "config.json").read_text())["model_type"]
+
+
+def test_the_list_of_commands_has_whole_summaries():
+    listed = run("--help").output.partition("Commands:")[2]
+    assert len(listed.strip().splitlines()) == len(COMMANDS)
+    assert "..." not in listed
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_every_command_has_an_example_and_one_spelling_per_option(command):
+    shown = run(command, "--help").output
+    assert f"  hf-bidir {command}" in shown
+    options = [line.split()[0] for line in shown.partition("Options:")[2].splitlines() if line.startswith("  --")]
+    assert options[-1] == "--help"
+    assert not [option for option in options if "_" in option or option.endswith(",")]
+
+
+def test_options_of_the_training_scripts_are_understood():
+    refused = run("evaluate", "nowhere", "--text_column", "a", "--label_column", "b")
+    assert (refused.exit_code, "nowhere" in refused.output) == (2, True)
+    assert "No such option" not in refused.output
 
 
 def test_convert_saves_a_signed_checkpoint_and_to_softmax_a_stock_one(stock, tmp_path):
