@@ -24,7 +24,10 @@ from packaging.utils import canonicalize_name
 import hf_bidir
 
 ROOT = Path(__file__).parents[1]
-EXCLUDED = (".ci/", ".github/", ".pre-commit-config.yaml")  # from the sdist
+EXCLUDED = (  # from the sdist
+    *(".ci/", ".github/", ".pre-commit-config.yaml"),
+    "model_cards/sst2-minilm-tanhmax/model.safetensors",
+)
 EXTRA_PACKAGES = (
     *("PIL", "accelerate", "captum", "datasets", "evaluate", "gradio", "joblib", "matplotlib"),
     *("pandas", "pytest", "scipy", "sklearn", "timm", "torchvision"),
