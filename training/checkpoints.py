@@ -157,8 +157,9 @@ PAIRS = {
         files=PARQUET,
         options={"sst2-minilm-tanhmax": {"model_name_or_path": HEALED}},
         start=heal_minilm,
-        note="The TanhMax checkpoint also had 30 steps of distillation, without labels. Its weights in model_cards/ are "
-        "from a second run with seed 0, saved in half precision; the numbers by seed are from the first runs, in fp32.",
+        note="The TanhMax checkpoint also had 30 steps of distillation, without labels. Its weights in model_cards/ "
+        "are from a second run with seed 0, saved in half precision; the numbers by seed are from the first runs, in "
+        "fp32.",
         half=True,
     ),
     "imdb-lm": Pair(
