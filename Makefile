@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 TESTS ?= tests/test_package.py tests/test_imports.py tests/test_house.py tests/cli
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo checkpoints space test peer lint package docs clean
+.PHONY: help install demo checkpoints space test check peer lint package docs clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,9 +25,17 @@ checkpoints: install  ## train the published checkpoints: NAMES=digits, DATA_DIR
 space: install  ## run the Space locally: explanations in the browser, next to the softmax counterpart
 	$(BIN)/python space/app.py $(CHECKPOINTS)
 
-# One process per core, at most 4 because of memory; all tests of a file run in one process.
+# One process per core, at most 4 because of memory; all tests of a file run in one process, in the order of
+# tests/conftest.py.
+PARALLEL = --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
 test: install  ## run the tests
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest $(PARALLEL)
+
+check: install  ## check style, and run the tests that are not slow: for daily work, within 90 seconds
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
 peer: install  ## run transformers' own model tests on stock and signed classes (10 minutes)
 	$(BIN)/python benchmarks/peer.py

@@ -1,8 +1,36 @@
-"""Setup that must run before the first import of Triton."""
+"""Sets up Triton before anything imports it, and says which tests are slow."""
 
 import os
+from pathlib import Path
 
+import pytest
 import torch
 
 if not torch.cuda.is_available():  # then Triton's interpreter runs the kernels, in this process and in those it starts
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+TESTS = Path(__file__).parent
+# Folders and files that train, compile, or start processes or a browser, the slowest first. Workers begin with them,
+# so that no long file is left for the end; `make check` leaves them out.
+SLOW = (
+    *("hub/test_push.py", "training", "space", "checkpoints/test_sentence_folder.py", "test_documentation.py"),
+    *("modeling/test_saved_models.py", "modeling/test_made_classes.py", "modeling/test_models.py"),
+    *("modeling/test_fused_attention.py", "modeling/test_fused_compiled.py", "modeling/test_fused_models.py"),
+    *("modeling/test_fused_operator.py", "modeling/test_rnn.py", "modeling/test_seq2seq.py", "modeling/test_window.py"),
+    *("test_package.py", "test_adapters.py", "test_imports.py", "checkpoints/test_convert.py", "hub", "paper"),
+    *("cli/test_text_demo.py", "explain/test_flow.py", "faithfulness/test_metrics.py", "benchmarks"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of SLOW as slow, and put them first in its order."""
+    order = {item: _place(item.path) for item in items}
+    for item, place in order.items():
+        if place < len(SLOW):
+            item.add_marker("slow")
+    items.sort(key=order.get)
+
+
+def _place(path: Path) -> int:
+    """The position in SLOW of a test file or of a folder it is in; the length of SLOW for other files."""
+    return next((place for place, slow in enumerate(SLOW) if path.is_relative_to(TESTS / slow)), len(SLOW))
