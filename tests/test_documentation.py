@@ -4,7 +4,9 @@ Python blocks of a page share one namespace and one folder, in which small model
 and for the reader's own runs. A block after the line `<!-- gpu -->` runs on a GPU only.
 """
 
+import importlib
 import io
+import os
 import re
 import runpy
 import shlex
@@ -22,6 +24,7 @@ from transformers import AutoImageProcessor, AutoTokenizer
 import hf_bidir
 from hf_bidir.cli import app, script
 from hf_bidir.cli.recipe import read_command_line
+from hf_bidir.modeling.attention_inputs import HAS_TRITON
 from tests.tiny_models import stock_model
 
 ROOT = Path(__file__).parents[1]
@@ -160,7 +163,10 @@ def problem_of_script(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str 
         task.read(read_command_line(task.options, argv, description))
         sys.exit(0)
 
+    if HAS_TRITON:  # imported before a benchmark turns Triton's interpreter off
+        importlib.import_module("hf_bidir.modeling.fused_kernels")
     with monkeypatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET", "0"))  # restored afterwards
         patch.setattr(sys, "argv", [str(file), *words[found[0] + 1 :]])
         patch.syspath_prepend(str(file.parent))
         patch.setattr(ArgumentParser, "parse_args", parse_only)

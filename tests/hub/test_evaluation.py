@@ -109,7 +109,7 @@ def test_a_label_that_the_model_does_not_know_is_refused(texts, tmp_path):
 
 def test_a_folder_without_weights_is_refused():
     with pytest.raises(FileNotFoundError, match="has no weights"):
-        evaluate_checkpoint(CARDS / "sst2-minilm-tanhmax", "x.csv")
+        evaluate_checkpoint(CARDS / "sst2-minilm-softmax", "x.csv")
 
 
 def test_only_the_data_of_the_card_may_be_saved_beside_it(texts, tmp_path):

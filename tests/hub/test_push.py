@@ -311,9 +311,7 @@ def test_a_token_without_permission_is_one_line_with_advice(refusals, token, rep
 
 
 FAULTS = {
-    "cut at 0 %": Fault("PUT", "/lfs/", share=0.0, times=99),
-    "cut at 50 %": Fault("PUT", "/lfs/", share=0.5, times=99),
-    "cut at 99 %": Fault("PUT", "/lfs/", share=0.99, times=99),
+    "cut in the middle": Fault("PUT", "/lfs/", share=0.5, times=99),
     "500 on the commit": Fault("POST", "/commit/", status=500, times=99),
     "killed": Fault("PUT", "/lfs/", hang=True, times=99),
 }
