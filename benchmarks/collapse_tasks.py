@@ -21,7 +21,7 @@ from tqdm import tqdm, trange
 
 from hf_bidir import BidirBertConfig, BidirBertForTokenClassification, bidir_attention
 from hf_bidir.common.files import replacing
-from hf_bidir.hub.model_card import seed_spread
+from hf_bidir.hub.card_numbers import seed_spread
 from hf_bidir.rank_collapse import bare_attention, path_states, relative_residual
 from hf_bidir.rank_collapse.collapse_tasks import LENGTH, TOKEN_TASKS, circle
 

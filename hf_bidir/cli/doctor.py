@@ -27,7 +27,6 @@ def doctor() -> None:
     \b
     hf-bidir doctor
     """
-
     for title, rows in (("Versions", versions()), ("Devices", devices()), ("Attention", attention_paths())):
         typer.echo(f"{title}:")
         width = max(map(len, rows))

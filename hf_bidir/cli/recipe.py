@@ -45,19 +45,20 @@ def read_command_line(
         allow_abbrev=False,
         add_help=False,
     )
+    known = sorted(action.dest for action in parser._actions)
     parser.add_argument("-h", "--help", action=ShortHelp)
-    parser.add_argument("--help-all", action="help", default=SUPPRESS, help="show every option, with its full help")
+    help_all = {"action": "help", "default": SUPPRESS, "help": "show every option, with its full help"}
+    parser.add_argument("--help-all", "--help_all", **help_all)
     parser.add_argument("recipe", nargs="?", default=SUPPRESS, help="YAML file of options")
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv and not argv[0].startswith("-"):
-        known = sorted({action.dest for action in parser._actions} - {"help", "recipe"})
         # The recipe's options come first: argparse converts and checks both, and the last value wins.
         argv = _recipe_options(Path(argv[0]), known) + argv[1:]
     unset = Namespace(**{action.dest: _NOT_GIVEN for action in parser._actions})
     found, unknown = parser.parse_known_args(argv, unset)
     if unknown:
-        known = [f"--{action.dest}" for action in parser._actions]
-        hint = did_you_mean(unknown[0].partition("=")[0], known) or " See --help for the options."
+        names = ["--help", "--help-all", *(f"--{name}" for name in known)]
+        hint = did_you_mean(unknown[0].partition("=")[0], names) or " See --help for the options."
         raise InputError(f"unknown option: {' '.join(unknown)}.{hint}")
     given = {name: value for name, value in vars(found).items() if value is not _NOT_GIVEN}
     if "recipe" in given:

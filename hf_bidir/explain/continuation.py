@@ -87,10 +87,10 @@ def answer_scores(
     """
     parts = list(zip(targets.split(batch_size), positions.split(batch_size), strict=True))
     rows = []
-    for targets, places in tqdm(parts, desc=method, unit="batch", leave=False, delay=1, disable=len(parts) < 2):
-        batch = {name: value.expand(len(targets), *value.shape[1:]) for name, value in inputs.items()}
+    for chosen, places in tqdm(parts, desc=method, unit="batch", leave=False, delay=1, disable=len(parts) < 2):
+        batch = {name: value.expand(len(chosen), *value.shape[1:]) for name, value in inputs.items()}
         options = {"position": places.to(model.device), "layer": layer, "head": head}
-        rows.append(token_scores(model, batch, method, targets.to(model.device), **options).detach().cpu())
+        rows.append(token_scores(model, batch, method, chosen.to(model.device), **options).detach().cpu())
     return torch.cat(rows)
 
 

@@ -83,7 +83,7 @@ def integrated_gradients(
         logger.warning(
             "integrated-gradients: with %d steps the scores miss the change of y by %.0f %%; call "
             "hf_bidir.explain.integrated_gradients with steps=%d, or choose another method.",
-            *(steps, 100 * missed.max(), 4 * steps),
+            *(steps, 100 * missed.max().item(), 4 * steps),
         )
     return task.by_token(scores)
 

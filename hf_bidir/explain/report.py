@@ -55,26 +55,36 @@ class Explanation:
     def summary(self, top: int = 10) -> str:
         """The explained output, then the tokens with the scores of largest magnitude, special tokens included."""
         order = self.scores.abs().argsort(descending=True)[:top].tolist()
-        scores = self.scores[order].tolist()
-        numbers = [signed(score) if METHODS[self.method].signed else f"{score:.2g}" for score in scores]
-        tokens = [shortened(self.example.tokens[index]) for index in order]
-        rows = [f"{number:>10}  {token}" for number, token in zip(numbers, tokens, strict=True)]
+        scores, tokens = self.scores.tolist(), self.example.tokens
+        rows = [f"{self.number(scores[index]):>10}  {shortened(tokens[index])}" for index in order]
         return "\n".join([self.explained, *self.notes, f"{self.caption(self.method)}. Largest magnitude first:", *rows])
 
-    def figures(self) -> dict[str, tuple[str, Figure]]:
-        """The figures by names of `FIGURES`, each with its heading.
+    def number(self, score: float) -> str:
+        """A score as text, with a sign if the method has signs."""
+        return signed(score) if METHODS[self.method].signed else f"{score:.2g}"
+
+    def headings(self) -> dict[str, str]:
+        """The headings of the figures by names of `FIGURES`.
 
         Rollout and flow need attention between tokens; the grid of heads needs more than one head.
         """
-        figures = {"scores": (self.caption(self.method), _draw(self, [self.method]))}
+        found = {"scores": self.caption(self.method)}
         if self.traced:
-            figures["rollout-flow"] = (" and ".join(self.traced).capitalize(), _draw(self, list(self.traced)))
+            found["rollout-flow"] = " and ".join(self.traced).capitalize()
         if self.heads.numel() > 1:
+            found["heads"] = "Contribution of each layer and head"
+        return found
+
+    def figures(self) -> dict[str, tuple[str, Figure]]:
+        """The figures by names of `FIGURES`, each with its heading."""
+        headings, drawn = self.headings(), {"scores": _draw(self, [self.method])}
+        if "rollout-flow" in headings:
+            drawn["rollout-flow"] = _draw(self, list(self.traced))
+        if "heads" in headings:
             caption = f"Contributions, summed over all tokens. {self.explained} {self.reading('contributions')}"
             limit = self.scale("contributions").limit
-            heads = layer_head_grid(self.heads, unit="a · ∂y/∂a", caption=caption, limit=limit)
-            figures["heads"] = ("Contribution of each layer and head", heads)
-        return figures
+            drawn["heads"] = layer_head_grid(self.heads, unit="a · ∂y/∂a", caption=caption, limit=limit)
+        return {name: (headings[name], figure) for name, figure in drawn.items()}
 
     def page(self, pictures: Mapping[str, bytes] | None = None) -> str:
         """The figures as a web page, with a text as HTML instead of its picture.
@@ -82,18 +92,17 @@ class Explanation:
         Args:
             pictures: the figures as PNG by file name; by default they are drawn.
         """
-        figures = self.figures()
         if pictures is None:
-            pictures = {name: png_of(figure) for name, (_, figure) in figures.items()}
-        headings = {heading: pictures[name] for name, (heading, _) in figures.items()}
-        blocks, scale = [], self.scale(self.method)
+            pictures = {name: png_of(figure) for name, (_, figure) in self.figures().items()}
+        headings, blocks, scale = self.headings(), [], self.scale(self.method)
         if self.example.grid is None:
-            del headings[self.caption(self.method)]
+            del headings["scores"]
             tokens, scores = self.shown(self.scores)
             row = {self.caption(self.method): scores}
             blocks = text_blocks(tokens, row, METHODS[self.method].unit, scale.has_signs, scale.limit)
-        caption = " ".join([*self.notes, self.hidden(), self.reading(self.method)])
-        return html_page(self.explained, blocks=blocks, pictures=headings, caption=caption)
+        by_heading = {heading: pictures[name] for name, heading in headings.items()}
+        caption = " ".join(filter(None, [*self.notes, self.hidden(), self.reading(self.method)]))
+        return html_page(self.explained, blocks=blocks, pictures=by_heading, caption=caption)
 
     def shown(self, scores: Tensor) -> tuple[list[str], Tensor]:
         """Tokens and scores to draw: all but special tokens, whose scores would dominate the colour scale."""
@@ -103,24 +112,21 @@ class Explanation:
     def hidden(self) -> str:
         """The special tokens that are not drawn, with their scores, as a sentence; empty if there are none."""
         numbers = zip(self.example.tokens, self.example.special, self.scores.tolist(), strict=True)
-        named = [f"{token} ({signed(score)})" for token, special, score in numbers if special]
+        named = [f"{token} ({self.number(score)})" for token, special, score in numbers if special]
         return f"Not drawn: {', '.join(named)}." if named else ""
 
     def scale(self, method: str) -> Scale:
         """The colour scale of a method's scores; those in units of y share it with the grid of heads."""
-        if METHODS[method].explains_output:
-            own = [self.shown(self.scores)[1]] if METHODS[self.method].explains_output else []
-            tables = [*own, self.heads.flatten()] if self.heads.numel() > 1 else own
-        else:
-            tables = [self.shown(self.scores)[1]]
+        tables = [self.shown(self.scores)[1]]
+        if METHODS[method].explains_output and self.heads.numel() > 1:
+            tables = [*(tables if METHODS[self.method].explains_output else []), self.heads.flatten()]
         return Scale.of(as_array(torch.cat(tables)))
 
     def reading(self, method: str) -> str:
         """One sentence on how to read the figures of a method, with their common colour scale."""
-        if METHODS[method].explains_output:
-            subject = "scores and heads" if self.heads.numel() > 1 else "all scores"
-        else:
-            subject = "all scores"
+        subject = "all scores"
+        if METHODS[method].explains_output and self.heads.numel() > 1:
+            subject = "scores and heads" if METHODS[self.method].explains_output else "all heads"
         return f"How to read: {METHODS[method].how_to_read}; {self.scale(method).sentence(subject)}."
 
 
@@ -189,12 +195,10 @@ def _explain_prediction(model: PreTrainedModel, processor, text_or_image: str, t
         return example.by_token(found[0], METHODS[name].additive)
 
     traced = {"rollout", *(["flow"] if len(example.token_of_piece) <= FLOW_LIMIT else [])}
-    names = {method, *traced.intersection(methods_of(model))}
-    scores = {name: scores_by(name) for name in sorted(names)}
+    scores = {name: scores_by(name) for name in sorted({method, *traced.intersection(methods_of(model))})}
     heads = contributions(model, example.inputs, **chosen)[0].sum(-1)
     explained, value = _explained(model, processor, example, **chosen)
-    everything = method == "contributions" and layer is None and head is None
-    if everything and scores[method].abs().sum() < LITTLE * abs(value):
+    if (method, layer, head) == ("contributions", None, None) and scores[method].abs().sum() < LITTLE * abs(value):
         notes.append(
             "Attention contributes little to y here; most of y comes through the skip connections. "
             "--method erasure includes both."
@@ -261,7 +265,7 @@ def write_explanation(explanation: Explanation | Alignment, folder: str | Path) 
             temporary.write_bytes(content)
     for name in {f"{name}.png" for name in FIGURES} - contents.keys():
         (folder / name).unlink(missing_ok=True)  # from an earlier explanation of another kind of model
-    return [folder / name for name in (*contents, PAGE) if name != PAGE] + [folder / PAGE]
+    return [*(folder / f"{name}.png" for name in pictures), folder / PAGE]
 
 
 def holds_explanation(folder: str | Path) -> bool:
@@ -275,17 +279,14 @@ def holds_explanation(folder: str | Path) -> bool:
         raise FileExistsError(f"expected a folder for the figures, {folder} is a file; choose another --output.")
     names = {path.name for path in folder.iterdir() if not path.name.startswith(".")} if folder.exists() else set()
     foreign = sorted(names - {PAGE, *(f"{name}.png" for name in FIGURES)})
-    if names and not foreign and not _is_own_page(folder / PAGE):
+    page = (folder / PAGE).read_text(encoding="utf-8", errors="replace") if (folder / PAGE).is_file() else ""
+    if names and not foreign and PAGE_MARK not in page:
         foreign = [PAGE] if PAGE in names else sorted(names)
     if foreign:
         raise FileExistsError(
             f"expected an empty folder or an earlier explanation, {folder} holds {foreign[0]}; choose another --output."
         )
     return bool(names)
-
-
-def _is_own_page(file: Path) -> bool:
-    return file.is_file() and PAGE_MARK in file.read_text(encoding="utf-8", errors="replace")
 
 
 def _draw(explanation: Explanation, methods: list[str]) -> Figure:
@@ -302,16 +303,14 @@ def _draw(explanation: Explanation, methods: list[str]) -> Figure:
         same = "each is divided by its largest score, so all are on one colour scale, 0 to 1"
         reading = f"How to read: {METHODS[methods[0]].how_to_read}; {same}."
     captions = "; ".join(explanation.caption(name) for name in methods)
-    parts = [f"{captions[0].upper()}{captions[1:]}.", hidden, explanation.explained, reading]
-    caption = " ".join(filter(None, parts))
+    caption = " ".join(filter(None, [f"{captions[0].upper()}{captions[1:]}.", hidden, explanation.explained, reading]))
     if example.grid is None:
         words, _ = explanation.shown(explanation.scores)
         return text_heatmap(words, scores, unit=units, caption=caption, limit=limit)
     grids = torch.stack([values.unflatten(0, example.grid) for values in scores.values()])
-    unit = units[methods[0]]
     grids = torch.cat([torch.zeros_like(grids[:1]), grids])  # the first panel shows the image alone
     images = example.inputs["pixel_values"].expand(len(grids), -1, -1, -1)
-    titles = ["image", *methods]
+    titles, unit = ["image", *methods], units[methods[0]]
     figure: Any = image_heatmap(images, grids, titles=titles, unit=unit, caption=caption, limit=limit)
     return figure
 

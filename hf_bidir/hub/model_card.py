@@ -21,7 +21,6 @@ from hf_bidir.hub.card_numbers import (
     run_scores,
     seed_count,
 )
-from hf_bidir.hub.card_numbers import seed_spread as seed_spread
 from hf_bidir.hub.checkpoint_files import CODE, digests
 from hf_bidir.hub.snippet import CARDS, EXAMPLE_IMAGE, Checkpoint, snippet
 from hf_bidir.modeling.configuration_bidir import all_masses

@@ -219,7 +219,7 @@ def rounded(x, DTYPE: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def matmul(a, b, PRECISION: tl.constexpr):
-    """A matrix matmul on the tensor cores, summed in fp32; the interpreter cannot multiply bf16."""
+    """A matrix product on the tensor cores, summed in fp32; the interpreter cannot multiply bf16."""
     if PRECISION == "wide":
         return tl.dot(a.to(tl.float32), b.to(tl.float32))
     return tl.dot(a, b, input_precision=PRECISION)

@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader
 from hf_bidir.common.files import replacing
 from hf_bidir.finetune.folder import read_record
 from hf_bidir.finetune.record import cpu_model, library_versions
-from hf_bidir.hub.model_card import seed_spread
+from hf_bidir.hub.card_numbers import seed_spread
 from hf_bidir.paper.cells import FAILURE, Cell
 from hf_bidir.paper.deep_measures import RANKINGS
 from hf_bidir.paper.experiments import VARIANTS, Experiment

@@ -84,6 +84,14 @@ def test_a_misspelt_option_is_one_clear_error_with_the_right_name():
         read_command_line(OPTIONS, ["--max_stepz", "3"])
 
 
+def test_a_misspelt_help_option_is_told_its_name_and_no_recipe_can_have_one(tmp_path):
+    with pytest.raises(InputError, match=r'unknown option: --helpp\. Did you mean "--help"\?'):
+        read_command_line(OPTIONS, ["--helpp"])
+    (tmp_path / "recipe.yaml").write_text("help_all: true")
+    with pytest.raises(InputError, match="unknown option 'help_all'"):
+        read_command_line(OPTIONS, [str(tmp_path / "recipe.yaml")])
+
+
 def test_help_fits_on_one_screen_and_help_all_has_every_option_of_the_trainer(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     printed = {}
@@ -101,7 +109,7 @@ def test_help_fits_on_one_screen_and_help_all_has_every_option_of_the_trainer(ca
 
 def test_help_spells_an_option_one_way_and_both_ways_are_understood(capsys):
     with pytest.raises(SystemExit):
-        read_command_line(OPTIONS, ["--help-all"])
+        read_command_line(OPTIONS, ["--help_all"])
     assert "--train-file" not in capsys.readouterr().out
     assert read_command_line(OPTIONS, ["--train-file", "a.csv"]) == read_command_line(
         OPTIONS, ["--train_file", "a.csv"]

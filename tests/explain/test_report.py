@@ -172,6 +172,18 @@ def test_the_page_explains_how_to_read_the_scores(checkpoint, method, meaning):
     assert re.search(rf"How to read: [^.]*{meaning}[^.]* on one colour scale", page)
 
 
+@pytest.mark.parametrize(("method", "subject"), [("erasure", "scores and heads"), ("attention", "all heads")])
+def test_the_heads_share_a_scale_with_scores_of_the_output_only(checkpoint, method, subject):
+    explanation = explain_checkpoint(checkpoint, TEXT, method=method)
+    assert f"; {subject} are on one colour scale" in explanation.reading("contributions")
+
+
+def test_scores_of_special_tokens_have_signs_only_if_the_method_has(checkpoint):
+    hidden = {name: explain_checkpoint(checkpoint, TEXT, method=name).hidden() for name in ("erasure", "attention")}
+    assert re.search(r"\([+−]", hidden["erasure"])
+    assert not re.search(r"\([+−]", hidden["attention"])
+
+
 def test_a_file_that_is_not_an_image_is_one_line_and_exit_code_2(image_checkpoint, tmp_path):
     (tmp_path / "notes.txt").write_text("not an image")
     result = run(image_checkpoint, tmp_path / "notes.txt", "--output", tmp_path / "out")
