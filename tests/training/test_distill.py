@@ -136,12 +136,11 @@ def test_a_run_that_was_trained_with_softmax_can_be_healed(bert, texts, tmp_path
     assert (config["attn_activation"], config["attn_negative_mass"]) == ("tanhmax", 1.0)
 
 
-@pytest.mark.parametrize("family", ["Roberta", "DistilBert", "Electra", "ModernBert", "GPT2", "Dinov2", "DeiT"])
+@pytest.mark.parametrize("family", ["Roberta", "ModernBert", "GPT2", "Dinov2"])
 def test_any_encoder_comes_closer_to_its_teacher(family, bert, vit, tmp_path):
-    wide = {"init_std" if family == "DistilBert" else "initializer_range": 0.3}
-    family_file = (vit if family in ("Dinov2", "DeiT") else bert)[2:]
-    options = ["--model_name_or_path", checkpoint_of(family, tmp_path / "stock", **wide), *family_file]
-    if family in ("Dinov2", "DeiT"):
+    family_file = (vit if family == "Dinov2" else bert)[2:]
+    options = ["--model_name_or_path", checkpoint_of(family, tmp_path / "stock", initializer_range=0.3), *family_file]
+    if family == "Dinov2":
         new_image_processor(8).save_pretrained(tmp_path / "stock")
     healed = main([*options, *RUN, "--output_dir", str(tmp_path / "healed")])
     assert healed["eval_relative_error"] < 0.8 * error_without_training(options, tmp_path / "swapped")
