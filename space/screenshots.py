@@ -12,10 +12,8 @@ from playwright.sync_api import sync_playwright
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
-SCREENS = {
-    "space.png": ("", 1280, 700),
-    "space-phone.png": ("digits", 390, 1660),
-}  # the model it opens with, and its size
+# the model that the page opens with, its width and height
+SCREENS = {"space.png": ("", 1280, 700), "space-phone.png": ("digits", 390, 1660)}
 
 
 def main() -> None:

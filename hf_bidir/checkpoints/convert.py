@@ -284,14 +284,8 @@ def checkpoint_processors(source: str | Path) -> list:
     for auto in PROCESSORS:
         try:
             processor = auto.from_pretrained(source)
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            ImportError,
-            AttributeError,
-            TypeError,
-        ):  # each Auto class raises a different error
+        # each Auto class raises a different error
+        except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError):
             logger.info("%s has nothing for %s", source, auto.__name__)
         else:
             found.setdefault(type(processor), processor)

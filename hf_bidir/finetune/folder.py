@@ -104,10 +104,5 @@ def clear_run(folder: Path) -> None:
     """Remove the checkpoints, record, metrics and loss curve of an earlier run; other files stay."""
     for checkpoint in _checkpoints(folder):
         shutil.rmtree(checkpoint)
-    for name in (
-        RESULTS,
-        CURVE,
-        PREVIOUS,
-        RECORD,
-    ):  # record last: it marks a folder as a run
+    for name in (RESULTS, CURVE, PREVIOUS, RECORD):  # record last: it marks a folder as a run
         (folder / name).unlink(missing_ok=True)

@@ -31,11 +31,7 @@ UNCHANGED_BY_CHECKPOINTS = (
     "attn_implementation",
 )
 KEYS_SHOWN = 3
-DROPOUTS = (
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "attention_dropout",
-)  # in various configs
+DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout")  # in various configs
 
 
 def starts_as_softmax(source: str | None) -> bool:

@@ -20,13 +20,7 @@ from hf_bidir.paper.data import sample
 from hf_bidir.paper.measures import Amount, median_changes
 
 CHANCE = "random"
-RANKINGS = (
-    "contributions",
-    "gradient",
-    "rollout",
-    "attention",
-    CHANCE,
-)  # methods of explain, and a random one
+RANKINGS = ("contributions", "gradient", "rollout", "attention", CHANCE)  # methods of explain, and a random one
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 BATCH = 50
 Processor: TypeAlias = PreTrainedTokenizerBase | BaseImageProcessor

@@ -82,9 +82,8 @@ def _new_bert(
 ) -> tuple[PreTrainedTokenizerBase, BidirBertConfig]:
     """A tokenizer trained on the training split, and the config of a new model for it."""
     configure = {"pad_token_id": 0, "max_position_embeddings": data.max_length}
-    scratch_config(
-        BidirBertConfig, arguments, splits.names, **configure
-    )  # refuses bad options before the vocabulary is trained
+    # refuses bad options before the vocabulary is trained
+    scratch_config(BidirBertConfig, arguments, splits.names, **configure)
     tokenizer = train_wordpiece(
         splits.train["text"],
         vocab_size=arguments.vocab_size,
