@@ -58,10 +58,10 @@ class Listed:
         return f"{self.metric.replace('_', ' ')} {self.mean:.4f}{spread} ({self.seeds})"
 
 
-def clone_folder(start: Path | None = None) -> Path | None:
+def clone_folder() -> Path | None:
     """model_cards/ of the clone around this package or the current folder; None without a clone."""
-    places = [Path(hf_bidir.__file__).parents[1], start or Path.cwd()]
-    return next((place / CARDS for place in places if (place / CARDS).is_dir()), None)
+    folders = [place / CARDS for place in (Path(hf_bidir.__file__).parents[1], Path.cwd())]
+    return next((folder for folder in folders if any(folder.glob("*/run.json"))), None)
 
 
 def local_models(folder: Path) -> list[Listed]:

@@ -74,6 +74,15 @@ def test_outside_a_clone_the_list_comes_from_the_hub(tmp_path):
     assert (digits["megabytes"], digits["has_weights"], digits["seeds"]) == (2.0, False, 5)
 
 
+def test_a_folder_without_recorded_runs_is_not_a_clone(tmp_path, monkeypatch):
+    monkeypatch.setattr("hf_bidir.__file__", str(tmp_path / "site-packages/hf_bidir/__init__.py"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / CARDS / "mine").mkdir(parents=True)
+    assert published.clone_folder() is None
+    (tmp_path / CARDS / "mine/run.json").write_text("{}")
+    assert published.clone_folder() == tmp_path / CARDS
+
+
 def test_without_a_clone_and_without_the_hub_the_error_is_one_line(monkeypatch):
     def refuse(*_, **__):
         raise OSError("no route")
