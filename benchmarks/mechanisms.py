@@ -26,7 +26,7 @@ from hf_bidir.finetune.folder import RESULTS, read_record
 from hf_bidir.finetune.tasks.recurrent_classification import recurrent_classification
 from hf_bidir.finetune.tasks.seq2seq import seq2seq
 from hf_bidir.finetune.tasks.text_classification import text_classification
-from hf_bidir.hub.model_card import seed_spread
+from hf_bidir.hub.card_numbers import seed_spread
 
 ROOT = Path(__file__).resolve().parent.parent
 ACTIVATIONS = ("tanhmax", "softmax")

@@ -20,7 +20,7 @@ from hf_bidir.cli.text_demo import SETTINGS
 from hf_bidir.finetune.data.synthetic import SETS, write_splits
 from hf_bidir.finetune.folder import RESULTS, read_record
 from hf_bidir.finetune.tasks.recurrent_classification import recurrent_classification
-from hf_bidir.hub.model_card import seed_spread
+from hf_bidir.hub.card_numbers import seed_spread
 
 ROOT = Path(__file__).resolve().parent.parent
 ACTIVATIONS = ("tanhmax", "softmax")
