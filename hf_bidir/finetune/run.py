@@ -82,7 +82,7 @@ def finetune(
             checkpoint's.
     """
     started, folder = time.monotonic(), Path(args.output_dir)
-    if note := set_scratch_duration(args, task, given):
+    if note := set_scratch_duration(args, task, [name for name, one in given.items() if one is not None]):
         logger.warning(note)
         splits.notes.append(note)
     with suitable_threads(model, args):
