@@ -90,13 +90,19 @@ def test_an_adapter_finds_the_signed_model_that_it_was_trained_on(family, base, 
 
 
 @every_kind
-def test_a_merged_model_equals_the_adapted_one_here_and_in_a_clean_process(family, base, tmp_path):
+def test_a_merged_model_equals_the_adapted_one(family, base):
     model, inputs = adapted(family, base), inputs_of(family)
     expected = model(**inputs).logits
     merged = model.merge_and_unload()
     assert type(merged) is type(loaded(family, base))
     torch.testing.assert_close(merged(**inputs).logits, expected, rtol=0, atol=1e-4)
-    merged.save_pretrained(tmp_path / "merged")
+
+
+@pytest.mark.parametrize("family", ["llama"])
+def test_a_merged_model_equals_the_adapted_one_in_a_clean_process(family, base, tmp_path):
+    model, inputs = adapted(family, base), inputs_of(family)
+    expected = model(**inputs).logits
+    model.merge_and_unload().save_pretrained(tmp_path / "merged")
     elsewhere = isolated_forward(tmp_path / "merged", KINDS[family][0].__name__, inputs)["logits"]
     torch.testing.assert_close(elsewhere, expected, rtol=0, atol=1e-4)
 

@@ -220,15 +220,6 @@ def test_what_must_not_be_published_is_refused(folder, tmp_path, name, content, 
         push_checkpoint(tmp_path / "tiny", "alice/tiny", dry_run=True)
 
 
-def test_code_that_a_staged_folder_lacks_is_added(folder, tmp_path):
-    for name in ("config.json", "model.safetensors"):
-        tmp_path.joinpath("bare").mkdir(exist_ok=True)
-        shutil.copyfile(folder / name, tmp_path / "bare" / name)
-    staged = stage(tmp_path / "bare", tmp_path / "staged")
-    assert "modeling_bidir.py" in staged.files
-    assert "- `modeling_bidir.py` `" in staged.card
-
-
 def test_a_checkpoint_of_an_earlier_version_is_published_with_the_code_of_this_one(tmp_path):
     with zipfile.ZipFile(ROOT / "tests/fixtures/bert_of_version_0.1.zip") as archive:
         archive.extractall(tmp_path / "old")
@@ -254,22 +245,33 @@ def test_any_model_is_published_and_its_card_names_what_it_extends(name, tmp_pat
     assert f"import {auto_class}\n" in staged.card
 
 
-def test_what_a_trainer_leaves_for_itself_is_no_obstacle_and_not_published(folder, tmp_path):
-    shutil.copytree(folder, tmp_path / "tiny")
-    (tmp_path / "tiny" / "training_args.bin").write_text("x")
-    assert "training_args.bin" not in stage(tmp_path / "tiny", tmp_path / "staged").files
+@pytest.fixture(scope="module")
+def untidy(folder, tmp_path_factory):
+    """A checkpoint in half precision, with a file of the Trainer, changed code and missing code: folder and staged."""
+    path = tmp_path_factory.mktemp("untidy")
+    BidirBertForSequenceClassification.from_pretrained(folder).bfloat16().save_pretrained(path / "tiny")
+    (path / "tiny/training_args.bin").write_text("x")
+    (path / "tiny/activations.py").write_text("print('changed')")
+    (path / "tiny/modeling_bidir.py").unlink()
+    return path / "tiny", stage(path / "tiny", path / "staged")
 
 
-def test_code_that_was_changed_in_the_folder_is_not_published(folder, tmp_path):
-    shutil.copytree(folder, tmp_path / "tiny")
-    (tmp_path / "tiny" / "activations.py").write_text("print('changed')")
-    staged = stage(tmp_path / "tiny", tmp_path / "staged")
-    assert (staged.folder / "activations.py").read_bytes() == (MODELING / "activations.py").read_bytes()
+def test_what_a_trainer_leaves_for_itself_is_no_obstacle_and_not_published(untidy):
+    assert "training_args.bin" not in untidy[1].files
 
 
-def test_a_checkpoint_in_half_precision_is_published_as_it_is(folder, tmp_path):
-    BidirBertForSequenceClassification.from_pretrained(folder).bfloat16().save_pretrained(tmp_path / "half")
-    assert "model.safetensors" in stage(tmp_path / "half", tmp_path / "staged").files
+def test_code_that_was_changed_in_the_folder_is_not_published(untidy):
+    assert (untidy[1].folder / "activations.py").read_bytes() == (MODELING / "activations.py").read_bytes()
+
+
+def test_code_that_a_folder_lacks_is_added(untidy):
+    assert "modeling_bidir.py" in untidy[1].files
+    assert "- `modeling_bidir.py` `" in untidy[1].card
+
+
+def test_a_checkpoint_in_half_precision_is_published_as_it_is(untidy):
+    source, staged = untidy
+    assert (staged.folder / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
 
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path):

@@ -57,7 +57,6 @@ def test_a_stock_checkpoint_loads_with_nothing_missing_and_its_keys_are_kept(fam
 @pytest.mark.parametrize(
     ("family", "auto"),
     [
-        ("roberta", "AutoModelForSequenceClassification"),
         ("vit", "AutoModelForImageClassification"),
         ("llama", "AutoModelForCausalLM"),
         ("bart", "AutoModelForSeq2SeqLM"),
