@@ -38,4 +38,4 @@ def models(
         return
     typer.echo(published.table(found))
     if folder:
-        typer.echo(f"\nLoad one by its path, such as {found[0].source}; the cards are in {folder.name}/NAME/README.md.")
+        typer.echo(f"\nLoad one by its path, such as {found[0].source}; its card is README.md there.")

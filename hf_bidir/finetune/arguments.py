@@ -214,8 +214,9 @@ class RunArguments(TrainingArguments):
     )
     early_stopping_patience: int = option(
         0,
-        "Stop after this many evaluations without a better metric_for_best_model; 0 disables it. A new classifier "
-        "or encoder-decoder stops early by default unless the number of epochs or steps is given.",
+        "Stop after this many evaluations without a better metric_for_best_model; 0 disables it. Of equal "
+        "scores, that with the lower loss counts as best. A new classifier or encoder-decoder stops early by default "
+        "unless the number of epochs or steps is given.",
     )
     learning_rate: float = option(5e-4, "The peak learning rate.")
     warmup_ratio: float | None = option(0.1, "Share of the steps over which the learning rate rises from 0.")

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import Seq2SeqTrainer, Trainer
+from transformers import EarlyStoppingCallback, Seq2SeqTrainer, Trainer, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from hf_bidir.checkpoints.convert import complete_model
@@ -18,6 +18,7 @@ from hf_bidir.finetune.schedules import NegativeMassSchedule, negative_mass_metr
 with extra("train"):
     from datasets import Dataset
 
+Callback = TypeVar("Callback", bound=TrainerCallback)
 LARGEST_LOSS = 700.0  # larger losses overflow exp
 
 
@@ -54,18 +55,31 @@ class FinetuneTrainer(Trainer):
                 f"the training loss became {logs['loss']} before step {self.state.global_step}, and the weights may be "
                 "invalid too; choose a smaller --learning_rate, a longer --warmup_ratio or a smaller --max_grad_norm"
             )
-        if self._schedule():
+        if self._callback(NegativeMassSchedule):
             logs = logs | negative_mass_metrics(self.model)  # before loggers such as TensorBoard get the entry
         super().log(logs, *args, **kwargs)
 
-    def _schedule(self) -> NegativeMassSchedule | None:
-        return next((cb for cb in self.callback_handler.callbacks if isinstance(cb, NegativeMassSchedule)), None)
+    def _callback(self, kind: type[Callback]) -> Callback | None:
+        return next((callback for callback in self.callback_handler.callbacks if isinstance(callback, kind)), None)
 
-    def _determine_best_metric(self, *args: Any, **kwargs: Any) -> bool:
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         # Before a schedule ends, a checkpoint is closer to softmax than requested.
-        if (schedule := self._schedule()) and not schedule.has_arrived(self.state):
+        if (schedule := self._callback(NegativeMassSchedule)) and not schedule.has_arrived(self.state):
             return False
-        return super()._determine_best_metric(*args, **kwargs)
+        return super()._determine_best_metric(metrics, trial) or self._breaks_tie(metrics)
+
+    def _breaks_tie(self, metrics: dict[str, float]) -> bool:
+        """With early stopping, let the lower loss decide between equal scores: on a small data set the first perfect
+        score comes long before the model is certain of its predictions."""
+        name = f"eval_{(self.args.metric_for_best_model or 'loss').removeprefix('eval_')}"
+        if not self._callback(EarlyStoppingCallback) or metrics[name] != self.state.best_metric:
+            return False
+        best_step = self.state.best_global_step
+        best = next(log for log in self.state.log_history if log["step"] == best_step and "eval_loss" in log)
+        if metrics["eval_loss"] >= best["eval_loss"]:
+            return False
+        self.state.best_global_step = self.state.global_step
+        return True
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)

@@ -99,9 +99,8 @@ def write_card(folder: str | Path, repo_id: str | None = None, revision: str | N
         temporary.write_text(str(card), encoding="utf-8")
     if card.data.get("license") is None:
         logger.warning(
-            "The card of %s names no licence, because none was given for the weights; add a line such as "
-            "`license: apache-2.0` to the header of README.md, or give the run --license.",
-            Path(folder).name,
+            "The card in %s names no licence; give the run --license, or add `license: apache-2.0` to its header.",
+            folder,
         )
     return readme
 

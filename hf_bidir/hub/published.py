@@ -67,7 +67,13 @@ def clone_folder() -> Path | None:
 def local_models(folder: Path) -> list[Listed]:
     """The checkpoints in the sub-folders of `folder`, by name."""
     cards = sorted(file.parent for file in folder.glob("*/run.json"))
-    return [_read(card, card.name, f"{folder.name}/{card.name}", _size_of_weights(card)) for card in cards]
+    return [_read(card, card.name, str(_from_here(card)), _size_of_weights(card)) for card in cards]
+
+
+def _from_here(path: Path) -> Path:
+    """The path relative to the current folder if it lies there, else the absolute one: either loads."""
+    path = path.resolve()
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def hub_models(namespace: str = NAMESPACE) -> list[Listed]:

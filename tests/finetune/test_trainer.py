@@ -1,5 +1,7 @@
+import pytest
 import torch
-from transformers import TrainingArguments
+from datasets import Dataset
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
 from hf_bidir.finetune.trainer import FinetuneTrainer
@@ -20,3 +22,35 @@ def test_loaded_weights_come_with_the_negative_mass_they_were_trained_with(tmp_p
     assert model.config.attn_negative_mass == 0.25
     ids = torch.arange(1, 9)[None]
     torch.testing.assert_close(model(ids).logits, saved(ids).logits)
+
+
+class ScriptedEvaluations(TrainerCallback):
+    """Replaces the metrics of each evaluation by the given pairs of accuracy and loss."""
+
+    def __init__(self, scores):
+        self.scores = iter(scores)
+
+    def on_evaluate(self, args, state, control, metrics, **kwargs):
+        metrics["eval_accuracy"], metrics["eval_loss"] = next(self.scores)
+        state.log_history[-1].update(metrics)
+
+
+@pytest.mark.parametrize(
+    ("scores", "best_step"),
+    [
+        ([(0.5, 0.9), (1.0, 0.6), (1.0, 0.4), (1.0, 0.5)], 3),
+        ([(0.5, 0.9), (1.0, 0.6), (0.5, 0.1), (1.0, 0.7)], 2),
+    ],
+)
+def test_early_stopping_keeps_the_lower_loss_of_equally_accurate_checkpoints(tmp_path, scores, best_step):
+    rows = Dataset.from_list([{"input_ids": [1, 2], "labels": 0}] * 2)
+    args = TrainingArguments(
+        str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True, num_train_epochs=4, eval_strategy="epoch",
+        save_strategy="epoch", load_best_model_at_end=True, metric_for_best_model="accuracy",
+    )  # fmt: skip
+    callbacks = [ScriptedEvaluations(scores), EarlyStoppingCallback(3)]
+    trainer = FinetuneTrainer(
+        model=new_model(1.0), args=args, train_dataset=rows, eval_dataset=rows, callbacks=callbacks
+    )
+    trainer.train()
+    assert trainer.state.best_model_checkpoint.endswith(f"checkpoint-{best_step}")

@@ -46,6 +46,12 @@ def test_the_table_has_a_line_per_checkpoint_with_mean_and_deviation():
         assert cell in line
 
 
+def test_the_listed_path_loads_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = next(one for one in local_models(ROOT / CARDS) if one.name == "digits-tanhmax")
+    assert Path(model.source, "config.json").is_file()
+
+
 def test_one_seed_has_no_deviation():
     model = next(one for one in local_models(ROOT / CARDS) if one.name == "imdb-lm-tanhmax")
     assert (model.seeds, model.deviation) == (1, None)
