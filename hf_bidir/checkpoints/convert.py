@@ -33,6 +33,7 @@ from hf_bidir.checkpoints.sentence_folder import SentenceFolder, sentence_folder
 from hf_bidir.checkpoints.signing import signed
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX, read_timm, timm_outputs, vit_from_timm
 from hf_bidir.common.errors import did_you_mean
+from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import (
     ATTENTION_FIELDS,
     PREFIX,
@@ -342,7 +343,7 @@ def _tolerance(model: PreTrainedModel) -> float:
 def is_softmax(config: PretrainedConfig) -> bool:
     """Whether a bidir model with this config computes softmax attention in every head."""
     without_mass = not any(all_masses(config.attn_negative_mass))
-    return config.attn_activation == "softmax" or (config.attn_activation == "tanhmax" and without_mass)
+    return config.attn_activation == "softmax" or (config.attn_activation in WITH_NEGATIVE_MASS and without_mass)
 
 
 def _write(output_dir: Path, parts: list, sentences: SentenceFolder | None) -> Path:

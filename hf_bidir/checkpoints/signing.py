@@ -17,7 +17,7 @@ def signed(
     Args:
         model: a transformers model whose attention layers use the attention interface.
         negative_mass: `λ` in [0, 1]: one number, or a list with one entry per layer, each a number or one per head.
-        activation: "tanhmax", "softmax", "tanh" or a registered name.
+        activation: "tanhmax", "balanced", "softmax", "tanh" or a registered name.
         partial: accept a model in which some attention is outside the interface and stays softmax.
 
     Returns:

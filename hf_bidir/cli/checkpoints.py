@@ -16,10 +16,10 @@ def convert(
     ],
     output_dir: Annotated[Path, typer.Argument(metavar="OUT", help="Output folder, new or empty.")],
     attn_activation: Annotated[
-        str, typer.Option(help="Activation of the copy: tanhmax or a registered name.")
+        str, typer.Option(help="Activation of the copy: tanhmax, balanced or a registered name.")
     ] = "tanhmax",
     negative_mass: Annotated[
-        float, typer.Option(min=0, max=1, help="Negative mass λ: 0 is softmax, 1 is TanhMax.")
+        float, typer.Option(min=0, max=1, help="Negative mass λ: 0 is softmax, 1 the most signed.")
     ] = 0.0,
     weights: Annotated[Path | None, typer.Option(help="Weights file for timm:NAME; by default from the Hub.")] = None,
     partial: Annotated[

@@ -21,7 +21,7 @@ from hf_bidir.checkpoints.projections import Projections, largest_change, projec
 from hf_bidir.explain.contributions import coefficients_and_gradients
 from hf_bidir.explain.readout import Target
 from hf_bidir.explain.running import attention_config, check_bidir
-from hf_bidir.modeling.activations import get_attn_activation
+from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS, get_attn_activation
 from hf_bidir.modeling.configuration_bidir import all_masses
 from hf_bidir.modeling.signed_layers import signed_layers
 
@@ -177,12 +177,12 @@ def _support(model, batch, target, position) -> Tensor:
 
 
 def signs_are_free(model: PreTrainedModel) -> bool:
-    """Whether the activation allows flipping heads: TanhMax at `λ = 1` in all heads, or another odd activation.
+    """Whether the activation allows flipping heads: `λ = 1` in all heads, or another odd activation.
 
     A norm with a bias between projection and score also forbids it; `orient_heads` detects that.
     """
     config = attention_config(model)
-    if config.attn_activation == "tanhmax":
+    if config.attn_activation in WITH_NEGATIVE_MASS:
         return {*all_masses(config.attn_negative_mass)} == {1}
     scores = torch.linspace(-3, 3, 7)
     activation = get_attn_activation(config.attn_activation)

@@ -95,12 +95,15 @@ def _before_attention(model: PreTrainedModel) -> Iterator[nn.Parameter]:
             yield from child.parameters()
 
 
-def student_and_teacher(source: str, teacher: str | None) -> tuple[PreTrainedModel, PreTrainedModel, list]:
+def student_and_teacher(
+    source: str, teacher: str | None, activation: str | None = None
+) -> tuple[PreTrainedModel, PreTrainedModel, list]:
     """The signed student, its softmax teacher, and the student's tokenizer or image processor.
 
     Args:
         source: a softmax checkpoint (converted here), "timm:NAME", or a bidir checkpoint.
         teacher: a softmax or `λ = 0` checkpoint of the same shape; None takes `source` for the teacher, too.
+        activation: of the student; None keeps that of a bidir checkpoint, and takes TanhMax for a softmax one.
 
     Raises:
         InputError: a source that cannot be converted or has no states to match, a teacher of another shape or with
@@ -129,8 +132,13 @@ def student_and_teacher(source: str, teacher: str | None) -> tuple[PreTrainedMod
             raise InputError(
                 f"expected a teacher of the student's shape; its {name} is {theirs[name]} and the student's {expected}"
             )
-    if student.config.attn_activation == "softmax":
-        student.config.attn_activation, student.config.attn_negative_mass = "tanhmax", 0.0
+    if is_softmax(student.config):
+        activation = activation or student.config.attn_activation.replace("softmax", "tanhmax")
+        student.config.attn_activation, student.config.attn_negative_mass = activation, 0.0
+    elif activation not in (None, student.config.attn_activation):
+        raise InputError(
+            f"{source} was trained with {student.config.attn_activation}, which cannot become {activation}"
+        )
     return student, softmax_model, processors
 
 

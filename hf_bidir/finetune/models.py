@@ -15,6 +15,7 @@ from hf_bidir.checkpoints.convert import is_softmax, read_config
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.finetune.arguments import ModelArguments, PretrainedArguments
+from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import bidir_config, check_bidir_config, check_layers
 from hf_bidir.modeling.signed_layers import heads_of, signed_layers
 
@@ -217,8 +218,11 @@ def _set_masses(model: PreTrainedModel, arguments: PretrainedArguments) -> None:
     by_layer, by_head = arguments.attn_negative_mass_by_layer, arguments.attn_negative_mass_by_head
     if by_layer is None and by_head is None:
         return
-    if model.config.attn_activation != "tanhmax":
-        raise InputError(f"only tanhmax has a negative mass; the activation is {model.config.attn_activation}")
+    if model.config.attn_activation not in WITH_NEGATIVE_MASS:
+        raise InputError(
+            f"only {' and '.join(WITH_NEGATIVE_MASS)} have a negative mass; the activation is "
+            f"{model.config.attn_activation}"
+        )
     heads = [heads_of(layer) for layer in signed_layers(model)]
     masses: list[Any] = by_layer or [by_head] * len(heads)
     check_layers(masses, heads)

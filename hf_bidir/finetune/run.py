@@ -27,6 +27,7 @@ from hf_bidir.finetune.schedules import NegativeMassSchedule
 from hf_bidir.finetune.scratch import set_scratch_duration
 from hf_bidir.finetune.threads import suitable_threads
 from hf_bidir.finetune.trainer import FinetuneTrainer
+from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ def _prepare_attention(
 ) -> None:
     """Centre weights that get negative mass, if asked to; warn where TanhMax never gets any."""
     model = trainer.model
-    if model.config.attn_activation != "tanhmax":
+    if model.config.attn_activation not in WITH_NEGATIVE_MASS:
         return
     if schedule is None and is_softmax(model.config):
         logger.warning(STAYS_SOFTMAX)

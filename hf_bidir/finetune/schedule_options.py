@@ -9,6 +9,7 @@ from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.finetune.arguments import PretrainedArguments, ScheduleArguments
 from hf_bidir.finetune.models import NEGATIVE_MASSES
 from hf_bidir.finetune.schedules import NEARLY_SOFTMAX, NegativeMassSchedule, saved_schedule
+from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 
 
 def build_schedule(options: ScheduleArguments | None, config: PretrainedConfig) -> NegativeMassSchedule | None:
@@ -53,11 +54,14 @@ def check_schedule(options: ScheduleArguments, arguments: PretrainedArguments, g
             raise InputError(f"--{named[0]} needs --negative_mass_until, the share of training that a schedule takes")
         return
     conflicts = {name: getattr(arguments, name) is not None for name in NEGATIVE_MASSES} | {
-        "attn_activation": arguments.attn_activation not in (None, "tanhmax")
+        "attn_activation": arguments.attn_activation not in (None, *WITH_NEGATIVE_MASS)
     }
     for name, conflicting in conflicts.items():
         if conflicting:
-            raise InputError(f"--negative_mass_until moves the negative mass of tanhmax; leave out --{name}")
+            raise InputError(
+                f"--negative_mass_until moves the negative mass of {' or '.join(WITH_NEGATIVE_MASS)}; leave out "
+                f"--{name}"
+            )
     start = options.negative_mass_start
     _schedule(options, NEARLY_SOFTMAX if start is None else start)  # refuses bad values before any data are read
 

@@ -13,7 +13,7 @@ from transformers import (
 )
 from transformers.trainer_callback import ExportableState
 
-from hf_bidir.modeling.activations import check_negative_mass
+from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS, check_negative_mass
 
 NEARLY_SOFTMAX = math.exp(-12)
 
@@ -84,10 +84,10 @@ class NegativeMassSchedule(TrainerCallback, ExportableState):
     def check_model(config: PretrainedConfig) -> None:
         """Raise ValueError unless the model has a negative mass that a schedule may set."""
         activation = getattr(config, "attn_activation", None)
-        if activation != "tanhmax":
+        if activation not in WITH_NEGATIVE_MASS:
             raise ValueError(
-                'a negative mass schedule needs a bidir model with attn_activation="tanhmax"; got '
-                f"{type(config).__name__} with attn_activation={activation!r}."
+                f"a negative mass schedule needs a bidir model with attn_activation {' or '.join(WITH_NEGATIVE_MASS)}; "
+                f"got {type(config).__name__} with attn_activation={activation!r}."
             )
 
     def on_train_begin(

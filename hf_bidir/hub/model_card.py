@@ -23,6 +23,7 @@ from hf_bidir.hub.card_numbers import (
 )
 from hf_bidir.hub.checkpoint_files import CODE, digests
 from hf_bidir.hub.snippet import CARDS, EXAMPLE_IMAGE, Checkpoint, snippet
+from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import all_masses
 
 logger = logging.getLogger(__name__)
@@ -228,7 +229,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
     parts = [*facts["data"].values(), *previous.get("data", {}).values()]
     used = list(dict.fromkeys(data_set for part in parts for data_set in known_data.data_sets(part)))
     languages = sorted({data_set.language for data_set in used if data_set.language})
-    signed = facts["activation"] == "tanhmax" and any(all_masses(facts["negative_mass"]))
+    signed = facts["activation"] in WITH_NEGATIVE_MASS and any(all_masses(facts["negative_mass"]))
     return ModelCardData(
         model_name=facts["name"],
         # only the owner can license weights, so the licence comes from this run's options or the run before it
@@ -240,7 +241,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
         base_model=recipe.get("base_model")
         or (recipe.get("model_name_or_path") if facts["started_from"] == "hub" else None),
         datasets=[data_set.hub_name for data_set in used if data_set.hub_name] or None,
-        tags=[*(["tanhmax", "signed-attention"] if signed else []), "hf_bidir"],
+        tags=[*([facts["activation"], "signed-attention"] if signed else []), "hf_bidir"],
         metrics=[metric for name in overall(facts["scores"]) if (metric := METRICS[name])] or None,
         eval_results=_model_index(facts) or None,
     )

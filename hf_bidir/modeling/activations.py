@@ -1,6 +1,6 @@
 """Attention activations: functions that turn scores into coefficients.
 
-Every activation has the signature `fn(scores, keep=None, dim=-1)`; `tanhmax` also takes `negative_mass`.
+Every activation has the signature `fn(scores, keep=None, dim=-1)`; `tanhmax` and `balanced` also take `negative_mass`.
 `register_attn_activation` adds a user's function under a name, which a config can then use.
 """
 
@@ -44,6 +44,22 @@ def tanhmax(scores: Tensor, keep: Tensor | None = None, dim: int = -1, negative_
     if negative_mass == 0:
         return softmax(scores, keep, dim)
     return _shifted_tanhmax(scores, keep, dim, score_shift(negative_mass))
+
+
+def balanced(scores: Tensor, keep: Tensor | None = None, dim: int = -1, negative_mass: float | Tensor = 1.0) -> Tensor:
+    """Balanced attention, `(1 - λ/2) softmax(s) - λ/2 softmax(-s)`: softmax at `λ = 0`.
+
+    Softmax is the sum of a signed part, `½ (softmax(s) - softmax(-s))`, and an even part that is never negative,
+    `½ (softmax(s) + softmax(-s))`. This is the signed part plus `1 - λ` of the even part; a row sums to `1 - λ`. Like
+    softmax, and unlike TanhMax, it does not change when a constant is added to all scores of a query.
+
+    Arguments, result and errors as in `tanhmax`. At `λ = 1`, a row with one kept key gives 0.
+    """
+    check_negative_mass(negative_mass)
+    if isinstance(negative_mass, Tensor):
+        negative_mass = negative_mass.to(scores.device, compute_dtype(scores.dtype))
+    x, half = upcast(scores), negative_mass / 2
+    return ((1 - half) * softmax(x, keep, dim) - half * softmax(-x, keep, dim)).to(scores.dtype)
 
 
 def softmax(scores: Tensor, keep: Tensor | None = None, dim: int = -1) -> Tensor:
@@ -116,7 +132,13 @@ def upcast(x: Tensor) -> Tensor:
     return x.to(compute_dtype(x.dtype))
 
 
-_ACTIVATIONS: dict[str, Callable[..., Tensor]] = {"softmax": softmax, "tanh": tanh, "tanhmax": tanhmax}
+_ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
+    "balanced": balanced,
+    "softmax": softmax,
+    "tanh": tanh,
+    "tanhmax": tanhmax,
+}
+WITH_NEGATIVE_MASS = ("tanhmax", "balanced")  # the activations that are softmax at a negative mass of 0
 
 
 def register_attn_activation(name: str, fn: Callable[..., Tensor]) -> None:

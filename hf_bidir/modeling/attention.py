@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.utils import logging
 
-from .activations import get_attn_activation, tanhmax
+from .activations import WITH_NEGATIVE_MASS, get_attn_activation, upcast
 from .attention_call import AttentionCall, attention_call
 from .attention_inputs import HAS_COMPILER, HAS_TRITON, HEAD_DIMS, NegativeMass, check_shapes
 from .chunked_attention import chunked_attention
@@ -43,8 +43,8 @@ def bidir_attention(
             the context. With fewer key heads than heads, each key head serves a group of consecutive heads.
         keep: boolean, `[batch or 1, heads or 1, queries or 1, keys]`, True = attend; None = attend everywhere.
         activation: a built-in or registered name (`activations.py`).
-        negative_mass: `λ` of TanhMax in [0, 1], one number or one per head (a sequence or a tensor of `heads`
-            entries); ignored by the other activations.
+        negative_mass: `λ` of TanhMax and balanced attention in [0, 1], one number or one per head (a sequence or a
+            tensor of `heads` entries); ignored by the other activations.
         scaling: factor on the scores, by default `head_dim ** -0.5`.
         dropout: probability in [0, 1) of dropping a coefficient; pass 0 outside training.
         causal: query `i` attends to the kept keys `j <= i`. Both are counted from the first, so unequal numbers of
@@ -60,6 +60,8 @@ def bidir_attention(
                         the two halves separately, and loses digits where all scores are below 1e-3;
             "fused"     one Triton kernel (`fused_attention.py`), O(length) memory: fp16, bf16 and fp32 on a GPU, head
                         dimensions 16 to 256;
+                        Balanced attention is computed as two softmax attentions by "lift" (torch's SDPA) or "fused",
+                        without dropout;
             "auto"      chosen by activation, device, dtype and dropout: on a GPU "fused" in half precision if
                         available, else "lift" without dropout; otherwise, and on a CPU, "chunked"; for a single query,
                         as in decoding, "eager". Logs each choice once.
@@ -93,6 +95,8 @@ def attend(
     if implementation == "eager":
         return eager_attention(query, key, value, keep, call)
     _check_implementation(implementation, call)
+    if call.activation == "balanced":
+        return balanced_attention(query, key, value, keep, call, implementation), None
     if implementation == "fused":
         from .fused_attention import fused_attention
 
@@ -132,9 +136,8 @@ def grouped_matmul(x: Tensor, y: Tensor) -> Tensor:
 
 def activated(scores: Tensor, keep: Tensor | None, activation: str, negative_mass: float | Tensor) -> Tensor:
     """Apply the activation with this name to scores `[batch, heads, queries, keys]`."""
-    if activation == "tanhmax":
-        return tanhmax(scores, keep, negative_mass=negative_mass)
-    return get_attn_activation(activation)(scores, keep)
+    mass = {"negative_mass": negative_mass} if activation in WITH_NEGATIVE_MASS else {}
+    return get_attn_activation(activation)(scores, keep, **mass)
 
 
 def softmax_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
@@ -145,6 +148,16 @@ def softmax_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | 
     mask = call.mask(keep, slice(0, query.shape[2]), slice(0, key.shape[2]), query.device)
     context = F.scaled_dot_product_attention(query, key, value, mask, call.dropout, **options)
     return context if mask is None else context.masked_fill(~mask.any(-1, keepdim=True), 0)
+
+
+def balanced_attention(
+    query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall, implementation: str
+) -> Tensor:
+    """Softmax attention for the query and for its negative, by any implementation, and their weighted difference."""
+    softmax_call, half = replace(call, activation="softmax", negative_mass=1.0), call.negative_mass / 2
+    found = (attend(signed, key, value, keep, softmax_call, implementation)[0] for signed in (query, -query))
+    toward, away = (upcast(context) for context in found)
+    return ((1 - half) * toward - half * away).to(value.dtype)
 
 
 def lifted_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
@@ -193,10 +206,12 @@ def choose_implementation(query: Tensor, key: Tensor, value: Tensor, call: Atten
     if query.shape[2] == 1:
         return "eager", "one row of coefficients per head is small"
     fused = call.activation == "tanhmax" and _supports_fused(query, key, value)
+    if call.activation == "balanced" and call.dropout == 0:
+        return "lift", "two softmax attentions by torch's SDPA"
     if torch.compiler.is_compiling():
         return ("fused" if fused else "eager"), "torch.compile fuses the formula"
     if call.activation != "tanhmax":
-        return "eager", f"{call.activation} has no other implementation"
+        return "eager", f"{call.activation} has no other implementation{' with dropout' if call.dropout else ''}"
     if fused:
         return "fused", f"{query.dtype} on {device}"
     if _has_zero(call.negative_mass):
@@ -234,15 +249,16 @@ def _check_implementation(implementation: str, call: AttentionCall) -> None:
         raise ValueError(
             f"implementation={implementation!r} is not known; choose one of: {', '.join(IMPLEMENTATIONS)}."
         )
-    if call.activation not in ("tanhmax", "softmax"):
+    if call.activation not in (*WITH_NEGATIVE_MASS, "softmax"):
         get_attn_activation(call.activation)
         raise ValueError(f'attn_activation="{call.activation}" has no {implementation} implementation; use "eager".')
-    if implementation == "lift" and call.activation == "tanhmax" and call.dropout > 0:
+    in_halves = call.activation == "balanced" or (implementation == "lift" and call.activation == "tanhmax")
+    if in_halves and call.dropout > 0:
         raise ValueError(
-            f'implementation="lift" cannot apply dropout={call.dropout}: it would drop the positive and the negative '
-            'half of a coefficient separately; use "chunked" or "eager", or dropout=0.'
+            f"implementation={implementation!r} cannot apply dropout={call.dropout} to {call.activation}: it would "
+            'drop the positive and the negative half of a coefficient separately; use "eager", or dropout=0.'
         )
-    if implementation != "fused" and _has_zero(call.negative_mass):
+    if call.activation == "tanhmax" and implementation != "fused" and _has_zero(call.negative_mass):
         raise ValueError(
             f"implementation={implementation!r} needs every head's negative mass to be positive, got "
             f'{torch.as_tensor(call.negative_mass).flatten().tolist()}; use "eager" or "fused" for softmax heads '

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .activations import compute_dtype, score_shift
+from .activations import WITH_NEGATIVE_MASS, compute_dtype, score_shift
 from .attention_inputs import NegativeMass, check_dropout, per_head
 
 
@@ -17,7 +17,7 @@ class AttentionCall:
 
     Args:
         activation: a built-in or registered name (`activations.py`).
-        negative_mass: `λ` of TanhMax, one number or `[heads, 1, 1]`; never the number 0, which is softmax.
+        negative_mass: `λ`, one number or `[heads, 1, 1]`; never the number 0, which is softmax.
         scaling: factor on the scores.
         dropout: probability in [0, 1) that a coefficient is set to 0; the others are scaled by `1 / (1 - dropout)`.
         causal: query `i` attends to the keys `j <= i`, both counted from the first, also where the lengths differ.
@@ -112,7 +112,7 @@ def attention_call(
 
     Args:
         query: `[batch, heads, queries, head_dim]`; `key` has `keys` in place of `queries`.
-        negative_mass: one number or one per head; ignored except by TanhMax. TanhMax with 0 becomes softmax.
+        negative_mass: one number or one per head; ignored by activations without one. 0 becomes softmax.
         scaling: by default `head_dim ** -0.5`.
         terms: `bias`, `softcap`, `sinks`.
 
@@ -126,7 +126,7 @@ def attention_call(
             f"window needs as many queries as keys; got {query.shape[2]} queries for {key.shape[2]} keys. Pass a mask "
             'of the keys to attend to; call a model with attn_scope="window" with use_cache=False.'
         )
-    mass = per_head(negative_mass, query) if activation == "tanhmax" else 1.0
+    mass = per_head(negative_mass, query) if activation in WITH_NEGATIVE_MASS else 1.0
     if isinstance(mass, float) and mass == 0:
         activation, mass = "softmax", 1.0
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling

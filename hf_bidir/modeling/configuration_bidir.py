@@ -23,9 +23,9 @@ ATTENTION_FIELDS = {
 FIELDS_DOC = """
     Signed attention adds these fields:
 
-    attn_activation: "tanhmax" (default), "softmax", "tanh" or a name given to `register_attn_activation`.
-    attn_negative_mass: `λ` of TanhMax in [0, 1] (1 is TanhMax, 0 is softmax): one number, or a list with one entry per
-        signed layer in the order of `model.modules()`, each a number or a list with one number per head.
+    attn_activation: "tanhmax" (default), "balanced", "softmax", "tanh" or a name given to `register_attn_activation`.
+    attn_negative_mass: `λ` of "tanhmax" and "balanced" in [0, 1] (0 is softmax): one number, or a list with one entry
+        per signed layer in the order of `model.modules()`, each a number or a list with one number per head.
     attn_scope: "global" (default): a query attends to all keys that the model's mask keeps; "window": only to those at
         most `attn_window` positions away, on either side.
     attn_window: at least 1; only with `attn_scope="window"`.

@@ -137,7 +137,7 @@ def test_two_processes_share_a_run(options, tmp_path):
         ),
         (
             ["--attn_activation", "softmax", "--attn_negative_mass_by_head", "0", "1"],
-            "only tanhmax has a negative mass",
+            "only tanhmax and balanced have a negative mass",
         ),
         (["--num_key_value_heads", "3"], "num_key_value_heads to divide num_attention_heads 2; got 3"),
         (["--hidden_size", "6"], "heads of an even width"),

@@ -32,6 +32,9 @@ class StudentArguments(CentringArguments):
     teacher_name_or_path: str | None = option(
         None, "Softmax teacher, required if the student already has negative mass."
     )
+    attn_activation: str | None = option(
+        None, "Activation of the student, tanhmax or balanced; default: the checkpoint's, tanhmax for a softmax one."
+    )
 
 
 def _train(
@@ -44,7 +47,9 @@ def _train(
     if not arguments.model_name_or_path:
         raise InputError("expected --model_name_or_path: a softmax checkpoint, timm:NAME or a bidir checkpoint")
     source = arguments.model_name_or_path
-    student, teacher, processors = student_and_teacher(source, arguments.teacher_name_or_path)
+    student, teacher, processors = student_and_teacher(
+        source, arguments.teacher_name_or_path, arguments.attn_activation
+    )
     splits, collators, processor = prepared(data, args, source, student, processors)
     set_seed(args.seed)
     return finetune(
