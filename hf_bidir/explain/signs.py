@@ -1,4 +1,4 @@
-"""Share of negative coefficients, and a model run without them."""
+"""Share of negative coefficients, and a model run without them, or without as much positive mass."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -49,3 +49,22 @@ def negative_share(
 def without_negatives(model: PreTrainedModel) -> AbstractContextManager[None]:
     """Context in which negative coefficients are 0; the others are not rescaled."""
     return edited_coefficients(model, lambda coefficients: coefficients.clamp_min(0))
+
+
+def without_as_much_positive(model: PreTrainedModel, seed: int = 0) -> AbstractContextManager[None]:
+    """Context in which each query loses as much positive mass as it has negative mass, from keys in a random order.
+
+    The control for `without_negatives`: a model that depends on its negative coefficients loses more without them. The
+    last coefficient that is reached keeps what remains of it; a query with more negative than positive mass loses all
+    of the latter.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def reduced(coefficients: Tensor) -> Tensor:
+        order = torch.rand(coefficients.shape, generator=generator).to(coefficients.device).argsort(-1)
+        positive = coefficients.clamp_min(0).gather(-1, order)
+        to_remove = coefficients.clamp_max(0).sum(-1, keepdim=True).neg()
+        removed = torch.minimum((to_remove - positive.cumsum(-1) + positive).clamp_min(0), positive)
+        return coefficients - torch.zeros_like(coefficients).scatter(-1, order, removed)
+
+    return edited_coefficients(model, reduced)

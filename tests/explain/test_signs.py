@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, register_attn_activation, tanhmax
-from hf_bidir.explain.signs import negative_share, without_negatives
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients
+from hf_bidir.explain.signs import negative_share, without_as_much_positive, without_negatives
 from hf_bidir.modeling import activations
 
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
@@ -58,6 +59,35 @@ def test_without_negatives_a_model_computes_what_its_positive_coefficients_give(
         torch.testing.assert_close(model(**batch).logits, expected)
     torch.testing.assert_close(model(**batch).logits, before)
     assert (before - expected).abs().max() > 1e-3
+
+
+def test_the_control_removes_as_much_positive_mass_as_there_is_negative_mass():
+    model, batch = model_of(1.0), batch_of()
+    seen = []
+
+    def record(coefficients):
+        seen.append(coefficients)
+        return coefficients
+
+    with edited_coefficients(model, record), without_as_much_positive(model), edited_coefficients(model, record):
+        model(**batch)
+    for whole, reduced in zip(seen[::2], seen[1::2], strict=True):
+        positive, negative = whole.clamp_min(0), whole.clamp_max(0)
+        torch.testing.assert_close(reduced.clamp_max(0), negative)
+        expected = torch.minimum(-negative.sum(-1), positive.sum(-1))
+        torch.testing.assert_close(positive.sum(-1) - reduced.clamp_min(0).sum(-1), expected)
+        partly = (reduced.clamp_min(0) > 1e-6) & (reduced < positive - 1e-6)
+        assert (partly.sum(-1) <= 1).all()
+
+
+def test_the_control_takes_keys_in_an_order_that_the_seed_decides():
+    model, batch = model_of(1.0), batch_of()
+    found = []
+    for seed in (0, 0, 1):
+        with without_as_much_positive(model, seed):
+            found.append(model(**batch).logits)
+    torch.testing.assert_close(found[0], found[1])
+    assert (found[0] - found[2]).abs().max() > 1e-4
 
 
 def test_inside_one_another_the_outer_edit_comes_first():
