@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hf_bidir.cli.app import app, one_line_errors
+from hf_bidir.cli.app import app, one_line_errors, slow_imports
 
 
 @app.command()
@@ -19,8 +19,14 @@ def convert(
         str, typer.Option(help="Activation of the copy: tanhmax, balanced or a registered name.")
     ] = "tanhmax",
     negative_mass: Annotated[
-        float, typer.Option(min=0, max=1, help="Negative mass λ: 0 is softmax, 1 the most signed.")
-    ] = 0.0,
+        float | None,
+        typer.Option(min=0, max=1, help="Negative mass λ, 0 (softmax) to 1; by default 0, with --heal 1."),
+    ] = None,
+    heal: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="Texts or images without labels: heal the copy. May be repeated."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of healing.")] = 30,
     weights: Annotated[Path | None, typer.Option(help="Weights file for timm:NAME; by default from the Hub.")] = None,
     partial: Annotated[
         bool, typer.Option("--partial", help="Accept a model that keeps softmax in some of its attention.")
@@ -34,32 +40,54 @@ def convert(
 
     Copies the tokenizer or processor too; sentence-transformers folders keep their layout. With λ = 0, the default, the
     copy computes the same outputs as the source, which is checked on random input before anything is saved. With λ > 0
-    the outputs differ and the difference is printed; training/distill.py reduces it.
+    the outputs differ and the difference is printed. With --heal the copy is then trained to match the hidden states of
+    the source, and gets a model card; an interrupted run continues. training/distill.py has all options of healing.
 
     \b
     hf-bidir convert FacebookAI/roberta-base runs/roberta-signed
     hf-bidir convert sentence-transformers/all-MiniLM-L6-v2 runs/minilm-signed
+    hf-bidir convert google-bert/bert-base-uncased runs/bert-healed --heal texts.txt
     hf-bidir convert timm:vit_tiny_patch16_224 runs/vit-signed --negative-mass 0.1
     hf-bidir convert runs/roberta-signed runs/roberta-stock --to-softmax
     """
     from hf_bidir.checkpoints.convert import convert_checkpoint, restore_softmax  # a slow import, not needed for --help
 
-    options: dict[str, Any] = {
-        "attn_activation": attn_activation,
-        "negative_mass": negative_mass,
-        "weights": weights,
-        "partial": partial,
-    }
+    options: dict[str, Any] = {"attn_activation": attn_activation, "weights": weights, "partial": partial}
     with one_line_errors():
-        if to_softmax and list(options.values()) != ["tanhmax", 0.0, None, False]:
+        changed = list(options.values()) != ["tanhmax", None, False] or negative_mass is not None or heal
+        if to_softmax and changed:
             raise ValueError(
-                "--to-softmax cannot be combined with --attn-activation, --negative-mass, --weights or --partial."
+                "--to-softmax cannot be combined with --attn-activation, --negative-mass, --weights, --partial, --heal."
             )
+        if heal and (weights or partial):
+            raise ValueError("--heal cannot be combined with --weights or --partial; convert first, then heal OUT.")
         if to_softmax:
             restore_softmax(source, output_dir, overwrite=overwrite)
-        else:
-            convert_checkpoint(source, output_dir, overwrite=overwrite, **options)
+        elif not heal:
+            convert_checkpoint(source, output_dir, negative_mass=negative_mass or 0.0, overwrite=overwrite, **options)
+    if heal:
+        _heal(
+            source, output_dir, heal, steps, attn_activation, 1.0 if negative_mass is None else negative_mass, overwrite
+        )
     typer.echo(f"Saved to {output_dir}")
+
+
+def _heal(
+    source: str, output_dir: Path, files: list[str], steps: int, activation: str, mass: float, overwrite: bool
+) -> None:
+    with slow_imports("train", "hub"):
+        from hf_bidir.cli.script import run_script, train_with_card
+        from hf_bidir.finetune.tasks.distillation import distillation
+    given = {
+        "model_name_or_path": source,
+        "train_file": files,
+        "output_dir": output_dir,
+        "max_steps": steps,
+        "attn_activation": activation,
+        "negative_mass_end": mass,
+        "overwrite_output_dir": overwrite,
+    }
+    run_script(lambda: train_with_card(distillation, given))
 
 
 @app.command()

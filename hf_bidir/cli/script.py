@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,13 @@ def train(task: Task, argv: Sequence[str] | None, description: str | None) -> di
     Raises:
         InputError: an option, the data or the checkpoint is unusable.
     """
-    given = read_command_line(task.options, argv, description or "")
+    return train_with_card(task, read_command_line(task.options, argv, description or ""))
+
+
+def train_with_card(task: Task, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Train with these options and write the model card; result and errors as in `train`."""
     *options, args = task.read(given)
-    results = task.train(*options, args, given)
+    results = task.train(*options, args, task.plain(given))
     if args.should_save:
         print(f"Model card: {write_card(Path(args.output_dir))}")
     return results

@@ -102,7 +102,7 @@ def test_resuming_with_another_number_of_steps_is_refused(tmp_path):
 
 def test_a_model_without_negative_mass_is_refused(tmp_path):
     model = BidirBertForSequenceClassification(BidirBertConfig(attn_activation="softmax", num_hidden_layers=1))
-    with pytest.raises(ValueError, match="attn_activation tanhmax or balanced; got .*'softmax'"):
+    with pytest.raises(ValueError, match=r"attn_activation tanhmax or balanced; got .*'softmax'"):
         trained(tmp_path, NegativeMassSchedule(), model=model)
 
 

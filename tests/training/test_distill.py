@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,13 +22,15 @@ from transformers import (
     ViTConfig,
     ViTForImageClassification,
 )
+from typer.testing import CliRunner
 
 from hf_bidir.checkpoints.convert import read_bidir
+from hf_bidir.cli import app
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import HealingArguments
 from hf_bidir.finetune.data.image_data import new_image_processor
 from hf_bidir.finetune.tasks.distillation import DistillationTrainer, student_and_teacher
-from tests.training.checkpoints_of_others import checkpoint_of
+from tests.training.checkpoints_of_others import TEXT, checkpoint_of
 from training.distill import main
 from training.text_classification import main as finetune_text
 
@@ -39,6 +42,12 @@ RUN = shlex.split(
 WORDS = [f"w{index}" for index in range(40)]
 
 
+def save_texts(words, file):
+    generator = np.random.default_rng(0)
+    texts = [" ".join(generator.choice(words, size)) for size in generator.integers(4, 12, 300)]
+    Dataset.from_dict({"text": texts}).to_parquet(str(file))
+
+
 @pytest.fixture
 def bert(tmp_path):
     """Options that name a softmax BERT, whose attention is far from uniform, and a text of random words."""
@@ -47,9 +56,7 @@ def bert(tmp_path):
     BertModel(BertConfig(**SHAPE, vocab_size=45, initializer_range=0.3)).save_pretrained(folder)
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
     BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(folder)
-    generator = np.random.default_rng(0)
-    texts = [" ".join(generator.choice(WORDS, size)) for size in generator.integers(4, 12, 300)]
-    Dataset.from_dict({"text": texts}).to_parquet(str(tmp_path / "texts.parquet"))
+    save_texts(WORDS, tmp_path / "texts.parquet")
     return ["--model_name_or_path", str(folder), "--train_file", str(tmp_path / "texts.parquet")]
 
 
@@ -139,6 +146,7 @@ def test_a_run_that_was_trained_with_softmax_can_be_healed(bert, texts, tmp_path
 @pytest.mark.parametrize("family", ["DistilBert", "ModernBert", "GPT2", "Dinov2"])
 def test_any_encoder_comes_closer_to_its_teacher(family, bert, vit, tmp_path):
     family_file = (vit if family == "Dinov2" else bert)[2:]
+    save_texts(TEXT.split(), bert[3])  # words that the tokenizers of these checkpoints know
     wide = {"init_std" if family == "DistilBert" else "initializer_range": 0.3}
     options = ["--model_name_or_path", checkpoint_of(family, tmp_path / "stock", **wide), *family_file]
     if family == "Dinov2":
@@ -224,3 +232,41 @@ def test_a_schedule_beyond_the_end_of_training_is_refused_before_anything_is_wri
     with pytest.raises(InputError, match=r"expected until as a share of training, 0 to 1; got 1\.5"):
         main([*bert, *RUN, "--negative_mass_until", "1.5", "--output_dir", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
+
+
+def test_convert_heals_in_one_command_and_writes_the_card(bert, tmp_path):
+    Path(tmp_path, "bert/modules.json").write_text(
+        '[{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]'
+    )
+    words = [bert[1], str(tmp_path / "healed"), "--heal", bert[3], "--steps", "3", "--attn-activation", "balanced"]
+    told = CliRunner().invoke(app, ["convert", *words, "--negative-mass", "0.5"])
+    assert told.exit_code == 0, told.output
+    config = json.loads((tmp_path / "healed/config.json").read_text())
+    assert (config["attn_activation"], config["attn_negative_mass"]) == ("balanced", 0.5)
+    assert "healed" in (tmp_path / "healed/README.md").read_text()
+    assert (tmp_path / "healed/modules.json").is_file()
+
+
+def test_the_way_back_to_softmax_is_not_healed(bert, tmp_path):
+    words = ["convert", bert[1], str(tmp_path / "healed"), "--heal", bert[3], "--to-softmax"]
+    told = CliRunner().invoke(app, words)
+    assert (told.exit_code, "--to-softmax cannot be combined" in told.stderr) == (2, True)
+    assert not (tmp_path / "healed").exists()
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [(["w1 w2"] * 60, "at least 100 texts"), (["добрый день"] * 200, r"does not know \d\d% of the texts' pieces")],
+    ids=["too few", "another language"],
+)
+def test_texts_that_cannot_heal_are_refused(bert, tmp_path, texts, message):
+    Dataset.from_dict({"text": texts}).to_parquet(bert[3])
+    with pytest.raises(InputError, match=message):
+        main([*bert, *RUN, "--output_dir", str(tmp_path / "healed")])
+    assert not (tmp_path / "healed").exists()
+
+
+def test_the_activation_of_a_signed_student_cannot_change(bert, tmp_path):
+    main([*bert, *RUN, "--max_steps", "1", "--output_dir", str(tmp_path / "healed")])
+    with pytest.raises(InputError, match="was trained with tanhmax, which cannot become balanced"):
+        student_and_teacher(str(tmp_path / "healed"), bert[1], "balanced")

@@ -2,11 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
+from datasets import Dataset
 from transformers import BaseImageProcessor, DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from hf_bidir.checkpoints.convert import is_softmax
+from hf_bidir.checkpoints.sentence_folder import sentence_folder
+from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import CentringArguments, HealingArguments, HealingScheduleArguments
 from hf_bidir.finetune.data.arguments import DistillationDataArguments, option
@@ -18,6 +23,9 @@ from hf_bidir.finetune.distillation import DistillationTrainer, student_and_teac
 from hf_bidir.finetune.metrics import relative_error_metrics
 from hf_bidir.finetune.run import finetune
 from hf_bidir.finetune.task import Task
+
+FEWEST_TEXTS, CHECKED_TEXTS = 100, 500
+MOST_UNKNOWN = 0.2  # share of unknown pieces
 
 
 @dataclass
@@ -52,7 +60,7 @@ def _train(
     )
     splits, collators, processor = prepared(data, args, source, student, processors)
     set_seed(args.seed)
-    return finetune(
+    results = finetune(
         student,
         splits,
         task="distillation",
@@ -68,6 +76,9 @@ def _train(
         teacher=teacher,
         compute_metrics=relative_error_metrics,
     )
+    if args.should_save and not source.startswith(TIMM_PREFIX) and (sentences := sentence_folder(source)):
+        sentences.copy_others(Path(args.output_dir))
+    return results
 
 
 def prepared(
@@ -78,12 +89,29 @@ def prepared(
         if isinstance(processor, PreTrainedTokenizerBase):
             check_max_length(data.max_length, student, source)
             collator = DataCollatorWithPadding(processor)
-            return read_snippets(data, processor), (collator, collator), processor
+            splits = read_snippets(data, processor)
+            _check_texts(splits.train, processor, source)
+            return splits, (collator, collator), processor
         if isinstance(processor, BaseImageProcessor):
             args.remove_unused_columns = False  # the collator, not the model, takes the image column
             collator = ImageCollator.of(processor, data)
             return read_unlabelled_images(data), (collator, ImageCollator(processor)), processor
     raise InputError(f"{source} has neither a tokenizer nor an image processor; save one in its folder")
+
+
+def _check_texts(snippets: Dataset, tokenizer: PreTrainedTokenizerBase, source: str) -> None:
+    """Raise InputError for too few texts, and for texts in a language or script that the tokenizer does not know."""
+    if len(snippets) < FEWEST_TEXTS:
+        raise InputError(
+            f"expected at least {FEWEST_TEXTS} texts to heal with; got {len(snippets)}. Any text without labels will do"
+        )
+    pieces = list(chain.from_iterable(snippets.select(range(min(CHECKED_TEXTS, len(snippets))))["input_ids"]))
+    unknown = sum(piece == tokenizer.unk_token_id for piece in pieces) / len(pieces)
+    if unknown > MOST_UNKNOWN:
+        raise InputError(
+            f"the tokenizer of {source} does not know {unknown:.0%} of the texts' pieces; heal with texts in a "
+            "language that the model was trained on"
+        )
 
 
 distillation = Task((DistillationDataArguments, StudentArguments, HealingScheduleArguments, HealingArguments), _train)
