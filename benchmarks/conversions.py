@@ -184,7 +184,7 @@ def measured_run(
     folder, start = options.data_dir / task, options.model
     files = {"train_file": folder / data.train, "validation_file": folder / data.validation}
     if chosen.afterwards:
-        start = tuned(runs / f"{task}-softmax-{seed}", start, files, VARIANTS["softmax"].tune | data.options, seed)
+        start = tuned(runs / f"{task}-softmax-0-{seed}", start, files, VARIANTS["softmax"].tune | data.options, seed)
     if chosen.heal is not None:
         texts = [files["train_file"]] if chosen.afterwards else [
             options.data_dir / "imdb/train.parquet", options.data_dir / "sst2/train.parquet"]  # fmt: skip
