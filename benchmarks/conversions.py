@@ -8,9 +8,10 @@ docs/paper.md describes. A run converts MiniLM, heals it on unlabelled texts, fi
 Its results become a line of results/conversions/runs.jsonl, and a run that has one is not repeated. The table and the
 figure are drawn from all lines by benchmarks/conversions_report.py.
 
-Per run: the accuracy; the error of the hidden states after healing; the share of negative coefficients; the accuracy
-that is lost when they are set to 0, and when as much positive mass, chosen at random, is removed. The difference of
-the two losses is what the negative coefficients are worth.
+Per run: the accuracy; the error of the hidden states after healing; the share of negative coefficients; for SST-2 how
+often contributions have the sign that people gave the word (treebank in DATA/sst_trees); and the accuracy that is
+lost when they are set to 0, and when as much positive mass, chosen at random, is removed. The difference of the two
+losses is what the negative coefficients are worth.
 """
 
 import argparse
@@ -21,16 +22,21 @@ from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from conversions_students import chosen_heads
+from conversions_trainers import AttentionTransferTrainer, LearnedMassTrainer, ShiftPenaltyTrainer
 from datasets import Dataset
+from explained import load, sample
+from human_sentiment import agreement, score_words
 from torch.utils.data import DataLoader
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, PreTrainedModel
 
 from hf_bidir.cli.recipe import read_recipe
 from hf_bidir.explain.signs import negative_share, without_as_much_positive, without_negatives
 from hf_bidir.finetune.data.sources import read_table
+from hf_bidir.finetune.distillation import DistillationTrainer
 from hf_bidir.finetune.folder import RESULTS, read_record
 from hf_bidir.finetune.record import library_versions
 from hf_bidir.finetune.tasks.distillation import distillation
@@ -39,6 +45,7 @@ from hf_bidir.finetune.tasks.text_classification import text_classification
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS_FILE = ROOT / "benchmarks/results/conversions/runs.jsonl"
 CONTROLS = 3  # random removals of positive mass
+SENTENCES = 200  # whose words have human labels
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,7 @@ class Variant:
         heal: options of training/distill.py; None starts fine-tuning from the softmax checkpoint.
         tune: options of fine-tuning.
         student: makes the student before healing; takes a file of texts, the softmax checkpoint and the new folder.
+        trainer: computes the loss of healing.
         afterwards: heal the fine-tuned softmax model instead, on the texts of the task, without fine-tuning it again.
     """
 
@@ -79,6 +87,7 @@ class Variant:
     tune: dict[str, Any] = field(default_factory=dict)
     student: Callable[[Path, str, Path], Path] | None = None
     afterwards: bool = False
+    trainer: type[DistillationTrainer] = DistillationTrainer
 
 
 AS_IT_IS = {"negative_mass_until": None}  # keeps the negative masses of the student
@@ -120,6 +129,33 @@ VARIANTS = {
         "TanhMax in half of the heads, healed for 30 steps",
         {"max_steps": 30},
         student=partial(chosen_heads, "tanhmax", 0.5),
+    ),
+    "tanhmax-unshifted-30": Variant(
+        "TanhMax, healed for 30 steps with a penalty on shifts", {"max_steps": 30}, trainer=ShiftPenaltyTrainer
+    ),
+    "tanhmax-unshifted-300": Variant(
+        "TanhMax, healed for 300 steps with a penalty on shifts", {"max_steps": 300}, trainer=ShiftPenaltyTrainer
+    ),
+    "tanhmax-slow-300": Variant(
+        "TanhMax, healed for 300 steps with a fifth of the learning rate", {"max_steps": 300, "learning_rate": 5e-5}
+    ),
+    "balanced-slow-300": Variant(
+        "balanced, λ = 1, healed for 300 steps with a fifth of the learning rate",
+        BALANCED | {"max_steps": 300, "learning_rate": 5e-5},
+    ),
+    "balanced-learned-300": Variant(
+        "balanced, λ of each head learned in 300 steps of healing",
+        {"max_steps": 300},
+        student=partial(chosen_heads, "balanced", 1.0),
+        trainer=LearnedMassTrainer,
+    ),
+    "balanced-transfer-300": Variant(
+        "balanced, λ = 1, attention outputs matched for 300 steps",
+        BALANCED | {"max_steps": 300},
+        trainer=AttentionTransferTrainer,
+    ),
+    "tanhmax-transfer-300": Variant(
+        "TanhMax, attention outputs matched for 300 steps", {"max_steps": 300}, trainer=AttentionTransferTrainer
     ),
     "balanced-annealed": Variant(
         "balanced, λ rises to 1 over 60 % of fine-tuning", tune=BALANCED | {"negative_mass_until": 0.6}
@@ -193,14 +229,18 @@ def measured_run(
         if chosen.student:
             heal, student = heal | AS_IT_IS | {"teacher_name_or_path": start}, runs / f"student-{variant}"
             start = chosen.student(texts[0], start, student)
-        start = healed(runs / where, start, texts, options, heal, healing)
+        with patch("hf_bidir.finetune.tasks.distillation.DistillationTrainer", chosen.trainer):
+            start = healed(runs / where, start, texts, options, heal, healing)
         numbers["relative_error"] = results_of(start)["eval_relative_error"]
         numbers["healing_minutes"] = read_record(start)["duration_seconds"] / 60
     if not chosen.afterwards:
         start = tuned(runs / f"{task}-{variant}-{healing}-{seed}", start, files, chosen.tune | data.options, seed)
     numbers["minutes"] = read_record(start)["duration_seconds"] / 60
     rows = read_table(str(folder / getattr(data, split)))
-    return numbers | signs(start, rows, data.options.get("max_length", 64)) | {"versions": library_versions()}
+    numbers |= signs(start, rows, data.options.get("max_length", 64))
+    if task == "sst2":
+        numbers["human_sign"] = human_sign(start, options.data_dir)
+    return numbers | {"versions": library_versions()}
 
 
 def healed(
@@ -248,6 +288,15 @@ def signs(folder: Path, rows: Dataset, max_length: int) -> dict[str, float]:
         "accuracy_without_negatives": without,
         "accuracy_without_positive_mass": mean(controls),
     }
+
+
+def human_sign(folder: Path, data_dir: Path) -> float:
+    """The share of polar words whose contribution has the sign of their human label, in sentences of the treebank."""
+    model, tokenizer = load(folder)
+    sentences = sample(data_dir / "sst_trees/test.parquet", SENTENCES)
+    scored = score_words(model, tokenizer, sentences, ["contributions"], folder.name)
+    percent, *_ = agreement([(labels, scores["contributions"]) for _, labels, scores in scored])
+    return float(percent) / 100
 
 
 def tokenized(folder: Path, rows: Dataset, max_length: int) -> list[dict[str, torch.Tensor]]:
