@@ -156,7 +156,7 @@ def test_only_a_model_on_the_hub_is_a_base_model(finished, kind):
         "A processor, 4 cores, 3 threads, A card",
         "duration: 61.5 s",
         "torch 2.9.9",
-        "gauge freedom",
+        "The sign of a head is arbitrary",
         "Do not choose TanhMax for accuracy",
         "10.6339/24-JDS1134",
     ],
