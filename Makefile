@@ -22,7 +22,7 @@ checkpoints: install  ## train the published checkpoints: NAMES=digits, DATA_DIR
 	$(BIN)/python -m training.checkpoints $(NAMES) $(if $(DATA_DIR),--data-dir $(DATA_DIR)) $(if $(MINILM),--minilm $(MINILM))
 
 space: install  ## run the Space locally: explanations in the browser, next to the softmax counterpart
-	$(BIN)/python space/app.py $(CHECKPOINTS)
+	$(BIN)/python -u space/app.py $(CHECKPOINTS)
 
 # One process per core, at most 4 because of memory; all tests of a file run in one process, in the order of
 # tests/conftest.py.

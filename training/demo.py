@@ -13,7 +13,7 @@ to train again.
 import json
 import sys
 import time
-from argparse import ArgumentParser
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,8 +48,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: the test accuracy is too low, or the reloaded model has other logits.
     """
-    parser = ArgumentParser(add_help=False)
-    parser.add_argument("--output_dir", type=Path, default=Path("runs/digits-tanhmax"))
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/digits-tanhmax"), help="folder of the run")
     options, others = parser.parse_known_args(argv)
     started, folder = time.monotonic(), options.output_dir
 

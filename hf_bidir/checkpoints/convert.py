@@ -263,7 +263,7 @@ def read_config(source: str | Path) -> PretrainedConfig:
     path = Path(source)
     if path.is_dir() and not (path / "config.json").is_file():
         raise FileNotFoundError(f"{source} has no config.json, so it is not a checkpoint folder.")
-    if path.is_absolute() and not path.exists():
+    if not path.exists() and (path.is_absolute() or (len(path.parts) > 1 and path.parent.is_dir())):
         raise FileNotFoundError(f"expected a checkpoint folder at {source}; there is none.")
     try:
         model_type = PretrainedConfig.get_config_dict(source)[0].get("model_type")

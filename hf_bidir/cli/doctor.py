@@ -97,7 +97,7 @@ def kernel_state() -> str:
         *(
             []
             if nvidia and torch.cuda.get_device_properties(0).major >= 8
-            else ["an NVIDIA GPU of compute capability 8"]
+            else ["an NVIDIA GPU of compute capability 8 or higher"]
         ),
         *([] if HAS_TRITON else ["Triton"]),
         *([] if HAS_COMPILER else ["a C compiler"]),

@@ -81,9 +81,11 @@ class Explanation:
         if "rollout-flow" in headings:
             drawn["rollout-flow"] = _draw(self, list(self.traced))
         if "heads" in headings:
-            caption = f"Contributions, summed over all tokens. {self.explained} {self.reading('contributions')}"
-            limit = self.scale("contributions").limit
-            drawn["heads"] = layer_head_grid(self.heads, unit="a · ∂y/∂a", caption=caption, limit=limit)
+            reading = (
+                f"How to read: {METHODS['contributions'].how_to_read}; {_scale_of(self.heads).sentence('all heads')}."
+            )
+            caption = f"Contributions, summed over all tokens. {self.explained} {reading}"
+            drawn["heads"] = layer_head_grid(self.heads, unit="a · ∂y/∂a", caption=caption)
         return {name: (headings[name], figure) for name, figure in drawn.items()}
 
     def page(self, pictures: Mapping[str, bytes] | None = None) -> str:
@@ -94,14 +96,14 @@ class Explanation:
         """
         if pictures is None:
             pictures = {name: png_of(figure) for name, (_, figure) in self.figures().items()}
-        headings, blocks, scale = self.headings(), [], self.scale(self.method)
+        headings, blocks, scale = self.headings(), [], self.scale()
         if self.example.grid is None:
             del headings["scores"]
             tokens, scores = self.shown(self.scores)
             row = {self.caption(self.method): scores}
             blocks = text_blocks(tokens, row, METHODS[self.method].unit, scale.has_signs, scale.limit)
         by_heading = {heading: pictures[name] for name, heading in headings.items()}
-        caption = " ".join(filter(None, [*self.notes, self.hidden(), self.reading(self.method)]))
+        caption = " ".join(filter(None, [*self.notes, self.hidden(), self.reading()]))
         return html_page(self.explained, blocks=blocks, pictures=by_heading, caption=caption)
 
     def shown(self, scores: Tensor) -> tuple[list[str], Tensor]:
@@ -115,19 +117,13 @@ class Explanation:
         named = [f"{token} ({self.number(score)})" for token, special, score in numbers if special]
         return f"Not drawn: {', '.join(named)}." if named else ""
 
-    def scale(self, method: str) -> Scale:
-        """The colour scale of a method's scores; those in units of y share it with the grid of heads."""
-        tables = [self.shown(self.scores)[1]]
-        if METHODS[method].explains_output and self.heads.numel() > 1:
-            tables = [*(tables if METHODS[self.method].explains_output else []), self.heads.flatten()]
-        return Scale.of(as_array(torch.cat(tables)))
+    def scale(self) -> Scale:
+        """The colour scale of the scores. The grid of heads has its own: sums over all tokens can be much larger."""
+        return _scale_of(self.shown(self.scores)[1])
 
-    def reading(self, method: str) -> str:
-        """One sentence on how to read the figures of a method, with their common colour scale."""
-        subject = "all scores"
-        if METHODS[method].explains_output and self.heads.numel() > 1:
-            subject = "scores and heads" if METHODS[self.method].explains_output else "all heads"
-        return f"How to read: {METHODS[method].how_to_read}; {self.scale(method).sentence(subject)}."
+    def reading(self) -> str:
+        """One sentence on how to read the scores, with their colour scale."""
+        return f"How to read: {METHODS[self.method].how_to_read}; {self.scale().sentence('all scores')}."
 
 
 def explain_checkpoint(
@@ -289,14 +285,18 @@ def holds_explanation(folder: str | Path) -> bool:
     return bool(names)
 
 
+def _scale_of(scores: Tensor) -> Scale:
+    return Scale.of(as_array(scores))
+
+
 def _draw(explanation: Explanation, methods: list[str]) -> Figure:
     """Draw the text once per method, or the image, without special tokens."""
     example, known = explanation.example, {explanation.method: explanation.scores} | explanation.traced
     scores = {name: explanation.shown(known[name])[1] for name in methods}
     units = {name: METHODS[name].unit for name in methods}
     if methods == [explanation.method]:
-        hidden, reading = explanation.hidden(), explanation.reading(methods[0])
-        limit = explanation.scale(methods[0]).limit
+        hidden, reading = explanation.hidden(), explanation.reading()
+        limit = explanation.scale().limit
     else:  # rollout and flow, which have different units
         scores = {name: values / values.abs().max().clamp_min(1e-12) for name, values in scores.items()}
         units, hidden, limit = dict.fromkeys(methods, "share of the largest"), "", 1.0

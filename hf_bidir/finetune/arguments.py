@@ -1,5 +1,6 @@
 """Options of the model and of the run, as dataclasses for `HfArgumentParser`."""
 
+import os
 from dataclasses import dataclass, field
 
 import torch
@@ -24,7 +25,7 @@ class CentringArguments:
 
     centre: bool = option(
         True,
-        "Subtract mean keys and values before a softmax checkpoint gets negative mass, which leaves the softmax "
+        "Subtraction of mean keys and values before a softmax checkpoint gets negative mass, which leaves the softmax "
         "model's outputs unchanged; --no_centre skips this.",
     )
 
@@ -35,13 +36,14 @@ class PretrainedArguments(CentringArguments):
 
     _argument_group_name = "model"
 
-    model_name_or_path: str | None = option(None, "The checkpoint to start from: bidir, or stock softmax.")
+    model_name_or_path: str | None = option(None, "Start from this checkpoint: bidir or stock.")
     attn_activation: str | None = option(
-        None, "tanhmax, softmax or a registered name. From scratch: tanhmax; a checkpoint keeps its own."
+        None,
+        "tanhmax, balanced, softmax or a registered name. From scratch: tanhmax; a checkpoint keeps its own.",
     )
     attn_negative_mass: float | None = option(
         None,
-        "Negative mass: 0 is softmax, 1 is TanhMax. From scratch: 1; a stock softmax checkpoint keeps 0.",
+        "Negative mass λ, 0 (softmax) to 1. From scratch: 1; a stock softmax checkpoint keeps 0.",
     )
     attn_negative_mass_by_layer: list[float] | None = field(
         default=None,
@@ -56,9 +58,7 @@ class PretrainedArguments(CentringArguments):
         "For the model card: Hub name of the original checkpoint if --model_name_or_path is a folder.",
     )
     license: str | None = option(None, "For the model card: licence of the initial weights, such as apache-2.0.")
-    attn_implementation: str | None = option(
-        None, "Attention implementation: sdpa (the fastest exact one), eager or fused."
-    )
+    attn_implementation: str | None = option(None, "Backend: sdpa, eager or fused. sdpa is the fastest exact one.")
 
 
 @dataclass
@@ -239,6 +239,7 @@ class RunArguments(TrainingArguments):
     group_by_length: bool = option(
         False, "Batch texts of similar length together: less padding and faster, but less random batches."
     )
+    use_cpu: bool = option(False, "Compute on the CPU even if there is a GPU.")
     bf16: bool | None = option(None, "bfloat16 mixed precision; default: on a GPU that supports it.")
     report_to: str | None = option("none", "Further loggers: tensorboard, wandb, ...")
 
@@ -253,6 +254,9 @@ class RunArguments(TrainingArguments):
             self.bf16 = on_gpu and not self.fp16 and torch.cuda.is_bf16_supported(including_emulation=False)
         if not torch.cuda.is_available():
             self.dataloader_pin_memory = False
+            # otherwise accelerate, with a CUDA build of torch, joins no process group: each process would train alone
+            if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+                self.use_cpu = True
         # transformers accepts a share in warmup_steps
         self.warmup_steps = self.warmup_steps or self.warmup_ratio or 0  # type: ignore[has-type]  # inherited
         self.warmup_ratio = None

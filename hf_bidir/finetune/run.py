@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,8 @@ def finetune(
             checkpoint's.
     """
     started, folder = time.monotonic(), Path(args.output_dir)
-    if note := set_scratch_duration(args, task, [name for name, one in given.items() if one is not None]):
+    chosen = [name for name, one in given.items() if one is not None]
+    if note := set_scratch_duration(args, task, chosen, len(splits.train)):
         logger.warning(note)
         splits.notes.append(note)
     with suitable_threads(model, args):
@@ -105,6 +107,7 @@ def finetune(
         _prepare_attention(trainer, splits.train, mass_schedule, centre and not checkpoint)
         trainer.train(resume_from_checkpoint=checkpoint)
         results = _evaluate(trainer, splits)
+        _warn_if_constant(splits, results)
         trainer.save_model()
         if args.should_save:
             record |= ending(trainer.state, args, checkpoint, time.monotonic() - started) | extra_record(model)
@@ -161,6 +164,20 @@ def _evaluate(trainer: Trainer, splits: Splits) -> dict[str, Any]:
     results |= {"epoch": trainer.state.epoch, "train_loss": losses[-1] if losses else None}
     # JSON has neither NaN nor infinity
     return {key: None if isinstance(one, float) and not math.isfinite(one) else one for key, one in results.items()}
+
+
+def _warn_if_constant(splits: Splits, results: dict[str, Any]) -> None:
+    """Warn about a classifier that is not more accurate than always predicting the largest class."""
+    if not splits.names or "eval_accuracy" not in results:
+        return
+    counts = Counter(splits.validation["label"])
+    largest, rows = max(counts.values()), len(splits.validation)
+    if results["eval_accuracy"] <= largest / rows:
+        logger.warning(
+            "The validation accuracy, %.4f, is not above that of always predicting the largest class (%d of %d rows). "
+            "Train longer (--num_train_epochs), with another --learning_rate, or on more data.",
+            *(results["eval_accuracy"], largest, rows),
+        )
 
 
 def _begin_folder(

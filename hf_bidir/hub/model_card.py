@@ -98,10 +98,11 @@ def write_card(folder: str | Path, repo_id: str | None = None, revision: str | N
     card = build_model_card(folder, repo_id, revision)
     with replacing(readme) as temporary:
         temporary.write_text(str(card), encoding="utf-8")
-    if card.data.get("license") is None:
+    if repo_id is not None and card.data.get("license") is None:
         logger.warning(
-            "The card in %s names no licence; give the run --license, or add `license: apache-2.0` to its header.",
-            folder,
+            "The card of %s names no licence; add a line such as `license: apache-2.0` to the header of README.md, or "
+            "give the training script --license.",
+            repo_id,
         )
     return readme
 

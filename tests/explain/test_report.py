@@ -172,10 +172,11 @@ def test_the_page_explains_how_to_read_the_scores(checkpoint, method, meaning):
     assert re.search(rf"How to read: [^.]*{meaning}[^.]* on one colour scale", page)
 
 
-@pytest.mark.parametrize(("method", "subject"), [("erasure", "scores and heads"), ("attention", "all heads")])
-def test_the_heads_share_a_scale_with_scores_of_the_output_only(checkpoint, method, subject):
-    explanation = explain_checkpoint(checkpoint, TEXT, method=method)
-    assert f"; {subject} are on one colour scale" in explanation.reading("contributions")
+def test_scores_and_heads_have_a_scale_each_so_that_neither_is_pale(checkpoint):
+    explanation = explain_checkpoint(checkpoint, TEXT)
+    assert explanation.scale().limit == explanation.shown(explanation.scores)[1].abs().max()
+    heads = explanation.figures()["heads"][1]
+    assert max(image.norm.vmax for axes in heads.axes for image in axes.images) == explanation.heads.abs().max()
 
 
 def test_scores_of_special_tokens_have_signs_only_if_the_method_has(checkpoint):

@@ -123,8 +123,10 @@ def test_the_saved_card_is_valid_front_matter_for_the_hub_client(finished):
 def test_a_card_has_only_a_given_licence_and_a_hint_where_to_add_one(finished, kind, caplog):
     write(finished, "run.json", RUN | {"started_from": kind})
     write_card(finished)
+    assert not caplog.text
+    write_card(finished, "someone/model")
     assert ModelCard.load(finished / "README.md").data.license is None
-    assert "names no licence" in caplog.text
+    assert "card of someone/model names no licence" in caplog.text
     write(finished, "run.json", RUN | {"started_from": kind, "recipe": {"license": "mit", "base_model": "some/one"}})
     data = build_model_card(finished).data
     assert (data.license, data.base_model) == ("mit", "some/one")

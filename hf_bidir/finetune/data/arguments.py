@@ -22,7 +22,9 @@ class DataArguments:
 
     _argument_group_name = "data"
 
-    train_file: str | None = option(None, "Training examples. Files override --dataset_name.")
+    train_file: str | None = option(
+        None, "Training table, or folder of class folders. Files override --dataset_name; formats: docs/training.md."
+    )
     validation_file: str | None = option(
         None,
         "Examples that select the best checkpoint; default: a held-out share of the training data.",
@@ -97,7 +99,7 @@ class ImageColumnArguments:
     augment: str | None = option(None, "Augmentation by timm: a policy such as rand-m6-n2-mstd0.5-inc1, or augmix-m3.")
     erase: float = option(0.0, "Augmentation by timm: probability of erasing a rectangle.")
     check_images: bool = option(
-        True, "Decode every image once before training; --no_check_images skips this for a large data set."
+        True, "Decoding of every image before training; --no_check_images skips this for a large data set."
     )
 
 

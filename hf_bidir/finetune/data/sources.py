@@ -42,7 +42,8 @@ def read_table(path: str, sample_by: str = "line") -> Dataset:
     """
     file = existing(path)
     if file.suffix not in TABLES:
-        raise InputError(f"expected a file that ends in {', '.join(TABLES)}; {file} ends in {file.suffix!r}")
+        hint = " Is it a folder of images? They need image_classification.py." if file.is_dir() else ""
+        raise InputError(f"expected a file that ends in {', '.join(TABLES)}; got {file}.{hint}")
     builder, options = TABLES[file.suffix]
     if builder == "text":
         options = {"sample_by": sample_by}

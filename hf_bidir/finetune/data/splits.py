@@ -17,7 +17,8 @@ from hf_bidir.finetune.data.sources import read_hub
 logger = logging.getLogger(__name__)
 
 PARTS = {"train": "train", "validation": "test"}  # names of splits here and in train_test_split
-HELD_OUT = "cannot hold out a validation split (give --validation_file instead): "
+HELD_OUT = "cannot hold out a validation split; give --validation_file or a larger --validation_share: "
+SEPARATORS = {";", "|"}
 
 
 @dataclass
@@ -218,6 +219,11 @@ def find_column(name: str, split: Dataset, given: str | None, guesses: tuple[str
     for candidate in candidates:
         if candidate in split.column_names:
             return candidate
+    if len(split.column_names) == 1 and (found := SEPARATORS & set(split.column_names[0])):
+        raise InputError(
+            f"the {name} split has one column, {split.column_names[0]}; separate columns by commas instead of "
+            f"{' '.join(found)}"
+        )
     raise InputError(
         f"the {name} split has no column {' or '.join(candidates)}; its columns are: "
         f"{', '.join(split.column_names)}. Choose one with --{role}_column."
@@ -263,7 +269,10 @@ def _classes(
         order = [name for name in feature.names if name in present] if isinstance(feature, ClassLabel) else None
         order = order or sorted(present)
     if len(order) < 2:
-        raise InputError(f"expected at least two classes; every row of the train split has the label {order[0]!r}")
+        raise InputError(
+            f"expected at least two classes (of images: one folder per class); every row of the train split has the "
+            f"label {order[0]!r}"
+        )
     names = given_names or [str(value) for value in order]
     if len(names) != len(order) or len(set(names)) != len(names):
         raise InputError(
