@@ -38,4 +38,7 @@ def models(
         return
     typer.echo(published.table(found))
     if folder:
-        typer.echo(f"\nLoad one by its path, such as {found[0].source}; its card is README.md there.")
+        typer.echo(
+            f"\nLoad one by its path, such as {found[0].source}; its card is README.md there. Where weights are not local "
+            "(–), `make checkpoints` trains them."
+        )
