@@ -39,6 +39,6 @@ def models(
     typer.echo(published.table(found))
     if folder:
         typer.echo(
-            f"\nLoad one by its path, such as {found[0].source}; its card is README.md there. Where weights are not local "
-            "(–), `make checkpoints` trains them."
+            f"\nLoad one by its path, such as {found[0].source}; its card is README.md there. Where weights are not "
+            "local (–), `make checkpoints` trains them."
         )
