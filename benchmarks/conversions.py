@@ -92,10 +92,13 @@ class Variant:
 
 AS_IT_IS = {"negative_mass_until": None}  # keeps the negative masses of the student
 SWAPPED = {"max_steps": 1, "learning_rate": 0.0, "warmup_ratio": 0.0}
+TANHMAX = {"attn_activation": "tanhmax", "attn_negative_mass": 1.0}
 BALANCED, HALF = {"attn_activation": "balanced"}, {"attn_activation": "balanced", "negative_mass_end": 0.5}
 VARIANTS = {
     "softmax": Variant("softmax throughout", tune={"attn_activation": "softmax"}),
-    "tanhmax": Variant("TanhMax, centred", SWAPPED),
+    "tanhmax-direct": Variant("TanhMax at once", tune=TANHMAX | {"centre": False}),
+    "tanhmax-own": Variant("TanhMax, centred on the task's texts", tune=TANHMAX),
+    "tanhmax": Variant("TanhMax, centred on the texts of healing", SWAPPED),
     "tanhmax-30": Variant("TanhMax, healed for 30 steps", {"max_steps": 30}),
     "tanhmax-300": Variant("TanhMax, healed for 300 steps", {"max_steps": 300}),
     "balanced": Variant("balanced, λ = 1", BALANCED | SWAPPED),

@@ -119,6 +119,8 @@ def draw(variants: dict[str, list[dict[str, Any]]], title: str, path: Path) -> N
         style = {"color": "black", "marker": "*"} if name == "softmax" else {"color": f"C{number % 10}", "marker": "o"}
         panel.scatter(*place, s=40, label=f"{number}  {VARIANTS[name].what}", **style)
         panel.annotate(str(number), place, (4, 4), textcoords="offset points", fontsize=8)
+    # one variant can be far off; between -2 and 2 the axis is linear
+    panel.set_xscale("symlog", linthresh=2)
     panel.set(title=title, xlabel="worth of the negative coefficients, points", ylabel="accuracy, %")
     panel.axvline(0, color="black", linewidth=0.5)
     figure.legend(loc="outside right upper", fontsize=7)
