@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from hf_bidir.common.files import replacing
 from hf_bidir.common.statistics import difference_interval, mean_and_deviation
 
+TICKS = (-30, -10, -5, -2, -1, 0, 1, 2, 5, 10)
 NAMES = {"sst2": "SST-2", "ag_news": "AG News (9,977 of its 120,000 texts)", "imdb": "IMDB (4,000 training texts)"}
 HEADER = (
     *("variant", "runs", "accuracy", "difference to softmax", "hidden-state error", "negative"),
@@ -121,6 +122,8 @@ def draw(variants: dict[str, list[dict[str, Any]]], title: str, path: Path) -> N
         panel.annotate(str(number), place, (4, 4), textcoords="offset points", fontsize=8)
     # one variant can be far off; between -2 and 2 the axis is linear
     panel.set_xscale("symlog", linthresh=2)
+    left, right = panel.get_xlim()
+    panel.set_xticks(shown := [tick for tick in TICKS if left <= tick <= right], [f"{tick:+d}" for tick in shown])
     panel.set(title=title, xlabel="worth of the negative coefficients, points", ylabel="accuracy, %")
     panel.axvline(0, color="black", linewidth=0.5)
     figure.legend(loc="outside right upper", fontsize=7)
