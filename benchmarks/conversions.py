@@ -1,178 +1,128 @@
 """Which conversions of a softmax checkpoint keep its accuracy, and which keep negative coefficients that matter?
 
-    python benchmarks/conversions.py sst2 ag_news imdb --data-dir DATA --model MINILM
-    python benchmarks/conversions.py sst2 --data-dir DATA --model MINILM --only softmax half-30 --seeds 3 --healings 3
+    python benchmarks/conversions.py sst2 --data-dir DATA --model MINILM
+    python benchmarks/conversions.py sst2 ag_news imdb fashion_mnist imdb_lm --data-dir DATA --model MINILM \\
+        --split test --only softmax after-tanhmax --seeds 3 --healings 3
 
 MINILM is sentence-transformers/all-MiniLM-L6-v2 or a folder with its weights. DATA has a folder for each data set, as
-docs/paper.md describes. A run converts MiniLM, heals it on unlabelled texts, fine-tunes it on the task and measures it.
-Its results become a line of results/conversions/runs.jsonl, and a run that has one is not repeated. The table and the
-figure are drawn from all lines by benchmarks/conversions_report.py.
+docs/paper.md describes. A run converts MiniLM, heals it on unlabelled texts, fine-tunes it on the task and measures it;
+variants called "after-" fine-tune first, and then convert and heal. fashion_mnist and imdb_lm convert the committed
+softmax checkpoints of model_cards/ and take "after-" variants only. The results of a run become a line of
+results/conversions/runs.jsonl, and a run that has one is not repeated. benchmarks/conversions_report.py draws the
+tables and the figures.
 
-Per run: the accuracy; the error of the hidden states after healing; the share of negative coefficients; for SST-2 how
-often contributions have the sign that people gave the word (treebank in DATA/sst_trees); and the accuracy that is
-lost when they are set to 0, and when as much positive mass, chosen at random, is removed. The difference of the two
-losses is what the negative coefficients are worth.
+Per run: the accuracy; the error of the hidden states after healing; the share of negative coefficients, and of a
+head's output that varies with them; the accuracy without negative coefficients, without as much positive mass, chosen
+at random, and without each head's weaker sign; for SST-2 how often contributions have the sign that people gave the
+word (treebank in DATA/sst_trees).
 """
 
 import argparse
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from statistics import mean
 from typing import Any
 from unittest.mock import patch
 
-import torch
-from conversions_students import chosen_heads
-from conversions_trainers import AttentionTransferTrainer, LearnedMassTrainer, ShiftPenaltyTrainer
+from conversions_measures import human_sign, signs
+from conversions_variants import AS_IT_IS, VARIANTS, Variant
 from datasets import Dataset
-from explained import load, sample
-from human_sentiment import agreement, score_words
-from torch.utils.data import DataLoader
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, PreTrainedModel
+from transformers import DataCollatorWithPadding
 
 from hf_bidir.cli.recipe import read_recipe
-from hf_bidir.explain.signs import negative_share, without_as_much_positive, without_negatives
+from hf_bidir.finetune.data.arguments import ImageDataArguments
+from hf_bidir.finetune.data.image_data import read_image_split
 from hf_bidir.finetune.data.sources import read_table
-from hf_bidir.finetune.distillation import DistillationTrainer
 from hf_bidir.finetune.folder import RESULTS, read_record
 from hf_bidir.finetune.record import library_versions
+from hf_bidir.finetune.task import Task
 from hf_bidir.finetune.tasks.distillation import distillation
 from hf_bidir.finetune.tasks.text_classification import text_classification
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS_FILE = ROOT / "benchmarks/results/conversions/runs.jsonl"
-CONTROLS = 3  # random removals of positive mass
-SENTENCES = 200  # whose words have human labels
 
 
 @dataclass(frozen=True)
 class Data:
-    """One task: its files in DATA, and options of fine-tuning that differ from those of SST-2."""
-
-    validation: str
-    test: str
-    options: dict[str, Any] = field(default_factory=dict)
-    train: str = "train.parquet"
-
-
-TASKS = {
-    "sst2": Data("validation.parquet", "test.parquet"),
-    "ag_news": Data(
-        "validation.parquet",
-        "test.parquet",
-        {"class_names": ["World", "Sports", "Business", "Sci/Tech"], "num_train_epochs": 1},
-    ),
-    "imdb": Data("test.parquet", "test.parquet", {"max_length": 128, "max_train_samples": 4000, "num_train_epochs": 2}),
-}
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One conversion.
+    """One task.
 
     Attributes:
-        what: a description.
-        heal: options of training/distill.py; None starts fine-tuning from the softmax checkpoint.
-        tune: options of fine-tuning.
-        student: makes the student before healing; takes a file of texts, the softmax checkpoint and the new folder.
-        trainer: computes the loss of healing.
-        afterwards: heal the fine-tuned softmax model instead, on the texts of the task, without fine-tuning it again.
+        title: for the report.
+        folder: of its files in DATA.
+        files: for the splits train, validation, test.
+        rows: the sizes of splits of which a random sample is used.
+        options: of fine-tuning, where they differ from those of SST-2.
+        heal: options of healing after fine-tuning.
+        teacher: a fine-tuned softmax checkpoint; None fine-tunes MiniLM.
+        max_length: of the measured texts.
     """
 
-    what: str
-    heal: dict[str, Any] | None = None
-    tune: dict[str, Any] = field(default_factory=dict)
-    student: Callable[[Path, str, Path], Path] | None = None
-    afterwards: bool = False
-    trainer: type[DistillationTrainer] = DistillationTrainer
+    title: str
+    folder: str
+    files: tuple[str, str, str] = ("train.parquet", "validation.parquet", "test.parquet")
+    rows: dict[str, int] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    heal: dict[str, Any] = field(default_factory=dict)
+    teacher: str | None = None
+    max_length: int = 64
+
+    def split(self, name: str, data_dir: Path, runs: Path) -> Path:
+        """The file of a split; samples are written to `runs` once."""
+        source = data_dir / self.folder / self.files[("train", "validation", "test").index(name)]
+        if name not in self.rows:
+            return source
+        sample = runs / f"data/{self.folder}-{name}-{self.rows[name]}.parquet"
+        if not sample.is_file():
+            sample.parent.mkdir(parents=True, exist_ok=True)
+            rows = read_table(str(source)).shuffle(seed=0)
+            # validation and training rows may come from one file: one takes the end, the other the beginning
+            chosen = range(len(rows) - self.rows[name], len(rows)) if name == "validation" else range(self.rows[name])
+            rows.select(chosen).to_parquet(str(sample))
+        return sample
+
+    def read(self, split: str, data_dir: Path, runs: Path) -> Dataset:
+        file = self.split(split, data_dir, runs)
+        if self.folder != "fashion_mnist":
+            return read_table(str(file))
+        rows = read_image_split(str(file), ImageDataArguments(), FASHION, split)
+        return rows.select(range(2000))
 
 
-AS_IT_IS = {"negative_mass_until": None}  # keeps the negative masses of the student
-SWAPPED = {"max_steps": 1, "learning_rate": 0.0, "warmup_ratio": 0.0}
-TANHMAX = {"attn_activation": "tanhmax", "attn_negative_mass": 1.0}
-BALANCED, HALF = {"attn_activation": "balanced"}, {"attn_activation": "balanced", "negative_mass_end": 0.5}
-VARIANTS = {
-    "softmax": Variant("softmax throughout", tune={"attn_activation": "softmax"}),
-    "tanhmax-direct": Variant("TanhMax at once", tune=TANHMAX | {"centre": False}),
-    "tanhmax-own": Variant("TanhMax, centred on the task's texts", tune=TANHMAX),
-    "tanhmax": Variant("TanhMax, centred on the texts of healing", SWAPPED),
-    "tanhmax-30": Variant("TanhMax, healed for 30 steps", {"max_steps": 30}),
-    "tanhmax-300": Variant("TanhMax, healed for 300 steps", {"max_steps": 300}),
-    "balanced": Variant("balanced, λ = 1", BALANCED | SWAPPED),
-    "balanced-30": Variant("balanced, λ = 1, healed for 30 steps", BALANCED | {"max_steps": 30}),
-    "balanced-300": Variant("balanced, λ = 1, healed for 300 steps", BALANCED | {"max_steps": 300}),
-    "half": Variant("balanced, λ = 0.5", HALF | SWAPPED),
-    "half-30": Variant("balanced, λ = 0.5, healed for 30 steps", HALF | {"max_steps": 30}),
-    "half-300": Variant("balanced, λ = 0.5, healed for 300 steps", HALF | {"max_steps": 300}),
-    "quarter": Variant("balanced, λ = 0.25", BALANCED | {"negative_mass_end": 0.25} | SWAPPED),
-    "three-quarters": Variant("balanced, λ = 0.75", BALANCED | {"negative_mass_end": 0.75} | SWAPPED),
-    "three-quarters-30": Variant(
-        "balanced, λ = 0.75, healed for 30 steps", BALANCED | {"negative_mass_end": 0.75, "max_steps": 30}
+FASHION = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
+TASKS = {
+    "sst2": Data("MiniLM on SST-2 (6,920 training sentences)", "sst2"),
+    "ag_news": Data(
+        "MiniLM on AG News (8,979 training texts, a subset; 2,000 test texts)",
+        "ag_news",
+        rows={"test": 2000},
+        options={"class_names": ["World", "Sports", "Business", "Sci/Tech"], "num_train_epochs": 1},
     ),
-    "balanced-mean": Variant(
-        "balanced, λ = 1, plus the mean of the values", AS_IT_IS | SWAPPED | {"attn_activation": "balanced+1mean"}
+    "imdb": Data(
+        "MiniLM on IMDB (4,000 training reviews, a subset; 2,000 test reviews, their first 128 tokens)",
+        "imdb",
+        ("train.parquet", "train.parquet", "test.parquet"),
+        rows={"train": 4000, "validation": 1000, "test": 2000},
+        options={"max_length": 128, "num_train_epochs": 2},
+        heal={"max_length": 128, "per_device_train_batch_size": 12},
+        max_length=128,
     ),
-    "balanced-half-mean": Variant(
-        "balanced, λ = 1, plus half the mean of the values",
-        AS_IT_IS | SWAPPED | {"attn_activation": "balanced+0.5mean"},
+    "fashion_mnist": Data(
+        "A ViT on Fashion-MNIST (2,000 test images)",
+        "fashion_mnist",
+        ("train-images-idx3-ubyte.gz", "train-images-idx3-ubyte.gz", "t10k-images-idx3-ubyte.gz"),
+        heal={"per_device_train_batch_size": 64, "learning_rate": 5e-4, "flip": True},
+        teacher="fashion-mnist-small-softmax",
     ),
-    "tanhmax-mean-30": Variant(
-        "TanhMax plus half the mean of the values, healed for 30 steps",
-        AS_IT_IS | {"attn_activation": "tanhmax+0.5mean", "max_steps": 30},
-    ),
-    "balanced-heads-30": Variant(
-        "balanced, λ = 1 in half of the heads, healed for 30 steps",
-        {"max_steps": 30},
-        student=partial(chosen_heads, "balanced", 0.5),
-    ),
-    "tanhmax-heads-30": Variant(
-        "TanhMax in half of the heads, healed for 30 steps",
-        {"max_steps": 30},
-        student=partial(chosen_heads, "tanhmax", 0.5),
-    ),
-    "tanhmax-unshifted-30": Variant(
-        "TanhMax, healed for 30 steps with a penalty on shifts", {"max_steps": 30}, trainer=ShiftPenaltyTrainer
-    ),
-    "tanhmax-unshifted-300": Variant(
-        "TanhMax, healed for 300 steps with a penalty on shifts", {"max_steps": 300}, trainer=ShiftPenaltyTrainer
-    ),
-    "tanhmax-slow-300": Variant(
-        "TanhMax, healed for 300 steps with a fifth of the learning rate", {"max_steps": 300, "learning_rate": 5e-5}
-    ),
-    "balanced-slow-300": Variant(
-        "balanced, λ = 1, healed for 300 steps with a fifth of the learning rate",
-        BALANCED | {"max_steps": 300, "learning_rate": 5e-5},
-    ),
-    "balanced-learned-300": Variant(
-        "balanced, λ of each head learned in 300 steps of healing",
-        {"max_steps": 300},
-        student=partial(chosen_heads, "balanced", 1.0),
-        trainer=LearnedMassTrainer,
-    ),
-    "balanced-transfer-300": Variant(
-        "balanced, λ = 1, attention outputs matched for 300 steps",
-        BALANCED | {"max_steps": 300},
-        trainer=AttentionTransferTrainer,
-    ),
-    "tanhmax-transfer-300": Variant(
-        "TanhMax, attention outputs matched for 300 steps", {"max_steps": 300}, trainer=AttentionTransferTrainer
-    ),
-    "balanced-annealed": Variant(
-        "balanced, λ rises to 1 over 60 % of fine-tuning", tune=BALANCED | {"negative_mass_until": 0.6}
-    ),
-    "half-annealed": Variant(
-        "balanced, λ rises to 0.5 over 60 % of fine-tuning", tune=HALF | {"negative_mass_until": 0.6}
-    ),
-    "balanced-afterwards": Variant(
-        "fine-tuned with softmax, then balanced, λ = 1, healed for 300 steps",
-        BALANCED | {"max_steps": 300},
-        afterwards=True,
-    ),
-    "tanhmax-afterwards": Variant(
-        "fine-tuned with softmax, then TanhMax, healed for 300 steps", {"max_steps": 300}, afterwards=True
+    "imdb_lm": Data(
+        "A causal language model on IMDB (accuracy of the next token; 500 test reviews, their first 128 tokens)",
+        "imdb",
+        ("train.parquet", "train.parquet", "test.parquet"),
+        rows={"validation": 500, "test": 500},
+        heal={"max_length": 128, "learning_rate": 5e-4},
+        teacher="imdb-lm-softmax",
+        max_length=128,
     ),
 }
 
@@ -189,13 +139,12 @@ def main() -> None:
     parser.add_argument("--split", choices=("validation", "test"), default="validation", help="what is measured")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs/conversions", help="folder of the runs")
     options = parser.parse_args()
-    done = {key(run) for run in finished_runs()}
     for task in options.tasks:
         for name in options.only:
-            for healing in range(options.healings if VARIANTS[name].heal else 1):
-                for seed in range(options.seeds):
+            for seed in range(1 if TASKS[task].teacher else options.seeds):
+                for healing in range(options.healings if VARIANTS[name].heal else 1):
                     facts = {"task": task, "variant": name, "healing": healing, "seed": seed, "split": options.split}
-                    if key(facts) not in done:
+                    if key(facts) not in {key(run) for run in finished_runs()}:
                         save(facts | measured_run(Path(options.runs), options, **facts))
 
 
@@ -220,101 +169,78 @@ def measured_run(
 ) -> dict[str, Any]:
     """Convert, heal, fine-tune, measure; finished parts are reused."""
     data, chosen, numbers = TASKS[task], VARIANTS[variant], {}
-    folder, start = options.data_dir / task, options.model
-    files = {"train_file": folder / data.train, "validation_file": folder / data.validation}
-    if chosen.afterwards:
-        start = tuned(runs / f"{task}-softmax-0-{seed}", start, files, VARIANTS["softmax"].tune | data.options, seed)
+    files = {f"{name}_file": data.split(name, options.data_dir, runs) for name in ("train", "validation")}
+    start: str | Path = options.model
+    if data.teacher:
+        start = ROOT / "model_cards" / data.teacher
+    elif chosen.afterwards:
+        softmax = VARIANTS["softmax"]
+        start = tuned(runs / f"{task}-softmax-0-{seed}", start, files, softmax, data.options, seed)
     if chosen.heal is not None:
-        texts = [files["train_file"]] if chosen.afterwards else [
-            options.data_dir / "imdb/train.parquet", options.data_dir / "sst2/train.parquet"]  # fmt: skip
-        where = f"{task}-{variant}-{seed}" if chosen.afterwards else f"healed-{variant}-{healing}"
-        heal = chosen.heal
-        if chosen.student:
-            heal, student = heal | AS_IT_IS | {"teacher_name_or_path": start}, runs / f"student-{variant}"
-            start = chosen.student(texts[0], start, student)
-        with patch("hf_bidir.finetune.tasks.distillation.DistillationTrainer", chosen.trainer):
-            start = healed(runs / where, start, texts, options, heal, healing)
-        numbers["relative_error"] = results_of(start)["eval_relative_error"]
+        start = healed(runs, start, files, options.data_dir, task, variant, healing, seed)
+        numbers["relative_error"] = json.loads((start / RESULTS).read_text(encoding="utf-8"))["eval_relative_error"]
         numbers["healing_minutes"] = read_record(start)["duration_seconds"] / 60
-    if not chosen.afterwards:
-        start = tuned(runs / f"{task}-{variant}-{healing}-{seed}", start, files, chosen.tune | data.options, seed)
-    numbers["minutes"] = read_record(start)["duration_seconds"] / 60
-    rows = read_table(str(folder / getattr(data, split)))
-    numbers |= signs(start, rows, data.options.get("max_length", 64))
+    if not chosen.afterwards and not data.teacher:
+        start = tuned(runs / f"{task}-{variant}-{healing}-{seed}", start, files, chosen, data.options, seed)
+    numbers |= signs(Path(start), data.read(split, options.data_dir, runs), data.max_length)
     if task == "sst2":
-        numbers["human_sign"] = human_sign(start, options.data_dir)
+        numbers["human_sign"] = human_sign(Path(start), options.data_dir)
     return numbers | {"versions": library_versions()}
 
 
 def healed(
-    output: Path, start: str | Path, texts: list[Path], options: argparse.Namespace, changed: dict[str, Any], seed: int
+    runs: Path,
+    start: str | Path,
+    files: dict[str, Path],
+    data_dir: Path,
+    task: str,
+    variant: str,
+    healing: int,
+    seed: int,
 ) -> Path:
-    """The folder of the healed student, which is trained unless it is finished."""
-    if read_record(output).get("status") != "finished":
-        held_out = [options.data_dir / "imdb/test.parquet", options.data_dir / "sst2/validation.parquet"]
-        given = read_recipe(distillation.options, ROOT / "training/recipes/minilm-healed.yaml")
-        given |= {"train_file": [str(file) for file in texts], "validation_file": [str(file) for file in held_out]}
-        given |= {"model_name_or_path": str(start), "seed": seed, "output_dir": output, "disable_tqdm": True}
-        distillation(given | changed)
-    return output
+    """The folder of the healed student, which is trained unless it is finished.
+
+    Before fine-tuning it is healed once for all tasks, on reviews and sentences, unless the variant wants the task's.
+    """
+    chosen, data = VARIANTS[variant], TASKS[task]
+    texts, held_out = [files["train_file"]], [files["validation_file"]]
+    if not chosen.own_texts:
+        texts = [data_dir / "imdb/train.parquet", data_dir / "sst2/train.parquet"]
+        held_out = [data_dir / "imdb/test.parquet", data_dir / "sst2/validation.parquet"]
+    given = read_recipe(distillation.options, ROOT / "training/recipes/minilm-healed.yaml")
+    given |= {"train_file": [str(file) for file in texts], "validation_file": [str(file) for file in held_out]}
+    given |= {"model_name_or_path": str(start), "seed": healing} | chosen.heal
+    if chosen.student:
+        student = chosen.student(texts[0], str(start), runs / f"student-{variant}")
+        given |= AS_IT_IS | {"teacher_name_or_path": str(start), "model_name_or_path": str(student)}
+    where = f"healed-{variant}-{healing}"
+    if chosen.own_texts:
+        where, given = f"{task}-{where}-{seed}", given | data.heal | chosen.heal
+    trainer = patch("hf_bidir.finetune.tasks.distillation.DistillationTrainer", chosen.trainer)
+    return finished(distillation, given, runs / where, trainer)
 
 
-def tuned(output: Path, start: str | Path, files: dict[str, Path], changed: dict[str, Any], seed: int) -> Path:
+def tuned(
+    output: Path, start: str | Path, files: dict[str, Path], variant: Variant, options: dict[str, Any], seed: int
+) -> Path:
     """The folder of the fine-tuned model, which is trained unless it is finished."""
+    given = read_recipe(text_classification.options, ROOT / "training/recipes/sst2-minilm-softmax.yaml")
+    del given["attn_activation"]  # that of the student, unless the variant changes it
+    given |= {name: str(file) for name, file in files.items()} | {"model_name_or_path": str(start)}
+    given |= {"seed": seed, "eval_strategy": "no"} | variant.tune | options
+
+    def collators(arguments: Any, tokenizer: Any) -> dict[str, Any]:
+        return {"collator": DataCollatorWithPadding(tokenizer), "trainer_class": variant.tuner}
+
+    trainer = patch("hf_bidir.finetune.tasks.text_classification._collators", collators)
+    return finished(text_classification, given, output, trainer)
+
+
+def finished(task: Task, given: dict[str, Any], output: Path, trainer: Callable) -> Path:
     if read_record(output).get("status") != "finished":
-        given = read_recipe(text_classification.options, ROOT / "training/recipes/sst2-minilm-softmax.yaml")
-        del given["attn_activation"]  # that of the student, unless the variant changes it
-        given |= {name: str(file) for name, file in files.items()} | {"model_name_or_path": str(start)}
-        given |= {"seed": seed, "output_dir": output, "disable_tqdm": True, "eval_strategy": "no"}
-        text_classification(given | changed)
+        with trainer:
+            task(given | {"output_dir": output, "disable_tqdm": True})
     return output
-
-
-def results_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-
-
-def signs(folder: Path, rows: Dataset, max_length: int) -> dict[str, float]:
-    """The accuracy with all coefficients, without negative ones, and without as much positive mass; in [0, 1]."""
-    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    batches = tokenized(folder, rows, max_length)
-    share = negative_share(model, [{k: v for k, v in batch.items() if k != "labels"} for batch in batches[::4]])
-    with without_negatives(model):
-        without = accuracy_of(model, batches)
-    controls = []
-    for seed in range(CONTROLS):
-        with without_as_much_positive(model, seed):
-            controls.append(accuracy_of(model, batches))
-    return {
-        "accuracy": accuracy_of(model, batches),
-        "negative_share": share or 0.0,
-        "accuracy_without_negatives": without,
-        "accuracy_without_positive_mass": mean(controls),
-    }
-
-
-def human_sign(folder: Path, data_dir: Path) -> float:
-    """The share of polar words whose contribution has the sign of their human label, in sentences of the treebank."""
-    model, tokenizer = load(folder)
-    sentences = sample(data_dir / "sst_trees/test.parquet", SENTENCES)
-    scored = score_words(model, tokenizer, sentences, ["contributions"], folder.name)
-    percent, *_ = agreement([(labels, scores["contributions"]) for _, labels, scores in scored])
-    return float(percent) / 100
-
-
-def tokenized(folder: Path, rows: Dataset, max_length: int) -> list[dict[str, torch.Tensor]]:
-    """Batches of similar length, with labels."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    inputs = [tokenizer(row["text"], truncation=True, max_length=max_length) | {"label": row["label"]} for row in rows]
-    inputs = sorted(({k: v for k, v in one.items() if k != "token_type_ids"} for one in inputs),
-                    key=lambda one: len(one["input_ids"]))  # fmt: skip
-    return list(DataLoader(inputs, batch_size=32, collate_fn=DataCollatorWithPadding(tokenizer)))
-
-
-@torch.inference_mode()
-def accuracy_of(model: PreTrainedModel, batches: list[dict[str, torch.Tensor]]) -> float:
-    hits = [model(**batch).logits.argmax(-1) == batch["labels"] for batch in batches]
-    return torch.cat(hits).float().mean().item()
 
 
 if __name__ == "__main__":

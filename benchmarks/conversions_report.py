@@ -1,4 +1,4 @@
-"""Table and figures of benchmarks/conversions.py, from results/conversions/runs.jsonl.
+"""Tables and figures of benchmarks/conversions.py, from results/conversions/runs.jsonl.
 
     python benchmarks/conversions_report.py
 
@@ -8,31 +8,53 @@ worth.
 
 import argparse
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from conversions import RESULTS_FILE, TASKS, VARIANTS, finished_runs
+from conversions import RESULTS_FILE, TASKS, finished_runs
+from conversions_variants import VARIANTS
 from matplotlib.figure import Figure
 
 from hf_bidir.common.files import replacing
 from hf_bidir.common.statistics import difference_interval, mean_and_deviation
 
-TICKS = (-30, -10, -5, -2, -1, 0, 1, 2, 5, 10)
-NAMES = {"sst2": "SST-2", "ag_news": "AG News (9,977 of its 120,000 texts)", "imdb": "IMDB (4,000 training texts)"}
+TICKS = (-30, -10, -5, -2, -1, 0, 1, 2, 5, 10, 30)
+LINEAR = 2  # between -2 and 2 points the axes of costs are linear: some variants are far off
 HEADER = (
-    *("variant", "runs", "accuracy", "difference to softmax", "hidden-state error", "negative"),
-    *("cost of negatives", "cost of positive mass", "worth", "minutes of healing"),
+    "variant",
+    "runs",
+    "accuracy",
+    "difference to softmax",
+    "hidden-state error",
+    "negative",
+    "cost of negatives",
+    "cost of positive mass",
+    "worth",
+    "cost of the weaker sign",
+    "human sign",
+    "minutes",
 )
-HEADING = """# Conversions of MiniLM: accuracy, and what negative coefficients are worth
+HEADING = """# Conversions: accuracy, and what negative coefficients are worth
 
-`python benchmarks/conversions.py {tasks} --data-dir DATA --model MINILM`, then `python
-benchmarks/conversions_report.py`. Accuracy in percent, mean ± standard deviation over the runs; its difference to
-softmax with the 95 % t interval over seeds of fine-tuning, which both share (means over healings; none for one seed).
-The hidden-state error is the mean relative squared error of a student's layers before fine-tuning. *Negative* is the
-share of coefficients below 0 among those of magnitude over 1e-3. The two costs are accuracy, in points, that is lost
-when negative coefficients are set to 0, and when as much positive mass of each query, at random, is removed. *Worth*
-is the first minus the second."""
+`python benchmarks/conversions.py {tasks} --data-dir DATA --model MINILM`, with `--split`, `--only`, `--seeds` and
+`--healings` as in the tables, then `python benchmarks/conversions_report.py`. All numbers come from
+[runs.jsonl](runs.jsonl), one line per run.
+
+- **accuracy**: in percent, mean ± standard deviation over runs. Its **difference to softmax** has a 95 % t interval
+  over the seeds of fine-tuning, or of healing where all share one softmax checkpoint. Seeds are paired, and each is a
+  mean over healings. One seed gives no interval.
+- **hidden-state error**: mean relative squared error of a student's layers, after healing and before any fine-tuning.
+- **negative**: share of coefficients below 0 among those of magnitude over 1e-3.
+- **cost of negatives**: accuracy, in points, that is lost when negative coefficients are set to 0. **Cost of positive
+  mass**: the loss when as much positive mass of each query, at random, is removed. **Worth** is the first minus the
+  second. At λ = 1 the sign of a head is arbitrary: negating its keys and values exchanges the two costs without
+  changing an output. The worth of these variants depends on the sign convention that they inherit from softmax.
+- **cost of the weaker sign**: accuracy that is lost when each head keeps only the sign that matters more to its
+  output, by variance. It does not depend on the sign of a head, and is 0 for softmax.
+- **human sign**: polar words of SST whose contribution has the sign that people gave the word.
+- **minutes** of healing, on two shared cores."""
 
 
 def main() -> None:
@@ -43,15 +65,16 @@ def main() -> None:
     for task in tasks:
         for split in dict.fromkeys(split for one, split, _ in runs if one == task):
             chosen = {variant: found for (one, part, variant), found in runs.items() if (one, part) == (task, split)}
-            draw(chosen, f"{NAMES[task]}, {split} data", folder / f"{task}-{split}.png")
-            lines += [f"## {NAMES[task]}, {split} data", table(chosen), f"![Accuracy and worth]({task}-{split}.png)"]
+            title = f"{TASKS[task].title}: {split} data"
+            draw(chosen, title, folder / f"{task}-{split}.png")
+            lines += [f"## {title}", table(chosen), f"![Accuracy and worth]({task}-{split}.png)"]
     with replacing(folder / "README.md") as temporary:
         temporary.write_text("\n\n".join(lines) + "\n", encoding="utf-8")
     print("\n\n".join(lines))
 
 
 def grouped(runs: list[dict[str, Any]]) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
-    """The runs by task, split and variant, in the order of `TASKS` and `VARIANTS`."""
+    """The runs by task, split and variant, in the order of `TASKS` and `VARIANTS`, validation data first."""
     found = defaultdict(list)
     for run in runs:
         found[run["task"], run["split"], run["variant"]].append(run)
@@ -59,74 +82,90 @@ def grouped(runs: list[dict[str, Any]]) -> dict[tuple[str, str, str], list[dict[
     return dict(sorted(found.items(), key=lambda item: (order[item[0][0]], item[0][1] == "test", order[item[0][2]])))
 
 
-def costs(run: dict[str, Any]) -> tuple[float, float]:
-    """Accuracy lost without negative coefficients, and without as much positive mass, in points."""
-    names = ("accuracy_without_negatives", "accuracy_without_positive_mass")
-    return tuple(100 * (run["accuracy"] - run[name]) for name in names)
+def cost(part: str) -> Callable[[dict[str, Any]], float]:
+    """The accuracy that a run loses without a part of its coefficients, in points."""
+    return lambda run: 100 * (run["accuracy"] - run[f"accuracy_without_{part}"])
 
 
 def worth(run: dict[str, Any]) -> float:
-    negatives, positives = costs(run)
-    return negatives - positives
+    return cost("negatives")(run) - cost("positive_mass")(run)
 
 
-def by_seed(runs: list[dict[str, Any]]) -> dict[int, float]:
-    """The accuracy of each seed of fine-tuning in percent, a mean over healings."""
-    seeds = sorted({run["seed"] for run in runs})
-    return {seed: mean(100 * run["accuracy"] for run in runs if run["seed"] == seed) for seed in seeds}
+def by_seed(runs: list[dict[str, Any]], name: str) -> dict[int, float]:
+    """The accuracy of each seed of fine-tuning, or of healing, in percent; a mean over the other."""
+    seeds = sorted({run[name] for run in runs})
+    return {seed: mean(100 * run["accuracy"] for run in runs if run[name] == seed) for seed in seeds}
 
 
 def difference(runs: list[dict[str, Any]], softmax: list[dict[str, Any]]) -> str:
-    """The difference of accuracies over the seeds that both have, with its interval."""
-    ours, theirs = by_seed(runs), by_seed(softmax)
-    shared = sorted(ours.keys() & theirs.keys())
-    if not shared or runs is softmax:
+    """The mean difference of accuracies, with its interval over the seeds that both have."""
+    if runs is softmax or not softmax:
         return "–"
+    if len({run["seed"] for run in softmax}) > 1:
+        ours, theirs = by_seed(runs, "seed"), by_seed(softmax, "seed")
+    else:  # all students come from one softmax model
+        ours = by_seed(runs, "healing")
+        theirs = dict.fromkeys(ours, 100 * softmax[0]["accuracy"])
+    shared = sorted(ours.keys() & theirs.keys())
     pairs = [ours[seed] for seed in shared], [theirs[seed] for seed in shared]
     interval = difference_interval(*pairs, paired=True)
-    return f"{mean(pairs[0]) - mean(pairs[1]):+.1f}" + (
-        f" [{interval[0]:+.1f}, {interval[1]:+.1f}]" if interval else ""
-    )
+    text = f"{mean(pairs[0]) - mean(pairs[1]):+.1f}"
+    return f"{text} [{interval[0]:+.1f}, {interval[1]:+.1f}]" if interval else text
 
 
 def table(variants: dict[str, list[dict[str, Any]]]) -> str:
     rows = []
     for name, runs in variants.items():
-        errors = [100 * run["relative_error"] for run in runs if "relative_error" in run]
-        minutes = [run["healing_minutes"] for run in runs if "healing_minutes" in run]
-        lost, control = zip(*map(costs, runs), strict=True)
+
+        def column(field: str, unit: float = 1.0, digits: int = 1, runs: list = runs) -> str:
+            values = [unit * run[field] for run in runs if field in run]
+            return f"{mean(values):.{digits}f}" if values else "–"
+
+        costs = [mean_and_deviation([cost(part)(run) for run in runs])
+                 for part in ("negatives", "positive_mass")]  # fmt: skip
+        weaker = [cost("weaker_sign")(run) for run in runs if "accuracy_without_weaker_sign" in run]
         rows.append([
             VARIANTS[name].what,
             str(len(runs)),
             mean_and_deviation([100 * run["accuracy"] for run in runs]),
             difference(runs, variants.get("softmax", [])),
-            f"{mean(errors):.1f} %" if errors else "–",
-            f"{100 * mean(run['negative_share'] for run in runs):.0f} %",
-            f"{mean(lost):.1f}",
-            f"{mean(control):.1f}",
+            column("relative_error", 100),
+            column("negative_share", 100, 0),
+            *costs,
             mean_and_deviation([worth(run) for run in runs]),
-            f"{mean(minutes):.1f}" if minutes else "–",
+            mean_and_deviation(weaker) if weaker else "–",
+            column("human_sign", 100),
+            column("healing_minutes"),
         ])  # fmt: skip
     lines = [HEADER, ["---"] * len(HEADER), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def draw(variants: dict[str, list[dict[str, Any]]], title: str, path: Path) -> None:
-    """Accuracy against worth, a numbered point for each variant; the numbers are named beside the panel."""
-    figure = Figure(figsize=(9, 4.8), layout="constrained")
-    panel = figure.subplots()
+    """Accuracy against worth and against the cost of the weaker sign, a numbered point for each variant."""
+    figure = Figure(figsize=(11, 5.2), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
     for number, (name, runs) in enumerate(variants.items(), 1):
-        place = mean(worth(run) for run in runs), 100 * mean(run["accuracy"] for run in runs)
         style = {"color": "black", "marker": "*"} if name == "softmax" else {"color": f"C{number % 10}", "marker": "o"}
-        panel.scatter(*place, s=40, label=f"{number}  {VARIANTS[name].what}", **style)
-        panel.annotate(str(number), place, (4, 4), textcoords="offset points", fontsize=8)
-    # one variant can be far off; between -2 and 2 the axis is linear
-    panel.set_xscale("symlog", linthresh=2)
-    left, right = panel.get_xlim()
-    panel.set_xticks(shown := [tick for tick in TICKS if left <= tick <= right], [f"{tick:+d}" for tick in shown])
-    panel.set(title=title, xlabel="worth of the negative coefficients, points", ylabel="accuracy, %")
-    panel.axvline(0, color="black", linewidth=0.5)
-    figure.legend(loc="outside right upper", fontsize=7)
+        measured = [run for run in runs if "accuracy_without_weaker_sign" in run]
+        for panel, chosen, measure in ((left, runs, worth), (right, measured, cost("weaker_sign"))):
+            if chosen:
+                place = mean(map(measure, chosen)), 100 * mean(run["accuracy"] for run in runs)
+                label = f"{number}  {VARIANTS[name].what}" if panel is left else None
+                panel.scatter(*place, s=40, label=label, **style)
+                panel.annotate(str(number), place, (4, 4), textcoords="offset points", fontsize=8)
+    for panel, label in (
+        (left, "worth of the negative coefficients, points"),
+        (right, "cost of the weaker sign, points"),
+    ):
+        panel.set_xscale("symlog", linthresh=LINEAR)
+        low, high = panel.get_xlim()
+        panel.set_xticks(shown := [tick for tick in TICKS if low <= tick <= high], [f"{tick:+d}" for tick in shown])
+        panel.axvline(0, color="black", linewidth=0.5)
+        panel.set_xlabel(f"{label}, points")
+    left.set_ylabel("accuracy, %")
+    figure.suptitle(title, fontsize=10)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=7)
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=110)
 

@@ -1,15 +1,22 @@
-"""Other losses of healing for benchmarks/conversions.py: a penalty on shifts, learned masses, attention outputs."""
+"""Other ways to train for benchmarks/conversions.py: losses of healing, and two of fine-tuning."""
 
+import math
 from typing import Any
 
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
+from torch.nn.functional import kl_div
 
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
+from hf_bidir.explain.signs import at_tokens, signed_parts
 from hf_bidir.finetune.distillation import DistillationTrainer
+from hf_bidir.finetune.trainer import FinetuneTrainer
 from hf_bidir.modeling.signed_layers import heads_of, signed_layers
 
 SHIFT_WEIGHT, MASS_WEIGHT, MASS_RATE = 0.1, 0.05, 0.05
+BOTH_WEIGHT, MOST_UNEQUAL = 0.1, 3.0
+RISE = 0.6  # share of fine-tuning
 
 
 class ShiftPenaltyTrainer(DistillationTrainer):
@@ -77,3 +84,65 @@ class AttentionTransferTrainer(DistillationTrainer):
             found = layer(*given, **named)[0]
             errors.append(((found - expected) * keep).square().sum() / (expected * keep).square().sum())
         return torch.stack(errors).mean()
+
+
+class BothSignsTrainer(DistillationTrainer):
+    """Asks each head for an output to which both signs contribute, by at least a quarter of the variance each."""
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        penalties: list[Tensor] = []
+
+        def record(layer: int, positive: Tensor, negative: Tensor) -> None:
+            keep = inputs.get("attention_mask")
+            one, other = (at_tokens(part, keep).var(0).sum(-1).add(1e-6).log() for part in (positive, negative))
+            penalties.append(((one - other).abs() - math.log(MOST_UNEQUAL)).clamp_min(0).mean())
+
+        with signed_parts(model, record):
+            loss = super().compute_loss(model, inputs, *args, **kwargs)
+        return loss + BOTH_WEIGHT * torch.stack(penalties).mean()
+
+
+class LogitsTrainer(DistillationTrainer):
+    """Matches hidden states in the first half of healing, and then the teacher's class probabilities."""
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        if 2 * self.state.global_step < self.state.max_steps:
+            return super().compute_loss(model, inputs, *args, **kwargs)
+        with torch.no_grad():
+            expected = self.teacher(**inputs).logits.log_softmax(-1)
+        found = model(**inputs).logits.log_softmax(-1)
+        return kl_div(found, expected, reduction="batchmean", log_target=True)
+
+
+class LoraTrainer(FinetuneTrainer):
+    """Fine-tunes low-rank updates of all linear maps, and merges them: the second stage of LoLCATs."""
+
+    def __init__(self, *, model: nn.Module, **kwargs: Any) -> None:
+        config = LoraConfig(
+            r=8,
+            lora_alpha=16,
+            target_modules=["query", "key", "value", "dense"],
+            exclude_modules=r".*pooler.*",
+            modules_to_save=["classifier", "pooler"],
+        )
+        super().__init__(model=get_peft_model(model, config), **kwargs)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        self.model.merge_and_unload().save_pretrained(output_dir or self.args.output_dir)
+        self.processing_class.save_pretrained(output_dir or self.args.output_dir)
+
+
+class AnnealedHeadsTrainer(FinetuneTrainer):
+    """Raises the λ of every head from 0 to its own while the model is fine-tuned, as DEX does with its signed part.
+
+    DEX (Kong et al. 2025, arXiv:2505.16333) keeps the softmax coefficients of chosen heads and adds a signed part.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.masses = torch.tensor(self.model.config.attn_negative_mass)
+
+    def compute_loss(self, model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+        progress = self.state.global_step / max(1, self.state.max_steps - 1)
+        model.config.attn_negative_mass = (min(1.0, progress / RISE) * self.masses).tolist()
+        return super().compute_loss(model, *args, **kwargs)

@@ -32,7 +32,7 @@ EXAMPLES = HERE / "examples"  # a folder of images per data set
 WEIGHTS = ("model_cards", "runs/checkpoints")
 ACTIVATIONS = {"tanhmax": "Signed attention (TanhMax)", "softmax": "Softmax attention"}
 OPENS_WITH = "sst2-rnn"  # shown first if available: a sentence is quick to understand, and its counterpart is there
-LONGEST, LARGEST = 2000, "10mb"  # of a text, in letters, and of an image
+LONGEST, LARGEST = 2000, "10mb"  # letters of a text, size of an image file
 KEPT = 3600  # seconds until an upload is deleted
 LOADED = 4  # maximum checkpoints in memory
 DEFAULT = "contributions"
@@ -53,11 +53,11 @@ INTRODUCTION = """# Signed attention
 Softmax attention can only add what it attends to. Signed attention (TanhMax) can also subtract it. Choose a model and
 an input: you see what **supports the prediction (red)** and what **opposes it (blue)** in the signed model and in its
 softmax counterpart, on one colour scale. Hover over a patch for its number, click a head to see it alone."""
-SIDE = ("column", "title", "words", "picture", "heads")  # of one model
+SIDE = ("column", "title", "words", "picture", "heads")  # components of one model
 OUTPUTS = ("message", "results", *(f"{part} {side}" for side in (0, 1) for part in SIDE))
 CHOICES = ("text", "image", "examples", "method", "target", "chosen")
 NO_TEXT = "There is nothing to explain yet: type a text."
-Properties = dict[str, dict]  # of components, by name
+Properties = dict[str, dict]  # component properties by name
 SHOWN, GONE = {"visible": True}, {"visible": False}
 HIDDEN = {name: GONE if name.startswith(("column", "words")) else {"value": ""} for name in OUTPUTS[2:]}
 

@@ -118,8 +118,15 @@ def test_the_frozen_signatures_begin_as_published():
     published = {
         "tanhmax": ["scores", "keep=None", "dim=-1", "negative_mass=1.0"],
         "bidir_attention": [
-            *("query", "key", "value", "keep=None", "activation='tanhmax'", "negative_mass=1.0"),
-            *("scaling=None", "dropout=0.0", "implementation='auto'"),
+            "query",
+            "key",
+            "value",
+            "keep=None",
+            "activation='tanhmax'",
+            "negative_mass=1.0",
+            "scaling=None",
+            "dropout=0.0",
+            "implementation='auto'",
         ],
         "register_attn_activation": ["name", "fn"],
     }

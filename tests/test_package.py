@@ -25,12 +25,26 @@ import hf_bidir
 
 ROOT = Path(__file__).parents[1]
 EXCLUDED = (  # from the sdist
-    *(".ci/", ".github/", ".pre-commit-config.yaml"),
+    ".ci/",
+    ".github/",
+    ".pre-commit-config.yaml",
     "model_cards/sst2-minilm-tanhmax/model.safetensors",
 )
 EXTRA_PACKAGES = (
-    *("PIL", "accelerate", "captum", "datasets", "evaluate", "gradio", "joblib", "matplotlib"),
-    *("pandas", "pytest", "scipy", "sklearn", "timm", "torchvision"),
+    "PIL",
+    "accelerate",
+    "captum",
+    "datasets",
+    "evaluate",
+    "gradio",
+    "joblib",
+    "matplotlib",
+    "pandas",
+    "pytest",
+    "scipy",
+    "sklearn",
+    "timm",
+    "torchvision",
 )
 
 

@@ -7,8 +7,23 @@ import typer
 from hf_bidir.cli.app import app
 
 PACKAGES = (
-    *("torch", "transformers", "triton", "datasets", "accelerate", "evaluate", "huggingface-hub", "safetensors"),
-    *("tokenizers", "captum", "scipy", "scikit-learn", "matplotlib", "timm", "torchvision", "gradio", "peft"),
+    "torch",
+    "transformers",
+    "triton",
+    "datasets",
+    "accelerate",
+    "evaluate",
+    "huggingface-hub",
+    "safetensors",
+    "tokenizers",
+    "captum",
+    "scipy",
+    "scikit-learn",
+    "matplotlib",
+    "timm",
+    "torchvision",
+    "gradio",
+    "peft",
 )
 SHAPES = {  # example calls: queries, keys, dropout
     "training with dropout, 512 tokens": (512, 512, 0.1),

@@ -115,7 +115,7 @@ def rank_collapse(
 
     \b
     hf-bidir rank-collapse google-bert/bert-base-uncased
-    hf-bidir rank-collapse runs/sst2-tanhmax --texts reviews.txt --output tanhmax.png
+    hf-bidir rank-collapse model_cards/sst2-minilm-tanhmax --texts reviews.txt --output tanhmax.png
     """
     with slow_imports("explain"):
         from transformers.utils import logging

@@ -9,8 +9,19 @@ from hf_bidir.cli.app import app, one_line_errors, slow_imports
 
 # the keys of hf_bidir.explain.METHODS, which is slow to import
 METHOD_NAMES = (
-    *("contributions", "erasure", "erasure-mask", "erasure-token", "gradient", "integrated-gradients"),
-    *("signed-attention", "signed-rollout", "signed-flow", "attention", "rollout", "flow", "values"),
+    "contributions",
+    "erasure",
+    "erasure-mask",
+    "erasure-token",
+    "gradient",
+    "integrated-gradients",
+    "signed-attention",
+    "signed-rollout",
+    "signed-flow",
+    "attention",
+    "rollout",
+    "flow",
+    "values",
 )
 
 
@@ -53,11 +64,11 @@ def explain(
 
     \b
     hf-bidir explain runs/digits-tanhmax runs/digits-tanhmax/digit.png    (after: make demo)
-    hf-bidir explain runs/sst2-tanhmax "not a good film, but the acting is a delight"
-    hf-bidir explain runs/sst2-tanhmax "a dull film" --target negative --method erasure
+    hf-bidir explain model_cards/sst2-minilm-tanhmax "not a good film, but the acting is a delight"
+    hf-bidir explain model_cards/sst2-minilm-tanhmax "a dull film" --target negative --method erasure
     hf-bidir explain google/vit-base-patch16-224 cat.png --layer 11 --head 3
     hf-bidir explain HuggingFaceTB/SmolLM2-135M "The capital of France is" --target Paris
-    hf-bidir explain runs/imdb-lm-tanhmax "The film was" --new-tokens 20
+    hf-bidir explain model_cards/imdb-lm-tanhmax "The film was" --new-tokens 20
     hf-bidir explain runs/dates-rnn-tanhmax "the 5th of March 1998"
     """
     with slow_imports("explain"):

@@ -27,8 +27,8 @@ def push(
     in the repository's README.md. Log in with `hf auth login`.
 
     \b
-    hf-bidir push runs/sst2-tanhmax me/sst2-tanhmax --dry-run
-    hf-bidir push runs/sst2-tanhmax me/sst2-tanhmax --private --tag v1
+    hf-bidir push runs/mine me/mine --dry-run
+    hf-bidir push runs/mine me/mine --private --tag v1
     """
     from hf_bidir.hub.push import push_checkpoint
 
@@ -51,8 +51,8 @@ def card(
     of README.md.
 
     \b
-    hf-bidir card runs/sst2-tanhmax
-    hf-bidir card runs/sst2-tanhmax --check
+    hf-bidir card runs/mine
+    hf-bidir card runs/mine --check
     """
     from hf_bidir.hub.model_card import card_differences, write_card
 

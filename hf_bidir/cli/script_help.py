@@ -16,8 +16,14 @@ from typing import Any
 from transformers import Seq2SeqTrainingArguments
 
 COMMON_RUN_OPTIONS = (
-    *("output_dir", "num_train_epochs", "max_steps", "learning_rate", "per_device_train_batch_size"),
-    *("early_stopping_patience", "seed", "overwrite_output_dir"),
+    "output_dir",
+    "num_train_epochs",
+    "max_steps",
+    "learning_rate",
+    "per_device_train_batch_size",
+    "early_stopping_patience",
+    "seed",
+    "overwrite_output_dir",
 )
 FROM_SCRATCH = "From scratch: "  # prefix in the help of options that shape a new model
 NAME_WIDTH = 36  # width of the column of names

@@ -8,7 +8,7 @@ from hf_bidir.common.extras import extra
 
 with extra("explain"):
     from hf_bidir.explain.checkpoint import load_checkpoint, read_image, read_text
-    from hf_bidir.explain.continuation import answer_scores, explain_continuation
+    from hf_bidir.explain.continuation import explain_continuation, prediction_scores
     from hf_bidir.explain.contributions import contributions, edge_contributions, pooled_contributions, value_weighted
     from hf_bidir.explain.encoder_decoder import align
     from hf_bidir.explain.erasure import erasure
@@ -24,7 +24,6 @@ __all__ = [
     "METHODS",
     "align",
     "alignment_grid",
-    "answer_scores",
     "attention_flow",
     "attention_rollout",
     "contributions",
@@ -39,6 +38,7 @@ __all__ = [
     "load_checkpoint",
     "orient_heads",
     "pooled_contributions",
+    "prediction_scores",
     "read_image",
     "read_text",
     "text_heatmap",

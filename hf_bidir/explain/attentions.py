@@ -6,6 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hf_bidir.modeling.activations import upcast
+
 Heads = Literal["mean", "max"] | int
 
 
@@ -53,7 +55,7 @@ def combine_heads(attention: Tensor, heads: Heads, *, magnitude: bool) -> Tensor
         heads: "mean"; "max", the coefficient of largest magnitude; or the index of one head.
         magnitude: combine `|a|` instead of `a`.
     """
-    attention = attention.to(torch.promote_types(attention.dtype, torch.float32))
+    attention = upcast(attention)
     count = attention.shape[1]
     if heads == "mean":
         return (attention.abs() if magnitude else attention).mean(1)

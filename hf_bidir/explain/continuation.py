@@ -49,7 +49,7 @@ def explain_continuation(
     inputs = {"input_ids": ids[None, :-1].to(model.device)}
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     positions = torch.arange(start - 1, len(ids) - 1)
-    scores = answer_scores(model, inputs, generated, positions, method, layer=layer, head=head)
+    scores = prediction_scores(model, inputs, generated, positions, method, layer=layer, head=head)
     pieces = [visible(tokenizer.decode([token])) for token in generated.tolist()]
     return Alignment(
         source=[*example.tokens, *pieces[:-1]],
@@ -63,7 +63,7 @@ def explain_continuation(
     )
 
 
-def answer_scores(
+def prediction_scores(
     model: PreTrainedModel,
     inputs: Mapping[str, Tensor],
     targets: Tensor,

@@ -11,6 +11,7 @@ from hf_bidir.checkpoints.projections import Projections, projections, weight_of
 from hf_bidir.explain.attentions import read_position
 from hf_bidir.explain.readout import Target, choose_readout
 from hf_bidir.explain.running import keep_mask_of, prepared_inputs, record_coefficients, sequence_length
+from hf_bidir.modeling.activations import upcast
 
 
 def contributions(
@@ -56,7 +57,7 @@ def edge_contributions(
 ) -> tuple[Tensor, ...]:
     """`a_ij · ∂y/∂a_ij` of every layer, `[batch, heads, queries, keys]`; arguments and errors as in `contributions`."""
     coefficients, gradients = coefficients_and_gradients(model, inputs, target, position)
-    return tuple(_precise(a) * _precise(g) for a, g in zip(coefficients, gradients, strict=True))
+    return tuple(upcast(a) * upcast(g) for a, g in zip(coefficients, gradients, strict=True))
 
 
 def coefficients_and_gradients(
@@ -74,10 +75,6 @@ def coefficients_and_gradients(
         score = choose_readout(model, outputs, target, position, last)(outputs)
         gradients = torch.autograd.grad(score.sum(), coefficients, materialize_grads=True)
     return [a.detach() for a in coefficients], list(gradients)
-
-
-def _precise(values: Tensor) -> Tensor:
-    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 @torch.no_grad()
@@ -99,7 +96,7 @@ def value_weighted(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> tupl
         for found in projections(model, {name: rows[:1] for name, rows in inputs.items()})
     }
     return tuple(
-        _precise(a).abs() * _transformed_norms(value, outputs[layer], heads=a.shape[1]).unsqueeze(2)
+        upcast(a).abs() * _transformed_norms(value, outputs[layer], heads=a.shape[1]).unsqueeze(2)
         for a, (layer, value) in zip(coefficients, calls, strict=True)
     )
 
@@ -116,8 +113,8 @@ def _output_weight(found: Projections) -> Tensor:
 def _transformed_norms(values: Tensor, weight: Tensor, heads: int) -> Tensor:
     """`‖v_j W_o‖` `[batch, heads, keys]` from values `[batch, key heads, keys, d]` and `W_o` `[hidden, heads * d]`."""
     # with W = Q R, ‖W v‖ = ‖R v‖, and R v has the dimension of the head instead of the hidden size
-    triangle = torch.linalg.qr(_precise(weight).unflatten(1, (heads, -1)).movedim(1, 0), mode="r").R
-    by_head = _precise(values).repeat_interleave(heads // values.shape[1], 1)
+    triangle = torch.linalg.qr(upcast(weight).unflatten(1, (heads, -1)).movedim(1, 0), mode="r").R
+    by_head = upcast(values).repeat_interleave(heads // values.shape[1], 1)
     return (by_head @ triangle.mT).norm(dim=-1)
 
 

@@ -19,6 +19,7 @@ from hf_bidir.explain.attentions import (
     combine_heads,
     token_positions,
 )
+from hf_bidir.modeling.activations import compute_dtype
 
 UNIT = 2**30  # integer for a capacity of 1; the solver takes 32-bit integers
 WORTH_A_POOL = 5e8  # edges times flows, below which starting processes may cost more than it saves
@@ -76,7 +77,7 @@ def attention_flow(
     ]
     flow = np.zeros(present.shape)
     flow[present] = np.fromiter(_all_flows(graphs, workers, progress), float)
-    return torch.from_numpy(flow).to(attentions[0].device, torch.promote_types(attentions[0].dtype, torch.float32))
+    return torch.from_numpy(flow).to(attentions[0].device, compute_dtype(attentions[0].dtype))
 
 
 class _Graph:

@@ -110,7 +110,7 @@ class _Task:
     inputs: dict[str, Tensor]
     start: Tensor  # word embeddings [batch, length, hidden], or pixels
     readout: Readout
-    length: int  # of the model's sequence, in tokens
+    length: int  # tokens in the model's sequence
 
     @classmethod
     @torch.no_grad()

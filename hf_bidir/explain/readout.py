@@ -14,6 +14,7 @@ from transformers.utils import ModelOutput
 
 from hf_bidir.common.errors import did_you_mean
 from hf_bidir.explain.attentions import token_positions
+from hf_bidir.modeling.activations import upcast
 
 VOCABULARY = ("ForMaskedLM", "ForCausalLM", "LMHeadModel")
 PER_TOKEN = (*VOCABULARY, "ForTokenClassification")
@@ -69,7 +70,7 @@ def choose_readout(
         everywhere = torch.ones(rows.shape[:2], dtype=torch.bool, device=rows.device)
         positions = token_positions(default if position is None else position, everywhere)
         rows = rows[torch.arange(len(rows), device=rows.device), positions]
-    rows = rows.detach().to(torch.promote_types(rows.dtype, torch.float32))
+    rows = upcast(rows.detach())
     if "logits" in outputs:
         classes = _classes(model, rows, target)
         weights = torch.nn.functional.one_hot(classes, rows.shape[-1]).to(rows.dtype)

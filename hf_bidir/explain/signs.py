@@ -1,14 +1,18 @@
-"""Share of negative coefficients, and a model run without them, or without as much positive mass."""
+"""How much a model has and uses of either sign: shares, and runs without one sign."""
 
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from itertools import cycle
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.layer_hooks import edited_coefficients
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients, observed_layers
 from hf_bidir.explain.running import attends_between_tokens
+from hf_bidir.modeling.attention import grouped_matmul
+from hf_bidir.modeling.signed_layers import signed_layers
 
 
 @torch.inference_mode()
@@ -66,5 +70,78 @@ def without_as_much_positive(model: PreTrainedModel, seed: int = 0) -> AbstractC
         to_remove = coefficients.clamp_max(0).sum(-1, keepdim=True).neg()
         removed = torch.minimum((to_remove - positive.cumsum(-1) + positive).clamp_min(0), positive)
         return coefficients - torch.zeros_like(coefficients).scatter(-1, order, removed)
+
+    return edited_coefficients(model, reduced)
+
+
+@contextmanager
+def signed_parts(model: PreTrainedModel, record: Callable[[int, Tensor, Tensor], None]) -> Iterator[None]:
+    """Inside the context, call `record(layer, positive, negative)` after every call of a signed layer.
+
+    The two parts of the context come from the positive and from the negative coefficients; each is `[batch, queries,
+    heads, head_dim]`, and their sum is the context. The layer is an index.
+    """
+    index = {layer: number for number, layer in enumerate(signed_layers(model))}
+    current: list[Tensor] = []
+
+    def keep(coefficients: Tensor) -> Tensor:
+        current[:] = [coefficients]
+        return coefficients
+
+    def observe(layer: nn.Module, key: Tensor, value: Tensor, context: Tensor) -> None:
+        positive = grouped_matmul(current[0].clamp_min(0), value).transpose(1, 2)
+        record(index[layer], positive, context - positive)
+
+    with edited_coefficients(model, keep), observed_layers(model, observe):
+        yield
+
+
+@torch.inference_mode()
+def negative_variance_share(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]) -> Tensor:
+    """How much of each head's output varies with its negative coefficients, `[layers, heads]` in [0, 1].
+
+    With `o+` and `o-` the contexts of the positive and of the negative coefficients of a head, this is `Var(o-) /
+    (Var(o+) + Var(o-))`, the total variance over queries that are not padding. It is 0 for softmax, and for negative
+    coefficients whose effect is a constant vector. Flipping the sign of a head (`orient_heads`) turns it into 1 minus
+    itself. NaN for a head whose output is constant.
+    """
+    contexts: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+
+    def record(layer: int, positive: Tensor, negative: Tensor) -> None:
+        contexts[layer].append((at_tokens(positive, keep), at_tokens(negative, keep)))
+
+    with signed_parts(model, record):
+        for batch in batches:
+            keep = batch.get("attention_mask")
+            model(**batch)
+    shares = []
+    for layer in sorted(contexts):
+        positive, negative = (torch.cat(part).var(0).sum(-1) for part in zip(*contexts[layer], strict=True))
+        shares.append(negative / (positive + negative))
+    return torch.stack(shares)
+
+
+def at_tokens(rows: Tensor, keep: Tensor | None) -> Tensor:
+    """The rows `[tokens, ...]` of `[batch, queries, ...]` that are not padding."""
+    if keep is not None and keep.shape == rows.shape[:2]:
+        return rows[keep.bool()]
+    return rows.flatten(0, 1)
+
+
+def without_weaker_sign(model: PreTrainedModel, negative_share: Tensor) -> AbstractContextManager[None]:
+    """Context in which every head loses the coefficients of the sign that matters less to its output.
+
+    Unlike `without_negatives`, this does not depend on the arbitrary sign of a head. A model that does not change
+    inside the context uses one sign per head, as softmax does.
+
+    Args:
+        negative_share: `[layers, heads]`, from `negative_variance_share`.
+    """
+    kept = torch.where(negative_share > 0.5, -1.0, 1.0)[:, None, :, None, None]
+    layers = cycle(range(len(kept)))
+
+    def reduced(coefficients: Tensor) -> Tensor:
+        sign = kept[next(layers)].to(coefficients)
+        return sign * (sign * coefficients).clamp_min(0)
 
     return edited_coefficients(model, reduced)

@@ -4,14 +4,14 @@ from hf_bidir.common.extras import extra
 
 with extra("explain", "train"):
     from hf_bidir.faithfulness.adversarial import Adversary, adversarial_attention
-    from hf_bidir.faithfulness.deletion import ERASER_SHARES, answer_curve, comprehensiveness, sufficiency
+    from hf_bidir.faithfulness.deletion import ERASER_SHARES, comprehensiveness, prediction_curve, sufficiency
     from hf_bidir.faithfulness.distances import jensen_shannon, total_variation
-    from hf_bidir.faithfulness.interventions import answer_changes, class_probabilities, permuted, randomised
+    from hf_bidir.faithfulness.interventions import class_probabilities, permuted, prediction_changes, randomised
     from hf_bidir.faithfulness.metrics import (
-        AnswerChange,
         AttentionDivergence,
         Comprehensiveness,
         KendallTau,
+        PredictionChange,
         RationaleAuprc,
         SignAgreement,
         Sufficiency,
@@ -22,16 +22,14 @@ with extra("explain", "train"):
 __all__ = [
     "ERASER_SHARES",
     "Adversary",
-    "AnswerChange",
     "AttentionDivergence",
     "Comprehensiveness",
     "KendallTau",
+    "PredictionChange",
     "RationaleAuprc",
     "SignAgreement",
     "Sufficiency",
     "adversarial_attention",
-    "answer_changes",
-    "answer_curve",
     "bootstrap_interval",
     "class_probabilities",
     "comprehensiveness",
@@ -39,6 +37,8 @@ __all__ = [
     "kendall_tau",
     "kept_rows",
     "permuted",
+    "prediction_changes",
+    "prediction_curve",
     "randomised",
     "rationale_auprc",
     "sign_agreement",

@@ -36,10 +36,10 @@ def comprehensiveness(
     """Fall of the target's probability without the tokens ranked first; higher is better.
 
     ERASER (DeYoung et al. 2020, equation 1), the mean over shares of tokens. Arguments and errors as in
-    `answer_curve`; the result is `[batch]`, in [-1, 1].
+    `prediction_curve`; the result is `[batch]`, in [-1, 1].
     """
     options: dict[str, Any] = {"target": target, "special": special, "progress": progress}
-    whole, *reduced = answer_curve(model, inputs, scores, [0.0, *ERASER_SHARES], "deletion", **options)
+    whole, *reduced = prediction_curve(model, inputs, scores, [0.0, *ERASER_SHARES], "deletion", **options)
     return whole - torch.stack(reduced).mean(0)
 
 
@@ -57,12 +57,12 @@ def sufficiency(
     ERASER (DeYoung et al. 2020, equation 2); otherwise as `comprehensiveness`.
     """
     options: dict[str, Any] = {"target": target, "special": special, "progress": progress}
-    whole, *reduced = answer_curve(model, inputs, scores, [1.0, *ERASER_SHARES], "insertion", **options)
+    whole, *reduced = prediction_curve(model, inputs, scores, [1.0, *ERASER_SHARES], "insertion", **options)
     return whole - torch.stack(reduced).mean(0)
 
 
 @torch.no_grad()
-def answer_curve(
+def prediction_curve(
     model: PreTrainedModel,
     inputs: Mapping[str, Tensor],
     scores: Tensor,

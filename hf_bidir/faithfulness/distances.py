@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from hf_bidir.modeling.activations import upcast
+
 
 def total_variation(first: Tensor, second: Tensor) -> Tensor:
     """`½ Σ_c |p_c - q_c|` over all classes, in [0, 1]; `[..., classes]` to `[...]`."""
@@ -22,7 +24,7 @@ def jensen_shannon(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _as_distribution(values: Tensor) -> Tensor:
-    magnitudes = values.to(torch.promote_types(values.dtype, torch.float32)).abs()
+    magnitudes = upcast(values).abs()
     total = magnitudes.sum(-1, keepdim=True)
     return magnitudes / total.masked_fill(total == 0, 1)
 

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation
 from hf_bidir.explain.running import keep_mask_of, prepared_inputs
 from hf_bidir.faithfulness.distances import total_variation
+from hf_bidir.modeling.activations import upcast
 
 Change = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 
@@ -53,7 +54,7 @@ def randomised(coefficients: Tensor, keep: Tensor, generator: torch.Generator) -
 
 
 @torch.no_grad()
-def answer_changes(
+def prediction_changes(
     model: PreTrainedModel,
     inputs: Mapping[str, Tensor],
     change: Change,
@@ -105,4 +106,4 @@ def class_probabilities(model: PreTrainedModel, inputs: Mapping[str, Tensor]) ->
     outputs = model(**inputs, return_dict=True)
     if "logits" not in outputs or outputs.logits.dim() != 2:
         raise ValueError(f"expected a classifier of whole inputs, got {type(model).__name__}.")
-    return outputs.logits.to(torch.promote_types(outputs.logits.dtype, torch.float32)).softmax(-1)
+    return upcast(outputs.logits).softmax(-1)

@@ -64,7 +64,7 @@ class KendallTau(ExampleMetric):
     measure = staticmethod(kendall_tau)
 
 
-class AnswerChange(ExampleMetric):
+class PredictionChange(ExampleMetric):
     """Total variation between class probabilities after an intervention (predictions) and before (references)."""
 
     description, citation = "Total variation between two class probabilities.", CITATIONS["jain"]

@@ -17,7 +17,7 @@ from hf_bidir.finetune.arguments import RunArguments
 from hf_bidir.finetune.data.arguments import DataArguments, UnlabelledDataArguments
 from hf_bidir.finetune.data.splits import Splits
 
-RECORD, PREVIOUS = "run.json", "previous_run.json"  # of this run, and of the run of its initial checkpoint
+RECORD, PREVIOUS = "run.json", "previous_run.json"  # records of this run and of the run behind its initial checkpoint
 LIBRARIES = ("hf-bidir", "torch", "transformers", "datasets", "accelerate", "tokenizers", "scikit-learn")
 # options that do not affect losses, so an interrupted run may be resumed with other values
 MAY_CHANGE = {

@@ -9,8 +9,12 @@ from hf_bidir.finetune.arguments import RunArguments
 
 # options that say how long to train, or how to choose the checkpoint: with one of them the defaults below do not apply
 DURATION = {
-    *("num_train_epochs", "max_steps", "early_stopping_patience"),
-    *("eval_strategy", "save_strategy", "load_best_model_at_end"),
+    "num_train_epochs",
+    "max_steps",
+    "early_stopping_patience",
+    "eval_strategy",
+    "save_strategy",
+    "load_best_model_at_end",
 }
 MOST_EPOCHS = {"image-classification": 100, "text-classification": 30, "text2text-generation": 30}
 PATIENCE = {"image-classification": 10, "text-classification": 5, "text2text-generation": 5}

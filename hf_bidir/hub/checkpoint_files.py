@@ -7,11 +7,26 @@ from hf_bidir.common.files import sha256
 CODE = ("*.py",)
 MODULES = ("[0-9]_*/*.json", "[0-9]_*/*.safetensors")  # sentence-transformers keeps them in numbered folders
 COMPUTED_FROM = (
-    *("config.json", "generation_config.json", "*.safetensors", "model.safetensors.index.json"),
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
-    *("vocab.txt", "vocab.json", "merges.txt", "*.model"),
-    *("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
-    *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json", *MODULES),
+    "config.json",
+    "generation_config.json",
+    "*.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "*.model",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_*_config.json",
+    *MODULES,
 )
 REPORTS = ("README.md", "*.png", "all_results.json", "run.json", "previous_run.json", "evaluation.json", "seeds.json")
 

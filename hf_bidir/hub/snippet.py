@@ -85,7 +85,7 @@ def _text_uses(checkpoint: Checkpoint) -> dict[str, list[str]]:
             f'inputs = tokenizer("{PROMPT}", return_tensors="pt")',
             f"print({decode})",
             on_inputs,
-            "probability, token = outputs.logits[0, -1].softmax(-1).max(-1)  # of the next token",
+            "probability, token = outputs.logits[0, -1].softmax(-1).max(-1)  # probability of the next token",
             "print(tokenizer.decode(token), probability.item())",
             COEFFICIENTS,
         ],
@@ -108,7 +108,7 @@ def _image(checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
         return ["from PIL import Image", "from sklearn.datasets import load_digits"], [DIGIT]
     if not checkpoint.has_example_image:
         return ["from PIL import Image"], [NOISE]
-    comment = "  # of the test split; any image will do"
+    comment = "  # a test image; any image will do"
     if not checkpoint.repo_id:
         return ["from PIL import Image"], [f'image = Image.open(f"{{source}}/{EXAMPLE_IMAGE}").convert("RGB"){comment}']
     file = f'hf_hub_download(source, "{EXAMPLE_IMAGE}", revision=revision)'

@@ -13,7 +13,7 @@ from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenize
 from hf_bidir.explain import token_scores
 from hf_bidir.explain.running import keep_mask_of
 from hf_bidir.explain.signs import negative_share
-from hf_bidir.faithfulness import answer_curve, kendall_tau, kept_rows
+from hf_bidir.faithfulness import kendall_tau, kept_rows, prediction_curve
 from hf_bidir.faithfulness.deletion import before_patches
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.paper.data import sample
@@ -53,7 +53,7 @@ def measure_deep(
         for name, ranked in scores.items():
             for how in ("deletion", "insertion"):
                 options = {"target": target, "special": special, "progress": False}
-                curve = answer_curve(model, inputs, ranked, SHARES, how, **options)
+                curve = prediction_curve(model, inputs, ranked, SHARES, how, **options)
                 curves[f"{how} {name}"].append(curve)
                 rows[f"{how}_{name}"] += torch.trapezoid(curve, torch.tensor(SHARES), dim=0).div(SHARES[-1]).tolist()
         effect = token_scores(model, inputs, "erasure", target)

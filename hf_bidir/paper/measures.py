@@ -17,11 +17,11 @@ from hf_bidir.explain.contributions import coefficients_and_gradients
 from hf_bidir.explain.signs import negative_share
 from hf_bidir.faithfulness import (
     adversarial_attention,
-    answer_changes,
     comprehensiveness,
     kendall_tau,
     kept_rows,
     permuted,
+    prediction_changes,
     randomised,
     sign_agreement,
     sufficiency,
@@ -192,7 +192,7 @@ def median_changes(model: PreTrainedModel, inputs: dict[str, Tensor], draws: int
     """The median change of each example's prediction under permuted and randomised coefficients, by intervention; the
     lower median of an even number of draws."""
     ways = {"permutation": permuted, "randomisation": randomised}
-    changes = {name: answer_changes(model, inputs, way, draws=draws, progress=False) for name, way in ways.items()}
+    changes = {name: prediction_changes(model, inputs, way, draws=draws, progress=False) for name, way in ways.items()}
     return {name: drawn.median(0).values.tolist() for name, drawn in changes.items()}
 
 

@@ -38,7 +38,8 @@ def check(experiments: Iterable[Experiment], settings: Settings, resume: bool) -
         raise InputError(f"{settings.root} has a finished report; pass --resume to continue it, or another --output")
     needed = list(experiments)
     if settings.as_published and any(one.as_published for one in needed):
-        needed += [one for one in read_experiments([VOCABULARY_OF]) if one.name not in {two.name for two in needed}]
+        names = {experiment.name for experiment in needed}
+        needed += [one for one in read_experiments([VOCABULARY_OF]) if one.name not in names]
     if settings.root.is_file():
         raise InputError(f"expected an output folder; {settings.root} is a file. Pass another --output")
     if settings.data_dir is None:

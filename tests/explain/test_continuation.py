@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 import hf_bidir
 from hf_bidir.cli import app
-from hf_bidir.explain import answer_scores, explain_continuation, load_checkpoint, token_scores
+from hf_bidir.explain import explain_continuation, load_checkpoint, prediction_scores, token_scores
 from hf_bidir.explain.alignment import Alignment, visible
 from hf_bidir.explain.methods import METHODS
 from hf_bidir.explain.report import explain_checkpoint
@@ -48,13 +48,13 @@ def folder(model, tmp_path):
 @pytest.mark.parametrize("method", METHODS)
 def test_every_row_equals_the_explanation_of_its_token_alone(method, model):
     ids = TOKENIZER(f"{PROMPT} {NEXT}", return_tensors="pt")["input_ids"]
-    answers, positions = ids[0, 3:], torch.arange(2, ids.shape[1] - 1)
+    predictions, positions = ids[0, 3:], torch.arange(2, ids.shape[1] - 1)
     inputs = {"input_ids": ids[:, :-1], "attention_mask": torch.ones_like(ids[:, :-1])}
-    rows = answer_scores(model, inputs, answers, positions, method, batch_size=2)
-    assert rows.shape == (len(answers), ids.shape[1] - 1)
-    for row, answer, position in zip(rows, answers.tolist(), positions.tolist(), strict=True):
+    rows = prediction_scores(model, inputs, predictions, positions, method, batch_size=2)
+    assert rows.shape == (len(predictions), ids.shape[1] - 1)
+    for row, prediction, position in zip(rows, predictions.tolist(), positions.tolist(), strict=True):
         alone = {name: value[:, : position + 1] for name, value in inputs.items()}
-        expected = token_scores(model, alone, method, answer, position=position)[0].detach()
+        expected = token_scores(model, alone, method, prediction, position=position)[0].detach()
         torch.testing.assert_close(row[: position + 1], expected, rtol=1e-3, atol=1e-5)
         assert row[position + 1 :].abs().sum() < 1e-4
 

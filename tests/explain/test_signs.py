@@ -4,8 +4,16 @@ import pytest
 import torch
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, register_attn_activation, tanhmax
-from hf_bidir.checkpoints.layer_hooks import edited_coefficients
-from hf_bidir.explain.signs import negative_share, without_as_much_positive, without_negatives
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients, observed_layers
+from hf_bidir.explain.orient import flip_heads
+from hf_bidir.explain.signs import (
+    negative_share,
+    negative_variance_share,
+    signed_parts,
+    without_as_much_positive,
+    without_negatives,
+    without_weaker_sign,
+)
 from hf_bidir.modeling import activations
 
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
@@ -103,3 +111,65 @@ def test_without_negatives_changes_nothing_in_softmax():
     before = model(**batch).logits
     with without_negatives(model):
         torch.testing.assert_close(model(**batch).logits, before)
+
+
+def test_the_signed_parts_of_a_layer_are_what_its_coefficients_of_either_sign_give():
+    model, batch, values, parts = model_of(1.0), batch_of(), [], []
+
+    def observe(layer, key, value, context):
+        values.append(value)
+
+    with observed_layers(model, observe):
+        model(**batch)
+    with signed_parts(model, lambda *part: parts.append(part)):
+        model(**batch)
+    model.set_attn_implementation("eager")
+    coefficients = model(**batch, output_attentions=True).attentions
+    assert [layer for layer, _, _ in parts] == [0, 1]
+    for (_, positive, negative), a, value in zip(parts, coefficients, values, strict=True):
+        torch.testing.assert_close(positive, (a * (a > 0) @ value).transpose(1, 2))
+        torch.testing.assert_close(negative, (a * (a < 0) @ value).transpose(1, 2))
+
+
+def test_softmax_varies_with_no_negative_coefficient():
+    assert negative_variance_share(model_of(0.0), [batch_of()]).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+def test_the_share_of_the_variance_does_not_depend_on_padding():
+    model, batch = model_of(1.0), batch_of()
+    short = {name: x[1:, :3] for name, x in batch.items()}
+    long = {name: torch.nn.functional.pad(x, (0, 4)) for name, x in short.items()}
+    torch.testing.assert_close(negative_variance_share(model, [short]), negative_variance_share(model, [long]))
+
+
+def test_flipping_a_head_exchanges_the_signs_and_changes_nothing_without_the_weaker_one():
+    model, batch = model_of(1.0), batch_of()
+    share = negative_variance_share(model, [batch])
+    flipped = torch.tensor([[True, False], [False, True]])
+    with without_weaker_sign(model, share):
+        before = model(**batch).logits
+    with without_negatives(model):
+        one_sign = model(**batch).logits
+    flip_heads(model, flipped)
+    after = negative_variance_share(model, [batch])
+    torch.testing.assert_close(after, torch.where(flipped, 1 - share, share))
+    with without_weaker_sign(model, after):
+        torch.testing.assert_close(model(**batch).logits, before)
+    with without_negatives(model):
+        assert (model(**batch).logits - one_sign).abs().max() > 1e-3
+
+
+def test_without_the_weaker_sign_every_head_has_one_sign():
+    model, batch = model_of(1.0), batch_of()
+    share, seen = negative_variance_share(model, [batch]), []
+
+    def record(coefficients):
+        seen.append(coefficients)
+        return coefficients
+
+    with without_weaker_sign(model, share), edited_coefficients(model, record):
+        model(**batch)
+    for layer, coefficients in enumerate(seen):
+        sign = torch.where(share[layer] > 0.5, -1, 1)[:, None, None]
+        assert (sign * coefficients >= 0).all()
+        assert coefficients.abs().max() > 0

@@ -15,8 +15,8 @@ def test_the_adversary_has_the_same_prediction_and_the_reported_distance(activat
     model, inputs = pooling(activation), texts()
     found = adversarial_attention(model, inputs)
     with edited_coefficients(model, lambda _: found.coefficients[:, None, None]):
-        answer = class_probabilities(model, inputs)
-    change = total_variation(answer, class_probabilities(model, inputs)).detach()
+        prediction = class_probabilities(model, inputs)
+    change = total_variation(prediction, class_probabilities(model, inputs)).detach()
     torch.testing.assert_close(change, found.change, rtol=0, atol=1e-6)
     assert (change <= 0.01).all()
     own = model(**inputs, output_attentions=True).attentions[0][:, 0, 0].detach()

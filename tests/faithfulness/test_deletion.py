@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_bidir.explain import contributions
-from hf_bidir.faithfulness import ERASER_SHARES, answer_curve, comprehensiveness, sufficiency
+from hf_bidir.faithfulness import ERASER_SHARES, comprehensiveness, prediction_curve, sufficiency
 from tests.explain.conftest import family, inputs_of
 from tests.faithfulness.conftest import bert, images, pooling, sentences, texts, vit
 
@@ -22,7 +22,7 @@ def example(model):
 def test_deletion_takes_the_highest_scores_first_and_the_text_closes_up():
     model = pooling(encoder="gru")
     ids, scores, target = example(model)
-    curve = answer_curve(model, {"input_ids": ids}, scores, [0, 0.25, 1])
+    curve = prediction_curve(model, {"input_ids": ids}, scores, [0, 0.25, 1])
     words = ids[0].tolist()
     rest = [word for index, word in enumerate(words) if index not in (2, 4)]  # a quarter of seven is two
     assert curve[:, 0].tolist() == pytest.approx(
@@ -34,7 +34,7 @@ def test_deletion_takes_the_highest_scores_first_and_the_text_closes_up():
 def test_insertion_leaves_the_highest_scores_alone_in_the_order_of_the_text():
     model = pooling(encoder="gru")
     ids, scores, target = example(model)
-    curve = answer_curve(model, {"input_ids": ids}, scores, [0.4, 1], "insertion")
+    curve = prediction_curve(model, {"input_ids": ids}, scores, [0.4, 1], "insertion")
     words = ids[0].tolist()
     best = [words[2], words[4], words[6]]
     expected = [probability(model, best, target), probability(model, words, target)]
@@ -45,9 +45,9 @@ def test_insertion_leaves_the_highest_scores_alone_in_the_order_of_the_text():
 def test_examples_of_a_batch_do_not_depend_on_each_other(how):
     model, batch = pooling(encoder="lstm", bidirectional=True), texts()
     scores = torch.randn(3, 7, generator=torch.Generator().manual_seed(0))
-    together = answer_curve(model, batch, scores, ERASER_SHARES, how)
+    together = prediction_curve(model, batch, scores, ERASER_SHARES, how)
     for row, length in enumerate(batch["attention_mask"].sum(1)):
-        alone = answer_curve(
+        alone = prediction_curve(
             model, {"input_ids": batch["input_ids"][row : row + 1, :length]}, scores[row : row + 1, :length],
             ERASER_SHARES, how,
         )  # fmt: skip
@@ -57,10 +57,10 @@ def test_examples_of_a_batch_do_not_depend_on_each_other(how):
 def test_the_token_of_the_output_and_special_tokens_stay():
     model, ids = bert(), sentences()["input_ids"][:1]
     special = torch.tensor([[True, False, False, False, False, True]])
-    left = answer_curve(model, {"input_ids": ids}, torch.zeros(1, 6), [1.0], special=special)
+    left = prediction_curve(model, {"input_ids": ids}, torch.zeros(1, 6), [1.0], special=special)
     expected = model(ids[:, [0, 5]]).logits.softmax(-1)[0, model(ids).logits.argmax()]
     torch.testing.assert_close(left[0, 0], expected.detach())
-    only_first = answer_curve(model, {"input_ids": ids}, torch.zeros(1, 6), [1.0])
+    only_first = prediction_curve(model, {"input_ids": ids}, torch.zeros(1, 6), [1.0])
     expected = model(ids[:, :1]).logits.softmax(-1)[0, model(ids).logits.argmax()]
     torch.testing.assert_close(only_first[0, 0], expected.detach())
 
@@ -68,7 +68,7 @@ def test_the_token_of_the_output_and_special_tokens_stay():
 def test_patches_are_painted_with_the_mean_colour():
     model, batch = vit(), images()
     scores = contributions(model, batch).sum((1, 2))
-    curve = answer_curve(model, batch, scores, [2 / 16])
+    curve = prediction_curve(model, batch, scores, [2 / 16])
     best = scores[0, 1:].argsort(descending=True)[:2].tolist()
     painted = batch["pixel_values"][:1].clone()
     for patch in best:
@@ -81,9 +81,11 @@ def test_comprehensiveness_and_sufficiency_are_means_over_shares():
     model, batch = pooling(), texts()
     scores = contributions(model, batch).sum((1, 2))
     whole = model(**batch).logits.softmax(-1).amax(-1).detach()
-    without = torch.stack([answer_curve(model, batch, scores, [share])[0] for share in (0.01, 0.05, 0.1, 0.2, 0.5)])
+    without = torch.stack([prediction_curve(model, batch, scores, [share])[0] for share in (0.01, 0.05, 0.1, 0.2, 0.5)])
     torch.testing.assert_close(comprehensiveness(model, batch, scores), whole - without.mean(0))
-    alone = torch.stack([answer_curve(model, batch, scores, [s], "insertion")[0] for s in (0.01, 0.05, 0.1, 0.2, 0.5)])
+    alone = torch.stack(
+        [prediction_curve(model, batch, scores, [s], "insertion")[0] for s in (0.01, 0.05, 0.1, 0.2, 0.5)]
+    )
     torch.testing.assert_close(sufficiency(model, batch, scores), whole - alone.mean(0))
 
 
@@ -104,31 +106,31 @@ def test_support_is_more_comprehensive_than_opposition():
 def test_bad_input_is_one_error(change, message):
     arguments = {"scores": torch.zeros(3, 7), "shares": [0.5], "how": "deletion"} | change
     with pytest.raises(ValueError, match=message):
-        answer_curve(pooling(), texts(), **arguments)
+        prediction_curve(pooling(), texts(), **arguments)
 
 
 def test_scores_in_half_precision_rank_the_tokens_of_a_long_text_as_they_are():
     model = pooling()
     ids = torch.randint(1, 20, (1, 400), generator=torch.Generator().manual_seed(3))
     scores = torch.arange(400.0).flip(0)[None].bfloat16()  # many ties, in the same order for both
-    curves = [answer_curve(model, {"input_ids": ids}, s, [0.8, 0.9, 0.95]) for s in (scores, scores.float())]
+    curves = [prediction_curve(model, {"input_ids": ids}, s, [0.8, 0.9, 0.95]) for s in (scores, scores.float())]
     assert curves[0].equal(curves[1])
 
 
 def test_nan_scores_are_refused_except_at_padding():
     model, batch = pooling(), texts()
     scores = torch.randn(3, 7).masked_fill(~batch["attention_mask"].bool(), float("nan"))
-    assert answer_curve(model, batch, scores, [0.5]).isfinite().all()
+    assert prediction_curve(model, batch, scores, [0.5]).isfinite().all()
     scores[1, 0] = float("nan")
     with pytest.raises(ValueError, match="expected finite scores"):
-        answer_curve(model, batch, scores, [0.5])
+        prediction_curve(model, batch, scores, [0.5])
 
 
 @pytest.mark.parametrize("name", ["GPT2ForSequenceClassification", "LlamaForSequenceClassification"])
 def test_a_decoder_keeps_its_last_token(name):
     model, batch = family(name), inputs_of(family(name))
     ids, scores = batch["input_ids"], torch.arange(12.0).view(2, 6)
-    curve = answer_curve(model, batch, scores, [0.5, 1.0])
+    curve = prediction_curve(model, batch, scores, [0.5, 1.0])
     for row, rest in ((0, [[0, 1, 5], [5]]), (1, [[0, 3], [3]])):
         target = model(ids[row : row + 1, : rest[0][-1] + 1]).logits.argmax()
         for share, kept in enumerate(rest):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
-from hf_bidir.faithfulness import answer_changes, class_probabilities, permuted, randomised
+from hf_bidir.faithfulness import class_probabilities, permuted, prediction_changes, randomised
 from tests.explain.conftest import family, inputs_of
 from tests.faithfulness.conftest import bert, images, pooling, sentences, texts, vit
 
@@ -61,7 +61,7 @@ def test_random_sizes_are_uniform_over_the_simplex():
 @both
 def test_the_change_is_the_total_variation_between_the_predictions(kind, change):
     model, inputs = CASES[kind][0](), CASES[kind][1]()
-    (found,) = answer_changes(model, inputs, change, draws=1, seed=5)
+    (found,) = prediction_changes(model, inputs, change, draws=1, seed=5)
     generator, keep = seeded(5), inputs.get("attention_mask")
 
     def changed(coefficients):
@@ -77,17 +77,19 @@ def test_the_change_is_the_total_variation_between_the_predictions(kind, change)
 
 def test_a_text_of_one_word_cannot_be_permuted():
     model, inputs = pooling(), {"input_ids": torch.tensor([[3, 0, 0]]), "attention_mask": torch.tensor([[1, 0, 0]])}
-    assert (answer_changes(model, inputs, permuted, draws=5) < 1e-6).all()
+    assert (prediction_changes(model, inputs, permuted, draws=5) < 1e-6).all()
 
 
 @every_model
 def test_a_seed_determines_the_draws_and_labels_do_not_matter(kind):
     model, inputs = CASES[kind][0](), CASES[kind][1]()
     rows = len(next(iter(inputs.values())))
-    first = answer_changes(model, inputs, permuted, draws=3, seed=1)
-    again = answer_changes(model, inputs | {"labels": torch.zeros(rows, dtype=torch.long)}, permuted, draws=3, seed=1)
+    first = prediction_changes(model, inputs, permuted, draws=3, seed=1)
+    again = prediction_changes(
+        model, inputs | {"labels": torch.zeros(rows, dtype=torch.long)}, permuted, draws=3, seed=1
+    )
     assert first.equal(again)
-    assert not first.equal(answer_changes(model, inputs, permuted, draws=3, seed=2))
+    assert not first.equal(prediction_changes(model, inputs, permuted, draws=3, seed=2))
 
 
 def test_probabilities_sum_to_one():
@@ -101,7 +103,7 @@ def test_a_model_without_classes_is_refused():
 
 def test_no_draws_are_refused():
     with pytest.raises(ValueError, match="expected at least one draw, got 0"):
-        answer_changes(pooling(), texts(), permuted, draws=0)
+        prediction_changes(pooling(), texts(), permuted, draws=0)
 
 
 @both
@@ -112,6 +114,6 @@ def test_in_a_decoder_nothing_moves_to_a_key_that_a_query_does_not_see(change):
         moved.append(change(coefficients, keep, generator))
         return moved[-1]
 
-    answer_changes(model, inputs_of(model), seen, draws=1)
+    prediction_changes(model, inputs_of(model), seen, draws=1)
     assert all((coefficients.triu(1) == 0).all() for coefficients in moved)
     assert len(moved) == 3

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from hf_bidir.faithfulness import (
-    AnswerChange,
     AttentionDivergence,
     Comprehensiveness,
     KendallTau,
+    PredictionChange,
     RationaleAuprc,
     SignAgreement,
     Sufficiency,
@@ -45,7 +45,7 @@ def test_examples_without_a_value_are_not_counted():
 @pytest.mark.parametrize(
     ("metric", "predictions", "references", "expected"),
     [
-        (AnswerChange, [[0.7, 0.3]], [[0.4, 0.6]], 0.3),
+        (PredictionChange, [[0.7, 0.3]], [[0.4, 0.6]], 0.3),
         (AttentionDivergence, [[0.5, -0.5, 0.0]], [[0.0, 0.0, 1.0]], np.log(2)),
         (Comprehensiveness, [[0.5, 0.3]], [0.9], 0.5),
         (Sufficiency, [[0.8, 0.9]], [0.9], 0.05),
@@ -72,8 +72,8 @@ def test_metrics_need_no_network():
 @pytest.mark.parametrize(
     ("metric", "predictions", "references", "message"),
     [
-        (AnswerChange, [[0.5, 0.5]], [[0.2, 0.3, 0.5]], "example 0 has 2 probabilities and 3 probabilities before"),
-        (AnswerChange, [[5.0, -4.0]], [[1.0, 0.0]], r"expected class probabilities.* got \[5.0, -4.0\] in row 0"),
+        (PredictionChange, [[0.5, 0.5]], [[0.2, 0.3, 0.5]], "example 0 has 2 probabilities and 3 probabilities before"),
+        (PredictionChange, [[5.0, -4.0]], [[1.0, 0.0]], r"expected class probabilities.* got \[5.0, -4.0\] in row 0"),
         (AttentionDivergence, [[1.0, 0.0]], [[1.0]], "example 0 has 2 coefficients and 1 other coefficients"),
     ],
 )

@@ -84,9 +84,9 @@ def test_the_accuracy_without_negative_coefficients_is_that_of_the_model_without
     model = BidirViTForImageClassification.from_pretrained(folder).eval()
     pixels = ImageCollator(AutoImageProcessor.from_pretrained(folder))(rows)["pixel_values"]
     with torch.no_grad(), without_negatives(model):
-        answers = model(pixels).logits.argmax(-1).numpy()
+        predictions = model(pixels).logits.argmax(-1).numpy()
     evaluation = evaluate_checkpoint(folder)
-    assert evaluation.accuracy_without_negatives == pytest.approx(np.mean(answers == np.array(rows["label"])))
+    assert evaluation.accuracy_without_negatives == pytest.approx(np.mean(predictions == np.array(rows["label"])))
     assert evaluation.accuracy_without_negatives < evaluation.scores["accuracy"] - 0.1
     assert 0 < evaluation.negative_share < 1
 

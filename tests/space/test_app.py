@@ -236,7 +236,7 @@ def test_a_phone_shows_everything_without_scrolling_sideways(visit):
     assert too_wide(page) <= 0
 
 
-def answer_to(checkpoints, text=None, image=None, method="contributions", target=PREDICTED, chosen=None):
+def response_to(checkpoints, text=None, image=None, method="contributions", target=PREDICTED, chosen=None):
     return explained(checkpoints, checkpoints[0], method, target, chosen, text, image)
 
 
@@ -260,9 +260,9 @@ def test_a_decoder_is_explained_for_its_next_token_or_any_other(decoders):
     assert offered["target"]["allow_custom_value"]
     assert offered["text"]["value"] == examples_of(decoders[0])[0]
     for side in (0, 1):
-        answer = answer_to(decoders, "the film was", target="good")
-        assert "the logit of &quot; good&quot;" in answer[f"title {side}"]["value"]
-        assert [word for word, _ in answer[f"words {side}"]["value"]] == ["the", "film", "was"]
+        response = response_to(decoders, "the film was", target="good")
+        assert "the logit of &quot; good&quot;" in response[f"title {side}"]["value"]
+        assert [word for word, _ in response[f"words {side}"]["value"]] == ["the", "film", "was"]
 
 
 def test_what_an_encoder_decoder_generates_is_shown_as_an_alignment(tmp_path):
@@ -278,47 +278,47 @@ def test_what_an_encoder_decoder_generates_is_shown_as_an_alignment(tmp_path):
     model.generation_config.max_new_tokens = 4
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    answer = answer_to([str(tmp_path)], "the film was")
-    assert answer["picture 0"]["value"].startswith('<img alt="alignment" src="data:image/png')
-    assert answer["words 0"]["visible"] is False
+    response = response_to([str(tmp_path)], "the film was")
+    assert response["picture 0"]["value"].startswith('<img alt="alignment" src="data:image/png')
+    assert response["words 0"]["visible"] is False
 
 
 def test_a_checkpoint_without_counterpart_is_shown_alone(texts):
-    answer = answer_to(texts[:1], SENTENCES[0])
-    assert (answer["column 0"]["visible"], answer["column 1"]["visible"]) == (True, False)
+    response = response_to(texts[:1], SENTENCES[0])
+    assert (response["column 0"]["visible"], response["column 1"]["visible"]) == (True, False)
 
 
 def test_both_models_are_explained_for_the_class_that_the_first_predicts(texts):
-    answer = answer_to(texts, SENTENCES[0])
-    explained_class = [re.search(r"the logit of (\w+)", answer[f"title {side}"]["value"])[1] for side in (0, 1)]
-    assert re.search(r"\w+: (\w+) \(", answer["title 0"]["value"])[1] == explained_class[0] == explained_class[1]
+    response = response_to(texts, SENTENCES[0])
+    explained_class = [re.search(r"the logit of (\w+)", response[f"title {side}"]["value"])[1] for side in (0, 1)]
+    assert re.search(r"\w+: (\w+) \(", response["title 0"]["value"])[1] == explained_class[0] == explained_class[1]
 
 
 def test_a_method_of_the_whole_model_ignores_the_head_and_locks_the_grid(texts):
-    answer = answer_to(texts, SENTENCES[0], method="gradient", chosen=[0, 1])
-    assert answer["results"]["visible"] is True
-    assert answer["heads 0"]["value"].count(" disabled>") == 4
+    response = response_to(texts, SENTENCES[0], method="gradient", chosen=[0, 1])
+    assert response["results"]["visible"] is True
+    assert response["heads 0"]["value"].count(" disabled>") == 4
 
 
 def test_a_page_that_was_never_given_a_text_asks_for_one(texts):
-    answer = answer_to(texts)
-    assert "type a text" in answer["message"]["value"]
-    assert answer["results"]["visible"] is False
+    response = response_to(texts)
+    assert "type a text" in response["message"]["value"]
+    assert response["results"]["visible"] is False
 
 
 def test_a_file_that_is_no_image_is_named_without_its_folder(tmp_path):
     (tmp_path / "image.png").write_text("no image")
-    said = answer_to(DIGITS, image=str(tmp_path / "image.png"))["message"]["value"]
+    said = response_to(DIGITS, image=str(tmp_path / "image.png"))["message"]["value"]
     assert "image.png cannot be read" in said
     assert str(tmp_path) not in said
 
 
 def test_a_text_is_never_taken_as_the_name_of_a_file(texts):
-    assert answer_to(texts, str(ROOT / "README.md"))["results"]["visible"] is True
+    assert response_to(texts, str(ROOT / "README.md"))["results"]["visible"] is True
 
 
 def test_a_text_beyond_every_limit_is_cut_before_it_is_tokenized(texts):
-    title = answer_to(texts, "good " * 5000)["title 0"]["value"]
+    title = response_to(texts, "good " * 5000)["title 0"]["value"]
     left_out = int(re.search(r"its last (\d+) word pieces were left out", title)[1])
     assert left_out < LONGEST
 

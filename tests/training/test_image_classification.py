@@ -26,9 +26,12 @@ def test_a_run_learns_and_its_pipeline_agrees_with_its_numbers(tmp_path):
     assert results["test_accuracy"] > 0.5  # chance: 0.1
     digits = load_digits()
     images = [Image.fromarray(np.uint8(image * 255 / 16)) for image in digits.images[:100]]
-    answers = pipeline("image-classification", str(folder), device="cpu")(images, top_k=1)
+    predictions = pipeline("image-classification", str(folder), device="cpu")(images, top_k=1)
     accuracy = np.mean(
-        [int(answer[0]["label"]) == truth for answer, truth in zip(answers, digits.target[:100], strict=True)]
+        [
+            int(prediction[0]["label"]) == truth
+            for prediction, truth in zip(predictions, digits.target[:100], strict=True)
+        ]
     )
     assert accuracy == pytest.approx(results["test_accuracy"], abs=0.15)
 
@@ -63,8 +66,10 @@ def test_any_checkpoint_of_images_is_fine_tuned(family, tmp_path):
     model = AutoModelForImageClassification.from_pretrained(tmp_path / "run")
     assert type(model).__name__ == f"Bidir{family}ForImageClassification"
     assert (model.config.num_labels, model.config.attn_negative_mass) == (10, 1.0)
-    answers = pipeline("image-classification", str(tmp_path / "run"), device="cpu")(Image.new("RGB", (8, 8)), top_k=1)
-    assert answers[0]["label"] in map(str, range(10))
+    predictions = pipeline("image-classification", str(tmp_path / "run"), device="cpu")(
+        Image.new("RGB", (8, 8)), top_k=1
+    )
+    assert predictions[0]["label"] in map(str, range(10))
 
 
 def test_a_checkpoint_of_grey_images_is_refused(tmp_path):

@@ -74,7 +74,7 @@ def test_class_names_come_back_from_the_pipeline(texts, tmp_path):
     assert isinstance(model, BidirBertForSequenceClassification)
     assert model.config.id2label == {0: "bad", 1: "good"}
     classify = pipeline("text-classification", str(folder), device="cpu")
-    assert [answer["label"] for answer in classify(["a good film", "a bad film"])] == ["good", "bad"]
+    assert [prediction["label"] for prediction in classify(["a good film", "a bad film"])] == ["good", "bad"]
 
 
 def test_an_interrupted_run_continues_to_the_same_losses_and_numbers(texts, tmp_path, crash):

@@ -15,8 +15,17 @@ from hf_bidir.finetune.tasks.text_classification import classify_texts
 from hf_bidir.modeling.configuration_bidir_rnn import BidirRnnConfig
 
 SHAPE = (
-    *("encoder", "bidirectional", "num_rnn_layers", "embedding_size", "hidden_size"),
-    *("attn_score", "attn_query", "attn_scale", "attn_selection", "dropout", "embedding_dropout"),
+    "encoder",
+    "bidirectional",
+    "num_rnn_layers",
+    "embedding_size",
+    "hidden_size",
+    "attn_score",
+    "attn_query",
+    "attn_scale",
+    "attn_selection",
+    "dropout",
+    "embedding_dropout",
 )
 
 

@@ -28,8 +28,19 @@ from hf_bidir.modeling.configuration_bidir_rnn import BidirRnnConfig
 
 HEAD = "AutoModelForSeq2SeqLM"
 SHAPE = (
-    *("encoder", "bidirectional", "num_rnn_layers", "embedding_size", "hidden_size", "decoder_style", "input_feeding"),
-    *("attn_score", "attn_scope", "attn_window", "attn_selection", "dropout", "embedding_dropout"),
+    "encoder",
+    "bidirectional",
+    "num_rnn_layers",
+    "embedding_size",
+    "hidden_size",
+    "decoder_style",
+    "input_feeding",
+    "attn_score",
+    "attn_scope",
+    "attn_window",
+    "attn_selection",
+    "dropout",
+    "embedding_dropout",
 )
 
 

@@ -1,0 +1,91 @@
+"""Measures of a converted model for benchmarks/conversions.py: accuracy with and without coefficients, human signs."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from datasets import Dataset
+from explained import load, sample
+from human_sentiment import agreement, score_words
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import AutoImageProcessor, AutoTokenizer, DataCollatorWithPadding, PreTrainedModel
+
+from hf_bidir.checkpoints.convert import read_bidir
+from hf_bidir.explain.signs import (
+    negative_share,
+    negative_variance_share,
+    without_as_much_positive,
+    without_negatives,
+    without_weaker_sign,
+)
+from hf_bidir.finetune.data.image_data import ImageCollator
+from hf_bidir.finetune.models import able_to_pad
+
+CONTROLS = 3  # random removals of positive mass
+SENTENCES = 200  # whose words have human labels
+Batch = dict[str, Tensor]
+
+
+def signs(folder: Path, rows: Dataset, max_length: int) -> dict[str, float]:
+    """The accuracy with all coefficients and without some, and shares of negative ones; all in [0, 1].
+
+    For a language model, the accuracy is that of the next token.
+    """
+    model = read_bidir(folder, torch.float32)
+    batches = list(batches_of(folder, rows, max_length))
+    inputs = [{name: x for name, x in batch.items() if name != "labels"} for batch in batches[::4]]
+    varying = negative_variance_share(model, inputs)
+
+    def accuracy(context: AbstractContextManager) -> float:
+        with context:
+            return accuracy_of(model, batches)
+
+    return {
+        "accuracy": accuracy(nullcontext()),
+        "negative_share": negative_share(model, inputs) or 0.0,
+        "negative_variance": varying.nanmean().item(),
+        "accuracy_without_negatives": accuracy(without_negatives(model)),
+        "accuracy_without_weaker_sign": accuracy(without_weaker_sign(model, varying)),
+        "accuracy_without_positive_mass": mean(
+            accuracy(without_as_much_positive(model, seed)) for seed in range(CONTROLS)
+        ),
+    }
+
+
+def batches_of(folder: Path, rows: Dataset, max_length: int) -> Iterator[Batch]:
+    """Inputs of 32 examples of similar length, with labels where the rows have them."""
+    if "image" in rows.column_names:
+        yield from DataLoader(rows, batch_size=32, collate_fn=ImageCollator(AutoImageProcessor.from_pretrained(folder)))
+        return
+    tokenizer = able_to_pad(AutoTokenizer.from_pretrained(folder), str(folder))
+    inputs: list[dict[str, Any]] = []
+    for row in rows:
+        tokens = tokenizer(row["text"], truncation=True, max_length=max_length, return_token_type_ids=False)
+        inputs.append(dict(tokens) | ({"label": row["label"]} if "label" in row else {}))
+    inputs.sort(key=lambda one: len(one["input_ids"]))
+    yield from map(dict, DataLoader(inputs, batch_size=32, collate_fn=DataCollatorWithPadding(tokenizer)))
+
+
+@torch.inference_mode()
+def accuracy_of(model: PreTrainedModel, batches: list[Batch]) -> float:
+    hits = []
+    for batch in batches:
+        found = model(**{name: x for name, x in batch.items() if name != "labels"}).logits.argmax(-1)
+        if "labels" in batch:
+            hits.append(found == batch["labels"])
+        else:
+            hits.append((found[:, :-1] == batch["input_ids"][:, 1:])[batch["attention_mask"][:, 1:].bool()])
+    return torch.cat(hits).float().mean().item()
+
+
+def human_sign(folder: Path, data_dir: Path) -> float:
+    """The share of polar words whose contribution has the sign of their human label, in sentences of the treebank."""
+    model, tokenizer = load(folder)
+    sentences = sample(data_dir / "sst_trees/test.parquet", SENTENCES)
+    scored = score_words(model, tokenizer, sentences, ["contributions"], folder.name)
+    percent, *_ = agreement([(labels, scores["contributions"]) for _, labels, scores in scored])
+    return float(percent) / 100
