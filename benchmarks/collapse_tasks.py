@@ -21,7 +21,7 @@ from tqdm import tqdm, trange
 
 from hf_bidir import BidirBertConfig, BidirBertForTokenClassification, bidir_attention
 from hf_bidir.common.files import replacing
-from hf_bidir.hub.card_numbers import seed_spread
+from hf_bidir.common.statistics import mean_and_deviation
 from hf_bidir.rank_collapse import bare_attention, path_states, relative_residual
 from hf_bidir.rank_collapse.collapse_tasks import LENGTH, TOKEN_TASKS, circle
 
@@ -59,7 +59,7 @@ def report_paths(options: argparse.Namespace) -> None:
     }
     rows = []
     for (task, mass), accuracies in found.items():
-        spread = [seed_spread(column, 1) for column in (100 * accuracies.T).tolist()]
+        spread = [mean_and_deviation(column, 1) for column in (100 * accuracies.T).tolist()]
         rows.append([task, f"{mass:g}", f"{100 * constant(task):.1f}", *spread])
     notes = (
         f"Accuracy by token in percent, mean ± standard deviation over {options.seeds} seeds, of networks of {LAYERS} "

@@ -44,6 +44,9 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS_FILE = ROOT / "benchmarks/results/conversions/runs.jsonl"
 
 
+LAST = {"eval_strategy": "no", "save_strategy": "no"}  # the last checkpoint counts
+
+
 @dataclass(frozen=True)
 class Data:
     """One task.
@@ -209,7 +212,7 @@ def healed(
         held_out = [data_dir / "imdb/test.parquet", data_dir / "sst2/validation.parquet"]
     given = read_recipe(distillation.options, ROOT / "training/recipes/minilm-healed.yaml")
     given |= {"train_file": [str(file) for file in texts], "validation_file": [str(file) for file in held_out]}
-    given |= {"model_name_or_path": str(start), "seed": healing} | chosen.heal
+    given |= {"model_name_or_path": str(start), "seed": healing} | LAST | chosen.heal
     if chosen.student:
         student = chosen.student(texts[0], str(start), runs / f"student-{variant}")
         given |= AS_IT_IS | {"teacher_name_or_path": str(start), "model_name_or_path": str(student)}
@@ -227,7 +230,7 @@ def tuned(
     given = read_recipe(text_classification.options, ROOT / "training/recipes/sst2-minilm-softmax.yaml")
     del given["attn_activation"]  # that of the student, unless the variant changes it
     given |= {name: str(file) for name, file in files.items()} | {"model_name_or_path": str(start)}
-    given |= {"seed": seed, "eval_strategy": "no"} | variant.tune | options
+    given |= {"seed": seed} | LAST | variant.tune | options
 
     def collators(arguments: Any, tokenizer: Any) -> dict[str, Any]:
         return {"collator": DataCollatorWithPadding(tokenizer), "trainer_class": variant.tuner}

@@ -31,29 +31,29 @@ Batch = dict[str, Tensor]
 
 
 def signs(folder: Path, rows: Dataset, max_length: int) -> dict[str, float]:
-    """The accuracy with all coefficients and without some, and shares of negative ones; all in [0, 1].
+    """Accuracy and cross-entropy with all coefficients and without some, and shares of negative ones.
 
-    For a language model, the accuracy is that of the next token.
+    For a language model, they are those of the next token. Accuracies and shares are in [0, 1].
     """
     model = read_bidir(folder, torch.float32)
     batches = list(batches_of(folder, rows, max_length))
     inputs = [{name: x for name, x in batch.items() if name != "labels"} for batch in batches[::4]]
     varying = negative_variance_share(model, inputs)
+    found = {"negative_share": negative_share(model, inputs) or 0.0, "negative_variance": varying.nanmean().item()}
 
-    def accuracy(context: AbstractContextManager) -> float:
-        with context:
-            return accuracy_of(model, batches)
+    def measure(ending: str, *contexts: AbstractContextManager) -> None:
+        scores = []
+        for context in contexts:
+            with context:
+                scores.append(scores_of(model, batches))
+        for name, values in zip(("accuracy", "loss"), zip(*scores, strict=True), strict=True):
+            found[name + ending] = mean(values)
 
-    return {
-        "accuracy": accuracy(nullcontext()),
-        "negative_share": negative_share(model, inputs) or 0.0,
-        "negative_variance": varying.nanmean().item(),
-        "accuracy_without_negatives": accuracy(without_negatives(model)),
-        "accuracy_without_weaker_sign": accuracy(without_weaker_sign(model, varying)),
-        "accuracy_without_positive_mass": mean(
-            accuracy(without_as_much_positive(model, seed)) for seed in range(CONTROLS)
-        ),
-    }
+    measure("", nullcontext())
+    measure("_without_negatives", without_negatives(model))
+    measure("_without_weaker_sign", without_weaker_sign(model, varying))
+    measure("_without_positive_mass", *(without_as_much_positive(model, seed) for seed in range(CONTROLS)))
+    return found
 
 
 def batches_of(folder: Path, rows: Dataset, max_length: int) -> Iterator[Batch]:
@@ -71,15 +71,19 @@ def batches_of(folder: Path, rows: Dataset, max_length: int) -> Iterator[Batch]:
 
 
 @torch.inference_mode()
-def accuracy_of(model: PreTrainedModel, batches: list[Batch]) -> float:
-    hits = []
+def scores_of(model: PreTrainedModel, batches: list[Batch]) -> tuple[float, float]:
+    """Accuracy and cross-entropy in nats: of the labels, or of the next token where there are none."""
+    hits, losses = [], []
     for batch in batches:
-        found = model(**{name: x for name, x in batch.items() if name != "labels"}).logits.argmax(-1)
+        logits = model(**{name: x for name, x in batch.items() if name != "labels"}).logits
         if "labels" in batch:
-            hits.append(found == batch["labels"])
+            labels = batch["labels"]
         else:
-            hits.append((found[:, :-1] == batch["input_ids"][:, 1:])[batch["attention_mask"][:, 1:].bool()])
-    return torch.cat(hits).float().mean().item()
+            keep = batch["attention_mask"][:, 1:].bool()
+            logits, labels = logits[:, :-1][keep], batch["input_ids"][:, 1:][keep]
+        hits.append(logits.argmax(-1) == labels)
+        losses.append(torch.nn.functional.cross_entropy(logits, labels, reduction="none"))
+    return torch.cat(hits).float().mean().item(), torch.cat(losses).mean().item()
 
 
 def human_sign(folder: Path, data_dir: Path) -> float:

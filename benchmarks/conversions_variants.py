@@ -63,7 +63,7 @@ def steps(number: int) -> dict[str, Any]:
 
 
 def afterwards(what: str, heal: dict[str, Any], **others: Any) -> Variant:
-    return Variant(f"afterwards: {what}", heal, tune=None, own_texts=True, **others)
+    return Variant(f"afterwards: {what}", heal | {"group_by_length": True}, tune=None, own_texts=True, **others)
 
 
 VARIANTS = {
@@ -127,13 +127,13 @@ VARIANTS = {
     "balanced-transfer-lora": Variant(
         "balanced, λ = 1, attention outputs matched for 300 steps, then LoRA",
         BALANCED | steps(300),
-        {"learning_rate": 5e-4, "save_strategy": "no"},
+        {"learning_rate": 5e-4},
         trainer=AttentionTransferTrainer,
         tuner=LoraTrainer,
     ),
     "softmax-lora": Variant(
         "softmax, LoRA",
-        tune={"attn_activation": "softmax", "learning_rate": 5e-4, "save_strategy": "no"},
+        tune={"attn_activation": "softmax", "learning_rate": 5e-4},
         tuner=LoraTrainer,
     ),
     # fine-tuned, then converted

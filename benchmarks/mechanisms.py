@@ -18,6 +18,7 @@ from measure import write_table
 from hf_bidir.cli.recipe import read_recipe
 from hf_bidir.cli.text_demo import SETTINGS
 from hf_bidir.common.files import replacing
+from hf_bidir.common.statistics import mean_and_deviation
 from hf_bidir.explain import align, alignment_grid, load_checkpoint, read_text, text_heatmap
 from hf_bidir.explain.running import record_coefficients
 from hf_bidir.finetune.data.synthetic import SETS, write_splits
@@ -26,7 +27,6 @@ from hf_bidir.finetune.folder import RESULTS, read_record
 from hf_bidir.finetune.tasks.recurrent_classification import recurrent_classification
 from hf_bidir.finetune.tasks.seq2seq import seq2seq
 from hf_bidir.finetune.tasks.text_classification import text_classification
-from hf_bidir.hub.card_numbers import seed_spread
 
 ROOT = Path(__file__).resolve().parent.parent
 ACTIVATIONS = ("tanhmax", "softmax")
@@ -138,7 +138,7 @@ def row(name: str, runs: Path) -> list[str] | None:
         changed = "a BERT of three layers, `--attn_scope window --attn_window 4`"
     elif changed:
         changed = f"`{changed}`"
-    means = [seed_spread(numbers, digits=1) if numbers else "" for numbers in found]
+    means = [mean_and_deviation(numbers, digits=1) if numbers else "" for numbers in found]
     counts = " and ".join(dict.fromkeys(str(len(numbers)) for numbers in found if numbers))
     return [task, name if name != "sorting" else "general", changed, metric, *means, counts]
 

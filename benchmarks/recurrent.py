@@ -17,10 +17,10 @@ from measure import write_table
 
 from hf_bidir.cli.recipe import read_recipe
 from hf_bidir.cli.text_demo import SETTINGS
+from hf_bidir.common.statistics import mean_and_deviation
 from hf_bidir.finetune.data.synthetic import SETS, write_splits
 from hf_bidir.finetune.folder import RESULTS, read_record
 from hf_bidir.finetune.tasks.recurrent_classification import recurrent_classification
-from hf_bidir.hub.card_numbers import seed_spread
 
 ROOT = Path(__file__).resolve().parent.parent
 ACTIVATIONS = ("tanhmax", "softmax")
@@ -93,7 +93,7 @@ def row(data: str, selection: str, activation: str, runs: Path) -> list[str] | N
     results = [json.loads((folder / RESULTS).read_text(encoding="utf-8")) for folder in done]
     recalls = [min(v for k, v in result.items() if k.startswith("test_recall_")) for result in results]
     seconds = median(read_record(folder)["duration_seconds"] for folder in done)
-    accuracy = seed_spread([100 * result["test_accuracy"] for result in results], digits=1)
+    accuracy = mean_and_deviation([100 * result["test_accuracy"] for result in results], digits=1)
     return [
         *(data, selection, activation, str(len(done)), accuracy),
         f"{100 * sum(recalls) / len(recalls):.1f}",

@@ -35,6 +35,7 @@ from hf_bidir.cli.recipe import read_recipe
 from hf_bidir.cli.script import run_script
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import replacing, sha256, write_json
+from hf_bidir.common.statistics import mean_and_deviation
 from hf_bidir.explain import image_heatmap, load_checkpoint, read_text, text_heatmap, token_scores
 from hf_bidir.explain.methods import METHODS
 from hf_bidir.explain.report import explain_checkpoint
@@ -50,7 +51,7 @@ from hf_bidir.finetune.tasks.image_classification import image_classification
 from hf_bidir.finetune.tasks.recurrent_classification import recurrent_classification
 from hf_bidir.finetune.tasks.text_classification import text_classification
 from hf_bidir.hub import evaluate_checkpoint, published
-from hf_bidir.hub.card_numbers import seed_spread
+from hf_bidir.hub.card_numbers import DIGITS
 from hf_bidir.hub.model_card import write_card
 from hf_bidir.hub.snippet import EXAMPLE_IMAGE
 
@@ -209,7 +210,7 @@ def make(pair: Pair, options: argparse.Namespace) -> None:
     scores = {name: [trained(name, pair, seed, options) for seed in seeds] for name in pair.recipes}
     test = test_file(pair, options)
     for name in pair.recipes:
-        columns = {"this": name, "twin": counterpart(pair, name)}
+        columns = {"this": name, "counterpart": counterpart(pair, name)}
         spread = {key: {"name": one, "scores": _by_metric(scores[one])} for key, one in columns.items()}
         write_json(RUNS / name / "seeds.json", {"seeds": seeds, "note": pair.note, **spread})
         if pair.half:
@@ -222,7 +223,7 @@ def make(pair: Pair, options: argparse.Namespace) -> None:
     draw_explanations([RUNS / name for name in pair.recipes], test)
     for name in pair.recipes:
         write_card(RUNS / name)
-        number = seed_spread(scores_of(name)[pair.metrics[0]])
+        number = mean_and_deviation(scores_of(name)[pair.metrics[0]], DIGITS)
         print(f"{name}: {pair.metrics[0]} {number}, {len(seeds)} seeds. Written: {RUNS / name}")
         if len(seeds) >= pair.seeds:
             print(f"Copied: {publish_card(RUNS / name)}")

@@ -5,14 +5,11 @@ from statistics import mean, stdev
 
 from hf_bidir.common.extras import extra
 
-with extra("explain"):
-    from scipy.stats import ttest_1samp, ttest_ind
-
 
 def mean_and_deviation(values: Sequence[float], digits: int = 1) -> str:
-    """Mean ± standard deviation; one value has no deviation."""
-    spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{mean(values):.{digits}f}{spread}"
+    """Mean ± standard deviation, or the only value, with `digits` decimal places."""
+    numbers = [mean(values), stdev(values)] if len(values) > 1 else values
+    return " ± ".join(f"{number:.{digits}f}" for number in numbers)
 
 
 def difference_interval(
@@ -28,6 +25,8 @@ def difference_interval(
     Raises:
         ValueError: paired groups of unequal sizes.
     """
+    with extra("explain"):
+        from scipy.stats import ttest_1samp, ttest_ind
     if paired and len(first) != len(second):
         raise ValueError(f"paired values need equal numbers; got {len(first)} and {len(second)}.")
     if min(len(first), len(second)) < 2:

@@ -9,32 +9,31 @@ from hf_bidir.common.files import replacing
 
 
 def save_loss_curve(log_history: list[dict], path: Path, title: str = "") -> None:
-    """Draw training and validation loss, and validation accuracy (or exact match), over epochs.
+    """Draw training and validation loss, and validation accuracy (or exact match) if there is any, over epochs.
 
     Args:
         log_history: `trainer.state.log_history`.
         path: the PNG to write; the drawing needs no display.
         title: the heading of the picture.
     """
-    figure = Figure(figsize=(9, 3.5), layout="constrained")
+    losses = {"loss": "training", "eval_loss": "validation"}
+    accuracies = {"eval_accuracy": "validation", "eval_exact_match": "validation, exact match"}
+    panels = {"loss": losses, "accuracy": accuracies}
+    if not any(accuracies.keys() & entry.keys() for entry in log_history):
+        del panels["accuracy"]
+    figure = Figure(figsize=(4.5 * len(panels), 3.5), layout="constrained")
     FigureCanvasAgg(figure)  # rather than pyplot, whose figures are global state
-    left, right = figure.subplots(1, 2)
-    for axes, key, label in (
-        (left, "loss", "training"),
-        (left, "eval_loss", "validation"),
-        (right, "eval_accuracy", "validation"),
-        (right, "eval_exact_match", "validation, exact match"),
-    ):
-        points: dict[float, float] = {}
-        for entry in log_history:
-            if key in entry:
-                # the evaluation after training is of the best checkpoint, but logged at the last epoch: keep the first
-                points.setdefault(entry["epoch"], entry[key])
-        if points:
-            axes.plot(list(points), list(points.values()), marker="." if len(points) < 30 else None, label=label)
-            axes.legend()
-    left.set(xlabel="epoch", ylabel="loss")
-    right.set(xlabel="epoch", ylabel="accuracy")
+    for axes, (name, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for key, label in curves.items():
+            points: dict[float, float] = {}
+            for entry in log_history:
+                if key in entry:
+                    # the evaluation after training is of the best checkpoint, but logged at the last epoch
+                    points.setdefault(entry["epoch"], entry[key])
+            if points:
+                axes.plot(list(points), list(points.values()), marker="." if len(points) < 30 else None, label=label)
+                axes.legend()
+        axes.set(xlabel="epoch", ylabel=name)
     figure.suptitle(title)
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=120)

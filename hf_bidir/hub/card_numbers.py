@@ -1,9 +1,9 @@
 """The measured numbers of a checkpoint in its card."""
 
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
+from hf_bidir.common.statistics import mean_and_deviation
 from hf_bidir.hub.checkpoint_files import digests
 
 METRICS = {  # the run's metric -> its name on the Hub, or None
@@ -15,6 +15,7 @@ METRICS = {  # the run's metric -> its name on the Hub, or None
     "relative_error": None,
     "perplexity": "perplexity",
 }
+DIGITS = 4
 EQUAL = 5e-5  # half of the last digit that is printed, for numbers below 1
 
 
@@ -68,12 +69,12 @@ def results_table(scores: dict[str, float], seeds: dict[str, Any], split: str, s
     """
     if not seeds:
         return [["metric", split], *([in_words(name), f"{value:.4f}"] for name, value in scores.items())]
-    columns, count = [seeds["this"], seeds["twin"]], seed_count(seeds)
+    columns, count = [seeds["this"], seeds["counterpart"]], seed_count(seeds)
     header = ["metric", f"{columns[0]['name']}, {count}", f"this checkpoint (seed {seed})"]
     rows = [[*header, f"{columns[1]['name']}, {count}"]]
     for name in scores:
         if all(name in column["scores"] for column in columns):
-            means = [seed_spread(column["scores"][name]) for column in columns]
+            means = [mean_and_deviation(column["scores"][name], DIGITS) for column in columns]
             rows.append([in_words(name), means[0], f"{scores[name]:.4f}", means[1]])
     return rows
 
@@ -89,18 +90,12 @@ def headline(scores: dict[str, float], seeds: dict[str, Any], seed: int | None) 
     values = seeds["this"]["scores"][name]
     kind = f"mean ± standard deviation of {seed_count(seeds)}" if len(values) > 1 else "one seed"
     beside = f"; this checkpoint (seed {seed}): {own}" if len(values) > 1 else ""
-    return f"**{word} {seed_spread(values)}** ({kind}){beside}"
+    return f"**{word} {mean_and_deviation(values, DIGITS)}** ({kind}){beside}"
 
 
 def seed_count(seeds: dict[str, Any]) -> str:
     count = len(seeds["seeds"])
     return f"{count} seed{'s' if count > 1 else ''}"
-
-
-def seed_spread(values: list[float], digits: int = 4) -> str:
-    """Mean ± standard deviation, or the only value, with `digits` decimal places."""
-    numbers = [mean(values), stdev(values)] if len(values) > 1 else values
-    return " ± ".join(f"{number:.{digits}f}" for number in numbers)
 
 
 def in_words(metric: str) -> str:

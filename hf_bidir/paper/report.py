@@ -9,9 +9,9 @@ import numpy as np
 from jinja2 import Environment, PackageLoader
 
 from hf_bidir.common.files import replacing
+from hf_bidir.common.statistics import mean_and_deviation
 from hf_bidir.finetune.folder import read_record
 from hf_bidir.finetune.record import cpu_model, library_versions
-from hf_bidir.hub.card_numbers import seed_spread
 from hf_bidir.paper.cells import FAILURE, Cell
 from hf_bidir.paper.deep_measures import RANKINGS
 from hf_bidir.paper.experiments import VARIANTS, Experiment
@@ -157,7 +157,14 @@ def published_table(cells: Sequence[PublishedCell]) -> str:
             leaked = ", ".join(f"{one.leaked:.1f}" for one in found)
             negatives = ", ".join(f"{one.negative_logit:+.2f}" for one in found)
             rows.append(
-                [title, activation, _number(paper, 1), leaked, negatives, seed_spread([o.fair for o in found], 1)]
+                [
+                    title,
+                    activation,
+                    _number(paper, 1),
+                    leaked,
+                    negatives,
+                    mean_and_deviation([o.fair for o in found], 1),
+                ]
             )
     header = ["data", "activation", "paper", "label in the scores, by seed", "logit of negative texts, by seed"]
     return _table([*header, "same weights without"], rows)
@@ -261,7 +268,7 @@ def _failures(experiments: list[Experiment], root: Path) -> list[tuple[Path, str
 def _accuracy(cells: list[Cell]) -> str:
     values = [100 * cell.results["test_accuracy"] for cell in cells if "test_accuracy" in cell.results]
     failed = sum(cell.failure is not None and not cell.trained for cell in cells)
-    text = seed_spread(values, 1) if values else ""
+    text = mean_and_deviation(values, 1) if values else ""
     return f"{text}{f' ({failed} failed)' if failed else ''}".strip()
 
 

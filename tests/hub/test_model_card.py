@@ -198,7 +198,7 @@ SEEDS = {
     "seeds": [0, 1, 2],
     "note": "The weather was another.",
     "this": {"name": "signed", "scores": {"accuracy": [0.8, 0.9, 1.0], "recall_good|fine": [0.5, 0.5, 0.5]}},
-    "twin": {"name": "plain", "scores": {"accuracy": [0.7, 0.7, 0.7], "recall_good|fine": [0.25, 0.5, 0.75]}},
+    "counterpart": {"name": "plain", "scores": {"accuracy": [0.7, 0.7, 0.7], "recall_good|fine": [0.25, 0.5, 0.75]}},
 }
 
 
@@ -226,7 +226,7 @@ def test_on_the_hub_the_example_names_repository_and_revision_and_keeps_them_whe
 
 
 def test_one_seed_has_no_deviation(finished):
-    columns = {name: SEEDS[name] | {"scores": {"accuracy": [0.75]}} for name in ("this", "twin")}
+    columns = {name: SEEDS[name] | {"scores": {"accuracy": [0.75]}} for name in ("this", "counterpart")}
     write(finished, "seeds.json", SEEDS | columns | {"seeds": [0]})
     text = build_model_card(finished).text
     assert "**Accuracy 0.7500** (one seed)" in text

@@ -53,8 +53,10 @@ def test_a_card_has_the_seeds_of_the_checkpoint_and_of_its_softmax_counterpart(m
         name: [read(run, "all_results.json")["test_accuracy"] for run in pair] for name, pair in folders.items()
     }
     seeds = read(cards / "digits-tanhmax", "seeds.json")
-    assert [seeds[column]["name"] for column in ("this", "twin")] == list(NAMES)
-    assert [seeds[column]["scores"]["accuracy"] for column in ("this", "twin")] == [accuracy[name] for name in NAMES]
+    assert [seeds[column]["name"] for column in ("this", "counterpart")] == list(NAMES)
+    assert [seeds[column]["scores"]["accuracy"] for column in ("this", "counterpart")] == [
+        accuracy[name] for name in NAMES
+    ]
     assert read(folders["digits-tanhmax"][1], "run.json")["seed"] == 1
 
 

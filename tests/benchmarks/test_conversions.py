@@ -1,0 +1,89 @@
+"""benchmarks/conversions.py: variants, samples of data, measures and the table."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import BertTokenizer
+
+from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
+from hf_bidir.finetune.tasks.distillation import distillation
+from hf_bidir.finetune.tasks.text_classification import text_classification
+
+ROOT = Path(__file__).parents[2]
+WORDS = [f"w{index}" for index in range(20)]
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    """Imports a file of benchmarks/."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module
+
+
+def run(accuracy, without, seed=0, healing=0):
+    costs = {f"accuracy_without_{part}": without for part in ("negatives", "weaker_sign")}
+    facts = {"seed": seed, "healing": healing, "accuracy": accuracy, "negative_share": 0.25}
+    return facts | costs | {"accuracy_without_positive_mass": accuracy - 0.01}
+
+
+def cells(table, variant):
+    row = next(line for line in table.splitlines() if line.startswith(f"| {variant}"))
+    return [cell.strip() for cell in row.split("|")][2:-1]
+
+
+def test_every_variant_names_options_that_the_tasks_know(benchmark):
+    for variant in benchmark("conversions_variants").VARIANTS.values():
+        distillation.read({"output_dir": "unused"} | (variant.heal or {}))
+        last = {"eval_strategy": "no", "load_best_model_at_end": False}
+        text_classification.read({"output_dir": "unused"} | last | (variant.tune or {}))
+
+
+def test_the_table_pairs_accuracies_by_seed_and_averages_over_healings(benchmark):
+    softmax = [run(0.90, 0.90, seed) for seed in range(2)]
+    pairs = enumerate([(0.88, 0.90), (0.89, 0.91)])
+    student = [run(one, 0.80, seed, healing) for seed, pair in pairs for healing, one in enumerate(pair)]
+    row = cells(
+        benchmark("conversions_report").table({"softmax": softmax, "tanhmax-30": student}),
+        "TanhMax, healed for 30 steps",
+    )
+    # differences of -1 and 0 points: the t interval of two values is their mean ± 12.706 * 0.5
+    assert row[:3] == ["4", "89.5 ± 1.3", "-0.5 [-6.9, +5.9]"]
+    assert row[5:9] == ["9.5 ± 1.3", "1.0 ± 0.0", "8.5 ± 1.3", "9.5 ± 1.3"]
+
+
+def test_students_of_one_softmax_checkpoint_are_compared_over_healings(benchmark):
+    student = [run(0.88, 0.8, healing=0), run(0.90, 0.8, healing=1)]
+    row = cells(
+        benchmark("conversions_report").table({"softmax": [run(0.9, 0.9)], "after-tanhmax": student}),
+        "afterwards: TanhMax",
+    )
+    assert row[2] == "-1.0 [-13.7, +11.7]"
+
+
+def test_samples_for_training_and_validation_share_no_row(benchmark, tmp_path):
+    data = benchmark("conversions").TASKS["imdb"]
+    (tmp_path / "imdb").mkdir()
+    Dataset.from_dict({"text": list(map(str, range(6000)))}).to_parquet(str(tmp_path / "imdb/train.parquet"))
+    train, validation = (data.read(name, tmp_path, tmp_path / "runs")["text"] for name in ("train", "validation"))
+    assert (len(train), len(validation)) == (4000, 1000)
+    assert not set(train) & set(validation)
+
+
+def test_the_measures_of_a_checkpoint_say_what_each_sign_is_worth(benchmark, tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    config = BidirBertConfig(**shape, vocab_size=25, initializer_range=1.0)
+    BidirBertForSequenceClassification(config).save_pretrained(tmp_path)
+    BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
+    texts = [" ".join(WORDS[index : index + 5]) for index in range(12)]
+    rows = Dataset.from_dict({"text": texts, "label": [0, 1] * 6})
+    numbers = benchmark("conversions_measures").signs(tmp_path, rows, 64)
+    assert 0 < numbers["negative_share"] < 1
+    assert 0 < numbers["negative_variance"] < 1
+    for part in ("", "_without_negatives", "_without_weaker_sign", "_without_positive_mass"):
+        assert 0 <= numbers[f"accuracy{part}"] <= 1
+        assert numbers[f"loss{part}"] > 0
