@@ -68,6 +68,9 @@ def afterwards(what: str, heal: dict[str, Any], **others: Any) -> Variant:
 
 VARIANTS = {
     "softmax": Variant("softmax throughout", tune={"attn_activation": "softmax"}),
+    "softmax-high-rate": Variant(
+        "softmax, learning rate 1e-4", tune={"attn_activation": "softmax", "learning_rate": 1e-4}
+    ),
     # converted, then fine-tuned
     "tanhmax-direct": Variant("TanhMax at once", tune=TANHMAX | {"centre": False}),
     "tanhmax-own": Variant("TanhMax, centred on the task's texts", tune=TANHMAX),
@@ -95,6 +98,7 @@ VARIANTS = {
     "three-quarters": Variant("balanced, λ = 0.75", mass(0.75) | SWAPPED),
     "three-quarters-30": Variant("balanced, λ = 0.75, healed for 30 steps", mass(0.75) | steps(30)),
     "balanced": Variant("balanced, λ = 1", BALANCED | SWAPPED),
+    "balanced-high-rate": Variant("balanced, λ = 1, learning rate 1e-4", BALANCED | SWAPPED, {"learning_rate": 1e-4}),
     "balanced-30": Variant("balanced, λ = 1, healed for 30 steps", BALANCED | steps(30)),
     "balanced-300": Variant("balanced, λ = 1, healed for 300 steps", BALANCED | steps(300)),
     "balanced-annealed": Variant(
@@ -105,6 +109,9 @@ VARIANTS = {
         AS_IT_IS | SWAPPED,
         student=partial(chosen_heads, "balanced", 0.5),
         tuner=AnnealedHeadsTrainer,
+    ),
+    "balanced-heads": Variant(
+        "balanced, λ = 1 in half of the heads", SWAPPED, student=partial(chosen_heads, "balanced", 0.5)
     ),
     "balanced-heads-30": Variant(
         "balanced, λ = 1 in half of the heads, healed for 30 steps",

@@ -1,18 +1,21 @@
 """Fine-tune a model with signed attention to classify images: any checkpoint of transformers, or a new ViT.
 
 examples:
-  # the handwritten digits of scikit-learn: no download, about a minute on two cores
+  # your own photographs, one folder per class; by default they are resized to squares of at most 64 pixels
+  python training/image_classification.py --train_file photos/train --test_file photos/test --output_dir runs/photos
+
+  # the handwritten digits of scikit-learn: no download, a few minutes on two cores
   python training/image_classification.py training/recipes/digits-tanhmax.yaml
 
   # Fashion-MNIST from its IDX files; each label file lies beside its image file
   python training/image_classification.py training/recipes/fashion-mnist-tanhmax.yaml \\
       --train_file train-images-idx3-ubyte.gz --test_file t10k-images-idx3-ubyte.gz
 
-  # parquet with image bytes, or folders with one folder per class
+  # parquet with image bytes; folders, from a checkpoint
   python training/image_classification.py --train_file train.parquet --test_file test.parquet \\
       --flip --shift 4 --output_dir runs/mine
   python training/image_classification.py --train_file photos/train --test_file photos/test \\
-      --model_name_or_path facebook/dinov2-small --learning_rate 5e-5 --output_dir runs/photos
+      --model_name_or_path facebook/dinov2-small --learning_rate 5e-5 --output_dir runs/photos-dinov2
 
   # two processes on one machine
   torchrun --nproc_per_node 2 training/image_classification.py training/recipes/digits-tanhmax.yaml

@@ -1,6 +1,9 @@
 """Fine-tune a model with signed attention to classify texts: any checkpoint of transformers, or a new BERT.
 
 examples:
+  # your own texts: csv, tsv, json or parquet with a text and a label column
+  python training/text_classification.py --train_file train.csv --test_file test.csv --output_dir runs/mine
+
   # SST-2 from the Hub, small BERT from scratch, TanhMax attention
   python training/text_classification.py training/recipes/sst2-tanhmax.yaml
 

@@ -45,9 +45,13 @@ def run_script(main: Callable[[], object]) -> None:
     """
     try:
         main()
+        sys.stdout.flush()
     except InputError as error:
         _say(f"error: {error}")
         sys.exit(2)
+    except BrokenPipeError:  # the reader of the output, such as head, has closed it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except KeyboardInterrupt:
         _say("interrupted; run the same command again to resume from the last checkpoint")
         sys.exit(130)

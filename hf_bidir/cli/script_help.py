@@ -26,7 +26,7 @@ COMMON_RUN_OPTIONS = (
     "overwrite_output_dir",
 )
 FROM_SCRATCH = "From scratch: "  # prefix in the help of options that shape a new model
-NAME_WIDTH = 36  # width of the column of names
+NAME_WIDTH = 32  # width of the column of names
 
 
 class FullHelp(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
@@ -82,10 +82,8 @@ def _line(action: Action, width: int) -> str:
     if action.choices and not all(str(choice) in clause for choice in action.choices):
         clause += f" ({', '.join(map(str, action.choices))})"
     default = "" if action.default in (None, True, False, SUPPRESS) else f" [{action.default}]"
-    text = (
-        shorten(clause[:1].upper() + clause[1:], max(width - NAME_WIDTH - 4 - len(default), 20), placeholder=" …")
-        + default
-    )
+    clause = clause[:1].upper() + clause[1:]
+    text = shorten(clause, max(width - NAME_WIDTH - 4 - len(default), 20), placeholder=" …") + default
     return f"  {' '.join(filter(None, [_name(action), _value(action)])):<{NAME_WIDTH}} {text}"
 
 

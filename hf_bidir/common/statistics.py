@@ -6,6 +6,11 @@ from statistics import mean, stdev
 from hf_bidir.common.extras import extra
 
 
+def rounded(value: float) -> str:
+    """Four decimal places; four digits of a number that they would show as 0."""
+    return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.4g}"
+
+
 def mean_and_deviation(values: Sequence[float], digits: int = 1) -> str:
     """Mean ± standard deviation, or the only value, with `digits` decimal places."""
     numbers = [mean(values), stdev(values)] if len(values) > 1 else values

@@ -196,8 +196,8 @@ def _explain_prediction(model: PreTrainedModel, processor, text_or_image: str, t
     explained, value = _explained(model, processor, example, **chosen)
     if (method, layer, head) == ("contributions", None, None) and scores[method].abs().sum() < LITTLE * abs(value):
         notes.append(
-            "Attention contributes little to y here; most of y comes through the skip connections. "
-            "--method erasure includes both."
+            "y hardly changes with small changes of the attention here (saturation), so these scores and their signs "
+            "say little. --method erasure removes whole tokens instead."
         )
     return Explanation(
         example=example,
@@ -295,7 +295,7 @@ def _draw(explanation: Explanation, methods: list[str]) -> Figure:
     scores = {name: explanation.shown(known[name])[1] for name in methods}
     units = {name: METHODS[name].unit for name in methods}
     if methods == [explanation.method]:
-        hidden, reading = explanation.hidden(), explanation.reading()
+        hidden, reading = " ".join([explanation.hidden(), *explanation.notes]), explanation.reading()
         limit = explanation.scale().limit
     else:  # rollout and flow, which have different units
         scores = {name: values / values.abs().max().clamp_min(1e-12) for name, values in scores.items()}
@@ -310,7 +310,7 @@ def _draw(explanation: Explanation, methods: list[str]) -> Figure:
     grids = torch.stack([values.unflatten(0, example.grid) for values in scores.values()])
     grids = torch.cat([torch.zeros_like(grids[:1]), grids])  # the first panel shows the image alone
     images = example.inputs["pixel_values"].expand(len(grids), -1, -1, -1)
-    titles, unit = ["image", *methods], units[methods[0]]
+    titles, unit = [f"the image in grey, {images.shape[3]} x {images.shape[2]}", *methods], units[methods[0]]
     figure: Any = image_heatmap(images, grids, titles=titles, unit=unit, caption=caption, limit=limit)
     return figure
 

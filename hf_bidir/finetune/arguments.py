@@ -39,7 +39,7 @@ class PretrainedArguments(CentringArguments):
     model_name_or_path: str | None = option(None, "Start from this checkpoint: bidir or stock.")
     attn_activation: str | None = option(
         None,
-        "tanhmax, balanced, softmax or a registered name. From scratch: tanhmax; a checkpoint keeps its own.",
+        "Activation: tanhmax, balanced, softmax or a registered name. New models: tanhmax; others keep theirs.",
     )
     attn_negative_mass: float | None = option(
         None,
@@ -72,7 +72,9 @@ class ModelArguments(PretrainedArguments):
     dropout: float = option(0.1, "From scratch: dropout of hidden states and of attention coefficients.")
     initializer_range: float = option(0.02, "From scratch: the standard deviation of new weights.")
     attn_scope: str = option(
-        "global", "From scratch: global, or window (tokens at most attn_window away).", choices=["global", "window"]
+        "global",
+        "From scratch: the scope, global or window (attn_window positions).",
+        choices=["global", "window"],
     )
     attn_window: int | None = option(None, "From scratch: positions on either side, for attn_scope window.")
 
@@ -100,7 +102,9 @@ class RecurrentArguments(PretrainedArguments):
     embedding_size: int = option(200, "From scratch: the width of the embedding.")
     hidden_size: int = option(100, "From scratch: the width of encoder (per direction), queries, keys and values.")
     attn_selection: str = option(
-        "soft", "From scratch: soft (all values), or hard (one value, drawn).", choices=list(ATTN_SELECTIONS)
+        "soft",
+        "From scratch: the selection, soft (all values) or hard (one drawn value).",
+        choices=list(ATTN_SELECTIONS),
     )
     dropout: float = option(0.5, "From scratch: dropout before the final linear layer.")
     embedding_dropout: float = option(0.0, "From scratch: dropout of the embeddings.")
@@ -112,7 +116,7 @@ class RecurrentArguments(PretrainedArguments):
 class RnnModelArguments(RecurrentArguments):
     """Model options of recurrent text classification."""
 
-    encoder: str = option("none", "From scratch: none (attention over the embeddings), lstm, gru.")
+    encoder: str = option("none", "From scratch: the encoder, none (attention over the embeddings), lstm or gru.")
     attn_score: str = option("per_token", "From scratch: the alignment score.", choices=list(ATTN_SCORES))
     attn_query: str = option("learned", "From scratch: the query of attention.", choices=list(ATTN_QUERIES))
     attn_scale: float = option(5.0, "From scratch: the divisor of the per-token score.")
@@ -217,6 +221,10 @@ class RunArguments(TrainingArguments):
         "Stop after this many evaluations without a better metric_for_best_model; 0 disables it. Of equal "
         "scores, that with the lower loss counts as best. A new classifier or encoder-decoder stops early by default "
         "unless the number of epochs or steps is given.",
+    )
+    num_train_epochs: float = option(
+        3.0,
+        "Passes over the training data. A new classifier trains until validation stops improving.",
     )
     learning_rate: float = option(5e-4, "The peak learning rate.")
     warmup_ratio: float | None = option(0.1, "Share of the steps over which the learning rate rises from 0.")

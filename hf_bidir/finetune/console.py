@@ -18,6 +18,7 @@ from transformers import (
 from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
+from hf_bidir.common.statistics import rounded
 from hf_bidir.finetune.metrics import HEADLINES
 
 SHOWN = ("loss", *HEADLINES)
@@ -117,7 +118,9 @@ def summary(folder: Path, results: dict[str, Any], task: str, model: PreTrainedM
     """Where the checkpoint is, its metrics on the test split (or else on validation), and the next command to try."""
     split = "test" if "test_loss" in results else "eval"
     found = {name: results.get(f"{split}_{name}") for name in SHOWN}
-    metrics = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in found.items() if value is not None)
+    metrics = ", ".join(
+        f"{name.replace('_', ' ')} {rounded(value)}" for name, value in found.items() if value is not None
+    )
     script = "image_classification" if model.main_input_name == "pixel_values" else "text_classification"
     command = NEXT.get(task, FINE_TUNE).format(folder=folder, script=script)
     return (

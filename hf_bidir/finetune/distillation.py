@@ -1,20 +1,25 @@
 """Healing: distillation that restores the hidden states of the softmax model in a converted, signed student."""
 
 import copy
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.trainer_utils import TrainOutput
 from transformers.utils import ModelOutput
 
 from hf_bidir.checkpoints.convert import checkpoint_processors, is_softmax, read_bidir, read_config, signed_model
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.finetune.models import able_to_pad, know_padding
+from hf_bidir.finetune.schedules import NegativeMassSchedule
 from hf_bidir.finetune.trainer import FinetuneTrainer
 from hf_bidir.modeling.signed_layers import signed_layers
+
+logger = logging.getLogger(__name__)
 
 
 class DistillationTrainer(FinetuneTrainer):
@@ -34,6 +39,17 @@ class DistillationTrainer(FinetuneTrainer):
         super().__init__(**kwargs)
         self.teacher = teacher.eval().requires_grad_(False).to(self.args.device)
         self.model_accepts_loss_kwargs = False  # the loss is a mean; the Trainer averages accumulated ones
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:
+        """Train; first print the error that the student has at its final negative mass without healing."""
+        schedule = self._callback(NegativeMassSchedule)
+        if schedule and not resume_from_checkpoint:
+            config, before = self.model.config, self.model.config.attn_negative_mass
+            config.attn_negative_mass = schedule.end
+            error = self.evaluate(metric_key_prefix="unhealed")["unhealed_relative_error"]
+            config.attn_negative_mass = before
+            logger.warning("Relative error before healing, at λ = %g: %.4g", schedule.end, error)
+        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, **kwargs: Any

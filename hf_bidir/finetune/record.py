@@ -121,7 +121,9 @@ def _source(name: str, data: DataArguments | UnlabelledDataArguments) -> dict[st
         return {"source": _without_folders(data.dataset_name)}
     paths = [Path(file) for file in ([files] if isinstance(files, str) else files)]
     hashes = [sha256(path) for path in paths if path.is_file()]
-    return {"source": ", ".join(path.name for path in paths)} | ({"sha256": ", ".join(hashes)} if hashes else {})
+    # a folder of images is often called train or test
+    names = [f"{path.resolve().parent.name}/{path.name}" if path.is_dir() else path.name for path in paths]
+    return {"source": ", ".join(names)} | ({"sha256": ", ".join(hashes)} if hashes else {})
 
 
 def differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:

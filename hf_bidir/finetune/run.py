@@ -173,11 +173,12 @@ def _warn_if_constant(splits: Splits, results: dict[str, Any]) -> None:
     counts = Counter(splits.validation["label"])
     largest, rows = max(counts.values()), len(splits.validation)
     if results["eval_accuracy"] <= largest / rows:
-        logger.warning(
-            "The validation accuracy, %.4f, is not above that of always predicting the largest class (%d of %d rows). "
-            "Train longer (--num_train_epochs), with another --learning_rate, or on more data.",
-            *(results["eval_accuracy"], largest, rows),
+        note = (
+            f"The validation accuracy, {results['eval_accuracy']:.4f}, is not above that of always predicting the "
+            f"largest class ({largest} of {rows} rows)."
         )
+        splits.notes.append(note)  # for the model card
+        logger.warning("%s Train longer (--num_train_epochs), with another --learning_rate, or on more data.", note)
 
 
 def _begin_folder(

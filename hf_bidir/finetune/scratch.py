@@ -47,7 +47,7 @@ def set_scratch_duration(args: RunArguments, task: str, given: Collection[str], 
     per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     if (steps := math.ceil(examples / per_step)) < FEWEST_STEPS:
         round_name = f"evaluations, one every {FEWEST_STEPS} steps,"
-        args.num_train_epochs = most * FEWEST_STEPS / steps
+        args.num_train_epochs = math.ceil(most * FEWEST_STEPS / steps)
         args.eval_strategy, args.save_strategy = IntervalStrategy.STEPS, SaveStrategy.STEPS
         args.eval_steps = args.save_steps = FEWEST_STEPS
     if "lr_scheduler_type" not in given:
@@ -58,5 +58,5 @@ def set_scratch_duration(args: RunArguments, task: str, given: Collection[str], 
         args.logging_steps = 1 / (LOGS_PER_EPOCH * most)
     return (
         f"Training stops after {patience} {round_name} without a better validation {args.metric_for_best_model}, and "
-        f"after {args.num_train_epochs:g} epochs at the latest; --num_train_epochs trains for a fixed time instead."
+        f"after {args.num_train_epochs:.0f} epochs at the latest; --num_train_epochs trains for a fixed time instead."
     )

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from hf_bidir.common.statistics import mean_and_deviation
+from hf_bidir.common.statistics import mean_and_deviation, rounded
 from hf_bidir.hub.checkpoint_files import digests
 
 METRICS = {  # the run's metric -> its name on the Hub, or None
@@ -68,14 +68,14 @@ def results_table(scores: dict[str, float], seeds: dict[str, Any], split: str, s
         seeds: the content of seeds.json, or empty.
     """
     if not seeds:
-        return [["metric", split], *([in_words(name), f"{value:.4f}"] for name, value in scores.items())]
+        return [["metric", split], *([in_words(name), rounded(value)] for name, value in scores.items())]
     columns, count = [seeds["this"], seeds["counterpart"]], seed_count(seeds)
     header = ["metric", f"{columns[0]['name']}, {count}", f"this checkpoint (seed {seed})"]
     rows = [[*header, f"{columns[1]['name']}, {count}"]]
     for name in scores:
         if all(name in column["scores"] for column in columns):
             means = [mean_and_deviation(column["scores"][name], DIGITS) for column in columns]
-            rows.append([in_words(name), means[0], f"{scores[name]:.4f}", means[1]])
+            rows.append([in_words(name), means[0], rounded(scores[name]), means[1]])
     return rows
 
 
@@ -84,7 +84,7 @@ def headline(scores: dict[str, float], seeds: dict[str, Any], seed: int | None) 
     name = next(iter(overall(scores)), None)
     if name is None:
         return None
-    own, word = f"{scores[name]:.4f}", in_words(name).capitalize()
+    own, word = rounded(scores[name]), in_words(name).capitalize()
     if not seeds or name not in seeds["this"]["scores"]:
         return f"**{word} {own}**"
     values = seeds["this"]["scores"][name]

@@ -1,5 +1,9 @@
 """Text classification data: read, check, tokenize."""
 
+import logging
+from collections.abc import Collection
+from typing import Any
+
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -8,6 +12,8 @@ from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.data.arguments import TextDataArguments
 from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.finetune.data.splits import Splits, labelled_split, labelled_splits, raw_splits
+
+logger = logging.getLogger(__name__)
 
 TEXT_COLUMNS = ("text", "sentence")
 ROWS_SHOWN = 5
@@ -55,6 +61,17 @@ def tokenize_split(split: Dataset, tokenizer: PreTrainedTokenizerBase, max_lengt
         return tokenizer(batch["text"], truncation=True, max_length=max_length, return_token_type_ids=False)
 
     return split.map(to_ids, batched=True, remove_columns="text", desc="tokenizing")
+
+
+def fit_max_length(
+    data: Any, given: Collection[str], model: PreTrainedModel, source: str | None, option: str = "max_length"
+) -> None:
+    """Lower the default length of texts to the positions that the model has; check a length that the user gave."""
+    positions = longest_text(model)
+    if option not in given and positions is not None and positions < getattr(data, option):
+        logger.warning("Texts are cut to %d tokens, the positions that %s has.", positions, source or "the model")
+        setattr(data, option, positions)
+    check_max_length(getattr(data, option), model, source, option)
 
 
 def check_max_length(max_length: int, model: PreTrainedModel, source: str | None, option: str = "max_length") -> None:

@@ -20,7 +20,7 @@ from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import CausalModelArguments, CausalRunArguments, ScheduleArguments
 from hf_bidir.finetune.data.arguments import BlockArguments
 from hf_bidir.finetune.data.blocks import cut_into_blocks, read_documents
-from hf_bidir.finetune.data.text_data import check_max_length
+from hf_bidir.finetune.data.text_data import fit_max_length
 from hf_bidir.finetune.data.tokenizer import train_byte_level
 from hf_bidir.finetune.models import (
     build_model,
@@ -65,7 +65,7 @@ def _train(
     # not in the config, where the model would keep the embedding of this token, which ends a text, at 0
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     check_reads_no_future(model, source)
-    check_max_length(data.block_size, model, source, option="block_size")
+    fit_max_length(data, given, model, source, option="block_size")
     splits = cut_into_blocks(splits, tokenizer, data)
     return finetune(
         model,

@@ -9,7 +9,7 @@ from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import HealingArguments, PretrainedArguments, ScheduleArguments
 from hf_bidir.finetune.data.arguments import UnlabelledTextArguments, option
 from hf_bidir.finetune.data.masking import MaskingCollator
-from hf_bidir.finetune.data.text_data import check_max_length
+from hf_bidir.finetune.data.text_data import fit_max_length
 from hf_bidir.finetune.data.unlabelled_data import read_snippets
 from hf_bidir.finetune.metrics import masked_word_metrics, predicted_classes
 from hf_bidir.finetune.models import build_model, check_given, checkpoint_config, saved_tokenizer, starts_as_softmax
@@ -49,7 +49,7 @@ def _train(
         raise InputError(f"the tokenizer of {source} has no mask token; choose a masked language model")
     set_seed(args.seed)
     model = build_model(HEAD, arguments, config)
-    check_max_length(data.max_length, model, source)
+    fit_max_length(data, given, model, source)
     return finetune(
         model,
         read_snippets(data, tokenizer),

@@ -9,7 +9,7 @@ from hf_bidir.finetune.arguments import ScheduleArguments, Seq2SeqModelArguments
 from hf_bidir.finetune.data.arguments import PairDataArguments
 from hf_bidir.finetune.data.pairs import read_pairs, tokenize_pairs
 from hf_bidir.finetune.data.splits import Splits
-from hf_bidir.finetune.data.text_data import check_max_length
+from hf_bidir.finetune.data.text_data import fit_max_length
 from hf_bidir.finetune.data.tokenizer import train_words
 from hf_bidir.finetune.metrics import sequence_metrics
 from hf_bidir.finetune.models import (
@@ -62,7 +62,7 @@ def _train(
     model = build_model(HEAD, arguments, config)
     if data.source_prefix:
         model.config.prefix = data.source_prefix  # the field in which T5 checkpoints keep theirs
-    check_max_length(data.max_length, model, source)
+    fit_max_length(data, given, model, source)
     longest_target = data.max_target_length or data.max_length
     splits = tokenize_pairs(splits, tokenizer, data.max_length, longest_target, data.source_prefix)
     model.generation_config.max_length = longest_target + 1  # plus the start token

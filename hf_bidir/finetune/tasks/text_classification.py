@@ -11,7 +11,7 @@ from hf_bidir.finetune.arguments import PretrainedArguments, RunArguments, Sched
 from hf_bidir.finetune.data.arguments import TextDataArguments
 from hf_bidir.finetune.data.masking import JointCollator, JointTrainer
 from hf_bidir.finetune.data.splits import Splits
-from hf_bidir.finetune.data.text_data import check_max_length, read_texts, tokenize
+from hf_bidir.finetune.data.text_data import fit_max_length, read_texts, tokenize
 from hf_bidir.finetune.data.tokenizer import train_wordpiece
 from hf_bidir.finetune.models import (
     build_model,
@@ -52,7 +52,7 @@ def classify_texts(
         tokenizer.truncation_side = data.truncation_side  # saved with the tokenizer
     set_seed(args.seed)
     model = build_model(HEAD, arguments, config)
-    check_max_length(data.max_length, model, source)
+    fit_max_length(data, given, model, source)
     return finetune(
         model,
         tokenize(splits, tokenizer, data.max_length),
