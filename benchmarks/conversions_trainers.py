@@ -133,9 +133,10 @@ class LoraTrainer(FinetuneTrainer):
 
 
 class AnnealedHeadsTrainer(FinetuneTrainer):
-    """Raises the λ of every head from 0 to its own while the model is fine-tuned, as DEX does with its signed part.
+    """Raises the λ of every head from 0 to its own while the model is fine-tuned.
 
-    DEX (Kong et al. 2025, arXiv:2505.16333) keeps the softmax coefficients of chosen heads and adds a signed part.
+    Chosen heads and annealing are those of DEX (Kong et al. 2025, arXiv:2505.16333), which applies a learned
+    differential map to the values of chosen heads where this changes their coefficients.
     """
 
     def __init__(self, **kwargs: Any) -> None:

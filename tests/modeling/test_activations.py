@@ -173,6 +173,6 @@ def test_a_taken_name_is_refused():
 
 def test_an_unknown_activation_names_the_known_ones_and_the_closest():
     with pytest.raises(
-        ValueError, match=r'"tanmax" is not known; choose one of: .*softmax, tanh, tanhmax\..*Did you mean "tanhmax"'
+        ValueError, match=r'"tanmax" is not known; choose one of: .*softmax, tanh, tanhmax.*\. Did you mean "tanhmax"'
     ):
         get_attn_activation("tanmax")

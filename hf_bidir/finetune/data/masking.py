@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase
@@ -21,9 +22,11 @@ class MaskingCollator:
     mask_share: float = 0.15
 
     def __call__(self, examples: list[dict]) -> dict:
-        masking = DataCollatorForLanguageModeling(self.tokenizer, mlm_probability=self.mask_share, seed=0)
-        masking.generator = batch_generator(bytes(str(example["input_ids"]), "ascii") for example in examples)
-        return masking(examples)
+        masking = DataCollatorForLanguageModeling(self.tokenizer, mlm_probability=self.mask_share)
+        seed = batch_generator(bytes(str(example["input_ids"]), "ascii") for example in examples).initial_seed()
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the accelerators too
+            return masking(examples)
 
 
 @dataclass
