@@ -3,8 +3,8 @@
 import os
 
 # Threads of GNU OpenMP spin while they wait for each other. On cores that other programs use, a step then takes
-# many times as long (benchmarks/waiting_threads.py). OpenMP reads this when torch is imported.
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+# several times as long (benchmarks/waiting_threads.py). OpenMP reads this when torch is imported.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 from hf_bidir.cli import checkpoints, explain, hub, models, experiments, doctor  # noqa: F401, I001  (imported in the order of --help)
 from hf_bidir.cli.app import app
