@@ -103,10 +103,10 @@ TASKS = {
         options={"class_names": ["World", "Sports", "Business", "Sci/Tech"], "num_train_epochs": 1},
     ),
     "imdb": Data(
-        "MiniLM on IMDB (4,000 training reviews, a subset; 2,000 test reviews, their first 128 tokens)",
+        "MiniLM on IMDB (4,000 training reviews, a subset; 1,000 test reviews, their first 128 tokens)",
         "imdb",
         ("train.parquet", "train.parquet", "test.parquet"),
-        rows={"train": 4000, "validation": 1000, "test": 2000},
+        rows={"train": 4000, "validation": 1000, "test": 1000},
         options={"max_length": 128, "num_train_epochs": 2},
         heal={"max_length": 128, "per_device_train_batch_size": 12},
         max_length=128,

@@ -25,7 +25,7 @@ from hf_bidir.explain.signs import (
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.models import able_to_pad
 
-CONTROLS = 3  # random removals of positive mass
+CONTROLS = 1  # random removals of positive mass in each run
 SENTENCES = 200  # whose words have human labels
 Batch = dict[str, Tensor]
 

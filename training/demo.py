@@ -4,8 +4,7 @@ examples:
   make demo
   python -m training.demo --output_dir runs/another --num_train_epochs 10
 
-Training follows training/recipes/digits-tanhmax.yaml, with more epochs, larger batches and label smoothing. The options
-of training/image_classification.py override both.
+Training follows training/recipes/digits-tanhmax.yaml. The options of training/image_classification.py override it.
 An interrupted run continues. A finished run is not trained again, only reloaded, compared and drawn; remove its folder
 to train again.
 """
@@ -35,10 +34,9 @@ from hf_bidir.hub import isolated_forward
 from hf_bidir.hub.model_card import write_card
 
 RECIPE = Path(__file__).parent / "recipes" / "digits-tanhmax.yaml"
-EXPECTED_ACCURACY = 0.96
-# The recipe's own options end between 0.95 and 0.98, depending on the seed and the processor; seeds 0 to 5 of these end
-# between 0.972 and 0.986.
-STEADIER = {"num_train_epochs": 80, "per_device_train_batch_size": 64, "label_smoothing_factor": 0.1}
+# The recipe reaches 0.970 ± 0.011 over five seeds (model_cards/digits-tanhmax), and another processor acts like another
+# seed: 360 digits by other writers are few. Other rates, batches, shifts and widths ended between 0.939 and 0.994.
+EXPECTED_ACCURACY = 0.93
 LARGEST_DIFFERENCE = 1e-6
 DIGITS_SHOWN = 8
 DIGIT = "digit.png"  # a sample input for `hf-bidir explain`
@@ -59,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if finished:
         print(f"Using the finished run in {folder}; remove the folder to train again.")
     else:
-        given = read_recipe(image_classification.options, RECIPE) | STEADIER | {"output_dir": folder}
+        given = read_recipe(image_classification.options, RECIPE) | {"output_dir": folder}
         image_classification(given | read_command_line(image_classification.options, others))
     accuracy = json.loads((folder / RESULTS).read_text(encoding="utf-8"))["test_accuracy"]
 
