@@ -18,7 +18,7 @@ from conversions_variants import VARIANTS
 from matplotlib.figure import Figure
 
 from hf_bidir.common.files import replacing
-from hf_bidir.common.statistics import difference_interval, mean_and_deviation
+from hf_bidir.common.statistics import compare, mean_and_deviation
 
 TICKS = (-30, -10, -5, -2, -1, 0, 1, 2, 5, 10, 30)
 LINEAR = 2  # between -2 and 2 points the axes of costs are linear: some variants are far off
@@ -107,10 +107,7 @@ def difference(runs: list[dict[str, Any]], softmax: list[dict[str, Any]]) -> str
         ours = by_seed(runs, "healing")
         theirs = dict.fromkeys(ours, 100 * softmax[0]["accuracy"])
     shared = sorted(ours.keys() & theirs.keys())
-    pairs = [ours[seed] for seed in shared], [theirs[seed] for seed in shared]
-    interval = difference_interval(*pairs, paired=True)
-    text = f"{mean(pairs[0]) - mean(pairs[1]):+.1f}"
-    return f"{text} [{interval[0]:+.1f}, {interval[1]:+.1f}]" if interval else text
+    return compare([ours[seed] for seed in shared], [theirs[seed] for seed in shared], paired=True).text()
 
 
 def table(variants: dict[str, list[dict[str, Any]]]) -> str:

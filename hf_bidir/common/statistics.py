@@ -1,9 +1,14 @@
-"""Means over seeds, and intervals of their differences; computed by scipy."""
+"""Means over seeds and comparisons of them: intervals, corrected p-values, equivalence, effect sizes; by scipy."""
 
-from collections.abc import Sequence
-from statistics import mean, stdev
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isnan, nan
+from statistics import mean, stdev, variance
+from typing import Any, TypeVar
 
 from hf_bidir.common.extras import extra
+
+Name = TypeVar("Name", bound=Hashable)
 
 
 def rounded(value: float) -> str:
@@ -17,28 +22,98 @@ def mean_and_deviation(values: Sequence[float], digits: int = 1) -> str:
     return " ± ".join(f"{number:.{digits}f}" for number in numbers)
 
 
-def difference_interval(
-    first: Sequence[float], second: Sequence[float], paired: bool = False, confidence: float = 0.95
-) -> tuple[float, float] | None:
-    """The t interval of `mean(first) - mean(second)`; None if a group has one value, which gives no interval.
+@dataclass(frozen=True)
+class Comparison:
+    """A difference of means over seeds, `mean(first) - mean(second)`, made by `compare`.
 
-    Args:
+    Attributes:
         first, second: one value per seed.
-        paired: the values at the same place share data and initialisation; otherwise Welch's interval, which assumes
-            neither equal variances nor equal numbers.
+        paired: the values at the same place share data and initialisation.
+        p_value: two-sided, of no difference; NaN with one seed or without any variation. `holm` corrects it.
+    """
+
+    first: tuple[float, ...]
+    second: tuple[float, ...]
+    paired: bool
+    p_value: float
+
+    @property
+    def difference(self) -> float:
+        return mean(self.first) - mean(self.second)
+
+    @property
+    def effect(self) -> float | None:
+        """Cohen's d: the difference in standard deviations, of the paired differences or pooled over both groups.
+
+        None where there is no deviation or one seed.
+        """
+        if min(len(self.first), len(self.second)) < 2:
+            return None
+        if self.paired:
+            deviation = stdev([one - other for one, other in zip(self.first, self.second, strict=True)])
+        else:
+            deviation = ((variance(self.first) + variance(self.second)) / 2) ** 0.5
+        return self.difference / deviation if deviation else None
+
+    def interval(self, confidence: float = 0.95) -> tuple[float, float] | None:
+        """The t interval of the difference; None where the p-value is not defined.
+
+        Welch's, which assumes neither equal variances nor equal numbers, unless the values are paired.
+        """
+        if isnan(self.p_value):
+            return None
+        found = _test(self.first, self.second, self.paired).confidence_interval(confidence)
+        return float(found.low), float(found.high)
+
+    def within(self, margin: float, confidence: float = 0.95) -> bool:
+        """Whether the means are equivalent: both one-sided tests exclude a difference of `margin` or more.
+
+        Equal to an interval of confidence `2 confidence - 1` inside the margin (Schuirmann 1987).
+        """
+        interval = self.interval(2 * confidence - 1)
+        return interval is not None and -margin < interval[0] and interval[1] < margin
+
+    def text(self, digits: int = 1) -> str:
+        """The difference with its 95 % interval, if there is one."""
+        text, interval = f"{self.difference:+.{digits}f}", self.interval()
+        return f"{text} [{interval[0]:+.{digits}f}, {interval[1]:+.{digits}f}]" if interval else text
+
+
+def compare(first: Sequence[float], second: Sequence[float], paired: bool = False) -> Comparison:
+    """Compare two groups of values, one per seed, by Student's paired t test or by Welch's.
 
     Raises:
-        ValueError: paired groups of unequal sizes.
+        ValueError: an empty group, or paired groups of unequal sizes.
     """
+    sizes = len(first), len(second)
+    if not all(sizes):
+        raise ValueError(f"expected at least one value in each group; got {sizes[0]} and {sizes[1]}.")
+    if paired and sizes[0] != sizes[1]:
+        raise ValueError(f"paired values need equal numbers; got {sizes[0]} and {sizes[1]}.")
+    p_value = float(_test(first, second, paired).pvalue) if min(sizes) > 1 and _varies(first, second, paired) else nan
+    return Comparison(tuple(first), tuple(second), paired, p_value)
+
+
+def holm(comparisons: Mapping[Name, Comparison]) -> dict[Name, Comparison]:
+    """The comparisons of a table with p-values corrected for their number (Holm 1979); undefined ones stay so."""
+    tested = sorted((one.p_value, place) for place, one in enumerate(comparisons.values()) if not isnan(one.p_value))
+    corrected, largest = {}, 0.0
+    for rank, (p_value, place) in enumerate(tested):
+        largest = max(largest, min(1.0, (len(tested) - rank) * p_value))
+        corrected[place] = largest
+    return {
+        name: replace(one, p_value=corrected.get(place, nan)) for place, (name, one) in enumerate(comparisons.items())
+    }
+
+
+def _test(first: Sequence[float], second: Sequence[float], paired: bool) -> Any:
     with extra("explain"):
-        from scipy.stats import ttest_1samp, ttest_ind
-    if paired and len(first) != len(second):
-        raise ValueError(f"paired values need equal numbers; got {len(first)} and {len(second)}.")
-    if min(len(first), len(second)) < 2:
-        return None
+        from scipy.stats import ttest_ind, ttest_rel
+    return ttest_rel(first, second) if paired else ttest_ind(first, second, equal_var=False)
+
+
+def _varies(first: Sequence[float], second: Sequence[float], paired: bool) -> bool:
+    """Whether the values have the variance that a test needs."""
     if paired:
-        found = ttest_1samp([one - other for one, other in zip(first, second, strict=True)], 0.0)
-    else:
-        found = ttest_ind(first, second, equal_var=False)
-    interval = found.confidence_interval(confidence)
-    return float(interval.low), float(interval.high)
+        return len({round(one - other, 12) for one, other in zip(first, second, strict=True)}) > 1
+    return len(set(first)) > 1 or len(set(second)) > 1

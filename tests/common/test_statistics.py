@@ -1,12 +1,13 @@
-"""Intervals over seeds against closed formulas, and how often they cover the true difference."""
+"""Comparisons over seeds against closed formulas, and how often their intervals cover the true difference."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import t
+from scipy.stats import t, ttest_1samp
 
-from hf_bidir.common.statistics import difference_interval, mean_and_deviation
+from hf_bidir.common.statistics import compare, holm, mean_and_deviation
 
 FIRST, SECOND = [81.2, 80.9, 81.5, 81.1], [80.8, 81.0, 80.2, 80.5]
 
@@ -14,7 +15,7 @@ FIRST, SECOND = [81.2, 80.9, 81.5, 81.1], [80.8, 81.0, 80.2, 80.5]
 def test_the_paired_interval_is_students_formula():
     differences = np.subtract(FIRST, SECOND)
     half = t.ppf(0.975, 3) * differences.std(ddof=1) / 2
-    assert difference_interval(FIRST, SECOND, paired=True) == pytest.approx(
+    assert compare(FIRST, SECOND, paired=True).interval() == pytest.approx(
         (differences.mean() - half, differences.mean() + half)
     )
 
@@ -23,7 +24,7 @@ def test_the_unpaired_interval_is_welchs_formula():
     parts = [np.var(values, ddof=1) / len(values) for values in (FIRST, SECOND[:3])]
     freedom = sum(parts) ** 2 / (parts[0] ** 2 / 3 + parts[1] ** 2 / 2)
     centre, half = np.mean(FIRST) - np.mean(SECOND[:3]), t.ppf(0.975, freedom) * math.sqrt(sum(parts))
-    assert difference_interval(FIRST, SECOND[:3]) == pytest.approx((centre - half, centre + half))
+    assert compare(FIRST, SECOND[:3]).interval() == pytest.approx((centre - half, centre + half))
 
 
 @pytest.mark.parametrize("paired", [True, False])
@@ -31,16 +32,54 @@ def test_the_unpaired_interval_is_welchs_formula():
 def test_95_percent_intervals_cover_the_true_difference_in_95_percent_of_simulations(seeds, paired):
     generator, trials = np.random.default_rng(seeds), 3000
     groups = generator.normal([[[0.0]], [[0.3]]], 1.0, (2, trials, seeds))
-    found = [difference_interval(first, second, paired) for first, second in zip(*groups, strict=True)]
+    found = [compare(first, second, paired).interval() for first, second in zip(*groups, strict=True)]
     covered = sum(low <= -0.3 <= high for low, high in found) / trials
     assert 0.93 <= covered <= 0.97
 
 
-def test_one_seed_gives_no_interval_and_no_deviation():
-    assert difference_interval([81.0], [80.0]) is None
+def test_one_seed_gives_no_interval_no_effect_and_no_deviation():
+    one = compare([81.0], [80.0])
+    assert (one.interval(), one.effect, one.within(5), one.text()) == (None, None, False, "+1.0")
     assert mean_and_deviation([81.04]) == "81.0"
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_values_without_variation_give_no_interval(paired):
+    assert compare([100.0, 100.0], [100.0, 100.0], paired).interval() is None
 
 
 def test_pairs_need_equal_numbers():
     with pytest.raises(ValueError, match="got 4 and 3"):
-        difference_interval(FIRST, SECOND[:3], paired=True)
+        compare(FIRST, SECOND[:3], paired=True)
+
+
+def test_an_empty_group_is_refused():
+    with pytest.raises(ValueError, match="at least one value in each group; got 4 and 0"):
+        compare(FIRST, [])
+
+
+def test_equivalence_is_two_one_sided_tests():
+    one, differences = compare(FIRST, SECOND, paired=True), np.subtract(FIRST, SECOND)
+    for margin in np.linspace(0.1, 2.5, 25):
+        below = ttest_1samp(differences, margin, alternative="less").pvalue
+        above = ttest_1samp(differences, -margin, alternative="greater").pvalue
+        assert one.within(margin) == (max(below, above) < 0.05)
+
+
+def test_the_effect_is_the_difference_in_standard_deviations():
+    differences = np.subtract(FIRST, SECOND)
+    assert compare(FIRST, SECOND, paired=True).effect == pytest.approx(differences.mean() / differences.std(ddof=1))
+    pooled = math.sqrt((np.var(FIRST, ddof=1) + np.var(SECOND, ddof=1)) / 2)
+    assert compare(FIRST, SECOND).effect == pytest.approx(differences.mean() / pooled)
+
+
+def test_holm_multiplies_the_smallest_p_value_by_their_number_and_never_reverses_the_order():
+    p_values = {"a": 0.01, "b": 0.04, "c": 0.03, "d": math.nan}
+    made = {name: replace(compare([1.0], [0.0]), p_value=p_value) for name, p_value in p_values.items()}
+    found = {name: one.p_value for name, one in holm(made).items()}
+    assert math.isnan(found.pop("d"))
+    assert found == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})
+
+
+def test_a_comparison_is_printed_with_its_interval():
+    assert compare([1.0, 2.0], [0.0, 2.0], paired=True).text() == "+0.5 [-5.9, +6.9]"
