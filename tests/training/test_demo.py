@@ -11,7 +11,6 @@ from hf_bidir import BidirViTConfig, BidirViTForImageClassification
 from hf_bidir.explain import flip_heads
 from training import demo
 
-
 EXPECTED = 0.8
 
 
