@@ -159,7 +159,7 @@ def draw(variants: dict[str, list[dict[str, Any]]], title: str, path: Path) -> N
         low, high = panel.get_xlim()
         panel.set_xticks(shown := [tick for tick in TICKS if low <= tick <= high], [f"{tick:+d}" for tick in shown])
         panel.axvline(0, color="black", linewidth=0.5)
-        panel.set_xlabel(f"{label}, points")
+        panel.set_xlabel(label)
     left.set_ylabel("accuracy, %")
     figure.suptitle(title, fontsize=10)
     figure.legend(loc="outside lower center", ncols=2, fontsize=7)

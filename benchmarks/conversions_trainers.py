@@ -15,7 +15,6 @@ from hf_bidir.finetune.trainer import FinetuneTrainer
 from hf_bidir.modeling.signed_layers import heads_of, signed_layers
 
 SHIFT_WEIGHT, MASS_WEIGHT, MASS_RATE = 0.1, 0.05, 0.05
-BOTH_WEIGHT, MOST_UNEQUAL = 0.1, 3.0
 RISE = 0.6  # share of fine-tuning
 
 
@@ -89,17 +88,25 @@ class AttentionTransferTrainer(DistillationTrainer):
 class BothSignsTrainer(DistillationTrainer):
     """Asks each head for an output to which both signs contribute, by at least a quarter of the variance each."""
 
+    weight, most_unequal = 0.1, 3.0
+
     def compute_loss(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
         penalties: list[Tensor] = []
 
         def record(layer: int, positive: Tensor, negative: Tensor) -> None:
             keep = inputs.get("attention_mask")
             one, other = (at_tokens(part, keep).var(0).sum(-1).add(1e-6).log() for part in (positive, negative))
-            penalties.append(((one - other).abs() - math.log(MOST_UNEQUAL)).clamp_min(0).mean())
+            penalties.append(((one - other).abs() - math.log(self.most_unequal)).clamp_min(0).mean())
 
         with signed_parts(model, record):
             loss = super().compute_loss(model, inputs, *args, **kwargs)
-        return loss + BOTH_WEIGHT * torch.stack(penalties).mean()
+        return loss + self.weight * torch.stack(penalties).mean()
+
+
+class EqualSignsTrainer(BothSignsTrainer):
+    """Asks for nearly equal contributions, between 0.4 and 0.6 of the variance."""
+
+    weight, most_unequal = 0.5, 1.5
 
 
 class LogitsTrainer(DistillationTrainer):

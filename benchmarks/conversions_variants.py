@@ -11,6 +11,7 @@ from conversions_trainers import (
     AnnealedHeadsTrainer,
     AttentionTransferTrainer,
     BothSignsTrainer,
+    EqualSignsTrainer,
     LearnedMassTrainer,
     LogitsTrainer,
     LoraTrainer,
@@ -166,5 +167,8 @@ VARIANTS = {
     ),
     "after-tanhmax-both": afterwards(
         "TanhMax, both signs required, healed for 300 steps", steps(300), trainer=BothSignsTrainer
+    ),
+    "after-tanhmax-equal": afterwards(
+        "TanhMax, equal signs required, healed for 300 steps", steps(300), trainer=EqualSignsTrainer
     ),
 }
