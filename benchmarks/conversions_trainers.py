@@ -109,6 +109,12 @@ class EqualSignsTrainer(BothSignsTrainer):
     weight, most_unequal = 0.5, 1.5
 
 
+class StrictlyEqualSignsTrainer(BothSignsTrainer):
+    """Asks for equal contributions, at any price for the hidden states."""
+
+    weight, most_unequal = 2.0, 1.0
+
+
 class LogitsTrainer(DistillationTrainer):
     """Matches hidden states in the first half of healing, and then the teacher's class probabilities."""
 

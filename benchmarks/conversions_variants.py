@@ -16,6 +16,7 @@ from conversions_trainers import (
     LogitsTrainer,
     LoraTrainer,
     ShiftPenaltyTrainer,
+    StrictlyEqualSignsTrainer,
 )
 
 from hf_bidir.finetune.distillation import DistillationTrainer
@@ -170,5 +171,8 @@ VARIANTS = {
     ),
     "after-tanhmax-equal": afterwards(
         "TanhMax, equal signs required, healed for 300 steps", steps(300), trainer=EqualSignsTrainer
+    ),
+    "after-tanhmax-strictly": afterwards(
+        "TanhMax, strictly equal signs required, healed for 300 steps", steps(300), trainer=StrictlyEqualSignsTrainer
     ),
 }
