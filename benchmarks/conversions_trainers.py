@@ -148,8 +148,8 @@ class LoraTrainer(FinetuneTrainer):
 class AnnealedHeadsTrainer(FinetuneTrainer):
     """Raises the λ of every head from 0 to its own while the model is fine-tuned.
 
-    Chosen heads and annealing are those of DEX (Kong et al. 2025, arXiv:2505.16333), which applies a learned
-    differential map to the values of chosen heads where this changes their coefficients.
+    Chosen heads and annealing are those of DEX (Kong et al. 2025, arXiv:2505.16333), which
+    applies a learned differential map to the values of those heads; here λ changes their coefficients instead.
     """
 
     def __init__(self, **kwargs: Any) -> None:
