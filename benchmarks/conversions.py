@@ -212,7 +212,7 @@ def healed(
         held_out = [data_dir / "imdb/test.parquet", data_dir / "sst2/validation.parquet"]
     given = read_recipe(distillation.options, ROOT / "training/recipes/minilm-healed.yaml")
     given |= {"train_file": [str(file) for file in texts], "validation_file": [str(file) for file in held_out]}
-    given |= {"model_name_or_path": str(start), "seed": healing} | LAST | chosen.heal
+    given |= {"model_name_or_path": str(start), "seed": healing, "keep_signs": False} | LAST | chosen.heal
     if chosen.student:
         student = chosen.student(texts[0], str(start), runs / f"student-{variant}")
         given |= AS_IT_IS | {"teacher_name_or_path": str(start), "model_name_or_path": str(student)}

@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader
 from transformers import AutoImageProcessor, AutoTokenizer, DataCollatorWithPadding, PreTrainedModel
 
 from hf_bidir.checkpoints.convert import read_bidir
+from hf_bidir.checkpoints.layer_hooks import without_negatives
 from hf_bidir.explain.signs import (
     negative_share,
     negative_variance_share,
     without_as_much_positive,
-    without_negatives,
     without_weaker_sign,
 )
 from hf_bidir.finetune.data.image_data import ImageCollator

@@ -1,6 +1,5 @@
 """Other ways to train for benchmarks/conversions.py: losses of healing, and two of fine-tuning."""
 
-import math
 from typing import Any
 
 import torch
@@ -9,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn.functional import kl_div
 
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
-from hf_bidir.explain.signs import at_tokens, signed_parts
 from hf_bidir.finetune.distillation import DistillationTrainer
 from hf_bidir.finetune.trainer import FinetuneTrainer
 from hf_bidir.modeling.signed_layers import heads_of, signed_layers
@@ -88,31 +86,25 @@ class AttentionTransferTrainer(DistillationTrainer):
 class BothSignsTrainer(DistillationTrainer):
     """Asks each head for an output to which both signs contribute, by at least a quarter of the variance each."""
 
-    weight, most_unequal = 0.1, 3.0
-
-    def compute_loss(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        penalties: list[Tensor] = []
-
-        def record(layer: int, positive: Tensor, negative: Tensor) -> None:
-            keep = inputs.get("attention_mask")
-            one, other = (at_tokens(part, keep).var(0).sum(-1).add(1e-6).log() for part in (positive, negative))
-            penalties.append(((one - other).abs() - math.log(self.most_unequal)).clamp_min(0).mean())
-
-        with signed_parts(model, record):
-            loss = super().compute_loss(model, inputs, *args, **kwargs)
-        return loss + self.weight * torch.stack(penalties).mean()
+    needed_signs = 0.0
 
 
 class EqualSignsTrainer(BothSignsTrainer):
     """Asks for nearly equal contributions, between 0.4 and 0.6 of the variance."""
 
-    weight, most_unequal = 0.5, 1.5
+    both_signs, most_unequal = 0.5, 1.5
 
 
 class StrictlyEqualSignsTrainer(BothSignsTrainer):
     """Asks for equal contributions, at any price for the hidden states."""
 
-    weight, most_unequal = 2.0, 1.0
+    both_signs, most_unequal = 2.0, 1.0
+
+
+class NeededSignsTrainer(DistillationTrainer):
+    """Asks only for other predictions without negative coefficients."""
+
+    both_signs = 0.0
 
 
 class LogitsTrainer(DistillationTrainer):

@@ -15,6 +15,7 @@ from conversions_trainers import (
     LearnedMassTrainer,
     LogitsTrainer,
     LoraTrainer,
+    NeededSignsTrainer,
     ShiftPenaltyTrainer,
     StrictlyEqualSignsTrainer,
 )
@@ -53,6 +54,7 @@ class Variant:
 AS_IT_IS = {"negative_mass_until": None}  # keeps the negative masses of the student
 SWAPPED = {"max_steps": 1, "learning_rate": 0.0, "warmup_ratio": 0.0}
 TANHMAX = {"attn_activation": "tanhmax", "attn_negative_mass": 1.0}
+KEPT = {"keep_signs": True}
 BALANCED = {"attn_activation": "balanced"}
 
 
@@ -164,15 +166,27 @@ VARIANTS = {
         trainer=LogitsTrainer,
     ),
     "after-balanced-both": afterwards(
-        "balanced, λ = 1, both signs required, healed for 300 steps", BALANCED | steps(300), trainer=BothSignsTrainer
+        "balanced, λ = 1, both signs required, healed for 300 steps",
+        BALANCED | KEPT | steps(300),
+        trainer=BothSignsTrainer,
     ),
     "after-tanhmax-both": afterwards(
-        "TanhMax, both signs required, healed for 300 steps", steps(300), trainer=BothSignsTrainer
+        "TanhMax, both signs required, healed for 300 steps", KEPT | steps(300), trainer=BothSignsTrainer
     ),
     "after-tanhmax-equal": afterwards(
-        "TanhMax, equal signs required, healed for 300 steps", steps(300), trainer=EqualSignsTrainer
+        "TanhMax, equal signs required, healed for 300 steps",
+        KEPT | steps(300),
+        trainer=EqualSignsTrainer,
+    ),
+    "after-tanhmax-needed": afterwards(
+        "TanhMax, negatives needed, healed for 300 steps", KEPT | steps(300), trainer=NeededSignsTrainer
+    ),
+    "after-tanhmax-signs": afterwards(
+        "TanhMax, both signs required and needed, healed for 300 steps", KEPT | steps(300)
     ),
     "after-tanhmax-strictly": afterwards(
-        "TanhMax, strictly equal signs required, healed for 300 steps", steps(300), trainer=StrictlyEqualSignsTrainer
+        "TanhMax, strictly equal signs required, healed for 300 steps",
+        KEPT | steps(300),
+        trainer=StrictlyEqualSignsTrainer,
     ),
 }

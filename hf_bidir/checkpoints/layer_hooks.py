@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from torch import Tensor, nn
 
+from hf_bidir.modeling.attention import grouped_matmul
 from hf_bidir.modeling.signed_layers import EDIT, KEEP, OBSERVE, signed_layers
 
 
@@ -43,6 +44,40 @@ def observed_layers(
     Key and value are `[batch, key heads, keys, head_dim]`, the context `[batch, queries, heads, head_dim]`.
     """
     return _set_on(_some_signed_layers(model), OBSERVE, observe)
+
+
+def without_negatives(model: nn.Module) -> AbstractContextManager[None]:
+    """Context in which negative coefficients are 0; the others are not rescaled."""
+    return edited_coefficients(model, lambda coefficients: coefficients.clamp_min(0))
+
+
+@contextmanager
+def signed_parts(model: nn.Module, record: Callable[[int, Tensor, Tensor], None]) -> Iterator[None]:
+    """Inside the context, call `record(layer, positive, negative)` after every call of a signed layer.
+
+    The two parts of the context come from the positive and from the negative coefficients; each is `[batch, queries,
+    heads, head_dim]`, and their sum is the context. The layer is an index.
+    """
+    index = {layer: number for number, layer in enumerate(signed_layers(model))}
+    current: list[Tensor] = []
+
+    def keep(coefficients: Tensor) -> Tensor:
+        current[:] = [coefficients]
+        return coefficients
+
+    def observe(layer: nn.Module, key: Tensor, value: Tensor, context: Tensor) -> None:
+        positive = grouped_matmul(current[0].clamp_min(0), value).transpose(1, 2)
+        record(index[layer], positive, context - positive)
+
+    with edited_coefficients(model, keep), observed_layers(model, observe):
+        yield
+
+
+def at_tokens(rows: Tensor, keep: Tensor | None) -> Tensor:
+    """The rows `[tokens, ...]` of `[batch, queries, ...]` that are not padding."""
+    if keep is not None and keep.shape == rows.shape[:2]:
+        return rows[keep.bool()]
+    return rows.flatten(0, 1)
 
 
 @contextmanager

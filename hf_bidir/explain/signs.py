@@ -1,18 +1,16 @@
 """How much a model has and uses of either sign: shares, and runs without one sign."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from itertools import cycle
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.layer_hooks import edited_coefficients, observed_layers
+from hf_bidir.checkpoints.layer_hooks import at_tokens, edited_coefficients, signed_parts
 from hf_bidir.explain.running import attends_between_tokens
-from hf_bidir.modeling.attention import grouped_matmul
-from hf_bidir.modeling.signed_layers import signed_layers
 
 
 @torch.inference_mode()
@@ -50,11 +48,6 @@ def negative_share(
     return negative / counted if counted else None
 
 
-def without_negatives(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """Context in which negative coefficients are 0; the others are not rescaled."""
-    return edited_coefficients(model, lambda coefficients: coefficients.clamp_min(0))
-
-
 def without_as_much_positive(model: PreTrainedModel, seed: int = 0) -> AbstractContextManager[None]:
     """Context in which each query loses as much positive mass as it has negative mass, from keys in a random order.
 
@@ -72,28 +65,6 @@ def without_as_much_positive(model: PreTrainedModel, seed: int = 0) -> AbstractC
         return coefficients - torch.zeros_like(coefficients).scatter(-1, order, removed)
 
     return edited_coefficients(model, reduced)
-
-
-@contextmanager
-def signed_parts(model: PreTrainedModel, record: Callable[[int, Tensor, Tensor], None]) -> Iterator[None]:
-    """Inside the context, call `record(layer, positive, negative)` after every call of a signed layer.
-
-    The two parts of the context come from the positive and from the negative coefficients; each is `[batch, queries,
-    heads, head_dim]`, and their sum is the context. The layer is an index.
-    """
-    index = {layer: number for number, layer in enumerate(signed_layers(model))}
-    current: list[Tensor] = []
-
-    def keep(coefficients: Tensor) -> Tensor:
-        current[:] = [coefficients]
-        return coefficients
-
-    def observe(layer: nn.Module, key: Tensor, value: Tensor, context: Tensor) -> None:
-        positive = grouped_matmul(current[0].clamp_min(0), value).transpose(1, 2)
-        record(index[layer], positive, context - positive)
-
-    with edited_coefficients(model, keep), observed_layers(model, observe):
-        yield
 
 
 @torch.inference_mode()
@@ -119,13 +90,6 @@ def negative_variance_share(model: PreTrainedModel, batches: Iterable[Mapping[st
         positive, negative = (torch.cat(part).var(0).sum(-1) for part in zip(*contexts[layer], strict=True))
         shares.append(negative / (positive + negative))
     return torch.stack(shares)
-
-
-def at_tokens(rows: Tensor, keep: Tensor | None) -> Tensor:
-    """The rows `[tokens, ...]` of `[batch, queries, ...]` that are not padding."""
-    if keep is not None and keep.shape == rows.shape[:2]:
-        return rows[keep.bool()]
-    return rows.flatten(0, 1)
 
 
 def without_weaker_sign(model: PreTrainedModel, negative_share: Tensor) -> AbstractContextManager[None]:

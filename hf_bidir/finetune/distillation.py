@@ -12,8 +12,10 @@ from transformers.trainer_utils import TrainOutput
 from transformers.utils import ModelOutput
 
 from hf_bidir.checkpoints.convert import checkpoint_processors, is_softmax, read_bidir, read_config, signed_model
+from hf_bidir.checkpoints.layer_hooks import at_tokens, without_negatives
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.errors import InputError, as_input_error
+from hf_bidir.finetune.both_signs import one_sidedness
 from hf_bidir.finetune.models import able_to_pad, know_padding
 from hf_bidir.finetune.schedules import NegativeMassSchedule
 from hf_bidir.finetune.trainer import FinetuneTrainer
@@ -31,12 +33,24 @@ class DistillationTrainer(FinetuneTrainer):
 
     Args:
         teacher: the softmax model; takes the same inputs.
+        keep_signs: add the two penalties below, without which healing leaves few negative coefficients, and these
+            without effect.
+
+    Attributes:
+        both_signs: weight of a penalty on heads whose output comes from coefficients of one sign (`one_sidedness`).
+        most_unequal: from this ratio of variances on.
+        needed_signs: weight of a penalty on a student that predicts the same without its negative coefficients.
+        margin: the difference that is asked for, in nats (see `_difference`).
     """
 
-    def __init__(self, *, teacher: PreTrainedModel, **kwargs: Any) -> None:
+    both_signs, most_unequal = 0.1, 3.0
+    needed_signs, margin = 0.2, 0.5
+
+    def __init__(self, *, teacher: PreTrainedModel, keep_signs: bool = False, **kwargs: Any) -> None:
         for parameter in _before_attention(kwargs["model"]):
             parameter.requires_grad_(False)
         super().__init__(**kwargs)
+        self.keep_signs = keep_signs
         self.teacher = teacher.eval().requires_grad_(False).to(self.args.device)
         self.model_accepts_loss_kwargs = False  # the loss is a mean; the Trainer averages accumulated ones
 
@@ -55,26 +69,51 @@ class DistillationTrainer(FinetuneTrainer):
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, **kwargs: Any
     ) -> Tensor:
         model.eval()  # dropout would be noise that the teacher does not have
-        errors, norms = self._distances(model, inputs)
-        return (errors.sum(0) / norms.sum(0)).mean()
+        expected, keep = self._taught(inputs), inputs.get("attention_mask")
+        if not self.keep_signs:
+            return _mean_error(*_distances(model(**inputs, output_hidden_states=True), expected, keep))
+        with one_sidedness(model, keep, self.most_unequal) as one_sided:
+            found = model(**inputs, output_hidden_states=True)
+        with without_negatives(model):
+            difference = _difference(model(**inputs, output_hidden_states=True), expected, keep)
+        loss = _mean_error(*_distances(found, expected, keep)) + self.both_signs * torch.stack(one_sided).mean()
+        return loss + self.needed_signs * (self.margin - difference).clamp_min(0)
+
+    def _taught(self, inputs: dict[str, Tensor]) -> ModelOutput:
+        with torch.no_grad():
+            return self.teacher(**inputs, output_hidden_states=True)
 
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, and per example and state what `relative_error_metrics` needs."""
         with torch.no_grad(), self.compute_loss_context_manager():
-            errors, norms = self._distances(model, self._prepare_inputs(inputs))
-        return (errors.sum(0) / norms.sum(0)).mean(), errors, norms
+            inputs = self._prepare_inputs(inputs)
+            found = model(**inputs, output_hidden_states=True)
+            errors, norms = _distances(found, self._taught(inputs), inputs.get("attention_mask"))
+        return _mean_error(errors, norms), errors, norms
 
-    def _distances(self, model: nn.Module, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """`[examples, states]` each: squared distances from teacher to student, squared norms of the teacher."""
-        with torch.no_grad():
-            expected = _states(self.teacher(**inputs, output_hidden_states=True))
-        found = _states(model(**inputs, output_hidden_states=True))
-        keep = inputs.get("attention_mask")
-        pairs = list(zip(found, expected, strict=True))
-        distances = [_squared_norms(student - teacher, keep) for student, teacher in pairs]
-        return torch.stack(distances, 1), torch.stack([_squared_norms(teacher, keep) for _, teacher in pairs], 1)
+
+def _distances(found: ModelOutput, expected: ModelOutput, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`[examples, states]` each: squared distances from teacher to student, squared norms of the teacher."""
+    pairs = list(zip(_states(found), _states(expected), strict=True))
+    distances = [_squared_norms(student - teacher, keep) for student, teacher in pairs]
+    return torch.stack(distances, 1), torch.stack([_squared_norms(teacher, keep) for _, teacher in pairs], 1)
+
+
+def _mean_error(distances: Tensor, norms: Tensor) -> Tensor:
+    return (distances.sum(0) / norms.sum(0)).mean()
+
+
+def _difference(found: ModelOutput, expected: ModelOutput, keep: Tensor | None) -> Tensor:
+    """The mean divergence from the teacher's classes or tokens, in nats, or the last states' relative error."""
+    logits = expected.get("logits")
+    if logits is None or logits.shape[-1] == 1:
+        distances, norms = _distances(found, expected, keep)
+        return _mean_error(distances[:, -1:], norms[:, -1:])
+    theirs, ours = logits.log_softmax(-1), found.logits.log_softmax(-1)
+    nats = (theirs.exp() * (theirs - ours)).sum(-1)
+    return nats.mean() if nats.dim() == 1 else at_tokens(nats, keep).mean()
 
 
 def _states(outputs: ModelOutput) -> list[Tensor]:

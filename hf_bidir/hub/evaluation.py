@@ -22,8 +22,9 @@ from transformers import (
 
 from hf_bidir.checkpoints.convert import is_softmax, read_bidir, read_config
 from hf_bidir.checkpoints.example_inputs import longest_text
+from hf_bidir.checkpoints.layer_hooks import without_negatives
 from hf_bidir.common.files import read_json, sha256, write_json
-from hf_bidir.explain.signs import negative_share, without_negatives
+from hf_bidir.explain.signs import negative_share
 from hf_bidir.finetune.data.arguments import BlockArguments, ImageDataArguments, TextDataArguments
 from hf_bidir.finetune.data.blocks import cut_into_blocks, read_documents
 from hf_bidir.finetune.data.image_data import ImageCollator, checkpoint_processor, read_image_split, read_image_splits

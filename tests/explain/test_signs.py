@@ -4,14 +4,12 @@ import pytest
 import torch
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, register_attn_activation, tanhmax
-from hf_bidir.checkpoints.layer_hooks import edited_coefficients, observed_layers
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients, observed_layers, signed_parts, without_negatives
 from hf_bidir.explain.orient import flip_heads
 from hf_bidir.explain.signs import (
     negative_share,
     negative_variance_share,
-    signed_parts,
     without_as_much_positive,
-    without_negatives,
     without_weaker_sign,
 )
 from hf_bidir.modeling import activations

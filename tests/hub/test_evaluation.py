@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from hf_bidir import BidirViTForImageClassification
 from hf_bidir.checkpoints.convert import convert_checkpoint
+from hf_bidir.checkpoints.layer_hooks import without_negatives
 from hf_bidir.cli import app
-from hf_bidir.explain.signs import without_negatives
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.image_files import read_digits
 from hf_bidir.hub import build_model_card, evaluate_checkpoint

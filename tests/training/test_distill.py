@@ -27,6 +27,7 @@ from typer.testing import CliRunner
 from hf_bidir.checkpoints.convert import read_bidir
 from hf_bidir.cli import app
 from hf_bidir.common.errors import InputError
+from hf_bidir.explain.signs import negative_variance_share
 from hf_bidir.finetune.arguments import HealingArguments
 from hf_bidir.finetune.data.image_data import new_image_processor
 from hf_bidir.finetune.tasks.distillation import DistillationTrainer, student_and_teacher
@@ -87,6 +88,22 @@ def test_healing_brings_the_student_close_to_its_teacher_at_full_negative_mass(f
     assert healed["eval_relative_error"] < 0.5 * error_without_training(options, tmp_path / "swapped")
     config = json.loads((tmp_path / "healed/config.json").read_text())
     assert config["attn_negative_mass"] == 1.0
+
+
+def test_both_signs_are_asked_of_every_head(bert, tmp_path):
+    def weaker_signs(*words):
+        main([*bert, *RUN, *words, "--output_dir", str(tmp_path / words[1])])
+        share = negative_variance_share(
+            read_bidir(tmp_path / words[1]).eval(), [{"input_ids": torch.arange(5, 45)[None]}]
+        )
+        return torch.minimum(share, 1 - share).mean()
+
+    assert weaker_signs("--keep_signs", "true") > 0.05 + weaker_signs("--keep_signs", "false")
+
+
+def test_signs_cannot_be_kept_with_gradient_checkpointing(bert, tmp_path):
+    with pytest.raises(InputError, match="--keep_signs false"):
+        main([*bert, *RUN, "--gradient_checkpointing", "--output_dir", str(tmp_path / "healed")])
 
 
 def test_a_head_s_logits_are_matched_as_well(vit, tmp_path):
@@ -151,15 +168,19 @@ def test_any_encoder_comes_closer_to_its_teacher(family, bert, vit, tmp_path):
     options = ["--model_name_or_path", checkpoint_of(family, tmp_path / "stock", **wide), *family_file]
     if family == "Dinov2":
         new_image_processor(8).save_pretrained(tmp_path / "stock")
-    healed = main([*options, *RUN, "--output_dir", str(tmp_path / "healed")])
-    assert healed["eval_relative_error"] < 0.8 * error_without_training(options, tmp_path / "swapped")
+    words = ["--keep_signs", "false", "--output_dir", str(tmp_path / "healed")]
+    assert main([*options, *RUN, *words])["eval_relative_error"] < 0.8 * error_without_training(
+        options, tmp_path / "swapped"
+    )
     assert type(read_bidir(tmp_path / "healed")).__name__ == f"Bidir{family}Model"
 
 
 @pytest.mark.parametrize("family", ["Roberta", "GPT2", "Llama", "ModernBert", "Dinov2", "Electra"])
 def test_what_comes_before_the_first_layer_and_nothing_else_is_frozen(family, tmp_path):
     student, teacher, _ = student_and_teacher(checkpoint_of(family, tmp_path / "stock"), None)
-    DistillationTrainer(model=student, teacher=teacher, args=HealingArguments(output_dir="unused", eval_strategy="no"))
+    DistillationTrainer(
+        model=student, teacher=teacher, args=HealingArguments(output_dir=str(tmp_path / "run"), eval_strategy="no")
+    )
     frozen = {name.partition(".")[0] for name, p in student.named_parameters() if not p.requires_grad}
     embeddings = {"GPT2": {"wte", "wpe"}, "Llama": {"embed_tokens"}, "Electra": {"embeddings", "embeddings_project"}}
     assert frozen == embeddings.get(family, {"embeddings"})
@@ -180,11 +201,11 @@ def test_an_encoder_decoder_is_refused(tmp_path):
         student_and_teacher(str(tmp_path), None)
 
 
-def test_padding_does_not_count(bert):
+def test_padding_does_not_count(bert, tmp_path):
     """The error of a batch of sentences is that of the sentences alone, added up."""
     student, teacher, _ = student_and_teacher(bert[1], None)
     student.config.attn_negative_mass = 1.0
-    args = HealingArguments(output_dir="unused", use_cpu=True, eval_strategy="no")
+    args = HealingArguments(output_dir=str(tmp_path / "run"), use_cpu=True, eval_strategy="no")
     trainer = DistillationTrainer(model=student, teacher=teacher, args=args)
     long, short = torch.arange(5, 13)[None], torch.arange(20, 23)[None]
     batch = {"input_ids": torch.zeros(2, 8, dtype=torch.long), "attention_mask": torch.zeros(2, 8, dtype=torch.long)}

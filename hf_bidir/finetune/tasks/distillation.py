@@ -43,6 +43,9 @@ class StudentArguments(CentringArguments):
     attn_activation: str | None = option(
         None, "Activation of the student, tanhmax or balanced; default: the checkpoint's, tanhmax for a softmax one."
     )
+    keep_signs: bool = option(
+        True, "Penalise heads that use one sign, and predictions that stay the same without negative coefficients."
+    )
 
 
 def _train(
@@ -54,6 +57,8 @@ def _train(
 ) -> dict[str, Any]:
     if not arguments.model_name_or_path:
         raise InputError("expected --model_name_or_path: a softmax checkpoint, timm:NAME or a bidir checkpoint")
+    if arguments.keep_signs and args.gradient_checkpointing:
+        raise InputError("--keep_signs needs all coefficients; give --keep_signs false with --gradient_checkpointing")
     source = arguments.model_name_or_path
     student, teacher, processors = student_and_teacher(
         source, arguments.teacher_name_or_path, arguments.attn_activation
@@ -74,6 +79,7 @@ def _train(
         centre=arguments.centre and is_softmax(student.config),
         trainer_class=DistillationTrainer,
         teacher=teacher,
+        keep_signs=arguments.keep_signs,
         compute_metrics=relative_error_metrics,
     )
     if args.should_save and not source.startswith(TIMM_PREFIX) and (sentences := sentence_folder(source)):
