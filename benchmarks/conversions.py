@@ -107,7 +107,7 @@ TASKS = {
         "imdb",
         ("train.parquet", "train.parquet", "test.parquet"),
         rows={"train": 4000, "validation": 1000, "test": 1000},
-        options={"max_length": 128, "num_train_epochs": 2},
+        options={"max_length": 128, "num_train_epochs": 1},
         heal={"max_length": 128, "per_device_train_batch_size": 12},
         max_length=128,
     ),

@@ -80,6 +80,7 @@ VARIANTS = {
     "tanhmax-own": Variant("TanhMax, centred on the task's texts", tune=TANHMAX),
     "tanhmax": Variant("TanhMax, centred on the texts of healing", SWAPPED),
     "tanhmax-30": Variant("TanhMax, healed for 30 steps", steps(30)),
+    "tanhmax-signs": Variant("TanhMax, both signs required and needed, healed for 300 steps", KEPT | steps(300)),
     "tanhmax-30-own": Variant("TanhMax, healed for 30 steps on the task's texts", steps(30), own_texts=True),
     "tanhmax-unshifted-30": Variant(
         "TanhMax, healed for 30 steps with a penalty on shifts", steps(30), trainer=ShiftPenaltyTrainer

@@ -127,7 +127,7 @@ def healed_rows(name: str, given: dict[str, Any], lengths: list[int]) -> list[li
     rows = []
     for (student, folder), changed in runs.items():
         folder = RUNS / f"{name}-{folder}"
-        results = finished(distillation, given | changed, folder)
+        results = finished(distillation, given | {"keep_signs": False} | changed, folder)
         worst = max(value for key, value in results.items() if key.startswith("eval_relative_error_"))
         healed = student.endswith("healed")
         record = read_record(folder)

@@ -1,12 +1,16 @@
 """Do signed explanations agree with human word sentiment? Stanford Sentiment Treebank, a trained SST-2 model.
 
+    python training/text_classification.py training/recipes/sst2-minilm-softmax.yaml
+    python training/distill.py training/recipes/minilm-healed.yaml --max_steps 30 --keep_signs false \\
+        --output_dir runs/minilm-healed-barely
+    python training/text_classification.py training/recipes/sst2-minilm-healed.yaml \\
+        --model_name_or_path runs/minilm-healed-barely
     python benchmarks/human_sentiment.py --data-dir DIR \\
-        --models softmax=runs/compare-conversions/softmax-seed0 \\
-                 tanhmax=runs/compare-conversions/healed-barely-seed0
+        --models softmax=runs/sst2-minilm-softmax tanhmax=runs/sst2-minilm-healed
 
-`DIR` holds sst_trees/{train,test}.parquet. The models are those of training/compare_conversions.py. Every method
-scores each word for the class "positive"; people labelled the words out of context from very negative (-2) to very
-positive (2). Methods that need oriented heads orient them by training sentences. The table goes to
+The recipes tell how to read local files instead. `DIR` holds sst_trees/{train,test}.parquet. Every method scores each
+word for the class "positive"; people labelled the words out of context from very negative (-2) to very positive (2).
+Methods that need oriented heads orient them by training sentences. The table goes to
 benchmarks/results/human_sentiment.md, scatter plots of mean coefficients per word to figures beside it.
 """
 

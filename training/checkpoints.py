@@ -118,7 +118,11 @@ def heal_minilm(options: argparse.Namespace) -> None:
     """Train the start of the SST-2 checkpoint: MiniLM with TanhMax attention after 30 steps of distillation."""
     if read_record(HEALED).get("status") == "finished":
         return
-    given = recipe(distillation, "minilm-healed") | {"max_steps": 30, "output_dir": HEALED} | minilm(options)
+    given = (
+        recipe(distillation, "minilm-healed")
+        | {"max_steps": 30, "keep_signs": False, "output_dir": HEALED}
+        | minilm(options)
+    )
     if options.data_dir:
         imdb, sst2 = options.data_dir / "imdb", options.data_dir / "sst2"
         given |= {"train_file": [str(imdb / "train.parquet"), str(sst2 / "train.parquet")]}

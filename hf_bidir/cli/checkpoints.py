@@ -26,7 +26,7 @@ def convert(
         list[str] | None,
         typer.Option(metavar="FILE", help="Texts or images without labels: heal the copy. May be repeated."),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of healing.")] = 30,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of healing.")] = 300,
     weights: Annotated[Path | None, typer.Option(help="Weights file for timm:NAME; by default from the Hub.")] = None,
     partial: Annotated[
         bool, typer.Option("--partial", help="Accept a model that keeps softmax in some of its attention.")
@@ -41,7 +41,8 @@ def convert(
     Copies the tokenizer or processor too; sentence-transformers folders keep their layout. With λ = 0, the default, the
     copy computes the same outputs as the source, which is checked on random input before anything is saved. With λ > 0
     the outputs differ and the difference is printed. With --heal the copy is then trained to match the hidden states of
-    the source, and gets a model card; an interrupted run continues. training/distill.py has all options of healing.
+    the source without losing its negative coefficients, and gets a model card; an interrupted run continues.
+    training/distill.py has all options of healing.
 
     \b
     hf-bidir convert FacebookAI/roberta-base runs/roberta-signed

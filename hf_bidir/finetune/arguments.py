@@ -277,7 +277,7 @@ class RunArguments(TrainingArguments):
 class HealingArguments(RunArguments):
     """Run options with the defaults of healing: a fixed number of steps, and the last checkpoint."""
 
-    max_steps: int = option(700, "The number of optimizer steps; -1 counts epochs instead.")
+    max_steps: int = option(300, "The number of optimizer steps; -1 counts epochs instead.")
     learning_rate: float = option(2.5e-4, "The peak learning rate.")
     warmup_ratio: float | None = option(0.05, "Share of the steps over which the learning rate rises from 0.")
     per_device_train_batch_size: int = option(24, "Snippets or images per process and step.")

@@ -25,6 +25,7 @@ from transformers import (
 from typer.testing import CliRunner
 
 from hf_bidir.checkpoints.convert import read_bidir
+from hf_bidir.checkpoints.layer_hooks import without_negatives
 from hf_bidir.cli import app
 from hf_bidir.common.errors import InputError
 from hf_bidir.explain.signs import negative_variance_share
@@ -99,6 +100,24 @@ def test_both_signs_are_asked_of_every_head(bert, tmp_path):
         return torch.minimum(share, 1 - share).mean()
 
     assert weaker_signs("--keep_signs", "true") > 0.05 + weaker_signs("--keep_signs", "false")
+
+
+@pytest.mark.parametrize("family", ["bert", "vit"])
+def test_outputs_change_without_the_negative_coefficients_that_were_kept(family, request, tmp_path):
+    options = request.getfixturevalue(family)
+    inputs = {"bert": {"input_ids": torch.arange(5, 45)[None]}, "vit": {"pixel_values": torch.randn(8, 3, 8, 8)}}[
+        family
+    ]
+
+    def change(keep_signs):
+        folder = tmp_path / f"kept-{keep_signs}"
+        main([*options, *RUN, "--keep_signs", keep_signs, "--output_dir", str(folder)])
+        model = read_bidir(folder).eval().requires_grad_(False)
+        before = model(**inputs)[0]
+        with without_negatives(model):
+            return ((model(**inputs)[0] - before).square().sum() / before.square().sum()).item()
+
+    assert change("true") > 2 * change("false")
 
 
 def test_signs_cannot_be_kept_with_gradient_checkpointing(bert, tmp_path):
