@@ -1,6 +1,8 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+from transformers import BertConfig, BertForSequenceClassification
+
 from hf_bidir.finetune.console import evaluation_line, summary
 
 
@@ -18,6 +20,11 @@ def test_the_summary_prefers_test_metrics_and_names_the_next_command():
     assert "Checkpoint: runs/a" in text
     assert "Test: loss 2.0000" in text
     assert "Next: hf-bidir explain runs/a IMAGE" in text
+
+
+def test_the_next_command_after_healing_a_classifier_explains_a_text():
+    model = BertForSequenceClassification(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1))
+    assert "Next: hf-bidir explain runs/a" in summary(Path("runs/a"), {"eval_loss": 1.0}, "distillation", model)
 
 
 def test_the_next_command_after_healing_images_trains_on_images():
