@@ -4,10 +4,10 @@
         --test_file DIR/sva_linzen/test.parquet --text_column masked --class_names singular plural --eval_steps 0.334"
     python training/text_classification.py training/recipes/sst2-minilm-softmax.yaml $DATA \\
         --output_dir runs/agreement-softmax
-    python training/text_classification.py training/recipes/sst2-minilm-healed.yaml $DATA \\
+    python training/text_classification.py training/recipes/sst2-minilm-softmax.yaml $DATA --attn_activation tanhmax \\
         --model_name_or_path runs/minilm-healed-barely --output_dir runs/agreement-tanhmax
     python benchmarks/faithfulness_by_layer.py --data-dir DIR \\
-        --sst2 softmax=runs/sst2-minilm-softmax tanhmax=runs/sst2-minilm-healed \\
+        --sst2 softmax=runs/sst2-minilm-softmax tanhmax=runs/sst2-minilm-tanhmax \\
         --agreement softmax=runs/agreement-softmax tanhmax=runs/agreement-tanhmax
 
 benchmarks/human_sentiment.py tells how to train the SST-2 models and runs/minilm-healed-barely. `DIR` holds

@@ -4,7 +4,7 @@
         --max_length 512 --per_device_train_batch_size 8 --num_train_epochs 2 --eval_steps 0.5"
     python training/text_classification.py training/recipes/sst2-minilm-softmax.yaml $DATA \\
         --output_dir runs/movies-softmax
-    python training/text_classification.py training/recipes/sst2-minilm-healed.yaml $DATA \\
+    python training/text_classification.py training/recipes/sst2-minilm-softmax.yaml $DATA --attn_activation tanhmax \\
         --model_name_or_path runs/minilm-healed-barely --output_dir runs/movies-tanhmax
     python benchmarks/human_rationales.py --data-dir DIR \\
         --models softmax=runs/movies-softmax tanhmax=runs/movies-tanhmax

@@ -3,10 +3,10 @@
     python training/text_classification.py training/recipes/sst2-minilm-softmax.yaml
     python training/distill.py training/recipes/minilm-healed.yaml --max_steps 30 --keep_signs false \\
         --output_dir runs/minilm-healed-barely
-    python training/text_classification.py training/recipes/sst2-minilm-healed.yaml \\
-        --model_name_or_path runs/minilm-healed-barely
+    python training/text_classification.py training/recipes/sst2-minilm-softmax.yaml \\
+        --attn_activation tanhmax --model_name_or_path runs/minilm-healed-barely --output_dir runs/sst2-minilm-tanhmax
     python benchmarks/human_sentiment.py --data-dir DIR \\
-        --models softmax=runs/sst2-minilm-softmax tanhmax=runs/sst2-minilm-healed
+        --models softmax=runs/sst2-minilm-softmax tanhmax=runs/sst2-minilm-tanhmax
 
 The recipes tell how to read local files instead. `DIR` holds sst_trees/{train,test}.parquet. Every method scores each
 word for the class "positive"; people labelled the words out of context from very negative (-2) to very positive (2).

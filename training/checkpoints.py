@@ -5,23 +5,22 @@
     python -m training.checkpoints sst2-minilm --data-dir DIR --minilm FOLDER
     python -m training.checkpoints --cards-only --data-dir DIR   # no training: renew cards and pictures in model_cards/
 
-Each pair is one recipe with two attention activations, trained with several seeds; the model of the first seed becomes
-the checkpoint. Then, for both: `hf-bidir evaluate`, a picture of contributions, the card. Runs go to
-runs/checkpoints/NAME (later seeds to runs/checkpoints/seeds); a finished run is not repeated, an interrupted one
-continues. Card, numbers and pictures are copied to model_cards/NAME, and the weights too if they are below 10 MB or
-those of sst2-minilm-tanhmax, which is saved in half precision.
+Each pair is one recipe with two attention activations, trained with several seeds, except that sst2-minilm-tanhmax is
+converted from its counterpart and healed; the model of the first seed becomes the checkpoint. Then, for both:
+`hf-bidir evaluate`, a picture of contributions, the card. Runs go to runs/checkpoints/NAME (later seeds to
+runs/checkpoints/seeds); a finished run is not repeated, an interrupted one continues. Card, numbers and pictures are
+copied to model_cards/NAME, and the weights too if they are below 10 MB or those of sst2-minilm-tanhmax, which is saved
+in half precision.
 
 `DIR` holds, per data set: fashion_mnist/ with {train,t10k}-images-idx3-ubyte.gz and their labels; sst2/ with
-train.parquet, validation.parquet and test.parquet; and for sst2-minilm and imdb-lm imdb/ with train.parquet and
-test.parquet. The committed numbers were measured on such files. The Hub's SST-2 adds phrases and hides its test labels,
-so training on it gives another model. With fewer seeds than a pair's own number, model_cards/ stays unchanged. Publish
-a folder with `hf-bidir push`.
+train.parquet, validation.parquet and test.parquet; and imdb/ with train.parquet and test.parquet. The committed numbers
+were measured on such files. The Hub's SST-2 adds phrases and hides its test labels, so training on it gives another
+model. With fewer seeds than a pair's own number, model_cards/ stays unchanged. Publish a folder with `hf-bidir push`.
 """
 
 import argparse
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,6 +51,7 @@ from hf_bidir.finetune.tasks.recurrent_classification import recurrent_classific
 from hf_bidir.finetune.tasks.text_classification import text_classification
 from hf_bidir.hub import evaluate_checkpoint, published
 from hf_bidir.hub.card_numbers import DIGITS
+from hf_bidir.hub.evaluation import Evaluation
 from hf_bidir.hub.model_card import write_card
 from hf_bidir.hub.snippet import EXAMPLE_IMAGE
 
@@ -64,11 +64,10 @@ LICENSE = "apache-2.0"  # of the weights that the project trains
 IMAGES_SHOWN = 6
 SENTENCE, TARGET = "a charming film with a weak ending", 1
 PROMPT = "This is one of the worst movies I have ever"
-HEALED = RUNS / "minilm-healed-30-steps"
 HEADING = f"""# Checkpoints
 
 Each TanhMax checkpoint has a softmax counterpart. The recipes of a pair differ in the attention, and for imdb-lm in the
-learning rate; sst2-minilm-tanhmax was also healed for 30 steps. Weights below 10 MB are in this folder,
+learning rate; sst2-minilm-tanhmax is sst2-minilm-softmax, converted and healed. Weights below 10 MB are in this folder,
 and those of sst2-minilm-tanhmax in half precision; load them by path in a clone, as the Python example at the top of
 each card does. `hf-bidir models` prints this list, and `make checkpoints` trains the checkpoints, evaluates the saved
 files and generates this page. On the Hub the names are `{published.NAMESPACE}/NAME`, by
@@ -95,7 +94,8 @@ class Pair:
         data: the folder under --data-dir with the data.
         files: by the option that takes it, a file in that folder.
         options: further options of a checkpoint's run.
-        start: preparation before the training, given the options that name data and model.
+        healed: the checkpoint that is not trained on labels, but converted from its counterpart of the same seed and
+            healed.
         note: a sentence for readers who compare the two.
         metrics: the reported metrics, the first one in the table; of the split "test", or "eval" for validation.
         half: whether the checkpoints are saved, evaluated and committed in half precision; all seeds train in fp32.
@@ -106,28 +106,12 @@ class Pair:
     data: str | None = None
     files: dict[str, str] = field(default_factory=dict)
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
-    start: Callable[[argparse.Namespace], None] = lambda _: None
+    healed: str | None = None
     seeds: int = 3
     note: str | None = None
     metrics: tuple[str, ...] = ("accuracy", "macro_f1")
     split: str = "test"
     half: bool = False
-
-
-def heal_minilm(options: argparse.Namespace) -> None:
-    """Train the start of the SST-2 checkpoint: MiniLM with TanhMax attention after 30 steps of distillation."""
-    if read_record(HEALED).get("status") == "finished":
-        return
-    given = (
-        recipe(distillation, "minilm-healed")
-        | {"max_steps": 30, "keep_signs": False, "output_dir": HEALED}
-        | minilm(options)
-    )
-    if options.data_dir:
-        imdb, sst2 = options.data_dir / "imdb", options.data_dir / "sst2"
-        given |= {"train_file": [str(imdb / "train.parquet"), str(sst2 / "train.parquet")]}
-        given |= {"validation_file": [str(imdb / "test.parquet"), str(sst2 / "validation.parquet")]}
-    distillation(given)
 
 
 def minilm(options: argparse.Namespace) -> dict[str, Path]:
@@ -161,11 +145,9 @@ PAIRS = {
         {"sst2-minilm-tanhmax": "sst2-minilm-healed", "sst2-minilm-softmax": "sst2-minilm-softmax"},
         data="sst2",
         files=PARQUET,
-        options={"sst2-minilm-tanhmax": {"model_name_or_path": HEALED}},
-        start=heal_minilm,
-        note="The TanhMax checkpoint also had 30 steps of distillation, without labels. Its weights in model_cards/ "
-        "are from another run with seed 0, in half precision, which is not one of the three in the mean (that run of "
-        "seed 0 scored 0.8858 in fp32).",
+        healed="sst2-minilm-tanhmax",
+        note="The TanhMax checkpoint of a seed is the softmax checkpoint of that seed, converted and healed for 300 "
+        "steps on the training sentences, without labels.",
         half=True,
     ),
     "imdb-lm": Pair(
@@ -209,7 +191,6 @@ def positive(word: str) -> int:
 
 def make(pair: Pair, options: argparse.Namespace) -> None:
     """Train, evaluate and describe both checkpoints of a pair."""
-    pair.start(options)
     seeds = list(range(options.seeds or pair.seeds))
     scores = {name: [trained(name, pair, seed, options) for seed in seeds] for name in pair.recipes}
     test = test_file(pair, options)
@@ -222,8 +203,7 @@ def make(pair: Pair, options: argparse.Namespace) -> None:
         evaluation = evaluate_checkpoint(RUNS / name, test)
         evaluation.save(RUNS / name)
         if pair.half:  # the numbers of this file, not those of its fp32 weights
-            results = _read(RUNS / name / RESULTS)
-            write_json(RUNS / name / RESULTS, results | {f"test_{key}": one for key, one in evaluation.scores.items()})
+            save_scores(RUNS / name, evaluation)
     draw_explanations([RUNS / name for name in pair.recipes], test)
     for name in pair.recipes:
         write_card(RUNS / name)
@@ -237,6 +217,12 @@ def save_in_half_precision(folder: Path) -> None:
     """Save the model of a checkpoint again with weights in float16."""
     model, _ = load_checkpoint(folder)
     model.half().save_pretrained(folder)
+
+
+def save_scores(folder: Path, evaluation: Evaluation) -> None:
+    """Add the measured scores of the test split to the run's results."""
+    results = _read(folder / RESULTS) | {f"test_{key}": one for key, one in evaluation.scores.items()}
+    write_json(folder / RESULTS, results)
 
 
 def scores_of(name: str) -> dict[str, list[float]]:
@@ -284,17 +270,37 @@ def test_file(pair: Pair, options: argparse.Namespace) -> str | None:
 
 def trained(name: str, pair: Pair, seed: int, options: argparse.Namespace) -> dict[str, float]:
     """The numbers of one run, which is trained first unless it is finished."""
-    folder = RUNS / "seeds" / f"{name}-seed{seed}" if seed else RUNS / name
+    folder = run_folder(name, seed)
     if read_record(folder).get("status") != "finished":
-        print(f"\n{name}, seed {seed}: {folder}")
-        given = {"license": LICENSE} | recipe(pair.task, pair.recipes[name]) | {"seed": seed, "output_dir": folder}
-        if options.data_dir and pair.data:
-            given |= {option: options.data_dir / pair.data / file for option, file in pair.files.items()}
-        started = pair.options.get(name) or (minilm(options) if "minilm" in name else {})
-        pair.task(given | started)
+        (heal if name == pair.healed else train)(name, pair, seed, options, folder)
     results = _read(folder / RESULTS)
     found = {k.removeprefix(f"{pair.split}_"): v for k, v in results.items() if k.startswith(f"{pair.split}_")}
     return {name: value for name, value in found.items() if name in pair.metrics or name.startswith("recall_")}
+
+
+def run_folder(name: str, seed: int) -> Path:
+    return RUNS / "seeds" / f"{name}-seed{seed}" if seed else RUNS / name
+
+
+def train(name: str, pair: Pair, seed: int, options: argparse.Namespace, folder: Path) -> None:
+    print(f"\n{name}, seed {seed}: {folder}")
+    given = {"license": LICENSE} | recipe(pair.task, pair.recipes[name]) | {"seed": seed, "output_dir": folder}
+    if options.data_dir and pair.data:
+        given |= {option: options.data_dir / pair.data / file for option, file in pair.files.items()}
+    pair.task(given | (pair.options.get(name) or (minilm(options) if "minilm" in name else {})))
+
+
+def heal(name: str, pair: Pair, seed: int, options: argparse.Namespace, folder: Path) -> None:
+    """Convert and heal the counterpart of a seed, which is trained first, and measure it on the test split."""
+    start = run_folder(counterpart(pair, name), seed)
+    trained(counterpart(pair, name), pair, seed, options)
+    print(f"\n{name}, seed {seed}: {folder}")
+    given = recipe(distillation, pair.recipes[name]) | {"model_name_or_path": start, "seed": seed, "output_dir": folder}
+    if options.data_dir:
+        for option in ("train_file", "validation_file"):
+            given[option] = [options.data_dir / pair.data / pair.files[option]]
+    distillation(given | pair.options.get(name, {}))
+    save_scores(folder, evaluate_checkpoint(folder, test_file(pair, options)))
 
 
 def recipe(task: Task, name: str) -> dict[str, Any]:

@@ -129,8 +129,13 @@ def _facts(folder: Path) -> dict[str, Any]:
     config, run, results, evaluation, seeds, previous = (read_json(folder / f"{name}.json") for name in files)
     architecture = (config.get("architectures") or ["model"])[0]
     autos = [auto for auto, path in config.get("auto_map", {}).items() if path.endswith(f".{architecture}")]
-    split = "test" if any(name.startswith("test_") for name in results) else "validation"
-    scores, data = run_scores(results, split), run.get("data", {})
+    if not _is_tested(results) and evaluation.get("split") == "test" and is_of_these_files(folder, evaluation):
+        # healing has no labels, so its student was evaluated later
+        results |= {f"test_{name}": value for name, value in evaluation["scores"].items()}
+    split, data = "test" if _is_tested(results) else "validation", run.get("data", {})
+    if split == "test" and split not in data and evaluation:
+        data |= {split: evaluation["data"]}
+    scores = run_scores(results, split)
     reproduced = is_reproduced(scores, evaluation, data.get(split))
     return {
         "architecture": architecture,
@@ -158,7 +163,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "seed": run.get("seed"),
         "headline": headline(scores, seeds, run.get("seed")),
         "results": results_table(scores, seeds, split, run.get("seed")) if scores else [],
-        "measured_on": known_data.measured_on(run, split),
+        "measured_on": known_data.measured_on(run | {"data": data}, split),
         "verified": reproduced and is_of_these_files(folder, evaluation),
         "reproduced": reproduced,
         "has_weights": any(folder.glob("*.safetensors")),
@@ -168,6 +173,10 @@ def _facts(folder: Path) -> dict[str, Any]:
         "run": _circumstances(run),
         "code": digests(folder, CODE),
     }
+
+
+def _is_tested(results: dict[str, Any]) -> bool:
+    return any(name.startswith("test_") for name in results)
 
 
 def _example(folder: Path, facts: dict[str, Any]) -> Checkpoint:
@@ -240,7 +249,8 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
         pipeline_tag="sentence-similarity" if facts["makes_sentence_vectors"] else PIPELINES.get(facts["auto_class"]),
         # a local folder has no link on the Hub
         base_model=recipe.get("base_model")
-        or (recipe.get("model_name_or_path") if facts["started_from"] == "hub" else None),
+        or (recipe.get("model_name_or_path") if facts["started_from"] == "hub" else None)
+        or previous.get("recipe", {}).get("base_model"),
         datasets=[data_set.hub_name for data_set in used if data_set.hub_name] or None,
         tags=[*([facts["activation"], "signed-attention"] if signed else []), "hf_bidir"],
         metrics=[metric for name in overall(facts["scores"]) if (metric := METRICS[name])] or None,

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from datasets import Dataset
 from huggingface_hub import ModelCard
+from transformers import BertTokenizer
 from typer.testing import CliRunner
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
 from hf_bidir.cli import app
-from hf_bidir.hub import build_model_card
+from hf_bidir.hub import build_model_card, evaluate_checkpoint
 from hf_bidir.hub.known_data import FILES, IMDB, SST2
 from hf_bidir.hub.model_card import card_differences, merge_cards, write_card
 
@@ -97,6 +99,32 @@ def test_the_card_of_a_healed_model_has_the_distance_to_its_teacher(finished):
     text = build_model_card(finished).text
     assert "| relative error | 0.0040 |" in text
     assert "0.01 is 1 %" in text
+
+
+def test_a_healed_classifier_that_was_evaluated_has_its_test_numbers_in_the_card(finished):
+    write(finished, "all_results.json", {"eval_relative_error": 0.004})
+    write(finished, "run.json", RUN | {"data": {"train": RUN["data"]["train"]}})
+    Dataset.from_dict({"text": ["a b", "b c"], "label": [0, 1]}).to_parquet(str(finished / "later.parquet"))
+    (finished / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c"]))
+    BertTokenizer(str(finished / "vocab.txt")).save_pretrained(finished)
+    evaluation = evaluate_checkpoint(finished, str(finished / "later.parquet"))
+    evaluation.save(finished)
+    text = build_model_card(finished).text
+    assert f"**Accuracy {evaluation.scores['accuracy']:.4f}**. Test data: later.parquet." in text
+    assert "Verified: " in text
+    assert "| test | later.parquet |" in text
+
+
+def test_an_evaluation_of_other_weights_does_not_enter_the_card(finished):
+    write(finished, "all_results.json", {"eval_relative_error": 0.004})
+    other = {
+        "split": "test",
+        "scores": {"accuracy": 0.9},
+        "data": {"source": "a.csv", "rows": 2},
+        "negative_share": None,
+    }
+    write(finished, "evaluation.json", other | {"files": {"model.safetensors": "0" * 64}})
+    assert "0.9000" not in build_model_card(finished).text
 
 
 def test_the_model_index_has_task_data_split_metric_and_value(finished):

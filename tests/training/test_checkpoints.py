@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset
+from transformers import BertConfig, BertModel, BertTokenizer
 
 from hf_bidir.finetune.tasks.image_classification import image_classification
 from hf_bidir.hub import evaluate_checkpoint
@@ -102,6 +103,33 @@ def test_a_committed_checkpoint_has_the_score_of_its_card(name):
 
 def test_every_pair_is_committed():
     assert {name for pair in PAIRS.values() for name in pair.recipes} == {folder.name for folder in COMMITTED}
+
+
+def test_a_healed_checkpoint_comes_from_its_counterpart_of_the_same_seed(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(checkpoints, "CARDS", tmp_path / "cards")
+    words = checkpoints.SENTENCE.split()
+    (tmp_path / "sst2").mkdir()
+    for split in ("train", "validation", "test"):
+        rows = {"text": [f"{words[row % 5]} {words[row % 7]}" for row in range(120)], "label": [0, 1] * 60}
+        Dataset.from_dict(rows).to_parquet(str(tmp_path / f"sst2/{split}.parquet"))
+    minilm = tmp_path / "minilm"
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    BertModel(BertConfig(**shape, vocab_size=20)).save_pretrained(minilm)
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *set(words)]))
+    BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(minilm)
+    brief = {"max_steps": 2, "use_cpu": True, "eval_strategy": "no", "save_strategy": "no"}
+    options = {"sst2-minilm-tanhmax": brief, "sst2-minilm-softmax": brief | {"model_name_or_path": minilm}}
+    checkpoints.make(
+        replace(PAIRS["sst2-minilm"], seeds=2, options=options), Namespace(data_dir=tmp_path, minilm=None, seeds=None)
+    )
+    later = read(tmp_path / "runs/seeds/sst2-minilm-tanhmax-seed1", "run.json")
+    assert later["recipe"]["model_name_or_path"] == "sst2-minilm-softmax-seed1"
+    card = (tmp_path / "cards/sst2-minilm-tanhmax/README.md").read_text(encoding="utf-8")
+    assert card_differences(tmp_path / "cards/sst2-minilm-tanhmax") == []
+    accuracy = read(tmp_path / "cards/sst2-minilm-tanhmax", "evaluation.json")["scores"]["accuracy"]
+    assert f"this checkpoint (seed 0): {accuracy:.4f}. Test data: " in card
+    assert "converted and healed" in card
 
 
 def test_a_pair_of_language_models_is_measured_by_its_perplexity(tmp_path, monkeypatch):
