@@ -115,7 +115,7 @@ TASKS = {
         "A ViT on Fashion-MNIST (2,000 test images)",
         "fashion_mnist",
         ("train-images-idx3-ubyte.gz", "train-images-idx3-ubyte.gz", "t10k-images-idx3-ubyte.gz"),
-        heal={"per_device_train_batch_size": 64, "learning_rate": 5e-4, "flip": True, "group_by_length": False},
+        heal={"per_device_train_batch_size": 64, "learning_rate": 5e-4, "flip": True},
         teacher="fashion-mnist-small-softmax",
     ),
     "imdb_lm": Data(
@@ -218,7 +218,8 @@ def healed(
         given |= AS_IT_IS | {"teacher_name_or_path": str(start), "model_name_or_path": str(student)}
     where = f"healed-{variant}-{healing}"
     if chosen.own_texts:
-        where, given = f"{task}-{where}-{seed}", given | chosen.heal | data.heal
+        where, given = f"{task}-{where}-{seed}", given | data.heal | chosen.heal
+        given["group_by_length"] = data.folder != "fashion_mnist"  # images have no length
     trainer = patch("hf_bidir.finetune.tasks.distillation.DistillationTrainer", chosen.trainer)
     return finished(distillation, given, runs / where, trainer)
 

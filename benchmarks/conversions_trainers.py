@@ -86,25 +86,25 @@ class AttentionTransferTrainer(DistillationTrainer):
 class BothSignsTrainer(DistillationTrainer):
     """Asks each head for an output to which both signs contribute, by at least a quarter of the variance each."""
 
-    needed_signs = 0.0
+    needed_signs_weight = 0.0
 
 
 class EqualSignsTrainer(BothSignsTrainer):
     """Asks for nearly equal contributions, between 0.4 and 0.6 of the variance."""
 
-    both_signs, most_unequal = 0.5, 1.5
+    both_signs_weight, most_unequal = 0.5, 1.5
 
 
 class StrictlyEqualSignsTrainer(BothSignsTrainer):
     """Asks for equal contributions, at any price for the hidden states."""
 
-    both_signs, most_unequal = 2.0, 1.0
+    both_signs_weight, most_unequal = 2.0, 1.0
 
 
 class NeededSignsTrainer(DistillationTrainer):
     """Asks only for other predictions without negative coefficients."""
 
-    both_signs = 0.0
+    both_signs_weight = 0.0
 
 
 class LogitsTrainer(DistillationTrainer):

@@ -54,7 +54,7 @@ class Variant:
 AS_IT_IS = {"negative_mass_until": None}  # keeps the negative masses of the student
 SWAPPED = {"max_steps": 1, "learning_rate": 0.0, "warmup_ratio": 0.0}
 TANHMAX = {"attn_activation": "tanhmax", "attn_negative_mass": 1.0}
-KEPT = {"keep_signs": True}
+KEEP_SIGNS = {"keep_signs": True}
 BALANCED = {"attn_activation": "balanced"}
 
 
@@ -67,7 +67,7 @@ def steps(number: int) -> dict[str, Any]:
 
 
 def afterwards(what: str, heal: dict[str, Any], **others: Any) -> Variant:
-    return Variant(f"afterwards: {what}", heal | {"group_by_length": True}, tune=None, own_texts=True, **others)
+    return Variant(f"afterwards: {what}", heal, tune=None, own_texts=True, **others)
 
 
 VARIANTS = {
@@ -80,7 +80,7 @@ VARIANTS = {
     "tanhmax-own": Variant("TanhMax, centred on the task's texts", tune=TANHMAX),
     "tanhmax": Variant("TanhMax, centred on the texts of healing", SWAPPED),
     "tanhmax-30": Variant("TanhMax, healed for 30 steps", steps(30)),
-    "tanhmax-signs": Variant("TanhMax, both signs required and needed, healed for 300 steps", KEPT | steps(300)),
+    "tanhmax-signs": Variant("TanhMax, both signs required and needed, healed for 300 steps", KEEP_SIGNS | steps(300)),
     "tanhmax-30-own": Variant("TanhMax, healed for 30 steps on the task's texts", steps(30), own_texts=True),
     "tanhmax-unshifted-30": Variant(
         "TanhMax, healed for 30 steps with a penalty on shifts", steps(30), trainer=ShiftPenaltyTrainer
@@ -168,26 +168,26 @@ VARIANTS = {
     ),
     "after-balanced-both": afterwards(
         "balanced, λ = 1, both signs required, healed for 300 steps",
-        BALANCED | KEPT | steps(300),
+        BALANCED | KEEP_SIGNS | steps(300),
         trainer=BothSignsTrainer,
     ),
     "after-tanhmax-both": afterwards(
-        "TanhMax, both signs required, healed for 300 steps", KEPT | steps(300), trainer=BothSignsTrainer
+        "TanhMax, both signs required, healed for 300 steps", KEEP_SIGNS | steps(300), trainer=BothSignsTrainer
     ),
     "after-tanhmax-equal": afterwards(
         "TanhMax, equal signs required, healed for 300 steps",
-        KEPT | steps(300),
+        KEEP_SIGNS | steps(300),
         trainer=EqualSignsTrainer,
     ),
     "after-tanhmax-needed": afterwards(
-        "TanhMax, negatives needed, healed for 300 steps", KEPT | steps(300), trainer=NeededSignsTrainer
+        "TanhMax, negatives needed, healed for 300 steps", KEEP_SIGNS | steps(300), trainer=NeededSignsTrainer
     ),
     "after-tanhmax-signs": afterwards(
-        "TanhMax, both signs required and needed, healed for 300 steps", KEPT | steps(300)
+        "TanhMax, both signs required and needed, healed for 300 steps", KEEP_SIGNS | steps(300)
     ),
     "after-tanhmax-strictly": afterwards(
         "TanhMax, strictly equal signs required, healed for 300 steps",
-        KEPT | steps(300),
+        KEEP_SIGNS | steps(300),
         trainer=StrictlyEqualSignsTrainer,
     ),
 }

@@ -67,10 +67,10 @@ PROMPT = "This is one of the worst movies I have ever"
 HEADING = f"""# Checkpoints
 
 Each TanhMax checkpoint has a softmax counterpart. The recipes of a pair differ in the attention, and for imdb-lm in the
-learning rate; sst2-minilm-tanhmax is sst2-minilm-softmax, converted and healed. Weights below 10 MB are in this folder,
-and those of sst2-minilm-tanhmax in half precision; load them by path in a clone, as the Python example at the top of
-each card does. `hf-bidir models` prints this list, and `make checkpoints` trains the checkpoints, evaluates the saved
-files and generates this page. On the Hub the names are `{published.NAMESPACE}/NAME`, by
+learning rate, except that sst2-minilm-tanhmax is sst2-minilm-softmax, converted and healed. Weights below 10 MB are in
+this folder, and those of sst2-minilm-tanhmax in half precision; load them by path in a clone, as each card shows.
+`hf-bidir models` prints this list, and `make checkpoints` trains the checkpoints, evaluates the saved files and
+generates this page. On the Hub the names are `{published.NAMESPACE}/NAME`, by
 `hf-bidir push model_cards/NAME {published.NAMESPACE}/NAME`.
 
 - **score**: accuracy, or perplexity for language models (lower is better), as mean ± standard deviation, with the
@@ -183,6 +183,10 @@ def main() -> None:
     print(f"Written: {list_cards()}")
 
 
+def run_folder(name: str, seed: int) -> Path:
+    return RUNS / "seeds" / f"{name}-seed{seed}" if seed else RUNS / name
+
+
 def positive(word: str) -> int:
     if not word.isdigit() or int(word) < 1:
         raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {word}")
@@ -207,7 +211,7 @@ def make(pair: Pair, options: argparse.Namespace) -> None:
     draw_explanations([RUNS / name for name in pair.recipes], test)
     for name in pair.recipes:
         write_card(RUNS / name)
-        number = mean_and_deviation(scores_of(name)[pair.metrics[0]], DIGITS)
+        number = mean_and_deviation([run[pair.metrics[0]] for run in scores[name]], DIGITS)
         print(f"{name}: {pair.metrics[0]} {number}, {len(seeds)} seeds. Written: {RUNS / name}")
         if len(seeds) >= pair.seeds:
             print(f"Copied: {publish_card(RUNS / name)}")
@@ -219,14 +223,11 @@ def save_in_half_precision(folder: Path) -> None:
     model.half().save_pretrained(folder)
 
 
-def save_scores(folder: Path, evaluation: Evaluation) -> None:
+def save_scores(folder: Path, evaluation: Evaluation) -> dict[str, Any]:
     """Add the measured scores of the test split to the run's results."""
     results = _read(folder / RESULTS) | {f"test_{key}": one for key, one in evaluation.scores.items()}
     write_json(folder / RESULTS, results)
-
-
-def scores_of(name: str) -> dict[str, list[float]]:
-    return _read(RUNS / name / "seeds.json")["this"]["scores"]
+    return results
 
 
 def renew_cards(pair: Pair, options: argparse.Namespace) -> None:
@@ -272,35 +273,33 @@ def trained(name: str, pair: Pair, seed: int, options: argparse.Namespace) -> di
     """The numbers of one run, which is trained first unless it is finished."""
     folder = run_folder(name, seed)
     if read_record(folder).get("status") != "finished":
-        (heal if name == pair.healed else train)(name, pair, seed, options, folder)
+        print(f"\n{name}, seed {seed}: {folder}")
+        (heal if name == pair.healed else train)(name, pair, seed, options)
     results = _read(folder / RESULTS)
+    if f"{pair.split}_{pair.metrics[0]}" not in results:  # healing has no labels
+        results = save_scores(folder, evaluate_checkpoint(folder, test_file(pair, options)))
     found = {k.removeprefix(f"{pair.split}_"): v for k, v in results.items() if k.startswith(f"{pair.split}_")}
     return {name: value for name, value in found.items() if name in pair.metrics or name.startswith("recall_")}
 
 
-def run_folder(name: str, seed: int) -> Path:
-    return RUNS / "seeds" / f"{name}-seed{seed}" if seed else RUNS / name
-
-
-def train(name: str, pair: Pair, seed: int, options: argparse.Namespace, folder: Path) -> None:
-    print(f"\n{name}, seed {seed}: {folder}")
-    given = {"license": LICENSE} | recipe(pair.task, pair.recipes[name]) | {"seed": seed, "output_dir": folder}
+def train(name: str, pair: Pair, seed: int, options: argparse.Namespace) -> None:
+    given = {"license": LICENSE} | recipe(pair.task, pair.recipes[name])
+    given |= {"seed": seed, "output_dir": run_folder(name, seed)}
     if options.data_dir and pair.data:
         given |= {option: options.data_dir / pair.data / file for option, file in pair.files.items()}
     pair.task(given | (pair.options.get(name) or (minilm(options) if "minilm" in name else {})))
 
 
-def heal(name: str, pair: Pair, seed: int, options: argparse.Namespace, folder: Path) -> None:
-    """Convert and heal the counterpart of a seed, which is trained first, and measure it on the test split."""
-    start = run_folder(counterpart(pair, name), seed)
+def heal(name: str, pair: Pair, seed: int, options: argparse.Namespace) -> None:
+    """Convert and heal the counterpart of a seed, which is trained first."""
     trained(counterpart(pair, name), pair, seed, options)
-    print(f"\n{name}, seed {seed}: {folder}")
-    given = recipe(distillation, pair.recipes[name]) | {"model_name_or_path": start, "seed": seed, "output_dir": folder}
+    given = recipe(distillation, pair.recipes[name]) | {"seed": seed, "output_dir": run_folder(name, seed)}
+    given["model_name_or_path"] = run_folder(counterpart(pair, name), seed)
     if options.data_dir:
-        for option in ("train_file", "validation_file"):
-            given[option] = [options.data_dir / pair.data / pair.files[option]]
+        given |= {
+            f"{split}_file": [options.data_dir / pair.data / f"{split}.parquet"] for split in ("train", "validation")
+        }
     distillation(given | pair.options.get(name, {}))
-    save_scores(folder, evaluate_checkpoint(folder, test_file(pair, options)))
 
 
 def recipe(task: Task, name: str) -> dict[str, Any]:

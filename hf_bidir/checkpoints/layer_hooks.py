@@ -1,4 +1,4 @@
-"""Context managers that observe or change the coefficients, keys and layers of a running signed model."""
+"""Observe or change the coefficients, keys and layers of a running signed model."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -13,7 +13,7 @@ from hf_bidir.modeling.signed_layers import EDIT, KEEP, OBSERVE, signed_layers
 def edited_coefficients(model: nn.Module, edit: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Inside the context, replace the coefficients of every layer of a signed model by `edit(coefficients)`.
 
-    The backward pass has to run inside the context as well, because gradient checkpointing runs layers again.
+    With gradient checkpointing the backward pass has to run inside the context as well, because it runs layers again.
 
     Args:
         edit: maps `[batch, heads, queries, keys]` to the same shape; called once per call of a layer, in order.
@@ -58,7 +58,6 @@ def signed_parts(model: nn.Module, record: Callable[[int, Tensor, Tensor], None]
     The two parts of the context come from the positive and from the negative coefficients; each is `[batch, queries,
     heads, head_dim]`, and their sum is the context. The layer is an index.
     """
-    index = {layer: number for number, layer in enumerate(signed_layers(model))}
     current: list[Tensor] = []
 
     def keep(coefficients: Tensor) -> Tensor:
@@ -67,7 +66,7 @@ def signed_parts(model: nn.Module, record: Callable[[int, Tensor, Tensor], None]
 
     def observe(layer: nn.Module, key: Tensor, value: Tensor, context: Tensor) -> None:
         positive = grouped_matmul(current[0].clamp_min(0), value).transpose(1, 2)
-        record(index[layer], positive, context - positive)
+        record(layer.signed_index, positive, context - positive)
 
     with edited_coefficients(model, keep), observed_layers(model, observe):
         yield

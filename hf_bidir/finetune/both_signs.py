@@ -17,9 +17,9 @@ def one_sidedness(model: nn.Module, keep: Tensor | None, most_unequal: float) ->
     """Inside the context, collect for every call of a signed layer how far its heads are from using both signs.
 
     With `o+` and `o-` the contexts of the positive and of the negative coefficients of a head, and variances over the
-    tokens of the batch, that is the mean over heads of `max(0, |log Var(o+) - log Var(o-)| - log most_unequal)`. A part
-    that is 0 everywhere, as the negative one at `λ = 0`, has no gradient and is not counted. The backward pass may run
-    outside the context, but not with gradient checkpointing, which runs layers again.
+    tokens of the batch, that is the mean over heads of `max(0, |log Var(o+) - log Var(o-)| - log most_unequal)`. Where
+    a part is 0 everywhere, as the negative one at `λ = 0`, no gradient could change it, and the head counts as 0. The
+    backward pass may run outside the context, except with gradient checkpointing.
 
     Args:
         keep: attention mask of a batch of texts, `[batch, length]`; None counts every position.

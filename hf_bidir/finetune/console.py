@@ -29,10 +29,11 @@ NEXT = {
     "text-generation": 'hf-bidir explain {folder} "the beginning of a text"',
     "text2text-generation": 'hf-bidir explain {folder} "a source of your own"',
 }
-HEALED = {  # the task of a healed model, by the end of its class name
+TASK_BY_CLASS_ENDING = {  # of a healed model
     "ForSequenceClassification": "text-classification",
     "ForImageClassification": "image-classification",
     "ForCausalLM": "text-generation",
+    "LMHeadModel": "text-generation",
 }
 FINE_TUNE = "python training/{script}.py --model_name_or_path {folder} --train_file TRAIN --output_dir ANOTHER_FOLDER"
 
@@ -127,7 +128,8 @@ def summary(folder: Path, results: dict[str, Any], task: str, model: PreTrainedM
         f"{name.replace('_', ' ')} {rounded(value)}" for name, value in found.items() if value is not None
     )
     if task == "distillation":
-        task = next((name for ending, name in HEALED.items() if type(model).__name__.endswith(ending)), task)
+        known = TASK_BY_CLASS_ENDING.items()
+        task = next((name for ending, name in known if type(model).__name__.endswith(ending)), task)
     script = "image_classification" if model.main_input_name == "pixel_values" else "text_classification"
     command = NEXT.get(task, FINE_TUNE).format(folder=folder, script=script)
     return (

@@ -3,11 +3,12 @@
 import copy
 import logging
 from collections.abc import Iterator
+from statistics import mean
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import ModelOutput
 
@@ -19,34 +20,42 @@ from hf_bidir.finetune.both_signs import one_sidedness
 from hf_bidir.finetune.models import able_to_pad, know_padding
 from hf_bidir.finetune.schedules import NegativeMassSchedule
 from hf_bidir.finetune.trainer import FinetuneTrainer
+from hf_bidir.modeling.configuration_bidir import all_masses
 from hf_bidir.modeling.signed_layers import signed_layers
 
+LOGITS = ("logits", "start_logits", "end_logits")
 logger = logging.getLogger(__name__)
 
 
 class DistillationTrainer(FinetuneTrainer):
-    """A Trainer without labels, whose loss is the student's relative squared error.
+    """A Trainer without labels, whose loss is the student's relative squared error, and optionally keeps its signs.
 
-    For every layer, and the logits where the model has a head, that is `Σ ‖student - teacher‖² / Σ ‖teacher‖²` over the
-    tokens that are not padding; the loss is the mean over layers and logits. The embeddings, which are equal already,
-    stay as they are.
+    For every layer, and the logits where the model has a head, the error is `Σ ‖student - teacher‖² / Σ ‖teacher‖²`
+    over the tokens that are not padding; the loss is its mean over layers and logits. The embeddings, which are equal
+    already, stay as they are.
 
     Args:
         teacher: the softmax model; takes the same inputs.
-        keep_signs: add the two penalties below, without which healing leaves few negative coefficients, and these
-            without effect.
+        keep_signs: add the two penalties below. Without them healing leaves fewer negative coefficients, and the
+            predictions hardly depend on them.
 
     Attributes:
-        both_signs: weight of a penalty on heads whose output comes from coefficients of one sign (`one_sidedness`).
-        most_unequal: from this ratio of variances on.
-        needed_signs: weight of a penalty on a student that predicts the same without its negative coefficients.
-        margin: the difference that is asked for, in nats (see `_difference`).
+        both_signs_weight, most_unequal: weight and ratio of the penalty on heads whose output comes from coefficients
+            of one sign, `hf_bidir.finetune.both_signs.one_sidedness`.
+        needed_signs_weight, margin: weight and margin of the penalty `max(0, margin - difference)`. The difference
+            between the student without negative coefficients and the teacher is the mean Kullback-Leibler divergence
+            of their classes or tokens, in nats, or without such logits the relative error of the last hidden states.
+
+    Raises:
+        InputError: `keep_signs` with gradient checkpointing, or with several GPUs in one process.
     """
 
-    both_signs, most_unequal = 0.1, 3.0
-    needed_signs, margin = 0.2, 0.5
+    both_signs_weight, most_unequal = 0.1, 3.0
+    needed_signs_weight, margin = 0.2, 0.5
 
     def __init__(self, *, teacher: PreTrainedModel, keep_signs: bool = False, **kwargs: Any) -> None:
+        if keep_signs:
+            _check_hooks_see_every_layer(kwargs["args"])
         for parameter in _before_attention(kwargs["model"]):
             parameter.requires_grad_(False)
         super().__init__(**kwargs)
@@ -69,28 +78,31 @@ class DistillationTrainer(FinetuneTrainer):
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, **kwargs: Any
     ) -> Tensor:
         model.eval()  # dropout would be noise that the teacher does not have
-        expected, keep = self._taught(inputs), inputs.get("attention_mask")
+        expected, keep = self._teacher_outputs(inputs), inputs.get("attention_mask")
         if not self.keep_signs:
             return _mean_error(*_distances(model(**inputs, output_hidden_states=True), expected, keep))
         with one_sidedness(model, keep, self.most_unequal) as one_sided:
             found = model(**inputs, output_hidden_states=True)
         with without_negatives(model):
             difference = _difference(model(**inputs, output_hidden_states=True), expected, keep)
-        loss = _mean_error(*_distances(found, expected, keep)) + self.both_signs * torch.stack(one_sided).mean()
-        return loss + self.needed_signs * (self.margin - difference).clamp_min(0)
+        both = self.both_signs_weight * torch.stack(one_sided).mean()
+        needed = self.needed_signs_weight * (self.margin - difference).clamp_min(0)
+        # near λ = 0 the penalties could only move the student away from its teacher
+        mass = mean(map(float, all_masses(self.model.config.attn_negative_mass)))
+        return _mean_error(*_distances(found, expected, keep)) + mass * (both + needed)
 
-    def _taught(self, inputs: dict[str, Tensor]) -> ModelOutput:
+    def _teacher_outputs(self, inputs: dict[str, Tensor]) -> ModelOutput:
         with torch.no_grad():
             return self.teacher(**inputs, output_hidden_states=True)
 
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss, and per example and state what `relative_error_metrics` needs."""
+        """The error without the penalties, and per example and state what `relative_error_metrics` needs."""
         with torch.no_grad(), self.compute_loss_context_manager():
             inputs = self._prepare_inputs(inputs)
             found = model(**inputs, output_hidden_states=True)
-            errors, norms = _distances(found, self._taught(inputs), inputs.get("attention_mask"))
+            errors, norms = _distances(found, self._teacher_outputs(inputs), inputs.get("attention_mask"))
         return _mean_error(errors, norms), errors, norms
 
 
@@ -106,14 +118,33 @@ def _mean_error(distances: Tensor, norms: Tensor) -> Tensor:
 
 
 def _difference(found: ModelOutput, expected: ModelOutput, keep: Tensor | None) -> Tensor:
-    """The mean divergence from the teacher's classes or tokens, in nats, or the last states' relative error."""
-    logits = expected.get("logits")
-    if logits is None or logits.shape[-1] == 1:
+    """The mean divergence from the teacher's classes, tokens or ends of spans, in nats, or the last states' error."""
+    names = [name for name in LOGITS if name in expected and expected[name].shape[-1] > 1]
+    if not names:
         distances, norms = _distances(found, expected, keep)
         return _mean_error(distances[:, -1:], norms[:, -1:])
-    theirs, ours = logits.log_softmax(-1), found.logits.log_softmax(-1)
-    nats = (theirs.exp() * (theirs - ours)).sum(-1)
-    return nats.mean() if nats.dim() == 1 else at_tokens(nats, keep).mean()
+    nats = [_divergence(found[name], expected[name]) for name in names]
+    return torch.stack([(one if one.dim() == 1 else at_tokens(one, keep)).mean() for one in nats]).mean()
+
+
+def _divergence(found: Tensor, expected: Tensor) -> Tensor:
+    """The Kullback-Leibler divergence of the classes in the last dimension, for each position before it."""
+    theirs, ours = expected.float().log_softmax(-1), found.float().log_softmax(-1)
+    return (theirs.exp() * (theirs - ours)).sum(-1)
+
+
+def _check_hooks_see_every_layer(args: TrainingArguments) -> None:
+    """Raise InputError for settings that run layers again, or copies of them, outside the penalties' hooks."""
+    if args.gradient_checkpointing:
+        raise InputError(
+            "expected keep_signs false with gradient_checkpointing, which runs layers again outside the penalties; "
+            "leave out one of the two"
+        )
+    if args.n_gpu > 1:
+        raise InputError(
+            f"expected one GPU per process with keep_signs; got {args.n_gpu}. Start the script with torchrun "
+            f"--nproc_per_node {args.n_gpu}"
+        )
 
 
 def _states(outputs: ModelOutput) -> list[Tensor]:
@@ -121,7 +152,7 @@ def _states(outputs: ModelOutput) -> list[Tensor]:
     hidden = outputs.get("hidden_states")
     if hidden is None:
         raise InputError(f"a model that returns {', '.join(outputs)} has no hidden states of layers to match")
-    logits = [outputs[name] for name in ("logits", "start_logits", "end_logits") if name in outputs]
+    logits = [outputs[name] for name in LOGITS if name in outputs]
     if not logits:
         return [*hidden[1:-1], outputs.last_hidden_state]
     spans = "start_logits" in outputs  # [batch, length], where other logits have their classes last

@@ -129,12 +129,12 @@ def _facts(folder: Path) -> dict[str, Any]:
     config, run, results, evaluation, seeds, previous = (read_json(folder / f"{name}.json") for name in files)
     architecture = (config.get("architectures") or ["model"])[0]
     autos = [auto for auto, path in config.get("auto_map", {}).items() if path.endswith(f".{architecture}")]
-    if not _is_tested(results) and evaluation.get("split") == "test" and is_of_these_files(folder, evaluation):
-        # healing has no labels, so its student was evaluated later
+    data = run.get("data", {})
+    measured_later = evaluation.get("split") == "test" and "test" not in data and is_of_these_files(folder, evaluation)
+    if measured_later:  # healing has no labels, so its student is evaluated afterwards
         results |= {f"test_{name}": value for name, value in evaluation["scores"].items()}
-    split, data = "test" if _is_tested(results) else "validation", run.get("data", {})
-    if split == "test" and split not in data and evaluation:
-        data |= {split: evaluation["data"]}
+        data |= {"test": evaluation["data"]}
+    split = "test" if any(name.startswith("test_") for name in results) else "validation"
     scores = run_scores(results, split)
     reproduced = is_reproduced(scores, evaluation, data.get(split))
     return {
@@ -166,6 +166,8 @@ def _facts(folder: Path) -> dict[str, Any]:
         "measured_on": known_data.measured_on(run | {"data": data}, split),
         "verified": reproduced and is_of_these_files(folder, evaluation),
         "reproduced": reproduced,
+        "measured_later": measured_later,
+        "relative_error": results.get("eval_relative_error"),
         "has_weights": any(folder.glob("*.safetensors")),
         "evaluation": evaluation,
         "sample": run.get("sample"),
@@ -175,8 +177,10 @@ def _facts(folder: Path) -> dict[str, Any]:
     }
 
 
-def _is_tested(results: dict[str, Any]) -> bool:
-    return any(name.startswith("test_") for name in results)
+def _base_model(run: dict[str, Any]) -> str | None:
+    """The model on the Hub that a run names or started from; a local folder has no link there."""
+    recipe = run.get("recipe", {})
+    return recipe.get("base_model") or (recipe.get("model_name_or_path") if run.get("started_from") == "hub" else None)
 
 
 def _example(folder: Path, facts: dict[str, Any]) -> Checkpoint:
@@ -247,10 +251,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
         language=languages[0] if len(languages) == 1 else languages or None,
         library_name="sentence-transformers" if facts["makes_sentence_vectors"] else "transformers",
         pipeline_tag="sentence-similarity" if facts["makes_sentence_vectors"] else PIPELINES.get(facts["auto_class"]),
-        # a local folder has no link on the Hub
-        base_model=recipe.get("base_model")
-        or (recipe.get("model_name_or_path") if facts["started_from"] == "hub" else None)
-        or previous.get("recipe", {}).get("base_model"),
+        base_model=_base_model(facts) or _base_model(previous),
         datasets=[data_set.hub_name for data_set in used if data_set.hub_name] or None,
         tags=[*([facts["activation"], "signed-attention"] if signed else []), "hf_bidir"],
         metrics=[metric for name in overall(facts["scores"]) if (metric := METRICS[name])] or None,

@@ -1,9 +1,19 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-from transformers import BertConfig, BertForSequenceClassification
+import pytest
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
 from hf_bidir.finetune.console import evaluation_line, summary
+
+SHAPE = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
 
 
 def test_a_line_has_losses_metrics_rate_and_negative_mass():
@@ -22,9 +32,17 @@ def test_the_summary_prefers_test_metrics_and_names_the_next_command():
     assert "Next: hf-bidir explain runs/a IMAGE" in text
 
 
-def test_the_next_command_after_healing_a_classifier_explains_a_text():
-    model = BertForSequenceClassification(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1))
-    assert "Next: hf-bidir explain runs/a" in summary(Path("runs/a"), {"eval_loss": 1.0}, "distillation", model)
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [
+        (BertForSequenceClassification(BertConfig(**SHAPE)), '"a text of your own"'),
+        (ViTForImageClassification(ViTConfig(**SHAPE)), "IMAGE"),
+        (GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1)), '"the beginning of a text"'),
+    ],
+)
+def test_the_next_command_after_healing_a_model_with_a_head_explains_its_input(model, what):
+    text = summary(Path("runs/a"), {"eval_loss": 1.0}, "distillation", model)
+    assert text.endswith(f"Next: hf-bidir explain runs/a {what}")
 
 
 def test_the_next_command_after_healing_images_trains_on_images():

@@ -111,8 +111,16 @@ def test_a_healed_classifier_that_was_evaluated_has_its_test_numbers_in_the_card
     evaluation.save(finished)
     text = build_model_card(finished).text
     assert f"**Accuracy {evaluation.scores['accuracy']:.4f}**. Test data: later.parquet." in text
-    assert "Verified: " in text
+    assert "Measured by `hf-bidir evaluate` from the saved files" in text
+    assert "Verified: " not in text
     assert "| test | later.parquet |" in text
+    assert "Relative error 0.0040, validation data." in text
+
+
+def test_a_model_that_was_healed_after_training_names_the_base_model_of_that_training(finished):
+    write(finished, "run.json", RUN | {"started_from": "folder", "recipe": {"model_name_or_path": "mine"}})
+    write(finished, "previous_run.json", RUN)
+    assert build_model_card(finished).data.base_model == "someone/base"
 
 
 def test_an_evaluation_of_other_weights_does_not_enter_the_card(finished):

@@ -120,9 +120,9 @@ def test_a_healed_checkpoint_comes_from_its_counterpart_of_the_same_seed(tmp_pat
     BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(minilm)
     brief = {"max_steps": 2, "use_cpu": True, "eval_strategy": "no", "save_strategy": "no"}
     options = {"sst2-minilm-tanhmax": brief, "sst2-minilm-softmax": brief | {"model_name_or_path": minilm}}
-    checkpoints.make(
-        replace(PAIRS["sst2-minilm"], seeds=2, options=options), Namespace(data_dir=tmp_path, minilm=None, seeds=None)
-    )
+    pair = replace(PAIRS["sst2-minilm"], seeds=2, options=options)
+    given = Namespace(data_dir=tmp_path, minilm=None, seeds=None)
+    checkpoints.make(pair, given)
     later = read(tmp_path / "runs/seeds/sst2-minilm-tanhmax-seed1", "run.json")
     assert later["recipe"]["model_name_or_path"] == "sst2-minilm-softmax-seed1"
     card = (tmp_path / "cards/sst2-minilm-tanhmax/README.md").read_text(encoding="utf-8")
@@ -130,6 +130,11 @@ def test_a_healed_checkpoint_comes_from_its_counterpart_of_the_same_seed(tmp_pat
     accuracy = read(tmp_path / "cards/sst2-minilm-tanhmax", "evaluation.json")["scores"]["accuracy"]
     assert f"this checkpoint (seed 0): {accuracy:.4f}. Test data: " in card
     assert "converted and healed" in card
+    results = tmp_path / "runs/seeds/sst2-minilm-tanhmax-seed1/all_results.json"
+    before = json.loads(results.read_text())
+    results.write_text(json.dumps({name: value for name, value in before.items() if not name.startswith("test_")}))
+    checkpoints.make(pair, given)  # as if it had stopped before the evaluation
+    assert json.loads(results.read_text()) == before
 
 
 def test_a_pair_of_language_models_is_measured_by_its_perplexity(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import torch
 from datasets import Dataset
 from PIL import Image
 from safetensors.torch import load_file
+from torch.nn.functional import kl_div
 from transformers import (
     BartConfig,
     BartModel,
@@ -22,6 +23,7 @@ from transformers import (
     ViTConfig,
     ViTForImageClassification,
 )
+from transformers.utils import ModelOutput
 from typer.testing import CliRunner
 
 from hf_bidir.checkpoints.convert import read_bidir
@@ -31,6 +33,7 @@ from hf_bidir.common.errors import InputError
 from hf_bidir.explain.signs import negative_variance_share
 from hf_bidir.finetune.arguments import HealingArguments
 from hf_bidir.finetune.data.image_data import new_image_processor
+from hf_bidir.finetune.distillation import _difference
 from hf_bidir.finetune.tasks.distillation import DistillationTrainer, student_and_teacher
 from tests.training.checkpoints_of_others import TEXT, checkpoint_of
 from training.distill import main
@@ -91,37 +94,87 @@ def test_healing_brings_the_student_close_to_its_teacher_at_full_negative_mass(f
     assert config["attn_negative_mass"] == 1.0
 
 
-def test_both_signs_are_asked_of_every_head(bert, tmp_path):
-    def weaker_signs(*words):
-        main([*bert, *RUN, *words, "--output_dir", str(tmp_path / words[1])])
-        share = negative_variance_share(
-            read_bidir(tmp_path / words[1]).eval(), [{"input_ids": torch.arange(5, 45)[None]}]
-        )
+def test_heads_use_both_signs_more_evenly_with_the_penalty(bert, tmp_path, monkeypatch):
+    monkeypatch.setattr(DistillationTrainer, "needed_signs_weight", 0.0)
+
+    def weaker_signs(keep_signs):
+        folder = tmp_path / f"kept-{keep_signs}"
+        main([*bert, *RUN, "--keep_signs", keep_signs, "--output_dir", str(folder)])
+        share = negative_variance_share(read_bidir(folder).eval(), [{"input_ids": torch.arange(5, 45)[None]}])
         return torch.minimum(share, 1 - share).mean()
 
-    assert weaker_signs("--keep_signs", "true") > 0.05 + weaker_signs("--keep_signs", "false")
+    assert weaker_signs("true") > 0.05 + weaker_signs("false")
+
+
+def change_without_negatives(folder, inputs):
+    """The relative squared change of the model's first output when its negative coefficients are set to 0."""
+    model = read_bidir(folder).eval().requires_grad_(False)
+    before = model(**inputs)[0]
+    with without_negatives(model):
+        return ((model(**inputs)[0] - before).square().sum() / before.square().sum()).item()
 
 
 @pytest.mark.parametrize("family", ["bert", "vit"])
-def test_outputs_change_without_the_negative_coefficients_that_were_kept(family, request, tmp_path):
-    options = request.getfixturevalue(family)
-    inputs = {"bert": {"input_ids": torch.arange(5, 45)[None]}, "vit": {"pixel_values": torch.randn(8, 3, 8, 8)}}[
-        family
-    ]
-
-    def change(keep_signs):
+def test_outputs_come_to_need_the_negative_coefficients(family, request, tmp_path, monkeypatch):
+    monkeypatch.setattr(DistillationTrainer, "both_signs_weight", 0.0)
+    monkeypatch.setattr(DistillationTrainer, "margin", 2.0)
+    options, generator = request.getfixturevalue(family), torch.Generator().manual_seed(0)
+    pixels = torch.randn(8, 3, 8, 8, generator=generator)
+    inputs = {"bert": {"input_ids": torch.arange(5, 45)[None]}, "vit": {"pixel_values": pixels}}[family]
+    changes = {}
+    for keep_signs in ("true", "false"):
         folder = tmp_path / f"kept-{keep_signs}"
         main([*options, *RUN, "--keep_signs", keep_signs, "--output_dir", str(folder)])
-        model = read_bidir(folder).eval().requires_grad_(False)
-        before = model(**inputs)[0]
-        with without_negatives(model):
-            return ((model(**inputs)[0] - before).square().sum() / before.square().sum()).item()
+        changes[keep_signs] = change_without_negatives(folder, inputs)
+    assert changes["true"] > 1.5 * changes["false"]
 
-    assert change("true") > 2 * change("false")
+
+@pytest.mark.parametrize("family", ["ModernBert", "GPT2", "Llama"])
+def test_signs_are_kept_in_any_family(family, bert, tmp_path):
+    save_texts(TEXT.split(), bert[3])  # words that the tokenizers of these checkpoints know
+    options = ["--model_name_or_path", checkpoint_of(family, tmp_path / "stock", initializer_range=0.3), *bert[2:]]
+    healed = main([*options, *RUN, "--max_steps", "3", "--output_dir", str(tmp_path / "healed")])
+    assert 0 < healed["eval_relative_error"] < 2
+    assert change_without_negatives(tmp_path / "healed", {"input_ids": torch.arange(5, 15)[None]}) > 0
+
+
+@pytest.mark.parametrize(("mass", "penalised"), [(0.0, False), (1.0, True)])
+def test_the_penalties_are_weighted_by_the_negative_mass(bert, tmp_path, mass, penalised):
+    student, teacher, _ = student_and_teacher(bert[1], None)
+    student.config.attn_negative_mass = mass
+    args = HealingArguments(output_dir=str(tmp_path / "run"), use_cpu=True, eval_strategy="no")
+    inputs = {"input_ids": torch.arange(5, 25).view(2, 10)}
+    plain, penalised_loss = (
+        DistillationTrainer(model=student, teacher=teacher, args=args, keep_signs=keep_signs).compute_loss(
+            student, inputs
+        )
+        for keep_signs in (False, True)
+    )
+    assert (penalised_loss > plain + 1e-3).item() == penalised
+
+
+def test_the_difference_counts_tokens_and_not_padding():
+    generator = torch.Generator().manual_seed(0)
+    found, expected = (ModelOutput(logits=torch.randn(2, 3, 4, generator=generator)) for _ in range(2))
+    keep = torch.tensor([[1, 1, 1], [1, 0, 0]])
+    rows = [(0, 0), (0, 1), (0, 2), (1, 0)]
+    nats = [
+        kl_div(found.logits[row].log_softmax(-1), expected.logits[row].softmax(-1), reduction="sum") for row in rows
+    ]
+    torch.testing.assert_close(_difference(found, expected, keep), torch.stack(nats).mean())
+
+
+def test_the_difference_of_spans_counts_both_ends():
+    one, other = torch.tensor([[2.0, 0.0, 0.0]]), torch.zeros(1, 3)
+    outputs = [
+        ModelOutput(start_logits=start, end_logits=end) for start, end in ((one, one), (other, one), (one, other))
+    ]
+    expected, *found = outputs
+    assert _difference(found[0], expected, None) == _difference(found[1], expected, None) > 0
 
 
 def test_signs_cannot_be_kept_with_gradient_checkpointing(bert, tmp_path):
-    with pytest.raises(InputError, match="--keep_signs false"):
+    with pytest.raises(InputError, match="expected keep_signs false with gradient_checkpointing"):
         main([*bert, *RUN, "--gradient_checkpointing", "--output_dir", str(tmp_path / "healed")])
 
 

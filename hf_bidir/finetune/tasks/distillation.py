@@ -57,8 +57,6 @@ def _train(
 ) -> dict[str, Any]:
     if not arguments.model_name_or_path:
         raise InputError("expected --model_name_or_path: a softmax checkpoint, timm:NAME or a bidir checkpoint")
-    if arguments.keep_signs and args.gradient_checkpointing:
-        raise InputError("--keep_signs needs all coefficients; give --keep_signs false with --gradient_checkpointing")
     source = arguments.model_name_or_path
     student, teacher, processors = student_and_teacher(
         source, arguments.teacher_name_or_path, arguments.attn_activation
