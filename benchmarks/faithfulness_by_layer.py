@@ -7,10 +7,10 @@
     python training/text_classification.py training/recipes/sst2-minilm-softmax.yaml $DATA --attn_activation tanhmax \\
         --model_name_or_path runs/minilm-healed-barely --output_dir runs/agreement-tanhmax
     python benchmarks/faithfulness_by_layer.py --data-dir DIR \\
-        --sst2 softmax=runs/sst2-minilm-softmax tanhmax=runs/sst2-minilm-tanhmax \\
+        --sst2 softmax=runs/sst2-minilm-softmax tanhmax=runs/sst2-minilm-healed-first \\
         --agreement softmax=runs/agreement-softmax tanhmax=runs/agreement-tanhmax
 
-benchmarks/human_sentiment.py tells how to train the SST-2 models and runs/minilm-healed-barely. `DIR` holds
+benchmarks/human_sentiment.py shows how to train the SST-2 models and runs/minilm-healed-barely. `DIR` holds
 sst2/test.parquet and sva_linzen/test.parquet (the number of the verb behind [MASK]). Spearman
 correlation over the word pieces of a sentence between the magnitudes of a measure and those of two references: the
 change of the predicted class's logit when the piece is deleted ("erasure"), and input times gradient ("gradient");

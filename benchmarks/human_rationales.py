@@ -9,7 +9,7 @@
     python benchmarks/human_rationales.py --data-dir DIR \\
         --models softmax=runs/movies-softmax tanhmax=runs/movies-tanhmax
 
-benchmarks/human_sentiment.py tells how to train runs/minilm-healed-barely. `DIR` is movie_rationales with
+benchmarks/human_sentiment.py shows how to train runs/minilm-healed-barely. `DIR` is movie_rationales with
 {train,test}.parquet. The measure is the area under the precision-recall curve of the scores for the true class against
 the words marked by people, mean over documents, which are truncated to --max-length word pieces. The table goes to
 benchmarks/results/human_rationales.md.

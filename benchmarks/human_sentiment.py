@@ -4,11 +4,12 @@
     python training/distill.py training/recipes/minilm-healed.yaml --max_steps 30 --keep_signs false \\
         --output_dir runs/minilm-healed-barely
     python training/text_classification.py training/recipes/sst2-minilm-softmax.yaml \\
-        --attn_activation tanhmax --model_name_or_path runs/minilm-healed-barely --output_dir runs/sst2-minilm-tanhmax
+        --attn_activation tanhmax --model_name_or_path runs/minilm-healed-barely \\
+        --output_dir runs/sst2-minilm-healed-first
     python benchmarks/human_sentiment.py --data-dir DIR \\
-        --models softmax=runs/sst2-minilm-softmax tanhmax=runs/sst2-minilm-tanhmax
+        --models softmax=runs/sst2-minilm-softmax tanhmax=runs/sst2-minilm-healed-first
 
-The recipes tell how to read local files instead. `DIR` holds sst_trees/{train,test}.parquet. Every method scores each
+The recipes show how to read local files instead. `DIR` holds sst_trees/{train,test}.parquet. Every method scores each
 word for the class "positive"; people labelled the words out of context from very negative (-2) to very positive (2).
 Methods that need oriented heads orient them by training sentences. The table goes to
 benchmarks/results/human_sentiment.md, scatter plots of mean coefficients per word to figures beside it.

@@ -27,10 +27,9 @@ causal_lm.py or image_classification.py --model_name_or_path FOLDER.
 The reported relative error is the squared distance of the hidden states (and the logits) to the teacher's, as a
 share of their squared norm: 0 is equal.
 
-Matching alone would teach the student to do without negative coefficients. Two penalties keep them: on heads whose
-output comes from one sign, and on predictions that stay the same without negative coefficients. --keep_signs false
-leaves them out: the student comes closer to its teacher, and the longer it is healed, the fewer coefficients are
-negative.
+Matching alone reduces negative coefficients. Two penalties keep them in use: on heads whose output comes from one
+sign, and on predictions that stay the same without negative coefficients. --keep_signs false leaves them out; the
+student then comes closer to its teacher, and the longer it is healed, the fewer coefficients are negative.
 
 A recipe is a YAML file of the options below; options on the command line override it. A run that was
 interrupted continues when the same command is given again.
