@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import kl_div
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import ModelOutput
@@ -129,8 +130,8 @@ def _difference(found: ModelOutput, expected: ModelOutput, keep: Tensor | None) 
 
 def _divergence(found: Tensor, expected: Tensor) -> Tensor:
     """The Kullback-Leibler divergence of the classes in the last dimension, for each position before it."""
-    theirs, ours = expected.float().log_softmax(-1), found.float().log_softmax(-1)
-    return (theirs.exp() * (theirs - ours)).sum(-1)
+    ours, theirs = found.float().log_softmax(-1), expected.float().log_softmax(-1)
+    return kl_div(ours, theirs, reduction="none", log_target=True).sum(-1)
 
 
 def _check_hooks_see_every_layer(args: TrainingArguments) -> None:

@@ -129,11 +129,11 @@ def _facts(folder: Path) -> dict[str, Any]:
     config, run, results, evaluation, seeds, previous = (read_json(folder / f"{name}.json") for name in files)
     architecture = (config.get("architectures") or ["model"])[0]
     autos = [auto for auto, path in config.get("auto_map", {}).items() if path.endswith(f".{architecture}")]
-    data = run.get("data", {})
+    data = run.setdefault("data", {})
     measured_later = evaluation.get("split") == "test" and "test" not in data and is_of_these_files(folder, evaluation)
     if measured_later:  # healing has no labels, so its student is evaluated afterwards
         results |= {f"test_{name}": value for name, value in evaluation["scores"].items()}
-        data |= {"test": evaluation["data"]}
+        data["test"] = evaluation["data"]
     split = "test" if any(name.startswith("test_") for name in results) else "validation"
     scores = run_scores(results, split)
     reproduced = is_reproduced(scores, evaluation, data.get(split))
@@ -163,7 +163,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "seed": run.get("seed"),
         "headline": headline(scores, seeds, run.get("seed")),
         "results": results_table(scores, seeds, split, run.get("seed")) if scores else [],
-        "measured_on": known_data.measured_on(run | {"data": data}, split),
+        "measured_on": known_data.measured_on(run, split),
         "verified": reproduced and is_of_these_files(folder, evaluation),
         "reproduced": reproduced,
         "measured_later": measured_later,
