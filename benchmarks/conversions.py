@@ -60,6 +60,7 @@ class Data:
         heal: options of healing after fine-tuning.
         teacher: a fine-tuned softmax checkpoint; None fine-tunes MiniLM.
         max_length: of the measured texts.
+        labelled: whether the labels are measured; otherwise the next tokens are.
     """
 
     title: str
@@ -70,6 +71,7 @@ class Data:
     heal: dict[str, Any] = field(default_factory=dict)
     teacher: str | None = None
     max_length: int = 64
+    labelled: bool = True
 
     def split(self, name: str, data_dir: Path, runs: Path) -> Path:
         """The file of a split; samples are written to `runs` once."""
@@ -88,7 +90,8 @@ class Data:
     def read(self, split: str, data_dir: Path, runs: Path) -> Dataset:
         file = self.split(split, data_dir, runs)
         if self.folder != "fashion_mnist":
-            return read_table(str(file))
+            rows = read_table(str(file))
+            return rows if self.labelled else rows.select_columns("text")
         rows = read_image_split(str(file), ImageDataArguments(), FASHION, split)
         return rows.select(range(2000))
 
@@ -125,6 +128,7 @@ TASKS = {
         rows={"validation": 500, "test": 500},
         heal={"max_length": 128, "learning_rate": 5e-4},
         teacher="imdb-lm-softmax",
+        labelled=False,
         max_length=128,
     ),
 }

@@ -47,6 +47,19 @@ def is_of_these_files(folder: Path, evaluation: dict[str, Any]) -> bool:
     )
 
 
+def add_later_measurement(run: dict[str, Any], results: dict[str, Any], evaluation: dict[str, Any]) -> bool:
+    """Add the test scores of evaluation.json to a run without test data; whether there were any to add.
+
+    Healing has no labels, so a healed model is evaluated afterwards.
+    """
+    data = run.setdefault("data", {})
+    if evaluation.get("split") != "test" or "test" in data:
+        return False
+    results |= {f"test_{name}": value for name, value in evaluation["scores"].items()}
+    data["test"] = evaluation["data"]
+    return True
+
+
 def nearly_equal(measured: float, claimed: float, tolerance: float = EQUAL) -> bool:
     """Whether two numbers are equal up to a tolerance, which is relative above 1, as for perplexities."""
     return abs(measured - claimed) <= tolerance * max(1.0, abs(claimed))

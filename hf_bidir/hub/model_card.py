@@ -13,6 +13,7 @@ from hf_bidir.common.files import read_json, replacing
 from hf_bidir.hub import known_data
 from hf_bidir.hub.card_numbers import (
     METRICS,
+    add_later_measurement,
     headline,
     is_of_these_files,
     is_reproduced,
@@ -130,10 +131,7 @@ def _facts(folder: Path) -> dict[str, Any]:
     architecture = (config.get("architectures") or ["model"])[0]
     autos = [auto for auto, path in config.get("auto_map", {}).items() if path.endswith(f".{architecture}")]
     data = run.setdefault("data", {})
-    measured_later = evaluation.get("split") == "test" and "test" not in data and is_of_these_files(folder, evaluation)
-    if measured_later:  # healing has no labels, so its student is evaluated afterwards
-        results |= {f"test_{name}": value for name, value in evaluation["scores"].items()}
-        data["test"] = evaluation["data"]
+    measured_later = is_of_these_files(folder, evaluation) and add_later_measurement(run, results, evaluation)
     split = "test" if any(name.startswith("test_") for name in results) else "validation"
     scores = run_scores(results, split)
     reproduced = is_reproduced(scores, evaluation, data.get(split))

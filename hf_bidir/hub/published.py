@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
@@ -12,7 +13,7 @@ from huggingface_hub.hf_api import RepoFile
 import hf_bidir
 from hf_bidir.common.files import read_json
 from hf_bidir.hub import known_data
-from hf_bidir.hub.card_numbers import overall, run_scores
+from hf_bidir.hub.card_numbers import add_later_measurement, overall, run_scores
 from hf_bidir.hub.snippet import CARDS
 
 NAMESPACE = "hf-bidir"  # the project's account on the Hub
@@ -120,6 +121,7 @@ def _fetch(api: HfApi, repo_id: str) -> Listed:
 def _read(folder: Path, name: str, source: str, size: int, has_weights: bool | None = None) -> Listed:
     run, config = read_json(folder / "run.json"), read_json(folder / "config.json")
     results, seeds = read_json(folder / "all_results.json"), read_json(folder / "seeds.json")
+    add_later_measurement(run, results, read_json(folder / "evaluation.json"))
     split = "test" if any(key.startswith("test_") for key in results) else "validation"
     scores = overall(run_scores(results, split))
     metric = next(iter(scores), None)
@@ -127,7 +129,7 @@ def _read(folder: Path, name: str, source: str, size: int, has_weights: bool | N
     parameters = run.get("num_parameters", 0)
     return Listed(
         name=name,
-        task=run.get("task", "–"),
+        task=task_of(run, read_json(folder / "previous_run.json")),
         data=known_data.measured_on(run, split),
         metric=metric,
         mean=mean(values) if values else None,
@@ -139,6 +141,12 @@ def _read(folder: Path, name: str, source: str, size: int, has_weights: bool | N
         has_weights=bool(size) if has_weights is None else has_weights,
         source=source,
     )
+
+
+def task_of(run: dict[str, Any], previous: dict[str, Any]) -> str:
+    """The task of a checkpoint; a healed one has that of its teacher."""
+    healed = run.get("task") == "distillation"
+    return (previous if healed else run).get("task") or run.get("task", "–")
 
 
 def _size_of_weights(folder: Path) -> int:

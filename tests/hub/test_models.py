@@ -35,7 +35,14 @@ def test_in_a_clone_every_card_is_listed_with_its_score_over_seeds_and_its_weigh
     assert digits["checkpoint"] == read("digits-tanhmax", "all_results.json")["test_accuracy"]
     assert (digits["has_weights"], digits["megabytes"], digits["source"]) == (True, 0.6, "model_cards/digits-tanhmax")
     assert listed["sst2-minilm-softmax"]["has_weights"] is False
-    assert listed["sst2-minilm-softmax"]["megabytes"] == pytest.approx(4 * 22_713_986 / 1e6, abs=0.1)
+    assert listed["sst2-minilm-softmax"]["megabytes"] == pytest.approx(2 * 22_713_986 / 1e6, abs=0.1)
+
+
+def test_a_healed_checkpoint_is_listed_with_its_teachers_task_and_with_the_data_of_its_later_evaluation():
+    listed = {one.name: one for one in local_models(ROOT / CARDS)}
+    healed, teacher = listed["sst2-minilm-tanhmax"], listed["sst2-minilm-softmax"]
+    assert read(healed.name, "run.json")["task"] == "distillation"
+    assert (healed.task, healed.data) == (teacher.task, teacher.data)
 
 
 def test_the_table_has_a_line_per_checkpoint_with_mean_and_deviation():
