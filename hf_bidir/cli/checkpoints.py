@@ -41,8 +41,8 @@ def convert(
     Copies the tokenizer or processor too; sentence-transformers folders keep their layout. With λ = 0, the default, the
     copy computes the same outputs as the source, which is checked on random input before anything is saved. With λ > 0
     the outputs differ and the difference is printed. With --heal the copy is then trained to match the hidden states of
-    the source without losing its negative coefficients, and gets a model card; an interrupted run continues.
-    training/distill.py has all options of healing.
+    the source, keeps its negative coefficients in use unless it generates text, and gets a model card; an interrupted
+    run continues. training/distill.py has all options of healing.
 
     \b
     hf-bidir convert FacebookAI/roberta-base runs/roberta-signed

@@ -137,6 +137,18 @@ def test_signs_are_kept_in_any_family(family, bert, tmp_path):
     assert change_without_negatives(tmp_path / "healed", {"input_ids": torch.arange(5, 15)[None]}) > 0
 
 
+@pytest.mark.parametrize(("head", "kept"), [("ForCausalLM", "false"), ("ForSequenceClassification", "true")])
+def test_signs_are_kept_by_default_unless_the_model_generates_text(head, kept, bert, tmp_path):
+    save_texts(TEXT.split(), bert[3])  # words that the tokenizers of these checkpoints know
+    options = ["--model_name_or_path", checkpoint_of("Llama", tmp_path / "stock", head), *bert[2:], *RUN]
+    healed = {}
+    for given in ([], ["--keep_signs", "true"], ["--keep_signs", "false"]):
+        folder = tmp_path / f"healed-{'-'.join(given)}"
+        main([*options, *given, "--max_steps", "2", "--output_dir", str(folder)])
+        healed[given[-1] if given else "default"] = (folder / "model.safetensors").read_bytes()
+    assert [name for name in ("true", "false") if healed[name] == healed["default"]] == [kept]
+
+
 @pytest.mark.parametrize(("mass", "penalised"), [(0.0, False), (1.0, True)])
 def test_the_penalties_are_weighted_by_the_negative_mass(bert, tmp_path, mass, penalised):
     student, teacher, _ = student_and_teacher(bert[1], None)

@@ -1,5 +1,6 @@
 """Healing: distillation without labels that restores the hidden states of the softmax model."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
@@ -24,6 +25,7 @@ from hf_bidir.finetune.metrics import relative_error_metrics
 from hf_bidir.finetune.run import finetune
 from hf_bidir.finetune.task import Task
 
+logger = logging.getLogger(__name__)
 FEWEST_TEXTS, CHECKED_TEXTS = 100, 500
 MOST_UNKNOWN = 0.2  # share of unknown pieces
 
@@ -43,8 +45,10 @@ class StudentArguments(CentringArguments):
     attn_activation: str | None = option(
         None, "Activation of the student, tanhmax or balanced; default: the checkpoint's, tanhmax for a softmax one."
     )
-    keep_signs: bool = option(
-        True, "Penalise heads that use one sign, and predictions that stay the same without negative coefficients."
+    keep_signs: bool | None = option(
+        None,
+        "Penalise heads that use one sign, and predictions that stay the same without negative coefficients; default: "
+        "true, but false for models that generate text, which lose accuracy by it.",
     )
 
 
@@ -62,6 +66,9 @@ def _train(
         source, arguments.teacher_name_or_path, arguments.attn_activation
     )
     splits, collators, processor = prepared(data, args, source, student, processors)
+    keep_signs = not student.can_generate() if arguments.keep_signs is None else arguments.keep_signs
+    if arguments.keep_signs is None and not keep_signs:
+        logger.warning("%s generates text: healing without penalties on signs (--keep_signs true adds them)", source)
     set_seed(args.seed)
     results = finetune(
         student,
@@ -77,7 +84,7 @@ def _train(
         centre=arguments.centre and is_softmax(student.config),
         trainer_class=DistillationTrainer,
         teacher=teacher,
-        keep_signs=arguments.keep_signs,
+        keep_signs=keep_signs,
         compute_metrics=relative_error_metrics,
     )
     if args.should_save and not source.startswith(TIMM_PREFIX) and (sentences := sentence_folder(source)):
