@@ -197,7 +197,10 @@ def _read_source(
     source = sentences.transformer if sentences else source
     config = read_config(source)
     if config.model_type.startswith("bidir_"):
-        raise ValueError(f"{source} is signed already ({config.model_type}); convert a softmax checkpoint.")
+        raise ValueError(
+            f"{source} is signed already ({config.model_type}); convert a softmax checkpoint, or raise λ of this one "
+            "by healing it (--heal) or in its config (attn_negative_mass)."
+        )
     head = (sentences and sentences.head(config)) or _stock_head(config, source)
     with torch.device("meta"):  # refuses what cannot be signed before weights are downloaded
         signed(head(copy.deepcopy(config)), **attention)

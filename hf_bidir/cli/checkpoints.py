@@ -6,6 +6,16 @@ from typing import Annotated, Any
 import typer
 
 from hf_bidir.cli.app import app, one_line_errors, slow_imports
+from hf_bidir.common.errors import InputError
+
+OPTIONS_OF_DISTILL = {  # and what they are called here
+    "--overwrite_output_dir": "--overwrite",
+    "--output_dir": "OUT",
+    "--model_name_or_path": "SOURCE",
+    "max_steps": "steps",
+    "keep_signs false": "--no-keep-signs",
+    "--teacher_name_or_path": "--teacher_name_or_path of training/distill.py",
+}
 
 
 @app.command()
@@ -27,6 +37,10 @@ def convert(
         typer.Option(metavar="FILE", help="Texts or images without labels: heal the copy. May be repeated."),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of healing.")] = 300,
+    keep_signs: Annotated[
+        bool | None,
+        typer.Option(help="Heal with penalties that keep signs in use; by default unless the model generates text."),
+    ] = None,
     weights: Annotated[Path | None, typer.Option(help="Weights file for timm:NAME; by default from the Hub.")] = None,
     partial: Annotated[
         bool, typer.Option("--partial", help="Accept a model that keeps softmax in some of its attention.")
@@ -67,28 +81,35 @@ def convert(
         elif not heal:
             convert_checkpoint(source, output_dir, negative_mass=negative_mass or 0.0, overwrite=overwrite, **options)
     if heal:
-        _heal(
-            source, output_dir, heal, steps, attn_activation, 1.0 if negative_mass is None else negative_mass, overwrite
-        )
+        given = {
+            "model_name_or_path": source,
+            "train_file": heal,
+            "output_dir": output_dir,
+            "max_steps": steps,
+            "attn_activation": attn_activation,
+            "negative_mass_end": 1.0 if negative_mass is None else negative_mass,
+            "overwrite_output_dir": overwrite,
+        }
+        _heal(given | ({} if keep_signs is None else {"keep_signs": keep_signs}))
     typer.echo(f"Saved to {output_dir}")
 
 
-def _heal(
-    source: str, output_dir: Path, files: list[str], steps: int, activation: str, mass: float, overwrite: bool
-) -> None:
+def _heal(given: dict[str, Any]) -> None:
+    """Heal with options of training/distill.py; errors name those of this command instead."""
     with slow_imports("train", "hub"):
         from hf_bidir.cli.script import run_script, train_with_card
         from hf_bidir.finetune.tasks.distillation import distillation
-    given = {
-        "model_name_or_path": source,
-        "train_file": files,
-        "output_dir": output_dir,
-        "max_steps": steps,
-        "attn_activation": activation,
-        "negative_mass_end": mass,
-        "overwrite_output_dir": overwrite,
-    }
-    run_script(lambda: train_with_card(distillation, given))
+
+    def healed() -> None:
+        try:
+            train_with_card(distillation, given)
+        except InputError as error:
+            text = str(error)
+            for theirs, ours in OPTIONS_OF_DISTILL.items():
+                text = text.replace(theirs, ours)
+            raise InputError(text) from error
+
+    run_script(healed)
 
 
 @app.command()

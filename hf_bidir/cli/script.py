@@ -53,7 +53,7 @@ def run_script(main: Callable[[], object]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except KeyboardInterrupt:
-        _say("interrupted; run the same command again to resume from the last checkpoint")
+        _say("interrupted; run the same command again to continue from the last checkpoint, or else from the start")
         sys.exit(130)
     finally:
         if torch.distributed.is_available() and torch.distributed.is_initialized():

@@ -127,11 +127,16 @@ def summary(folder: Path, results: dict[str, Any], task: str, model: PreTrainedM
     metrics = ", ".join(
         f"{name.replace('_', ' ')} {rounded(value)}" for name, value in found.items() if value is not None
     )
-    if task == "distillation":
+    healed = task == "distillation"
+    if healed:
         known = TASK_BY_CLASS_ENDING.items()
         task = next((name for ending, name in known if type(model).__name__.endswith(ending)), task)
     script = "image_classification" if model.main_input_name == "pixel_values" else "text_classification"
     command = NEXT.get(task, FINE_TUNE).format(folder=folder, script=script)
+    if healed and task in NEXT:  # healing has no labels
+        command += (
+            f"\n      hf-bidir evaluate {folder} --data FILE    # accuracy, and the same without negative coefficients"
+        )
     return (
         f"\nFinished. Checkpoint: {folder}\n{'Test' if split == 'test' else 'Validation'}: {metrics}\nNext: {command}"
     )

@@ -217,7 +217,8 @@ def student_and_teacher(
     for name, expected in ours.items():
         if theirs[name] != expected:
             raise InputError(
-                f"expected a teacher of the student's shape; its {name} is {theirs[name]} and the student's {expected}"
+                f"expected a teacher of the student's shape; its {name} is {theirs[name]} and the student's "
+                f"{expected}. Name the softmax checkpoint that the student was made from with --teacher_name_or_path"
             )
     if is_softmax(student.config):
         activation = activation or student.config.attn_activation.replace("softmax", "tanhmax")

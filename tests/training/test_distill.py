@@ -350,6 +350,14 @@ def test_convert_heals_in_one_command_and_writes_the_card(bert, tmp_path):
     assert (tmp_path / "healed/modules.json").is_file()
 
 
+def test_convert_names_its_own_options_in_the_errors_of_healing(bert, tmp_path):
+    words = ["convert", bert[1], str(tmp_path / "healed"), "--heal", bert[3], "--steps", "1", "--no-keep-signs"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    again = CliRunner().invoke(app, words)
+    assert again.exit_code == 2
+    assert "holds a finished run. Choose another OUT, or start again in this one with --overwrite." in again.stderr
+
+
 def test_the_way_back_to_softmax_is_not_healed(bert, tmp_path):
     words = ["convert", bert[1], str(tmp_path / "healed"), "--heal", bert[3], "--to-softmax"]
     told = CliRunner().invoke(app, words)
@@ -367,6 +375,15 @@ def test_texts_that_cannot_heal_are_refused(bert, tmp_path, texts, message):
     with pytest.raises(InputError, match=message):
         main([*bert, *RUN, "--output_dir", str(tmp_path / "healed")])
     assert not (tmp_path / "healed").exists()
+
+
+def test_pieces_of_one_letter_are_reported_as_a_language_that_may_be_unknown(bert, tmp_path, caplog):
+    save_texts(["a"], bert[3])
+    main([
+        "--model_name_or_path", checkpoint_of("ModernBert", tmp_path / "stock"), *bert[2:], *RUN, "--max_steps", "1",
+        "--output_dir", str(tmp_path / "healed"),
+    ])  # fmt: skip
+    assert "into pieces of 1.0 characters; the model may not know their language" in caplog.text
 
 
 def test_the_activation_of_a_signed_student_cannot_change(bert, tmp_path):

@@ -263,7 +263,10 @@ def test_an_interrupted_script_prints_one_line_on_how_to_resume(capsys):
 
     with pytest.raises(SystemExit, match="130"):
         run_script(interrupted)
-    assert capsys.readouterr().err == "interrupted; run the same command again to resume from the last checkpoint\n"
+    assert (
+        capsys.readouterr().err
+        == "interrupted; run the same command again to continue from the last checkpoint, or else from the start\n"
+    )
 
 
 def test_help_teaches_with_examples(capsys):
