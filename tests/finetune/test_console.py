@@ -40,9 +40,11 @@ def test_the_summary_prefers_test_metrics_and_names_the_next_command():
         (GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1)), '"the beginning of a text"'),
     ],
 )
-def test_the_next_command_after_healing_a_model_with_a_head_explains_its_input(model, what):
+def test_the_next_commands_after_healing_a_model_with_a_head_explain_its_input_and_evaluate_it(model, what):
     text = summary(Path("runs/a"), {"eval_loss": 1.0}, "distillation", model)
-    assert text.endswith(f"Next: hf-bidir explain runs/a {what}")
+    explain, evaluate = text.splitlines()[-2:]
+    assert explain == f"Next: hf-bidir explain runs/a {what}"
+    assert evaluate.strip().startswith("hf-bidir evaluate runs/a --data FILE")
 
 
 def test_the_next_command_after_healing_images_trains_on_images():
