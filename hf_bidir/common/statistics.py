@@ -9,6 +9,11 @@ from typing import Any, TypeVar
 from hf_bidir.common.extras import extra
 
 Name = TypeVar("Name", bound=Hashable)
+TESTED = ("difference", "p", "g")  # headings of `Comparison.cells`
+TESTED_BY_SEED = (
+    "Differences: 95 % t interval over seeds, which share data and initialisation (paired); p: Student's paired t "
+    "test, corrected over the table (Holm); g: Hedges' g, in standard deviations of the paired differences."
+)
 
 
 def rounded(value: float) -> str:
@@ -43,17 +48,20 @@ class Comparison:
 
     @property
     def effect(self) -> float | None:
-        """Cohen's d: the difference in standard deviations, of the paired differences or pooled over both groups.
+        """Hedges' g: the difference in standard deviations, of the paired differences or pooled over both groups.
 
-        None where there is no deviation or one seed.
+        Corrected for the bias of few seeds by 1 - 3 / (4 f - 1) with f degrees of freedom (Hedges 1981). None where
+        there is no deviation or one seed.
         """
         if min(len(self.first), len(self.second)) < 2:
             return None
         if self.paired:
             deviation = stdev([one - other for one, other in zip(self.first, self.second, strict=True)])
+            freedom = len(self.first) - 1
         else:
             deviation = ((variance(self.first) + variance(self.second)) / 2) ** 0.5
-        return self.difference / deviation if deviation else None
+            freedom = len(self.first) + len(self.second) - 2
+        return (1 - 3 / (4 * freedom - 1)) * self.difference / deviation if deviation else None
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float] | None:
         """The t interval of the difference; None where the p-value is not defined.
@@ -77,6 +85,11 @@ class Comparison:
         """The difference with its 95 % interval, if there is one."""
         text, interval = f"{self.difference:+.{digits}f}", self.interval()
         return f"{text} [{interval[0]:+.{digits}f}, {interval[1]:+.{digits}f}]" if interval else text
+
+    def cells(self, digits: int = 1) -> list[str]:
+        """The cells of a table under `TESTED`: difference with interval, p-value, and g; empty where not defined."""
+        p_value = "" if isnan(self.p_value) else "< 0.001" if self.p_value < 0.001 else f"{self.p_value:.3f}"
+        return [self.text(digits), p_value, "" if self.effect is None else f"{self.effect:+.1f}"]
 
 
 def compare(first: Sequence[float], second: Sequence[float], paired: bool = False) -> Comparison:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import t, ttest_1samp
+from scipy.stats import t, ttest_1samp, ttest_rel
 
 from hf_bidir.common.statistics import compare, holm, mean_and_deviation
 
@@ -66,11 +66,21 @@ def test_equivalence_is_two_one_sided_tests():
         assert one.within(margin) == (max(below, above) < 0.05)
 
 
-def test_the_effect_is_the_difference_in_standard_deviations():
+def test_the_effect_is_the_difference_in_standard_deviations_corrected_for_few_seeds():
     differences = np.subtract(FIRST, SECOND)
-    assert compare(FIRST, SECOND, paired=True).effect == pytest.approx(differences.mean() / differences.std(ddof=1))
+    paired = (1 - 3 / 11) * differences.mean() / differences.std(ddof=1)
+    assert compare(FIRST, SECOND, paired=True).effect == pytest.approx(paired)
     pooled = math.sqrt((np.var(FIRST, ddof=1) + np.var(SECOND, ddof=1)) / 2)
-    assert compare(FIRST, SECOND).effect == pytest.approx(differences.mean() / pooled)
+    assert compare(FIRST, SECOND).effect == pytest.approx((1 - 3 / 23) * differences.mean() / pooled)
+
+
+def test_the_cells_of_a_comparison_are_difference_p_value_and_effect():
+    assert compare(FIRST, SECOND, paired=True).cells() == [
+        "+0.5 [-0.4, +1.5]",
+        f"{ttest_rel(FIRST, SECOND).pvalue:.3f}",
+        "+0.7",
+    ]
+    assert compare([1.0], [0.5]).cells() == ["+0.5", "", ""]
 
 
 def test_holm_multiplies_the_smallest_p_value_by_their_number_and_never_reverses_the_order():

@@ -1,0 +1,126 @@
+"""Runs as rows of a csv file: settings, seed, every metric and the versions. Tables are made from these rows alone."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+from filelock import FileLock
+
+from hf_bidir.common.errors import InputError
+from hf_bidir.common.files import replacing, sha256
+from hf_bidir.common.statistics import Comparison, compare, holm, mean_and_deviation
+
+SEED, VERSIONS, DATA = "seed", "versions", "data_version"
+SAME = (VERSIONS, DATA)  # columns with one value per table, where a file has them
+
+
+def read_runs(path: Path) -> pd.DataFrame:
+    """The rows of a csv file of runs; an empty table if there is no file. Cells without a number are NaN."""
+    return pd.read_csv(path, keep_default_na=False, na_values=[""]) if path.is_file() else pd.DataFrame()
+
+
+def add_runs(path: Path, rows: Sequence[Mapping[str, object]], key: Sequence[str]) -> None:
+    """Add rows to a csv file, in place of rows with the same values of `key`; several processes may do so at once."""
+    with FileLock(f"{path}.lock"):
+        kept = {tuple(str(row[name]) for name in key): row for row in read_runs(path).to_dict("records")}
+        kept |= {tuple(str(row[name]) for name in key): dict(row) for row in rows}
+        with replacing(path) as temporary:
+            pd.DataFrame(kept.values()).sort_values(list(key), kind="stable").to_csv(temporary, index=False)
+    Path(f"{path}.lock").unlink(missing_ok=True)
+
+
+def has_run(path: Path, **settings: object) -> bool:
+    """Whether the file has a row with these settings."""
+    runs = read_runs(path)
+    return not runs.empty and all(name in runs for name in settings) and not where(runs, **settings).empty
+
+
+def where(runs: pd.DataFrame, **settings: object) -> pd.DataFrame:
+    """The rows with these settings, ordered by seed."""
+    for name, value in settings.items():
+        runs = runs[runs[name] == value]
+    return runs.sort_values(SEED, kind="stable") if SEED in runs else runs
+
+
+def check_runs(
+    runs: pd.DataFrame, by: Sequence[str], seeds: int | Mapping[Hashable, int], same: Sequence[str] = SAME
+) -> None:
+    """Check that rows may share a table.
+
+    Args:
+        runs: the rows.
+        by: the columns that identify a group of seeds.
+        seeds: the number of seeds of every group, counted from 0; or by the value of the first column of `by`.
+        same: columns that must have one value in all rows (`data_version` in all rows of one value of `by[0]`).
+
+    Raises:
+        InputError: there are no rows; seeds are missing (each is named), or versions of code or data are mixed.
+    """
+    if runs.empty:
+        raise InputError("expected rows of runs; the file has none. Run its benchmark first")
+    missing = []
+    for group, rows in runs.groupby(list(by), sort=False):
+        needed = seeds if isinstance(seeds, int) else seeds[group[0]]
+        if lacking := [seed for seed in range(needed) if seed not in set(rows[SEED])]:
+            missing.append(f"{', '.join(map(str, group))}: {', '.join(map(str, lacking))}")
+    if missing:
+        raise InputError(f"expected all seeds of every row of the table; missing are {'; '.join(missing)}")
+    for column in (name for name in same if name in runs):
+        groups = runs.groupby(by[0], sort=False) if column == DATA else [("the table", runs)]
+        for name, rows in groups:
+            if len(found := rows[column].dropna().unique()) > 1:
+                raise InputError(f"expected one {column} in {name}; got {' and '.join(map(str, found))}. Run one again")
+
+
+def spread(runs: pd.DataFrame, column: str, scale: float = 1, digits: int = 1) -> str:
+    """Mean ± standard deviation over the rows that have a number, with their count if some have none."""
+    if column not in runs or not (values := [scale * value for value in runs[column].dropna()]):
+        return ""
+    return mean_and_deviation(values, digits) + ("" if len(values) == len(runs) else f" ({len(values)} of {len(runs)})")
+
+
+def comparison(first: pd.DataFrame, second: pd.DataFrame, column: str, scale: float = 1) -> Comparison | None:
+    """`first` minus `second`, paired by the seeds that both have; None if there are none."""
+    if first.empty or second.empty or column not in first:
+        return None
+    pairs = first.merge(second, on=SEED, suffixes=("", " of the second"))
+    pairs = pairs.dropna(subset=[column, f"{column} of the second"])
+    if pairs.empty:
+        return None
+    return compare(list(scale * pairs[column]), list(scale * pairs[f"{column} of the second"]), paired=True)
+
+
+def comparisons(
+    runs: pd.DataFrame, by: Sequence[str], between: str, pair: tuple[str, str], columns: Mapping[str, float]
+) -> dict[tuple, Comparison]:
+    """The comparisons of one table, with p-values corrected for their number.
+
+    Args:
+        runs: the rows.
+        by: the columns that identify a row of the table.
+        between: the column with the compared variants.
+        pair: its two values, the first minus the second.
+        columns: the metrics and the factors that give their units in the table.
+
+    Returns:
+        By the values of `by` followed by the metric; pairs without numbers are left out.
+    """
+    found = {}
+    for group, rows in runs.groupby(list(by), sort=False):
+        first, second = (where(rows, **{between: value}) for value in pair)
+        for column, scale in columns.items():
+            if (one := comparison(first, second, column, scale)) is not None:
+                found[(*group, column)] = one
+    return holm(found)
+
+
+def data_version(*files: Path) -> str:
+    """The content of data files in a few letters."""
+    return "sha256:" + ",".join(sha256(file)[:8] for file in files)
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table without its empty columns."""
+    shown = [index for index in range(len(header)) if any(row[index] for row in rows)]
+    lines = [[row[index] for index in shown] for row in (header, ["---"] * len(header), *rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
