@@ -9,14 +9,17 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 import transformers
 from tqdm import tqdm
 
+from hf_bidir.common.runs import DATA, VERSIONS, add_runs, data_version
 from hf_bidir.finetune.record import cpu_model
+
+RESULTS = Path(__file__).parent / "results"
 
 
 def interleaved_medians(tasks: Mapping[str, Callable[[], None]], repeats: int, warm_up: int = 3) -> dict[str, float]:
@@ -58,6 +61,24 @@ def machine(device: str) -> str:
         name = f"{cpu_model()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
     return f"{name}; {versions}, Python {platform.python_version()}"
+
+
+def save_run(name: str, key: Sequence[str], row: Mapping[str, object], *data: Path) -> None:
+    """Add a row to benchmarks/results/NAME.csv, in place of the row with the same values of `key`.
+
+    Args:
+        name: the name of the benchmark.
+        key: the columns that identify a run; "seed" is one of them.
+        row: settings and metrics; the versions of libraries and of `data` are added.
+        data: the files that were read.
+    """
+    found = {VERSIONS: versions()} | ({DATA: data_version(*data)} if data else {})
+    add_runs(RESULTS / f"{name}.csv", [{**row, **found}], key)
+
+
+def versions() -> str:
+    """The versions of the libraries that affect numbers."""
+    return f"torch {torch.__version__.partition('+')[0]}, transformers {transformers.__version__}"
 
 
 def write_table(path: Path, title: str, notes: str, header: list[str], rows: list[list[str]], device: str) -> None:

@@ -1,0 +1,88 @@
+"""Generate every document with measured numbers from the csv files of runs.
+
+    make tables                          # or: python benchmarks/tables.py
+    python benchmarks/tables.py --check  # exit with 1 if a document differs from its data
+
+benchmarks/pages has a Jinja template of each such document, at the document's path in the repository. In a template,
+`runs(NAME)` is benchmarks/results/NAME.csv as a pandas table, `table(NAME)` the Markdown table that benchmarks/NAME.py
+makes from it, and `require(claim)` stops with an error if the data contradict the sentence beside it.
+"""
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+import pandas as pd
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from hf_bidir.common.files import replacing
+from hf_bidir.common.runs import comparison, comparisons, markdown, read_runs, spread, where
+from hf_bidir.common.statistics import TESTED_BY_SEED
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES, RESULTS = ROOT / "benchmarks/pages", ROOT / "benchmarks/results"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a document differs")
+    check = parser.parse_args().check
+    different = []
+    for page in pages():
+        file, text = ROOT / page, render(page)
+        if file.is_file() and file.read_text(encoding="utf-8") == text:
+            continue
+        different.append(page)
+        if not check:
+            with replacing(file) as temporary:
+                temporary.write_text(text, encoding="utf-8")
+    print("\n".join(f"{'differs' if check else 'generated'}: {page}" for page in different) or "nothing differs")
+    if check and different:
+        sys.exit(1)
+
+
+def pages() -> list[str]:
+    """The paths of all generated documents in the repository."""
+    return sorted(file.relative_to(PAGES).as_posix() for file in PAGES.rglob("*.md"))
+
+
+def render(page: str) -> str:
+    """The text of a document. Raises ValueError where a `require` fails."""
+    environment = Environment(
+        loader=FileSystemLoader(PAGES), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True, autoescape=False,
+    )  # fmt: skip
+    environment.globals |= {
+        "runs": runs, "table": table, "versions": versions, "require": require, "where": where, "spread": spread,
+        "comparison": comparison, "comparisons": comparisons, "markdown": markdown, "TESTED_BY_SEED": TESTED_BY_SEED,
+    }  # fmt: skip
+    return environment.get_template(page).render()
+
+
+def runs(name: str) -> pd.DataFrame:
+    """The rows of benchmarks/results/NAME.csv."""
+    return read_runs(RESULTS / f"{name}.csv")
+
+
+def table(name: str, *arguments: object) -> str:
+    """The table that `table` in benchmarks/NAME.py makes from NAME.csv."""
+    if (folder := str(Path(__file__).parent)) not in sys.path:
+        sys.path.insert(0, folder)
+    return importlib.import_module(name).table(runs(name), *arguments)
+
+
+def versions(name: str) -> str:
+    """The versions of all rows of NAME.csv."""
+    return " and ".join(runs(name)["versions"].unique())
+
+
+def require(claim: bool) -> str:
+    """Nothing, if the claim holds in the data."""
+    if not claim:
+        raise ValueError("the data contradict a sentence of this template; the traceback has its line")
+    return ""
+
+
+if __name__ == "__main__":
+    main()
