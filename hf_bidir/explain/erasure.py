@@ -28,7 +28,7 @@ def erasure(
     model: PreTrainedModel,
     inputs: Mapping[str, Tensor],
     target: Target = None,
-    how: Literal["renormalise", "mask", "token"] = "renormalise",
+    how: Literal["renormalise", "zero", "mask", "token"] = "renormalise",
     *,
     position: int | Tensor | None = None,
     chunk_size: int = 64,
@@ -40,8 +40,9 @@ def erasure(
         model, inputs, target, position: as in `contributions`.
         how: what "without" means.
             "renormalise"  no query attends to the token in any layer, and each query's other coefficients are rescaled
-                           to the sum of magnitudes that all had before. Setting the coefficient to 0 alone would
-                           measure `a_i` times a constant, whatever the model does.
+                           to the sum of magnitudes that all had before.
+            "zero"         the same without rescaling, as in the TanhMax paper. In a model with one attention layer and
+                           a linear output this is the contribution `a_i ∂y/∂a_i`, whatever the model does.
             "mask"         every layer masks the token before the activation, like padding. With softmax this equals
                            "renormalise", because `e^{s_j} / Σ_{k≠i} e^{s_k} = a_j / (1 - a_i)`.
             "token"        the token is removed from the input: a word piece is deleted, and a patch is set to 0, the
@@ -56,8 +57,8 @@ def erasure(
     Raises:
         ValueError: an unknown `how`, a `chunk_size` below 1, and as in `contributions`.
     """
-    if how not in ("renormalise", "mask", "token"):
-        raise ValueError(f'expected how "renormalise", "mask" or "token", got {how!r}.')
+    if how not in ("renormalise", "zero", "mask", "token"):
+        raise ValueError(f'expected how "renormalise", "zero", "mask" or "token", got {how!r}.')
     if chunk_size < 1:
         raise ValueError(f"expected a chunk_size of at least 1, got {chunk_size}.")
     inputs = prepared_inputs(model, inputs)
@@ -90,6 +91,9 @@ def _attending_only(model: PreTrainedModel, others: Tensor, how: str) -> Abstrac
     """Context in which queries attend to the `others` only, boolean `[rows, 1, 1, keys]`."""
     if how == "mask":
         return kept_keys(model, others)
+
+    if how == "zero":
+        return edited_coefficients(model, lambda coefficients: coefficients * others)
 
     def renormalised(coefficients: Tensor) -> Tensor:
         rest = coefficients * others

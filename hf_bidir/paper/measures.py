@@ -32,6 +32,7 @@ POSITIVE, NEGATIVE = 1, 0  # classes; the explained margin is the logit of the f
 EFFECTS: dict[str, Callable[..., Tensor]] = {
     "gradient": gradient_times_input,
     "erasure": partial(erasure, progress=False, chunk_size=512),
+    "zeroing": partial(erasure, how="zero", progress=False, chunk_size=512),
 }
 BATCH = 64
 WORD_SUMS = ("count", "score", "coefficient", "squared coefficient")  # coefficients are oriented
@@ -52,7 +53,7 @@ class Amount:
     attacked: int = 64
     training_texts: int = 512
     images: int = 200
-    deep_texts: int = 48
+    deep_texts: int = 200
     deep_draws: int = 20
 
 
@@ -151,7 +152,7 @@ def measure(
 def _rankings(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], sign: float, limit: int
 ) -> dict[str, Any]:
-    """Kendall's tau of coefficients and contributions with gradients and with renormalised deletion; ERASER."""
+    """Kendall's tau of coefficients and contributions with gradients, deletion and zeroing; ERASER."""
     rows: dict[str, list] = defaultdict(list)
     for inputs in batches(tokenizer, texts, limit):
         found = scores_of(model, inputs)

@@ -1,32 +1,30 @@
-"""report.md: the paper's numbers beside those of the fair protocol, and all other measures, each with its spread."""
+"""report.md: the paper's numbers beside those of the fair protocol, and all other measures, from the rows of a run."""
 
-import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pandas as pd
 from jinja2 import Environment, PackageLoader
 
-from hf_bidir.common.files import replacing
-from hf_bidir.common.statistics import mean_and_deviation
-from hf_bidir.finetune.folder import read_record
-from hf_bidir.finetune.record import cpu_model, library_versions
-from hf_bidir.paper.cells import FAILURE, Cell
+from hf_bidir.common.errors import InputError
+from hf_bidir.common.files import read_json, replacing
+from hf_bidir.common.runs import SEED, VERSIONS, check_runs, comparisons, markdown, read_runs, spread, where
+from hf_bidir.common.statistics import TESTED_BY_SEED
 from hf_bidir.paper.deep_measures import RANKINGS
-from hf_bidir.paper.experiments import VARIANTS, Experiment
-from hf_bidir.paper.measures import WORD_SUMS
-from hf_bidir.paper.published import PublishedCell
-from hf_bidir.paper.settings import Settings
+from hf_bidir.paper.experiments import VARIANTS, Experiment, experiment_names, read_experiments
+from hf_bidir.paper.rows import CELLS, CHOSEN, PUBLISHED, RATE, SETTINGS
 
-REPORT, CELLS, TEMPLATE = "report.md", "cells.csv", "report_template.md"
-Chosen = dict[str, dict[str, list[Cell]]]  # experiment -> variant -> one cell per seed
+REPORT, TEMPLATE = "report.md", "report_template.md"
+PAIR = ("tanhmax", "softmax")
 TAUS = {
     "tau_a_gradient": "a, gradient", "tau_|a|_gradient": "magnitudes", "tau_au_gradient": "a·u, gradient",
     "tau_a_erasure": "a, deletion", "tau_|a|_erasure": "magnitudes", "tau_au_erasure": "a·u, deletion",
+    "tau_a_zeroing": "a, zeroing", "tau_|a|_zeroing": "magnitudes",
 }  # fmt: skip
-PUBLISHED = {  # our measure -> the paper's
-    "tau_a_gradient": "gradient_tau", "tau_a_erasure": "erasure_tau", "tau_|a|_erasure": "absolute_erasure_tau",
+PAPERS = {  # our measure -> the paper's
+    "tau_a_gradient": "gradient_tau", "tau_a_zeroing": "erasure_tau", "tau_|a|_zeroing": "absolute_erasure_tau",
     "permutation": "permutation", "randomisation": "randomisation",
 }  # fmt: skip
 MOVED = {"permutation": "permutation", "randomisation": "randomisation", "adversary": "adversary, JSD"}
@@ -39,260 +37,209 @@ DEEP_TAUS = {
     "tau_contributions": "τ of contributions", "tau_gradient": "τ of gradient", "tau_attention": "τ of attention",
     "permutation": "permutation", "randomisation": "randomisation",
 }  # fmt: skip
+SIGNS = {
+    "negative_share": "share of negative a", "orientation_share": "share of Σ\\|a·u\\| with one sign of u",
+    "polar_positive": "positive − neutral words", "polar_negative": "negative − neutral words",
+}  # fmt: skip
 HUMAN = {
     "human_sign_a": "oriented a", "human_sign_au": "a·u", "human_positive": "always +",
     "human_tau_a": "τ, oriented a", "human_tau_au": "τ, a·u",
 }  # fmt: skip
-RESAMPLES = 500
 FIGURE_KINDS = ("polarity", "tau", "change", "curves", "overlays")
 
 
-def write_report(
-    experiments: list[Experiment], chosen: Chosen, settings: Settings, published: Sequence[PublishedCell] = ()
-) -> Path:
-    """Save report.md with the finished cells, and the errors of failed ones, in `settings.root`."""
-    root, cells = settings.root, list(_cells(chosen))
-    template = Environment(loader=PackageLoader("hf_bidir.paper", "."), autoescape=False).get_template(TEMPLATE)
-    flat, deep = ([one for one in experiments if one.deep == deep] for deep in (False, True))
-    people = any("human_sign_a" in cell.measures for cell in cells)
-    text = template.render(
-        settings=settings,
-        names=" ".join(one.name for one in experiments),
-        machine=f"{cpu_model()}; {', '.join(f'{name} {version}' for name, version in library_versions().items())}.",
-        accuracy=accuracy_table(experiments, chosen),
-        rates=rate_table(experiments, chosen, settings),
-        recalls=recall_table(experiments, chosen),
-        published=published_table(published) if published else None,
-        published_epochs=published[0].epochs if published else None,
-        flat=flat,
-        deep=deep,
-        rankings=_by_example(flat, chosen, TAUS),
-        interventions=_by_example(flat, chosen, MOVED),
-        deletion=_by_example(flat, chosen, DELETED),
-        curves=_by_example(deep, chosen, DEEP),
-        deep_taus=_by_example(deep, chosen, DEEP_TAUS),
-        signs=sign_table(experiments, chosen),
-        human=_by_example(experiments, chosen, HUMAN) if people else None,
-        amount=settings.amount,
-        failures=_failures(experiments, root),
-        pictures=[
-            file.stem for one in experiments for kind in FIGURE_KINDS for file in root.glob(f"{one.name}-{kind}.png")
-        ],
-    )
+@dataclass(frozen=True)
+class Results:
+    """The saved rows and settings of a folder.
+
+    Attributes:
+        cells: a row per trained model, of all learning rates.
+        published: a row per model of the paper's own protocol; empty without --as-published.
+        settings: the content of settings.json.
+        experiments: the experiments that have rows, in the order of `GROUPS`.
+    """
+
+    cells: pd.DataFrame
+    published: pd.DataFrame
+    settings: dict[str, Any]
+    experiments: list[Experiment]
+
+    @property
+    def chosen(self) -> pd.DataFrame:
+        """The rows of the selected learning rates."""
+        return self.cells[self.cells[CHOSEN]]
+
+    def of(self, experiment: Experiment, **settings: object) -> pd.DataFrame:
+        """The chosen rows of an experiment."""
+        return where(self.chosen, data=experiment.name, **settings)
+
+
+def read_results(root: Path, experiments: Sequence[Experiment] = ()) -> Results:
+    """The results that are saved in a folder.
+
+    Args:
+        root: the folder.
+        experiments: experiments that are not among the recipes of this package.
+
+    Raises:
+        InputError: there are none, or rows of one table have different versions of libraries or data.
+    """
+    cells, settings = read_runs(root / CELLS), read_json(root / SETTINGS)
+    if cells.empty:
+        raise InputError(f"expected {CELLS} with trained models in {root}")
+    names = [name for name in experiment_names(["all"]) if name in set(cells["data"])]
+    known = {one.name: one for one in [*read_experiments(names), *experiments]}
+    results = Results(cells, read_runs(root / PUBLISHED), settings, list(known.values()))
+    seeds = {name: 0 if one["failures"] else one["seeds"] for name, one in settings["experiments"].items()}
+    check_runs(results.chosen, ["data", "variant"], seeds)
+    return results
+
+
+def write_report(root: Path, experiments: Sequence[Experiment] = ()) -> Path:
+    """Save report.md in the folder of results; arguments and errors as in `read_results`."""
+    text = report_text(root, experiments)
     with replacing(root / REPORT) as temporary:
-        temporary.write_text(text.rstrip() + "\n", encoding="utf-8")
-    write_cells(root / CELLS, chosen)
+        temporary.write_text(text, encoding="utf-8")
     return root / REPORT
 
 
-def write_cells(path: Path, chosen: Chosen) -> None:
-    """Save one CSV line per cell: accuracies and measures, averaged over examples."""
-    rows = []
-    for cell in _cells(chosen):
-        numbers = {
-            name: _mean(value) if isinstance(value, list) else value
-            for name, value in cell.measures.items()
-            if isinstance(value, list | float | int)
-        }
-        which = {"data": cell.experiment.name, "variant": cell.variant, "rate": cell.learning_rate, "seed": cell.seed}
-        accuracies = {name: cell.results.get(name) for name in ("eval_accuracy", "test_accuracy")}
-        rows.append(which | accuracies | numbers)
-    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, list(dict.fromkeys(name for row in rows for name in row)))
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def accuracy_table(experiments: list[Experiment], chosen: Chosen) -> str:
-    """Test accuracy in percent: the paper's, and mean ± standard deviation over seeds of every variant."""
-    variants = [name for name in VARIANTS if any(name in one for one in chosen.values())]
-    rows = []
-    for experiment in experiments:
-        mine = chosen[experiment.name]
-        published = [experiment.published.get(name, {}).get("accuracy") for name in ("softmax", "tanhmax")]
-        sizes = next((_rows_of(cell) for cells in mine.values() for cell in cells if cell.trained), "")
-        seeds = str(max(len(cells) for cells in mine.values()))
-        found = [_accuracy(mine.get(variant, [])) for variant in variants]
-        rows.append([experiment.title, sizes, seeds, *(_number(value, 1) for value in published), *found])
-    return _table(["data", "rows", "seeds", "paper, softmax", "paper, TanhMax", *variants], rows)
-
-
-def rate_table(experiments: list[Experiment], chosen: Chosen, settings: Settings) -> str:
-    """The selected learning rate of every variant, marked at the ends of the grid."""
-    variants = [name for name in VARIANTS if any(name in one for one in chosen.values())]
-    rows = []
-    for experiment in experiments:
-        grid, mine = settings.learning_rates(experiment), chosen[experiment.name]
-        ends = {min(grid), max(grid)} if len(grid) > 1 else set()
-        rates = [mine[variant][0].learning_rate if variant in mine else None for variant in variants]
-        shown = ["" if r is None else f"{r:g}{' *' if r in ends else ''}" for r in rates]
-        rows.append([experiment.title, ", ".join(f"{rate:g}" for rate in grid), *shown])
-    return _table(["data", "grid", *variants], rows)
-
-
-def recall_table(experiments: list[Experiment], chosen: Chosen) -> str:
-    """Recall of every class in percent, mean over seeds: it shows which class a model prefers."""
-    rows = []
-    for experiment in experiments:
-        for variant, cells in chosen[experiment.name].items():
-            found = [cell.results for cell in cells if cell.trained]
-            names = [key for key in (found[0] if found else {}) if key.startswith("test_recall_")]
-            means = [
-                f"{key.removeprefix('test_recall_')} {100 * np.mean([r[key] for r in found]):.1f}" for key in names
-            ]
-            rows.append([experiment.title, variant, ", ".join(means)])
-    return _table(["data", "variant", "recall of each class"], rows)
-
-
-def published_table(cells: Sequence[PublishedCell]) -> str:
-    """The paper's number, its protocol reproduced with the label in the scores, and the same weights without it."""
-    groups: dict[tuple[str, str], list[PublishedCell]] = {}
-    for cell in cells:
-        groups.setdefault((cell.experiment.title, cell.activation), []).append(cell)
-    rows = []
-    for (title, activation), group in groups.items():
-        found = [cell.found for cell in group if cell.found]
-        if found:
-            paper = group[0].experiment.published.get(activation, {}).get("accuracy")
-            leaked = ", ".join(f"{one.leaked:.1f}" for one in found)
-            negatives = ", ".join(f"{one.negative_logit:+.2f}" for one in found)
-            rows.append(
-                [
-                    title,
-                    activation,
-                    _number(paper, 1),
-                    leaked,
-                    negatives,
-                    mean_and_deviation([o.fair for o in found], 1),
-                ]
-            )
-    header = ["data", "activation", "paper", "label in the scores, by seed", "logit of negative texts, by seed"]
-    return _table([*header, "same weights without"], rows)
-
-
-def sign_table(experiments: list[Experiment], chosen: Chosen) -> str:
-    """The share of negative coefficients, the consistency of signs, and the separation of polar words."""
-    rows = []
-    for experiment in experiments:
-        for variant, cells in chosen[experiment.name].items():
-            measured = [cell.measures for cell in cells if cell.measures]
-            if not measured:
-                continue
-            shares = [_range([found.get(key) for found in measured]) for key in ("negative_share", "orientation_share")]
-            apart = [polar_separation(found["words"]) for found in measured if experiment.synthetic]
-            errors = [", ".join(f"{one[kind]:.0f}" for one in apart) for kind in ("pos", "neg")]
-            rows.append([experiment.title, variant, *shares, *errors])
-    header = [
-        "data",
-        "variant",
-        "share of negative a",
-        "share of Σ\\|a·u\\| with one sign of u",
-        "positive − neutral words, standard errors, by seed",
-        "negative − neutral words, standard errors, by seed",
-    ]
-    return _table(header, rows)
-
-
-def polar_separation(words: dict[str, list[float]]) -> dict[str, float]:
-    """Distance in standard errors of the mean coefficients of positive and negative words from neutral ones.
-
-    Args:
-        words: the sums of `WORD_SUMS` of each word of a synthetic set.
-
-    Returns:
-        "pos" and "neg"; NaN if a kind of word does not occur.
-    """
-    kinds = {
-        kind: [values for word, values in words.items() if word.startswith(kind)] for kind in ("pos", "neg", "word")
-    }
-    sums = {kind: dict(zip(WORD_SUMS, np.sum(values, axis=0), strict=True)) for kind, values in kinds.items() if values}
-    if len(sums) < len(kinds):
-        return {"pos": float("nan"), "neg": float("nan")}
-    means = {kind: total["coefficient"] / total["count"] for kind, total in sums.items()}
-    errors = {  # squared standard errors of the means
-        kind: max(total["squared coefficient"] / total["count"] - means[kind] ** 2, 0.0) / total["count"]
-        for kind, total in sums.items()
-    }
-    return {
-        kind: (means[kind] - means["word"]) / max((errors[kind] + errors["word"]) ** 0.5, 1e-12)
-        for kind in ("pos", "neg")
-    }
-
-
-def _by_example(experiments: list[Experiment], chosen: Chosen, columns: dict[str, str]) -> str:
-    rows = []
-    for experiment in experiments:
-        for variant, published in experiment.published.items():
-            theirs = [published.get(PUBLISHED.get(key, "")) for key in columns]
-            if any(value is not None for value in theirs):
-                rows.append([experiment.title, f"{variant}, paper", *(_number(value, 3) for value in theirs)])
-        for variant, cells in chosen[experiment.name].items():
-            measured = [cell.measures for cell in cells]
-            found = [interval(measured, key) for key in columns]
-            if any(found):
-                rows.append([experiment.title, variant, *found])
-    return _table(["data", "variant", *columns.values()], rows)
-
-
-def interval(measured: Sequence[dict[str, Any]], key: str) -> str:
-    """The mean of a measure and its 95 % bootstrap interval, resampling examples and seeds."""
-    rows = [found[key] for found in measured if key in found]
-    if not rows:
-        return ""
-    values = np.array([[np.nan if value is None else value for value in row] for row in rows])
-    values = values[:, ~np.isnan(values).all(0)]
-    if not values.size:
-        return "not defined"
-    generator, (seeds, examples) = np.random.default_rng(0), values.shape
-    draws = (
-        values[generator.integers(seeds, size=(seeds, 1)), generator.integers(examples, size=examples)]
-        for _ in range(RESAMPLES)
+def report_text(root: Path, experiments: Sequence[Experiment] = ()) -> str:
+    """The report from the rows of a folder; arguments and errors as in `read_results`."""
+    results = read_results(root, experiments)
+    template = Environment(loader=PackageLoader("hf_bidir.paper", "."), autoescape=False).get_template(TEMPLATE)
+    flat, deep = ([one for one in results.experiments if one.deep == deep] for deep in (False, True))
+    text = template.render(
+        settings=results.settings,
+        amount=results.settings["amount"],
+        names=" ".join(one.name for one in results.experiments),
+        machine=f"{results.settings['machine']}; {results.cells[VERSIONS].iloc[0]}",
+        tested=TESTED_BY_SEED,
+        accuracy=accuracy_table(results),
+        rates=rate_table(results),
+        recalls=recall_table(results),
+        published=published_table(results) if len(results.published) else None,
+        published_epochs=results.published["epochs"].iloc[0] if len(results.published) else None,
+        flat=flat,
+        deep=deep,
+        rankings=measure_table(results, flat, TAUS),
+        interventions=measure_table(results, flat, MOVED),
+        deletion=measure_table(results, flat, DELETED),
+        curves=measure_table(results, deep, DEEP),
+        deep_taus=measure_table(results, deep, DEEP_TAUS),
+        signs=measure_table(results, results.experiments, SIGNS, compared=False),
+        human=measure_table(results, flat, HUMAN) if "human_sign_a" in results.cells else None,
+        failures=[one for own in results.settings["experiments"].values() for one in own["failures"]],
+        pictures=[
+            file.stem
+            for one in results.experiments
+            for kind in FIGURE_KINDS
+            for file in root.glob(f"{one.name}-{kind}.png")
+        ],
     )
-    means = [np.nanmean(draw) for draw in draws if not np.isnan(draw).all()]
-    low, high = np.percentile(means, [2.5, 97.5])
-    return f"{np.nanmean(values):.3f} [{low:.3f}, {high:.3f}]"
+    return text.rstrip() + "\n"
 
 
-def _rows_of(cell: Cell) -> str:
+def accuracy_table(results: Results) -> str:
+    """Test accuracy in percent: the paper's, mean ± standard deviation of every variant, and TanhMax minus softmax."""
+    tested = comparisons(results.chosen, ["data"], "variant", PAIR, {"test_accuracy": 100})
+    variants, rows = _variants(results), []
+    for one in results.experiments:
+        own = results.of(one)
+        papers = [one.published.get(name, {}).get("accuracy") for name in ("softmax", "tanhmax")]
+        means = [spread(where(own, variant=name), "test_accuracy", 100) for name in variants]
+        found = tested.get((one.name, "test_accuracy"))
+        rows.append(
+            [one.title, _sizes(own), str(own[SEED].nunique()), *(_number(value, 1) for value in papers), *means]
+            + (found.cells() if found else [""] * 3)
+        )
+    header = ["data", "rows", "seeds", "paper, softmax", "paper, TanhMax", *variants, "TanhMax − softmax", "p", "g"]
+    return markdown(header, rows)
+
+
+def rate_table(results: Results) -> str:
+    """The selected learning rate of every variant with the number tried, marked where it is an end of those tried."""
+    variants, rows = _variants(results), []
+    for one in results.experiments:
+        cells = []
+        for variant in variants:
+            tried = where(results.cells, data=one.name, variant=variant)
+            rates, picked = sorted(tried[RATE].unique()), tried[tried[CHOSEN]][RATE].unique()
+            end = len(rates) > 1 and picked.size and picked[0] in (rates[0], rates[-1])
+            cells.append(f"{picked[0]:g}{' *' if end else ''} of {len(rates)}" if picked.size else "")
+        rates = sorted(where(results.cells, data=one.name)[RATE].unique())
+        rows.append([one.title, f"{rates[0]:g} to {rates[-1]:g}" if len(rates) > 1 else f"{rates[0]:g}", *cells])
+    return markdown(["data", "tried", *variants], rows)
+
+
+def recall_table(results: Results) -> str:
+    """Recall of every class in percent, mean over seeds: it shows which class a model prefers."""
+    names = [name for name in results.cells if name.startswith("test_recall_")]
+    rows = []
+    for one in results.experiments:
+        for variant in one.variants:
+            means = (100 * results.of(one, variant=variant)[names].mean()).dropna()
+            shown = ", ".join(f"{name.removeprefix('test_recall_')} {value:.1f}" for name, value in means.items())
+            rows.append([one.title, variant, shown])
+    return markdown(["data", "variant", "recall of each class"], rows)
+
+
+def published_table(results: Results) -> str:
+    """The paper's number, its protocol reproduced with the label in the scores, and the same weights without it."""
+    tested = comparisons(results.published, ["data"], "activation", PAIR, {"fair": 1})
+    rows = []
+    for one in results.experiments:
+        for activation in ("softmax", "tanhmax"):
+            found = where(results.published, data=one.name, activation=activation)
+            if found.empty:
+                continue
+            paper = _number(one.published.get(activation, {}).get("accuracy"), 1)
+            leaked, logits = (
+                ", ".join(f"{v:{s}}" for v in found[k]) for k, s in (("leaked", ".1f"), ("negative_logit", "+.2f"))
+            )
+            compared = tested[one.name, "fair"].cells() if activation == "tanhmax" else ["", "", ""]
+            rows.append([one.title, activation, paper, leaked, logits, spread(found, "fair"), *compared])
+    header = ["data", "activation", "paper", "label in the scores, by seed", "logit of negative texts, by seed"]
+    return markdown([*header, "same weights without", "TanhMax − softmax", "p", "g"], rows)
+
+
+def measure_table(
+    results: Results, experiments: Sequence[Experiment], columns: Mapping[str, str], compared: bool = True
+) -> str:
+    """Mean ± standard deviation over seeds of each measure, the paper's numbers, and TanhMax minus softmax."""
+    cells = results.chosen[results.chosen["data"].isin([one.name for one in experiments])]
+    present = {key: 1.0 for key in columns if key in cells}
+    tested = comparisons(cells, ["data"], "variant", PAIR, present) if compared and len(cells) else {}
+    rows = []
+    for one in experiments:
+        for variant, papers in one.published.items():
+            theirs = [_number(papers.get(PAPERS.get(key, "")), 3) for key in columns]
+            rows += [[one.title, f"{variant}, paper", *theirs]] if any(theirs) else []
+        for variant in one.variants:
+            own = results.of(one, variant=variant)
+            found = [spread(own, key, digits=3) for key in columns]
+            rows += [[one.title, variant, *found]] if any(found) else []
+        difference = [_tested(tested.get((one.name, key))) for key in columns]
+        rows += [[one.title, "TanhMax − softmax", *difference]] if any(difference) else []
+    return markdown(["data", "variant", *columns.values()], rows)
+
+
+def _tested(found: Any) -> str:
+    """Difference, p-value and g in one cell."""
+    if found is None:
+        return ""
+    difference, p_value, effect = found.cells(3)
+    return "; ".join([difference, *([f"p {p_value}"] if p_value else []), *([f"g {effect}"] if effect else [])])
+
+
+def _variants(results: Results) -> list[str]:
+    return [name for name in VARIANTS if name in set(results.chosen["variant"])]
+
+
+def _sizes(rows: pd.DataFrame) -> str:
     """Training, validation and test rows."""
-    return " / ".join(f"{split['rows']:,}" for split in read_record(cell.run)["data"].values())
-
-
-def _failures(experiments: list[Experiment], root: Path) -> list[tuple[Path, str]]:
-    """Folder and error of every failed cell, at all learning rates."""
-    files = [file for one in experiments for file in root.glob(f"{one.name}/*/*/{FAILURE}")]
-    files += [file for one in experiments for file in root.glob(f"as-published/{one.name}-*/{FAILURE}")]
-    return [(file.parent.relative_to(root), file.read_text(encoding="utf-8").splitlines()[0]) for file in sorted(files)]
-
-
-def _accuracy(cells: list[Cell]) -> str:
-    values = [100 * cell.results["test_accuracy"] for cell in cells if "test_accuracy" in cell.results]
-    failed = sum(cell.failure is not None and not cell.trained for cell in cells)
-    text = mean_and_deviation(values, 1) if values else ""
-    return f"{text}{f' ({failed} failed)' if failed else ''}".strip()
-
-
-def _cells(chosen: Chosen) -> Iterable[Cell]:
-    return (cell for variants in chosen.values() for cells in variants.values() for cell in cells)
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
-
-
-def _range(values: Iterable[float | None]) -> str:
-    """Mean, smallest and largest value; empty without values."""
-    known = [value for value in values if value is not None]
-    return f"{np.mean(known):.3f} ({min(known):.2f} to {max(known):.2f})" if known else ""
+    names = ("rows_train", "rows_validation", "rows_test")
+    return " / ".join(f"{int(rows[name].iloc[0]):,}" for name in names if name in rows)
 
 
 def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
-
-
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    """The rows as a Markdown table, without empty columns."""
-    shown = [index for index in range(len(header)) if any(row[index] for row in rows)]
-    lines = [[row[index] for index in shown] for row in (header, ["---"] * len(header), *rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

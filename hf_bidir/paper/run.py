@@ -1,7 +1,9 @@
 """Run the experiments of the paper from data to report: cells in parallel, finished ones reused."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from statistics import mean
 from typing import TypeVar
 
 import torch
@@ -18,11 +20,13 @@ from hf_bidir.paper.figures import draw_all
 from hf_bidir.paper.polarity import polarity_of_words
 from hf_bidir.paper.published import EPOCHS, PublishedCell, run_published
 from hf_bidir.paper.report import REPORT, write_report
+from hf_bidir.paper.rows import Chosen, check_settings, save_rows
 from hf_bidir.paper.settings import Settings
 
 VOCABULARY_OF = "sst"  # the vocabulary of every data set in the published protocol
 MADE = "made-from.json"
-PUBLISHED_SEEDS, PUBLISHED_QUICK_EPOCHS = 3, 10
+EXTENSIONS = 2  # of a grid of learning rates
+PUBLISHED_QUICK_EPOCHS = 10
 QUICK_OPTIONS = {"recurrent": {}, "bert": {"num_train_epochs": 2}, "images": {"num_train_epochs": 3}}
 AnyCell = TypeVar("AnyCell", Cell, PublishedCell)
 
@@ -53,53 +57,88 @@ def check(experiments: Iterable[Experiment], settings: Settings, resume: bool) -
         raise InputError(f"{settings.data_dir} lacks: {', '.join(map(str, missing))}; docs/paper.md describes them")
 
 
-def run_cells(experiments: list[Experiment], settings: Settings) -> dict[str, dict[str, list[Cell]]]:
-    """Select learning rates with the first seed, train the other seeds and measure all.
+def run_cells(experiments: list[Experiment], settings: Settings) -> tuple[list[Cell], Chosen]:
+    """Select learning rates with the first seeds, train the other seeds and measure all.
 
     Returns:
-        The cells of the selected learning rate by experiment and variant, one per seed.
+        The cells of all learning rates; and those of the selected one by experiment and variant, one per seed.
     """
     files = {one.name: files_of(one, settings) for one in experiments}
-
-    def cells_of(experiment: Experiment, variant: str, rates: list[float], seeds: Iterable[int]) -> list[Cell]:
-        return [Cell(experiment, variant, rate, seed, settings.root) for rate in rates for seed in seeds]
+    attempted: set[Path] = set()
 
     def all_train(cells: list[Cell], what: str) -> None:
-        waiting = [cell for cell in cells if not cell.trained]
+        waiting = [cell for cell in cells if not cell.trained and cell.folder not in attempted]
+        attempted.update(cell.folder for cell in waiting)
         _parallel(lambda cell: _train(cell, files[cell.experiment.name], settings), waiting, settings.jobs, what)
 
-    grid = [
-        cell
-        for experiment in experiments
-        for variant in experiment.variants
-        for cell in cells_of(experiment, variant, settings.learning_rates(experiment), [0])
-    ]
-    all_train(grid, "learning rates")
+    grid, best = select_rates(experiments, settings, all_train)
     chosen = {
-        experiment.name: {
-            variant: cells_of(
-                experiment, variant, [best_rate(grid, experiment, variant)], settings.seeds_of(experiment)
-            )
-            for variant in experiment.variants
+        one.name: {
+            variant: _cells(one, variant, [best[one.name, variant]], settings.seeds_of(one), settings)
+            for variant in one.variants
         }
-        for experiment in experiments
+        for one in experiments
     }
     cells = [cell for variants in chosen.values() for row in variants.values() for cell in row]
     all_train(cells, "seeds")
     waiting = [cell for cell in cells if cell.trained and not cell.measures]
     _parallel(lambda cell: _measure(cell, files[cell.experiment.name], settings), waiting, settings.jobs, "measures")
-    return chosen
+    return grid, chosen
+
+
+def select_rates(
+    experiments: list[Experiment], settings: Settings, all_train: Callable[[list[Cell], str], None]
+) -> tuple[list[Cell], dict[tuple[str, str], float]]:
+    """Train the cells of all learning rates; a grid is extended, at most `EXTENSIONS` times, until its best is inside.
+
+    Returns:
+        The cells, and the selected learning rate by experiment and variant.
+    """
+    grids = {(one.name, variant): list(settings.learning_rates(one)) for one in experiments for variant in one.variants}
+    for round_number in range(1 + EXTENSIONS):
+        grid = [
+            cell
+            for one in experiments
+            for variant in one.variants
+            for cell in _cells(one, variant, grids[one.name, variant], range(settings.rate_seeds), settings)
+        ]
+        all_train(grid, "learning rates")
+        best = {(one.name, variant): best_rate(grid, one, variant) for one in experiments for variant in one.variants}
+        beyond_best = {key: rate for key, rates in grids.items() if (rate := beyond(rates, best[key])) is not None}
+        if not beyond_best or round_number == EXTENSIONS:
+            break
+        for key, rate in beyond_best.items():
+            grids[key].append(rate)
+    return grid, best
+
+
+def _cells(
+    experiment: Experiment, variant: str, rates: Iterable[float], seeds: Iterable[int], settings: Settings
+) -> list[Cell]:
+    return [Cell(experiment, variant, rate, seed, settings.root) for rate in rates for seed in seeds]
+
+
+def beyond(rates: list[float], best: float) -> float | None:
+    """The next learning rate beyond the end of the grid at which the best one lies; None if it lies inside."""
+    ordered = sorted(rates)
+    if len(ordered) < 2 or best not in (ordered[0], ordered[-1]):
+        return None
+    neighbour = ordered[1] if best == ordered[0] else ordered[-2]
+    return float(f"{best * best / neighbour:.2g}")
 
 
 def best_rate(grid: list[Cell], experiment: Experiment, variant: str) -> float:
-    """The learning rate with the highest validation accuracy; the middle one of several.
+    """The learning rate with the highest mean validation accuracy over seeds; the middle one of several.
 
     The loss is no criterion: if all predictions are correct it decreases with the norm of the weights, so the largest
     rate would win, at which other seeds fail. Failed cells count as 0.
     """
-    mine = [cell for cell in grid if (cell.experiment, cell.variant) == (experiment, variant)]
-    accuracies = {cell.learning_rate: cell.results.get("eval_accuracy", 0.0) for cell in mine}
-    best = sorted(rate for rate, accuracy in accuracies.items() if accuracy == max(accuracies.values()))
+    accuracies = defaultdict(list)
+    for cell in grid:
+        if (cell.experiment, cell.variant) == (experiment, variant):
+            accuracies[cell.learning_rate].append(cell.results.get("eval_accuracy", 0.0))
+    means = {rate: mean(values) for rate, values in accuracies.items()}
+    best = sorted(rate for rate, value in means.items() if value == max(means.values()))
     return best[(len(best) - 1) // 2]
 
 
@@ -167,8 +206,9 @@ def run_paper(experiments: list[Experiment], settings: Settings, resume: bool = 
         InputError: as in `check` and `data_files`.
     """
     check(experiments, settings, resume)
+    check_settings(settings)
     settings.root.mkdir(parents=True, exist_ok=True)
-    chosen = run_cells(experiments, settings)
+    grid, chosen = run_cells(experiments, settings)
     published = run_as_published(experiments, settings) if settings.as_published else []
     for experiment in experiments:
         cells = chosen[experiment.name]
@@ -177,7 +217,8 @@ def run_paper(experiments: list[Experiment], settings: Settings, resume: bool = 
         else:
             polarity = polarity_of_words(experiment, settings.graded(experiment))
             draw_all(experiment.name, experiment.title, cells, settings.root, polarity)
-    return write_report(experiments, chosen, settings, published)
+    save_rows(experiments, grid, chosen, settings, published)
+    return write_report(settings.root, experiments)
 
 
 def run_as_published(experiments: list[Experiment], settings: Settings) -> list[PublishedCell]:
@@ -188,7 +229,7 @@ def run_as_published(experiments: list[Experiment], settings: Settings) -> list[
     files = {one.name: files_of(one, settings) for one in every}
     (vocabulary_of,) = read_experiments([VOCABULARY_OF])
     known = files_of(vocabulary_of, settings)["train"]
-    seeds, epochs = (1, PUBLISHED_QUICK_EPOCHS) if settings.quick else (PUBLISHED_SEEDS, EPOCHS)
+    seeds, epochs = (1, PUBLISHED_QUICK_EPOCHS) if settings.quick else (settings.seeds, EPOCHS)
     cells = [
         PublishedCell(one, activation, seed, settings.root, epochs)
         for one in every

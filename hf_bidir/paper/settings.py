@@ -8,6 +8,7 @@ import torch
 from hf_bidir.paper.experiments import Experiment
 from hf_bidir.paper.measures import QUICK, Amount
 
+RATE_SEEDS = 3
 GRADED_BY_PEOPLE = {"sst": "sst_trees/test.parquet"}  # experiment -> file with human grades of words in its test texts
 QUICK_ROWS = {
     "recurrent": {"train": 1500, "validation": 500, "test": 1000},
@@ -41,6 +42,11 @@ class Settings:
     @property
     def amount(self) -> Amount:
         return QUICK if self.quick else Amount()
+
+    @property
+    def rate_seeds(self) -> int:
+        """The number of seeds that select the learning rate."""
+        return 1 if self.quick else min(self.seeds, RATE_SEEDS)
 
     @property
     def command(self) -> str:
