@@ -180,6 +180,13 @@ def test_erasure_renormalises_what_is_left():
         torch.testing.assert_close(found[left_out], expected, rtol=0, atol=1e-6)
 
 
+@every_kind
+def test_zeroing_a_coefficient_takes_its_contribution_away(encoder, score):
+    model, batch = model_of(encoder, score), texts()
+    found = erasure(model, batch, target=1, how="zero")
+    torch.testing.assert_close(found, contributions(model, batch, target=1).sum((1, 2)), rtol=0, atol=1e-5)
+
+
 def test_what_needs_attention_between_tokens_is_refused_with_the_alternatives():
     with pytest.raises(ValueError, match=r"rollout .* choose one of contributions"):
         token_scores(model_of(), texts(), "rollout")

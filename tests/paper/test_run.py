@@ -13,10 +13,13 @@ from typer.testing import CliRunner
 
 from hf_bidir.cli import app
 from hf_bidir.common.errors import InputError
+from hf_bidir.common.files import read_json, write_json
+from hf_bidir.common.runs import read_runs
 from hf_bidir.finetune.data.synthetic import SETS
 from hf_bidir.paper import run
 from hf_bidir.paper.experiments import Experiment, read_experiments
-from hf_bidir.paper.run import best_rate, check, run_paper
+from hf_bidir.paper.report import write_report
+from hf_bidir.paper.run import best_rate, beyond, check, run_paper
 from hf_bidir.paper.settings import Settings
 from tests.paper.conftest import AMOUNT, RECIPE, TINY
 
@@ -35,17 +38,19 @@ def finished(experiment, tmp_path_factory):
 def test_the_report_has_every_variant_in_every_table(finished):
     experiment, _, report = finished
     (row,) = re.findall(r"^\| Tiny \| 240 / 40 / 120 \| 1 \| 98.0 \|.*$", report, re.MULTILINE)
-    assert len(re.findall(r"\d+\.\d", row)) == 1 + 3
+    assert len(re.findall(r"\d+\.\d", row)) == 1 + 3 + 1  # the paper's, three variants, TanhMax minus softmax
     recalls = re.findall(r"\| negative (\d+\.\d), positive (\d+\.\d) \|", report)
     assert len(recalls) == 3
-    for variant in experiment.variants:
-        assert report.count(f"| Tiny | {variant} |") == 5
+    for variant in [*experiment.variants, "TanhMax − softmax"]:
+        assert report.count(f"| Tiny | {variant} |") == (3 if "−" in variant else 5)
 
 
 def test_the_report_has_its_command(finished):
     _, _, report = finished
     assert "`hf-bidir paper tiny --seeds 1`" in report
-    assert re.search(r"^\| Tiny \| 0.01 \| 0.01 \|", report, re.MULTILINE)  # no star: it is not the end of anything
+    assert re.search(
+        r"^\| Tiny \| 0.01 \| 0.01 of 1 \|", report, re.MULTILINE
+    )  # no star: it is not the end of anything
 
 
 def test_the_report_shows_every_picture(finished):
@@ -62,6 +67,31 @@ def test_the_numbers_of_every_cell_are_in_a_table(finished):
     assert [row["variant"] for row in rows] == experiment.variants
     accuracies = [f"{100 * float(row['test_accuracy']):.1f}" for row in rows]
     assert f"| {' | '.join(accuracies)} |" in report
+    assert all(row["versions"].startswith("torch ") and len(row["data_version"]) > 20 for row in rows)
+
+
+def test_rows_of_other_experiments_in_the_folder_stay(finished, monkeypatch):
+    experiment, settings, report = finished
+    cells = read_runs(settings.root / "cells.csv")
+    other = dataclasses.replace(experiment, name="other", title="Other")
+    cells.assign(data="other").to_csv(settings.root / "cells.csv", index=False)
+    facts = read_json(settings.root / "settings.json")
+    both = {"other": facts["experiments"]["tiny"], **facts["experiments"]}
+    write_json(settings.root / "settings.json", {**facts, "experiments": both})
+    monkeypatch.setattr(run, "write_report", lambda root, experiments: write_report(root, [experiment, other]))
+    try:
+        text = run_paper([experiment], settings, resume=True).read_text()
+    finally:
+        cells.to_csv(settings.root / "cells.csv", index=False)
+        write_json(settings.root / "settings.json", facts)
+        (settings.root / "report.md").write_text(report)
+    assert text.count("| Tiny |") == text.count("| Other |") > 0
+
+
+def test_other_amounts_are_refused_in_a_folder_with_results(finished):
+    experiment, settings, _ = finished
+    with pytest.raises(InputError, match="has results with quick False; got True"):
+        run_paper([experiment], dataclasses.replace(settings, quick=True), resume=True)
 
 
 def test_a_run_goes_on_where_it_was_and_ends_in_the_same_report(finished, monkeypatch):
@@ -101,6 +131,21 @@ def test_a_finished_report_is_not_overwritten_unless_asked(experiment, tmp_path)
     check([experiment], Settings(tmp_path), resume=True)
 
 
+def test_a_grid_grows_until_its_best_rate_is_inside(experiment, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "best_rate", lambda grid, *_: max(cell.learning_rate for cell in grid))
+    wide = dataclasses.replace(experiment, variants=["softmax"], learning_rates=[1e-3, 3e-3])
+    grid, best = run.select_rates([wide], Settings(tmp_path), lambda *_: None)
+    assert sorted({cell.learning_rate for cell in grid}) == [1e-3, 3e-3, 9e-3, 2.7e-2]
+    assert {cell.seed for cell in grid} == {0, 1, 2}
+    assert best == {("tiny", "softmax"): 2.7e-2}
+
+
+def test_a_rate_inside_the_grid_is_kept():
+    assert beyond([1e-3, 3e-3, 1e-2], 3e-3) is None
+    assert beyond([1e-2], 1e-2) is None
+    assert beyond([1e-3, 3e-3, 1e-2], 1e-3) == 3.3e-4
+
+
 def fake(rate, accuracy=None, **fields):
     results = {} if accuracy is None else {"eval_accuracy": accuracy, "test_accuracy": 1 - accuracy}
     return SimpleNamespace(experiment="e", variant="v", learning_rate=rate, results=results, **fields)
@@ -109,6 +154,11 @@ def fake(rate, accuracy=None, **fields):
 def test_the_learning_rate_is_chosen_by_validation_accuracy_and_never_by_a_failed_cell():
     assert best_rate([fake(1, 0.8), fake(2, 0.9), fake(3, 0.7)], "e", "v") == 2
     assert best_rate([fake(1), fake(2, 0.1), fake(3)], "e", "v") == 2
+
+
+def test_the_learning_rate_is_chosen_by_the_mean_over_seeds():
+    assert best_rate([fake(1, 0.8), fake(1, 0.8), fake(2, 0.9), fake(2, 0.6)], "e", "v") == 1
+    assert best_rate([fake(1, 0.8), fake(1, 0.8), fake(2, 0.9), fake(2)], "e", "v") == 1
 
 
 def test_of_equally_good_learning_rates_the_middle_one_is_chosen():
