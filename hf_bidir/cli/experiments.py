@@ -51,7 +51,7 @@ def paper(
     seeds: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Number of seeds; the first also chooses the learning rate. By default 5, with --quick 1."
+            min=1, help="Number of seeds; the first three select the learning rate. By default 5, with --quick 1."
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A trial run: little data, one learning rate.")] = False,
@@ -69,8 +69,8 @@ def paper(
 
     Compares softmax, TanhMax, three values of λ in between, tanh and mean pooling with the same architecture,
     learning-rate grid and selection on validation data; deep models with softmax and TanhMax only. Saves report.md with
-    tables and figures. Finished parts are reused, so the same command resumes an interrupted run; failed parts are
-    listed in the report.
+    tables and figures, and cells.csv with the numbers of every trained model. Finished parts are reused, so the same
+    command resumes an interrupted run; failed parts are listed in the report.
 
     \b
     hf-bidir paper synthetic sst --quick

@@ -22,6 +22,7 @@ from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, write_json
 from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.finetune.data.tokenizer import frequent_words, words_of
+from hf_bidir.finetune.record import library_versions
 from hf_bidir.modeling.configuration_bidir_rnn import BidirRnnConfig
 from hf_bidir.modeling.modeling_bidir_rnn import BidirRnnForSequenceClassification
 from hf_bidir.paper.cells import keeping_failures
@@ -147,8 +148,12 @@ class PublishedCell:
 
     @property
     def found(self) -> AsPublished | None:
-        found = read_json(self.folder / NUMBERS)
-        return AsPublished(**found) if found else None
+        numbers = read_json(self.folder / NUMBERS)
+        return AsPublished(**numbers["accuracies"]) if numbers else None
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return read_json(self.folder / NUMBERS)["versions"]
 
 
 def run_published(cell: PublishedCell, files: dict[str, Path], known: Path) -> None:
@@ -167,7 +172,8 @@ def run_published(cell: PublishedCell, files: dict[str, Path], known: Path) -> N
         labels = {name: torch.tensor(split["label"][:]) for name, split in splits.items()}
         options = cell.experiment.as_published | {"seed": cell.seed, "epochs": cell.epochs, "progress": False}
         model = train_as_published(ids["train"], labels["train"], cell.activation, **options)
-        write_json(cell.folder / NUMBERS, asdict(evaluate_as_published(model, ids["test"], labels["test"])))
+        accuracies = asdict(evaluate_as_published(model, ids["test"], labels["test"]))
+        write_json(cell.folder / NUMBERS, {"accuracies": accuracies, "versions": library_versions()})
 
     if not cell.found:
         keeping_failures(cell.folder, work)

@@ -97,14 +97,8 @@ def row_of(cell: Cell) -> dict[str, Any]:
 
 def published_row(cell: PublishedCell) -> dict[str, Any]:
     """The settings and accuracies of a cell of the paper's own protocol."""
-    found = asdict(cell.found) if cell.found else {}
-    return {
-        "data": cell.experiment.name,
-        "activation": cell.activation,
-        SEED: cell.seed,
-        "epochs": cell.epochs,
-        **found,
-    }
+    which = {"data": cell.experiment.name, "activation": cell.activation, SEED: cell.seed, "epochs": cell.epochs}
+    return which | (asdict(cell.found) | {VERSIONS: _libraries(cell.versions)} if cell.found else {})
 
 
 def polar_separation(words: dict[str, list[float]]) -> dict[str, float]:
@@ -143,9 +137,12 @@ def failures(experiment: Experiment, root: Path) -> list[tuple[str, str]]:
 
 
 def _versions(record: dict[str, Any]) -> dict[str, str]:
-    libraries = (f"{name} {record['versions'][name].partition('+')[0]}" for name in LIBRARIES)
     hashes = [part["sha256"][:8] for part in record["data"].values() if "sha256" in part]
-    return {VERSIONS: ", ".join(libraries), DATA: f"sha256:{','.join(hashes)}"}
+    return {VERSIONS: _libraries(record["versions"]), DATA: f"sha256:{','.join(hashes)}"}
+
+
+def _libraries(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {versions[name].partition('+')[0]}" for name in LIBRARIES)
 
 
 def _replace(path: Path, names: list[str], rows: list[dict[str, Any]]) -> None:
