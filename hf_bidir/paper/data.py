@@ -10,14 +10,15 @@ from hf_bidir.common.files import read_json, write_json
 from hf_bidir.finetune.data.arguments import TextDataArguments
 from hf_bidir.finetune.data.image_data import IMAGE_COLUMNS
 from hf_bidir.finetune.data.image_files import read_images
+from hf_bidir.finetune.data.overlap import find_repeats
 from hf_bidir.finetune.data.sources import read_hub, read_table
 from hf_bidir.finetune.data.splits import labelled_splits
 from hf_bidir.finetune.data.synthetic import SETS, write_splits
 from hf_bidir.finetune.data.text_data import TEXT_COLUMNS
 from hf_bidir.paper.experiments import Experiment
 
-RECORD = "splits.json"  # beside the data files: whether validation was held out of the training data
-HELD_OUT = "validation held out of the training examples"
+RECORD = "splits.json"  # beside the data files
+HELD_OUT, REMOVED = "validation held out of the training examples", "removed, as they repeat a text of an earlier split"
 SPLITS = ("train", "validation", "test")
 READERS = {
     "recurrent": (read_table, TEXT_COLUMNS),
@@ -44,9 +45,24 @@ def data_files(
     if all(file.is_file() for file in [*files.values(), folder / RECORD]):
         return files
     splits, held_out = _splits(experiment, data_dir)
+    removed: dict[str, int] = {}
+    if experiment.kind != "images" and not experiment.synthetic:
+        splits, removed = _without_repeats(splits)
     files = write_splits(_some(splits, rows), folder)
-    write_json(folder / RECORD, {HELD_OUT: held_out})
+    write_json(folder / RECORD, {HELD_OUT: held_out, REMOVED: removed})
     return files
+
+
+def removed_rows(folder: Path) -> dict[str, int]:
+    """The number of rows by split that `data_files` left out, because they repeat a text of an earlier split."""
+    return read_json(folder / RECORD).get(REMOVED, {})
+
+
+def _without_repeats(splits: dict[str, Dataset]) -> tuple[dict[str, Dataset], dict[str, int]]:
+    """The splits without validation and test texts that repeat a text of an earlier split; the number of these."""
+    found = find_repeats({name: splits[name]["text"][:] for name in SPLITS})
+    kept = {name: splits[name].select(found[name].kept) for name in SPLITS}
+    return kept, {name: len(splits[name]) - len(kept[name]) for name in SPLITS if name != "train"}
 
 
 def validation_was_held_out(file: Path) -> bool:

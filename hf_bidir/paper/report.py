@@ -147,12 +147,32 @@ def accuracy_table(results: Results) -> str:
         own = results.of(one)
         papers = [one.published.get(name, {}).get("accuracy") for name in ("softmax", "tanhmax")]
         means = [spread(where(own, variant=name), "test_accuracy", 100) for name in variants]
+        removed = results.settings["experiments"][one.name]["removed"]
+        repeated = f"{removed['validation']} / {removed['test']}" if removed else ""
         found = tested.get((one.name, "test_accuracy"))
         rows.append(
-            [one.title, _sizes(own), str(own[SEED].nunique()), *(_number(value, 1) for value in papers), *means]
+            [
+                one.title,
+                _sizes(own),
+                repeated,
+                str(own[SEED].nunique()),
+                *(_number(value, 1) for value in papers),
+                *means,
+            ]
             + (found.cells() if found else [""] * 3)
         )
-    header = ["data", "rows", "seeds", "paper, softmax", "paper, TanhMax", *variants, "TanhMax − softmax", "p", "g"]
+    header = [
+        "data",
+        "rows",
+        "repeated",
+        "seeds",
+        "paper, softmax",
+        "paper, TanhMax",
+        *variants,
+        "TanhMax − softmax",
+        "p",
+        "g",
+    ]
     return markdown(header, rows)
 
 

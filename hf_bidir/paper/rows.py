@@ -14,6 +14,7 @@ from hf_bidir.common.runs import DATA, SEED, VERSIONS, read_runs
 from hf_bidir.finetune.folder import read_record
 from hf_bidir.finetune.record import cpu_model
 from hf_bidir.paper.cells import FAILURE, Cell
+from hf_bidir.paper.data import removed_rows
 from hf_bidir.paper.experiments import Experiment
 from hf_bidir.paper.measures import WORD_SUMS
 from hf_bidir.paper.published import PublishedCell
@@ -54,7 +55,11 @@ def save_rows(
     }  # fmt: skip
     before = read_json(settings.root / SETTINGS)
     own = {
-        one.name: {"seeds": len(settings.seeds_of(one)), "failures": failures(one, settings.root)}
+        one.name: {
+            "seeds": len(settings.seeds_of(one)),
+            "failures": failures(one, settings.root),
+            "removed": removed_rows(settings.root / "data" / one.name),
+        }
         for one in experiments
     }
     write_json(settings.root / SETTINGS, {**common, "experiments": before.get("experiments", {}) | own})

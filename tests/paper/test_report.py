@@ -30,7 +30,7 @@ def save(root, seeds=3, **changes):
     ]  # fmt: skip
     rows[1] |= changes
     pd.DataFrame(rows).to_csv(root / "cells.csv", index=False)
-    facts = {"seeds": seeds, "failures": []}
+    facts = {"seeds": seeds, "failures": [], "removed": {"validation": 1, "test": 2}}
     common = {"command": "--seeds 3", "quick": False, "data_dir": True, "rate_seeds": 3, "machine": "a processor"}
     write_json(
         root / "settings.json", {**common, "amount": vars(Amount()), "experiments": {"flat": facts, "deep": facts}}
@@ -45,7 +45,7 @@ def row(report, start):
 def test_the_accuracy_of_seeds_is_compared_in_pairs(tmp_path):
     report = report_text(save(tmp_path), [FLAT, DEEP])
     # differences of 1, 2 and 3 points: mean 2, standard deviation 1, t(0.975, 2) = 4.303
-    found = row(report, "| Flat | 9 | 3 |")
+    found = row(report, "| Flat | 9 | 1 / 2 | 3 |")
     assert "| 91.3 ± 1.5 | 93.3 ± 2.5 | +2.0 [-0.5, +4.5] |" in found
 
 
