@@ -61,6 +61,10 @@ def removed_rows(folder: Path) -> dict[str, int]:
 def _without_repeats(splits: dict[str, Dataset]) -> tuple[dict[str, Dataset], dict[str, int]]:
     """The splits without validation and test texts that repeat a text of an earlier split; the number of these."""
     found = find_repeats({name: splits[name]["text"][:] for name in SPLITS})
+    if empty := [name for name in SPLITS if not found[name].kept]:
+        raise InputError(
+            f"expected texts in {empty[0]} that are not in an earlier split; all repeat one. Pass other data"
+        )
     kept = {name: splits[name].select(found[name].kept) for name in SPLITS}
     return kept, {name: len(splits[name]) - len(kept[name]) for name in SPLITS if name != "train"}
 

@@ -12,7 +12,7 @@ def test_every_experiment_of_the_repository_can_be_read():
         assert experiment.learning_rates
         assert experiment.synthetic or experiment.files
         assert set(experiment.variants) <= set(VARIANTS)
-        if experiment.name in TEXTS:
+        if experiment.name in TEXTS and experiment.name != "20news-bydate":  # which the paper does not have
             assert experiment.published["tanhmax"]["accuracy"] > 80
 
 
