@@ -28,6 +28,7 @@ from sklearn.metrics import average_precision_score
 from tqdm import tqdm
 
 from hf_bidir.explain import METHODS, token_scores
+from hf_bidir.explain.methods import methods_of
 
 RESULTS = Path(__file__).parent / "results"
 SLOW = ("erasure", "integrated-gradients", "flow", "signed-flow")  # seconds per document
@@ -66,7 +67,7 @@ def areas(name: str, folder: Path, documents, train, options) -> tuple[dict[str,
     torch.set_num_threads(1)
     model, tokenizer = load(folder)
     orient(model, tokenizer, train, target=1)
-    found = {method: [] for method in METHODS if method not in VARIANTS}
+    found = {method: [] for method in methods_of(model) if method not in VARIANTS}
     shares = []
     for row in tqdm(documents, desc=name, unit="document"):
         words = row["text"].split()

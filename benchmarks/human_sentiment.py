@@ -30,6 +30,7 @@ from hf_bidir.explain import METHODS, token_scores, word_scatter
 
 RESULTS = Path(__file__).parent / "results"
 POSITIVE = 1
+METHODS_OF_TEXTS = [name for name, method in METHODS.items() if not method.of_patches]
 
 
 def main() -> None:
@@ -37,7 +38,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, required=True, help="holds sst_trees/{train,test}.parquet")
     parser.add_argument("--models", type=named_folder, nargs="+", required=True, metavar="NAME=FOLDER")
     parser.add_argument("--sentences", type=int, default=200, help="of the test split")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD")
+    parser.add_argument("--methods", nargs="+", choices=METHODS_OF_TEXTS, default=METHODS_OF_TEXTS, metavar="METHOD")
     parser.add_argument("--results", type=Path, default=RESULTS / "human_sentiment.md")
     options = parser.parse_args()
     sentences = sample(options.data_dir / "sst_trees/test.parquet", options.sentences)

@@ -274,7 +274,7 @@ def explained(
         if not given or not given.strip():
             return refused("There is nothing to explain yet: upload an image." if images else NO_TEXT)
         where = {"method": method, "target": None if target == PREDICTED else target}
-        if chosen and METHODS[method].layers is not None:
+        if chosen and METHODS[method].takes_head:
             where |= {"layer": chosen[0], "head": chosen[1]}
         other = counterpart_of(checkpoint, checkpoints)
         names = [checkpoint, other] if other else [checkpoint]

@@ -117,7 +117,7 @@ def heads(explanation: Explanation, scale: Scale) -> str:
     """A button per layer and head in the colour of its contribution, the bottom layer at the bottom; or nothing."""
     if explanation.heads.numel() == 1:
         return "<p>This model has one attention head, so there is no head to choose.</p>"
-    choosable = METHODS[explanation.method].layers is not None
+    choosable = METHODS[explanation.method].takes_head
     where = (explanation.layer, explanation.head)
     disabled = "" if choosable else " disabled"
     rows = []
@@ -132,7 +132,7 @@ def heads(explanation: Explanation, scale: Scale) -> str:
                 f'style="{colors}"{disabled}>{scale.number(value)}</button>'
             )
     if not choosable:
-        text = f"Each cell sums one head's contributions; {explanation.method} explains the model as a whole."
+        text = f"Each cell sums one head's contributions; {explanation.method} takes all heads together."
     elif explanation.head is None:
         text = "Each cell sums one head's contributions over all tokens; click a cell to see that head alone."
     else:

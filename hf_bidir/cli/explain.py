@@ -15,6 +15,7 @@ METHOD_NAMES = (
     "erasure-token",
     "gradient",
     "integrated-gradients",
+    "grad-cam",
     "signed-attention",
     "signed-rollout",
     "signed-flow",
@@ -55,8 +56,8 @@ def explain(
 
     Prints the scores of largest magnitude and saves scores.png, rollout-flow.png, heads.png and index.html, which has
     them all. A token with a positive score supports the target, one with a negative score opposes it; attention,
-    rollout, flow and values are never negative and only rank tokens. Image patches are named by row and column, counted
-    from 0. Put -- before a text that begins with a dash.
+    rollout, flow and values are never negative and only rank tokens; grad-cam is for images. Patches are named by row
+    and column, counted from 0. Put -- before a text that begins with a dash.
 
     Causal language models such as Llama: the next token is explained, or with --continuation or --new-tokens every
     token of a text, in alignment.png. A leading space is added to --target. Encoder-decoders: the alignment of

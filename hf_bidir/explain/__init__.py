@@ -14,7 +14,7 @@ with extra("explain"):
     from hf_bidir.explain.erasure import erasure
     from hf_bidir.explain.figures import alignment_grid, image_heatmap, layer_head_grid, word_scatter
     from hf_bidir.explain.flow import attention_flow
-    from hf_bidir.explain.gradients import gradient_times_input, integrated_gradients
+    from hf_bidir.explain.gradients import grad_cam, gradient_times_input, integrated_gradients
     from hf_bidir.explain.methods import METHODS, token_scores
     from hf_bidir.explain.orient import flip_heads, orient_heads
     from hf_bidir.explain.rollout import attention_rollout
@@ -31,6 +31,7 @@ __all__ = [
     "erasure",
     "explain_continuation",
     "flip_heads",
+    "grad_cam",
     "gradient_times_input",
     "image_heatmap",
     "integrated_gradients",

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.transforms import Bbox
 from torch import Tensor
 
 from hf_bidir.explain.colors import COLORS, Scale, as_array, shortened, text_color_on
 
 LABELLED = 8  # labelled words of each polarity in a scatter
-LABEL_HEIGHT = 0.025  # share of the vertical axis
 CAPTION_DENSITY = 15  # characters per inch of a caption
 MARKED_SHARE = 0.3  # share of the largest magnitude from which a patch or cell carries its sign
 
@@ -222,22 +222,27 @@ def word_scatter(
         )
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     panel = figure.subplots()
-    labelled: list[tuple[float, float]] = []
     groups = (("neutral", 0, ".", "0.7"), ("positive", 1, "+", COLORS(0.95)), ("negative", -1, "_", COLORS(0.05)))
     for name, sign, marker, color in groups:
         chosen = polarity == sign
         panel.scatter(counts[chosen], coefficients[chosen], s=40, marker=marker, color=color, label=f"{name} words")
-        largest = np.flatnonzero(chosen)[np.argsort(-np.abs(coefficients[chosen]))[: LABELLED * abs(sign)]]
-        for index in largest:
-            place, apart = (counts[index], coefficients[index]), LABEL_HEIGHT * np.ptp(coefficients)
-            if any(place[0] == x and abs(place[1] - y) < apart for x, y in labelled):
-                continue  # the label would cover another one
-            labelled.append(place)
-            panel.annotate(words[index], place, (4, 2), textcoords="offset points", fontsize=7, parse_math=False)
     panel.axhline(0, color="black", linewidth=0.5)
     panel.set(xscale="log", xlabel="occurrences", ylabel=unit)
     panel.legend(fontsize=8)
-    return _finish(figure, caption, path)
+    _finish(figure, caption, None)
+    figure.draw_without_rendering()  # fixes the layout, on which overlaps of labels depend
+    drawn: list[Bbox] = []
+    for sign in (1, -1):
+        chosen = polarity == sign
+        largest = np.flatnonzero(chosen)[np.argsort(-np.abs(coefficients[chosen]))[:LABELLED]]
+        for index in largest:
+            place, style = (counts[index], coefficients[index]), dict[str, Any](fontsize=7, parse_math=False)
+            label = panel.annotate(words[index], place, (4, 2), textcoords="offset points", **style)
+            if (box := label.get_window_extent().expanded(1.1, 1.1)).count_overlaps(drawn):
+                label.remove()
+            else:
+                drawn.append(box)
+    return _finish(figure, None, path)
 
 
 def _finish(figure: Any, caption: str | None, path: str | Path | None) -> Any:

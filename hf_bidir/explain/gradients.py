@@ -1,4 +1,4 @@
-"""Gradients with respect to the input, computed by captum, as a comparison for attention."""
+"""Gradients with respect to the input or hidden states, computed by captum, as a comparison for attention."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from captum.attr import InputXGradient, IntegratedGradients
+from captum.attr import InputXGradient, IntegratedGradients, LayerGradCam
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -14,6 +14,7 @@ from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.explain.attentions import read_position
 from hf_bidir.explain.readout import Readout, Target, choose_readout
 from hf_bidir.explain.running import (
+    check_exists,
     keep_mask_of,
     leading_tokens,
     patch_size,
@@ -22,6 +23,7 @@ from hf_bidir.explain.running import (
     record_coefficients,
     sequence_length,
 )
+from hf_bidir.modeling.signed_layers import signed_layers
 
 TOLERATED, SMALL = 0.1, 0.1  # error of integrated gradients, relative to a change of y of at least SMALL
 
@@ -86,6 +88,49 @@ def integrated_gradients(
             *(steps, 100 * missed.max().item(), 4 * steps),
         )
     return task.by_token(scores)
+
+
+def grad_cam(
+    model: PreTrainedModel,
+    inputs: Mapping[str, Tensor],
+    target: Target = None,
+    *,
+    position: int | Tensor | None = None,
+    layer: int | None = None,
+) -> Tensor:
+    """`Σ_c x_jc · mean_i ∂y/∂x_ic` of patch j: Grad-CAM (Selvaraju et al. 2017) for images; captum's `LayerGradCam`.
+
+    x are the hidden states of the patches that enter the attention of a layer, in a ViT the output of the layer norm
+    before it. After the last attention, a classifier that reads the class token has no gradient at any patch.
+
+    The publication sets negative scores to 0, as `.clamp_min(0)` does. They are kept here, because these patches have
+    features that lower y. One mean gradient serves all patches, so a sign is less specific to its patch than that of a
+    contribution.
+
+    Other arguments and errors as in `contributions`.
+
+    Args:
+        model: a bidir model of images with patches, usually a classifier.
+        layer: the layer whose inputs are explained; by default the last one.
+
+    Returns:
+        `[batch, length]`, zero for the tokens before an image's patches.
+    """
+    with torch.inference_mode(False), in_evaluation(model):
+        task = _Task.of(model, inputs, target, position)
+        check_exists("layer", layer, len(signed_layers(model)))
+        leading = leading_tokens(model, task.start, task.length)
+        patches = nn.Identity()  # its output is [batch, channels, patches], the shape that captum expects
+
+        def pass_through_patches(_, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+            states, *others = args or [kwargs.pop("hidden_states")]
+            states = torch.cat([states[:, :leading], patches(states[:, leading:].mT).mT], 1)
+            return (states, *others), kwargs
+
+        attention = signed_layers(model)[-1 if layer is None else layer]
+        with attention.register_forward_pre_hook(pass_through_patches, with_kwargs=True):
+            scores = LayerGradCam(task.score, patches).attribute(task.start, additional_forward_args=task.rows)
+    return nn.functional.pad(scores.detach().squeeze(1), (leading, 0))
 
 
 @contextmanager
@@ -155,4 +200,4 @@ class _Task:
         height, width = patch_size(self.model)
         by_patch = scores.unfold(2, height, height).unfold(3, width, width).sum((1, 4, 5)).flatten(1)
         leading = leading_tokens(self.model, self.start, self.length)
-        return torch.nn.functional.pad(by_patch, (leading, 0))
+        return nn.functional.pad(by_patch, (leading, 0))

@@ -14,13 +14,15 @@ from hf_bidir.explain.attentions import combine_heads, read_position, token_posi
 from hf_bidir.explain.contributions import contributions, value_weighted
 from hf_bidir.explain.erasure import erasure
 from hf_bidir.explain.flow import attention_flow
-from hf_bidir.explain.gradients import gradient_times_input, integrated_gradients
+from hf_bidir.explain.gradients import grad_cam, gradient_times_input, integrated_gradients
 from hf_bidir.explain.readout import Target, check_position
 from hf_bidir.explain.rollout import attention_rollout
 from hf_bidir.explain.running import (
     attends_between_tokens,
+    check_exists,
     keep_mask_of,
     prepared_inputs,
+    reads_images,
     record_coefficients,
     sequence_length,
 )
@@ -50,11 +52,18 @@ class Method:
     additive: bool = True  # a word's score is the sum of its pieces
     oriented: bool = False  # needs `orient_heads` at λ = 1
     between_tokens: bool = False  # needs attention from every token to every token
+    of_patches: bool = False  # explains images alone
+    by_head: bool = True  # a method that takes a layer takes a head as well
 
     @property
     def explains_output(self) -> bool:
         """Whether the scores are parts or changes of the output y, so that + means support."""
         return self.signed and not self.oriented
+
+    @property
+    def takes_head(self) -> bool:
+        """Whether the scores of one layer and head can be chosen."""
+        return self.layers is not None and self.by_head
 
     @property
     def how_to_read(self) -> str:
@@ -77,7 +86,8 @@ class Method:
             "last": "last layer" if layer is None else f"layer {layer}",
             "up to the last": "through all layers" if layer is None else f"through layers 0 to {layer}",
         }[self.layers]
-        return f"{self.what}; {where}, {'all heads' if head is None else f'head {head}'}"
+        heads = "all heads" if head is None else f"head {head}"
+        return f"{self.what}; {where}{f', {heads}' if self.by_head else ''}"
 
 
 def token_scores(
@@ -95,18 +105,20 @@ def token_scores(
     Args:
         model, inputs, target, position: as in `contributions`. Attention, values, rollout and flow ignore the
             target. They start at the position, by default the first token, or the last one in causal attention.
-        layer: contributions, values and attention use this layer alone (default for attention and values: the last);
-            rollout and flow use the layers up to it.
+        layer: contributions, values, attention and Grad-CAM use this layer alone (default except for contributions: the
+            last); rollout and flow use the layers up to it.
         head: use this head alone; by default all.
 
     Raises:
-        ValueError: an unknown method, layer or head, or a layer or head for a method that takes none.
+        ValueError: an unknown method, layer or head, a layer or head for a method that takes none, or a method that
+            the model does not support.
     """
     check_method(method, layer, head)
     inputs = prepared_inputs(model, inputs)
     if method not in methods_of(model):
+        needed = "an image with patches" if METHODS[method].of_patches else "attention between tokens"
         raise ValueError(
-            f"{method} needs attention between tokens, which {type(model).__name__} does not have; choose one of "
+            f"{method} needs {needed}, which {type(model).__name__} does not have; choose one of "
             f"{', '.join(methods_of(model))}."
         )
     check_position(model, position)
@@ -114,14 +126,18 @@ def token_scores(
 
 
 def methods_of(model: PreTrainedModel) -> list[str]:
-    """The methods available for a model: all, or those that need no attention between tokens.
+    """The methods available for a model: those of texts or of images, and those that its attention supports.
 
     Encoder-decoders are explained by `align`, which computes contributions.
     """
     if model.config.is_encoder_decoder:
         return ["contributions"]
-    between_tokens = attends_between_tokens(model)
-    return [name for name, method in METHODS.items() if between_tokens or not method.between_tokens]
+    between_tokens, images = attends_between_tokens(model), reads_images(model)
+    return [
+        name
+        for name, method in METHODS.items()
+        if (between_tokens or not method.between_tokens) and (images or not method.of_patches)
+    ]
 
 
 def check_method(method: str, layer: int | None = None, head: int | None = None) -> None:
@@ -132,12 +148,13 @@ def check_method(method: str, layer: int | None = None, head: int | None = None)
         )
     if METHODS[method].layers is None and (layer is not None or head is not None):
         raise ValueError(f"{method} covers the whole model; leave out layer and head, or choose another method.")
+    if head is not None and not METHODS[method].takes_head:
+        raise ValueError(f"{method} covers all heads of a layer; leave out head, or choose another method.")
 
 
 def _check_chosen(request: Request, layers: int, heads: int) -> None:
-    for name, value, count in (("layer", request.layer, layers), ("head", request.head, heads)):
-        if value is not None and not 0 <= value < count:
-            raise ValueError(f"{name} {value} does not exist; choose 0 to {count - 1}.")
+    check_exists("layer", request.layer, layers)
+    check_exists("head", request.head, heads)
 
 
 def _contributions(request: Request) -> Tensor:
@@ -204,6 +221,10 @@ def _whole(function: Callable[..., Tensor], request: Request) -> Tensor:
     return function(request.model, request.inputs, request.target, position=request.position)
 
 
+def _grad_cam(request: Request) -> Tensor:
+    return _whole(partial(grad_cam, layer=request.layer), request)
+
+
 METHODS: dict[str, Method] = {
     "contributions": Method("contribution a · ∂y/∂a, summed over queries", "a · ∂y/∂a", _contributions, layers="all"),
     "erasure": Method(
@@ -220,6 +241,14 @@ METHODS: dict[str, Method] = {
         "integrated gradients from padding, or from zeros for images",
         "part of y",
         partial(_whole, integrated_gradients),
+    ),
+    "grad-cam": Method(
+        "Grad-CAM: inputs x of the attention times the mean of ∂y/∂x over patches",
+        "x · mean ∂y/∂x",
+        _grad_cam,
+        layers="last",
+        of_patches=True,
+        by_head=False,
     ),
     "signed-attention": Method(
         "coefficients a of the query read by the output",

@@ -11,12 +11,12 @@ from hf_bidir.explain.running import patch_grid
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.paper.cells import Cell
-from hf_bidir.paper.deep_measures import RANKINGS, SHARES
+from hf_bidir.paper.deep_measures import CHANCE, RANKINGS, SHARES
 from hf_bidir.paper.experiments import Experiment
 from hf_bidir.paper.figures import save_all
 
 IMAGES = 6
-OVERLAYS = ("contributions", "rollout")
+OVERLAYS = ("contributions", "grad-cam", "rollout")
 AXES = {
     "deletion": "share of tokens removed, top-ranked first",
     "insertion": "share of tokens kept, top-ranked first",
@@ -47,9 +47,10 @@ def curves(title: str, measured: Mapping[str, dict]) -> Figure:
     panels = figure.subplots(len(measured), 2, sharex=True, sharey=True, squeeze=False)
     for row, (variant, found) in zip(panels, measured.items(), strict=True):
         for panel, how in zip(row, ("deletion", "insertion"), strict=True):
-            for name in RANKINGS:
-                style = {"color": "0.6", "linestyle": ":"} if name == "random" else {}
-                panel.plot(SHARES, found["curves"][f"{how} {name}"], marker=".", label=name, **style)
+            for color, name in enumerate(RANKINGS):  # one colour per ranking in all figures
+                style = {"color": "0.6", "linestyle": ":"} if name == CHANCE else {"color": f"C{color}"}
+                if curve := found["curves"].get(f"{how} {name}"):
+                    panel.plot(SHARES, curve, marker=".", label=name, **style)
             panel.set(title=f"{variant}: {how}", xlabel=AXES[how], ylim=(0, 1.03))
             panel.tick_params(labelbottom=True)
         row[0].set_ylabel("probability of\nthe predicted class")

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_bidir.explain import token_scores
+from hf_bidir.explain.methods import methods_of
 from hf_bidir.explain.running import keep_mask_of
 from hf_bidir.explain.signs import negative_share
 from hf_bidir.faithfulness import kendall_tau, kept_rows, prediction_curve
@@ -20,7 +21,8 @@ from hf_bidir.paper.data import sample
 from hf_bidir.paper.measures import Amount, median_changes
 
 CHANCE = "random"
-RANKINGS = ("contributions", "gradient", "rollout", "attention", CHANCE)  # methods of explain, and a random one
+# methods of explain, of which a model is ranked by those that it supports, and a random one
+RANKINGS = ("contributions", "gradient", "grad-cam", "rollout", "attention", CHANCE)
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 BATCH = 50
 Processor: TypeAlias = PreTrainedTokenizerBase | BaseImageProcessor
@@ -44,10 +46,11 @@ def measure_deep(
     """
     rows: dict[str, list] = defaultdict(list)
     curves: dict[str, list] = defaultdict(list)
+    methods = [name for name in RANKINGS if name in methods_of(model)]
     every = list(batches(processor, test, amount, max_length))
     for index, inputs in enumerate(every):
         target = model(**inputs).logits.argmax(-1)
-        scores = {name: token_scores(model, inputs, name, target).detach() for name in RANKINGS if name != CHANCE}
+        scores = {name: token_scores(model, inputs, name, target).detach() for name in methods}
         special = special_tokens(model, inputs, scores["attention"].shape[-1])
         scores[CHANCE] = torch.from_numpy(np.random.default_rng(index).random(special.shape, dtype=np.float32))
         for name, ranked in scores.items():

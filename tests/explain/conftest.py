@@ -12,6 +12,7 @@ from hf_bidir import (
     BidirViTConfig,
     BidirViTForImageClassification,
 )
+from hf_bidir.explain import METHODS
 
 WIDTHS = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 16}
 # weights so large that coefficients are far from uniform, and a tiny model's outputs from constant
@@ -94,6 +95,7 @@ def random_softmax(layers: int = 3, batch: int = 2, heads: int = 2, length: int 
     return list(scores.softmax(-1))
 
 
+TEXT_METHODS = [name for name, method in METHODS.items() if not method.of_patches]
 WORDS = [
     "[PAD]",
     "[UNK]",

@@ -9,10 +9,9 @@ import hf_bidir
 from hf_bidir.cli import app
 from hf_bidir.explain import explain_continuation, load_checkpoint, prediction_scores, token_scores
 from hf_bidir.explain.alignment import Alignment, visible
-from hf_bidir.explain.methods import METHODS
 from hf_bidir.explain.report import explain_checkpoint
 from hf_bidir.finetune.data.tokenizer import train_byte_level
-from tests.explain.conftest import with_biases
+from tests.explain.conftest import TEXT_METHODS, with_biases
 
 PROMPT, NEXT = "the film was", "not good"
 TOKENIZER = train_byte_level([f"{PROMPT} {NEXT} and the film was bad"] * 9, vocab_size=290, max_length=16)
@@ -45,7 +44,7 @@ def folder(model, tmp_path):
     return str(tmp_path / "model")
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", TEXT_METHODS)
 def test_every_row_equals_the_explanation_of_its_token_alone(method, model):
     ids = TOKENIZER(f"{PROMPT} {NEXT}", return_tensors="pt")["input_ids"]
     predictions, positions = ids[0, 3:], torch.arange(2, ids.shape[1] - 1)

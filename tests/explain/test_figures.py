@@ -106,6 +106,12 @@ def test_labels_of_a_scatter_do_not_cover_one_another():
     assert "fine" not in texts_of(figure)
 
 
+def test_labels_of_words_that_occur_about_equally_often_do_not_cover_one_another():
+    figure = word_scatter(["wonderful", "delightful", "bad"], [0.4, 0.399, -0.3], [1, 1, -1], [100, 101, 1000])
+    assert {"wonderful", "bad"} <= set(texts_of(figure))
+    assert "delightful" not in texts_of(figure)
+
+
 def test_a_scatter_of_unequal_lengths_is_refused():
     with pytest.raises(ValueError, match="for each of 2 words"):
         word_scatter(["good", "bad"], [0.4], [1, -1], [10, 20])

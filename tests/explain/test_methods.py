@@ -7,7 +7,7 @@ from hf_bidir import BidirBertForMaskedLM
 from hf_bidir.cli.explain import METHOD_NAMES
 from hf_bidir.explain import METHODS, attention_flow, attention_rollout, contributions, flip_heads, token_scores
 from hf_bidir.explain.running import record_coefficients
-from tests.explain.conftest import bert, sentences
+from tests.explain.conftest import TEXT_METHODS, bert, images, sentences, vit
 
 
 def coefficients(model, inputs):
@@ -15,7 +15,7 @@ def coefficients(model, inputs):
         return record_coefficients(model, inputs)[1]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", TEXT_METHODS)
 def test_every_method_gives_a_number_per_token_and_none_to_padding(method):
     scores = token_scores(bert(), sentences(), method)
     assert scores.shape == (2, 6)
@@ -24,12 +24,19 @@ def test_every_method_gives_a_number_per_token_and_none_to_padding(method):
     assert scores[1, :4].any()
 
 
-@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.oriented])
+@pytest.mark.parametrize("method", [name for name in TEXT_METHODS if not METHODS[name].oriented])
 def test_a_method_without_orientation_does_not_change_if_heads_flip(method):
     model, inputs = bert(), sentences()
     before = token_scores(model, inputs, method, target=1)
     flip_heads(model, torch.tensor([[True, False], [False, True], [True, True]]))
     torch.testing.assert_close(token_scores(model, inputs, method, target=1), before, atol=1e-5, rtol=1e-4)
+
+
+def test_grad_cam_does_not_change_if_heads_flip():
+    model = vit()
+    before = token_scores(model, images(), "grad-cam", target=1)
+    flip_heads(model, torch.tensor([[True, False], [False, True], [True, True]]))
+    torch.testing.assert_close(token_scores(model, images(), "grad-cam", target=1), before, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.oriented])
@@ -74,6 +81,11 @@ def test_scores_of_an_output_per_token_start_at_its_position():
         ({"layer": 3}, "layer 3 does not exist; choose 0 to 2"),
         ({"head": 2}, "head 2 does not exist; choose 0 to 1"),
         ({"method": "erasure", "head": 1}, "erasure covers the whole model"),
+        (
+            {"method": "grad-cam"},
+            "grad-cam needs an image with patches, which BidirBert.* choose one of contributions, er",
+        ),
+        ({"method": "grad-cam", "head": 1}, "grad-cam covers all heads of a layer; leave out head"),
     ],
 )
 def test_bad_input_is_one_error_with_the_expectation(options, message):
@@ -93,6 +105,7 @@ def test_captions_say_which_layers_and_heads():
     assert METHODS["contributions"].caption(1, 2).endswith("layer 1, head 2")
     assert METHODS["attention"].caption(head=2).endswith("last layer, head 2")
     assert METHODS["rollout"].caption(1).endswith("through layers 0 to 1, all heads")
+    assert METHODS["grad-cam"].caption(1).endswith("layer 1")
     assert "layer" not in METHODS["erasure"].caption()
 
 

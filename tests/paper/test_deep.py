@@ -15,12 +15,13 @@ from hf_bidir.finetune.data.image_data import new_image_processor
 from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.paper.cells import Cell, train
 from hf_bidir.paper.data import data_files
+from hf_bidir.paper.deep_figures import AXES, curves
 from hf_bidir.paper.deep_measures import RANKINGS, SHARES, batches, measure_deep, special_tokens
 from hf_bidir.paper.experiments import GROUPS, Experiment, experiment_names, read_experiments
 from hf_bidir.paper.measures import Amount
 from hf_bidir.paper.run import files_of, run_paper
 from hf_bidir.paper.settings import Settings
-from tests.explain.conftest import vit
+from tests.explain.conftest import bert, tokenizer, vit
 
 AMOUNT = Amount(images=6, deep_texts=4, deep_draws=2)
 SMALL = {
@@ -91,6 +92,26 @@ def test_curves_and_their_areas_are_of_every_ranking(folder):
             assert np.mean(areas) == pytest.approx(expected.item(), abs=1e-5)
     whole = [found["curves"][f"deletion {name}"][0] for name in RANKINGS]
     assert max(whole) == pytest.approx(min(whole))  # nothing is deleted yet
+
+
+def test_texts_are_not_ranked_by_grad_cam_and_have_no_curve_of_it():
+    test = Dataset.from_dict({"text": ["a good film", "a bad film !"]})
+    found = measure_deep(bert(), tokenizer(), test, AMOUNT, 10)
+    of_texts = [name for name in RANKINGS if name != "grad-cam"]
+    assert set(found["curves"]) == {f"{how} {name}" for how in ("deletion", "insertion") for name in of_texts}
+    panel = curves("Texts", {"tanhmax": found}).axes[0]
+    assert [line.get_label() for line in panel.lines] == of_texts
+
+
+def test_a_ranking_has_one_colour_in_all_figures():
+    def colors(names):
+        found = {"curves": {f"{how} {name}": [0.5] * len(SHARES) for how in AXES for name in names}}
+        lines = curves("Curves", {"tanhmax": found}).axes[0].lines
+        return {line.get_label(): line.get_color() for line in lines}
+
+    every = colors(RANKINGS)
+    assert len(set(every.values())) == len(RANKINGS)
+    assert colors(["rollout"]) == {"rollout": every["rollout"]}
 
 
 def test_texts_that_are_measured_are_cut_and_padded_together(folder):
