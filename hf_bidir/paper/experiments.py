@@ -109,7 +109,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tanh": {"attn_activation": "tanh"},
     "mean": {"attn_activation": "mean"},
 }
-TEXTS = ("synthetic", "synthetic-additive", "sst", "20news", "imdb", "agnews")
+TEXTS = ("synthetic", "synthetic-additive", "sst", "20news", "20news-bydate", "imdb", "agnews")
 GROUPS = {
     "texts": TEXTS,
     "vit": ("vit-fashion-mnist", "vit-cifar10"),

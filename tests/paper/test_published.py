@@ -98,7 +98,7 @@ def test_texts_kept_for_validation_train_too_unless_the_data_came_with_them(tmp_
 def test_the_command_runs_the_papers_own_protocol_once_and_puts_it_into_the_report(tmp_path, monkeypatch):
     (tmp_path / "sst2").mkdir()
     for split in ("train", "validation", "test"):
-        rows = Dataset.from_dict({"text": TEXTS, "label": LABELS.tolist()})
+        rows = Dataset.from_dict({"text": [f"{text} {split}" for text in TEXTS], "label": LABELS.tolist()})
         rows.to_parquet(str(tmp_path / f"sst2/{split}.parquet"))
     (sst,) = read_experiments(["sst"])
     small = {"embedding_size": 4, "hidden_size": 4, "num_train_epochs": 1, "max_length": 8}

@@ -132,9 +132,10 @@ def test_a_folder_made_in_another_way_is_refused(experiment, tmp_path, monkeypat
 
 def test_data_may_move_but_not_change(tmp_path):
     def folder(name, first):
-        rows = Dataset.from_dict({"text": [first, *map(str, range(19))], "label": [row % 2 for row in range(20)]})
         (tmp_path / name).mkdir()
         for split in ("train", "test"):
+            texts = [f"{text} {split}" for text in (first, *range(19))]
+            rows = Dataset.from_dict({"text": texts, "label": [row % 2 for row in range(20)]})
             rows.to_parquet(str(tmp_path / name / f"{split}.parquet"))
         return Settings(tmp_path / "out", tmp_path / name)
 

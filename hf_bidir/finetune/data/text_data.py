@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_bidir.checkpoints.example_inputs import longest_text
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.data.arguments import TextDataArguments
-from hf_bidir.finetune.data.overlap import find_repeats
+from hf_bidir.finetune.data.overlap import Repeats, find_repeats
 from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.finetune.data.splits import Splits, labelled_split, labelled_splits, raw_splits
 
@@ -42,17 +42,20 @@ def _note_repeats(splits: Splits, texts: dict[str, list[str]], remove: bool) -> 
     for name, repeats in find_repeats(texts).items():
         if not (count := sum(repeats.removed.values())):
             continue
-        if remove and not repeats.kept:
-            raise InputError(
-                f"every {name} text repeats a text of an earlier split, so --remove_repeated leaves none; leave it out"
-            )
         why = ", ".join(f"{reason}: {number}" for reason, number in repeats.removed.items() if number)
         done = "were removed" if remove else "were kept; --remove_repeated removes them"
         note = f"{count} of {len(texts[name])} {name} texts repeat a text of an earlier split ({why}). They {done}."
         logger.warning(note)
         splits.notes.append(note)
         if remove:
-            setattr(splits, name, getattr(splits, name).select(repeats.kept))
+            setattr(splits, name, without_repeats(name, getattr(splits, name), repeats))
+
+
+def without_repeats(name: str, split: Dataset, repeats: Repeats) -> Dataset:
+    """The rows of a split that repeat no text of an earlier split. Raises InputError if there are none."""
+    if not repeats.kept:
+        raise InputError(f"every text of the {name} split repeats a text of an earlier split; none would be left")
+    return split.select(repeats.kept)
 
 
 def read_text_split(file: str, data: TextDataArguments, names: list[str], name: str) -> Dataset:
