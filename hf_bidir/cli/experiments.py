@@ -39,8 +39,8 @@ def paper(
         list[str] | None,
         typer.Argument(
             metavar="EXPERIMENTS",
-            help="synthetic, synthetic-additive, sst, 20news, imdb, agnews (one attention layer; texts: all six); vit "
-            "(Fashion-MNIST, CIFAR-10); multilayer (BERT and MiniLM on IMDB); all, the default.",
+            help="synthetic, synthetic-additive, sst, 20news, 20news-bydate, imdb, agnews (one attention layer; texts: "
+            "all seven); vit (Fashion-MNIST, CIFAR-10); multilayer (BERT and MiniLM on IMDB); all, the default.",
         ),
     ] = None,
     data_dir: Annotated[

@@ -10,15 +10,16 @@ from hf_bidir.common.files import read_json, write_json
 from hf_bidir.finetune.data.arguments import TextDataArguments
 from hf_bidir.finetune.data.image_data import IMAGE_COLUMNS
 from hf_bidir.finetune.data.image_files import read_images
-from hf_bidir.finetune.data.overlap import find_repeats
+from hf_bidir.finetune.data.overlap import Repeats, find_repeats
 from hf_bidir.finetune.data.sources import read_hub, read_table
 from hf_bidir.finetune.data.splits import labelled_splits
 from hf_bidir.finetune.data.synthetic import SETS, write_splits
-from hf_bidir.finetune.data.text_data import TEXT_COLUMNS
+from hf_bidir.finetune.data.text_data import TEXT_COLUMNS, check_texts, without_repeats
 from hf_bidir.paper.experiments import Experiment
 
-RECORD = "splits.json"  # beside the data files
-HELD_OUT, REMOVED = "validation held out of the training examples", "removed, as they repeat a text of an earlier split"
+RECORD = "splits.json"  # beside the data files: how they were made
+HELD_OUT = "validation held out of the training examples"
+REMOVED = "removed rows, which repeat an earlier split"
 SPLITS = ("train", "validation", "test")
 READERS = {
     "recurrent": (read_table, TEXT_COLUMNS),
@@ -32,6 +33,8 @@ def data_files(
 ) -> dict[str, Path]:
     """Save train, validation and test as parquet files in `folder` unless they exist; return their paths.
 
+    Validation and test texts that repeat a text of an earlier split are left out, except generated ones.
+
     Args:
         experiment: the experiment.
         data_dir: a folder with a sub-folder per data set; None downloads from the Hub.
@@ -44,34 +47,26 @@ def data_files(
     files = {split: folder / f"{split}.parquet" for split in SPLITS}
     if all(file.is_file() for file in [*files.values(), folder / RECORD]):
         return files
-    splits, held_out = _splits(experiment, data_dir)
-    removed: dict[str, int] = {}
-    if experiment.kind != "images" and not experiment.synthetic:
-        splits, removed = _without_repeats(splits)
+    splits, held_out = labelled_data(experiment, data_dir)
+    found = {} if experiment.synthetic or experiment.kind == "images" else _repeats(splits)
+    splits |= {name: without_repeats(name, splits[name], repeats) for name, repeats in found.items()}
     files = write_splits(_some(splits, rows), folder)
+    removed = {split: repeats.removed for split, repeats in found.items() if split != "train"}
     write_json(folder / RECORD, {HELD_OUT: held_out, REMOVED: removed})
     return files
-
-
-def removed_rows(folder: Path) -> dict[str, int]:
-    """The number of rows by split that `data_files` left out, because they repeat a text of an earlier split."""
-    return read_json(folder / RECORD).get(REMOVED, {})
-
-
-def _without_repeats(splits: dict[str, Dataset]) -> tuple[dict[str, Dataset], dict[str, int]]:
-    """The splits without validation and test texts that repeat a text of an earlier split; the number of these."""
-    found = find_repeats({name: splits[name]["text"][:] for name in SPLITS})
-    if empty := [name for name in SPLITS if not found[name].kept]:
-        raise InputError(
-            f"expected texts in {empty[0]} that are not in an earlier split; all repeat one. Pass other data"
-        )
-    kept = {name: splits[name].select(found[name].kept) for name in SPLITS}
-    return kept, {name: len(splits[name]) - len(kept[name]) for name in SPLITS if name != "train"}
 
 
 def validation_was_held_out(file: Path) -> bool:
     """Whether a validation file from `data_files` was held out of the training examples."""
     return read_json(file.parent / RECORD)[HELD_OUT]
+
+
+def removed_rows(file: Path) -> dict[str, int]:
+    """The numbers of rows, by split, that `data_files` left out of the data set of a file before it took a sample.
+
+    Empty for images and generated texts, which are not searched for repeated rows.
+    """
+    return {split: sum(reasons.values()) for split, reasons in read_json(file.parent / RECORD)[REMOVED].items()}
 
 
 def missing_files(experiment: Experiment, data_dir: Path) -> list[Path]:
@@ -81,8 +76,8 @@ def missing_files(experiment: Experiment, data_dir: Path) -> list[Path]:
     return [file for file in source_files(experiment, data_dir).values() if not file.is_file()]
 
 
-def _splits(experiment: Experiment, data_dir: Path | None) -> tuple[dict[str, Dataset], bool]:
-    """Every split, and whether validation was held out of the training examples."""
+def labelled_data(experiment: Experiment, data_dir: Path | None) -> tuple[dict[str, Dataset], bool]:
+    """Every split with all of its rows, and whether validation was held out of the training examples."""
     if experiment.synthetic:
         return SETS[experiment.synthetic].split(), True
     raw = _raw(experiment, data_dir)
@@ -95,6 +90,13 @@ def _splits(experiment: Experiment, data_dir: Path | None) -> tuple[dict[str, Da
         splits = {name: split.cast_column("image", Image()) for name, split in splits.items()}
     names = ClassLabel(names=experiment.class_names)
     return {name: split.cast_column("label", names) for name, split in splits.items()}, "validation" not in raw
+
+
+def _repeats(splits: dict[str, Dataset]) -> dict[str, Repeats]:
+    texts = {name: split["text"][:] for name, split in splits.items()}
+    for name, rows in texts.items():
+        check_texts(name, rows)
+    return find_repeats(texts)
 
 
 def _raw(experiment: Experiment, data_dir: Path | None) -> dict[str, Dataset]:

@@ -58,7 +58,7 @@ def save_rows(
         one.name: {
             "seeds": len(settings.seeds_of(one)),
             "failures": failures(one, settings.root),
-            "removed": removed_rows(settings.root / "data" / one.name),
+            "removed": removed_rows(settings.root / "data" / one.name / "test.parquet"),
         }
         for one in experiments
     }

@@ -3,47 +3,49 @@
 import pytest
 from datasets import Dataset
 
-from hf_bidir.common.errors import InputError
+from hf_bidir.finetune.data.overlap import find_repeats
 from hf_bidir.paper.data import data_files, removed_rows
 from hf_bidir.paper.experiments import Experiment
 
 
-def test_labels_that_are_kept_get_new_numbers_in_their_order(tmp_path):
-    (tmp_path / "news").mkdir()
+@pytest.fixture
+def news(tmp_path):
+    """A data folder with 40 training and test texts of four classes; the first 8 of both are equal."""
     for split in ("train", "test"):
-        texts = [f"{split} text {row}" for row in range(40)]
-        Dataset.from_dict({"text": texts, "label": [row % 4 for row in range(40)]}).to_parquet(
-            str(tmp_path / f"news/{split}.parquet")
-        )
+        texts = [f"{'both' if row < 8 else split} {row}" for row in range(40)]
+        rows = Dataset.from_dict({"text": texts, "label": [row % 4 for row in range(40)]})
+        rows.to_parquet(str(tmp_path / f"{split}.parquet"))
+    return tmp_path
+
+
+def experiment(**options):
     files = {"train": "train.parquet", "test": "test.parquet"}
-    one = Experiment("n", "N", {}, [1.0], folder="news", files=files, keep_labels=[2, 0], class_names=["two", "zero"])
-    test = Dataset.from_parquet(str(data_files(one, tmp_path, tmp_path / "made")["test"]))
+    names = ["zero", "one", "two", "three"]
+    return Experiment("n", "N", {}, [1.0], **({"folder": ".", "files": files, "class_names": names} | options))
+
+
+def test_labels_that_are_kept_get_new_numbers_in_their_order(news, tmp_path):
+    one = experiment(keep_labels=[2, 0], class_names=["two", "zero"])
+    test = Dataset.from_parquet(str(data_files(one, news, tmp_path / "made")["test"]))
     assert {(text, label) for text, label in zip(test["text"], test["label"], strict=True)} == {
-        (f"test text {row}", 0 if row % 4 == 2 else 1) for row in range(40) if row % 2 == 0
+        (f"test {row}", 0 if row % 4 == 2 else 1) for row in range(8, 40) if row % 2 == 0
     }
 
 
-def news(folder, texts):
-    """An experiment on texts by split."""
-    (folder / "news").mkdir()
-    for split, rows in texts.items():
-        labels = [row % 2 for row in range(len(rows))]
-        Dataset.from_dict({"text": rows, "label": labels}).to_parquet(str(folder / f"news/{split}.parquet"))
-    files = {split: f"{split}.parquet" for split in texts}
-    return Experiment("n", "N", {}, [1.0], folder="news", files=files, class_names=["zero", "one"])
+def test_evaluation_rows_that_repeat_an_earlier_split_are_removed_and_counted(news, tmp_path):
+    files = data_files(experiment(validation_share=0.5), news, tmp_path / "made")
+    texts = {split: Dataset.from_parquet(str(file))["text"][:] for split, file in files.items()}
+    assert {split: len(rows) for split, rows in texts.items()} == {"train": 20, "validation": 20, "test": 32}
+    assert all(repeats.kept == list(range(len(texts[split]))) for split, repeats in find_repeats(texts).items())
+    assert removed_rows(files["test"]) == {"validation": 0, "test": 8}
 
 
-def test_evaluation_texts_that_repeat_an_earlier_split_are_left_out_and_counted(tmp_path):
-    texts = {split: [f"{split} text {row}" for row in range(10)] for split in ("train", "validation", "test")}
-    texts["test"][3], texts["test"][5], texts["validation"][0] = "TRAIN  text 1", "validation text 2", "train text 4"
-    files = data_files(news(tmp_path, texts), tmp_path, tmp_path / "made")
-    kept = {split: Dataset.from_parquet(str(file))["text"][:] for split, file in files.items()}
-    assert sorted(kept["test"]) == [f"test text {row}" for row in range(10) if row not in (3, 5)]
-    assert {split: len(rows) for split, rows in kept.items()} == {"train": 10, "validation": 9, "test": 8}
-    assert removed_rows(tmp_path / "made") == {"validation": 1, "test": 2}
+def test_a_sample_of_the_rows_is_taken_after_the_removal(news, tmp_path):
+    files = data_files(experiment(), news, tmp_path / "made", {"test": 30})
+    assert len(Dataset.from_parquet(str(files["test"]))) == 30
+    assert removed_rows(files["test"])["test"] == 8
 
 
-def test_a_test_split_that_repeats_the_training_split_is_refused(tmp_path):
-    texts = [f"text {row}" for row in range(20)]
-    with pytest.raises(InputError, match="expected texts in test that are not in an earlier split"):
-        data_files(news(tmp_path, {"train": texts, "test": texts}), tmp_path, tmp_path / "made")
+def test_generated_texts_are_not_searched_for_repeated_rows(tmp_path):
+    files = data_files(experiment(synthetic="small"), None, tmp_path / "made")
+    assert removed_rows(files["test"]) == {}

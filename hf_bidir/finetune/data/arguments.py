@@ -86,6 +86,9 @@ class TextDataArguments(LabelledDataArguments):
     truncation_side: str | None = option(
         None, "Side to cut: right keeps the beginning (default), left keeps the end.", choices=["right", "left"]
     )
+    remove_repeated: bool = option(
+        False, "Remove validation and test texts that repeat a text of an earlier split; by default a note counts them."
+    )
 
 
 @dataclass

@@ -36,7 +36,7 @@ def find_repeats(splits: Mapping[str, Sequence[str]], share: float = 0.5) -> dic
     they share at least half of the different word 8-grams of the one that has fewer: most of that text is then in the
     other one. 8-grams of more than 100 texts belong to a template and do not count as shared; this also bounds the
     number of compared pairs, so the time grows with the number of words. Texts of fewer than 8 words have no 8-grams;
-    their first 100 characters compare them as a whole.
+    up to 100 characters they are compared as a whole.
 
     Args:
         splits: the texts of every split; the earliest split (train) comes first.

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection
+from itertools import chain
 from typing import Any
 
 from datasets import Dataset
@@ -10,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_bidir.checkpoints.example_inputs import longest_text
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.data.arguments import TextDataArguments
+from hf_bidir.finetune.data.overlap import Repeats, find_repeats
 from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.finetune.data.splits import Splits, labelled_split, labelled_splits, raw_splits
 
@@ -17,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 TEXT_COLUMNS = ("text", "sentence")
 ROWS_SHOWN = 5
+MOST_CHARACTERS = 100_000_000  # that are searched for repeated texts, in less than a minute
 
 
 def read_texts(data: TextDataArguments) -> Splits:
@@ -26,9 +29,33 @@ def read_texts(data: TextDataArguments) -> Splits:
         InputError: the data cannot be used; see `labelled_splits`, and every text must be a non-empty string.
     """
     splits = labelled_splits(raw_splits(data, read_table), data, data.text_column, TEXT_COLUMNS)
-    for name, split in splits:
-        check_texts(name, split["text"][:])
+    texts = {name: split["text"][:] for name, split in splits}
+    for name, rows in texts.items():
+        check_texts(name, rows)
+    if data.remove_repeated or sum(map(len, chain(*texts.values()))) <= MOST_CHARACTERS:
+        _note_repeats(splits, texts, data.remove_repeated)
     return splits
+
+
+def _note_repeats(splits: Splits, texts: dict[str, list[str]], remove: bool) -> None:
+    """Count the evaluation texts that repeat a text of an earlier split in a note, and remove them if asked to."""
+    for name, repeats in find_repeats(texts).items():
+        if not (count := sum(repeats.removed.values())):
+            continue
+        why = ", ".join(f"{reason}: {number}" for reason, number in repeats.removed.items() if number)
+        done = "were removed" if remove else "were kept; --remove_repeated removes them"
+        note = f"{count} of {len(texts[name])} {name} texts repeat a text of an earlier split ({why}). They {done}."
+        logger.warning(note)
+        splits.notes.append(note)
+        if remove:
+            setattr(splits, name, without_repeats(name, getattr(splits, name), repeats))
+
+
+def without_repeats(name: str, split: Dataset, repeats: Repeats) -> Dataset:
+    """The rows of a split that repeat no text of an earlier split. Raises InputError if there are none."""
+    if not repeats.kept:
+        raise InputError(f"every text of the {name} split repeats a text of an earlier split; none would be left")
+    return split.select(repeats.kept)
 
 
 def read_text_split(file: str, data: TextDataArguments, names: list[str], name: str) -> Dataset:

@@ -11,7 +11,8 @@ HIDDEN = "The data set hides its test labels"
 
 def hub(monkeypatch, column="label", **labels):
     """Let the Hub hold one data set, with these labels in its splits."""
-    splits = {name: Dataset.from_dict({"sentence": ["x"] * len(of), column: of}) for name, of in labels.items()}
+    texts = {name: [f"{name} {row}" for row in range(len(of))] for name, of in labels.items()}
+    splits = {name: Dataset.from_dict({"sentence": texts[name], column: of}) for name, of in labels.items()}
     monkeypatch.setattr(sources, "load_dataset", lambda name, config: DatasetDict(splits))
 
 

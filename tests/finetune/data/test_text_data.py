@@ -12,7 +12,7 @@ TEXTS, LABELS = ["good", "bad", "fine", "poor"] * 10, ["pos", "neg"] * 20
 
 
 def write(path, texts=TEXTS, labels=LABELS, columns=("text", "label")):
-    table = Dataset.from_dict(dict(zip(columns, (texts, labels), strict=True)))
+    table = Dataset.from_dict(dict(zip(columns, (texts, labels[: len(texts)]), strict=True)))
     {".parquet": table.to_parquet, ".csv": table.to_csv, ".jsonl": table.to_json}[path.suffix](str(path))
     return str(path)
 
@@ -129,3 +129,30 @@ def test_a_file_that_is_no_table_is_one_clear_error(tmp_path, name, content, mes
     (tmp_path / name).write_text(content)
     with pytest.raises(InputError, match=message):
         read(str(tmp_path / name))
+
+
+ROWS = [f"the film number {row}" for row in range(12)]
+
+
+def test_evaluation_texts_that_repeat_a_training_text_are_counted_in_a_note_and_kept(tmp_path):
+    test = write(tmp_path / "test.parquet", ["THE film  number 3", "new"])
+    train = write(tmp_path / "train.parquet", ROWS)
+    splits = read(train, validation_file=write(tmp_path / "validation.parquet", ["fine", "bad"]), test_file=test)
+    assert splits.notes == [
+        "1 of 2 test texts repeat a text of an earlier split (same first 100 characters: 1). They were kept; "
+        "--remove_repeated removes them."
+    ]
+    assert len(splits.test) == 2
+
+
+def test_evaluation_texts_that_repeat_a_training_text_are_removed_on_request(tmp_path):
+    train, test = write(tmp_path / "train.parquet", ROWS), write(tmp_path / "test.parquet", ["new", ROWS[3], ROWS[3]])
+    splits = read(train, validation_share=0.5, test_file=test, remove_repeated=True)
+    assert splits.test["text"][:] == ["new"]
+    assert (len(splits.train), len(splits.validation)) == (6, 6)
+    assert "They were removed" in splits.notes[-1]
+
+
+def test_removal_of_every_evaluation_text_is_refused(train):
+    with pytest.raises(InputError, match="every text of the validation split repeats"):
+        read(train, validation_file=train, remove_repeated=True)
