@@ -83,8 +83,10 @@ class Comparison:
 
     def text(self, digits: int = 1) -> str:
         """The difference with its 95 % interval, if there is one."""
-        text, interval = f"{self.difference:+.{digits}f}", self.interval()
-        return f"{text} [{interval[0]:+.{digits}f}, {interval[1]:+.{digits}f}]" if interval else text
+        interval = self.interval()
+        # adding 0 turns -0.0 into 0.0
+        numbers = [f"{round(value, digits) + 0:+.{digits}f}" for value in (self.difference, *(interval or ()))]
+        return f"{numbers[0]} [{numbers[1]}, {numbers[2]}]" if interval else numbers[0]
 
     def cells(self, digits: int = 1) -> list[str]:
         """The cells of a table under `TESTED`: difference with interval, p-value, and g; empty where not defined."""

@@ -93,3 +93,7 @@ def test_holm_multiplies_the_smallest_p_value_by_their_number_and_never_reverses
 
 def test_a_comparison_is_printed_with_its_interval():
     assert compare([1.0, 2.0], [0.0, 2.0], paired=True).text() == "+0.5 [-5.9, +6.9]"
+
+
+def test_a_difference_that_rounds_to_zero_has_no_minus_sign():
+    assert compare([1.0, 2.0, 3.0], [1.01, 2.02, 3.0], paired=True).text() == "+0.0 [+0.0, +0.0]"
