@@ -7,9 +7,8 @@
 MINILM is sentence-transformers/all-MiniLM-L6-v2 or a folder with its weights. DATA has a folder for each data set, as
 docs/paper.md describes. A run converts MiniLM, heals it on unlabelled texts, fine-tunes it on the task and measures it;
 variants called "after-" fine-tune first, and then convert and heal. fashion_mnist and imdb_lm convert the committed
-softmax checkpoints of model_cards/ and take "after-" variants only. The results of a run become a line of
-results/conversions/runs.jsonl, and a run that has one is not repeated. benchmarks/conversions_report.py draws the
-tables and the figures.
+softmax checkpoints of model_cards/ and take "after-" variants only. A run becomes a row of results/conversions.csv,
+and one that has a row is not repeated. Then `make tables` makes the tables, and conversions_report.py the figures.
 
 Per run: the accuracy; the error of the hidden states after healing; the share of negative coefficients, and of a
 head's output that varies with them; the accuracy without negative coefficients, without as much positive mass, chosen
@@ -25,25 +24,23 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import measure
 from conversions_measures import human_sign, signs
 from conversions_variants import AS_IT_IS, VARIANTS, Variant
 from datasets import Dataset
 from transformers import DataCollatorWithPadding
 
 from hf_bidir.cli.recipe import read_recipe
+from hf_bidir.common.runs import has_run
 from hf_bidir.finetune.data.arguments import ImageDataArguments
 from hf_bidir.finetune.data.image_data import read_image_split
 from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.finetune.folder import RESULTS, read_record
-from hf_bidir.finetune.record import library_versions
 from hf_bidir.finetune.task import Task
 from hf_bidir.finetune.tasks.distillation import distillation
 from hf_bidir.finetune.tasks.text_classification import text_classification
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS_FILE = ROOT / "benchmarks/results/conversions/runs.jsonl"
-
-
 LAST = {"eval_strategy": "no", "save_strategy": "no"}  # the last checkpoint counts
 
 
@@ -52,7 +49,7 @@ class Data:
     """One task.
 
     Attributes:
-        title: for the report.
+        title: for the figure.
         folder: of its files in DATA.
         files: for the splits train, validation, test.
         rows: the sizes of splits of which a random sample is used.
@@ -150,25 +147,14 @@ def main() -> None:
         for name in options.only:
             for seed in range(1 if TASKS[task].teacher else options.seeds):
                 for healing in range(options.healings if VARIANTS[name].heal else 1):
-                    facts = {"task": task, "variant": name, "healing": healing, "seed": seed, "split": options.split}
-                    if key(facts) not in {key(run) for run in finished_runs()}:
-                        save(facts | measured_run(Path(options.runs), options, **facts))
-
-
-def key(run: dict[str, Any]) -> tuple:
-    return tuple(run[name] for name in ("task", "variant", "healing", "seed", "split"))
-
-
-def finished_runs(file: Path = RESULTS_FILE) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
-
-
-def save(run: dict[str, Any]) -> None:
-    """Append the run to the file of results, in one write."""
-    RESULTS_FILE.parent.mkdir(parents=True, exist_ok=True)
-    with RESULTS_FILE.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(run) + "\n")
-    print({name: round(value, 4) if isinstance(value, float) else value for name, value in run.items()}, flush=True)
+                    facts = {"task": task, "variant": name, "split": options.split, "healing": healing, "seed": seed}
+                    if not has_run(measure.RESULTS / "conversions.csv", **facts):
+                        run = facts | measured_run(options.runs, options, **facts)
+                        read = [
+                            TASKS[task].split(one, options.data_dir, options.runs) for one in ("train", facts["split"])
+                        ]
+                        measure.save_run("conversions", list(facts), run, *read)
+                        print(run, flush=True)
 
 
 def measured_run(
@@ -192,7 +178,7 @@ def measured_run(
     numbers |= signs(Path(start), data.read(split, options.data_dir, runs), data.max_length)
     if task == "sst2":
         numbers["human_sign"] = human_sign(Path(start), options.data_dir)
-    return numbers | {"versions": library_versions()}
+    return numbers
 
 
 def healed(

@@ -10,7 +10,8 @@ MINILM is sentence-transformers/all-MiniLM-L6-v2 or a folder with its weights, D
 runs/checkpoints/imdb-lm-softmax of `make checkpoints`; a DIR holds the files of the data set. Runs go to runs/healing;
 a finished run is not repeated (remove its folder for another model or other data), an interrupted one continues.
 Held-out data: for MiniLM snippets of IMDB test reviews and SST-2 validation sentences, for the ViT the test images, for
-the decoder blocks of IMDB test reviews. The tables go to benchmarks/results/healing_*.md.
+the decoder blocks of IMDB test reviews. Each student becomes a row of results/healing.csv; `make tables` makes the
+tables.
 """
 
 import argparse
@@ -19,11 +20,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from measure import write_table
+from measure import save_run
+from pandas import DataFrame
 from torch.utils.data import DataLoader
 
 from hf_bidir.checkpoints.convert import convert_checkpoint, read_config, restore_softmax
 from hf_bidir.cli.recipe import read_recipe
+from hf_bidir.common.runs import check_runs, markdown, where
 from hf_bidir.explain.signs import negative_share
 from hf_bidir.finetune.distillation import student_and_teacher
 from hf_bidir.finetune.folder import RESULTS, read_record
@@ -34,10 +37,19 @@ from hf_bidir.hub import evaluate_checkpoint
 from hf_bidir.hub.evaluation import local_folder
 
 ROOT = Path(__file__).resolve().parent.parent
-RUNS, TABLES = ROOT / "runs/healing", ROOT / "benchmarks/results"
+RUNS = ROOT / "runs/healing"
+KEY = ("model", "student", "steps", "seed")
 # λ = 1 without training
 SWAPPED = {"max_steps": 1, "learning_rate": 0.0, "warmup_ratio": 0.0, "negative_mass_until": 0.0}
-HEADER = ["student", "steps", "relative squared error", "worst layer", "negative coefficients", "minutes (threads)"]
+COLUMNS = {  # of the table: heading and format
+    "relative_error": ("relative squared error", "{:.2%}"),
+    "worst_layer": ("worst layer", "{:.2%}"),
+    "negative_share": ("negative coefficients", "{:.0%}"),
+    "minutes": ("minutes", "{:.1f}"),
+    "threads": ("threads", "{:.0f}"),
+    "accuracy": ("test accuracy", "{:.2%}"),
+    "perplexity": ("perplexity", "{:.4f}"),
+}
 
 
 def main() -> None:
@@ -64,12 +76,7 @@ def minilm(options: argparse.Namespace) -> None:
         "validation_file": [str(options.imdb / "test.parquet"), str(options.sst2 / "validation.parquet")],
         "model_name_or_path": options.model,
     }
-    rows = healed_rows("minilm", given, options.steps or [30, 700, 1400])
-    notes = (
-        "MiniLM-L6 at λ = 1 beside its softmax teacher, on 500 held-out snippets of IMDB and SST-2; healed without "
-        "penalties on signs (--keep_signs false)."
-    )
-    write_table(TABLES / "healing_minilm.md", "Healing MiniLM", notes, HEADER, rows, "cpu")
+    save("minilm", list(healed("minilm", given, options.steps or [30, 700, 1400]).values()), given)
 
 
 def vit(options: argparse.Namespace) -> None:
@@ -79,23 +86,17 @@ def vit(options: argparse.Namespace) -> None:
     trained = finished(image_classification, given, teacher)
     given = recipe(distillation, "fashion-mnist-healed")
     given |= {"train_file": [train], "validation_file": [test], "model_name_or_path": teacher}
-    rows = healed_rows("vit", given, options.steps or [1500])
-    for row, name in zip(rows, ("swapped", "centred", *(f"{row[1]}-steps" for row in rows[2:])), strict=True):
-        student = RUNS / f"vit-{name}"
+    rows = healed("vit", given, options.steps or [1500])
+    for folder, row in rows.items():
         still = {"max_steps": 1, "learning_rate": 0.0, "warmup_ratio": 0.0, "save_steps": 1, "eval_strategy": "no"}
-        given = labelled | still | {"load_best_model_at_end": False, "model_name_or_path": student}
-        tested = finished(image_classification, given, RUNS / f"{student.name}-tested")
-        row.append(f"{100 * tested['test_accuracy']:.2f}")
-    notes = (
-        "The ViT of fashion-mnist-softmax.yaml after 3 epochs, λ = 1 beside its softmax teacher, on 500 test images; "
-        f"no labels were used. Test accuracy of the teacher: {100 * trained['test_accuracy']:.2f} %."
-    )
-    header = [*HEADER, "test accuracy, %"]
-    write_table(TABLES / "healing_vit.md", "Healing a ViT", notes, header, rows, "cpu")
+        still |= labelled | {"load_best_model_at_end": False, "model_name_or_path": folder}
+        row["accuracy"] = finished(image_classification, still, RUNS / f"{folder.name}-tested")["test_accuracy"]
+    softmax = {"student": "stock softmax", "steps": 0, "accuracy": trained["test_accuracy"]}
+    save("vit", [softmax, *rows.values()], given)
 
 
 def decoder(options: argparse.Namespace) -> None:
-    """The same table with perplexities, also for the stock model and its conversion at λ = 0."""
+    """The same with perplexities, also for the stock model and its conversion at λ = 0."""
     train, test = (str(options.imdb / f"{split}.parquet") for split in ("train", "test"))
     stock, equal = RUNS / "decoder-stock", RUNS / "decoder-converted"
     if not stock.is_dir():
@@ -105,45 +106,57 @@ def decoder(options: argparse.Namespace) -> None:
         convert_checkpoint(stock, equal, negative_mass=0.0)
     given = recipe(distillation, "imdb-lm-healed")
     given |= {"train_file": [train], "validation_file": [test], "model_name_or_path": stock}
-    rows = healed_rows("decoder", given, options.steps or [30, 300, 1000])
-    rows = [[name, "0", "-", "-", "-", "-"] for name in ("stock softmax", "converted, λ = 0")] + rows
-    folders = [stock, equal, *(RUNS / f"decoder-{row[1]}-steps" for row in rows[4:])]
-    folders[2:2] = [RUNS / "decoder-swapped", RUNS / "decoder-centred"]
-    for row, folder in zip(rows, folders, strict=True):
-        row.append(f"{evaluate_checkpoint(folder, test).scores['perplexity']:.4f}")
-    parameters = read_record(folders[2])["num_parameters"]
-    notes = (
-        f"A causal language model of {parameters / 1e6:.1f} million parameters at λ = 1 beside its softmax teacher, on "
-        "held-out reviews of IMDB, and its perplexity on 500 blocks of 256 tokens. A model without biases, such as "
-        "Llama, cannot be centred: that row repeats the one above."
-    )
-    write_table(TABLES / "healing_decoder.md", "Healing a decoder", notes, [*HEADER, "perplexity"], rows, "cpu")
+    rows = {stock: {"student": "stock softmax", "steps": 0}, equal: {"student": "converted, λ = 0", "steps": 0}}
+    rows |= healed("decoder", given, options.steps or [30, 300, 1000])
+    for folder, row in rows.items():
+        row["perplexity"] = evaluate_checkpoint(folder, test).scores["perplexity"]
+    save("decoder", list(rows.values()), given)
 
 
-def healed_rows(name: str, given: dict[str, Any], lengths: list[int]) -> list[list[str]]:
-    """Two rows for students without healing, one of them centred, then one row per length of healing."""
+def save(model: str, rows: list[dict[str, Any]], given: dict[str, Any]) -> None:
+    for row in rows:
+        files = [Path(file) for file in (*given["train_file"], *given["validation_file"])]
+        save_run("healing", KEY, {"model": model, "seed": 0} | row, *files)
+        print(row)
+
+
+def healed(name: str, given: dict[str, Any], lengths: list[int]) -> dict[Path, dict[str, Any]]:
+    """By folder, the measures of two students without healing, one of them centred, and of one per length of healing."""
     runs = {
         ("swapped in", "swapped"): SWAPPED | {"centre": False},
         ("centred, swapped in", "centred"): SWAPPED,
         **{("centred, healed", f"{steps}-steps"): {"max_steps": steps} for steps in lengths},
     }
-    rows = []
+    rows = {}
     for (student, folder), changed in runs.items():
         folder = RUNS / f"{name}-{folder}"
         results = finished(distillation, given | {"keep_signs": False} | changed, folder)
-        worst = max(value for key, value in results.items() if key.startswith("eval_relative_error_"))
-        healed = student.endswith("healed")
-        record = read_record(folder)
-        minutes = f"{record['duration_seconds'] / 60:.1f} ({record['hardware']['threads']})"
-        rows.append([
-            student,
-            folder.name.split("-")[1] if healed else "0",
-            f"{100 * results['eval_relative_error']:.2f} %",
-            f"{100 * worst:.2f} %",
-            f"{100 * share(folder, given):.0f} %",
-            minutes if healed else "-",
-        ])  # fmt: skip
+        row = {
+            "student": student,
+            "steps": changed["max_steps"] if student.endswith("healed") else 0,
+            "relative_error": results["eval_relative_error"],
+            "worst_layer": max(value for key, value in results.items() if key.startswith("eval_relative_error_")),
+            "negative_share": share(folder, given),
+        }
+        if row["steps"]:
+            record = read_record(folder)
+            row |= {"minutes": record["duration_seconds"] / 60, "threads": record["hardware"]["threads"]}
+        rows[folder] = row
     return rows
+
+
+def table(runs: DataFrame, model: str) -> str:
+    """One row a student of a model."""
+    runs = where(runs, model=model).sort_values("relative_error", ascending=False, na_position="first", kind="stable")
+    check_runs(runs, ["student", "steps"], 1)
+    rows = [
+        [
+            *(row["student"], str(row["steps"])),
+            *(form.format(row[column]) if row[column] == row[column] else "" for column, (_, form) in COLUMNS.items()),
+        ]
+        for row in runs.to_dict("records")
+    ]
+    return markdown(["student", "steps", *(heading for heading, _ in COLUMNS.values())], rows)
 
 
 def share(folder: Path, given: dict[str, Any]) -> float:

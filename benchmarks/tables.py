@@ -5,7 +5,7 @@
 
 benchmarks/pages has a Jinja template of each such document, at the document's path in the repository. In a template,
 `runs(NAME)` is benchmarks/results/NAME.csv as a pandas table, `table(NAME)` the Markdown table that benchmarks/NAME.py
-makes from it, and `require(claim)` stops with an error if the data contradict the sentence beside it.
+or NAME_report.py makes from it, and `require(claim)` stops with an error if the data contradict the sentence beside it.
 """
 
 import argparse
@@ -66,10 +66,12 @@ def runs(name: str) -> pd.DataFrame:
 
 
 def table(name: str, *arguments: object) -> str:
-    """The table that `table` in benchmarks/NAME.py makes from NAME.csv."""
-    if (folder := str(Path(__file__).parent)) not in sys.path:
-        sys.path.insert(0, folder)
-    return importlib.import_module(name).table(runs(name), *arguments)
+    """The table that `table` in benchmarks/NAME_report.py, or else in NAME.py, makes from NAME.csv."""
+    folder = Path(__file__).parent
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    module = f"{name}_report" if (folder / f"{name}_report.py").is_file() else name
+    return importlib.import_module(module).table(runs(name), *arguments)
 
 
 def versions(name: str) -> str:

@@ -3,12 +3,14 @@
 import importlib
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
 from transformers import BertTokenizer
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
+from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.tasks.distillation import distillation
 from hf_bidir.finetune.tasks.text_classification import text_classification
 
@@ -23,15 +25,31 @@ def benchmark(monkeypatch):
     return importlib.import_module
 
 
-def run(accuracy, without, seed=0, healing=0):
+def run(variant, accuracy, without, seed=0, healing=0, versions="torch 2.14"):
+    facts = {
+        "task": "sst2",
+        "variant": variant,
+        "split": "test",
+        "seed": seed,
+        "healing": healing,
+        "versions": versions,
+    }
     costs = {f"accuracy_without_{part}": without for part in ("negatives", "weaker_sign")}
-    facts = {"seed": seed, "healing": healing, "accuracy": accuracy, "negative_share": 0.25}
-    return facts | costs | {"accuracy_without_positive_mass": accuracy - 0.01}
+    numbers = {"accuracy": accuracy, "negative_share": 0.25, "relative_error": 0.1, "healing_minutes": 1.0}
+    return facts | costs | numbers | {"accuracy_without_positive_mass": accuracy - 0.01}
 
 
-def cells(table, variant):
-    row = next(line for line in table.splitlines() if line.startswith(f"| {variant}"))
-    return [cell.strip() for cell in row.split("|")][2:-1]
+@pytest.fixture
+def cells(benchmark):
+    """Makes the table of some runs, and gives the cells of a row by heading."""
+
+    def read(runs, variant, seeds):
+        text = benchmark("conversions_report").table(pd.DataFrame(runs), "sst2", "test", seeds)
+        header, _, *lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines())
+        row = next(line for line in lines if line[0].startswith(variant))
+        return dict(zip(header, row, strict=True))
+
+    return read
 
 
 def test_every_variant_names_options_that_the_tasks_know(benchmark):
@@ -41,26 +59,35 @@ def test_every_variant_names_options_that_the_tasks_know(benchmark):
         text_classification.read({"output_dir": "unused"} | last | (variant.tune or {}))
 
 
-def test_the_table_pairs_accuracies_by_seed_and_averages_over_healings(benchmark):
-    softmax = [run(0.90, 0.90, seed) for seed in range(2)]
+def test_the_table_pairs_accuracies_by_seed_and_averages_over_healings(cells):
+    softmax = [run("softmax", 0.90, 0.90, seed) for seed in range(2)]
     pairs = enumerate([(0.88, 0.90), (0.89, 0.91)])
-    student = [run(one, 0.80, seed, healing) for seed, pair in pairs for healing, one in enumerate(pair)]
-    row = cells(
-        benchmark("conversions_report").table({"softmax": softmax, "tanhmax-30": student}),
-        "TanhMax, healed for 30 steps",
-    )
+    student = [run("tanhmax-30", one, 0.8, seed, healing) for seed, pair in pairs for healing, one in enumerate(pair)]
+    row = cells([*softmax, *student], "TanhMax, healed for 30 steps", 2)
     # differences of -1 and 0 points: the t interval of two values is their mean ± 12.706 * 0.5
-    assert row[:3] == ["4", "89.5 ± 1.3", "-0.5 [-6.9, +5.9]"]
-    assert row[5:9] == ["9.5 ± 1.3", "1.0 ± 0.0", "8.5 ± 1.3", "9.5 ± 1.3"]
-
-
-def test_students_of_one_softmax_checkpoint_are_compared_over_healings(benchmark):
-    student = [run(0.88, 0.8, healing=0), run(0.90, 0.8, healing=1)]
-    row = cells(
-        benchmark("conversions_report").table({"softmax": [run(0.9, 0.9)], "after-tanhmax": student}),
-        "afterwards: TanhMax",
+    assert (row["runs"], row["accuracy"], row["difference"]) == ("4", "89.5 ± 1.3", "-0.5 [-6.9, +5.9]")
+    assert (row["cost of negatives"], row["cost of positive mass"], row["worth"]) == (
+        "9.5 ± 1.3",
+        "1.0 ± 0.0",
+        "8.5 ± 1.3",
     )
-    assert row[2] == "-1.0 [-13.7, +11.7]"
+
+
+def test_students_of_one_softmax_checkpoint_are_compared_over_healings(cells):
+    student = [run("after-tanhmax", 0.88, 0.8, healing=0), run("after-tanhmax", 0.90, 0.8, healing=1)]
+    seeds = {"softmax": 1, "after-tanhmax": 2}
+    row = cells([run("softmax", 0.9, 0.9), *student], "afterwards: TanhMax", seeds)
+    assert row["difference"] == "-1.0 [-13.7, +11.7]"
+
+
+def test_a_table_names_missing_healings(cells):
+    with pytest.raises(InputError, match="after-tanhmax: 1"):
+        cells([run("softmax", 0.9, 0.9), run("after-tanhmax", 0.9, 0.8)], "", {"softmax": 1, "after-tanhmax": 2})
+
+
+def test_a_table_refuses_runs_with_other_versions_than_softmax(cells):
+    with pytest.raises(InputError, match="expected one versions"):
+        cells([run("softmax", 0.9, 0.9), run("after-tanhmax", 0.9, 0.8, versions="torch 2.15")], "", 1)
 
 
 def test_samples_for_training_and_validation_share_no_row(benchmark, tmp_path):

@@ -1,13 +1,16 @@
 """benchmarks/language_model.py: the controls match their formulas, the table matches finished runs."""
 
 import importlib
-import json
 import sys
 from argparse import Namespace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
+
+from hf_bidir.common.errors import InputError
+from hf_bidir.common.runs import add_runs
 
 ROOT = Path(__file__).parents[2]
 SCORES = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
@@ -22,6 +25,12 @@ def benchmark():
         return importlib.import_module("language_model")
     finally:
         sys.path.remove(str(ROOT / "benchmarks"))
+
+
+@pytest.fixture
+def report(benchmark, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("language_model_report")
 
 
 def test_off_by_one_softmax_has_one_more_key_with_score_and_value_0(benchmark):
@@ -55,33 +64,47 @@ def test_a_quantised_copy_rounds_weights_and_inputs_of_linear_layers_and_leaves_
     torch.testing.assert_close(model[0].weight.detach(), before)
 
 
+@pytest.fixture
+def save(benchmark, tmp_path, monkeypatch):
+    """Saves rows of runs where the benchmark looks for them."""
+    file = tmp_path / "language_model.csv"
+    monkeypatch.setattr(benchmark, "FILE", file)
+    return lambda rows: add_runs(file, rows, benchmark.KEY)
+
+
 def row(arm, rate, seed, loss):
-    numbers = {"kurtosis": 3.0, "largest": 2.0, "first_share": 0.1, "negative_share": 0.4, "curve": {"1": 5.0}}
+    numbers = {"kurtosis": 3.0, "largest": 2.0, "first_share": 0.1, "negative_share": 0.4, "curve_10": 5.0}
     numbers |= {f"loss_{bits}_bits": loss for bits in (8, 6, 4)}
-    return {"size": "small", "arm": arm, "rate": rate, "seed": seed, "tokens": 9, "loss": loss} | numbers
+    return {"size": "small", "arm": arm, "rate": rate, "seed": seed, "tokens": 8_000_000, "loss": loss} | numbers
 
 
-def test_the_table_takes_the_best_rate_and_pairs_seeds(benchmark, tmp_path, monkeypatch):
-    rows = [row("softmax", rate, 0, 4 + rate) for rate in benchmark.RATES] + [
-        row("TanhMax", rate, 0, 3 + rate) for rate in benchmark.RATES
-    ]
-    rows += [row("softmax", 1e-3, 1, 4.2), row("TanhMax", 1e-3, 1, 3.4), row("TanhMax", 2e-3, 1, 9.0)]
-    monkeypatch.setattr(benchmark, "RESULTS", tmp_path / "runs.jsonl")
-    (tmp_path / "runs.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    done = benchmark.finished(Namespace(tokens=9))
-    rates, best, seeds, loss, difference, *_ = benchmark.row_of(done, "small", "TanhMax")
-    assert (rates, best, seeds, loss) == ("3", "0.001", "2", "3.200")
-    assert difference.startswith("-0.900 [-")
-    options = Namespace(tokens=9, sizes=["small"], arms=["softmax", "TanhMax"], seeds=3)
-    assert next(benchmark.pending(options)) == ("small", "softmax", 1e-3, 2)
+def next_run(benchmark, **options):
+    return next(benchmark.pending(Namespace(tokens=8_000_000, sizes=["small"], **options)))
 
 
-def test_rates_are_doubled_while_the_highest_is_the_best(benchmark, tmp_path, monkeypatch):
-    monkeypatch.setattr(benchmark, "RESULTS", tmp_path / "runs.jsonl")
-    rows = [row("TanhMax", rate, 0, 5 - rate) for rate in benchmark.RATES]
-    options = Namespace(tokens=9, sizes=["small"], arms=["TanhMax"], seeds=2)
-    (tmp_path / "runs.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert next(benchmark.pending(options)) == ("small", "TanhMax", 8e-3, 0)
-    rows.append(row("TanhMax", 8e-3, 0, 9.0))
-    (tmp_path / "runs.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert next(benchmark.pending(options)) == ("small", "TanhMax", 4e-3, 1)
+def test_the_best_rate_of_seed_0_is_run_with_the_other_seeds(benchmark, save):
+    save([row(arm, rate, 0, 4 + rate) for rate in benchmark.RATES for arm in ("softmax", "TanhMax")])
+    save([row("softmax", 1e-3, 1, 4.2), row("TanhMax", 1e-3, 1, 3.4), row("TanhMax", 2e-3, 2, 3.0)])
+    assert next_run(benchmark, arms=["softmax", "TanhMax"], seeds=3) == ("small", "softmax", 1e-3, 2)
+
+
+def test_rates_are_doubled_while_the_highest_is_the_best(benchmark, save):
+    save([row("TanhMax", rate, 0, 5 - rate) for rate in benchmark.RATES])
+    assert next_run(benchmark, arms=["TanhMax"], seeds=2) == ("small", "TanhMax", 8e-3, 0)
+    save([row("TanhMax", 8e-3, 0, 9.0)])
+    assert next_run(benchmark, arms=["TanhMax"], seeds=2) == ("small", "TanhMax", 4e-3, 1)
+
+
+def test_the_table_takes_the_best_rate_and_pairs_seeds(report):
+    rows = [row(arm, rate, 0, loss + rate) for rate in (1e-3, 2e-3) for arm, loss in (("softmax", 4), ("TanhMax", 3))]
+    rows += [row(arm, 1e-3, seed, loss) for seed in (1, 2) for arm, loss in (("softmax", 4.2), ("TanhMax", 3.1))]
+    *_, line = report.table(pd.DataFrame([*rows, row("TanhMax", 2e-3, 1, 9.0)])).splitlines()
+    cells = [cell.strip() for cell in line.split("|")[1:-1]]
+    assert cells[:6] == ["small", "TanhMax", "2", "0.001", "3", "3.067 ± 0.057"]
+    assert cells[6].startswith("-1.067 [-")
+
+
+def test_the_table_names_a_missing_seed_of_the_best_rate(report):
+    runs = pd.DataFrame([row("softmax", rate, 0, 4 + rate) for rate in (1e-3, 2e-3)])
+    with pytest.raises(InputError, match=r"small, softmax, 0\.001: 1, 2$"):
+        report.table(runs)
