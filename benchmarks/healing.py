@@ -121,7 +121,7 @@ def save(model: str, rows: list[dict[str, Any]], given: dict[str, Any]) -> None:
 
 
 def healed(name: str, given: dict[str, Any], lengths: list[int]) -> dict[Path, dict[str, Any]]:
-    """By folder, the measures of two students without healing, one of them centred, and of one per length of healing."""
+    """By folder, the measures of two students without healing, one of them centred, and of one per number of steps."""
     runs = {
         ("swapped in", "swapped"): SWAPPED | {"centre": False},
         ("centred, swapped in", "centred"): SWAPPED,
