@@ -4,6 +4,8 @@
   large    50,000 texts of 10,000 words
   sorting  54,000 rows of eight numbers, and the same sorted
   dates    24,000 dates in eight formats, and as 1998-03-05
+  sorting-20, sorting-40, sorting-80   12,000 rows of five numbers in a text of 20, 40 or 80 words
+  dates-20, dates-40, dates-80         12,000 dates in a text of 20, 40 or 80 words
 
 examples:
   python training/synthetic.py small runs/synthetic

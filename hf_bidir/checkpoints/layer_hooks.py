@@ -91,8 +91,18 @@ def _set_on(layers: list[nn.Module], name: str, value: object) -> Iterator[None]
             setattr(layer, name, old)
 
 
+def check_attends(model: nn.Module) -> None:
+    """Raise ValueError for a recurrent decoder without attention."""
+    if getattr(getattr(model, "config", None), "attn_scope", None) == "none":
+        raise ValueError(
+            f'this {type(model).__name__} has no attention (attn_scope="none"), so there are no coefficients to '
+            "explain; train one with another attn_scope."
+        )
+
+
 def _some_signed_layers(model: nn.Module) -> list[nn.Module]:
     layers = signed_layers(model)
+    check_attends(model)
     if not layers:
         raise ValueError(f"expected a signed model, got {type(model).__name__}; sign it with hf_bidir.signed(model).")
     return layers

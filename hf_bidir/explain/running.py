@@ -10,12 +10,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from hf_bidir.checkpoints.example_inputs import longest_text
-from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation
+from hf_bidir.checkpoints.layer_hooks import check_attends, edited_coefficients, in_evaluation
 from hf_bidir.modeling.signed_layers import signed_layers
 
 
 def check_bidir(model: PreTrainedModel) -> None:
     """Raise ValueError for a model without signed layers; a part of a signed model, such as its encoder, passes."""
+    check_attends(model)
     if not signed_layers(model):
         raise ValueError(
             f"expected a bidir model, got {type(model).__name__}; hf_bidir.explain.load_checkpoint(name) loads a "

@@ -13,6 +13,7 @@ from hf_bidir.modeling.configuration_bidir_rnn import (
     ATTN_QUERIES,
     ATTN_SCORES,
     ATTN_SELECTIONS,
+    CLASSIFIER_SCOPES,
     DECODER_SCOPES,
     DECODER_STYLES,
     SCORES_ALONE,
@@ -120,6 +121,12 @@ class RnnModelArguments(RecurrentArguments):
     attn_score: str = option("per_token", "From scratch: the alignment score.", choices=list(ATTN_SCORES))
     attn_query: str = option("learned", "From scratch: the query of attention.", choices=list(ATTN_QUERIES))
     attn_scale: float = option(5.0, "From scratch: the divisor of the per-token score.")
+    attn_scope: str = option(
+        "global",
+        "From scratch: the positions attended to, global or local-p (around a predicted position).",
+        choices=list(CLASSIFIER_SCOPES),
+    )
+    attn_window: int | None = option(None, "From scratch: positions on either side, for attn_scope local-p.")
 
 
 @dataclass
@@ -144,8 +151,8 @@ class Seq2SeqModelArguments(RecurrentArguments):
     attn_scope: str = option(
         "global",
         "From scratch: the source positions a step attends to: global, local-m (around the step's own position), "
-        "local-p (around a predicted position).",
-        choices=["global", *DECODER_SCOPES],
+        "local-p (around a predicted position), none (no attention).",
+        choices=list(DECODER_SCOPES),
     )
     attn_window: int | None = option(None, "From scratch: positions on either side, for a local scope.")
 

@@ -20,6 +20,7 @@ ATTENTION_FIELDS = {
     "attn_window": None,
     "attn_partial": False,
 }
+WITHOUT_WINDOW = ("global", "none")  # scopes that take no attn_window
 FIELDS_DOC = """
     Signed attention adds these fields:
 
@@ -72,10 +73,10 @@ class BidirConfigMixin(_Stock):
                 f'attn_scope="{scope}" is not available for {self.model_type}; choose one of: '
                 f"{', '.join(self.attn_scopes)}."
             )
-        if scope == "global" and window is not None:
-            scopes = " or ".join(f'"{name}"' for name in self.attn_scopes if name != "global")
-            raise ValueError(f'attn_window={window} needs attn_scope={scopes}; attn_scope is "global".')
-        if scope != "global" and (window is None or window < 1):
+        if scope in WITHOUT_WINDOW and window is not None:
+            scopes = " or ".join(f'"{name}"' for name in self.attn_scopes if name not in WITHOUT_WINDOW)
+            raise ValueError(f'attn_window={window} needs attn_scope={scopes}; attn_scope is "{scope}".')
+        if scope not in WITHOUT_WINDOW and (window is None or window < 1):
             raise ValueError(f'expected an attn_window of at least 1 for attn_scope="{scope}"; got {window}.')
         if scope == "window" and getattr(self, "is_encoder_decoder", False):
             raise ValueError(f'attn_scope="window" needs self-attention only; {self.model_type} has cross-attention.')

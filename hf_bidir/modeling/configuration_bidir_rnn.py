@@ -8,13 +8,14 @@ from .activations import check_negative_mass  # noqa: F401  transformers 5.0 cop
 from .configuration_bidir import BidirConfigMixin, check_bidir_config, check_format, check_layers
 
 ENCODERS = ("none", "lstm", "gru")
-ATTN_SCORES = ("content", "additive", "location", "general", "dot", "scaled_dot", "per_token", "feed_forward")
-SCORES_ALONE = ("per_token", "feed_forward")
+SCORES_ALONE = ("per_token", "feed_forward", "positional_feed_forward")  # scores without a query
+ATTN_SCORES = ("content", "additive", "location", "general", "dot", "scaled_dot", *SCORES_ALONE)
 ATTN_QUERIES = ("learned", "last")
 ATTN_SELECTIONS = ("soft", "hard")
 _SEQ2SEQ = {"AutoModelForSeq2SeqLM": "modeling_bidir_seq2seq.BidirRnnForSeq2SeqLM"}
 DECODER_STYLES = (None, "luong", "bahdanau")
-DECODER_SCOPES = ("local-m", "local-p")  # windows that move with the decoder step
+CLASSIFIER_SCOPES = ("global", "local-p")
+DECODER_SCOPES = (*CLASSIFIER_SCOPES, "local-m", "none")
 
 
 class BidirRnnConfig(BidirConfigMixin, PretrainedConfig):
@@ -36,9 +37,10 @@ class BidirRnnConfig(BidirConfigMixin, PretrainedConfig):
             current step, or "bahdanau", whose query is the state of the previous step.
         input_feeding: feed the attentional vector of the previous step (context and state, combined) into Luong's
             decoder.
-        attn_scope: "global"; with a decoder also "local-m", the positions at most `attn_window` from the index of the
-            step, and "local-p", those around a position predicted from the query, weighted by a Gaussian (Luong et al.
-            2015, section 3.2).
+        attn_scope: "global"; with scores that have a query also "local-p", the positions at most `attn_window` from one
+            that is predicted from the query, weighted by a Gaussian (Luong et al. 2015, section 3.2). With a decoder
+            also "local-m", those around the index of the step (same section), and "none": no attention; the context of
+            every step is the encoder's last state (Cho et al. 2014).
         attn_window: positions on either side, for local scopes.
         attn_selection: "soft", a weighted sum of all values; or "hard", a single value, sampled in training, and with
             the coefficient of largest magnitude at evaluation.
@@ -51,7 +53,7 @@ class BidirRnnConfig(BidirConfigMixin, PretrainedConfig):
         kwargs: fields of `PretrainedConfig`.
 
     Raises:
-        ValueError: an unknown encoder, score or activation, a size below 1, or a negative mass out of range.
+        ValueError: an unknown value, fields that exclude each other, a size below 1, or a negative mass out of range.
     """
 
     model_type = "bidir_rnn"
@@ -124,7 +126,9 @@ class BidirRnnConfig(BidirConfigMixin, PretrainedConfig):
 
     @property
     def attn_scopes(self) -> tuple[str, ...]:  # type: ignore[override]  # depends on the fields here
-        return ("global", *DECODER_SCOPES) if self.decoder_style else ("global",)
+        if self.decoder_style:
+            return DECODER_SCOPES
+        return ("global",) if self.attn_score in SCORES_ALONE else CLASSIFIER_SCOPES
 
     def _check_shape(self) -> None:
         choices = {
@@ -153,6 +157,8 @@ class BidirRnnConfig(BidirConfigMixin, PretrainedConfig):
                 f'decoder_style="{self.decoder_style}" needs an encoder and an attn_score with a query; got '
                 f'encoder="{self.encoder}" and attn_score="{self.attn_score}".'
             )
+        if self.attn_scope == "none" and self.attn_selection == "hard":
+            raise ValueError('attn_selection="hard" needs attention; attn_scope is "none".')
         if self.attn_query == "last" and self.encoder == "none":
             raise ValueError('attn_query="last" needs an encoder, "lstm" or "gru"; encoder is "none".')
 

@@ -16,7 +16,7 @@ from .configuration_bidir import check_bidir_config, layer_negative_mass
 from .configuration_bidir_rnn import BidirRnnConfig
 from .hard_selection import Reinforce, select_one
 from .modeling_bidir import BidirMixin
-from .scores import SCORES, WITHOUT_QUERY, PerTokenScore
+from .scores import SCORES, WITHOUT_QUERY, PerTokenScore, PositionalFeedForwardScore
 from .signed_layers import EDIT, without_dropped
 
 if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one imports directly, so it imports all
@@ -55,13 +55,40 @@ class BidirScoredAttention(nn.Module):
             scale=config.attn_scale,
             max_length=config.max_position_embeddings,
         )
+        if config.attn_scope == "local-p":
+            self.place = nn.Sequential(nn.Linear(size, size, bias=False), nn.Tanh(), nn.Linear(size, 1, bias=False))
 
-    def coefficients(self, scores: Tensor, keep: Tensor) -> Tensor:
-        """The coefficients for scores `[batch, 1, queries, keys]`, as the config says; 0 for keys that are not kept."""
+    def coefficients(self, query: Tensor | None, states: Tensor, keep: Tensor, step: int = 0) -> Tensor:
+        """The coefficients of one query per text, as the config says; 0 for keys that are not kept.
+
+        Args:
+            query: `[batch, size]`; None for scores without a query.
+            states: `[batch, keys, size]`.
+            keep: boolean `[batch, keys]`.
+            step: index of the decoder step, from 0; the centre for "local-m".
+
+        Returns:
+            `[batch, 1, 1, keys]`.
+        """
+        scores = self.score(None if query is None else query.unsqueeze(1), states).unsqueeze(1)
+        kept, weight = self._scope(query, keep, step)
         mass = per_head(layer_negative_mass(self.config, self.signed_index, 1), scores)
-        coefficients = activated(scores, without_dropped(self, keep), self.config.attn_activation, mass)
+        coefficients = activated(scores, without_dropped(self, kept), self.config.attn_activation, mass) * weight
         edit = getattr(self, EDIT, None)
         return edit(coefficients) if edit else coefficients
+
+    def _scope(self, query: Tensor | None, keep: Tensor, step: int) -> tuple[Tensor, Tensor | float]:
+        """The keys in the scope, and factors on their coefficients, both `[batch, 1, 1, keys]` (Luong et al. 2015)."""
+        kept, scope, window = keep[:, None, None], self.config.attn_scope, self.config.attn_window
+        if scope == "global" or query is None or window is None:
+            return kept, 1.0
+        centre: Tensor | float = float(step)
+        if scope == "local-p":
+            centre = (keep.sum(1, keepdim=True) * torch.sigmoid(self.place(query)))[:, None, None]
+        distance = torch.arange(keep.shape[1], device=keep.device, dtype=query.dtype) - centre
+        # the Gaussian's standard deviation is half the window
+        weight = torch.exp(-2 * (distance / window).square()) if scope == "local-p" else 1.0
+        return kept & (distance.abs() <= window), weight
 
     def select(self, coefficients: Tensor, values: Tensor) -> tuple[Tensor, Tensor | None]:
         """Compute the context from all values or, with hard selection, from one.
@@ -103,8 +130,7 @@ class BidirAttentionPooling(BidirScoredAttention):
             log-probability of the selected key, `[batch]`.
         """
         query = last if self.query is None else self.query.expand(len(states), -1)
-        scores = self.score(None if query is None else query.unsqueeze(1), states)
-        coefficients = self.coefficients(scores.unsqueeze(1), keep[:, None, None])
+        coefficients = self.coefficients(query, states, keep)
         context, log_probability = self.select(coefficients, self.value(states))
         return context, coefficients, log_probability
 
@@ -126,6 +152,8 @@ class BidirRnnPreTrainedModel(BidirMixin, PreTrainedModel):
             module.reset_parameters()
         elif isinstance(module, BidirAttentionPooling) and module.query is not None:
             nn.init.normal_(module.query, std=len(module.query) ** -0.5)
+        elif isinstance(module, PositionalFeedForwardScore):
+            nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
 

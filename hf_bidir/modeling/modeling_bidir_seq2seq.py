@@ -1,6 +1,6 @@
 """The recurrent encoder-decoder with signed attention (Bahdanau et al. 2015, Luong et al. 2015)."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -32,12 +32,7 @@ IGNORED = -100  # label that the loss ignores
 
 
 class BidirAlignment(BidirScoredAttention):
-    """Attention of one decoder step over the encoder states, either all of them or those around a centre."""
-
-    def __init__(self, config: BidirRnnConfig, size: int):
-        super().__init__(config, size)
-        if config.attn_scope == "local-p":
-            self.place = nn.Sequential(nn.Linear(size, size, bias=False), nn.Tanh(), nn.Linear(size, 1, bias=False))
+    """Attention of one decoder step over the encoder states."""
 
     def forward(self, query: Tensor, states: Tensor, keep: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Attend to the encoder states.
@@ -52,30 +47,9 @@ class BidirAlignment(BidirScoredAttention):
             The context `[batch, size]`, the coefficients `[batch, 1, 1, keys]`, and with hard selection the
             log-probability of the selected key, `[batch]`.
         """
-        scores = self.score(query.unsqueeze(1), states).unsqueeze(1)
-        centre = self._centre(query, keep, step)
-        window: Any = self.config.attn_window  # an integer wherever there is a centre
-        local = keep if centre is None else keep & (self._distance(centre, keep).abs() <= window)
-        coefficients = self.coefficients(scores, local[:, None, None])
-        if centre is not None and self.config.attn_scope == "local-p":
-            deviation = window / 2
-            gaussian = torch.exp(-self._distance(centre, keep).square() / (2 * deviation**2))
-            coefficients = coefficients * gaussian[:, None, None]
+        coefficients = self.coefficients(query, states, keep, step)
         context, log_probability = self.select(coefficients, states)
         return context, coefficients, log_probability
-
-    def _centre(self, query: Tensor, keep: Tensor, step: int) -> Tensor | None:
-        """`p_t` `[batch, 1]`, the step or a prediction from the query (Luong et al. 2015, section 3.2); or None."""
-        if self.config.attn_scope == "local-m":
-            return torch.full((len(query), 1), float(step), device=query.device, dtype=query.dtype)
-        if self.config.attn_scope == "local-p":
-            return keep.sum(1, keepdim=True) * torch.sigmoid(self.place(query))
-        return None
-
-    @staticmethod
-    def _distance(centre: Tensor, keep: Tensor) -> Tensor:
-        """The signed distance of each key from the centre, `[batch, keys]`."""
-        return torch.arange(keep.shape[1], device=keep.device, dtype=centre.dtype) - centre
 
 
 class RnnEncoder(nn.Module):
@@ -119,7 +93,7 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
         self.embeddings = nn.Embedding(config.vocab_size, config.embedding_size)
         fed = size if config.decoder_style == "bahdanau" or config.input_feeding else 0
         self.cell = CELLS[config.encoder](config.embedding_size + fed, size)
-        self.attention = BidirAlignment(config, size)
+        self.attention = None if config.attn_scope == "none" else BidirAlignment(config, size)
         self.combine = nn.Linear(2 * size, size)
         self.dropout = nn.Dropout(config.dropout)
         self.lm_head = nn.Linear(size, config.vocab_size)
@@ -147,7 +121,8 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
         """Predict the token after each of `decoder_input_ids` `[batch, steps]`, given `input_ids` `[batch, length]`.
 
         With `labels` `[batch, steps]` (-100: ignored) the output has a `loss`, and the decoder's default input are the
-        labels, shifted right. `cross_attentions` has one entry, `[batch, 1, steps, length]`.
+        labels, shifted right. `cross_attentions` has one entry, `[batch, 1, steps, length]`; without attention it is
+        None.
 
         Raises:
             ValueError: neither `decoder_input_ids` nor `labels`, labels outside the vocabulary, an empty batch, or
@@ -174,29 +149,36 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
         outputs = Seq2SeqLMOutput(
             loss=loss,
             logits=logits,
-            cross_attentions=(coefficients,) if requested else None,
+            cross_attentions=None if coefficients is None or not requested else (coefficients,),
             encoder_last_hidden_state=states,
         )
         return outputs if return_dict in (None, True) else outputs.to_tuple()
 
-    def _decoded(self, ids: Tensor, states: Tensor, last: Tensor, keep: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _decoded(
+        self, ids: Tensor, states: Tensor, last: Tensor, keep: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Logits `[batch, steps, words]`, coefficients `[batch, 1, steps, keys]`, log-probability `[batch, steps]`."""
+
+        def attend(query: Tensor, step: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+            return (last, None, None) if self.attention is None else self.attention(query, states, keep, step)
+
         hidden = torch.tanh(self.start(last))
         state = (hidden, torch.zeros_like(hidden)) if self.config.encoder == "lstm" else hidden
         fed, embedded, steps = torch.zeros_like(hidden), self.embeddings(ids), []
         for step in range(ids.shape[1]):
             if self.config.decoder_style == "bahdanau":
-                context, coefficients, log_probability = self.attention(self._hidden(state), states, keep, step)
+                context, coefficients, log_probability = attend(self._hidden(state), step)
                 state = self.cell(torch.cat([embedded[:, step], context], 1), state)
             else:
                 parts = [embedded[:, step], fed] if self.config.input_feeding else [embedded[:, step]]
                 state = self.cell(torch.cat(parts, 1), state)
-                context, coefficients, log_probability = self.attention(self._hidden(state), states, keep, step)
+                context, coefficients, log_probability = attend(self._hidden(state), step)
             fed = torch.tanh(self.combine(torch.cat([context, self._hidden(state)], 1)))
             steps.append((fed, coefficients, log_probability))
         combined, coefficients, log_probabilities = zip(*steps, strict=True)
+        attended = None if self.attention is None else torch.cat(coefficients, 2)
         hard = None if log_probabilities[0] is None else torch.stack(log_probabilities, 1)
-        return self.lm_head(self.dropout(torch.stack(combined, 1))), torch.cat(coefficients, 2), hard
+        return self.lm_head(self.dropout(torch.stack(combined, 1))), attended, hard
 
     def _hidden(self, state: Tensor | tuple[Tensor, Tensor]) -> Tensor:
         return state[0] if isinstance(state, tuple) else state

@@ -1,7 +1,7 @@
 """Alignment scores between queries and keys, one module per formula.
 
 Each maps queries `[batch, queries, query_size]` and keys `[batch, keys, key_size]` to scores `[batch, queries, keys]`,
-which an attention activation turns into coefficients. The last two use no query and return one row of scores.
+which an attention activation turns into coefficients. The last three use no query and return one row of scores.
 """
 
 import torch
@@ -41,13 +41,8 @@ class LocationScore(nn.Module):
         self.position = nn.Linear(query_size, max_length, bias=False)
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        longest, length = self.position.out_features, keys.shape[1]
-        if length > longest:
-            raise ValueError(
-                f'attn_score="location" has {longest} positions (max_position_embeddings), and the input has '
-                f"{length}; truncate it, or train with a larger max_position_embeddings."
-            )
-        return self.position(query)[..., :length]
+        _check_length("location", self.position.out_features, keys.shape[1])
+        return self.position(query)[..., : keys.shape[1]]
 
 
 class GeneralScore(nn.Module):
@@ -93,7 +88,7 @@ class PerTokenScore(nn.Module):
 
 
 class FeedForwardScore(nn.Module):
-    """`tanh(w · h_i + b)`, in (-1, 1): the attention layer of many LSTM tutorials."""
+    """`tanh(w · h_i + b)`, in (-1, 1): the attention layer of many LSTM tutorials, with one bias."""
 
     def __init__(self, key_size: int, **_):
         super().__init__()
@@ -101,6 +96,27 @@ class FeedForwardScore(nn.Module):
 
     def forward(self, query: Tensor | None, keys: Tensor) -> Tensor:
         return torch.tanh(self.score(keys)).transpose(1, 2)
+
+
+class PositionalFeedForwardScore(nn.Module):
+    """`tanh(w · h_i + b_i)`, in (-1, 1): that layer as published, with a bias per position, `b` `[max_length]`."""
+
+    def __init__(self, key_size: int, max_length: int, **_):
+        super().__init__()
+        self.score = nn.Linear(key_size, 1, bias=False)
+        self.bias = nn.Parameter(torch.zeros(max_length))
+
+    def forward(self, query: Tensor | None, keys: Tensor) -> Tensor:
+        _check_length("positional_feed_forward", len(self.bias), keys.shape[1])
+        return torch.tanh(self.score(keys).transpose(1, 2) + self.bias[: keys.shape[1]])
+
+
+def _check_length(name: str, longest: int, length: int) -> None:
+    if length > longest:
+        raise ValueError(
+            f'attn_score="{name}" has {longest} positions (max_position_embeddings), and the input has {length}; '
+            "truncate it, or train with a larger max_position_embeddings."
+        )
 
 
 def _check_equal_sizes(name: str, query_size: int, key_size: int) -> None:
@@ -120,5 +136,6 @@ SCORES: dict[str, type[nn.Module]] = {
     "scaled_dot": ScaledDotScore,
     "per_token": PerTokenScore,
     "feed_forward": FeedForwardScore,
+    "positional_feed_forward": PositionalFeedForwardScore,
 }
-WITHOUT_QUERY = (PerTokenScore, FeedForwardScore)
+WITHOUT_QUERY = (PerTokenScore, FeedForwardScore, PositionalFeedForwardScore)

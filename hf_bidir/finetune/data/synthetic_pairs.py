@@ -1,10 +1,15 @@
-"""Two sequence-to-sequence tasks with known alignment: sorting numbers, and converting dates to ISO 8601."""
+"""Two sequence-to-sequence tasks with known alignment: sorting numbers, and converting dates to ISO 8601.
+
+With `length`, the numbers or the date stand among filler words, so that a decoder has to find them in a longer source.
+"""
 
 from dataclasses import dataclass
 from datetime import date, timedelta
 
 import numpy as np
 from datasets import Dataset
+
+from hf_bidir.finetune.data.tokenizer import words_of
 
 FIRST_DAY, LAST_DAY = date(1900, 1, 1), date(2099, 12, 31)
 ORDINALS = {1: "st", 2: "nd", 3: "rd", 21: "st", 22: "nd", 23: "rd", 31: "st"}
@@ -20,27 +25,38 @@ FORMATS = (
     "{number:02}/{day:02}/{year}",
     "{day}-{month:.3}-{year}",
 )
+FILLERS = [f"word{number}" for number in range(100)]
+LENGTHS = (20, 40, 80)
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """The number of rows of each split."""
+    """The number of rows of each split.
+
+    Attributes:
+        train, validation, test: the numbers.
+        length: words and punctuation marks of every source, which is filled up by random words; None adds none.
+    """
 
     train: int
     validation: int
     test: int
+    length: int | None = None
 
     def split(self, seed: int = 0) -> dict[str, Dataset]:
         """Train, validation and test, with the columns `source` and `target`; the same for a seed."""
         sizes = {"train": self.train, "validation": self.validation, "test": self.test}
-        sources, targets = self._rows(np.random.default_rng(seed), sum(sizes.values()))
+        generator = np.random.default_rng(seed)
+        parts, targets = self._rows(generator, sum(sizes.values()))
+        sources = [" ".join(row) if self.length is None else hide(row, self.length, generator) for row in parts]
         ends = np.cumsum(list(sizes.values())).tolist()
         return {
             name: Dataset.from_dict({"source": sources[end - size : end], "target": targets[end - size : end]})
             for (name, size), end in zip(sizes.items(), ends, strict=True)
         }
 
-    def _rows(self, generator: np.random.Generator, rows: int) -> tuple[list[str], list[str]]:
+    def _rows(self, generator: np.random.Generator, rows: int) -> tuple[list[list[str]], list[str]]:
+        """The parts of every source, between which fillers may stand, and the targets."""
         raise NotImplementedError
 
 
@@ -50,11 +66,10 @@ class NumberSorting(Pairs):
 
     count: int = 8
 
-    def _rows(self, generator: np.random.Generator, rows: int) -> tuple[list[str], list[str]]:
+    def _rows(self, generator: np.random.Generator, rows: int) -> tuple[list[list[str]], list[str]]:
         numbers = generator.integers(100, size=(rows, self.count))
-        ordered = np.sort(numbers, axis=1)
-        texts, targets = ([" ".join(map(str, row)) for row in each.tolist()] for each in (numbers, ordered))
-        return texts, targets
+        ordered = np.sort(numbers, axis=1).astype(str).tolist()
+        return numbers.astype(str).tolist(), [" ".join(row) for row in ordered]
 
 
 @dataclass(frozen=True)
@@ -65,11 +80,11 @@ class DateNormalisation(Pairs):
     slashes second. No day is in two splits, so all test days are new.
     """
 
-    def _rows(self, generator: np.random.Generator, rows: int) -> tuple[list[str], list[str]]:
+    def _rows(self, generator: np.random.Generator, rows: int) -> tuple[list[list[str]], list[str]]:
         days = generator.choice((LAST_DAY - FIRST_DAY).days + 1, size=rows, replace=False)
         formats = generator.integers(len(FORMATS), size=rows)
         dates = [FIRST_DAY + timedelta(days=day) for day in days.tolist()]
-        sources = [write_day(day, FORMATS[index]) for day, index in zip(dates, formats, strict=True)]
+        sources = [[write_day(day, FORMATS[index])] for day, index in zip(dates, formats, strict=True)]
         return sources, [day.isoformat() for day in dates]
 
 
@@ -85,7 +100,21 @@ def write_day(day: date, form: str) -> str:
     )
 
 
+def hide(parts: list[str], length: int, generator: np.random.Generator) -> str:
+    """The parts in their order at random places of a text of `length` words, the others from `FILLERS`."""
+    fillers = length - sum(len(words_of(part)) for part in parts)
+    places = np.sort(generator.integers(fillers + 1, size=len(parts)))  # the number of fillers before each part
+    words = [FILLERS[index] for index in generator.integers(len(FILLERS), size=fillers)]
+    for place, part in reversed([*zip(places.tolist(), parts, strict=True)]):
+        words.insert(place, part)
+    return " ".join(words)
+
+
 PAIRS = {
     "sorting": NumberSorting(train=50_000, validation=2000, test=2000),
     "dates": DateNormalisation(train=20_000, validation=2000, test=2000),
+} | {
+    f"{name}-{length}": pairs(train=10_000, validation=1000, test=1000, length=length, **more)
+    for name, pairs, more in (("sorting", NumberSorting, {"count": 5}), ("dates", DateNormalisation, {}))
+    for length in LENGTHS
 }

@@ -23,6 +23,8 @@ SHAPE = (
     "attn_score",
     "attn_query",
     "attn_scale",
+    "attn_scope",
+    "attn_window",
     "attn_selection",
     "dropout",
     "embedding_dropout",

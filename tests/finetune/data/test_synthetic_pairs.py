@@ -1,11 +1,20 @@
 """The synthetic pairs: targets that are right, and test days that training has not seen."""
 
 import re
+from dataclasses import replace
 from datetime import date
 
 import pytest
 
-from hf_bidir.finetune.data.synthetic_pairs import FORMATS, PAIRS, DateNormalisation, NumberSorting, write_day
+from hf_bidir.finetune.data.synthetic_pairs import (
+    FILLERS,
+    FORMATS,
+    PAIRS,
+    DateNormalisation,
+    NumberSorting,
+    write_day,
+)
+from hf_bidir.finetune.data.tokenizer import words_of
 from training import synthetic
 
 DATES = DateNormalisation(train=300, validation=40, test=60)
@@ -43,6 +52,22 @@ def test_no_day_is_in_two_splits():
     assert sum(map(len, days)) == len(set.union(*days)) == 400
 
 
+@pytest.mark.parametrize("pairs", [replace(DATES, length=20), NumberSorting(20, 2, 2, length=20, count=5)])
+def test_sources_of_a_given_length_hide_the_same_numbers_or_dates_among_other_words(pairs):
+    plain, hidden = replace(pairs, length=None).split()["test"], pairs.split()["test"]
+    for short, long in zip(plain, hidden, strict=True):
+        words = words_of(long["source"])
+        assert len(words) == 20
+        assert [word for word in words if word not in FILLERS] == words_of(short["source"])
+        assert long["target"] == short["target"]
+
+
+def test_every_place_of_a_source_may_hold_a_number():
+    sources = NumberSorting(train=300, validation=1, test=1, length=8, count=2).split()["train"]["source"]
+    places = {place for source in sources for place, word in enumerate(source.split()) if word.isdigit()}
+    assert places == set(range(8))
+
+
 @pytest.mark.parametrize("pairs", [DATES, NumberSorting(train=20, validation=2, test=2)])
 def test_a_seed_determines_the_rows(pairs):
     first, again, other = (pairs.split(seed)["train"]["source"][:] for seed in (0, 0, 1))
@@ -52,6 +77,6 @@ def test_a_seed_determines_the_rows(pairs):
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_sets_have_the_sizes_that_their_script_names(name):
-    said = re.search(rf"^  {name} +([\d,]+) ", synthetic.__doc__, re.MULTILINE)[1]
+    said = re.search(rf"^  (?:\S+, )*{name}(?:, \S+)* +([\d,]+) ", synthetic.__doc__, re.MULTILINE)[1]
     pairs = PAIRS[name]
     assert pairs.train + pairs.validation + pairs.test == int(said.replace(",", ""))
