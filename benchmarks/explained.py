@@ -4,11 +4,14 @@ import argparse
 import random
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from math import isnan, nan
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
+from scipy.stats import ttest_1samp
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -27,19 +30,16 @@ class Task:
     """A task of MiniLM.
 
     Attributes:
-        title: for tables.
+        title: the name in tables.
         folder: of its files in DIR, {train,validation,test}.parquet.
         classes: their names; heads are oriented towards the last one.
         text: the column of the texts.
-        tune, heal: options of fine-tuning and of healing where they differ from those of the recipes for SST-2.
     """
 
     title: str
     folder: str
     classes: tuple[str, str] = ("negative", "positive")
     text: str = "text"
-    tune: dict[str, Any] = field(default_factory=dict)
-    heal: dict[str, Any] = field(default_factory=dict)
 
     def file(self, data_dir: Path, split: str) -> Path:
         return data_dir / self.folder / f"{split}.parquet"
@@ -47,14 +47,7 @@ class Task:
 
 TASKS = {
     "sst2": Task("SST-2", "sst2"),
-    # the number of the verb behind [MASK]
-    "agreement": Task("subject-verb agreement", "sva_linzen", ("singular", "plural"), "masked"),
-    "movies": Task(
-        "movie reviews",
-        "movie_rationales",
-        tune={"max_length": 512, "per_device_train_batch_size": 8, "num_train_epochs": 2},
-        heal={"max_length": 128, "per_device_train_batch_size": 12},
-    ),
+    "agreement": Task("subject-verb agreement", "sva_linzen", ("singular", "plural"), "masked"),  # the number of a verb
 }
 
 
@@ -90,6 +83,18 @@ def sample(file: Path, count: int) -> list[dict]:
     """`count` rows of a table, sampled with a fixed seed."""
     rows = read_table(str(file)).to_list()
     return random.Random(0).sample(rows, min(count, len(rows)))
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % t interval of the mean over seeds; NaN for one seed."""
+    found = ttest_1samp(values, 0).confidence_interval()
+    return float(found.low), float(found.high)
+
+
+def mean_in_interval(values: Sequence[float], digits: int) -> str:
+    """The mean with its interval, if there is one."""
+    low, high = interval(values) if len(values) > 1 else (nan, nan)
+    return f"{mean(values):.{digits}f}" + ("" if isnan(low) else f" [{low:.{digits}f}, {high:.{digits}f}]")
 
 
 def words_of(tokenizer, words: Sequence[str], limit: int) -> Example | None:

@@ -1,12 +1,11 @@
 """Train the models whose explanations are measured, with softmax and with TanhMax, and evaluate them.
 
     python benchmarks/explained_models.py --data-dir DIR --model MINILM
-    python benchmarks/explained_models.py --data-dir DIR --model MINILM --tasks movies --seeds 1
 
 MINILM is sentence-transformers/all-MiniLM-L6-v2 or a folder with its weights. For each task and seed, MiniLM is
 fine-tuned with softmax (training/recipes/sst2-minilm-softmax.yaml); the result is made TanhMax and healed on the texts
 of the task without their labels (sst2-minilm-healed.yaml), the default way of `hf-bidir convert --heal`. DIR holds the
-folders sst2, sva_linzen and movie_rationales with {train,validation,test}.parquet. Models go to runs/explained; a
+folders sst2 and sva_linzen with {train,validation,test}.parquet. Models go to runs/explained; a
 finished one is not trained again. Rows go to benchmarks/results/explained_models.csv, per model: test accuracy, the
 share of negative coefficients, the accuracy without them, and the number of heads with a consistent sign.
 """
@@ -37,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
     parser.add_argument("--model", required=True, help="the softmax MiniLM, a folder or a name on the Hub")
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=["sst2", "agreement"])
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     options = parser.parse_args()
     for task in options.tasks:
         for seed in range(options.seeds):
@@ -58,10 +57,10 @@ def trained(task: str, name: str, seed: int, options: argparse.Namespace) -> Pat
     files = {f"{split}_file": data.file(options.data_dir, split) for split in ("train", "validation")}
     given = files | {"text_column": data.text, "seed": seed, "output_dir": folder}
     if name == "softmax":
-        recipe = read_recipe(text_classification.options, RECIPES / "sst2-minilm-softmax.yaml") | LAST | data.tune
+        recipe = read_recipe(text_classification.options, RECIPES / "sst2-minilm-softmax.yaml") | LAST
         text_classification(recipe | {"class_names": list(data.classes), "model_name_or_path": options.model} | given)
     else:
-        recipe = read_recipe(distillation.options, RECIPES / "sst2-minilm-healed.yaml") | LAST | data.heal
+        recipe = read_recipe(distillation.options, RECIPES / "sst2-minilm-healed.yaml") | LAST
         softmax = folder_of(options.runs, task, "softmax", seed)
         distillation(recipe | {"model_name_or_path": softmax} | given)
     return folder

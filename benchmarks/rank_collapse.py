@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from explained import sample
+from explained import interval, sample
 from matplotlib.figure import Figure
 from measure import RESULTS, save_run
 from torch import Tensor
@@ -32,7 +32,6 @@ from tqdm import tqdm
 from hf_bidir import BidirBertConfig, BidirBertModel
 from hf_bidir.common.files import replacing
 from hf_bidir.common.runs import check_runs, has_run, markdown, read_runs, where
-from hf_bidir.common.statistics import compare
 from hf_bidir.explain import load_checkpoint
 from hf_bidir.finetune.data.image_files import read_digits
 from hf_bidir.rank_collapse import STACKS, WITHOUT_NORM, Stack
@@ -133,8 +132,7 @@ def rows_of(found: RankCollapse) -> Iterator[dict[str, Any]]:
 def mean_and_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """The geometric mean, and the 95 % t interval of its logarithm over seeds."""
     logs = np.log10(np.maximum(values, FLOOR))
-    low, high = compare(logs, np.zeros_like(logs), paired=True).interval() or (logs.mean(), logs.mean())
-    return tuple(10 ** np.array([logs.mean(), low, high]))
+    return tuple(10 ** np.array([logs.mean(), *interval(logs)]))
 
 
 def order(runs: pd.DataFrame) -> list[str]:
