@@ -38,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args()
     drawn = {}
-    for (stack, mass), seed in tqdm([*product(product(STACKS, MASSES), range(SEEDS))], unit="layer"):
+    for seed, stack, mass in tqdm([*product(range(SEEDS), STACKS, MASSES)], unit="layer"):
         key = {"stack": stack, "mass": mass, "seed": seed}
         if has_run(RESULTS / f"{NAME}.csv", **key) and seed > 0:
             continue

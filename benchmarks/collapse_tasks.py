@@ -39,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args()
     file = RESULTS / f"{NAME}.csv"
-    for (task, mass), seed in tqdm([*product(product(TOKEN_TASKS, MASSES), range(SEEDS))], unit="network"):
+    for seed, task, mass in tqdm([*product(range(SEEDS), TOKEN_TASKS, MASSES)], unit="network"):
         key = {"task": task, "mass": mass, "seed": seed}
         if not has_run(file, **key):
             found = dict(zip(COLUMNS, accuracies(task, mass, seed), strict=True))

@@ -33,6 +33,7 @@ from hf_bidir import BidirBertConfig, BidirBertModel
 from hf_bidir.common.files import replacing
 from hf_bidir.common.runs import check_runs, has_run, markdown, read_runs, where
 from hf_bidir.explain import load_checkpoint
+from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.image_files import read_digits
 from hf_bidir.rank_collapse import STACKS, WITHOUT_NORM, Stack
 from hf_bidir.rank_collapse.report import RankCollapse, measure_rank_collapse
@@ -43,7 +44,7 @@ RANDOM, DIGITS, SST2 = "random tokens", "digits", "SST-2"
 PATHS = "paths"  # of as many heads as the column says
 MASSES = (0.0, 0.25, 0.5, 0.75, 1.0)
 SEEDS, LENGTH, SEQUENCES, BATCH, PATHS_PER_LENGTH = 5, 64, 2, {SST2: 8, DIGITS: 64}, 20
-FLOOR = 1e-16  # precision of float64; smaller values are drawn here
+FLOOR, ROUNDING = 1e-16, 1e-14  # the precision of float64, where smaller values are drawn; residuals below are errors
 
 
 class Case(NamedTuple):
@@ -112,7 +113,7 @@ def tokens(texts: Sequence[str], length: int, tokenizer: Any, seed: int) -> dict
 
 def digits(processor: Any, seed: int) -> dict[str, Tensor]:
     images = read_digits()["test"].select(range(seed * BATCH[DIGITS], (seed + 1) * BATCH[DIGITS]))
-    return dict(processor(images["image"], return_tensors="pt"))
+    return {"pixel_values": ImageCollator(processor)(images)["pixel_values"]}
 
 
 def rows_of(found: RankCollapse) -> Iterator[dict[str, Any]]:
@@ -135,6 +136,19 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float, float]:
     return tuple(10 ** np.array([logs.mean(), *interval(logs)]))
 
 
+def middle(runs: pd.DataFrame, layer: int) -> float:
+    """The geometric mean of the residual after a layer."""
+    return mean_and_interval(runs[f"residual_{layer}"])[0]
+
+
+def residual(runs: pd.DataFrame, layer: int) -> str:
+    """The geometric mean of the residual after a layer, with its interval."""
+    mean, low, high = (
+        f"{value:.2f}" if value >= 0.01 else f"{value:.0e}" for value in mean_and_interval(runs[f"residual_{layer}"])
+    )
+    return f"{mean} [{low}, {high}]" if middle(runs, layer) > ROUNDING else "rounding"
+
+
 def order(runs: pd.DataFrame) -> list[str]:
     return [stack for stack in [*STACKS, *WITHOUT_NORM, PATHS] if stack in set(runs["stack"])]
 
@@ -147,9 +161,8 @@ def table(runs: pd.DataFrame, kind: str, shown: Sequence[int]) -> str:
     for model, stack in product(runs["model"].unique(), order(runs)):
         found, cells = where(runs, model=model, stack=stack), []
         for layer in shown:
-            middle, low, high = mean_and_interval(found[f"residual_{layer}"])
-            rank = found[f"rank_{layer}"].mean()
-            cells.append(f"{middle:.1e} [{low:.1e}, {high:.1e}]" + ("" if np.isnan(rank) else f" ({rank:.1f})"))
+            rank = found[f"rank_{layer}"].mean() if middle(found, layer) > ROUNDING else np.nan
+            cells.append(residual(found, layer) + ("" if np.isnan(rank) else f" ({rank:.1f})"))
         rows.append([model, stack, *cells])
     return markdown(["model", "stack", *("input" if not layer else f"layer {layer}" for layer in shown)], rows)
 
@@ -162,8 +175,8 @@ def draw(runs: pd.DataFrame, file: Path) -> None:
     panels = figure.subplots(len(inputs), len(stacks), sharex=True, sharey=True, squeeze=False)
     for (row, kind), (column, stack), model in product(enumerate(inputs), enumerate(stacks), models):
         panel, found = panels[row, column], where(runs, input=kind, stack=stack, model=model)
-        middle, low, high = zip(*(mean_and_interval(found[f"residual_{layer}"]) for layer in layers), strict=True)
-        (line,) = panel.plot(layers, middle, marker=".", label=model)
+        means, low, high = zip(*(mean_and_interval(found[f"residual_{layer}"]) for layer in layers), strict=True)
+        (line,) = panel.plot(layers, means, marker=".", label=model)
         panel.fill_between(layers, low, high, alpha=0.25, color=line.get_color(), linewidth=0)
         panel.set(yscale="log", xticks=layers[:: 1 if len(layers) < 10 else 3])
         panel.set_title(stack.replace(", no", ",\nno") if row == 0 else "", fontsize=10)
