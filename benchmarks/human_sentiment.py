@@ -24,6 +24,7 @@ from hf_bidir.common.runs import check_runs, comparisons, has_run, markdown, whe
 from hf_bidir.common.statistics import TESTED
 from hf_bidir.explain import METHODS, token_scores
 
+METHODS_OF_TEXTS = [name for name, method in METHODS.items() if not method.of_patches]
 NAME, KEY = "human_sentiment", ("model", "seed", "method")
 METRICS = {"human_sign": 100, "tau": 1, "tau_of_magnitudes": 1}
 POSITIVE, SEEDS = 1, 3
@@ -33,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
     parser.add_argument("--sentences", type=int, default=200, help="of the test split")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD")
+    parser.add_argument("--methods", nargs="+", choices=METHODS_OF_TEXTS, default=METHODS_OF_TEXTS, metavar="METHOD")
     options = parser.parse_args()
     file = options.data_dir / "sst_trees/test.parquet"
     sentences = sample(file, options.sentences)
@@ -96,7 +97,7 @@ def table(runs: pd.DataFrame, what: str = "means") -> str:
         rows = [[method, column.replace("_", " "), *one.cells()] for (method, column), one in tests.items()]
         return markdown(["method", "measure", *TESTED], rows)
     rows = []
-    for method in METHODS:
+    for method in METHODS_OF_TEXTS:
         for name in MODELS:
             found = where(runs, model=name, method=method)
             cells = [
