@@ -91,5 +91,4 @@ def human_sign(folder: Path, data_dir: Path) -> float:
     model, tokenizer = load(folder)
     sentences = sample(data_dir / "sst_trees/test.parquet", SENTENCES)
     scored = score_words(model, tokenizer, sentences, ["contributions"], folder.name)
-    percent, *_ = agreement([(labels, scores["contributions"]) for _, labels, scores in scored])
-    return float(percent) / 100
+    return agreement([(labels, scores["contributions"]) for _, labels, scores in scored])["human_sign"]

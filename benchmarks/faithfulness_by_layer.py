@@ -1,68 +1,63 @@
 """Which attention measure ranks tokens as erasure and gradients do, layer by layer? The table of Abnar & Zuidema 2020.
 
-    DATA="--train_file DIR/sva_linzen/train.parquet --validation_file DIR/sva_linzen/validation.parquet \\
-        --test_file DIR/sva_linzen/test.parquet --text_column masked --class_names singular plural --eval_steps 0.334"
-    python training/text_classification.py training/recipes/sst2-minilm-softmax.yaml $DATA \\
-        --output_dir runs/agreement-softmax
-    python training/text_classification.py training/recipes/sst2-minilm-softmax.yaml $DATA --attn_activation tanhmax \\
-        --model_name_or_path runs/minilm-healed-barely --output_dir runs/agreement-tanhmax
-    python benchmarks/faithfulness_by_layer.py --data-dir DIR \\
-        --sst2 softmax=runs/sst2-minilm-softmax tanhmax=runs/sst2-minilm-healed-first \\
-        --agreement softmax=runs/agreement-softmax tanhmax=runs/agreement-tanhmax
+    python benchmarks/explained_models.py --data-dir DIR --model MINILM
+    python benchmarks/faithfulness_by_layer.py --data-dir DIR
 
-benchmarks/human_sentiment.py shows how to train the SST-2 models and runs/minilm-healed-barely. `DIR` holds
-sst2/test.parquet and sva_linzen/test.parquet (the number of the verb behind [MASK]). Spearman
-correlation over the word pieces of a sentence between the magnitudes of a measure and those of two references: the
-change of the predicted class's logit when the piece is deleted ("erasure"), and input times gradient ("gradient");
-mean over sentences. The table
-goes to benchmarks/results/faithfulness_by_layer.md.
+DIR holds sst2/test.parquet and sva_linzen/test.parquet (the number of the verb behind [MASK]). Spearman correlation
+over the word pieces of a sentence between the magnitudes of a measure and those of two references: the change of the
+predicted class's logit when the piece is deleted ("erasure"), and input times gradient ("gradient"). Rows go to
+benchmarks/results/faithfulness_by_layer.csv, one for each task, model, seed, reference and measure, with the mean
+over sentences by layer; a row that is there is not measured again. docs/agreement.png shows raw attention, rollout
+and flow of seed 0 on one sentence of subject-verb agreement.
 """
 
 import argparse
 from pathlib import Path
-from statistics import mean
 
 import numpy as np
+import pandas as pd
 import torch
-from explained import load, named_folder, sample
-from measure import write_table
+from explained import MODELS, ROOT, TASKS, add_options, folder_of, load, mean_in_interval, models, sample
+from matplotlib.figure import Figure
+from measure import RESULTS, save_run
 from scipy.stats import spearmanr
+from torch import Tensor
 from tqdm import tqdm
 
+from hf_bidir.common.files import replacing
+from hf_bidir.common.runs import check_runs, comparisons, has_run, markdown, where
+from hf_bidir.common.statistics import TESTED
 from hf_bidir.explain import read_text, token_scores
+from hf_bidir.explain.checkpoint import Example
 
-RESULTS = Path(__file__).parent / "results"
+NAME, KEY = "faithfulness_by_layer", ("task", "model", "seed", "reference", "measure")
 BY_LAYER = ("attention", "rollout", "flow", "values", "contributions")
 REFERENCES = {"erasure": "erasure-token", "gradient": "gradient"}
-TASKS = {"sst2": ("sst2/test.parquet", "text"), "agreement": ("sva_linzen/test.parquet", "masked")}
+SEEDS, SHOWN, LONGEST = 3, ("attention", "rollout", "flow"), 12  # words of the sentence in the figure
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, required=True, help="holds sst2/ and sva_linzen/")
-    for task in TASKS:
-        parser.add_argument(f"--{task}", type=named_folder, nargs="+", default=[], metavar="NAME=FOLDER")
+    add_options(parser)
     parser.add_argument("--sentences", type=int, default=200, help="of each test split")
-    parser.add_argument("--results", type=Path, default=RESULTS / "faithfulness_by_layer.md")
+    parser.add_argument("--figure-only", action="store_true", help="measure nothing, draw docs/agreement.png")
     options = parser.parse_args()
-    rows, layers = [], 0
-    for task, (file, column) in TASKS.items():
-        texts = [row[column] for row in sample(options.data_dir / file, options.sentences)]
-        for name, folder in getattr(options, task):
-            model, tokenizer = load(folder)
-            layers = model.config.num_hidden_layers
-            rows += table_of(model, tokenizer, texts, f"{task}, {name}")
-    notes = (
-        f"{options.sentences} test sentences of each task, special tokens left out of the ranking. Rollout and flow "
-        "of a layer cover the layers up to it. "
-        + " ".join(f"{task}, {name}: `{folder.name}`." for task in TASKS for name, folder in getattr(options, task))
-    )
-    header = ["model", "reference", "measure", *(f"layer {layer}" for layer in range(layers))]
-    write_table(options.results, "Spearman correlation with erasure and gradients", notes, header, rows, "cpu")
+    for task, data in TASKS.items():
+        file = data.file(options.data_dir, "test")
+        texts = [row[data.text] for row in sample(file, options.sentences)]
+        for name, seed, folder in [] if options.figure_only else models(options, task):
+            key = {"task": task, "model": name, "seed": seed}
+            if not has_run(RESULTS / f"{NAME}.csv", **key):
+                for row in correlations(*load(folder), texts, f"{task}, {name}, seed {seed}"):
+                    save_run(NAME, KEY, key | row, file)
+    folders = {name: folder_of(options.runs, "agreement", name, seed=0) for name in MODELS}
+    if all(folder.is_dir() for folder in folders.values()):
+        rows = sample(TASKS["agreement"].file(options.data_dir, "test"), options.sentences)
+        draw(folders, [row for row in rows if row["n_attractors"]], ROOT / "docs/agreement.png")
 
 
-def table_of(model, tokenizer, texts: list[str], name: str) -> list[list[str]]:
-    """One row per reference and measure, one column per layer."""
+def correlations(model, tokenizer, texts: list[str], name: str) -> list[dict[str, object]]:
+    """A row for each reference and measure: its mean correlation by layer."""
     layers = range(model.config.num_hidden_layers)
     found = {(reference, measure): [[] for _ in layers] for reference in REFERENCES for measure in BY_LAYER}
     for text in tqdm(texts, desc=name, unit="sentence"):
@@ -78,13 +73,81 @@ def table_of(model, tokenizer, texts: list[str], name: str) -> list[list[str]]:
             for layer in layers:
                 measured = sizes(measure, layer=layer)
                 for reference, values in references.items():
-                    correlation = spearmanr(measured, values).statistic
-                    if not np.isnan(correlation):
-                        found[reference, measure][layer].append(correlation)
+                    found[reference, measure][layer].append(spearmanr(measured, values).statistic)
     return [
-        [name, *key, *(f"{mean(values):.2f}" if values else "" for values in by_layer)]
-        for key, by_layer in found.items()
+        {"reference": reference, "measure": measure}
+        | {
+            f"layer_{layer}": None if np.isnan(values).all() else np.nanmean(values)
+            for layer, values in enumerate(by_layer)
+        }
+        for (reference, measure), by_layer in found.items()
     ]
+
+
+def columns(runs: pd.DataFrame) -> list[str]:
+    return sorted(runs.filter(like="layer_").columns)
+
+
+def table(runs: pd.DataFrame, what: str = "means", reference: str = "erasure") -> str:
+    """The tables of benchmarks/results/faithfulness_by_layer.md: means, or "differences" of TanhMax and softmax."""
+    check_runs(runs, ("task", "model", "reference", "measure"), SEEDS)
+    runs = where(runs, reference=reference)
+    if what == "differences":
+        ends = dict.fromkeys((columns(runs)[0], columns(runs)[-1]), 1)
+        tests = comparisons(runs, ("task", "measure"), "model", ("tanhmax", "softmax"), ends)
+        rows = [[TASKS[task].title, measure, layer.replace("_", " "), *one.cells(2)]
+                for (task, measure, layer), one in tests.items()]  # fmt: skip
+        return markdown(["task", "measure", "layer", *TESTED], rows)
+    rows = [
+        [TASKS[task].title, name, measure]
+        + [mean_in_interval(where(runs, task=task, model=name, measure=measure)[layer], 2) for layer in columns(runs)]
+        for task in TASKS for name in MODELS for measure in BY_LAYER
+    ]  # fmt: skip
+    return markdown(["task", "model", "measure", *(name.replace("_", " ") for name in columns(runs))], rows)
+
+
+# the figure
+
+
+def draw(folders: dict[str, Path], rows: list[dict], file: Path) -> None:
+    """Raw attention, rollout and flow of seed 0 on one sentence; a row of panels for each model."""
+    loaded = {name: load(folder) for name, folder in folders.items()}
+    text, predicted = chosen(loaded, rows)
+    figure = Figure(figsize=(12, 5.2), layout="constrained")
+    panels = figure.subplots(len(loaded), len(SHOWN), sharex=True, sharey=True)
+    for row, (name, (model, tokenizer)) in zip(panels, loaded.items(), strict=True):
+        example = read_text(tokenizer, text, model.config.max_position_embeddings)
+        words = [
+            index for index, special in enumerate(example.special) if not special or example.tokens[index] == "[MASK]"
+        ]
+        layers = range(model.config.num_hidden_layers)
+        for panel, measure in zip(row, SHOWN, strict=True):
+            scores = torch.stack([by_word(model, example, measure, layer) for layer in layers])[:, words]
+            image = panel.imshow(scores / scores.sum(1, keepdim=True), cmap="Reds", vmin=0, aspect="auto")
+            panel.set_title(f"{name}: {'raw attention' if measure == 'attention' else measure}", fontsize=10)
+            panel.set_xticks(range(len(words)), [example.tokens[index] for index in words], rotation=60, ha="right")
+            panel.set_yticks(layers)
+            figure.colorbar(image, ax=panel)
+        row[0].set_ylabel("layer")
+    figure.supxlabel(f"share of a layer's sum over words; both models predict a {predicted} verb", fontsize=9)
+    with replacing(file) as temporary:
+        figure.savefig(temporary, dpi=100)
+
+
+def chosen(loaded: dict[str, tuple], rows: list[dict]) -> tuple[str, str]:
+    """The first short sentence with an attractor that all models get right, and its class."""
+    data = TASKS["agreement"]
+    for row in rows:
+        inputs = next(iter(loaded.values()))[1](row[data.text], return_tensors="pt")
+        short = len(row[data.text].split()) <= LONGEST
+        if short and all(model(**inputs).logits.argmax() == row["label"] for model, _ in loaded.values()):
+            return row[data.text], data.classes[row["label"]]
+    raise ValueError("no sentence is short enough and predicted correctly by all models")
+
+
+def by_word(model, example: Example, measure: str, layer: int) -> Tensor:
+    scores = token_scores(model, example.inputs, measure, None, layer=layer)[0]
+    return example.by_token(scores, add=measure != "flow")
 
 
 if __name__ == "__main__":

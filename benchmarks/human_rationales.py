@@ -1,5 +1,7 @@
-"""Do explanations agree with human rationales? Movie reviews of ERASER.
+"""Do explanations agree with human rationales? Movie reviews of ERASER; exploratory, with one seed.
 
+    python training/distill.py training/recipes/minilm-healed.yaml --max_steps 30 --keep_signs false \\
+        --output_dir runs/minilm-healed-barely
     DATA="--train_file DIR/train.parquet --validation_file DIR/validation.parquet --test_file DIR/test.parquet \\
         --max_length 512 --per_device_train_batch_size 8 --num_train_epochs 2 --eval_steps 0.5"
     python training/text_classification.py training/recipes/sst2-minilm-softmax.yaml $DATA \\
@@ -9,19 +11,19 @@
     python benchmarks/human_rationales.py --data-dir DIR \\
         --models softmax=runs/movies-softmax tanhmax=runs/movies-tanhmax
 
-benchmarks/human_sentiment.py shows how to train runs/minilm-healed-barely. `DIR` is movie_rationales with
-{train,test}.parquet. The measure is the area under the precision-recall curve of the scores for the true class against
-the words marked by people, mean over documents, which are truncated to --max-length word pieces. The table goes to
-benchmarks/results/human_rationales.md.
+`DIR` is movie_rationales with {train,validation,test}.parquet. The measure is the area under the precision-recall
+curve of the scores for the true class against the words marked by people, mean over documents, which are truncated to
+--max-length word pieces. The table goes to benchmarks/results/human_rationales.md.
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 
 import numpy as np
 import torch
-from explained import load, mean_and_error, named_folder, orient, sample, words_of
+from explained import load, orient, sample, words_of
 from joblib import Parallel, delayed
 from measure import write_table
 from sklearn.metrics import average_precision_score
@@ -55,11 +57,26 @@ def main() -> None:
                  for method, values in found.items()]  # fmt: skip
     notes = (
         f"Test split, the first {options.max_length} word pieces of {len(shares)} documents with a rationale in them. "
-        f"{mean(shares):.0%} of their words are marked, the score of a random ranking; mean ± standard error. "
+        f"{mean(shares):.0%} of their words are marked, the score of a random ranking; mean ± standard error over "
+        "documents of one model each (one seed). "
         + " ".join(f"{name}: `{folder.name}`." for name, folder in options.models)
     )
     header = ["model", "method", "AUPRC, all documents", f"AUPRC, first {options.slow_documents}"]
     write_table(options.results, "Explanations and human rationales", notes, header, rows, "cpu")
+
+
+def named_folder(word: str) -> tuple[str, Path]:
+    """`NAME=FOLDER` of the command line."""
+    name, _, folder = word.partition("=")
+    if not Path(folder).is_dir():
+        raise argparse.ArgumentTypeError(f"expected NAME=FOLDER of a checkpoint, got {word}")
+    return name, Path(folder)
+
+
+def mean_and_error(values: Sequence[float]) -> str:
+    """Mean ± standard error; without the error for a single value, empty without values."""
+    error = f" ± {stdev(values) / len(values) ** 0.5:.3f}" if len(values) > 1 else ""
+    return f"{mean(values):.3f}{error}" if values else ""
 
 
 def areas(name: str, folder: Path, documents, train, options) -> tuple[dict[str, list[float]], list[float]]:

@@ -1,70 +1,59 @@
-"""Do signed explanations agree with human word sentiment? Stanford Sentiment Treebank, a trained SST-2 model.
+"""Do signed explanations agree with human word sentiment? Stanford Sentiment Treebank, MiniLM fine-tuned on SST-2.
 
-    python training/text_classification.py training/recipes/sst2-minilm-softmax.yaml
-    python training/distill.py training/recipes/minilm-healed.yaml --max_steps 30 --keep_signs false \\
-        --output_dir runs/minilm-healed-barely
-    python training/text_classification.py training/recipes/sst2-minilm-softmax.yaml \\
-        --attn_activation tanhmax --model_name_or_path runs/minilm-healed-barely \\
-        --output_dir runs/sst2-minilm-healed-first
-    python benchmarks/human_sentiment.py --data-dir DIR \\
-        --models softmax=runs/sst2-minilm-softmax tanhmax=runs/sst2-minilm-healed-first
+    python benchmarks/explained_models.py --data-dir DIR --model MINILM --tasks sst2
+    python benchmarks/human_sentiment.py --data-dir DIR
 
-The recipes show how to read local files instead. `DIR` holds sst_trees/{train,test}.parquet. Every method scores each
-word for the class "positive"; people labelled the words out of context from very negative (-2) to very positive (2).
-Methods that need oriented heads orient them by training sentences. The table goes to
-benchmarks/results/human_sentiment.md, scatter plots of mean coefficients per word to figures beside it.
+DIR holds sst2/train.parquet and sst_trees/test.parquet. Every method scores each word for the class "positive"; people
+labelled the words out of context from very negative (-2) to very positive (2). Heads are oriented by training
+sentences. Rows go to benchmarks/results/human_sentiment.csv, one for each model, seed and method: the share of polar
+words whose score has the sign of the label, and Kendall's tau-b within a sentence of score and label, and of their
+magnitudes. A row that is there is not measured again.
 """
 
 import argparse
-from collections import defaultdict
-from pathlib import Path
-from statistics import mean
+from collections.abc import Mapping
 
 import numpy as np
-from explained import load, mean_and_error, named_folder, orient, sample, words_of
-from measure import write_table
+import pandas as pd
+from explained import MODELS, TASKS, add_options, load, mean_in_interval, models, orient, sample, words_of
+from measure import RESULTS, save_run
 from scipy.stats import kendalltau
 from tqdm import tqdm
 
-from hf_bidir.explain import METHODS, token_scores, word_scatter
+from hf_bidir.common.runs import check_runs, comparisons, has_run, markdown, where
+from hf_bidir.common.statistics import TESTED
+from hf_bidir.explain import METHODS, token_scores
 
-RESULTS = Path(__file__).parent / "results"
-POSITIVE = 1
 METHODS_OF_TEXTS = [name for name, method in METHODS.items() if not method.of_patches]
+NAME, KEY = "human_sentiment", ("model", "seed", "method")
+METRICS = {"human_sign": 100, "tau": 1, "tau_of_magnitudes": 1}
+POSITIVE, SEEDS = 1, 3
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, required=True, help="holds sst_trees/{train,test}.parquet")
-    parser.add_argument("--models", type=named_folder, nargs="+", required=True, metavar="NAME=FOLDER")
+    add_options(parser)
     parser.add_argument("--sentences", type=int, default=200, help="of the test split")
     parser.add_argument("--methods", nargs="+", choices=METHODS_OF_TEXTS, default=METHODS_OF_TEXTS, metavar="METHOD")
-    parser.add_argument("--results", type=Path, default=RESULTS / "human_sentiment.md")
     options = parser.parse_args()
-    sentences = sample(options.data_dir / "sst_trees/test.parquet", options.sentences)
-    train = [row["text"] for row in sample(options.data_dir / "sst_trees/train.parquet", 256)]
-    rows, positive_share = [], None
-    for name, folder in options.models:
+    file = options.data_dir / "sst_trees/test.parquet"
+    sentences = sample(file, options.sentences)
+    train = [row["text"] for row in sample(TASKS["sst2"].file(options.data_dir, "train"), 256)]
+    for name, seed, folder in models(options, "sst2"):
+        key = {"model": name, "seed": seed}
+        if has_run(RESULTS / f"{NAME}.csv", **key):
+            continue
         model, tokenizer = load(folder)
         orient(model, tokenizer, train, POSITIVE)
-        scored = score_words(model, tokenizer, sentences, options.methods, name)
-        positive_share = share_of_positive(scored)
-        rows += [[name, method, *agreement([(labels, scores[method]) for _, labels, scores in scored])]
-                 for method in options.methods]  # fmt: skip
-        if "signed-attention" in options.methods:
-            draw(scored, name, options.results.with_name(f"{options.results.stem}_{name}.png"))
-    notes = (
-        f"{len(sentences)} sentences of the test split, {positive_share:.0%} of their polar words positive, the score "
-        "of an unsigned method in the first column. τ: Kendall's tau-b within a sentence, mean ± standard error over "
-        "sentences with a polar word, of the signed score with the label, and of their magnitudes. "
-        + " ".join(f"{name}: `{folder.name}`." for name, folder in options.models)
-    )
-    header = ["model", "method", "human sign, % of polar words", "τ, signed", "τ, magnitude"]
-    write_table(options.results, "Explanations and human word sentiment", notes, header, rows, "cpu")
+        scored = score_words(model, tokenizer, sentences, options.methods, f"{name}, seed {seed}")
+        for method in options.methods:
+            found = agreement([(labels, scores[method]) for _, labels, scores in scored])
+            always = agreement([(labels, np.ones(len(labels))) for _, labels, _ in scored])["human_sign"]
+            save_run(NAME, KEY, key | {"method": method} | found | {"always_positive": always}, file)
 
 
 def score_words(model, tokenizer, sentences, methods, name) -> list[tuple]:
-    """Words, labels -2 to 2 and scores by method of every sentence that is not truncated."""
+    """Words, labels -2 to 2 and scores by method of every sentence that has a polar word and is not truncated."""
     scored = []
     for row in tqdm(sentences, desc=name, unit="sentence"):
         example = words_of(tokenizer, row["tokens"], model.config.max_position_embeddings)
@@ -81,34 +70,41 @@ def score_words(model, tokenizer, sentences, methods, name) -> list[tuple]:
     return scored
 
 
-def agreement(scored: list[tuple[np.ndarray, np.ndarray]]) -> list[str]:
-    """Percent of polar words with the sign of the label, and both taus."""
+def agreement(scored: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, float | None]:
+    """The share of polar words with the sign of the label, both mean taus, and the number of sentences."""
     labels, scores = (np.concatenate(part) for part in zip(*scored, strict=True))
     polar = labels != 0
-    same = 100 * np.mean(np.sign(scores[polar]) == np.sign(labels[polar]))
-    return [f"{same:.1f}", taus(scored), taus([(abs(label), abs(score)) for label, score in scored])]
+    return {
+        "human_sign": float(np.mean(np.sign(scores[polar]) == np.sign(labels[polar]))),
+        "tau": mean_tau(scored),
+        "tau_of_magnitudes": mean_tau([(abs(label), abs(score)) for label, score in scored]),
+        "sentences": len(scored),
+    }
 
 
-def taus(scored: list[tuple[np.ndarray, np.ndarray]]) -> str:
-    values = [kendalltau(labels, scores).statistic for labels, scores in scored]
-    return mean_and_error([value for value in values if not np.isnan(value)])
+def mean_tau(scored: list[tuple[np.ndarray, np.ndarray]]) -> float | None:
+    """The mean over sentences in which both vary; None if there are none."""
+    taus = np.array([kendalltau(labels, scores).statistic for labels, scores in scored])
+    return None if np.isnan(taus).all() else float(np.nanmean(taus))
 
 
-def share_of_positive(scored: list[tuple]) -> float:
-    labels = np.concatenate([labels for _, labels, _ in scored])
-    return np.mean(labels[labels != 0] > 0)
-
-
-def draw(scored: list[tuple], name: str, path: Path) -> None:
-    """The paper's figure: the mean oriented coefficient of every word, by its human label."""
-    found = defaultdict(list)
-    for words, labels, scores in scored:
-        for word, label, score in zip(words, labels, scores["signed-attention"], strict=True):
-            found[word.lower(), int(np.sign(label))].append(score)
-    words, polarity = zip(*found, strict=True)
-    means, counts = [mean(values) for values in found.values()], [len(values) for values in found.values()]
-    caption = f"{name}: mean over occurrences of the first token's coefficients in the last layer, mean over heads"
-    word_scatter(words, means, polarity, counts, caption=caption, path=path)
+def table(runs: pd.DataFrame, what: str = "means") -> str:
+    """The tables of benchmarks/results/human_sentiment.md: means, or "differences" of TanhMax and softmax."""
+    check_runs(runs, ("model", "method"), SEEDS)
+    if what == "differences":
+        columns: Mapping[str, float] = {"human_sign": 100, "tau": 100}
+        tests = comparisons(runs, ("method",), "model", ("tanhmax", "softmax"), columns)
+        rows = [[method, column.replace("_", " "), *one.cells()] for (method, column), one in tests.items()]
+        return markdown(["method", "measure", *TESTED], rows)
+    rows = []
+    for method in METHODS_OF_TEXTS:
+        for name in MODELS:
+            found = where(runs, model=name, method=method)
+            cells = [
+                mean_in_interval(scale * found[column], 1 if scale > 1 else 3) for column, scale in METRICS.items()
+            ]
+            rows.append([method, name, *cells])
+    return markdown(["method", "model", "human sign, %", "τ, signed", "τ, magnitude"], rows)
 
 
 if __name__ == "__main__":

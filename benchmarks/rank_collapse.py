@@ -1,67 +1,191 @@
-"""Does a deep stack suffer rank collapse, with softmax and with TanhMax?
+"""Do a model's tokens become equal with depth, with softmax and with TanhMax, and which parts prevent it?
 
-    python benchmarks/rank_collapse.py
+    python training/distill.py training/recipes/minilm-healed.yaml --model_name_or_path MINILM \\
+        --train_file DIR/imdb/train.parquet DIR/sst2/train.parquet \\
+        --validation_file DIR/imdb/test.parquet DIR/sst2/validation.parquet
+    python benchmarks/rank_collapse.py --data-dir DIR --minilm MINILM
 
-A BERT-base-shaped stack of 12 layers with random weights, as transformers initialises them, on random tokens; in double
-precision. Means over seeds. The table goes to benchmarks/results/rank_collapse.md, the figure to
-docs/rank-collapse.png.
+Random stacks: 12 layers with BERT-base's shape and random weights, as transformers initialises them, on random tokens;
+the seed is that of weights and tokens. MiniLM: sentence-transformers/all-MiniLM-L6-v2 or a folder with its weights, and
+its copy that the first command makes TanhMax and heals; on sentences of SST-2 and on reviews of IMDB, both test splits.
+Digits: the two ViTs in model_cards/ on test images. For MiniLM and digits, a seed stands for a batch of examples. All
+in double precision. Rows go to benchmarks/results/rank_collapse.csv, one for each input, model, stack and seed; a row
+that is there is not measured again. Figures go to docs/rank-collapse.png and docs/rank-collapse-minilm.png.
 """
 
 import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
+import pandas as pd
 import torch
-from measure import write_table
+from explained import interval, sample
+from matplotlib.figure import Figure
+from measure import RESULTS, save_run
+from torch import Tensor
 from tqdm import tqdm
 
 from hf_bidir import BidirBertConfig, BidirBertModel
-from hf_bidir.rank_collapse.report import RankCollapse, draw_rank_collapse, measure_rank_collapse
+from hf_bidir.common.files import replacing
+from hf_bidir.common.runs import check_runs, has_run, markdown, read_runs, where
+from hf_bidir.explain import load_checkpoint
+from hf_bidir.finetune.data.image_data import ImageCollator
+from hf_bidir.finetune.data.image_files import read_digits
+from hf_bidir.rank_collapse import STACKS, WITHOUT_NORM, Stack
+from hf_bidir.rank_collapse.report import RankCollapse, measure_rank_collapse
 
 ROOT = Path(__file__).resolve().parent.parent
+NAME, KEY = "rank_collapse", ("input", "model", "stack", "seed")
+RANDOM, DIGITS, SST2 = "random tokens", "digits", "SST-2"
+PATHS = "paths"  # of as many heads as the column says
 MASSES = (0.0, 0.25, 0.5, 0.75, 1.0)
-HEADER = ["λ", "stack", "input", "layer 1", "layer 2", "layer 3", "layer 6", "layer 12"]
-SHOWN = (0, 1, 2, 3, 6, 12)
+SEEDS, LENGTH, SEQUENCES, BATCH, PATHS_PER_LENGTH = 5, 64, 2, {SST2: 8, DIGITS: 64}, 20
+FLOOR, ROUNDING = 1e-16, 1e-14  # the precision of float64, where smaller values are drawn; residuals below are errors
+
+
+class Case(NamedTuple):
+    """One model on one kind of input; both functions take the seed."""
+
+    input: str
+    model: str
+    load: Callable[[int], tuple[Any, Any]]  # the model and its processor
+    read: Callable[[Any, int], Mapping[str, Tensor]]
+    stacks: Mapping[str, Stack]
+    data: Sequence[Path]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3, help="of weights and tokens")
-    parser.add_argument("--length", type=int, default=64, help="tokens")
-    parser.add_argument("--paths", type=int, default=20, help="number of random paths per length and seed")
-    parser.add_argument("--picture", type=Path, default=ROOT / "docs/rank-collapse.png")
-    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results/rank_collapse.md")
-    options = parser.parse_args()
-    measured = {f"λ = {mass:g}": measure(mass, options) for mass in tqdm(MASSES, unit="model")}
+    parser.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="holds sst2/ and imdb/")
+    parser.add_argument("--minilm", required=True, help="the softmax MiniLM, a folder or a name on the Hub")
+    parser.add_argument("--healed", type=Path, default=ROOT / "runs/minilm-healed", help="the TanhMax MiniLM")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[32, 128, 512], help="of reviews, in tokens")
+    file = RESULTS / f"{NAME}.csv"
+    for case, seed in tqdm([*product(cases(parser.parse_args()), range(SEEDS))], unit="batch"):
+        key = {"input": case.input, "model": case.model, "seed": seed}
+        if not has_run(file, **key, stack=PATHS):  # the last row of a batch
+            model, processor = case.load(seed)
+            found = measure_rank_collapse(model, case.read(processor, seed), PATHS_PER_LENGTH, case.stacks)
+            for row in rows_of(found):
+                save_run(NAME, KEY, key | row, *case.data)
+    runs = read_runs(file)
+    draw(where(runs, input=RANDOM), ROOT / "docs/rank-collapse.png")
+    draw(runs[~runs["input"].isin([RANDOM, DIGITS])], ROOT / "docs/rank-collapse-minilm.png")
+
+
+def cases(options: argparse.Namespace) -> Iterator[Case]:
+    for mass in MASSES:
+        yield Case(RANDOM, f"λ = {mass:g}", partial(new_model, mass), random_tokens, STACKS, ())
+    for name in ("softmax", "TanhMax"):
+        card = ROOT / "model_cards" / f"digits-{name.lower()}"
+        yield Case(DIGITS, name, partial(saved, card), digits, STACKS, ())
+    texts = {SST2: ("sst2", 64)} | {f"IMDB, {length} tokens": ("imdb", length) for length in options.lengths}
+    for kind, (folder, length) in texts.items():
+        data = options.data_dir / folder / "test.parquet"
+        rows = [row["text"] for row in sample(data, SEEDS * BATCH[SST2])]
+        for name, source in (("softmax", options.minilm), ("TanhMax", options.healed)):
+            read = partial(tokens, rows, length)
+            yield Case(kind, name, partial(saved, source), read, STACKS | WITHOUT_NORM, [data])
+
+
+def new_model(mass: float, seed: int) -> tuple[BidirBertModel, None]:
+    torch.manual_seed(seed)
+    return BidirBertModel(BidirBertConfig(attn_negative_mass=mass)).eval(), None
+
+
+def random_tokens(_: None, seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {"input_ids": torch.randint(BidirBertConfig().vocab_size, (SEQUENCES, LENGTH), generator=generator)}
+
+
+def saved(source: str | Path, _: int) -> tuple[Any, Any]:
+    return load_checkpoint(source)
+
+
+def tokens(texts: Sequence[str], length: int, tokenizer: Any, seed: int) -> dict[str, Tensor]:
+    batch = list(texts[seed::SEEDS])
+    return dict(tokenizer(batch, padding=True, truncation=True, max_length=length, return_tensors="pt"))
+
+
+def digits(processor: Any, seed: int) -> dict[str, Tensor]:
+    images = read_digits()["test"].select(range(seed * BATCH[DIGITS], (seed + 1) * BATCH[DIGITS]))
+    return {"pixel_values": ImageCollator(processor)(images)["pixel_values"]}
+
+
+def rows_of(found: RankCollapse) -> Iterator[dict[str, Any]]:
+    """The stack, and residual and stable rank by layer, four digits each."""
+    for stack, residuals in (found.stacks | {PATHS: found.paths.median(1).values}).items():
+        columns = {"residual": residuals} | ({"rank": found.ranks[stack]} if stack != PATHS else {})
+        yield {"stack": stack} | {
+            f"{name}_{layer}": float(f"{value:.4g}")
+            for name, values in columns.items()
+            for layer, value in enumerate(values.tolist())
+        }
+
+
+# tables and figures
+
+
+def mean_and_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """The geometric mean, and the 95 % t interval of its logarithm over seeds."""
+    logs = np.log10(np.maximum(values, FLOOR))
+    return tuple(10 ** np.array([logs.mean(), *interval(logs)]))
+
+
+def middle(runs: pd.DataFrame, layer: int) -> float:
+    """The geometric mean of the residual after a layer."""
+    return mean_and_interval(runs[f"residual_{layer}"])[0]
+
+
+def residual(runs: pd.DataFrame, layer: int) -> str:
+    """The geometric mean of the residual after a layer, with its interval."""
+    mean, low, high = (
+        f"{value:.2f}" if value >= 0.01 else f"{value:.0e}" for value in mean_and_interval(runs[f"residual_{layer}"])
+    )
+    return f"{mean} [{low}, {high}]" if middle(runs, layer) > ROUNDING else "rounding"
+
+
+def order(runs: pd.DataFrame) -> list[str]:
+    return [stack for stack in [*STACKS, *WITHOUT_NORM, PATHS] if stack in set(runs["stack"])]
+
+
+def table(runs: pd.DataFrame, kind: str, shown: Sequence[int]) -> str:
+    """Relative residual with its interval, and stable rank, on one kind of input after some layers (0: before)."""
+    runs = where(runs, input=kind)
+    check_runs(runs, ("input", "model", "stack"), SEEDS)
     rows = []
-    for name, found in measured.items():
-        mass = name.removeprefix("λ = ")
-        rows += [[mass, stack, *(f"{curve[layer]:.1e} ({found.ranks[stack][layer]:.1f})" for layer in SHOWN)]
-                 for stack, curve in found.stacks.items()]  # fmt: skip
-        middle = found.paths.median(1).values
-        rows.append([mass, "paths through this many heads (median)", *(f"{middle[layer]:.1e}" for layer in SHOWN)])
-    draw_rank_collapse(measured, options.picture)
-    notes = (
-        f"Relative residual ‖res(X)‖ / ‖X‖ (Dong et al. 2021) of {options.length} tokens, mean over {options.seeds} "
-        "seeds and two sequences each; 0 where all tokens are equal. In brackets the stable rank of the residual, "
-        "which is rounding where the residual is below 1e-14. λ = 0 is softmax, λ = 1 is TanhMax. All stacks have "
-        "layer normalisation."
-    )
-    write_table(options.results, "Rank collapse", notes, HEADER, rows, "cpu")
+    for model, stack in product(runs["model"].unique(), order(runs)):
+        found, cells = where(runs, model=model, stack=stack), []
+        for layer in shown:
+            rank = found[f"rank_{layer}"].mean() if middle(found, layer) > ROUNDING else np.nan
+            cells.append(residual(found, layer) + ("" if np.isnan(rank) else f" ({rank:.1f})"))
+        rows.append([model, stack, *cells])
+    return markdown(["model", "stack", *("input" if not layer else f"layer {layer}" for layer in shown)], rows)
 
 
-def measure(mass: float, options: argparse.Namespace) -> RankCollapse:
-    """The mean over seeds for one negative mass."""
-    found = []
-    for seed in range(options.seeds):
-        torch.manual_seed(seed)
-        model = BidirBertModel(BidirBertConfig(attn_negative_mass=mass)).eval()
-        inputs = {"input_ids": torch.randint(model.config.vocab_size, (2, options.length))}
-        found.append(measure_rank_collapse(model, inputs, options.paths))
-    stacks, ranks = (
-        {name: torch.stack([part[name] for part in parts]).mean(0) for name in parts[0]}
-        for parts in ([one.stacks for one in found], [one.ranks for one in found])
-    )
-    return RankCollapse(stacks, ranks, torch.cat([one.paths for one in found], 1))
+def draw(runs: pd.DataFrame, file: Path) -> None:
+    """A row of panels per input, a column per stack, a line per model with its interval over seeds."""
+    inputs, models, stacks = runs["input"].unique(), runs["model"].unique(), order(runs)
+    layers = range(runs.filter(like="residual_").notna().any().sum())
+    figure = Figure(figsize=(2.4 * len(stacks) + 1, 2.5 * len(inputs) + 1), layout="constrained")
+    panels = figure.subplots(len(inputs), len(stacks), sharex=True, sharey=True, squeeze=False)
+    for (row, kind), (column, stack), model in product(enumerate(inputs), enumerate(stacks), models):
+        panel, found = panels[row, column], where(runs, input=kind, stack=stack, model=model)
+        means, low, high = zip(*(mean_and_interval(found[f"residual_{layer}"]) for layer in layers), strict=True)
+        (line,) = panel.plot(layers, means, marker=".", label=model)
+        panel.fill_between(layers, low, high, alpha=0.25, color=line.get_color(), linewidth=0)
+        panel.set(yscale="log", xticks=layers[:: 1 if len(layers) < 10 else 3])
+        panel.set_title(stack.replace(", no", ",\nno") if row == 0 else "", fontsize=10)
+        panel.set_xlabel("heads on the path" if stack == PATHS else "layer")
+        panel.set_ylabel(f"{kind}\nrelative residual" if column == 0 else "")
+    handles, names = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names))
+    with replacing(file) as temporary:
+        figure.savefig(temporary, dpi=100)
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ def token_scores(
     check_method(method, layer, head)
     inputs = prepared_inputs(model, inputs)
     if method not in methods_of(model):
-        needed = "an image with patches" if METHODS[method].of_patches else "attention between tokens"
+        needed = "image patches" if METHODS[method].of_patches else "attention between tokens"
         raise ValueError(
             f"{method} needs {needed}, which {type(model).__name__} does not have; choose one of "
             f"{', '.join(methods_of(model))}."

@@ -2,6 +2,7 @@
 
 from hf_bidir.rank_collapse.measures import (
     STACKS,
+    WITHOUT_NORM,
     Stack,
     layer_residuals,
     layer_states,
@@ -14,6 +15,7 @@ from hf_bidir.rank_collapse.paths import bare_attention, path_states
 
 __all__ = [
     "STACKS",
+    "WITHOUT_NORM",
     "Stack",
     "bare_attention",
     "layer_residuals",

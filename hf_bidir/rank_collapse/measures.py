@@ -16,10 +16,11 @@ from hf_bidir.explain.running import keep_mask_of, prepared_inputs, record_coeff
 
 @dataclass(frozen=True)
 class Stack:
-    """The parts of a Transformer layer kept beside attention and layer normalisation."""
+    """The parts of a Transformer layer kept beside attention."""
 
     skip: bool
     mlp: bool
+    norm: bool = True  # layer normalisation
 
 
 STACKS = {
@@ -27,6 +28,11 @@ STACKS = {
     "with skip connections": Stack(skip=True, mlp=False),
     "with MLP": Stack(skip=False, mlp=True),
     "with both": Stack(skip=True, mlp=True),
+}
+# Not among STACKS: the states of a new TanhMax model, whose coefficients are about s / N, vanish in a few such layers.
+WITHOUT_NORM = {
+    "attention only, no layer norm": Stack(skip=False, mlp=False, norm=False),
+    "with both, no layer norm": Stack(skip=True, mlp=True, norm=False),
 }
 
 
@@ -121,21 +127,24 @@ def _step(layer: nn.Module, states: Tensor, keep: Tensor, stack: Stack) -> Tenso
 
 def _bert_step(layer: nn.Module, states: Tensor, keep: Tensor, stack: Stack) -> Tensor:
     """BERT normalises after the skip connection, also where that is removed."""
-    context = layer.attention.self(states, keep)[0]
-    mixed = layer.attention.output(context, states if stack.skip else torch.zeros_like(states))
-    if not stack.mlp:
-        return mixed
-    return layer.output(layer.intermediate(mixed), mixed if stack.skip else torch.zeros_like(mixed))
+
+    def half(output: nn.Module, changed: Tensor, states: Tensor) -> Tensor:
+        mixed = output.dense(changed) + (states if stack.skip else 0)
+        return output.LayerNorm(mixed) if stack.norm else mixed
+
+    mixed = half(layer.attention.output, layer.attention.self(states, keep)[0], states)
+    return half(layer.output, layer.intermediate(mixed), mixed) if stack.mlp else mixed
 
 
 def _image_step(layer: nn.Module, states: Tensor, keep: Tensor, stack: Stack) -> Tensor:
     """ViT normalises the inputs of attention and MLP, not their outputs."""
-    mixed = layer.attention(layer.layernorm_before(states))
+    before, after = (layer.layernorm_before, layer.layernorm_after) if stack.norm else (nn.Identity(), nn.Identity())
+    mixed = layer.attention(before(states))
     mixed = mixed[0] if isinstance(mixed, tuple) else mixed  # from transformers 5 on, with the coefficients
     mixed = mixed + states if stack.skip else mixed
     if not stack.mlp:
         return mixed
-    normalised = layer.layernorm_after(mixed)
+    normalised = after(mixed)
     changed = layer.mlp(normalised) if hasattr(layer, "mlp") else layer.output.dense(layer.intermediate(normalised))
     return changed + mixed if stack.skip else changed
 

@@ -14,7 +14,14 @@ from hf_bidir.checkpoints.example_inputs import example_inputs, longest_text
 from hf_bidir.common.files import replacing
 from hf_bidir.explain.checkpoint import load_checkpoint
 from hf_bidir.explain.running import reads_images
-from hf_bidir.rank_collapse.measures import STACKS, layer_states, path_residuals, relative_residual, stable_rank
+from hf_bidir.rank_collapse.measures import (
+    STACKS,
+    Stack,
+    layer_states,
+    path_residuals,
+    relative_residual,
+    stable_rank,
+)
 
 LEGEND = (
     "relative residual before the first layer (row 0) and after each layer, 0 where all tokens are equal; in brackets "
@@ -50,16 +57,18 @@ class RankCollapse:
         return "\n".join([*lines, LEGEND])
 
 
-def measure_rank_collapse(model: PreTrainedModel, inputs: Mapping[str, Tensor], paths: int = 100) -> RankCollapse:
-    """Measure a bidir model, which is converted to float64 in place. Arguments as in `layer_states`."""
+def measure_rank_collapse(
+    model: PreTrainedModel, inputs: Mapping[str, Tensor], paths: int = 100, stacks: Mapping[str, Stack] = STACKS
+) -> RankCollapse:
+    """Measure a bidir model, which is converted to float64 in place. Other arguments as in `layer_states`."""
     model = model.double()
     inputs = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
-    stacks, ranks = {}, {}
-    for name, stack in STACKS.items():
+    residuals, ranks = {}, {}
+    for name, stack in stacks.items():
         states, keep = layer_states(model, inputs, stack)
-        stacks[name] = relative_residual(states, keep).mean(1)
+        residuals[name] = relative_residual(states, keep).mean(1)
         ranks[name] = stable_rank(states, keep).nanmean(1)
-    return RankCollapse(stacks, ranks, path_residuals(model, inputs, paths=paths))
+    return RankCollapse(residuals, ranks, path_residuals(model, inputs, paths=paths))
 
 
 def measure_checkpoint(source: str | Path, texts: Sequence[str] | None = None, paths: int = 100) -> RankCollapse:

@@ -11,6 +11,7 @@ from hf_bidir.cli import app
 from hf_bidir.explain.running import record_coefficients
 from hf_bidir.rank_collapse import (
     STACKS,
+    WITHOUT_NORM,
     layer_residuals,
     path_residuals,
     relative_residual,
@@ -77,6 +78,18 @@ def test_attention_alone_has_neither_skip_nor_mlp(kind):
             torch.nn.init.zeros_(parameter)  # no attention: then nothing at all is left
     left = _step(layer, states, keep, STACKS["attention only"])
     assert (left - left[:, :1]).abs().max() < 1e-6
+
+
+@every_model
+def test_without_layer_norm_every_norm_of_a_layer_is_an_identity(kind):
+    model, inputs = CASES[kind][0](), CASES[kind][1]()
+    found = layer_residuals(model, inputs, WITHOUT_NORM["with both, no layer norm"])
+    for layer in transformer_layers(model):
+        for name, module in list(layer.named_modules()):
+            if isinstance(module, torch.nn.LayerNorm):
+                layer.set_submodule(name, torch.nn.Identity())
+    torch.testing.assert_close(found, layer_residuals(model, inputs, STACKS["with both"]))
+    assert not torch.allclose(found, layer_residuals(CASES[kind][0](), inputs, STACKS["with both"]))
 
 
 def test_the_stable_rank_counts_directions():
