@@ -153,12 +153,15 @@ def order(runs: pd.DataFrame) -> list[str]:
     return [stack for stack in [*STACKS, *WITHOUT_NORM, PATHS] if stack in set(runs["stack"])]
 
 
-def table(runs: pd.DataFrame, kind: str, shown: Sequence[int]) -> str:
-    """Relative residual with its interval, and stable rank, on one kind of input after some layers (0: before)."""
+def table(runs: pd.DataFrame, kind: str, shown: Sequence[int], stacks: Sequence[str] = ()) -> str:
+    """Relative residual with its interval, and stable rank, on one kind of input after some layers (0: before).
+
+    By default of all stacks.
+    """
     runs = where(runs, input=kind)
     check_runs(runs, ("input", "model", "stack"), SEEDS)
     rows = []
-    for model, stack in product(runs["model"].unique(), order(runs)):
+    for model, stack in product(runs["model"].unique(), stacks or order(runs)):
         found, cells = where(runs, model=model, stack=stack), []
         for layer in shown:
             rank = found[f"rank_{layer}"].mean() if middle(found, layer) > ROUNDING else np.nan
