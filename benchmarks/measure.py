@@ -68,7 +68,7 @@ def save_run(name: str, key: Sequence[str], row: Mapping[str, object], *data: Pa
 
     Args:
         name: the name of the benchmark.
-        key: the columns that identify a run; "seed" is one of them.
+        key: the columns that identify a run, with "seed" where runs have one.
         row: settings and metrics; the versions of libraries and of `data` are added.
         data: the files that were read.
     """
