@@ -1,9 +1,8 @@
 """Accuracy of a new model on a small data set with the default options, beside three epochs, the former default.
 
-Prints the committed table of results/defaults.md.
+    python benchmarks/defaults.py --cifar10 cifar10_jpeg/ --sst2 sst2/ --work runs/defaults
 
-examples:
-  python benchmarks/defaults.py --cifar10 cifar10_jpeg/ --sst2 sst2/ --work runs/defaults
+A run becomes a row of results/defaults.csv, and one that has a row is not repeated. `make tables` makes the table.
 """
 
 import argparse
@@ -14,8 +13,10 @@ import time
 from pathlib import Path
 
 from datasets import ClassLabel, Dataset, Image
+from measure import RESULTS, save_run
+from pandas import DataFrame
 
-from hf_bidir.finetune.record import cpu_model
+from hf_bidir.common.runs import check_runs, has_run, markdown, spread
 
 CLASSES = 6
 IMAGES, TEXTS = 2000, 2000
@@ -26,6 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cifar10", type=Path, required=True, help="folder with train.parquet and test.parquet")
     parser.add_argument("--sst2", type=Path, required=True, help="folder with train.parquet and test.parquet")
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds, counted from 0")
     parser.add_argument("--work", type=Path, required=True, help="folder for the data and the runs")
     options = parser.parse_args()
     photographs = [image_folders(options.cifar10, options.work / "photos", split) for split in ("train", "test")]
@@ -37,21 +39,44 @@ def main() -> None:
         ),
         f"{TEXTS} sentences, 2 classes": (["training/text_classification.py"], texts),
     }
-    print(f"CPU: {cpu_model()}\n")
-    print("| data | options | test accuracy | epochs | seconds |\n|---|---|---|---|---|")
-    for data, (command, (train, test)) in tasks.items():
-        for name, extra in (FIXED | {"default": []}).items():
-            folder = options.work / f"{Path(command[0]).stem}-{name.replace(' ', '-')}"
-            started = time.monotonic()
-            files = ["--train_file", str(train), "--test_file", str(test), "--output_dir", str(folder)]
-            subprocess.run(
-                [sys.executable, *command, *files, *extra, "--use_cpu", "--disable_tqdm", "true"],
-                check=True,
-                stdout=sys.stderr,
-            )
-            results = json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
-            accuracy, epochs = results["test_accuracy"], results["epoch"]
-            print(f"| {data} | {name} | {accuracy:.3f} | {epochs:.0f} | {time.monotonic() - started:.0f} |", flush=True)
+    for seed in range(options.seeds):
+        for data, (command, files) in tasks.items():
+            for name, extra in (FIXED | {"default": []}).items():
+                run = {"data": data, "options": name, "seed": seed}
+                if not has_run(RESULTS / "defaults.csv", **run):
+                    folder = options.work / f"{Path(command[0]).stem}-{name.replace(' ', '-')}-{seed}"
+                    row = run | train([*command, *extra, "--seed", str(seed)], files, folder)
+                    save_run(
+                        "defaults", list(run), row, options.sst2 / "test.parquet", options.cifar10 / "test.parquet"
+                    )
+                    print(row, flush=True)
+
+
+def train(command: list[str], files: list[Path], folder: Path) -> dict[str, float]:
+    """The results of a training script."""
+    started = time.monotonic()
+    given = ["--train_file", str(files[0]), "--test_file", str(files[1]), "--output_dir", str(folder)]
+    fixed = ["--use_cpu", "--disable_tqdm", "true"]
+    subprocess.run([sys.executable, *command, *given, *fixed], check=True, stdout=sys.stderr)
+    results = json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
+    seconds = time.monotonic() - started
+    return {"accuracy": results["test_accuracy"], "epochs": results["epoch"], "seconds": seconds}
+
+
+def table(runs: DataFrame, seeds: int) -> str:
+    """One row for each data set and choice of options."""
+    by = ["data", "options"]
+    check_runs(runs, by, seeds)
+    rows = [
+        [
+            *group,
+            str(len(of)),
+            spread(of, "accuracy", 100),
+            *(spread(of, one, digits=0) for one in ("epochs", "seconds")),
+        ]
+        for group, of in runs.groupby(by)
+    ]
+    return markdown([*by, "seeds", "test accuracy, %", "epochs", "seconds"], rows)
 
 
 def image_folders(source: Path, folder: Path, split: str) -> Path:

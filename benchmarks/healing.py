@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from measure import save_run
-from pandas import DataFrame
+from pandas import DataFrame, notna
 from torch.utils.data import DataLoader
 
 from hf_bidir.checkpoints.convert import convert_checkpoint, read_config, restore_softmax
@@ -121,7 +121,7 @@ def save(model: str, rows: list[dict[str, Any]], given: dict[str, Any]) -> None:
 
 
 def healed(name: str, given: dict[str, Any], lengths: list[int]) -> dict[Path, dict[str, Any]]:
-    """By folder, the measures of two students without healing, one of them centred, and of one per number of steps."""
+    """By folder, the measures of two students without healing, one of them centred, and of one for each length."""
     runs = {
         ("swapped in", "swapped"): SWAPPED | {"centre": False},
         ("centred, swapped in", "centred"): SWAPPED,
@@ -152,7 +152,7 @@ def table(runs: DataFrame, model: str) -> str:
     rows = [
         [
             *(row["student"], str(row["steps"])),
-            *(form.format(row[column]) if row[column] == row[column] else "" for column, (_, form) in COLUMNS.items()),
+            *(form.format(row[column]) if notna(row[column]) else "" for column, (_, form) in COLUMNS.items()),
         ]
         for row in runs.to_dict("records")
     ]

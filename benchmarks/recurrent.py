@@ -3,21 +3,23 @@
     python benchmarks/recurrent.py --data-dir DIR --seeds 3
     python benchmarks/recurrent.py --data-dir DIR --only synthetic sst2
 
-`DIR` holds sst2/, 20news_sports/, ag_news/ and imdb/ with parquet files. The synthetic texts are generated. Runs go to
-runs/recurrent; finished runs are not repeated and interrupted ones continue, so several processes may share the work.
-The table of all finished runs goes to benchmarks/results/recurrent.md.
+`DIR` holds sst2/, 20news_sports/, ag_news/ and imdb/ with parquet files. The synthetic texts are generated. A run
+becomes a row of results/recurrent.csv, and one that has a row is not repeated; interrupted ones continue in
+runs/recurrent, so several processes may share the work. `make tables` makes the table.
 """
 
 import argparse
 import json
 from pathlib import Path
-from statistics import median
+from typing import Any
 
-from measure import write_table
+import measure
+from pandas import DataFrame
 
 from hf_bidir.cli.recipe import read_recipe
 from hf_bidir.cli.text_demo import SETTINGS
-from hf_bidir.common.statistics import mean_and_deviation
+from hf_bidir.common.runs import check_runs, comparisons, has_run, markdown, spread, where
+from hf_bidir.common.statistics import TESTED
 from hf_bidir.finetune.data.synthetic import SETS, write_splits
 from hf_bidir.finetune.folder import RESULTS, read_record
 from hf_bidir.finetune.tasks.recurrent_classification import recurrent_classification
@@ -26,13 +28,12 @@ ROOT = Path(__file__).resolve().parent.parent
 ACTIVATIONS = ("tanhmax", "softmax")
 FILES = {
     "sst2": ("sst2", {"train": "train", "validation": "validation", "test": "test"}),
-    "20news": ("20news_sports", {"train": "paper_train", "test": "paper_test"}),
+    "20news": ("20news_sports", {"train": "bydate_train", "test": "bydate_test"}),
     "ag-news": ("ag_news", {"train": "train", "validation": "validation", "test": "test"}),
     "imdb": ("imdb", {"train": "train", "test": "test"}),
 }
 RECIPES = {"sst2": "sst2-rnn", "20news": "20news-rnn", "ag-news": "ag-news-rnn", "imdb": "imdb-lstm"}
 SELECTIONS = {"synthetic": ("soft", "hard")}
-HEADER = ["data", "selection", "activation", "seeds", "test accuracy", "recall of the worst class", "seconds a run"]
 
 
 def main() -> None:
@@ -42,63 +43,51 @@ def main() -> None:
     names = ["synthetic", *RECIPES]
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="DATA", help=", ".join(names))
     parser.add_argument("--runs", type=Path, default=ROOT / "runs/recurrent", help="where the runs go")
-    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results/recurrent.md")
     options = parser.parse_args()
     for seed in range(options.seeds):
         for data in options.only:
             for selection in SELECTIONS.get(data, ("soft",)):
                 for activation in ACTIVATIONS:
-                    train(data, selection, activation, seed, options)
-    rows = [
-        row(data, selection, activation, options.runs)
-        for data in names
-        for selection in SELECTIONS.get(data, ("soft",))
-        for activation in ACTIVATIONS
-    ]
-    notes = (
-        "Mean ± standard deviation over seeds; validation data selected the checkpoint, both activations have the "
-        "same recipe. Recall of the worst class is the mean over seeds."
-    )
-    write_table(options.results, "Recurrent models", notes, HEADER, [cells for cells in rows if cells], "cpu")
+                    run = {"data": data, "selection": selection, "activation": activation, "seed": seed}
+                    if not has_run(measure.RESULTS / "recurrent.csv", **run):
+                        train(run, options)
 
 
-def folder_of(data: str, selection: str, activation: str, runs: Path) -> Path:
-    return runs / f"{data}-{selection}-{activation}"
-
-
-def train(data: str, selection: str, activation: str, seed: int, options: argparse.Namespace) -> None:
-    """Train one run unless it is finished."""
-    folder = folder_of(data, selection, activation, options.runs) / f"seed{seed}"
-    if read_record(folder).get("status") == "finished":
-        return
-    print(f"\n{folder}")
+def train(run: dict[str, Any], options: argparse.Namespace) -> None:
+    """Train one run unless it is finished, and save its row."""
+    data, activation = run["data"], run["activation"]
+    folder = options.runs / "-".join(map(str, run.values()))
     if data == "synthetic":
         files = write_splits(SETS["small"].split(), options.runs / "synthetic")
-        given = SETTINGS | {"attn_selection": selection, "attn_activation": activation}
+        given = SETTINGS | {"attn_selection": run["selection"], "attn_activation": activation}
     else:
         place, names = FILES[data]
         files = {split: options.data_dir / place / f"{file}.parquet" for split, file in names.items()}
         recipe = ROOT / f"training/recipes/{RECIPES[data]}-{activation}.yaml"
         given = read_recipe(recurrent_classification.options, recipe)
-    given |= {f"{split}_file": file for split, file in files.items()}
-    recurrent_classification(given | {"seed": seed, "output_dir": folder})
+    if read_record(folder).get("status") != "finished":
+        given |= {f"{split}_file": file for split, file in files.items()}
+        recurrent_classification(given | {"seed": run["seed"], "output_dir": folder})
+    results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    row = run | {name: results[f"test_{name}"] for name in ("accuracy", "macro_f1", "loss")}
+    row["worst_recall"] = min(value for name, value in results.items() if name.startswith("test_recall_"))
+    row |= {"epochs": results["epoch"], "seconds": read_record(folder)["duration_seconds"]}
+    measure.save_run("recurrent", list(run), row, *files.values())
+    print(row, flush=True)
 
 
-def row(data: str, selection: str, activation: str, runs: Path) -> list[str] | None:
-    """The table's row for one model over finished seeds; None without any."""
-    seeds = sorted(folder_of(data, selection, activation, runs).glob("seed*"))
-    done = [folder for folder in seeds if read_record(folder).get("status") == "finished"]
-    if not done:
-        return None
-    results = [json.loads((folder / RESULTS).read_text(encoding="utf-8")) for folder in done]
-    recalls = [min(v for k, v in result.items() if k.startswith("test_recall_")) for result in results]
-    seconds = median(read_record(folder)["duration_seconds"] for folder in done)
-    accuracy = mean_and_deviation([100 * result["test_accuracy"] for result in results], digits=1)
-    return [
-        *(data, selection, activation, str(len(done)), accuracy),
-        f"{100 * sum(recalls) / len(recalls):.1f}",
-        f"{seconds:.0f}",
-    ]
+def table(runs: DataFrame, seeds: int) -> str:
+    """One row for each data set and selection, with the difference of the accuracies."""
+    by = ["data", "selection"]
+    check_runs(runs, [*by, "activation"], seeds)
+    compared = comparisons(runs, by, "activation", ACTIVATIONS, {"accuracy": 100})
+    rows = []
+    for (data, selection, _), one in compared.items():
+        pair = [where(runs, data=data, selection=selection, activation=activation) for activation in ACTIVATIONS]
+        accuracies, recalls = ([spread(of, column, 100) for of in pair] for column in ("accuracy", "worst_recall"))
+        rows.append([data, selection, str(len(pair[0])), *accuracies, *one.cells(), *recalls])
+    header = ["data", "selection", "seeds", "TanhMax", "softmax", *TESTED]
+    return markdown([*header, "worst recall, TanhMax", "worst recall, softmax"], rows)
 
 
 if __name__ == "__main__":

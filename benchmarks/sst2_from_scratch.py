@@ -2,18 +2,21 @@
 
     python benchmarks/sst2_from_scratch.py --data-dir DIR --seeds 3
 
-`DIR` holds train.parquet, validation.parquet and test.parquet. Runs go to runs/sst2-from-scratch; a finished
-run is not repeated and an interrupted one continues. The table goes to
-benchmarks/results/sst2_from_scratch.md.
+`DIR` holds train.parquet, validation.parquet and test.parquet. A run becomes a row of results/sst2_from_scratch.csv,
+and one that has a row is not repeated; an interrupted one continues in runs/sst2-from-scratch. `make tables` makes the
+table.
 """
 
 import argparse
 import json
 from pathlib import Path
-from statistics import mean, stdev
-from typing import Any
+
+import measure
+from pandas import DataFrame
 
 from hf_bidir.cli.recipe import read_recipe
+from hf_bidir.common.runs import check_runs, comparison, has_run, markdown, spread, where
+from hf_bidir.common.statistics import TESTED, holm
 from hf_bidir.finetune.folder import RESULTS, read_record
 from hf_bidir.finetune.tasks.text_classification import text_classification
 
@@ -27,63 +30,37 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, required=True, help="holds {train,validation,test}.parquet")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds, counted from 0")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs/sst2-from-scratch", help="where the runs go")
-    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results/sst2_from_scratch.md")
     options = parser.parse_args()
-    runs = {
-        activation: [finished_run(activation, seed, options) for seed in range(options.seeds)]
-        for activation in ACTIVATIONS
-    }
-    options.results.parent.mkdir(parents=True, exist_ok=True)
-    options.results.write_text(table(runs), encoding="utf-8")
-    print(table(runs))
-    print(f"saved: {options.results}")
+    for seed in range(options.seeds):
+        for activation in ACTIVATIONS:
+            if not has_run(measure.RESULTS / "sst2_from_scratch.csv", activation=activation, seed=seed):
+                train(activation, seed, options)
 
 
-def finished_run(activation: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Record and results of one run, which is trained unless it is finished."""
+def train(activation: str, seed: int, options: argparse.Namespace) -> None:
+    """Train one run unless it is finished, and save its row."""
     folder = options.runs / f"{activation}-seed{seed}"
+    files = {f"{split}_file": options.data_dir / f"{split}.parquet" for split in ("train", "validation", "test")}
     if read_record(folder).get("status") != "finished":
-        files = {f"{split}_file": options.data_dir / f"{split}.parquet" for split in ("train", "validation", "test")}
         recipe = read_recipe(text_classification.options, ROOT / f"training/recipes/sst2-{activation}.yaml")
         text_classification(recipe | files | {"seed": seed, "output_dir": folder})
-    return read_record(folder) | {"results": json.loads((folder / RESULTS).read_text(encoding="utf-8"))}
+    record, results = read_record(folder), json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    row = {"activation": activation, "seed": seed} | {name: results[f"test_{name}"] for name in ("loss", *METRICS)}
+    row |= {"parameters": record["num_parameters"], "seconds": record["duration_seconds"]}
+    measure.save_run("sst2_from_scratch", ("activation", "seed"), row, *files.values())
+    print(row, flush=True)
 
 
-def table(runs: dict[str, list[dict[str, Any]]]) -> str:
-    """Test scores in percent, mean ± standard deviation over seeds, with data and machine."""
-    lines = [f"| activation | seeds | {' | '.join(METRICS)} |", "|---|---|" + "---|" * len(METRICS)]
-    means = {}
-    for activation, of_seeds in runs.items():
-        cells = []
-        for metric in METRICS:
-            values = [100 * run["results"][f"test_{metric}"] for run in of_seeds]
-            spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
-            cells.append(f"{mean(values):.1f}{spread}")
-            means[activation, metric] = mean(values)
-        lines.append(f"| {activation} | {len(of_seeds)} | {' | '.join(cells)} |")
-    first, *_ = of_seeds
-    difference = means["tanhmax", "accuracy"] - means["softmax", "accuracy"]
-    hardware, rows = first["hardware"], {name: split["rows"] for name, split in first["data"].items()}
-    machine = ", ".join(
-        [hardware["cpu"], f"{hardware['cores']} cores", f"{hardware['threads']} threads", *hardware["gpus"]]
-    )
-    versions = ", ".join(f"{library} {first['versions'][library]}" for library in ("torch", "transformers"))
-    return "\n".join(
-        [
-            "# SST-2 from scratch",
-            "",
-            "`python benchmarks/sst2_from_scratch.py --data-dir DIR --seeds N`: test numbers in percent,",
-            "mean and standard deviation over seeds, of the checkpoint with the best validation accuracy.",
-            f"Rows: {rows}. {first['num_parameters']:,} parameters.",
-            "",
-            *lines,
-            "",
-            f"TanhMax minus softmax, mean accuracy: {difference:+.1f} points.",
-            "",
-            f"Machine: {machine}; {versions}.",
-            "",
-        ]
-    )
+def table(runs: DataFrame, seeds: int) -> str:
+    """One row for each metric, with the difference of the activations."""
+    check_runs(runs, ["activation"], seeds)
+    pair = [where(runs, activation=activation) for activation in ACTIVATIONS]
+    compared = holm({metric: comparison(*pair, metric, 100) for metric in METRICS})
+    rows = [
+        [metric.replace("_", " "), *(spread(of, metric, 100) for of in pair), *one.cells()]
+        for metric, one in compared.items()
+    ]
+    return markdown(["test metric", *ACTIVATIONS, *TESTED], rows)
 
 
 if __name__ == "__main__":

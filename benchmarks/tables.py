@@ -5,7 +5,8 @@
 
 benchmarks/pages has a Jinja template of each such document, at the document's path in the repository. In a template,
 `runs(NAME)` is benchmarks/results/NAME.csv as a pandas table, `table(NAME)` the Markdown table that benchmarks/NAME.py
-or NAME_report.py makes from it, and `require(claim)` stops with an error if the data contradict the sentence beside it.
+or NAME_report.py makes from it, `pair(NAME)` the accuracy of a checkpoint in model_cards/ minus that of its counterpart,
+and `require(claim)` stops with an error if the data contradict the sentence beside it.
 """
 
 import argparse
@@ -16,9 +17,9 @@ from pathlib import Path
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from hf_bidir.common.files import replacing
+from hf_bidir.common.files import read_json, replacing
 from hf_bidir.common.runs import comparison, comparisons, markdown, read_runs, spread, where
-from hf_bidir.common.statistics import TESTED_BY_SEED
+from hf_bidir.common.statistics import TESTED_BY_SEED, Comparison, compare
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES, RESULTS = ROOT / "benchmarks/pages", ROOT / "benchmarks/results"
@@ -54,7 +55,7 @@ def render(page: str) -> str:
         keep_trailing_newline=True, autoescape=False,
     )  # fmt: skip
     environment.globals |= {
-        "runs": runs, "table": table, "versions": versions, "require": require, "where": where, "spread": spread,
+        "runs": runs, "table": table, "versions": versions, "pair": pair, "require": require, "where": where, "spread": spread,
         "comparison": comparison, "comparisons": comparisons, "markdown": markdown, "TESTED_BY_SEED": TESTED_BY_SEED,
     }  # fmt: skip
     return environment.get_template(page).render()
@@ -77,6 +78,13 @@ def table(name: str, *arguments: object) -> str:
 def versions(name: str) -> str:
     """The versions of all rows of NAME.csv."""
     return " and ".join(runs(name)["versions"].unique())
+
+
+def pair(name: str) -> Comparison:
+    """The accuracy of a checkpoint in model_cards/ minus that of its counterpart, in points, paired by seed."""
+    scores = read_json(ROOT / f"model_cards/{name}/seeds.json")
+    ours, theirs = ([100 * one for one in scores[side]["scores"]["accuracy"]] for side in ("this", "counterpart"))
+    return compare(ours, theirs, paired=True)
 
 
 def require(claim: bool) -> str:

@@ -147,7 +147,7 @@ PAIRS = {
         files=PARQUET,
         healed="sst2-minilm-tanhmax",
         note="The TanhMax checkpoint of a seed is the softmax checkpoint of that seed, converted and healed for 300 "
-        "steps on the training sentences, without labels.",
+        "steps on the training sentences, without labels. The means are of fp32 weights, this checkpoint has fp16.",
         half=True,
     ),
     "imdb-lm": Pair(

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from hf_bidir.common.statistics import mean_and_deviation, rounded
+from hf_bidir.common.statistics import TESTED, Comparison, compare, holm, mean_and_deviation, rounded
 from hf_bidir.hub.checkpoint_files import digests
 
 METRICS = {  # the run's metric -> its name on the Hub, or None
@@ -82,14 +82,26 @@ def results_table(scores: dict[str, float], seeds: dict[str, Any], split: str, s
     """
     if not seeds:
         return [["metric", split], *([in_words(name), rounded(value)] for name, value in scores.items())]
-    columns, count = [seeds["this"], seeds["counterpart"]], seed_count(seeds)
+    columns, count, compared = [seeds["this"], seeds["counterpart"]], seed_count(seeds), differences(seeds)
     header = ["metric", f"{columns[0]['name']}, {count}", f"this checkpoint (seed {seed})"]
-    rows = [[*header, f"{columns[1]['name']}, {count}"]]
+    tested = TESTED if len(seeds["seeds"]) > 1 else ()
+    rows = [[*header, f"{columns[1]['name']}, {count}", *tested]]
     for name in scores:
         if all(name in column["scores"] for column in columns):
             means = [mean_and_deviation(column["scores"][name], DIGITS) for column in columns]
-            rows.append([in_words(name), means[0], rounded(scores[name]), means[1]])
+            tests = compared[name].cells(DIGITS) if name in compared else [""] * len(TESTED)
+            rows.append([in_words(name), means[0], rounded(scores[name]), means[1], *tests[: len(tested)]])
     return rows
+
+
+def differences(seeds: dict[str, Any]) -> dict[str, Comparison]:
+    """The overall metrics of this recipe minus those of its counterpart, paired by seed, with corrected p-values.
+
+    Args:
+        seeds: the content of seeds.json.
+    """
+    ours, theirs = seeds["this"]["scores"], seeds["counterpart"]["scores"]
+    return holm({name: compare(ours[name], theirs[name], paired=True) for name in overall(ours) if name in theirs})
 
 
 def headline(scores: dict[str, float], seeds: dict[str, Any], seed: int | None) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from hf_bidir.common.files import read_json, replacing
+from hf_bidir.common.statistics import TESTED_BY_SEED
 from hf_bidir.hub import known_data
 from hf_bidir.hub.card_numbers import (
     METRICS,
@@ -161,11 +162,14 @@ def _facts(folder: Path) -> dict[str, Any]:
         "seed": run.get("seed"),
         "headline": headline(scores, seeds, run.get("seed")),
         "results": results_table(scores, seeds, split, run.get("seed")) if scores else [],
+        "tested": TESTED_BY_SEED if len(seeds.get("seeds", [])) > 1 else None,
         "measured_on": known_data.measured_on(run, split),
         "verified": reproduced and is_of_these_files(folder, evaluation),
         "reproduced": reproduced,
         "measured_later": measured_later,
         "relative_error": results.get("eval_relative_error"),
+        "snippets": run.get("task") == "distillation" and (folder / "tokenizer_config.json").is_file(),
+        "needed_signs": _needed_signs(folder, run),
         "has_weights": any(folder.glob("*.safetensors")),
         "evaluation": evaluation,
         "sample": run.get("sample"),
@@ -173,6 +177,14 @@ def _facts(folder: Path) -> dict[str, Any]:
         "run": _circumstances(run),
         "code": digests(folder, CODE),
     }
+
+
+def _needed_signs(folder: Path, run: dict[str, Any]) -> bool:
+    """Whether a penalty of healing asked for negative coefficients without which predictions change."""
+    keep_signs = run.get("recipe", {}).get("keep_signs")
+    if keep_signs is None:  # the default: unless the model generates text
+        keep_signs = not (folder / "generation_config.json").is_file()
+    return run.get("task") == "distillation" and keep_signs
 
 
 def _base_model(run: dict[str, Any]) -> str | None:

@@ -88,6 +88,25 @@ def test_without_test_numbers_the_card_shows_the_validation_split_and_its_role(f
     assert "also chose the checkpoint" in card.text
 
 
+SIGNS = {"split": "test", "negative_share": 0.4, "accuracy_without_negatives": 0.5, "files": {}}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "files", "asked"),
+    [({}, (), True), ({"keep_signs": False}, (), False), ({}, ("generation_config.json",), False)],
+    ids=["by default", "without the penalties", "a model that generates text"],
+)
+def test_a_healed_card_says_whether_healing_asked_for_the_worth_of_negative_coefficients(
+    finished, recipe, files, asked
+):
+    write(finished, "evaluation.json", SIGNS | {"data": RUN["data"]["test"], "scores": {}})
+    for file in files:
+        write(finished, file, {})
+    assert "asks for this fall" not in build_model_card(finished).text  # not healed
+    write(finished, "run.json", RUN | {"task": "distillation", "recipe": recipe})
+    assert ("asks for this fall" in build_model_card(finished).text) == asked
+
+
 def test_a_run_that_kept_its_last_checkpoint_does_not_say_that_validation_chose_it(finished):
     write(finished, "all_results.json", {"eval_accuracy": 0.7})
     write(finished, "run.json", RUN | {"best_checkpoint": None})
@@ -244,8 +263,10 @@ def test_the_headline_is_the_mean_over_seeds_with_the_checkpoint_and_its_counter
     assert "**Accuracy 0.9000 ± 0.1000** (mean ± standard deviation of 3 seeds)" in card.text
     assert "this checkpoint (seed 7): 0.8125." in card.text
     assert "The weather was another." in card.text
-    assert "| metric | signed, 3 seeds | this checkpoint (seed 7) | plain, 3 seeds |" in card.text
-    assert "| accuracy | 0.9000 ± 0.1000 | 0.8125 | 0.7000 ± 0.0000 |" in card.text
+    assert "| metric | signed, 3 seeds | this checkpoint (seed 7) | plain, 3 seeds | difference | p | g |" in card.text
+    # a difference of 0.2 ± 4.303 * 0.1 / sqrt(3)
+    assert "| accuracy | 0.9000 ± 0.1000 | 0.8125 | 0.7000 ± 0.0000 | +0.2000 [-0.0484, +0.4484] |" in card.text
+    assert "Holm" in card.text
     assert r"| recall of good\|fine | 0.5000 ± 0.0000 | 0.7250 | 0.5000 ± 0.2500 |" in card.text
     index = {result.metric_name: result.metric_value for result in card.data.eval_results}
     assert index["accuracy, mean of 3 seeds"] == pytest.approx(0.9)
@@ -266,7 +287,8 @@ def test_one_seed_has_no_deviation(finished):
     write(finished, "seeds.json", SEEDS | columns | {"seeds": [0]})
     text = build_model_card(finished).text
     assert "**Accuracy 0.7500** (one seed)" in text
-    assert "| accuracy | 0.7500 | 0.8125 | 0.7500 |" in text
+    assert "| accuracy | 0.7500 | 0.8125 | 0.7500 |\n" in text
+    assert "Holm" not in text
 
 
 def test_a_folder_without_weights_does_not_say_that_they_load_from_it(finished):

@@ -1,0 +1,67 @@
+"""Tables of benchmarks over seeds: what they compare, and what they refuse."""
+
+import importlib
+from itertools import product
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from hf_bidir.common.errors import InputError
+
+VERSIONS = {"versions": "torch 2.14"}
+
+
+@pytest.fixture
+def table(monkeypatch):
+    """Makes the table of a benchmark from rows, as lists of cells."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+
+    def make(name, rows, *arguments):
+        text = importlib.import_module(name).table(pd.DataFrame(rows), *arguments)
+        return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+
+    return make
+
+
+def recurrent_runs():
+    better = {"tanhmax": 0.02, "softmax": 0.0}
+    for activation, seed in product(better, range(3)):
+        accuracy = 0.8 + 0.01 * seed + better[activation] + 0.005 * seed * better[activation] / 0.02
+        run = {"data": "sst2", "selection": "soft", "activation": activation, "seed": seed}
+        yield run | {"accuracy": accuracy, "worst_recall": accuracy - 0.1} | VERSIONS
+
+
+def test_activations_of_recurrent_models_are_paired_by_seed(table):
+    header, _, row = table("recurrent", list(recurrent_runs()), 3)
+    cells = dict(zip(header, row, strict=True))
+    # differences of 2, 2.5 and 3 points: their mean ± 4.303 * 0.5 / sqrt(3)
+    assert (cells["seeds"], cells["TanhMax"], cells["difference"]) == ("3", "83.5 ± 1.5", "+2.5 [+1.3, +3.7]")
+
+
+def test_a_missing_seed_of_a_recurrent_model_is_named(table):
+    with pytest.raises(InputError, match="sst2, soft, tanhmax: 3; sst2, soft, softmax: 3"):
+        table("recurrent", list(recurrent_runs()), 4)
+
+
+def test_p_values_of_several_metrics_are_corrected_for_their_number(table):
+    metrics = ("accuracy", "macro_f1", "recall_negative", "recall_positive")
+    rows = [
+        {"activation": activation, "seed": seed} | dict.fromkeys(metrics, 0.8 + bonus * (1 + 0.1 * seed)) | VERSIONS
+        for activation, bonus in (("tanhmax", 0.02), ("softmax", 0.0))
+        for seed in range(3)
+    ]
+    header, _, *lines = table("sst2_from_scratch", rows, 3)
+    assert {line[header.index("p")] for line in lines} == {"0.011"}  # 4 * 0.0027
+
+
+def test_a_healing_table_has_the_students_of_one_model_and_no_empty_columns(table):
+    healed = {"student": "centred, healed", "steps": 30, "relative_error": 0.038, "perplexity": None}
+    rows = [
+        healed
+        | {"model": "minilm", "seed": 0, "worst_layer": 0.06, "negative_share": 0.3, "minutes": 2.8, "threads": 1},
+        {"model": "decoder", "student": "stock softmax", "steps": 0, "seed": 0, "perplexity": 66.3},
+    ]
+    header, _, *lines = table("healing", [row | {"accuracy": None} | VERSIONS for row in rows], "minilm")
+    assert "perplexity" not in header
+    assert lines == [["centred, healed", "30", "3.80%", "6.00%", "30%", "2.8", "1"]]
