@@ -101,7 +101,7 @@ class _Search:
         """Evaluate the scores, then take one step towards more divergence, or back to the prediction."""
         keep = keep_mask_of(self.inputs, scores.shape[-1])[:, None, None]
         (layer,) = signed_layers(self.model)
-        coefficients = layer.coefficients(scores, keep)
+        coefficients = layer.activated(scores, keep)
         with edited_coefficients(self.model, lambda _: coefficients):
             change = total_variation(class_probabilities(self.model, self.inputs), self.probabilities)
         divergence = jensen_shannon(coefficients[:, 0, 0], self.own[:, 0, 0])

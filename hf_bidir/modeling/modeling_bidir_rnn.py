@@ -72,10 +72,14 @@ class BidirScoredAttention(nn.Module):
         """
         scores = self.score(None if query is None else query.unsqueeze(1), states).unsqueeze(1)
         kept, weight = self._scope(query, keep, step)
-        mass = per_head(layer_negative_mass(self.config, self.signed_index, 1), scores)
-        coefficients = activated(scores, without_dropped(self, kept), self.config.attn_activation, mass) * weight
+        coefficients = self.activated(scores, without_dropped(self, kept)) * weight
         edit = getattr(self, EDIT, None)
         return edit(coefficients) if edit else coefficients
+
+    def activated(self, scores: Tensor, keep: Tensor | None) -> Tensor:
+        """The coefficients of scores `[batch, 1, 1, keys]`; `keep` is boolean and has the same shape."""
+        mass = per_head(layer_negative_mass(self.config, self.signed_index, 1), scores)
+        return activated(scores, keep, self.config.attn_activation, mass)
 
     def _scope(self, query: Tensor | None, keep: Tensor, step: int) -> tuple[Tensor, Tensor | float]:
         """The keys in the scope, and factors on their coefficients, both `[batch, 1, 1, keys]` (Luong et al. 2015)."""
