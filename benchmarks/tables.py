@@ -56,7 +56,8 @@ def render(page: str) -> str:
     )  # fmt: skip
     environment.globals |= {
         "runs": runs, "table": table, "versions": versions, "pair": pair, "require": require, "where": where,
-        "spread": spread, "comparison": comparison, "comparisons": comparisons, "markdown": markdown, "TESTED_BY_SEED": TESTED_BY_SEED,
+        "spread": spread, "comparison": comparison, "comparisons": comparisons, "markdown": markdown,
+        "TESTED_BY_SEED": TESTED_BY_SEED,
     }  # fmt: skip
     return environment.get_template(page).render()
 
