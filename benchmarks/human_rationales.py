@@ -55,7 +55,8 @@ def main() -> None:
         rows += [[name, method, mean_and_error(values) if method not in SLOW else "", mean_and_error(values[:few])]
                  for method, values in found.items()]  # fmt: skip
     notes = (
-        f"Exploratory: one model of each kind, one seed. Test split, the first {options.max_length} word pieces of {len(shares)} documents with a rationale in them. "
+        f"Exploratory: one model of each kind, one seed. Test split, the first {options.max_length} word pieces of "
+        f"{len(shares)} documents with a rationale in them. "
         f"{mean(shares):.0%} of their words are marked, the score of a random ranking; mean ± standard error over "
         "documents. " + " ".join(f"{name}: `{folder.name}`." for name, folder in options.models)
     )
