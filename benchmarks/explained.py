@@ -22,7 +22,7 @@ from hf_bidir.finetune.data.sources import read_table
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs/explained"
-MODELS = ("softmax", "tanhmax")
+MODELS = {"softmax": "softmax", "tanhmax": "TanhMax"}  # and their names in tables
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,9 @@ def table(runs: pd.DataFrame) -> str:
         heads = found["consistent_heads"].dropna()
         counts = ", ".join(f"{count:.0f}" for count in heads) + f" of {found['heads'].max():.0f}" if len(heads) else ""
         tested = tests[task, "accuracy"].cells() if name == "tanhmax" else ["", "", ""]
-        rows.append([TASKS[task].title, name, str(len(found)), spread(found, "accuracy", 100), *tested, *signs, counts])
+        rows.append(
+            [TASKS[task].title, MODELS[name], str(len(found)), spread(found, "accuracy", 100), *tested, *signs, counts]
+        )
     header = ["task", "model", "seeds", "accuracy", *TESTED, "negative, %", "without negatives", "consistent heads"]
     return markdown(header, rows)
 

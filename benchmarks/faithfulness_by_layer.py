@@ -99,7 +99,7 @@ def table(runs: pd.DataFrame, what: str = "means", reference: str = "erasure") -
                 for (task, measure, layer), one in tests.items()]  # fmt: skip
         return markdown(["task", "measure", "layer", *TESTED], rows)
     rows = [
-        [TASKS[task].title, name, measure]
+        [TASKS[task].title, MODELS[name], measure]
         + [mean_in_interval(where(runs, task=task, model=name, measure=measure)[layer], 2) for layer in columns(runs)]
         for task in TASKS for name in MODELS for measure in BY_LAYER
     ]  # fmt: skip
@@ -124,7 +124,7 @@ def draw(folders: dict[str, Path], rows: list[dict], file: Path) -> None:
         for panel, measure in zip(row, SHOWN, strict=True):
             scores = torch.stack([by_word(model, example, measure, layer) for layer in layers])[:, words]
             image = panel.imshow(scores / scores.sum(1, keepdim=True), cmap="Reds", vmin=0, aspect="auto")
-            panel.set_title(f"{name}: {'raw attention' if measure == 'attention' else measure}", fontsize=10)
+            panel.set_title(f"{MODELS[name]}: {'raw attention' if measure == 'attention' else measure}", fontsize=10)
             panel.set_xticks(range(len(words)), [example.tokens[index] for index in words], rotation=60, ha="right")
             panel.set_yticks(layers)
             figure.colorbar(image, ax=panel)

@@ -56,10 +56,10 @@ def main() -> None:
         rows += [[name, method, mean_and_error(values) if method not in SLOW else "", mean_and_error(values[:few])]
                  for method, values in found.items()]  # fmt: skip
     notes = (
-        f"Test split, the first {options.max_length} word pieces of {len(shares)} documents with a rationale in them. "
+        f"Exploratory: one model of each kind, one seed. Test split, the first {options.max_length} word pieces of "
+        f"{len(shares)} documents with a rationale in them. "
         f"{mean(shares):.0%} of their words are marked, the score of a random ranking; mean ± standard error over "
-        "documents of one model each (one seed). "
-        + " ".join(f"{name}: `{folder.name}`." for name, folder in options.models)
+        "documents. " + " ".join(f"{name}: `{folder.name}`." for name, folder in options.models)
     )
     header = ["model", "method", "AUPRC, all documents", f"AUPRC, first {options.slow_documents}"]
     write_table(options.results, "Explanations and human rationales", notes, header, rows, "cpu")

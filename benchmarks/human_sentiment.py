@@ -89,8 +89,15 @@ def mean_tau(scored: list[tuple[np.ndarray, np.ndarray]]) -> float | None:
 
 
 def table(runs: pd.DataFrame, what: str = "means") -> str:
-    """The tables of benchmarks/results/human_sentiment.md: means, or "differences" of TanhMax and softmax."""
+    """Means of all methods, "differences" of TanhMax and softmax, or the human "signs" of signed methods alone."""
     check_runs(runs, ("model", "method"), SEEDS)
+    if what == "signs":
+        signed = [method for method in METHODS if METHODS[method].signed]
+        cells = [[mean_in_interval(100 * where(runs, model=name, method=method)["human_sign"], 1) for name in MODELS]
+                 for method in signed]  # fmt: skip
+        return markdown(
+            ["method", *MODELS.values()], [[method, *row] for method, row in zip(signed, cells, strict=True)]
+        )
     if what == "differences":
         columns: Mapping[str, float] = {"human_sign": 100, "tau": 100}
         tests = comparisons(runs, ("method",), "model", ("tanhmax", "softmax"), columns)
@@ -103,7 +110,7 @@ def table(runs: pd.DataFrame, what: str = "means") -> str:
             cells = [
                 mean_in_interval(scale * found[column], 1 if scale > 1 else 3) for column, scale in METRICS.items()
             ]
-            rows.append([method, name, *cells])
+            rows.append([method, MODELS[name], *cells])
     return markdown(["method", "model", "human sign, %", "τ, signed", "τ, magnitude"], rows)
 
 
