@@ -64,7 +64,7 @@ def train(run: dict[str, Any], options: argparse.Namespace) -> None:
         place, names = FILES[data]
         files = {split: options.data_dir / place / f"{file}.parquet" for split, file in names.items()}
         recipe = ROOT / f"training/recipes/{RECIPES[data]}-{activation}.yaml"
-        given = read_recipe(recurrent_classification.options, recipe)
+        given = read_recipe(recurrent_classification.options, recipe) | {"remove_repeated": True}
     if read_record(folder).get("status") != "finished":
         given |= {f"{split}_file": file for split, file in files.items()}
         recurrent_classification(given | {"seed": run["seed"], "output_dir": folder})

@@ -43,7 +43,7 @@ def train(activation: str, seed: int, options: argparse.Namespace) -> None:
     files = {f"{split}_file": options.data_dir / f"{split}.parquet" for split in ("train", "validation", "test")}
     if read_record(folder).get("status") != "finished":
         recipe = read_recipe(text_classification.options, ROOT / f"training/recipes/sst2-{activation}.yaml")
-        text_classification(recipe | files | {"seed": seed, "output_dir": folder})
+        text_classification(recipe | files | {"remove_repeated": True, "seed": seed, "output_dir": folder})
     record, results = read_record(folder), json.loads((folder / RESULTS).read_text(encoding="utf-8"))
     row = {"activation": activation, "seed": seed} | {name: results[f"test_{name}"] for name in ("loss", *METRICS)}
     row |= {"parameters": record["num_parameters"], "seconds": record["duration_seconds"]}

@@ -5,7 +5,7 @@
 
 benchmarks/pages has a Jinja template of each such document, at the document's path in the repository. In a template,
 `runs(NAME)` is benchmarks/results/NAME.csv as a pandas table, `table(NAME)` the Markdown table that benchmarks/NAME.py
-or NAME_report.py makes from it, `pair(NAME)` the accuracy of a checkpoint in model_cards/ minus its counterpart's, and
+or NAME_report.py makes from it, `pair(NAME)` a checkpoint's accuracy in model_cards/ minus that of its counterpart, and
 `require(claim)` stops with an error if the data contradict the sentence beside it.
 """
 
@@ -55,8 +55,8 @@ def render(page: str) -> str:
         keep_trailing_newline=True, autoescape=False,
     )  # fmt: skip
     environment.globals |= {
-        "runs": runs, "table": table, "versions": versions, "pair": pair, "require": require, "where": where,
-        "spread": spread, "comparison": comparison, "comparisons": comparisons, "markdown": markdown,
+        "runs": runs, "table": table, "versions": versions, "pair": pair, "require": require,
+        "where": where, "spread": spread, "comparison": comparison, "comparisons": comparisons, "markdown": markdown,
         "TESTED_BY_SEED": TESTED_BY_SEED,
     }  # fmt: skip
     return environment.get_template(page).render()
