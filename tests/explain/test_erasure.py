@@ -144,5 +144,5 @@ def test_given_position_ids_stay_if_a_token_is_deleted():
 
 
 def test_an_unknown_how_is_an_error_that_names_the_known_ones():
-    with pytest.raises(ValueError, match='"renormalise", "mask" or "token", got \'delete\''):
+    with pytest.raises(ValueError, match='"renormalise", "zero", "mask" or "token", got \'delete\''):
         erasure(bert(), sentences(), how="delete")

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from hf_bidir.modeling.scores import SCORES, ContentScore, DotScore, LocationScore
+from hf_bidir.modeling.scores import SCORES, WITHOUT_QUERY, ContentScore, DotScore, LocationScore
 
 SIZE, ATTENTION_SIZE, SCALE, LONGEST = 3, 4, 2.5, 6
 
@@ -37,6 +37,7 @@ FORMULAS = {
         times(score.query.weight, h) + score.query.bias, times(score.key.weight, h) + score.key.bias
     ) / SCALE,
     "feed_forward": lambda score, s, h, i: torch.tanh(dot(score.score.weight[0], h) + score.score.bias[0]),
+    "positional_feed_forward": lambda score, s, h, i: torch.tanh(dot(score.score.weight[0], h) + score.bias[i]),
 }  # fmt: skip
 
 
@@ -61,7 +62,7 @@ def test_every_score_has_a_formula_here():
 @pytest.mark.parametrize("name", SCORES)
 def test_a_score_equals_a_loop_over_its_elements_and_so_do_its_gradients(name):
     score = score_of(name)
-    query, keys = queries_and_keys(1 if name in ("per_token", "feed_forward") else 4)
+    query, keys = queries_and_keys(1 if issubclass(SCORES[name], WITHOUT_QUERY) else 4)
     fast = score(query, keys)
     plain = torch.stack([
         torch.stack([torch.stack([FORMULAS[name](score, s, h, i) for i, h in enumerate(keys[b])]) for s in query[b]])
