@@ -16,8 +16,9 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from hf_bidir.common.runs import DATA, VERSIONS, add_runs, data_version
-from hf_bidir.finetune.record import cpu_model
+from hf_bidir.common.files import sha256
+from hf_bidir.common.runs import DATA, VERSIONS, add_runs, data_version, libraries
+from hf_bidir.finetune.record import cpu_model, library_versions
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -72,13 +73,8 @@ def save_run(name: str, key: Sequence[str], row: Mapping[str, object], *data: Pa
         row: settings and metrics; the versions of libraries and of `data` are added.
         data: the files that were read.
     """
-    found = {VERSIONS: versions()} | ({DATA: data_version(*data)} if data else {})
+    found = {VERSIONS: libraries(library_versions())} | ({DATA: data_version(*map(sha256, data))} if data else {})
     add_runs(RESULTS / f"{name}.csv", [{**row, **found}], key)
-
-
-def versions() -> str:
-    """The versions of the libraries that affect numbers."""
-    return f"torch {torch.__version__.partition('+')[0]}, transformers {transformers.__version__}"
 
 
 def write_table(path: Path, title: str, notes: str, header: list[str], rows: list[list[str]], device: str) -> None:

@@ -7,7 +7,7 @@ import pandas as pd
 from filelock import FileLock
 
 from hf_bidir.common.errors import InputError
-from hf_bidir.common.files import replacing, sha256
+from hf_bidir.common.files import replacing
 from hf_bidir.common.statistics import Comparison, compare, holm, mean_and_deviation
 
 SEED, VERSIONS, DATA = "seed", "versions", "data_version"
@@ -26,7 +26,6 @@ def add_runs(path: Path, rows: Sequence[Mapping[str, object]], key: Sequence[str
         kept |= {tuple(str(row[name]) for name in key): dict(row) for row in rows}
         with replacing(path) as temporary:
             pd.DataFrame(kept.values()).sort_values(list(key), kind="stable").to_csv(temporary, index=False)
-    Path(f"{path}.lock").unlink(missing_ok=True)
 
 
 def has_run(path: Path, **settings: object) -> bool:
@@ -114,9 +113,14 @@ def comparisons(
     return holm(found)
 
 
-def data_version(*files: Path) -> str:
-    """The content of data files in a few letters."""
-    return "sha256:" + ",".join(sha256(file)[:8] for file in files)
+def data_version(*hashes: str) -> str:
+    """The content of data files, from their SHA-256, in a few letters."""
+    return "sha256:" + ",".join(one[:8] for one in hashes)
+
+
+def libraries(versions: Mapping[str, str]) -> str:
+    """The versions of the libraries that affect numbers, of all versions of a run, without local builds."""
+    return ", ".join(f"{name} {versions[name].partition('+')[0]}" for name in ("torch", "transformers"))
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, replacing, write_json
-from hf_bidir.common.runs import DATA, SEED, VERSIONS, read_runs
+from hf_bidir.common.runs import DATA, SEED, VERSIONS, data_version, libraries, read_runs
 from hf_bidir.finetune.folder import read_record
 from hf_bidir.finetune.record import cpu_model
 from hf_bidir.paper.cells import FAILURE, Cell
@@ -22,7 +22,6 @@ from hf_bidir.paper.settings import Settings
 
 CELLS, PUBLISHED, SETTINGS = "cells.csv", "published.csv", "settings.json"
 RATE, CHOSEN = "rate", "chosen"
-LIBRARIES = ("torch", "transformers")
 Chosen = dict[str, dict[str, list[Cell]]]  # experiment -> variant -> one cell per seed
 
 
@@ -103,7 +102,7 @@ def row_of(cell: Cell) -> dict[str, Any]:
 def published_row(cell: PublishedCell) -> dict[str, Any]:
     """The settings and accuracies of a cell of the paper's own protocol."""
     which = {"data": cell.experiment.name, "activation": cell.activation, SEED: cell.seed, "epochs": cell.epochs}
-    return which | (asdict(cell.found) | {VERSIONS: _libraries(cell.versions)} if cell.found else {})
+    return which | (asdict(cell.found) | {VERSIONS: libraries(cell.versions)} if cell.found else {})
 
 
 def polar_separation(words: dict[str, list[float]]) -> dict[str, float]:
@@ -142,12 +141,8 @@ def failures(experiment: Experiment, root: Path) -> list[tuple[str, str]]:
 
 
 def _versions(record: dict[str, Any]) -> dict[str, str]:
-    hashes = [part["sha256"][:8] for part in record["data"].values() if "sha256" in part]
-    return {VERSIONS: _libraries(record["versions"]), DATA: f"sha256:{','.join(hashes)}"}
-
-
-def _libraries(versions: dict[str, str]) -> str:
-    return ", ".join(f"{name} {versions[name].partition('+')[0]}" for name in LIBRARIES)
+    hashes = [part["sha256"] for part in record["data"].values() if "sha256" in part]
+    return {VERSIONS: libraries(record["versions"]), DATA: data_version(*hashes)}
 
 
 def _replace(path: Path, names: list[str], rows: list[dict[str, Any]]) -> None:

@@ -1,6 +1,5 @@
 """benchmarks/conversions.py: variants, samples of data, measures and the table."""
 
-import importlib
 from pathlib import Path
 
 import pandas as pd
@@ -16,13 +15,6 @@ from hf_bidir.finetune.tasks.text_classification import text_classification
 
 ROOT = Path(__file__).parents[2]
 WORDS = [f"w{index}" for index in range(20)]
-
-
-@pytest.fixture
-def benchmark(monkeypatch):
-    """Imports a file of benchmarks/."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module
 
 
 def run(variant, accuracy, without, seed=0, healing=0, versions="torch 2.14"):

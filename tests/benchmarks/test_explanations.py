@@ -1,39 +1,29 @@
 """The benchmarks of explanations: agreement with labels, intervals over seeds, tables of complete rows."""
 
-import importlib
-
 import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import t
 
 from hf_bidir.common.errors import InputError
-from tests.benchmarks.test_tables import ROOT
 
 
-@pytest.fixture(scope="module")
-def module():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        yield importlib.import_module
-
-
-def test_a_score_of_zero_or_of_the_other_sign_disagrees_with_a_polar_word(module):
+def test_a_score_of_zero_or_of_the_other_sign_disagrees_with_a_polar_word(benchmark):
     scored = [(np.array([2, -1, 0]), np.array([0.1, 0.2, -3.0])), (np.array([-2, 1]), np.array([-5.0, 0.0]))]
-    assert module("human_sentiment").agreement(scored)["human_sign"] == 0.5
+    assert benchmark("human_sentiment").agreement(scored)["human_sign"] == 0.5
 
 
-def test_sentences_whose_scores_are_all_equal_do_not_enter_the_mean_tau(module):
+def test_sentences_whose_scores_are_all_equal_do_not_enter_the_mean_tau(benchmark):
     scored = [(np.array([1, -1]), np.array([1.0, -1.0])), (np.array([1, -1]), np.array([0.0, 0.0]))]
-    assert module("human_sentiment").mean_tau(scored) == pytest.approx(1)
-    assert module("human_sentiment").mean_tau(scored[1:]) is None
+    assert benchmark("human_sentiment").mean_tau(scored) == pytest.approx(1)
+    assert benchmark("human_sentiment").mean_tau(scored[1:]) is None
 
 
-def test_the_interval_of_a_mean_is_students(module):
+def test_the_interval_of_a_mean_is_students(benchmark):
     values = [0.1, 0.4, 0.3]
     low, high = t.interval(0.95, 2, np.mean(values), np.std(values, ddof=1) / 3**0.5)
-    assert module("explained").mean_in_interval(values, 4) == f"{np.mean(values):.4f} [{low:.4f}, {high:.4f}]"
-    assert module("explained").mean_in_interval([0.1], 4) == "0.1000"
+    assert benchmark("explained").mean_in_interval(values, 4) == f"{np.mean(values):.4f} [{low:.4f}, {high:.4f}]"
+    assert benchmark("explained").mean_in_interval([0.1], 4) == "0.1000"
 
 
 def rows(measures: tuple[str, ...], seeds: int) -> pd.DataFrame:
@@ -46,8 +36,8 @@ def rows(measures: tuple[str, ...], seeds: int) -> pd.DataFrame:
     )
 
 
-def test_a_table_has_a_row_for_each_task_model_and_measure_and_names_missing_seeds(module):
-    table, measures = module("faithfulness_by_layer").table, module("faithfulness_by_layer").BY_LAYER
+def test_a_table_has_a_row_for_each_task_model_and_measure_and_names_missing_seeds(benchmark):
+    table, measures = benchmark("faithfulness_by_layer").table, benchmark("faithfulness_by_layer").BY_LAYER
     assert len(table(rows(measures, 3)).splitlines()) == 2 + 2 * 2 * len(measures)
     with pytest.raises(InputError, match=r"missing are sst2, softmax, erasure, attention: 2"):
         table(rows(measures, 2))

@@ -1,35 +1,24 @@
 """The benchmarks of rank collapse: means of residuals, and when two points meet."""
 
-import importlib
-
 import pandas as pd
 import pytest
 import torch
 
-from tests.benchmarks.test_tables import ROOT
 
-
-@pytest.fixture(scope="module")
-def module():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        yield importlib.import_module
-
-
-def test_the_mean_residual_is_geometric_and_lies_in_its_interval(module):
-    mean, low, high = module("rank_collapse").mean_and_interval([1e-2, 1e-4, 1e-3])
+def test_the_mean_residual_is_geometric_and_lies_in_its_interval(benchmark):
+    mean, low, high = benchmark("rank_collapse").mean_and_interval([1e-2, 1e-4, 1e-3])
     assert mean == pytest.approx(1e-3)
     assert low < mean < high
     assert low * high == pytest.approx(mean**2)  # symmetrical on a logarithmic scale
 
 
-def test_a_residual_within_rounding_is_called_so(module):
+def test_a_residual_within_rounding_is_called_so(benchmark):
     runs = pd.DataFrame({"residual_1": [3e-16, 2e-16, 0.0]})
-    assert module("rank_collapse").residual(runs, 1) == "rounding"
+    assert benchmark("rank_collapse").residual(runs, 1) == "rounding"
 
 
-def test_points_meet_at_the_first_step_at_which_they_are_equal(module):
-    circle = module("collapse_circle")
+def test_points_meet_at_the_first_step_at_which_they_are_equal(benchmark):
+    circle = benchmark("collapse_circle")
     points = torch.tensor([[1.0, 0.0], [-1.0, 0.0]]).repeat(201, 1, 1)
     assert circle.measured(points)["meeting"] is None
     points[7:] = 0.5

@@ -1,6 +1,5 @@
 """Generated documents equal what their csv files give."""
 
-import importlib
 from pathlib import Path
 
 import pytest
@@ -8,11 +7,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def tables():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        yield importlib.import_module("tables")
+@pytest.fixture
+def tables(benchmark):
+    return benchmark("tables")
 
 
 def pages() -> list[str]:
