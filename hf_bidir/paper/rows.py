@@ -1,7 +1,8 @@
 """The results of a run as files that a report is made from: a csv row per trained model, and the settings."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pandas as pd
 
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, replacing, write_json
-from hf_bidir.common.runs import DATA, SEED, VERSIONS, data_version, libraries, read_runs
+from hf_bidir.common.runs import DATA, SEED, VERSIONS, add_runs, data_version, has_run, libraries, read_runs, where
 from hf_bidir.finetune.folder import read_record
 from hf_bidir.finetune.record import cpu_model
 from hf_bidir.paper.cells import FAILURE, Cell
@@ -21,33 +22,44 @@ from hf_bidir.paper.published import PublishedCell
 from hf_bidir.paper.settings import Settings
 
 CELLS, PUBLISHED, SETTINGS = "cells.csv", "published.csv", "settings.json"
+PUBLISHED_KEY = ("data", "activation", "epochs", SEED)
 RATE, CHOSEN = "rate", "chosen"
 Chosen = dict[str, dict[str, list[Cell]]]  # experiment -> variant -> one cell per seed
 
 
-def save_rows(
-    experiments: list[Experiment],
-    tried: Iterable[Cell],
-    chosen: Chosen,
-    settings: Settings,
-    published: Sequence[PublishedCell],
-) -> None:
-    """Save cells.csv, published.csv and settings.json in `settings.root`, beside the rows of other experiments there.
+def has_rows(experiment: Experiment, settings: Settings) -> bool:
+    """Whether cells.csv has the selected models of every variant and seed, and nothing failed."""
+    runs, earlier = read_runs(settings.root / CELLS), read_json(settings.root / SETTINGS).get("experiments", {})
+    if runs.empty or earlier.get(experiment.name, {}).get("failures", True):
+        return False
+    found = where(runs[runs[CHOSEN]], data=experiment.name)[["variant", SEED]]
+    return set(found.itertuples(index=False, name=None)) >= {
+        *product(experiment.variants, settings.seeds_of(experiment))
+    }
+
+
+def has_published_row(cell: PublishedCell) -> bool:
+    """Whether published.csv has the cell."""
+    return has_run(cell.root / PUBLISHED, **published_key(cell))
+
+
+def save_rows(experiments: list[Experiment], tried: Iterable[Cell], chosen: Chosen, settings: Settings) -> None:
+    """Save cells.csv and settings.json in `settings.root`; rows of other experiments in the folder stay.
 
     Args:
         experiments: the experiments of this run.
         tried: the cells of all learning rates.
         chosen: those of the selected learning rate.
         settings: the settings of this run.
-        published: the cells of the paper's own protocol.
     """
-    names = [one.name for one in experiments]
     picked = {cell.folder for variants in chosen.values() for cells in variants.values() for cell in cells}
     cells = {cell.folder: cell for cell in [*tried, *(c for v in chosen.values() for cs in v.values() for c in cs)]}
     rows = [row_of(cell) | {CHOSEN: cell.folder in picked} for cell in cells.values() if cell.trained]
-    _replace(settings.root / CELLS, names, rows)
-    if published:
-        _replace(settings.root / PUBLISHED, names, [published_row(cell) for cell in published if cell.found])
+    kept = read_runs(settings.root / CELLS)
+    kept = kept if kept.empty else kept[~kept["data"].isin([one.name for one in experiments])]
+    found = pd.concat([frame for frame in (kept, pd.DataFrame(rows)) if not frame.empty] or [kept])
+    with replacing(settings.root / CELLS) as temporary:
+        found.to_csv(temporary, index=False)
     common = {
         "command": settings.command, "quick": settings.quick, "data_dir": settings.data_dir is not None,
         "rate_seeds": settings.rate_seeds, "amount": asdict(settings.amount), "machine": cpu_model(),
@@ -62,6 +74,12 @@ def save_rows(
         for one in experiments
     }
     write_json(settings.root / SETTINGS, {**common, "experiments": before.get("experiments", {}) | own})
+
+
+def save_published(cells: Iterable[PublishedCell], settings: Settings) -> None:
+    """Add rows of the paper's own protocol to published.csv in `settings.root`."""
+    if rows := [published_row(cell) for cell in cells if cell.found]:
+        add_runs(settings.root / PUBLISHED, rows, PUBLISHED_KEY)
 
 
 def check_settings(settings: Settings) -> None:
@@ -101,8 +119,13 @@ def row_of(cell: Cell) -> dict[str, Any]:
 
 def published_row(cell: PublishedCell) -> dict[str, Any]:
     """The settings and accuracies of a cell of the paper's own protocol."""
-    which = {"data": cell.experiment.name, "activation": cell.activation, SEED: cell.seed, "epochs": cell.epochs}
-    return which | (asdict(cell.found) | {VERSIONS: libraries(cell.versions)} if cell.found else {})
+    return published_key(cell) | asdict(cell.found) | {VERSIONS: libraries(cell.versions)}
+
+
+def published_key(cell: PublishedCell) -> dict[str, Any]:
+    """The settings that identify a cell of the paper's own protocol."""
+    values = cell.experiment.name, cell.activation, cell.epochs, cell.seed
+    return dict(zip(PUBLISHED_KEY, values, strict=True))
 
 
 def polar_separation(words: dict[str, list[float]]) -> dict[str, float]:
@@ -143,15 +166,6 @@ def failures(experiment: Experiment, root: Path) -> list[tuple[str, str]]:
 def _versions(record: dict[str, Any]) -> dict[str, str]:
     hashes = [part["sha256"] for part in record["data"].values() if "sha256" in part]
     return {VERSIONS: libraries(record["versions"]), DATA: data_version(*hashes)}
-
-
-def _replace(path: Path, names: list[str], rows: list[dict[str, Any]]) -> None:
-    """Save rows in place of those of the same experiments."""
-    kept = read_runs(path)
-    kept = kept if kept.empty else kept[~kept["data"].isin(names)]
-    found = pd.concat([frame for frame in (kept, pd.DataFrame(rows)) if not frame.empty] or [kept])
-    with replacing(path) as temporary:
-        found.to_csv(temporary, index=False)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -20,7 +20,7 @@ from hf_bidir.paper.figures import draw_all
 from hf_bidir.paper.polarity import polarity_of_words
 from hf_bidir.paper.published import EPOCHS, PublishedCell, run_published
 from hf_bidir.paper.report import REPORT, write_report
-from hf_bidir.paper.rows import Chosen, check_settings, save_rows
+from hf_bidir.paper.rows import Chosen, check_settings, has_published_row, has_rows, save_published, save_rows
 from hf_bidir.paper.settings import Settings
 
 VOCABULARY_OF = "sst"  # the vocabulary of every data set in the published protocol
@@ -208,21 +208,23 @@ def run_paper(experiments: list[Experiment], settings: Settings, resume: bool = 
     check(experiments, settings, resume)
     check_settings(settings)
     settings.root.mkdir(parents=True, exist_ok=True)
-    grid, chosen = run_cells(experiments, settings)
+    unfinished = [one for one in experiments if not has_rows(one, settings)]
+    grid, chosen = run_cells(unfinished, settings)
     published = run_as_published(experiments, settings) if settings.as_published else []
-    for experiment in experiments:
+    for experiment in unfinished:
         cells = chosen[experiment.name]
         if experiment.deep:
             draw_deep(experiment, cells, settings.root / "data" / experiment.name / "test.parquet", settings.root)
         else:
             polarity = polarity_of_words(experiment, settings.graded(experiment))
             draw_all(experiment.name, experiment.title, cells, settings.root, polarity)
-    save_rows(experiments, grid, chosen, settings, published)
+    save_rows(unfinished, grid, chosen, settings)
+    save_published(published, settings)
     return write_report(settings.root, experiments)
 
 
 def run_as_published(experiments: list[Experiment], settings: Settings) -> list[PublishedCell]:
-    """Run the paper's own protocol where an experiment defines it; finished cells are reused."""
+    """Run the paper's own protocol where an experiment defines it, unless a cell has a row; return the new cells."""
     every = [one for one in experiments if one.as_published]
     if not every:
         return []
@@ -235,6 +237,7 @@ def run_as_published(experiments: list[Experiment], settings: Settings) -> list[
         for one in every
         for activation in ("softmax", "tanhmax")
         for seed in range(seeds)
+        if not has_published_row(PublishedCell(one, activation, seed, settings.root, epochs))
     ]
     _parallel(lambda cell: run_published(cell, files[cell.experiment.name], known), cells, settings.jobs, "published")
     return cells

@@ -1,10 +1,12 @@
-"""benchmarks/mechanisms.py: a figure shows the coefficients, and whether the generated text is correct."""
+"""The figures of benchmarks/mechanisms.py and its images, as texts."""
 
 import importlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from datasets import Dataset, Features, Image, Value
 from matplotlib.figure import Figure
 
 from hf_bidir import BidirRnnConfig, BidirRnnForSeq2SeqLM
@@ -16,7 +18,7 @@ SPECIAL = {"decoder_start_token_id": 2, "bos_token_id": 2, "eos_token_id": 3}
 @pytest.fixture
 def benchmark(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    return importlib.import_module("mechanisms")
+    return importlib.import_module("mechanisms_figures")
 
 
 @pytest.fixture
@@ -36,6 +38,15 @@ def run(benchmark, tmp_path):
 def test_the_figure_of_an_untrained_decoder_says_that_its_text_is_wrong(benchmark, run, monkeypatch, name, panels):
     saved = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: saved.append(figure))
-    benchmark.draw(name, run, run / "figure.png")
+    benchmark.draw_coefficients(name, run, run / "figure.png")
     assert "(wrong; correct: 1998-03-05)" in saved[0].get_supxlabel().replace("\n", " ")
     assert len([axes for axes in saved[0].axes if axes.images]) == panels
+
+
+def test_an_image_is_a_text_of_its_mean_grey_levels(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    images = importlib.import_module("mechanisms_images")
+    image = np.kron([[0, 255], [51, 102]], np.ones((2, 2))).astype(np.uint8)
+    features = Features({"image": Image(), "label": Value("int64")})
+    (row,) = images.as_texts(Dataset.from_dict({"image": [image], "label": [0]}, features=features), side=2)
+    assert row["text"] == "grey0 grey16 grey3 grey6"  # 255 is 16

@@ -65,3 +65,28 @@ def test_a_healing_table_has_the_students_of_one_model_and_no_empty_columns(tabl
     header, _, *lines = table("healing", [row | {"accuracy": None} | VERSIONS for row in rows], "minilm")
     assert "perplexity" not in header
     assert lines == [["centred, healed", "30", "3.80%", "6.00%", "30%", "2.8", "1"]]
+
+
+def mechanism_runs(seeds=range(3)):
+    scores = {("general", "tanhmax"): 0.9, ("general", "softmax"): 0.8, ("no attention", "none"): 0.5}
+    for (mechanism, activation), seed in product(scores, seeds):
+        run = {"mechanism": mechanism, "activation": activation, "seed": seed} | VERSIONS
+        for length in (20, 40, 80):
+            score = scores[mechanism, activation] - (0.1 + 0.01 * seed) * (mechanism != "general") * length / 20
+            yield run | {"task": f"dates-{length}", "score": score}
+
+
+@pytest.mark.parametrize("activation", ["tanhmax", "softmax"])
+def test_the_gain_of_attention_is_against_the_decoder_without_it_at_the_same_length(table, monkeypatch, activation):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    report = importlib.import_module("mechanisms_report")
+    monkeypatch.setattr(report, "LONGER", {f"dates-{length}": length for length in (20, 40, 80)})
+    _, _, *lines = table("mechanisms_report", list(mechanism_runs()), "attention")
+    better = {"tanhmax": 40, "softmax": 30}[activation]
+    gains = [line[3].partition(" ")[0] for line in lines if line[2] == activation]
+    assert gains == [f"+{better + (10 + 1) * length // 20}.0" for length in (20, 40, 80)]
+
+
+def test_a_missing_seed_of_a_mechanism_is_named(table):
+    with pytest.raises(InputError, match="dates-80, no attention, none: 2"):
+        table("mechanisms_report", list(mechanism_runs(range(2))), "lengths")

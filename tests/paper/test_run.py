@@ -99,8 +99,20 @@ def test_a_run_goes_on_where_it_was_and_ends_in_the_same_report(finished, monkey
     lost = next(settings.root.rglob("measures.json"))
     assert json.loads(lost.read_text())["words"]
     lost.unlink()
+    (settings.root / "cells.csv").unlink()
     monkeypatch.setattr(Trainer, "train", lambda *a, **k: pytest.fail("it was trained again"))
     assert run_paper([experiment], settings, resume=True).read_text() == report
+
+
+def test_an_experiment_whose_rows_are_there_needs_its_runs_no_more(finished, monkeypatch):
+    experiment, settings, report = finished
+    monkeypatch.setattr(Trainer, "train", lambda *a, **k: pytest.fail("it was trained again"))
+    runs = settings.root / experiment.name
+    runs.rename(settings.root / "elsewhere")
+    try:
+        assert run_paper([experiment], settings, resume=True).read_text() == report
+    finally:
+        (settings.root / "elsewhere").rename(runs)
 
 
 def test_a_learning_rate_that_failed_and_was_not_chosen_is_named_in_the_report(finished):
@@ -108,6 +120,7 @@ def test_a_learning_rate_that_failed_and_was_not_chosen_is_named_in_the_report(f
     diverged = settings.root / "tiny/softmax/lr1e+30-seed0/failure.txt"
     diverged.parent.mkdir()
     diverged.write_text("InputError: the training loss became nan\n\nTraceback")
+    (settings.root / "cells.csv").unlink()
     try:
         report = run_paper([experiment], settings, resume=True).read_text()
     finally:
