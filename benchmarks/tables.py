@@ -5,7 +5,8 @@
 
 benchmarks/pages has a Jinja template of each such document, at the document's path in the repository. In a template,
 `runs(NAME)` is benchmarks/results/NAME.csv as a pandas table, `table(NAME)` the Markdown table that benchmarks/NAME.py
-or NAME_report.py makes from it, `pair(NAME)` a checkpoint's accuracy in model_cards/ minus that of its counterpart, and
+or NAME_report.py makes from it, `module(NAME)` is benchmarks/NAME.py, `report(GROUP)` the report of `hf-bidir paper` in
+results/paper/GROUP, `pair(NAME)` a checkpoint's accuracy in model_cards/ minus that of its counterpart, and
 `require(claim)` stops with an error if the data contradict the sentence beside it.
 """
 
@@ -13,6 +14,7 @@ import argparse
 import importlib
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -20,6 +22,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from hf_bidir.common.files import read_json, replacing
 from hf_bidir.common.runs import comparison, comparisons, markdown, read_runs, spread, where
 from hf_bidir.common.statistics import TESTED_BY_SEED, Comparison, compare
+from hf_bidir.paper.report import report_text
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES, RESULTS = ROOT / "benchmarks/pages", ROOT / "benchmarks/results"
@@ -55,7 +58,8 @@ def render(page: str) -> str:
         keep_trailing_newline=True, autoescape=False,
     )  # fmt: skip
     environment.globals |= {
-        "runs": runs, "table": table, "versions": versions, "pair": pair, "require": require,
+        "runs": runs, "table": table, "report": report, "module": module, "versions": versions, "pair": pair,
+        "require": require,
         "where": where, "spread": spread, "comparison": comparison, "comparisons": comparisons, "markdown": markdown,
         "TESTED_BY_SEED": TESTED_BY_SEED,
     }  # fmt: skip
@@ -69,11 +73,21 @@ def runs(name: str) -> pd.DataFrame:
 
 def table(name: str, *arguments: object) -> str:
     """The table that `table` in benchmarks/NAME_report.py, or else in NAME.py, makes from NAME.csv."""
-    folder = Path(__file__).parent
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-    module = f"{name}_report" if (folder / f"{name}_report.py").is_file() else name
-    return importlib.import_module(module).table(runs(name), *arguments)
+    reported = (Path(__file__).parent / f"{name}_report.py").is_file()
+    return module(f"{name}_report" if reported else name).table(runs(name), *arguments)
+
+
+def module(name: str) -> ModuleType:
+    """The module benchmarks/NAME.py."""
+    folder = str(Path(__file__).parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    return importlib.import_module(name)
+
+
+def report(group: str) -> str:
+    """The report of `hf-bidir paper` from the rows in benchmarks/results/paper/GROUP."""
+    return report_text(RESULTS / "paper" / group)
 
 
 def versions(name: str) -> str:

@@ -1,0 +1,110 @@
+"""The tables of docs/findings.md, from the rows of `hf-bidir paper` and of other benchmarks."""
+
+from math import ceil
+
+import pandas as pd
+from measure import RESULTS
+
+from hf_bidir.common.runs import comparisons, markdown, read_runs, spread, where
+from hf_bidir.common.statistics import TESTED, Comparison
+from hf_bidir.paper.report import PAIR, Results, read_results
+
+GROUPS = ("texts", "vit", "multilayer")
+LSTM = "IMDB, bidirectional LSTM"
+TAUS = {
+    "tau_|a|_erasure": "deletion",
+    "tau_|a|_zeroing": "zeroing",
+    "tau_|a|_gradient": "gradients",
+    "tau_attention": "deletion",  # of the last layer of deep models
+}
+
+
+def table(_: object, what: str) -> str:
+    """A table: "accuracy", "published" (the paper's protocol), "agreement" with erasure and gradients, or "signs"."""
+    return {"accuracy": accuracy, "published": published, "agreement": agreement, "signs": signs}[what]()
+
+
+def results() -> dict[str, Results]:
+    """The committed results of `hf-bidir paper`, by group."""
+    return {group: read_results(RESULTS / "paper" / group) for group in GROUPS}
+
+
+def chosen() -> pd.DataFrame:
+    """The selected models of all groups, with the title of their data and "deep" or not."""
+    frames = []
+    for found in results().values():
+        for one in found.experiments:
+            frames.append(found.of(one).assign(title=one.title, deep=one.deep, synthetic=one.synthetic is not None))
+    return pd.concat(frames)
+
+
+def accuracy_runs() -> pd.DataFrame:
+    """Test accuracies of the paper's experiments and of the LSTM on IMDB."""
+    lstm = where(read_runs(RESULTS / "recurrent.csv"), data="imdb")
+    lstm = lstm.assign(title=LSTM, variant=lstm["activation"], test_accuracy=lstm["accuracy"])
+    return pd.concat([chosen(), lstm])
+
+
+def accuracy_tests() -> dict[str, Comparison]:
+    """TanhMax minus softmax in points, by title."""
+    tests = comparisons(accuracy_runs(), ["title"], "variant", PAIR, {"test_accuracy": 100})
+    return {title: one for (title, _), one in tests.items()}
+
+
+def accuracy() -> str:
+    """Accuracies, their difference, and the smallest margin within which they are equivalent."""
+    runs, rows = accuracy_runs(), []
+    for title, one in accuracy_tests().items():
+        found = [where(runs, title=title, variant=name) for name in (*PAIR[::-1], "mean")]
+        means = [spread(of, "test_accuracy", 100) for of in found]
+        rows.append([title, str(len(found[0])), *means, *one.cells()[:2], margin(one)])
+    header = ["data", "seeds", "softmax", "TanhMax", "mean pooling", *TESTED[:2], "equivalent within"]
+    return markdown(header, rows)
+
+
+def margin(one: Comparison) -> str:
+    """The smallest margin, in tenths, within which two one-sided tests show equivalence at 95 %; empty if undefined."""
+    interval = one.interval(0.9)
+    return f"{ceil(10 * max(map(abs, interval)) + 1e-9) / 10:.1f}" if interval else ""
+
+
+def published() -> str:
+    """The paper's accuracies, its protocol run again with the label in the scores, and the same weights without it."""
+    found, rows = results()["texts"], []
+    tests = comparisons(found.published, ["data"], "activation", PAIR, {"fair": 1})
+    for one in found.experiments:
+        own = where(found.published, data=one.name)
+        if own.empty:
+            continue
+        papers = [f"{one.published[name]['accuracy']:.1f}" for name in PAIR[::-1]]
+        pair = [where(own, activation=name) for name in PAIR[::-1]]
+        leaked = [f"{of['leaked'].min():.1f} to {of['leaked'].max():.1f}" for of in pair]
+        fair = [spread(of, "fair") for of in pair]
+        rows.append([one.title, *papers, *leaked, *fair, *tests[one.name, "fair"].cells()[:2]])
+    kinds = ("published", "with the label", "without")
+    header = [f"{name}, {kind}" for kind in kinds for name in ("softmax", "TanhMax")]
+    return markdown(["data", *header, "without: difference", "p"], rows)
+
+
+def agreement_tests() -> dict[tuple, Comparison]:
+    """Kendall's tau of the magnitudes of `a`, or of attention in deep models, TanhMax minus softmax."""
+    return comparisons(chosen(), ["title"], "variant", PAIR, dict.fromkeys(TAUS, 1))
+
+
+def agreement() -> str:
+    runs, rows = chosen(), []
+    for (title, column), one in agreement_tests().items():
+        means = [spread(where(runs, title=title, variant=name), column, digits=2) for name in PAIR[::-1]]
+        rows.append([title, TAUS[column], *means, *one.cells(2)])
+    return markdown(["data", "τ with", "softmax", "TanhMax", *TESTED], rows)
+
+
+def signs() -> str:
+    """The share of negative coefficients, and how much of `Σ |a·u|` has the sign of its coefficient, by seed."""
+    runs, rows = chosen(), []
+    for title in runs["title"].unique():
+        found = where(runs, title=title, variant="tanhmax")
+        share = found["orientation_share"].dropna()
+        lowest_to_highest = f"{share.min():.2f} to {share.max():.2f}" if len(share) else ""
+        rows.append([title, spread(found, "negative_share", 100, 0), lowest_to_highest])
+    return markdown(["data", "negative coefficients, %", "share with one sign of u, lowest to highest seed"], rows)
