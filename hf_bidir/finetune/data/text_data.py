@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 TEXT_COLUMNS = ("text", "sentence")
 ROWS_SHOWN = 5
-MOST_CHARACTERS = 100_000_000  # that are searched for repeated texts without --remove_repeated
+MOST_CHARACTERS = 20_000_000  # searched for repeated texts without --remove_repeated, which takes seconds
 
 
 def read_texts(data: TextDataArguments) -> Splits:

@@ -14,6 +14,7 @@ UNITS = {
     "character": pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated"),
 }
 END_OF_TEXT = "<|endoftext|>"
+MOST_WORDS = 2**31  # more than any texts have
 MAX_ALPHABET = 1000  # as the trainer's own default: enough for any alphabet, few enough for Chinese
 
 
@@ -117,8 +118,11 @@ def train_words(
 
 def frequent_words(texts: Iterable[str], lowercase: bool = True, unit: str = "word") -> list[str]:
     """All words of the texts, the most frequent first; equally frequent ones in alphabetical order."""
-    counts = Counter(word for text in texts for word in words_of(text, lowercase, unit))
-    return sorted(counts, key=lambda word: (-counts[word], word))
+    tokenizer = Tokenizer(models.WordLevel())
+    tokenizer.normalizer, tokenizer.pre_tokenizer = _normalizer(lowercase, unit), UNITS[unit]
+    tokenizer.train_from_iterator(texts, trainers.WordLevelTrainer(vocab_size=MOST_WORDS, show_progress=False))
+    numbers = tokenizer.get_vocab()
+    return sorted(numbers, key=lambda word: numbers[word])
 
 
 def words_of(text: str, lowercase: bool = True, unit: str = "word") -> list[str]:
