@@ -21,7 +21,8 @@ from tqdm import tqdm, trange
 
 from hf_bidir import bidir_attention
 from hf_bidir.common.files import replacing
-from hf_bidir.common.runs import check_runs, has_run, markdown, spread
+from hf_bidir.common.runs import check_runs, comparisons, has_run, markdown, spread
+from hf_bidir.common.statistics import TESTED
 from hf_bidir.rank_collapse import relative_residual
 from hf_bidir.rank_collapse.collapse_tasks import circle
 
@@ -98,9 +99,14 @@ def measured(points: Tensor) -> dict[str, float | None]:
     }
 
 
-def table(runs: pd.DataFrame) -> str:
-    """The table of benchmarks/results/collapse_circle.md."""
+def table(runs: pd.DataFrame, what: str = "means") -> str:
+    """The tables of benchmarks/results/collapse_circle.md: means, or "differences" of TanhMax and softmax."""
     check_runs(runs, ("stack", "mass"), SEEDS)
+    if what == "differences":
+        tests = comparisons(runs, ("stack",), "mass", (1.0, 0.0), {"distance": 1, "meeting": 1})
+        rows = [[stack, {"meeting": "step of meeting"}.get(column, column), *one.cells(3)]
+                for (stack, column), one in tests.items()]  # fmt: skip
+        return markdown(["stack", "measure", *TESTED], rows)
     rows = []
     for (stack, mass), found in runs.groupby(["stack", "mass"], sort=False):
         residuals = [f"{found[f'residual_{step}'].mean():.1e}" for step in SHOWN]

@@ -1,5 +1,6 @@
 """The tables of docs/findings.md, from the rows of `hf-bidir paper` and of other benchmarks."""
 
+from collections.abc import Mapping
 from math import ceil
 
 import pandas as pd
@@ -20,8 +21,9 @@ TAUS = {
 
 
 def table(_: object, what: str) -> str:
-    """A table: "accuracy", "published" (the paper's protocol), "agreement" with erasure and gradients, or "signs"."""
-    return {"accuracy": accuracy, "published": published, "agreement": agreement, "signs": signs}[what]()
+    """A table: "accuracy", "texts" (of these alone), "published" (the paper's protocol), "agreement" or "signs"."""
+    tables = {"accuracy": accuracy, "texts": texts, "published": published, "agreement": agreement, "signs": signs}
+    return tables[what]()
 
 
 def results() -> dict[str, Results]:
@@ -60,6 +62,22 @@ def accuracy() -> str:
         rows.append([title, str(len(found[0])), *means, *one.cells()[:2], margin(one)])
     header = ["data", "seeds", "softmax", "TanhMax", "mean pooling", *TESTED[:2], "equivalent within"]
     return markdown(header, rows)
+
+
+def texts() -> str:
+    """Accuracies of the paper's model on the texts that are not generated, and their difference."""
+    runs, rows = results()["texts"].chosen, []
+    tests = accuracy_tests()
+    for one in (one for one in results()["texts"].experiments if one.synthetic is None):
+        means = [spread(where(runs, data=one.name, variant=name), "test_accuracy", 100) for name in PAIR[::-1]]
+        rows.append([one.title, *means, tests[one.title].text()])
+    return markdown(["data", "softmax", "TanhMax", "TanhMax − softmax"], rows)
+
+
+def listed(tests: Mapping[str, Comparison], sign: int) -> str:
+    """The names of the comparisons whose difference has the sign and a corrected p-value below 0.05."""
+    names = [name for name, one in tests.items() if one.p_value < 0.05 and one.difference * sign > 0]
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names) or "none"
 
 
 def margin(one: Comparison) -> str:

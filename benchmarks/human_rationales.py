@@ -58,8 +58,8 @@ def main() -> None:
     notes = (
         f"Exploratory: one model of each kind, one seed. Test split, the first {options.max_length} word pieces of "
         f"{len(shares)} documents with a rationale in them. "
-        f"{mean(shares):.0%} of their words are marked, the score of a random ranking; mean ± standard error over "
-        "documents. " + " ".join(f"{name}: `{folder.name}`." for name, folder in options.models)
+        f"{mean(shares):.0%} of their words are marked, the score of a random ranking over all documents; mean ± "
+        "standard error over documents. " + " ".join(f"{name}: `{folder.name}`." for name, folder in options.models)
     )
     header = ["model", "method", "AUPRC, all documents", f"AUPRC, first {options.slow_documents}"]
     write_table(options.results, "Explanations and human rationales", notes, header, rows, "cpu")

@@ -95,10 +95,10 @@ def versions(name: str) -> str:
     return " and ".join(runs(name)["versions"].unique())
 
 
-def pair(name: str) -> Comparison:
-    """The accuracy of a checkpoint in model_cards/ minus that of its counterpart, in points, paired by seed."""
+def pair(name: str, metric: str = "accuracy", scale: float = 100) -> Comparison:
+    """A metric of a checkpoint in model_cards/ minus that of its counterpart, times `scale`, paired by seed."""
     scores = read_json(ROOT / f"model_cards/{name}/seeds.json")
-    ours, theirs = ([100 * one for one in scores[side]["scores"]["accuracy"]] for side in ("this", "counterpart"))
+    ours, theirs = ([scale * one for one in scores[side]["scores"][metric]] for side in ("this", "counterpart"))
     return compare(ours, theirs, paired=True)
 
 
