@@ -14,8 +14,7 @@ in half precision.
 
 `DIR` holds fashion_mnist/ with {train,t10k}-images-idx3-ubyte.gz and their labels, sst2/{train,validation,test}.parquet
 and imdb/{train,test}.parquet. The committed numbers were measured on such files. The Hub's SST-2 adds phrases and hides
-its test labels, so training on it gives another model. With fewer seeds than a pair's own number, model_cards/ stays
-unchanged. Publish a folder with `hf-bidir push`.
+its test labels, so training on it gives another model. With fewer seeds than the pair has, model_cards/ stays as it is.
 """
 
 import argparse
