@@ -1,0 +1,45 @@
+"""benchmarks/findings.py: equivalence margins, and which comparisons a sentence may list."""
+
+import pytest
+from scipy.stats import ttest_rel
+
+from hf_bidir.common.statistics import compare, holm
+
+SOFTMAX, BETTER, WORSE = [80.0, 81.0, 82.0], [84.0, 85.1, 86.2], [75.0, 75.9, 76.8]
+
+
+@pytest.fixture
+def findings(benchmark):
+    return benchmark("findings")
+
+
+def test_the_margin_is_the_smallest_that_both_one_sided_tests_confirm(findings):
+    first, second = [80.3, 80.9, 82.6], SOFTMAX
+    margin = float(findings.margin(compare(first, second, paired=True)))
+    assert compare(first, second, paired=True).within(margin)
+    shifted = [[value + side * (margin - 0.1) for value in second] for side in (1, -1)]
+    p_values = [
+        ttest_rel(first, shifted[0], alternative="less").pvalue,
+        ttest_rel(first, shifted[1], alternative="greater").pvalue,
+    ]
+    assert max(p_values) > 0.05  # a tenth less is not confirmed
+
+
+def test_no_margin_without_variation(findings):
+    assert findings.margin(compare([100.0] * 3, [100.0] * 3, paired=True)) == ""
+
+
+def test_only_differences_that_survive_the_correction_are_listed(findings):
+    tests = {
+        "better": compare(BETTER, SOFTMAX, paired=True),
+        "worse": compare(WORSE, SOFTMAX, paired=True),
+        "unclear": compare([80.5, 81.1, 81.9], SOFTMAX, paired=True),
+    }
+    assert findings.listed(holm(tests), 1) == "better"
+    assert findings.listed(holm(tests), -1) == "worse"
+    assert findings.listed({"unclear": tests["unclear"]}, 1) == "none"
+
+
+def test_several_names_are_joined_as_in_a_sentence(findings):
+    tests = {name: compare(BETTER, SOFTMAX, paired=True) for name in ("SST", "IMDB", "20News")}
+    assert findings.listed(tests, 1) == "SST, IMDB and 20News"
