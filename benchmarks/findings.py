@@ -18,6 +18,7 @@ TAUS = {
     "tau_|a|_gradient": "gradients",
     "tau_attention": "deletion",  # of the last layer of deep models
 }
+REFERENCES = [*dict.fromkeys(TAUS.values())]
 
 
 def table(_: object, what: str) -> str:
@@ -74,6 +75,21 @@ def texts() -> str:
     return markdown(["data", "softmax", "TanhMax", "TanhMax − softmax"], rows)
 
 
+def measured(column: str, first: str = "tanhmax", second: str = "softmax", scale: float = 1) -> dict[str, Comparison]:
+    """`first` minus `second` of a measure on all real texts, by title; p-values corrected over these."""
+    runs = results()["texts"].chosen
+    titles = {one.name: one.title for one in results()["texts"].experiments if one.synthetic is None}
+    tests = comparisons(runs[runs["data"].isin(titles)], ["data"], "variant", (first, second), {column: scale})
+    return {titles[name]: one for (name, _), one in tests.items()}
+
+
+def of_taus(reference: str, deep: bool = False) -> dict[str, Comparison]:
+    """The comparisons of `agreement` with a reference, on all real texts or on the data of deep models, by title."""
+    column = "tau_attention" if deep else f"tau_|a|_{reference}"
+    generated = set(chosen().query("synthetic")["title"])
+    return {title: one for (title, name), one in agreement_tests().items() if name == column and title not in generated}
+
+
 def listed(tests: Mapping[str, Comparison], sign: int) -> str:
     """The names of the comparisons whose difference has the sign and a corrected p-value below 0.05."""
     names = [name for name, one in tests.items() if one.p_value < 0.05 and one.difference * sign > 0]
@@ -110,11 +126,15 @@ def agreement_tests() -> dict[tuple, Comparison]:
 
 
 def agreement() -> str:
-    runs, rows = chosen(), []
-    for (title, column), one in agreement_tests().items():
-        means = [spread(where(runs, title=title, variant=name), column, digits=2) for name in PAIR[::-1]]
-        rows.append([title, TAUS[column], *means, *one.cells(2)])
-    return markdown(["data", "τ with", "softmax", "TanhMax", *TESTED], rows)
+    """One row for each data set: the means of softmax and TanhMax, their difference and its p-value by reference."""
+    runs, tests = chosen(), agreement_tests()
+    rows: dict[str, list[str]] = {title: [title] + [""] * len(REFERENCES) for title in runs["title"].unique()}
+    for (title, column), one in tests.items():
+        softmax, tanhmax = (where(runs, title=title, variant=name)[column].mean() for name in PAIR[::-1])
+        difference, p_value, _ = one.cells(2)
+        place = 1 + REFERENCES.index(TAUS[column])
+        rows[title][place] = f"{softmax:.2f} → {tanhmax:.2f}: {difference}{f', p {p_value}' if p_value else ''}"
+    return markdown(["data", *REFERENCES], [*rows.values()])
 
 
 def signs() -> str:
