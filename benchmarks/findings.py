@@ -1,6 +1,7 @@
 """The tables of docs/findings.md, from the rows of `hf-bidir paper` and of other benchmarks."""
 
 from collections.abc import Mapping
+from functools import cache
 from math import ceil
 
 import pandas as pd
@@ -27,17 +28,18 @@ def table(_: object, what: str) -> str:
     return tables[what]()
 
 
+@cache
 def results() -> dict[str, Results]:
     """The committed results of `hf-bidir paper`, by group."""
     return {group: read_results(RESULTS / "paper" / group) for group in GROUPS}
 
 
 def chosen() -> pd.DataFrame:
-    """The selected models of all groups, with the title of their data and "deep" or not."""
+    """The selected models of all groups, with the title of their data and whether it is generated."""
     frames = []
     for found in results().values():
         for one in found.experiments:
-            frames.append(found.of(one).assign(title=one.title, deep=one.deep, synthetic=one.synthetic is not None))
+            frames.append(found.of(one).assign(title=one.title, synthetic=one.synthetic is not None))
     return pd.concat(frames)
 
 
@@ -67,18 +69,17 @@ def accuracy() -> str:
 
 def texts() -> str:
     """Accuracies of the paper's model on the texts that are not generated, and their difference."""
-    runs, rows = results()["texts"].chosen, []
-    tests = accuracy_tests()
-    for one in (one for one in results()["texts"].experiments if one.synthetic is None):
-        means = [spread(where(runs, data=one.name, variant=name), "test_accuracy", 100) for name in PAIR[::-1]]
-        rows.append([one.title, *means, tests[one.title].text()])
+    runs, rows = chosen(), []
+    for title, one in measured("test_accuracy", scale=100).items():
+        means = [spread(where(runs, title=title, variant=name), "test_accuracy", 100) for name in PAIR[::-1]]
+        rows.append([title, *means, one.text()])
     return markdown(["data", "softmax", "TanhMax", "TanhMax − softmax"], rows)
 
 
 def measured(column: str, first: str = "tanhmax", second: str = "softmax", scale: float = 1) -> dict[str, Comparison]:
     """`first` minus `second` of a measure on all real texts, by title; p-values corrected over these."""
-    runs = results()["texts"].chosen
-    titles = {one.name: one.title for one in results()["texts"].experiments if one.synthetic is None}
+    found = results()["texts"]
+    runs, titles = found.chosen, {one.name: one.title for one in found.experiments if one.synthetic is None}
     tests = comparisons(runs[runs["data"].isin(titles)], ["data"], "variant", (first, second), {column: scale})
     return {titles[name]: one for (name, _), one in tests.items()}
 

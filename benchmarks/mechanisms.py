@@ -107,8 +107,9 @@ def trials(tasks: list[str], seeds: int) -> list[dict[str, Any]]:
 def run_trial(trial: dict[str, Any], options: argparse.Namespace) -> None:
     """Train one model unless it is trained, save its row, and draw the coefficients of the first TanhMax model."""
     task, mechanism, folder = trial["task"], trial["mechanism"], folder_of(options.runs, **trial)
-    splits = (SETS["small"] if task == "texts" else PAIRS[task]).split() if task in (*PAIRS, "texts") else None
-    files = write_splits(splits or image_splits(task, options.fashion_mnist), options.runs / "data" / task)
+    made = PAIRS | {"texts": SETS["small"]}
+    splits = made[task].split() if task in made else image_splits(task, options.fashion_mnist)
+    files = write_splits(splits, options.runs / "data" / task)
     if read_record(folder).get("status") != "finished":
         train, settings = recipe(task, mechanism, "softmax" if trial["activation"] == "none" else trial["activation"])
         settings |= MECHANISMS[task][mechanism] | {f"{split}_file": file for split, file in files.items()}
@@ -118,8 +119,7 @@ def run_trial(trial: dict[str, Any], options: argparse.Namespace) -> None:
     row = {"score": score, "epochs": results["epoch"], "seconds": read_record(folder)["duration_seconds"]}
     sizes = {f"rows_{split}": part["rows"] for split, part in read_record(folder)["data"].items()}
     measure.save_run("mechanisms", KEY, trial | row | sizes, *files.values())
-    drawn = task in ("dates", "sorting", "texts") and trial["activation"] == "tanhmax" and trial["seed"] == 0
-    if drawn:
+    if task in ("dates", "sorting", "texts") and trial["activation"] == "tanhmax" and trial["seed"] == 0:
         name = "sorting" if task == "sorting" else mechanism
         draw_coefficients(name, folder, options.pictures / f"{file_name(name)}.png")
 

@@ -108,7 +108,7 @@ class Pair:
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
     healed: str | None = None
     seeds: int = 3
-    note: str = "Both have the same learning rate, which was tuned for neither of them."
+    note: str = "Both have the same learning rate."
     metrics: tuple[str, ...] = ("accuracy", "macro_f1")
     split: str = "test"
     half: bool = False

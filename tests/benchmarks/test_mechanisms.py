@@ -1,8 +1,5 @@
 """The figures of benchmarks/mechanisms.py and its images, as texts."""
 
-import importlib
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -16,14 +13,13 @@ SPECIAL = {"decoder_start_token_id": 2, "bos_token_id": 2, "eos_token_id": 3}
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    return importlib.import_module("mechanisms_figures")
+def figures(benchmark):
+    return benchmark("mechanisms_figures")
 
 
 @pytest.fixture
-def run(benchmark, tmp_path):
-    tokenizer = train_words([benchmark.DAY], vocab_size=40, max_length=32, unit="character", ends=True)
+def run(figures, tmp_path):
+    tokenizer = train_words([figures.DAY], vocab_size=40, max_length=32, unit="character", ends=True)
     sizes = {"vocab_size": len(tokenizer), "embedding_size": 8, "hidden_size": 8, "max_position_embeddings": 32}
     torch.manual_seed(0)
     options = {"encoder": "gru", "attn_score": "general", "decoder_style": "luong"}
@@ -35,17 +31,16 @@ def run(benchmark, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "panels"), [("dot", 1), ("general", 2)])
-def test_the_figure_of_an_untrained_decoder_says_that_its_text_is_wrong(benchmark, run, monkeypatch, name, panels):
+def test_the_figure_of_an_untrained_decoder_says_that_its_text_is_wrong(figures, run, monkeypatch, name, panels):
     saved = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: saved.append(figure))
-    benchmark.draw_coefficients(name, run, run / "figure.png")
+    figures.draw_coefficients(name, run, run / "figure.png")
     assert "(wrong; correct: 1998-03-05)" in saved[0].get_supxlabel().replace("\n", " ")
     assert len([axes for axes in saved[0].axes if axes.images]) == panels
 
 
-def test_an_image_is_a_text_of_its_mean_grey_levels(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    images = importlib.import_module("mechanisms_images")
+def test_an_image_is_a_text_of_its_mean_grey_levels(benchmark):
+    images = benchmark("mechanisms_images")
     image = np.kron([[0, 255], [51, 102]], np.ones((2, 2))).astype(np.uint8)
     features = Features({"image": Image(), "label": Value("int64")})
     (row,) = images.as_texts(Dataset.from_dict({"image": [image], "label": [0]}, features=features), side=2)

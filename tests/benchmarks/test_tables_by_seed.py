@@ -1,8 +1,6 @@
 """Tables of benchmarks over seeds: what they compare, and what they refuse."""
 
-import importlib
 from itertools import product
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -13,12 +11,11 @@ VERSIONS = {"versions": "torch 2.14"}
 
 
 @pytest.fixture
-def table(monkeypatch):
+def table(benchmark):
     """Makes the table of a benchmark from rows, as lists of cells."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
 
     def make(name, rows, *arguments):
-        text = importlib.import_module(name).table(pd.DataFrame(rows), *arguments)
+        text = benchmark(name).table(pd.DataFrame(rows), *arguments)
         return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
 
     return make
@@ -77,10 +74,12 @@ def mechanism_runs(seeds=range(3)):
 
 
 @pytest.mark.parametrize("activation", ["tanhmax", "softmax"])
-def test_the_gain_of_attention_is_against_the_decoder_without_it_at_the_same_length(table, monkeypatch, activation):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    report = importlib.import_module("mechanisms_report")
-    monkeypatch.setattr(report, "LONGER", {f"dates-{length}": length for length in (20, 40, 80)})
+def test_the_gain_of_attention_is_against_the_decoder_without_it_at_the_same_length(
+    table, benchmark, monkeypatch, activation
+):
+    monkeypatch.setattr(
+        benchmark("mechanisms_report"), "LONGER", {f"dates-{length}": length for length in (20, 40, 80)}
+    )
     _, _, *lines = table("mechanisms_report", list(mechanism_runs()), "attention")
     better = {"tanhmax": 40, "softmax": 30}[activation]
     gains = [line[3].partition(" ")[0] for line in lines if line[2] == activation]
