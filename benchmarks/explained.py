@@ -92,8 +92,8 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def mean_in_interval(values: Sequence[float], digits: int) -> str:
-    """The mean with its interval, if there is one."""
-    low, high = interval(values) if len(values) > 1 else (nan, nan)
+    """The mean, with its interval if the values differ."""
+    low, high = interval(values) if len(set(values)) > 1 else (nan, nan)
     return f"{mean(values):.{digits}f}" + ("" if isnan(low) else f" [{low:.{digits}f}, {high:.{digits}f}]")
 
 

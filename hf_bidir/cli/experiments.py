@@ -40,14 +40,13 @@ def paper(
         typer.Argument(
             metavar="EXPERIMENTS",
             help="synthetic, synthetic-additive, sst, 20news, 20news-bydate, imdb, agnews (one attention layer; texts: "
-            "all seven); vit (Fashion-MNIST, CIFAR-10); multilayer (BERT and MiniLM on IMDB); all, the default.",
+            "all seven); vit (Fashion-MNIST, CIFAR-10); multilayer (BERT on IMDB); all, the default.",
         ),
     ] = None,
     data_dir: Annotated[
         Path | None,
         typer.Option(help="Folder with one sub-folder per data set, listed in docs/paper.md; by default the Hub."),
     ] = None,
-    minilm: Annotated[Path | None, typer.Option(help="MiniLM folder for multilayer; by default from the Hub.")] = None,
     seeds: Annotated[
         int | None,
         typer.Option(
@@ -83,8 +82,8 @@ def paper(
 
     root = output or Path("runs/paper-quick" if quick else "runs/paper")
     with one_line_errors():
-        settings = Settings(root, data_dir, seeds or (1 if quick else 5), quick, jobs, as_published, minilm)
-        wanted = read_experiments(experiment_names(experiments or ["all"]), minilm=minilm)
+        settings = Settings(root, data_dir, seeds or (1 if quick else 5), quick, jobs, as_published)
+        wanted = read_experiments(experiment_names(experiments or ["all"]))
         for one in only_in_folders(wanted) if data_dir is None else []:
             if one.name not in (experiments or []):  # requested by name, it is an error
                 typer.echo(f"Left out: {one.name} is not on the Hub; pass a folder with it as --data-dir.", err=True)

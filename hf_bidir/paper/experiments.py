@@ -23,7 +23,7 @@ class Experiment:
         name: the file name without suffix.
         title: the name in tables.
         recipe: options of the training script, the same for every variant.
-        learning_rates: the grid; validation data select one per variant, with the first seed.
+        learning_rates: the grid; validation data select one per variant.
         kind: the model: "recurrent" (the paper's model; one attention layer), "bert" or "images".
         variants: names of the compared variants.
         rows, seeds: the maximum rows per split and seeds on a machine without a GPU.
@@ -61,8 +61,8 @@ class Experiment:
         return self.kind != "recurrent"
 
 
-def read_experiments(names: list[str], folder: Path = FOLDER, minilm: Path | None = None) -> list[Experiment]:
-    """Read experiments by name; `minilm` replaces the starting checkpoint of those that have one.
+def read_experiments(names: list[str], folder: Path = FOLDER) -> list[Experiment]:
+    """Read experiments by name.
 
     Raises:
         InputError: the name is unknown, or the file has an unknown entry or lacks one.
@@ -84,8 +84,6 @@ def read_experiments(names: list[str], folder: Path = FOLDER, minilm: Path | Non
             raise InputError(
                 f"expected kind in {folder.name}/{name}.yaml to be one of {', '.join(KINDS)}; got {experiment.kind!r}"
             )
-        if minilm and "model_name_or_path" in experiment.recipe:
-            experiment.recipe["model_name_or_path"] = str(minilm)
         found.append(experiment)
     return found
 
@@ -113,7 +111,7 @@ TEXTS = ("synthetic", "synthetic-additive", "sst", "20news", "20news-bydate", "i
 GROUPS = {
     "texts": TEXTS,
     "vit": ("vit-fashion-mnist", "vit-cifar10"),
-    "multilayer": ("multilayer-bert", "multilayer-minilm"),
+    "multilayer": ("multilayer-bert",),
 }
 GROUPS["all"] = (*TEXTS, *GROUPS["vit"], *GROUPS["multilayer"])
 

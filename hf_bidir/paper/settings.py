@@ -28,7 +28,6 @@ class Settings:
         quick: use little data and one learning rate.
         jobs: the number of processes.
         as_published: also run the paper's own protocol.
-        minilm: the folder of MiniLM; None downloads it from the Hub.
     """
 
     root: Path
@@ -37,7 +36,6 @@ class Settings:
     quick: bool = False
     jobs: int = 2
     as_published: bool = False
-    minilm: Path | None = None
 
     @property
     def amount(self) -> Amount:
@@ -52,7 +50,7 @@ class Settings:
     def command(self) -> str:
         """The options that reproduce the report, without names of experiments and folders."""
         options = {
-            "--data-dir DATA": self.data_dir, "--minilm MINILM": self.minilm, "--quick": self.quick,
+            "--data-dir DATA": self.data_dir, "--quick": self.quick,
             "--as-published": self.as_published, f"--seeds {self.seeds}": True,
         }  # fmt: skip
         return " ".join(option for option, given in options.items() if given)

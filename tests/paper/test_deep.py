@@ -165,12 +165,6 @@ def test_names_of_groups_stand_for_their_experiments():
     assert set(experiment_names(["all"])) == {one.name for one in read_experiments(list(GROUPS["all"]))}
 
 
-def test_the_folder_of_minilm_replaces_its_name_on_the_hub(tmp_path):
-    deep = {one.name: one.recipe for one in read_experiments(list(GROUPS["multilayer"]), minilm=tmp_path)}
-    assert deep["multilayer-minilm"]["model_name_or_path"] == str(tmp_path)
-    assert "model_name_or_path" not in deep["multilayer-bert"]
-
-
 def test_without_a_data_folder_a_group_runs_without_what_is_not_on_the_hub(monkeypatch, tmp_path):
     ran = []
     monkeypatch.setattr("hf_bidir.paper.run.run_paper", lambda experiments, *rest: ran.extend(experiments) or tmp_path)
