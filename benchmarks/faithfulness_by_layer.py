@@ -12,6 +12,7 @@ and flow of seed 0 on one sentence of subject-verb agreement.
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from tqdm import tqdm
 
 from hf_bidir.common.files import replacing
 from hf_bidir.common.runs import check_runs, comparisons, has_run, markdown, where
-from hf_bidir.common.statistics import TESTED
+from hf_bidir.common.statistics import TESTED, Comparison
 from hf_bidir.explain import read_text, token_scores
 from hf_bidir.explain.checkpoint import Example
 
@@ -88,22 +89,28 @@ def columns(runs: pd.DataFrame) -> list[str]:
     return sorted(runs.filter(like="layer_").columns)
 
 
-def table(runs: pd.DataFrame, what: str = "means", reference: str = "erasure") -> str:
-    """The tables of benchmarks/results/faithfulness_by_layer.md: means, or "differences" of TanhMax and softmax."""
+def table(
+    runs: pd.DataFrame, what: str = "means", reference: str = "erasure", tasks: Sequence[str] = tuple(TASKS)
+) -> str:
+    """Means of the tasks by layer, or "differences" of TanhMax and softmax in the first and the last layer."""
     check_runs(runs, ("task", "model", "reference", "measure"), SEEDS)
-    runs = where(runs, reference=reference)
     if what == "differences":
-        ends = dict.fromkeys((columns(runs)[0], columns(runs)[-1]), 1)
-        tests = comparisons(runs, ("task", "measure"), "model", ("tanhmax", "softmax"), ends)
         rows = [[TASKS[task].title, measure, layer.replace("_", " "), *one.cells(2)]
-                for (task, measure, layer), one in tests.items()]  # fmt: skip
+                for (task, measure, layer), one in compared(runs, reference).items()]  # fmt: skip
         return markdown(["task", "measure", "layer", *TESTED], rows)
+    runs = where(runs, reference=reference)
     rows = [
         [TASKS[task].title, MODELS[name], measure]
         + [mean_in_interval(where(runs, task=task, model=name, measure=measure)[layer], 2) for layer in columns(runs)]
-        for task in TASKS for name in MODELS for measure in BY_LAYER
+        for task in tasks for name in MODELS for measure in BY_LAYER
     ]  # fmt: skip
     return markdown(["task", "model", "measure", *(name.replace("_", " ") for name in columns(runs))], rows)
+
+
+def compared(runs: pd.DataFrame, reference: str) -> dict[tuple, Comparison]:
+    """TanhMax minus softmax in the first and the last layer, by task, measure and layer; corrected together."""
+    ends = dict.fromkeys((columns(runs)[0], columns(runs)[-1]), 1)
+    return comparisons(where(runs, reference=reference), ("task", "measure"), "model", ("tanhmax", "softmax"), ends)
 
 
 # the figure

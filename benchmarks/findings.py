@@ -1,6 +1,6 @@
 """The tables of docs/findings.md, from the rows of `hf-bidir paper` and of other benchmarks."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from math import ceil
 
@@ -29,15 +29,15 @@ def table(_: object, what: str) -> str:
 
 
 @cache
-def results() -> dict[str, Results]:
-    """The committed results of `hf-bidir paper`, by group."""
-    return {group: read_results(RESULTS / "paper" / group) for group in GROUPS}
+def results(group: str) -> Results:
+    """The committed results of a group of `hf-bidir paper`."""
+    return read_results(RESULTS / "paper" / group)
 
 
-def chosen() -> pd.DataFrame:
-    """The selected models of all groups, with the title of their data and whether it is generated."""
+def chosen(groups: Iterable[str] = GROUPS) -> pd.DataFrame:
+    """The selected models of groups, with the title of their data and whether it is generated."""
     frames = []
-    for found in results().values():
+    for found in map(results, groups):
         for one in found.experiments:
             frames.append(found.of(one).assign(title=one.title, synthetic=one.synthetic is not None))
     return pd.concat(frames)
@@ -69,7 +69,7 @@ def accuracy() -> str:
 
 def texts() -> str:
     """Accuracies of the paper's model on the texts that are not generated, and their difference."""
-    runs, rows = chosen(), []
+    runs, rows = chosen(["texts"]), []
     for title, one in measured("test_accuracy", scale=100).items():
         means = [spread(where(runs, title=title, variant=name), "test_accuracy", 100) for name in PAIR[::-1]]
         rows.append([title, *means, one.text()])
@@ -78,10 +78,8 @@ def texts() -> str:
 
 def measured(column: str, first: str = "tanhmax", second: str = "softmax", scale: float = 1) -> dict[str, Comparison]:
     """`first` minus `second` of a measure on all real texts, by title; p-values corrected over these."""
-    found = results()["texts"]
-    runs, titles = found.chosen, {one.name: one.title for one in found.experiments if one.synthetic is None}
-    tests = comparisons(runs[runs["data"].isin(titles)], ["data"], "variant", (first, second), {column: scale})
-    return {titles[name]: one for (name, _), one in tests.items()}
+    tests = comparisons(chosen(["texts"]).query("not synthetic"), ["title"], "variant", (first, second), {column: scale})
+    return {title: one for (title, _), one in tests.items()}
 
 
 def of_taus(reference: str, deep: bool = False) -> dict[str, Comparison]:
@@ -105,7 +103,7 @@ def margin(one: Comparison) -> str:
 
 def published() -> str:
     """The paper's accuracies, its protocol run again with the label in the scores, and the same weights without it."""
-    found, rows = results()["texts"], []
+    found, rows = results("texts"), []
     tests = comparisons(found.published, ["data"], "activation", PAIR, {"fair": 1})
     for one in found.experiments:
         own = where(found.published, data=one.name)

@@ -92,7 +92,7 @@ def table(runs: pd.DataFrame, what: str = "means") -> str:
     """Means of all methods, "differences" of TanhMax and softmax, or the human "signs" of signed methods alone."""
     check_runs(runs, ("model", "method"), SEEDS)
     if what == "signs":
-        signed = [method for method in METHODS if METHODS[method].signed]
+        signed = [method for method in METHODS_OF_TEXTS if METHODS[method].signed]
         cells = [[mean_in_interval(100 * where(runs, model=name, method=method)["human_sign"], 1) for name in MODELS]
                  for method in signed]  # fmt: skip
         return markdown(
