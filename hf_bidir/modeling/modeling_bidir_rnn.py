@@ -260,12 +260,16 @@ def encode(encoder: nn.LSTM | nn.GRU, embedded: Tensor, keep: Tensor) -> tuple[T
     lengths = keep.sum(1)
     if not torch.equal(keep, torch.arange(keep.shape[1], device=keep.device) < lengths[:, None]):
         raise ValueError("a recurrent encoder needs padding on the right; set tokenizer.padding_side to 'right'.")
-    lengths = lengths.clamp_min(1).cpu()  # texts of length 0 cannot be packed; attention ignores their states
-    packed = pack_padded_sequence(embedded, lengths, batch_first=True, enforce_sorted=False)
-    states, ending = encoder(packed)
+    padded = not keep.all()
+    if padded:  # without padding, the backward pass on a CPU is faster with unpacked texts
+        lengths = lengths.clamp_min(1).cpu()  # texts of length 0 cannot be packed; attention ignores their states
+        embedded = pack_padded_sequence(embedded, lengths, batch_first=True, enforce_sorted=False)
+    states, ending = encoder(embedded)
     ending = ending[0] if isinstance(ending, tuple) else ending  # an LSTM also returns its cell state
     last = ending[-1 - encoder.bidirectional :].transpose(0, 1).flatten(1)
-    return pad_packed_sequence(states, batch_first=True, total_length=keep.shape[1])[0], last
+    if padded:
+        states, _ = pad_packed_sequence(states, batch_first=True, total_length=keep.shape[1])
+    return states, last
 
 
 class BidirRnnForSequenceClassification(BidirRnnPreTrainedModel):
