@@ -103,8 +103,7 @@ def margin(one: Comparison) -> str:
 
 def published() -> str:
     """The paper's accuracies, its protocol run again with the label in the scores, and the same weights without it."""
-    found, rows = results("texts"), []
-    tests = comparisons(found.published, ["data"], "activation", PAIR, {"fair": 1})
+    found, rows, tests = results("texts"), [], published_tests()
     for one in found.experiments:
         own = where(found.published, data=one.name)
         if own.empty:
@@ -113,10 +112,18 @@ def published() -> str:
         pair = [where(own, activation=name) for name in PAIR[::-1]]
         leaked = [f"{of['leaked'].min():.1f} to {of['leaked'].max():.1f}" for of in pair]
         fair = [spread(of, "fair") for of in pair]
-        rows.append([one.title, *papers, *leaked, *fair, *tests[one.name, "fair"].cells()[:2]])
+        rows.append([one.title, *papers, *leaked, *fair, *tests[one.title].cells()[:2]])
     kinds = ("published", "with the label", "without")
     header = [f"{name}, {kind}" for kind in kinds for name in ("softmax", "TanhMax")]
     return markdown(["data", *header, "without: difference", "p"], rows)
+
+
+def published_tests() -> dict[str, Comparison]:
+    """TanhMax minus softmax in points with the paper's protocol and without the label, by title."""
+    found = results("texts")
+    titles = {one.name: one.title for one in found.experiments}
+    tests = comparisons(found.published, ["data"], "activation", PAIR, {"fair": 1})
+    return {titles[name]: one for (name, _), one in tests.items()}
 
 
 def agreement_tests() -> dict[tuple, Comparison]:
