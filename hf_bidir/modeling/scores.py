@@ -53,7 +53,7 @@ class GeneralScore(nn.Module):
         self.key = nn.Linear(key_size, query_size, bias=False)
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        return query @ self.key(keys).transpose(1, 2)
+        return query @ self.key.weight @ keys.transpose(1, 2)  # a decoder has one query a step, and many keys
 
 
 class DotScore(nn.Module):
