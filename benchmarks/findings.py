@@ -78,7 +78,9 @@ def texts() -> str:
 
 def measured(column: str, first: str = "tanhmax", second: str = "softmax", scale: float = 1) -> dict[str, Comparison]:
     """`first` minus `second` of a measure on all real texts, by title; p-values corrected over these."""
-    tests = comparisons(chosen(["texts"]).query("not synthetic"), ["title"], "variant", (first, second), {column: scale})
+    tests = comparisons(
+        chosen(["texts"]).query("not synthetic"), ["title"], "variant", (first, second), {column: scale}
+    )
     return {title: one for (title, _), one in tests.items()}
 
 
@@ -126,6 +128,13 @@ def published_tests() -> dict[str, Comparison]:
     return {titles[name]: one for (name, _), one in tests.items()}
 
 
+def explained_tests() -> dict[str, Comparison]:
+    """Healed TanhMax minus softmax in points of the models whose explanations are measured, by task."""
+    runs = read_runs(RESULTS / "explained_models.csv")
+    tests = comparisons(runs, ["task"], "model", PAIR, {"accuracy": 100})
+    return {task: one for (task, _), one in tests.items()}
+
+
 def agreement_tests() -> dict[tuple, Comparison]:
     """Kendall's tau of the magnitudes of `a`, or of attention in deep models, TanhMax minus softmax."""
     return comparisons(chosen(), ["title"], "variant", PAIR, dict.fromkeys(TAUS, 1))
@@ -144,11 +153,16 @@ def agreement() -> str:
 
 
 def signs() -> str:
-    """The share of negative coefficients, and how much of `Σ |a·u|` has the sign of its coefficient, by seed."""
+    """The share of the rarer sign, and how much of `Σ |a·u|` has the sign of its coefficient, by seed."""
     runs, rows = chosen(), []
     for title in runs["title"].unique():
         found = where(runs, title=title, variant="tanhmax")
         share = found["orientation_share"].dropna()
-        lowest_to_highest = f"{share.min():.2f} to {share.max():.2f}" if len(share) else ""
-        rows.append([title, spread(found, "negative_share", 100, 0), lowest_to_highest])
-    return markdown(["data", "negative coefficients, %", "share with one sign of u, lowest to highest seed"], rows)
+        rarer = ", ".join(f"{100 * one:.0f}" for one in rarer_sign(found))
+        rows.append([title, rarer, f"{share.min():.2f} to {share.max():.2f}" if len(share) else ""])
+    return markdown(["data", "the rarer sign, % by seed", "share with one sign of u, lowest to highest seed"], rows)
+
+
+def rarer_sign(runs: pd.DataFrame) -> pd.Series:
+    """The share of the sign that fewer coefficients have, of each run."""
+    return runs["negative_share"].where(runs["negative_share"] < 0.5, 1 - runs["negative_share"])

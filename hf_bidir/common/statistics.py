@@ -82,8 +82,10 @@ class Comparison:
         return interval is not None and -margin < interval[0] and interval[1] < margin
 
     def text(self, digits: int = 1) -> str:
-        """The difference with its 95 % interval, if there is one."""
+        """The difference with its 95 % interval, if there is one; two more digits of an interval rounded to nothing."""
         interval = self.interval()
+        if interval and not any(round(value, digits) for value in interval):
+            digits += 2
         # adding 0 turns -0.0 into 0.0
         numbers = [f"{round(value, digits) + 0:+.{digits}f}" for value in (self.difference, *(interval or ()))]
         return f"{numbers[0]} [{numbers[1]}, {numbers[2]}]" if interval else numbers[0]

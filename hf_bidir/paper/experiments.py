@@ -32,8 +32,8 @@ class Experiment:
         keep_labels: labels to keep, in their new order; None keeps all.
         class_names: names of the classes.
         validation_share: share of the training rows held out if there is no validation split.
-        as_published: sizes of embedding and queries, and Adadelta's learning rate, for the paper's own protocol; empty
-            if that is not reproduced.
+        as_published: options of `train_as_published` by activation, for the paper's own protocol, and whether the most
+            frequent word has the id of padding there; empty if that is not reproduced.
         published: the paper's numbers by variant.
     """
 

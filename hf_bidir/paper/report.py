@@ -24,7 +24,7 @@ TAUS = {
     "tau_a_zeroing": "a, zeroing", "tau_|a|_zeroing": "magnitudes",
 }  # fmt: skip
 PAPERS = {  # our measure -> the paper's
-    "tau_a_gradient": "gradient_tau", "tau_a_zeroing": "erasure_tau", "tau_|a|_zeroing": "absolute_erasure_tau",
+    "tau_|a|_gradient": "gradient_tau", "tau_a_zeroing": "erasure_tau", "tau_|a|_zeroing": "absolute_erasure_tau",
     "permutation": "permutation", "randomisation": "randomisation",
 }  # fmt: skip
 MOVED = {"permutation": "permutation", "randomisation": "randomisation", "adversary": "adversary, JSD"}

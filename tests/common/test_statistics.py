@@ -96,4 +96,8 @@ def test_a_comparison_is_printed_with_its_interval():
 
 
 def test_a_difference_that_rounds_to_zero_has_no_minus_sign():
-    assert compare([1.0, 2.0, 3.0], [1.01, 2.02, 3.0], paired=True).text() == "+0.0 [+0.0, +0.0]"
+    assert compare([1.0, 2.0, 3.0], [1.1, 2.1, 2.9], paired=True).text() == "+0.0 [-0.3, +0.3]"
+
+
+def test_an_interval_that_would_round_to_nothing_gets_two_more_digits():
+    assert compare([1.0, 2.0, 3.0], [1.01, 2.02, 3.0], paired=True).text() == "-0.010 [-0.035, +0.015]"

@@ -36,11 +36,18 @@ def trained(activation):
 
 
 def test_padding_unknown_words_and_the_most_frequent_word_are_one():
-    vocabulary = published_vocabulary(TEXTS)
+    vocabulary = published_vocabulary(TEXTS, first_id=0)
     ids = encode(["the unseen"], vocabulary)
     assert vocabulary["the"] == 0
     assert ids.shape == (1, LENGTH)
     assert (ids == 0).all()
+
+
+def test_words_are_what_spaces_separate_without_punctuation():
+    vocabulary = published_vocabulary(TEXTS)
+    assert vocabulary["the"] == 1
+    assert (encode(["The, (good) film!<br />"], vocabulary) == encode(["the good film"], vocabulary)).all()
+    assert encode(["the ; film"], vocabulary)[0, :3].tolist() == [1, 0, vocabulary["film"]]
 
 
 def test_with_the_label_in_the_scores_all_negative_texts_of_tanhmax_get_the_bias():
@@ -108,7 +115,7 @@ def test_the_command_runs_the_papers_own_protocol_once_and_puts_it_into_the_repo
         recipe=small,
         learning_rates=[1e-2],
         variants=["softmax"],
-        as_published={"sizes": [8, 4], "learning_rate": 0.5},
+        as_published={name: {"sizes": [8, 4], "learning_rate": 0.5} for name in ("softmax", "tanhmax")},
     )
     monkeypatch.setattr(run, "EPOCHS", 5)
     monkeypatch.setattr(run, "read_experiments", lambda names: [sst])
