@@ -216,7 +216,8 @@ def published_table(results: Results) -> str:
             leaked, logits = (
                 ", ".join(f"{v:{s}}" for v in found[k]) for k, s in (("leaked", ".1f"), ("negative_logit", "+.2f"))
             )
-            compared = tested[one.name, "fair"].cells() if activation == "tanhmax" else ["", "", ""]
+            difference = tested.get((one.name, "fair")) if activation == "tanhmax" else None
+            compared = difference.cells() if difference else ["", "", ""]
             rows.append([one.title, activation, paper, leaked, logits, spread(found, "fair"), *compared])
     header = ["data", "activation", "paper", "label in the scores, by seed", "logit of negative texts, by seed"]
     return markdown([*header, "same weights without", "TanhMax − softmax", "p", "g"], rows)
