@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -151,13 +152,19 @@ class PublishedCell:
 
     @property
     def folder(self) -> Path:
-        rate = self.experiment.as_published[self.activation]["learning_rate"]
+        rate = self.options["learning_rate"]
         return self.root / "as-published" / f"{self.experiment.name}-{self.activation}-lr{rate:g}-seed{self.seed}"
 
     @property
+    def options(self) -> dict[str, Any]:
+        """The options of `train_as_published` from the experiment."""
+        return self.experiment.as_published[self.activation]
+
+    @property
     def found(self) -> AsPublished | None:
+        """The accuracies, if the cell was trained with these options."""
         numbers = read_json(self.folder / NUMBERS)
-        return AsPublished(**numbers["accuracies"]) if numbers else None
+        return AsPublished(**numbers["accuracies"]) if numbers.get("options") == self.options else None
 
     @property
     def versions(self) -> dict[str, str]:
@@ -179,14 +186,15 @@ def run_published(cell: PublishedCell, files: dict[str, Path], known: Path) -> N
         splits = published_splits(files)
         ids = {name: encode(split["text"][:], vocabulary) for name, split in splits.items()}
         labels = {name: torch.tensor(split["label"][:]) for name, split in splits.items()}
-        options = cell.experiment.as_published[cell.activation] | {
+        options = cell.options | {
             "seed": cell.seed,
             "epochs": cell.epochs,
             "progress": False,
         }
         model = train_as_published(ids["train"], labels["train"], cell.activation, **options)
         accuracies = asdict(evaluate_as_published(model, ids["test"], labels["test"]))
-        write_json(cell.folder / NUMBERS, {"accuracies": accuracies, "versions": library_versions()})
+        numbers = {"accuracies": accuracies, "options": cell.options, "versions": library_versions()}
+        write_json(cell.folder / NUMBERS, numbers)
 
     if not cell.found:
         keeping_failures(cell.folder, work)

@@ -22,7 +22,7 @@ from hf_bidir.paper.published import PublishedCell
 from hf_bidir.paper.settings import Settings
 
 CELLS, PUBLISHED, SETTINGS = "cells.csv", "published.csv", "settings.json"
-PUBLISHED_KEY = ("data", "activation", "epochs", SEED)
+PUBLISHED_KEY = ("data", "activation", "epochs", "options", SEED)
 RATE, CHOSEN = "rate", "chosen"
 Chosen = dict[str, dict[str, list[Cell]]]  # experiment -> variant -> one cell per seed
 
@@ -124,7 +124,8 @@ def published_row(cell: PublishedCell) -> dict[str, Any]:
 
 def published_key(cell: PublishedCell) -> dict[str, Any]:
     """The settings that identify a cell of the paper's own protocol."""
-    values = cell.experiment.name, cell.activation, cell.epochs, cell.seed
+    options = ", ".join(f"{name} {value}" for name, value in cell.options.items())
+    values = cell.experiment.name, cell.activation, cell.epochs, options, cell.seed
     return dict(zip(PUBLISHED_KEY, values, strict=True))
 
 
