@@ -22,6 +22,7 @@ from hf_bidir.finetune.data.sources import read_table
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs/explained"
+SEEDS = 3  # of the models in the tables
 MODELS = {"softmax": "softmax", "tanhmax": "TanhMax"}  # and their names in tables
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from explained import MODELS, TASKS, add_options, folder_of, load, orient, sample
+from explained import MODELS, SEEDS, TASKS, add_options, folder_of, load, orient, sample
 from measure import RESULTS, save_run
 
 from hf_bidir.cli.recipe import read_recipe
 from hf_bidir.common.runs import check_runs, comparisons, has_run, markdown, spread
-from hf_bidir.common.statistics import TESTED
+from hf_bidir.common.statistics import TESTED, Comparison
 from hf_bidir.explain.orient import CONSISTENT
 from hf_bidir.finetune.folder import read_record
 from hf_bidir.finetune.tasks.distillation import distillation
@@ -81,16 +81,21 @@ def measured(task: str, folder: Path, data_dir: Path) -> dict[str, Any]:
     }
 
 
+def compared(runs: pd.DataFrame) -> dict[str, Comparison]:
+    """The accuracy of TanhMax minus that of softmax in points, by task; corrected together."""
+    tests = comparisons(runs, ("task",), "model", ("tanhmax", "softmax"), {"accuracy": 100})
+    return {task: one for (task, _), one in tests.items()}
+
+
 def table(runs: pd.DataFrame) -> str:
     """The table of benchmarks/results/explained_models.md."""
-    check_runs(runs, ("task", "model"), {task: runs[runs["task"] == task]["seed"].nunique() for task in runs["task"]})
-    tests = comparisons(runs, ("task",), "model", ("tanhmax", "softmax"), {"accuracy": 100})
-    rows = []
+    check_runs(runs, ("task", "model"), SEEDS)
+    tests, rows = compared(runs), []
     for (task, name), found in runs.groupby(["task", "model"], sort=False):
         signs = [spread(found, "negative_share", 100, 0), spread(found, "accuracy_without_negatives", 100)]
         heads = found["consistent_heads"].dropna()
         counts = ", ".join(f"{count:.0f}" for count in heads) + f" of {found['heads'].max():.0f}" if len(heads) else ""
-        tested = tests[task, "accuracy"].cells() if name == "tanhmax" else ["", "", ""]
+        tested = tests[task].cells() if name == "tanhmax" else ["", "", ""]
         rows.append(
             [TASKS[task].title, MODELS[name], str(len(found)), spread(found, "accuracy", 100), *tested, *signs, counts]
         )

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from explained import MODELS, ROOT, TASKS, add_options, folder_of, load, mean_in_interval, models, sample
+from explained import MODELS, ROOT, SEEDS, TASKS, add_options, folder_of, load, mean_in_interval, models, sample
 from matplotlib.figure import Figure
 from measure import RESULTS, save_run
 from scipy.stats import spearmanr
@@ -34,7 +34,7 @@ from hf_bidir.explain.checkpoint import Example
 NAME, KEY = "faithfulness_by_layer", ("task", "model", "seed", "reference", "measure")
 BY_LAYER = ("attention", "rollout", "flow", "values", "contributions")
 REFERENCES = {"erasure": "erasure-token", "gradient": "gradient"}
-SEEDS, SHOWN, LONGEST = 3, ("attention", "rollout", "flow"), 12  # words of the sentence in the figure
+SHOWN, LONGEST = ("attention", "rollout", "flow"), 12  # words of the sentence in the figure
 
 
 def main() -> None:

@@ -128,13 +128,6 @@ def published_tests() -> dict[str, Comparison]:
     return {titles[name]: one for (name, _), one in tests.items()}
 
 
-def explained_tests() -> dict[str, Comparison]:
-    """Healed TanhMax minus softmax in points of the models whose explanations are measured, by task."""
-    runs = read_runs(RESULTS / "explained_models.csv")
-    tests = comparisons(runs, ["task"], "model", PAIR, {"accuracy": 100})
-    return {task: one for (task, _), one in tests.items()}
-
-
 def agreement_tests() -> dict[tuple, Comparison]:
     """Kendall's tau of the magnitudes of `a`, or of attention in deep models, TanhMax minus softmax."""
     return comparisons(chosen(), ["title"], "variant", PAIR, dict.fromkeys(TAUS, 1))

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
-from explained import MODELS, TASKS, add_options, load, mean_in_interval, models, orient, sample, words_of
+from explained import MODELS, SEEDS, TASKS, add_options, load, mean_in_interval, models, orient, sample, words_of
 from measure import RESULTS, save_run
 from scipy.stats import kendalltau
 from tqdm import tqdm
@@ -27,7 +27,7 @@ from hf_bidir.explain import METHODS, token_scores
 METHODS_OF_TEXTS = [name for name, method in METHODS.items() if not method.of_patches]
 NAME, KEY = "human_sentiment", ("model", "seed", "method")
 METRICS = {"human_sign": 100, "tau": 1, "tau_of_magnitudes": 1}
-POSITIVE, SEEDS = 1, 3
+POSITIVE = 1
 
 
 def main() -> None:

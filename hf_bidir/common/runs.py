@@ -68,7 +68,9 @@ def check_runs(
         groups = runs.groupby(by[0], sort=False) if column == DATA else [("the table", runs)]
         for name, rows in groups:
             if len(found := rows[column].dropna().unique()) > 1:
-                raise InputError(f"expected one {column} in {name}; got {' and '.join(map(str, found))}. Run one again")
+                raise InputError(
+                    f"expected one {column} in {name}; got {' and '.join(map(str, found))}. Repeat the other runs"
+                )
 
 
 def spread(runs: pd.DataFrame, column: str, scale: float = 1, digits: int = 1) -> str:

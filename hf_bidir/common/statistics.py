@@ -17,7 +17,7 @@ TESTED_BY_SEED = (
 
 
 def rounded(value: float) -> str:
-    """Four decimal places; four digits of a number that they would show as 0."""
+    """Four decimal places; four significant digits below 0.001."""
     return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.4g}"
 
 
@@ -82,7 +82,7 @@ class Comparison:
         return interval is not None and -margin < interval[0] and interval[1] < margin
 
     def text(self, digits: int = 1) -> str:
-        """The difference with its 95 % interval, if there is one; two more digits of an interval rounded to nothing."""
+        """The difference with its 95 % interval, if there is one; two more digits if the interval would round to 0."""
         interval = self.interval()
         if interval and not any(round(value, digits) for value in interval):
             digits += 2

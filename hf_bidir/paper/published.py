@@ -33,7 +33,7 @@ from hf_bidir.paper.data import validation_was_held_out
 from hf_bidir.paper.experiments import Experiment
 
 VOCABULARY, LENGTH, BATCH, EPOCHS = 8000, 30, 100, 100
-LOSS_SCALE = 100  # Adadelta is nearly invariant to it
+LOSS_SCALE = 100  # the paper multiplies the loss by this
 NO_PUNCTUATION = str.maketrans("", "", '()",.:;#&?!')
 NUMBERS = "numbers.json"
 
