@@ -11,7 +11,8 @@ magnitudes. A row that is there is not measured again.
 """
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -21,7 +22,7 @@ from scipy.stats import kendalltau
 from tqdm import tqdm
 
 from hf_bidir.common.runs import check_runs, comparisons, has_run, markdown, where
-from hf_bidir.common.statistics import TESTED
+from hf_bidir.common.statistics import TESTED, Comparison, compare, holm
 from hf_bidir.explain import METHODS, token_scores
 
 METHODS_OF_TEXTS = [name for name, method in METHODS.items() if not method.of_patches]
@@ -86,6 +87,16 @@ def mean_tau(scored: list[tuple[np.ndarray, np.ndarray]]) -> float | None:
     """The mean over sentences in which both vary; None if there are none."""
     taus = np.array([kendalltau(labels, scores).statistic for labels, scores in scored])
     return None if np.isnan(taus).all() else float(np.nanmean(taus))
+
+
+def against_constant(runs: pd.DataFrame, methods: Sequence[str]) -> dict[str, Comparison]:
+    """The human sign of methods minus that of calling every word positive, in points; corrected together."""
+    tests = {}
+    for method, name in product(methods, MODELS):
+        found = where(runs, model=name, method=method)
+        pair = [list(100 * found[column]) for column in ("human_sign", "always_positive")]
+        tests[f"{method} with {MODELS[name]}"] = compare(*pair, paired=True)
+    return holm(tests)
 
 
 def table(runs: pd.DataFrame, what: str = "means") -> str:

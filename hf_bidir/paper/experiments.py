@@ -32,8 +32,9 @@ class Experiment:
         keep_labels: labels to keep, in their new order; None keeps all.
         class_names: names of the classes.
         validation_share: share of the training rows held out if there is no validation split.
-        as_published: options of `train_as_published` by activation, for the paper's own protocol, and whether the most
-            frequent word has the id of padding there; empty if that is not reproduced.
+        as_published: options of `train_as_published` by activation, for the paper's own protocol; empty if that is not
+            reproduced.
+        published_first_id: the id of the most frequent word in that protocol; padding is 0.
         published: the paper's numbers by variant.
     """
 
@@ -52,7 +53,8 @@ class Experiment:
     keep_labels: list[int] | None = None
     class_names: list[str] | None = None
     validation_share: float = 0.1
-    as_published: dict[str, Any] = field(default_factory=dict)
+    as_published: dict[str, dict[str, Any]] = field(default_factory=dict)
+    published_first_id: int = 1
     published: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @property

@@ -19,7 +19,6 @@ import torch
 from datasets import Dataset, concatenate_datasets
 from torch import Tensor, nn
 from torch.nn import functional as F
-from tqdm import trange
 
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, write_json
@@ -79,7 +78,6 @@ def train_as_published(
     learning_rate: float = 0.5,
     seed: int = 0,
     epochs: int = EPOCHS,
-    progress: bool = True,
 ) -> BidirRnnForSequenceClassification:
     """Train the paper's model with the paper's recipe.
 
@@ -91,7 +89,6 @@ def train_as_published(
         learning_rate: learning rate of Adadelta; the paper has 0.05 and 0.5.
         seed: seed of weights, batches and dropout.
         epochs: the number of training epochs.
-        progress: show a progress bar.
 
     Raises:
         InputError: the loss became NaN or infinite.
@@ -104,7 +101,7 @@ def train_as_published(
     model = BidirRnnForSequenceClassification(config).train()
     nn.init.uniform_(model.rnn.embeddings.weight, -0.1, 0.1)
     optimizer = torch.optim.Adadelta(model.parameters(), lr=learning_rate)
-    for epoch in trange(epochs, desc=f"as published, {activation}", unit="epoch", leave=False, disable=not progress):
+    for epoch in range(epochs):
         for rows in torch.randperm(len(ids)).split(BATCH):
             loss = F.binary_cross_entropy_with_logits(positive_logits(model, ids[rows]), labels[rows].float())
             optimizer.zero_grad()
@@ -181,16 +178,11 @@ def run_published(cell: PublishedCell, files: dict[str, Path], known: Path) -> N
     """
 
     def work() -> None:
-        first_id = 0 if cell.experiment.as_published.get("first_word_is_padding") else 1
-        vocabulary = published_vocabulary(read_table(str(known))["text"][:], first_id)
+        vocabulary = published_vocabulary(read_table(str(known))["text"][:], cell.experiment.published_first_id)
         splits = published_splits(files)
         ids = {name: encode(split["text"][:], vocabulary) for name, split in splits.items()}
         labels = {name: torch.tensor(split["label"][:]) for name, split in splits.items()}
-        options = cell.options | {
-            "seed": cell.seed,
-            "epochs": cell.epochs,
-            "progress": False,
-        }
+        options = cell.options | {"seed": cell.seed, "epochs": cell.epochs}
         model = train_as_published(ids["train"], labels["train"], cell.activation, **options)
         accuracies = asdict(evaluate_as_published(model, ids["test"], labels["test"]))
         numbers = {"accuracies": accuracies, "options": cell.options, "versions": library_versions()}

@@ -32,7 +32,7 @@ LABELS = torch.arange(60) % 2
 def trained(activation):
     vocabulary = published_vocabulary(TEXTS)
     ids = encode(TEXTS, vocabulary)
-    return train_as_published(ids, LABELS, activation, sizes=(8, 4), seed=1, epochs=30, progress=False), ids
+    return train_as_published(ids, LABELS, activation, sizes=(8, 4), seed=1, epochs=30), ids
 
 
 def test_padding_unknown_words_and_the_most_frequent_word_are_one():
@@ -84,7 +84,7 @@ def test_the_evaluation_reports_both_accuracies_of_the_same_weights():
 def test_a_training_that_becomes_nan_is_an_error_and_no_number():
     ids = encode(TEXTS, published_vocabulary(TEXTS))
     with pytest.raises(InputError, match=r"that of tanhmax became (nan|inf) in epoch"):
-        train_as_published(ids, LABELS, "tanhmax", sizes=(8, 4), learning_rate=1e38, epochs=3, progress=False)
+        train_as_published(ids, LABELS, "tanhmax", sizes=(8, 4), learning_rate=1e38, epochs=3)
 
 
 def test_texts_kept_for_validation_train_too_unless_the_data_came_with_them(tmp_path):
