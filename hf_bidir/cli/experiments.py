@@ -58,6 +58,9 @@ def paper(
         bool,
         typer.Option("--as-published", help="Also run the paper's own training and evaluation, with its known faults."),
     ] = False,
+    all_rows: Annotated[
+        bool, typer.Option("--all-rows", help="Use all rows of vit and multilayer, which otherwise sample some.")
+    ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Parallel processes, one thread each.")] = 2,
     output: Annotated[
         Path | None, typer.Option(help="Output folder; by default runs/paper, with --quick runs/paper-quick.")
@@ -82,7 +85,7 @@ def paper(
 
     root = output or Path("runs/paper-quick" if quick else "runs/paper")
     with one_line_errors():
-        settings = Settings(root, data_dir, seeds or (1 if quick else 5), quick, jobs, as_published)
+        settings = Settings(root, data_dir, seeds or (1 if quick else 5), quick, jobs, as_published, all_rows)
         wanted = read_experiments(experiment_names(experiments or ["all"]))
         for one in only_in_folders(wanted) if data_dir is None else []:
             if one.name not in (experiments or []):  # requested by name, it is an error

@@ -26,7 +26,7 @@ class Experiment:
         learning_rates: the grid; validation data select one per variant.
         kind: the model: "recurrent" (the paper's model; one attention layer), "bert" or "images".
         variants: names of the compared variants.
-        rows, seeds: the maximum rows per split and seeds on a machine without a GPU.
+        rows: the maximum rows per split, unless all are asked for.
         synthetic: the name of a synthetic set, or None.
         hub, folder, files: the data set on the Hub; its sub-folder in a data folder, and the file of each split there.
         keep_labels: labels to keep, in their new order; None keeps all.
@@ -45,7 +45,6 @@ class Experiment:
     kind: str = "recurrent"
     variants: list[str] = field(default_factory=lambda: list(VARIANTS))
     rows: dict[str, int] = field(default_factory=dict)
-    seeds: int | None = None
     synthetic: str | None = None
     hub: str | None = None
     folder: str | None = None

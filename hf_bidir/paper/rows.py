@@ -13,7 +13,7 @@ from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, replacing, write_json
 from hf_bidir.common.runs import DATA, SEED, VERSIONS, add_runs, data_version, has_run, libraries, read_runs, where
 from hf_bidir.finetune.folder import read_record
-from hf_bidir.finetune.record import cpu_model
+from hf_bidir.finetune.record import processors
 from hf_bidir.paper.cells import FAILURE, Cell
 from hf_bidir.paper.data import removed_rows
 from hf_bidir.paper.experiments import Experiment
@@ -34,7 +34,7 @@ def has_rows(experiment: Experiment, settings: Settings) -> bool:
         return False
     found = where(runs[runs[CHOSEN]], data=experiment.name)[["variant", SEED]]
     return set(found.itertuples(index=False, name=None)) >= {
-        *product(experiment.variants, settings.seeds_of(experiment))
+        *product(experiment.variants, range(settings.seeds))
     }
 
 
@@ -62,12 +62,12 @@ def save_rows(experiments: list[Experiment], tried: Iterable[Cell], chosen: Chos
         found.to_csv(temporary, index=False)
     common = {
         "command": settings.command, "quick": settings.quick, "data_dir": settings.data_dir is not None,
-        "rate_seeds": settings.rate_seeds, "amount": asdict(settings.amount), "machine": cpu_model(),
+        "rate_seeds": settings.rate_seeds, "amount": asdict(settings.amount), "machine": processors(),
     }  # fmt: skip
     before = read_json(settings.root / SETTINGS)
     own = {
         one.name: {
-            "seeds": len(settings.seeds_of(one)),
+            "seeds": settings.seeds,
             "failures": failures(one, settings.root),
             "removed": removed_rows(settings.root / "data" / one.name / "test.parquet"),
         }

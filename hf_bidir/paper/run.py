@@ -74,7 +74,7 @@ def run_cells(experiments: list[Experiment], settings: Settings) -> tuple[list[C
     grid, best = select_rates(experiments, settings, all_train)
     chosen = {
         one.name: {
-            variant: _cells(one, variant, [best[one.name, variant]], settings.seeds_of(one), settings)
+            variant: _cells(one, variant, [best[one.name, variant]], range(settings.seeds), settings)
             for variant in one.variants
         }
         for one in experiments
@@ -143,7 +143,7 @@ def best_rate(grid: list[Cell], experiment: Experiment, variant: str) -> float:
 
 
 def files_of(experiment: Experiment, settings: Settings) -> dict[str, Path]:
-    """The data files of an experiment by split, with fewer rows for a quick run or without a GPU.
+    """The data files of an experiment by split, with fewer rows for a quick run or a slow experiment.
 
     Raises:
         InputError: the folder was created with other settings, so old and new cells would not be comparable.

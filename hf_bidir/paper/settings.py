@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from hf_bidir.paper.experiments import Experiment
 from hf_bidir.paper.measures import QUICK, Amount
 
@@ -28,6 +26,7 @@ class Settings:
         quick: use little data and one learning rate.
         jobs: the number of processes.
         as_published: also run the paper's own protocol.
+        all_rows: use all rows of the image and BERT experiments, which otherwise sample some.
     """
 
     root: Path
@@ -36,6 +35,7 @@ class Settings:
     quick: bool = False
     jobs: int = 2
     as_published: bool = False
+    all_rows: bool = False
 
     @property
     def amount(self) -> Amount:
@@ -51,7 +51,7 @@ class Settings:
         """The options that reproduce the report, without names of experiments and folders."""
         options = {
             "--data-dir DATA": self.data_dir, "--quick": self.quick,
-            "--as-published": self.as_published, f"--seeds {self.seeds}": True,
+            "--as-published": self.as_published, "--all-rows": self.all_rows, f"--seeds {self.seeds}": True,
         }  # fmt: skip
         return " ".join(option for option, given in options.items() if given)
 
@@ -60,16 +60,11 @@ class Settings:
         rates = experiment.learning_rates
         return [rates[len(rates) // 2]] if self.quick else rates
 
-    def seeds_of(self, experiment: Experiment) -> range:
-        """The seeds; fewer for slow experiments without a GPU."""
-        most = None if torch.cuda.is_available() else experiment.seeds
-        return range(min(self.seeds, most or self.seeds))
-
     def rows_of(self, experiment: Experiment) -> dict[str, int]:
         """The maximum rows by split; empty if all are used."""
         if self.quick:
             return QUICK_ROWS[experiment.kind]
-        return {} if torch.cuda.is_available() else experiment.rows
+        return {} if self.all_rows else experiment.rows
 
     def graded(self, experiment: Experiment) -> Path | None:
         """The file with human grades of the words of an experiment, or None."""

@@ -135,11 +135,10 @@ def test_the_ends_of_a_text_and_the_class_token_are_neither_words_nor_patches():
     assert special.tolist() == [[True] + [False] * patches] * 2
 
 
-def test_without_a_gpu_a_sample_of_the_rows_is_used_the_same_every_time(folder, tmp_path, monkeypatch):
+def test_a_sample_of_the_rows_is_the_same_every_time_and_all_are_used_on_request(folder, tmp_path):
     one = experiment("bert", rows={"train": 20, "test": 10})
-    for name, gpu in (("a", False), ("b", False), ("c", True)):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
-        files_of(one, Settings(tmp_path / name, folder))
+    for name, all_rows in (("a", False), ("b", False), ("c", True)):
+        files_of(one, Settings(tmp_path / name, folder, all_rows=all_rows))
     rows = {name: read_table(str(tmp_path / name / "data/tiny-bert/train.parquet"))["text"][:] for name in "abc"}
     assert rows["a"] == rows["b"]
     assert (len(rows["a"]), len(rows["c"])) == (20, 36)
