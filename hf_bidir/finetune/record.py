@@ -159,12 +159,6 @@ def hardware() -> dict[str, Any]:
     return {"cpu": cpu_model(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "gpus": gpus}
 
 
-def processors() -> str:
-    """The processor's model and those of the GPUs."""
-    found = hardware()
-    return ", ".join([found["cpu"], *found["gpus"]])
-
-
 def cpu_model() -> str:
     """The processor's model, as the system names it."""
     information = Path("/proc/cpuinfo")

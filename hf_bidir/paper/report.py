@@ -14,7 +14,7 @@ from hf_bidir.common.runs import SEED, VERSIONS, check_runs, comparisons, markdo
 from hf_bidir.common.statistics import TESTED_BY_SEED
 from hf_bidir.paper.deep_measures import RANKINGS
 from hf_bidir.paper.experiments import VARIANTS, Experiment, experiment_names, read_experiments
-from hf_bidir.paper.rows import CELLS, CHOSEN, PUBLISHED, RATE, SETTINGS
+from hf_bidir.paper.rows import CELLS, CHOSEN, MACHINE, PUBLISHED, RATE, SETTINGS
 
 REPORT, TEMPLATE = "report.md", "report_template.md"
 PAIR = ("tanhmax", "softmax")
@@ -112,7 +112,7 @@ def report_text(root: Path, experiments: Sequence[Experiment] = ()) -> str:
         settings=results.settings,
         amount=results.settings["amount"],
         names=" ".join(one.name for one in results.experiments),
-        machine=f"{results.settings['machine']}; {results.cells[VERSIONS].iloc[0]}",
+        machine=machines(results),
         tested=TESTED_BY_SEED,
         accuracy=accuracy_table(results),
         rates=rate_table(results),
@@ -137,6 +137,15 @@ def report_text(root: Path, experiments: Sequence[Experiment] = ()) -> str:
         ],
     )
     return text.rstrip() + "\n"
+
+
+def machines(results: Results) -> str:
+    """The processors and versions behind the rows, and apart from them those behind rates that were not selected."""
+    chosen, others = (
+        "; ".join(dict.fromkeys(f"{row[MACHINE]}; {row[VERSIONS]}" for _, row in found.iterrows()))
+        for found in (results.chosen, results.cells[~results.cells[CHOSEN]])
+    )
+    return chosen if others in ("", chosen) else f"{chosen}. Models of learning rates that were not selected: {others}"
 
 
 def accuracy_table(results: Results) -> str:

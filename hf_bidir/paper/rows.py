@@ -13,7 +13,6 @@ from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, replacing, write_json
 from hf_bidir.common.runs import DATA, SEED, VERSIONS, add_runs, data_version, has_run, libraries, read_runs, where
 from hf_bidir.finetune.folder import read_record
-from hf_bidir.finetune.record import processors
 from hf_bidir.paper.cells import FAILURE, Cell
 from hf_bidir.paper.data import removed_rows
 from hf_bidir.paper.experiments import Experiment
@@ -23,7 +22,7 @@ from hf_bidir.paper.settings import Settings
 
 CELLS, PUBLISHED, SETTINGS = "cells.csv", "published.csv", "settings.json"
 PUBLISHED_KEY = ("data", "activation", "epochs", "options", SEED)
-RATE, CHOSEN = "rate", "chosen"
+RATE, CHOSEN, MACHINE = "rate", "chosen", "machine"
 Chosen = dict[str, dict[str, list[Cell]]]  # experiment -> variant -> one cell per seed
 
 
@@ -33,9 +32,7 @@ def has_rows(experiment: Experiment, settings: Settings) -> bool:
     if runs.empty or earlier.get(experiment.name, {}).get("failures", True):
         return False
     found = where(runs[runs[CHOSEN]], data=experiment.name)[["variant", SEED]]
-    return set(found.itertuples(index=False, name=None)) >= {
-        *product(experiment.variants, range(settings.seeds))
-    }
+    return set(found.itertuples(index=False, name=None)) >= {*product(experiment.variants, range(settings.seeds))}
 
 
 def has_published_row(cell: PublishedCell) -> bool:
@@ -62,7 +59,7 @@ def save_rows(experiments: list[Experiment], tried: Iterable[Cell], chosen: Chos
         found.to_csv(temporary, index=False)
     common = {
         "command": settings.command, "quick": settings.quick, "data_dir": settings.data_dir is not None,
-        "rate_seeds": settings.rate_seeds, "amount": asdict(settings.amount), "machine": processors(),
+        "rate_seeds": settings.rate_seeds, "amount": asdict(settings.amount),
     }  # fmt: skip
     before = read_json(settings.root / SETTINGS)
     own = {
@@ -114,6 +111,7 @@ def row_of(cell: Cell) -> dict[str, Any]:
     return {
         **{"data": cell.experiment.name, "variant": cell.variant, RATE: cell.learning_rate, SEED: cell.seed},
         **sizes, **scores, **measures, **_versions(record),
+        MACHINE: ", ".join([record["hardware"]["cpu"], *record["hardware"]["gpus"]]),
     }  # fmt: skip
 
 

@@ -25,13 +25,13 @@ def save(root, seeds=3, **changes):
     rows = [
         {"data": one.name, "variant": variant, "rate": 1.0, "seed": seed, "chosen": True, "rows_train": 9,
          "test_accuracy": ACCURACY[seed] + 0.01 * (seed + 1) * (variant == "tanhmax"), "tau_|a|_gradient": TAU[seed],
-         "permutation": 0.5, "versions": "torch 2.14", "data_version": f"sha256:{one.name}"}
+         "permutation": 0.5, "versions": "torch 2.14", "machine": "a processor", "data_version": f"sha256:{one.name}"}
         for one in (FLAT, DEEP) for variant in one.variants for seed in range(3)
     ]  # fmt: skip
     rows[1] |= changes
     pd.DataFrame(rows).to_csv(root / "cells.csv", index=False)
     facts = {"seeds": seeds, "failures": [], "removed": {"validation": 1, "test": 2}}
-    common = {"command": "--seeds 3", "quick": False, "data_dir": True, "rate_seeds": 3, "machine": "a processor"}
+    common = {"command": "--seeds 3", "quick": False, "data_dir": True, "rate_seeds": 3}
     write_json(
         root / "settings.json", {**common, "amount": vars(Amount()), "experiments": {"flat": facts, "deep": facts}}
     )
@@ -105,3 +105,11 @@ def test_polar_words_apart_from_neutral_ones_are_counted_in_standard_deviations(
     words = {word: entry(generator.normal(mean, 0.1, 2000)) for word, mean in kinds.items()}
     assert polar_separation(words) == pytest.approx({"polar_positive": 4, "polar_negative": -4}, rel=0.1)
     assert np.isnan(polar_separation({"pos0": words["pos0"]})["polar_negative"])
+
+
+def test_rates_that_were_tried_on_another_machine_are_said_to_be(tmp_path):
+    assert "a processor; torch 2.14\n" in report_text(save(tmp_path), [FLAT, DEEP])
+    cells = pd.read_csv(tmp_path / "cells.csv")
+    pd.concat([cells, cells.assign(chosen=False, machine="a GPU")]).to_csv(tmp_path / "cells.csv", index=False)
+    report = report_text(tmp_path, [FLAT, DEEP])
+    assert "a processor; torch 2.14. Models of learning rates that were not selected: a GPU; torch 2.14\n" in report
