@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hf_bidir import bidir_attention, packed_attention
+from hf_bidir.common.files import save_figure
 from hf_bidir.modeling.attention_inputs import INTERPRETED
 
 BASELINE = "SDPA softmax"
@@ -345,7 +346,7 @@ def draw(rows: list[list[str]], path: Path) -> None:
             axis.set_ylim(limits)  # set_yticks widens them
             axis.minorticks_off()
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=8, fontsize=8)
-    figure.savefig(path, dpi=100)
+    save_figure(figure, path)
     plt.close(figure)
 
 

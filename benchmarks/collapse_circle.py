@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from tqdm import tqdm, trange
 
 from hf_bidir import bidir_attention
-from hf_bidir.common.files import replacing
+from hf_bidir.common.files import save_figure
 from hf_bidir.common.runs import check_runs, comparisons, has_run, markdown, spread
 from hf_bidir.common.statistics import TESTED
 from hf_bidir.rank_collapse import relative_residual
@@ -99,14 +99,18 @@ def measured(points: Tensor) -> dict[str, float | None]:
     }
 
 
-def table(runs: pd.DataFrame, what: str = "means") -> str:
-    """The tables of benchmarks/results/collapse_circle.md: means, or "differences" of TanhMax and softmax."""
+def differences(runs: pd.DataFrame) -> str:
+    """TanhMax minus softmax."""
     check_runs(runs, ("stack", "mass"), SEEDS)
-    if what == "differences":
-        tests = comparisons(runs, ("stack",), "mass", (1.0, 0.0), {"distance": 1, "meeting": 1})
-        rows = [[stack, {"meeting": "step of meeting"}.get(column, column), *one.cells(3)]
-                for (stack, column), one in tests.items()]  # fmt: skip
-        return markdown(["stack", "measure", *TESTED], rows)
+    tests = comparisons(runs, ("stack",), "mass", (1.0, 0.0), {"distance": 1, "meeting": 1})
+    rows = [[stack, {"meeting": "step of meeting"}.get(column, column), *one.cells(3)]
+            for (stack, column), one in tests.items()]  # fmt: skip
+    return markdown(["stack", "measure", *TESTED], rows)
+
+
+def table(runs: pd.DataFrame) -> str:
+    """Means of every stack and λ."""
+    check_runs(runs, ("stack", "mass"), SEEDS)
     rows = []
     for (stack, mass), found in runs.groupby(["stack", "mass"], sort=False):
         residuals = [f"{found[f'residual_{step}'].mean():.1e}" for step in SHOWN]
@@ -125,8 +129,7 @@ def draw(walks: dict[tuple[str, float], Tensor], file: Path) -> None:
         panel.set(title=f"{stack}, λ = {mass:g}", xlim=(-0.4, 0.4), ylim=(-0.4, 0.4), aspect="equal")
     handles = dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=len(handles), fontsize=9)
-    with replacing(file) as temporary:
-        figure.savefig(temporary, dpi=100)
+    save_figure(figure, file)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from tqdm import tqdm, trange
 
 from hf_bidir import BidirBertConfig, BidirBertForTokenClassification
-from hf_bidir.common.files import replacing
+from hf_bidir.common.files import save_figure
 from hf_bidir.common.runs import check_runs, comparisons, has_run, markdown, read_runs, spread, where
 from hf_bidir.common.statistics import TESTED
 from hf_bidir.rank_collapse import bare_attention, path_states
@@ -95,13 +95,17 @@ def trained(
     return model.eval()
 
 
-def table(runs: pd.DataFrame, what: str = "accuracies") -> str:
-    """The tables of benchmarks/results/collapse_tasks.md: accuracies, or "differences" of TanhMax and softmax."""
+def differences(runs: pd.DataFrame) -> str:
+    """TanhMax minus softmax."""
     check_runs(runs, ("task", "mass"), SEEDS)
-    if what == "differences":
-        tests = comparisons(runs, ("task",), "mass", (1.0, 0.0), dict.fromkeys(COLUMNS, 100))
-        rows = [[task, COLUMNS[column], *one.cells()] for (task, column), one in tests.items()]
-        return markdown(["task", "paths through", *TESTED], rows)
+    tests = comparisons(runs, ("task",), "mass", (1.0, 0.0), dict.fromkeys(COLUMNS, 100))
+    rows = [[task, COLUMNS[column], *one.cells()] for (task, column), one in tests.items()]
+    return markdown(["task", "paths through", *TESTED], rows)
+
+
+def table(runs: pd.DataFrame) -> str:
+    """Accuracies of every task and λ."""
+    check_runs(runs, ("task", "mass"), SEEDS)
     rows = []
     for (task, mass), found in runs.groupby(["task", "mass"], sort=False):
         spreads = [spread(found, column, 100) for column in COLUMNS]
@@ -127,8 +131,7 @@ def draw(runs: pd.DataFrame, file: Path) -> None:
         "prediction",
         fontsize=8,
     )
-    with replacing(file) as temporary:
-        figure.savefig(temporary, dpi=100)
+    save_figure(figure, file)
 
 
 if __name__ == "__main__":

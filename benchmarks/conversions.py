@@ -231,9 +231,8 @@ def tuned(
 
 
 def finished(task: Task, given: dict[str, Any], output: Path, trainer: Callable) -> Path:
-    if read_record(output).get("status") != "finished":
-        with trainer:
-            task(given | {"output_dir": output, "disable_tqdm": True})
+    with trainer:
+        measure.train_once(task, given, output)
     return output
 
 

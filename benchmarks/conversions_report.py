@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from measure import RESULTS
 from pandas import DataFrame
 
-from hf_bidir.common.files import replacing
+from hf_bidir.common.files import save_figure
 from hf_bidir.common.runs import check_runs, comparison, markdown, read_runs, spread, where
 from hf_bidir.common.statistics import TESTED, Comparison, holm
 
@@ -116,8 +116,7 @@ def draw(runs: DataFrame, title: str, path: Path) -> None:
     left.set_ylabel("accuracy, %")
     figure.suptitle(title, fontsize=10)
     figure.legend(loc="outside lower center", ncols=2, fontsize=7)
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=110)
+    save_figure(figure, path, dpi=110)
 
 
 if __name__ == "__main__":

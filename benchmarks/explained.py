@@ -5,13 +5,10 @@ import random
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import isnan, nan
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import torch
-from scipy.stats import ttest_1samp
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -84,18 +81,6 @@ def sample(file: Path, count: int) -> list[dict]:
     """`count` rows of a table, sampled with a fixed seed."""
     rows = read_table(str(file)).to_list()
     return random.Random(0).sample(rows, min(count, len(rows)))
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % t interval of the mean over seeds; NaN for one seed."""
-    found = ttest_1samp(values, 0).confidence_interval()
-    return float(found.low), float(found.high)
-
-
-def mean_in_interval(values: Sequence[float], digits: int) -> str:
-    """The mean, with its interval if the values differ."""
-    low, high = interval(values) if len(set(values)) > 1 else (nan, nan)
-    return f"{mean(values):.{digits}f}" + ("" if isnan(low) else f" [{low:.{digits}f}, {high:.{digits}f}]")
 
 
 def words_of(tokenizer, words: Sequence[str], limit: int) -> Example | None:

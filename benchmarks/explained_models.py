@@ -16,20 +16,19 @@ from typing import Any
 
 import pandas as pd
 from explained import MODELS, SEEDS, TASKS, add_options, folder_of, load, orient, sample
-from measure import RESULTS, save_run
+from measure import RESULTS, save_run, train_once
 
 from hf_bidir.cli.recipe import read_recipe
 from hf_bidir.common.runs import check_runs, comparisons, has_run, markdown, spread
 from hf_bidir.common.statistics import TESTED, Comparison
 from hf_bidir.explain.orient import CONSISTENT
-from hf_bidir.finetune.folder import read_record
 from hf_bidir.finetune.tasks.distillation import distillation
 from hf_bidir.finetune.tasks.text_classification import text_classification
 from hf_bidir.hub.evaluation import evaluate_checkpoint
 
 NAME, KEY = "explained_models", ("task", "model", "seed")
 RECIPES = Path(__file__).resolve().parent.parent / "training/recipes"
-LAST = {"eval_strategy": "no", "save_strategy": "no", "disable_tqdm": True}  # the last checkpoint counts
+LAST = {"eval_strategy": "no", "save_strategy": "no"}  # the last checkpoint counts
 
 
 def main() -> None:
@@ -52,17 +51,16 @@ def main() -> None:
 def trained(task: str, name: str, seed: int, options: argparse.Namespace) -> Path:
     """The folder of a model, which is trained unless it is finished."""
     folder, data = folder_of(options.runs, task, name, seed), TASKS[task]
-    if read_record(folder).get("status") == "finished":
-        return folder
     files = {f"{split}_file": data.file(options.data_dir, split) for split in ("train", "validation")}
-    given = files | {"text_column": data.text, "seed": seed, "output_dir": folder}
+    given = files | {"text_column": data.text, "seed": seed}
     if name == "softmax":
         recipe = read_recipe(text_classification.options, RECIPES / "sst2-minilm-softmax.yaml") | LAST
-        text_classification(recipe | {"class_names": list(data.classes), "model_name_or_path": options.model} | given)
+        recipe |= {"class_names": list(data.classes), "model_name_or_path": options.model}
+        train_once(text_classification, recipe | given, folder)
     else:
         recipe = read_recipe(distillation.options, RECIPES / "sst2-minilm-healed.yaml") | LAST
         softmax = folder_of(options.runs, task, "softmax", seed)
-        distillation(recipe | {"model_name_or_path": softmax} | given)
+        train_once(distillation, recipe | {"model_name_or_path": softmax} | given, folder)
     return folder
 
 

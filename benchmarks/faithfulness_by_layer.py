@@ -18,20 +18,21 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from explained import MODELS, ROOT, SEEDS, TASKS, add_options, folder_of, load, mean_in_interval, models, sample
+from explained import MODELS, ROOT, SEEDS, TASKS, add_options, folder_of, load, models, sample
 from matplotlib.figure import Figure
-from measure import RESULTS, save_run
+from measure import RESULTS, save_runs
 from scipy.stats import spearmanr
 from torch import Tensor
 from tqdm import tqdm
 
-from hf_bidir.common.files import replacing
+from hf_bidir.common.files import save_figure
 from hf_bidir.common.runs import check_runs, comparisons, has_run, markdown, where
-from hf_bidir.common.statistics import TESTED, Comparison
+from hf_bidir.common.statistics import TESTED, Comparison, mean_in_interval
 from hf_bidir.explain import read_text, token_scores
 from hf_bidir.explain.checkpoint import Example
 
-NAME, KEY = "faithfulness_by_layer", ("task", "model", "seed", "reference", "measure")
+KEY_WITHOUT_SEED = ("task", "model", "reference", "measure")
+NAME, KEY = "faithfulness_by_layer", (*KEY_WITHOUT_SEED, "seed")
 BY_LAYER = ("attention", "rollout", "flow", "values", "contributions")
 REFERENCES = {"erasure": "erasure-token", "gradient": "gradient"}
 SHOWN, LONGEST = ("attention", "rollout", "flow"), 12  # words of the sentence in the figure
@@ -49,8 +50,8 @@ def main() -> None:
         for name, seed, folder in [] if options.figure_only else models(options, task):
             key = {"task": task, "model": name, "seed": seed}
             if not has_run(RESULTS / f"{NAME}.csv", **key):
-                for row in correlations(*load(folder), texts, f"{task}, {name}, seed {seed}"):
-                    save_run(NAME, KEY, key | row, file)
+                rows = correlations(*load(folder), texts, f"{task}, {name}, seed {seed}")
+                save_runs(NAME, KEY, [key | row for row in rows], file)
     folders = {name: folder_of(options.runs, "agreement", name, seed=0) for name in MODELS}
     if all(folder.is_dir() for folder in folders.values()):
         rows = sample(TASKS["agreement"].file(options.data_dir, "test"), options.sentences)
@@ -89,15 +90,17 @@ def columns(runs: pd.DataFrame) -> list[str]:
     return sorted(runs.filter(like="layer_").columns)
 
 
-def table(
-    runs: pd.DataFrame, what: str = "means", reference: str = "erasure", tasks: Sequence[str] = tuple(TASKS)
-) -> str:
-    """Means of the tasks by layer, or "differences" of TanhMax and softmax in the first and the last layer."""
-    check_runs(runs, ("task", "model", "reference", "measure"), SEEDS)
-    if what == "differences":
-        rows = [[TASKS[task].title, measure, layer.replace("_", " "), *one.cells(2)]
-                for (task, measure, layer), one in compared(runs, reference).items()]  # fmt: skip
-        return markdown(["task", "measure", "layer", *TESTED], rows)
+def differences(runs: pd.DataFrame, reference: str) -> str:
+    """TanhMax minus softmax in the first and the last layer."""
+    check_runs(runs, KEY_WITHOUT_SEED, SEEDS)
+    rows = [[TASKS[task].title, measure, layer.replace("_", " "), *one.cells(2)]
+            for (task, measure, layer), one in compared(runs, reference).items()]  # fmt: skip
+    return markdown(["task", "measure", "layer", *TESTED], rows)
+
+
+def table(runs: pd.DataFrame, reference: str, tasks: Sequence[str] = tuple(TASKS)) -> str:
+    """Means of the tasks by layer."""
+    check_runs(runs, KEY_WITHOUT_SEED, SEEDS)
     runs = where(runs, reference=reference)
     rows = [
         [TASKS[task].title, MODELS[name], measure]
@@ -137,8 +140,7 @@ def draw(folders: dict[str, Path], rows: list[dict], file: Path) -> None:
             figure.colorbar(image, ax=panel)
         row[0].set_ylabel("layer")
     figure.supxlabel(f"share of a layer's sum over words; both models predict a {predicted} verb", fontsize=9)
-    with replacing(file) as temporary:
-        figure.savefig(temporary, dpi=100)
+    save_figure(figure, file)
 
 
 def chosen(loaded: dict[str, tuple], rows: list[dict]) -> tuple[str, str]:

@@ -22,12 +22,6 @@ TAUS = {
 REFERENCES = [*dict.fromkeys(TAUS.values())]
 
 
-def table(_: object, what: str) -> str:
-    """A table: "accuracy", "texts" (of these alone), "published" (the paper's protocol), "agreement" or "signs"."""
-    tables = {"accuracy": accuracy, "texts": texts, "published": published, "agreement": agreement, "signs": signs}
-    return tables[what]()
-
-
 @cache
 def results(group: str) -> Results:
     """The committed results of a group of `hf-bidir paper`."""

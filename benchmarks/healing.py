@@ -15,12 +15,11 @@ tables.
 """
 
 import argparse
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
-from measure import save_run
+from measure import save_run, train_once
 from pandas import DataFrame, notna
 from torch.utils.data import DataLoader
 
@@ -29,7 +28,7 @@ from hf_bidir.cli.recipe import read_recipe
 from hf_bidir.common.runs import check_runs, markdown, where
 from hf_bidir.explain.signs import negative_share
 from hf_bidir.finetune.distillation import student_and_teacher
-from hf_bidir.finetune.folder import RESULTS, read_record
+from hf_bidir.finetune.folder import read_record
 from hf_bidir.finetune.task import Task
 from hf_bidir.finetune.tasks.distillation import distillation, prepared
 from hf_bidir.finetune.tasks.image_classification import image_classification
@@ -83,14 +82,14 @@ def vit(options: argparse.Namespace) -> None:
     train, test = (str(options.fashion_mnist / f"{split}-images-idx3-ubyte.gz") for split in ("train", "t10k"))
     teacher, labelled = RUNS / "vit-teacher", {"train_file": train, "test_file": test}
     given = recipe(image_classification, "fashion-mnist-softmax") | labelled | {"num_train_epochs": 3}
-    trained = finished(image_classification, given, teacher)
+    trained = train_once(image_classification, given, teacher)
     given = recipe(distillation, "fashion-mnist-healed")
     given |= {"train_file": [train], "validation_file": [test], "model_name_or_path": teacher}
     rows = healed("vit", given, options.steps or [1500])
     for folder, row in rows.items():
         still = {"max_steps": 1, "learning_rate": 0.0, "warmup_ratio": 0.0, "save_steps": 1, "eval_strategy": "no"}
         still |= labelled | {"load_best_model_at_end": False, "model_name_or_path": folder}
-        row["accuracy"] = finished(image_classification, still, RUNS / f"{folder.name}-tested")["test_accuracy"]
+        row["accuracy"] = train_once(image_classification, still, RUNS / f"{folder.name}-tested")["test_accuracy"]
     softmax = {"student": "stock softmax", "steps": 0, "accuracy": trained["test_accuracy"]}
     save("vit", [softmax, *rows.values()], given)
 
@@ -130,7 +129,7 @@ def healed(name: str, given: dict[str, Any], lengths: list[int]) -> dict[Path, d
     rows = {}
     for (student, folder), changed in runs.items():
         folder = RUNS / f"{name}-{folder}"
-        results = finished(distillation, given | {"keep_signs": False} | changed, folder)
+        results = train_once(distillation, given | {"keep_signs": False} | changed, folder)
         row = {
             "student": student,
             "steps": changed["max_steps"] if student.endswith("healed") else 0,
@@ -170,13 +169,6 @@ def share(folder: Path, given: dict[str, Any]) -> float:
 
 def recipe(task: Task, name: str) -> dict[str, Any]:
     return read_recipe(task.options, ROOT / f"training/recipes/{name}.yaml")
-
-
-def finished(task: Task, given: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The results of a run, which is trained unless it is finished."""
-    if read_record(folder).get("status") != "finished":
-        task(given | {"output_dir": folder})
-    return json.loads((folder / RESULTS).read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

@@ -11,18 +11,18 @@ magnitudes. A row that is there is not measured again.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
 import pandas as pd
-from explained import MODELS, SEEDS, TASKS, add_options, load, mean_in_interval, models, orient, sample, words_of
-from measure import RESULTS, save_run
+from explained import MODELS, SEEDS, TASKS, add_options, load, models, orient, sample, words_of
+from measure import RESULTS, save_runs
 from scipy.stats import kendalltau
 from tqdm import tqdm
 
 from hf_bidir.common.runs import check_runs, comparisons, has_run, markdown, where
-from hf_bidir.common.statistics import TESTED, Comparison, compare, holm
+from hf_bidir.common.statistics import TESTED, Comparison, compare, holm, mean_in_interval
 from hf_bidir.explain import METHODS, token_scores
 
 METHODS_OF_TEXTS = [name for name, method in METHODS.items() if not method.of_patches]
@@ -47,10 +47,13 @@ def main() -> None:
         model, tokenizer = load(folder)
         orient(model, tokenizer, train, POSITIVE)
         scored = score_words(model, tokenizer, sentences, options.methods, f"{name}, seed {seed}")
-        for method in options.methods:
-            found = agreement([(labels, scores[method]) for _, labels, scores in scored])
-            always = agreement([(labels, np.ones(len(labels))) for _, labels, _ in scored])["human_sign"]
-            save_run(NAME, KEY, key | {"method": method} | found | {"always_positive": always}, file)
+        always = agreement([(labels, np.ones(len(labels))) for _, labels, _ in scored])["human_sign"]
+        rows = [
+            key | {"method": method, **agreement([(labels, scores[method]) for _, labels, scores in scored])}
+            | {"always_positive": always}
+            for method in options.methods
+        ]  # fmt: skip
+        save_runs(NAME, KEY, rows, file)
 
 
 def score_words(model, tokenizer, sentences, methods, name) -> list[tuple]:
@@ -99,21 +102,28 @@ def against_constant(runs: pd.DataFrame, methods: Sequence[str]) -> dict[str, Co
     return holm(tests)
 
 
-def table(runs: pd.DataFrame, what: str = "means") -> str:
-    """Means of all methods, "differences" of TanhMax and softmax, or the human "signs" of signed methods alone."""
+def signs(runs: pd.DataFrame) -> str:
+    """The human sign of signed methods alone."""
     check_runs(runs, ("model", "method"), SEEDS)
-    if what == "signs":
-        signed = [method for method in METHODS_OF_TEXTS if METHODS[method].signed]
-        cells = [[mean_in_interval(100 * where(runs, model=name, method=method)["human_sign"], 1) for name in MODELS]
-                 for method in signed]  # fmt: skip
-        return markdown(
-            ["method", *MODELS.values()], [[method, *row] for method, row in zip(signed, cells, strict=True)]
-        )
-    if what == "differences":
-        columns: Mapping[str, float] = {"human_sign": 100, "tau": 100}
-        tests = comparisons(runs, ("method",), "model", ("tanhmax", "softmax"), columns)
-        rows = [[method, column.replace("_", " "), *one.cells()] for (method, column), one in tests.items()]
-        return markdown(["method", "measure", *TESTED], rows)
+    rows = [
+        [method, *(mean_in_interval(100 * where(runs, model=name, method=method)["human_sign"], 1) for name in MODELS)]
+        for method in METHODS_OF_TEXTS
+        if METHODS[method].signed
+    ]
+    return markdown(["method", *MODELS.values()], rows)
+
+
+def differences(runs: pd.DataFrame) -> str:
+    """TanhMax minus softmax, taus times 100."""
+    check_runs(runs, ("model", "method"), SEEDS)
+    tests = comparisons(runs, ("method",), "model", ("tanhmax", "softmax"), {"human_sign": 100, "tau": 100})
+    rows = [[method, column.replace("_", " "), *one.cells()] for (method, column), one in tests.items()]
+    return markdown(["method", "measure", *TESTED], rows)
+
+
+def table(runs: pd.DataFrame) -> str:
+    """Means of all methods."""
+    check_runs(runs, ("model", "method"), SEEDS)
     rows = []
     for method in METHODS_OF_TEXTS:
         for name in MODELS:

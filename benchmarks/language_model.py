@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from measure import RESULTS, save_run
+from measure import RESULTS, save_run, train_once
 from pandas import DataFrame
 from scipy import stats
 from torch import Tensor, nn
@@ -36,7 +36,6 @@ from hf_bidir.common.runs import has_run, read_runs, where
 from hf_bidir.explain.running import record_coefficients
 from hf_bidir.finetune.data.arguments import BlockArguments
 from hf_bidir.finetune.data.blocks import cut_into_blocks, read_documents
-from hf_bidir.finetune.folder import read_record
 from hf_bidir.finetune.tasks.causal_lm import causal_lm
 from hf_bidir.modeling.activations import softmax
 
@@ -135,10 +134,6 @@ def rates_of(runs: DataFrame, size: str, arm: str) -> list[float]:
     return sorted(where(runs, size=size, arm=arm, seed=0)["rate"])
 
 
-def at_best_rate(runs: DataFrame, size: str, arm: str) -> DataFrame:
-    return where(runs, size=size, arm=arm, rate=best_rate(runs, size, arm))
-
-
 def trained(run: Run, options: argparse.Namespace) -> dict[str, Any]:
     """Train one model, measure it, and remove its folder."""
     size, arm, rate, seed = run
@@ -147,11 +142,10 @@ def trained(run: Run, options: argparse.Namespace) -> dict[str, Any]:
     chosen = SIZES[size] | ARMS[arm] | {"learning_rate": rate, "seed": seed, "max_steps": steps}
     chosen |= {"block_size": BLOCK, "vocab_size": VOCABULARY, "per_device_train_batch_size": BATCH}
     chosen |= {"bf16": True, "torch_compile": True, "use_cpu": not torch.cuda.is_available()}
-    chosen |= {"max_eval_samples": CURVE, "eval_steps": 0.1, "save_steps": 0.1, "output_dir": str(folder)}
+    chosen |= {"max_eval_samples": CURVE, "eval_steps": 0.1, "save_steps": 0.1}
     chosen |= {"train_file": [str(options.data_dir / "imdb/train.parquet")]}
     chosen |= {"validation_file": [str(options.data_dir / "imdb/test.parquet")]}
-    if read_record(folder).get("status") != "finished":
-        causal_lm(chosen)
+    train_once(causal_lm, chosen, folder)
     state = (folder / f"checkpoint-{steps}/trainer_state.json").read_text(encoding="utf-8")
     history = json.loads(state)["log_history"]
     losses = [entry["eval_loss"] for entry in history if "eval_loss" in entry]

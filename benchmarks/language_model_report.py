@@ -15,7 +15,7 @@ from language_model import ARMS, BITS, CURVE_POINTS, FILE, SIZES, TOKENS, best_r
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from hf_bidir.common.files import replacing
+from hf_bidir.common.files import save_figure
 from hf_bidir.common.runs import check_runs, comparison, markdown, read_runs, spread, where
 from hf_bidir.common.statistics import TESTED, holm
 
@@ -96,8 +96,7 @@ def draw(runs: DataFrame, path: Path) -> None:
         panel.set(title=f"{parameters:.1f} million parameters; softmax with rate {rate:g} is 0")
         panel.set(xlabel="million tokens", ylabel="loss − loss of softmax (nats)")
         panel.legend(fontsize=8)
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=100)
+    save_figure(figure, path)
 
 
 if __name__ == "__main__":

@@ -9,16 +9,20 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 from tqdm import tqdm
 
-from hf_bidir.common.files import sha256
+from hf_bidir.common.files import read_json, sha256
 from hf_bidir.common.runs import DATA, VERSIONS, add_runs, data_version, libraries
+from hf_bidir.finetune.folder import RESULTS as TRAINED
+from hf_bidir.finetune.folder import is_finished
 from hf_bidir.finetune.record import cpu_model, library_versions
+from hf_bidir.finetune.task import Task
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -64,17 +68,29 @@ def machine(device: str) -> str:
     return f"{name}; {versions}, Python {platform.python_version()}"
 
 
+def train_once(task: Task, given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The results of a run in `folder`, which is trained unless it is finished."""
+    if not is_finished(folder):
+        task({**given, "output_dir": folder, "disable_tqdm": True})
+    return read_json(folder / TRAINED)
+
+
 def save_run(name: str, key: Sequence[str], row: Mapping[str, object], *data: Path) -> None:
-    """Add a row to benchmarks/results/NAME.csv, in place of the row with the same values of `key`.
+    """Add one row, as `save_runs` does."""
+    save_runs(name, key, [row], *data)
+
+
+def save_runs(name: str, key: Sequence[str], rows: Iterable[Mapping[str, object]], *data: Path) -> None:
+    """Add rows to benchmarks/results/NAME.csv at once, in place of rows with the same values of `key`.
 
     Args:
         name: the name of the benchmark.
         key: the columns that identify a run, with "seed" where runs have one.
-        row: settings and metrics; the versions of libraries and of `data` are added.
+        rows: settings and metrics; the versions of libraries and of `data` are added.
         data: the files that were read.
     """
     found = {VERSIONS: libraries(library_versions())} | ({DATA: data_version(*map(sha256, data))} if data else {})
-    add_runs(RESULTS / f"{name}.csv", [{**row, **found}], key)
+    add_runs(RESULTS / f"{name}.csv", [{**row, **found} for row in rows], key)
 
 
 def write_table(path: Path, title: str, notes: str, header: list[str], rows: list[list[str]], device: str) -> None:

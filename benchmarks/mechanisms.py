@@ -13,7 +13,6 @@ makes the tables.
 """
 
 import argparse
-import json
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from hf_bidir.cli.text_demo import SETTINGS
 from hf_bidir.common.runs import has_run, read_runs
 from hf_bidir.finetune.data.synthetic import SETS, write_splits
 from hf_bidir.finetune.data.synthetic_pairs import LENGTHS, PAIRS
-from hf_bidir.finetune.folder import RESULTS, read_record
+from hf_bidir.finetune.folder import read_record
 from hf_bidir.finetune.task import Task
 from hf_bidir.finetune.tasks.recurrent_classification import recurrent_classification
 from hf_bidir.finetune.tasks.seq2seq import seq2seq
@@ -110,11 +109,9 @@ def run_trial(trial: dict[str, Any], options: argparse.Namespace) -> None:
     made = PAIRS | {"texts": SETS["small"]}
     splits = made[task].split() if task in made else image_splits(task, options.fashion_mnist)
     files = write_splits(splits, options.runs / "data" / task)
-    if read_record(folder).get("status") != "finished":
-        train, settings = recipe(task, mechanism, "softmax" if trial["activation"] == "none" else trial["activation"])
-        settings |= MECHANISMS[task][mechanism] | {f"{split}_file": file for split, file in files.items()}
-        train(settings | {"seed": trial["seed"], "output_dir": folder, "disable_tqdm": True})
-    results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    train, settings = recipe(task, mechanism, "softmax" if trial["activation"] == "none" else trial["activation"])
+    settings |= MECHANISMS[task][mechanism] | {f"{split}_file": file for split, file in files.items()}
+    results = measure.train_once(train, settings | {"seed": trial["seed"]}, folder)
     score = results.get("test_exact_match", results.get("test_accuracy"))
     row = {"score": score, "epochs": results["epoch"], "seconds": read_record(folder)["duration_seconds"]}
     sizes = {f"rows_{split}": part["rows"] for split, part in read_record(folder)["data"].items()}

@@ -8,12 +8,12 @@ from matplotlib.figure import Figure
 from mechanisms_images import IMAGES, LEVELS
 from pandas import DataFrame
 
-from hf_bidir.common.files import replacing
+from hf_bidir.common.files import save_figure
 from hf_bidir.common.runs import where
 from hf_bidir.explain import align, alignment_grid, load_checkpoint, read_text, text_heatmap
 from hf_bidir.explain.running import record_coefficients
 from hf_bidir.finetune.data.sources import read_table
-from hf_bidir.finetune.folder import read_record
+from hf_bidir.finetune.folder import is_finished
 
 DAY, NUMBERS = "the 5th of March 1998", "42 7 93 7 18 60 5 71"
 MIXED = "word1109 word310 word1204 pos88 word451 neg68 word294 word349 word776 word261 word959 word1511"
@@ -39,7 +39,7 @@ def draw_coefficients(name: str, run: Path, picture: Path) -> None:
             figure = alignment_grid(example.tokens, example.tokens, {"coefficient a": layers[0][0, 0]}, caption=caption)
         else:
             figure = text_heatmap(example.tokens, layers[0][0, 0, 0], unit="coefficient a", caption=caption)
-    save(figure, picture)
+    save_figure(figure, picture, dpi=90)
 
 
 def draw_pixels(task: str, runs: Path, picture: Path) -> None:
@@ -49,7 +49,7 @@ def draw_pixels(task: str, runs: Path, picture: Path) -> None:
         for activation in ("tanhmax", "softmax")
         for mechanism in IMAGES
     }
-    if any(read_record(folder).get("status") != "finished" for folder in folders.values()):
+    if not all(map(is_finished, folders.values())):
         return
     row = read_table(str(runs / "data" / task / "test.parquet"))[0]
     grey = np.array([int(word.removeprefix("grey")) for word in row["text"].split()])
@@ -75,7 +75,7 @@ def draw_pixels(task: str, runs: Path, picture: Path) -> None:
         right = "correct" if output.logits.argmax(-1).item() == row["label"] else "wrong"
         panel.set_title(f"{activation}, {mechanism}\nprediction {predicted} ({right})", fontsize=9)
     figure.supxlabel("coefficient of each pixel; every panel has its own scale, and its common sign is arbitrary")
-    save(figure, picture)
+    save_figure(figure, picture, dpi=90)
 
 
 def draw_lengths(runs: DataFrame, lengths: Mapping[str, int], picture: Path) -> None:
@@ -91,9 +91,4 @@ def draw_lengths(runs: DataFrame, lengths: Mapping[str, int], picture: Path) -> 
         panel.set(title=name, xlabel="words of the source", xticks=[*tasks.values()], ylim=(-3, 103))
     figure.axes[0].set_ylabel("exact match in percent")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
-    save(figure, picture)
-
-
-def save(figure: Figure, picture: Path) -> None:
-    with replacing(picture) as temporary:
-        figure.savefig(temporary, dpi=90)
+    save_figure(figure, picture, dpi=90)

@@ -1,27 +1,24 @@
 """The tables of benchmarks/results/mechanisms.md, from mechanisms.csv."""
 
 from mechanisms import ACTIVATIONS, KEY, LONGER, MECHANISMS, NO_ATTENTION
+from mechanisms_images import SIDES
 from pandas import DataFrame
 
 from hf_bidir.common.runs import check_runs, comparison, comparisons, markdown, spread, where
 from hf_bidir.common.statistics import TESTED, Comparison, holm
 
 SEEDS, SCORE = 3, {"score": 100}
+IMAGES = tuple(SIDES)
 
 
-def table(runs: DataFrame, what: str) -> str:
-    """A table.
+def mechanisms(runs: DataFrame) -> str:
+    """TanhMax and softmax on dates, sorting and texts."""
+    return activations(runs[~runs["task"].isin([*IMAGES, *LONGER])])
 
-    Args:
-        runs: the rows of mechanisms.csv.
-        what: "mechanisms" (of dates, sorting and texts), "images", "lengths", or "attention" (its gain by length).
-    """
-    check_runs(runs, KEY[:3], SEEDS)
-    if what in ("lengths", "attention"):
-        return lengths(runs) if what == "lengths" else gains(runs)
-    images = [task for task in MECHANISMS if task in ("digits", "fashion-mnist")]
-    tasks = images if what == "images" else [task for task in MECHANISMS if task not in (*images, *LONGER)]
-    return activations(runs[runs["task"].isin(tasks)])
+
+def images(runs: DataFrame) -> str:
+    """TanhMax and softmax on images."""
+    return activations(runs[runs["task"].isin(IMAGES)])
 
 
 def compared(runs: DataFrame) -> dict[tuple, Comparison]:
@@ -30,6 +27,7 @@ def compared(runs: DataFrame) -> dict[tuple, Comparison]:
 
 
 def activations(runs: DataFrame) -> str:
+    check_runs(runs, KEY[:3], SEEDS)
     rows, tests = [], compared(runs)
     for task, mechanisms in MECHANISMS.items():
         for mechanism, changed in mechanisms.items():
@@ -41,6 +39,8 @@ def activations(runs: DataFrame) -> str:
 
 
 def lengths(runs: DataFrame) -> str:
+    """TanhMax, softmax and no attention by the length of the source."""
+    check_runs(runs, KEY[:3], SEEDS)
     tests = compared(runs[runs["task"].isin(LONGER)])
     rows = []
     for task, length in LONGER.items():
@@ -52,6 +52,7 @@ def lengths(runs: DataFrame) -> str:
 
 def gains(runs: DataFrame) -> str:
     """Attention minus no attention, by task, length and activation."""
+    check_runs(runs, KEY[:3], SEEDS)
     tests = {}
     for task in LONGER:
         without = where(runs, task=task, activation="none")

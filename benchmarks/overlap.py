@@ -49,23 +49,21 @@ def data_sets(data_dir: Path) -> Iterator[tuple[str, list[Path], dict[str, list[
         yield name, list(paths.values()), {split: read_table(str(path))["text"][:] for split, path in paths.items()}
 
 
-def table(runs: DataFrame, of: str = "reasons") -> str:
-    """Every split with its repeated rows by reason and its duplicates; or evaluation splits by the share of 8-grams."""
+def reasons(runs: DataFrame) -> str:
+    """Every split with its repeated rows by reason and its duplicates."""
     check_runs(runs, ["data"], seeds=0)
-    runs = in_order(runs)
-    return shares_table(runs[runs["split"] != "train"]) if of == "shares" else reasons_table(where(runs, share=USED))
-
-
-def reasons_table(runs: DataFrame) -> str:
     rows = []
-    for row in runs.to_dict("records"):
+    for row in where(in_order(runs), share=USED).to_dict("records"):
         counts = ["", "", ""] if row["split"] == "train" else [removed(row), *(row[reason] for reason in REASONS)]
         rows.append([row["data"], row["split"], f"{row['rows']:,}", *map(str, counts), str(row["duplicates"])])
     header = ["data", "split", "texts", "repeat an earlier split", *REASONS, "duplicates inside the split"]
     return markdown(header, rows)
 
 
-def shares_table(runs: DataFrame) -> str:
+def shares(runs: DataFrame) -> str:
+    """The repeated rows of validation and test, by the share of 8-grams that counts as a repetition."""
+    check_runs(runs, ["data"], seeds=0)
+    runs = in_order(runs[runs["split"] != "train"])
     rows = [
         [data, split, *(str(removed(found[found["share"] == share].iloc[0])) for share in SHARES)]
         for (data, split), found in runs.groupby(["data", "split"], sort=False)

@@ -23,15 +23,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from explained import interval, sample
+from explained import sample
 from matplotlib.figure import Figure
-from measure import RESULTS, save_run
+from measure import RESULTS, save_runs
 from torch import Tensor
 from tqdm import tqdm
 
 from hf_bidir import BidirBertConfig, BidirBertModel
-from hf_bidir.common.files import replacing
+from hf_bidir.common.files import save_figure
 from hf_bidir.common.runs import check_runs, has_run, markdown, read_runs, where
+from hf_bidir.common.statistics import interval
 from hf_bidir.explain import load_checkpoint
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.image_files import read_digits
@@ -67,11 +68,10 @@ def main() -> None:
     options, file = parser.parse_args(), RESULTS / f"{NAME}.csv"
     for case, seed in tqdm([*product(cases(options), range(SEEDS))], unit="batch"):
         key = {"input": case.input, "model": case.model, "seed": seed}
-        if not has_run(file, **key, stack=PATHS):  # the last row of a batch
+        if not has_run(file, **key):
             model, processor = case.load(seed)
             found = measure_rank_collapse(model, case.read(processor, seed), PATHS_PER_LENGTH, case.stacks)
-            for row in rows_of(found):
-                save_run(NAME, KEY, key | row, *case.data)
+            save_runs(NAME, KEY, [key | row for row in rows_of(found)], *case.data)
     runs = read_runs(file)
     draw(where(runs, input=RANDOM), ROOT / "docs/rank-collapse.png")
     draw(
@@ -193,8 +193,7 @@ def draw(runs: pd.DataFrame, file: Path) -> None:
         panel.set_ylabel(f"{kind}\nrelative residual" if column == 0 else "")
     handles, names = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(names))
-    with replacing(file) as temporary:
-        figure.savefig(temporary, dpi=100)
+    save_figure(figure, file)
 
 
 if __name__ == "__main__":

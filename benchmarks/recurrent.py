@@ -9,7 +9,6 @@ runs/recurrent, so several processes may share the work. `make tables` makes the
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from hf_bidir.cli.text_demo import SETTINGS
 from hf_bidir.common.runs import check_runs, comparisons, has_run, markdown, spread, where
 from hf_bidir.common.statistics import TESTED
 from hf_bidir.finetune.data.synthetic import SETS, write_splits
-from hf_bidir.finetune.folder import RESULTS, read_record
+from hf_bidir.finetune.folder import read_record
 from hf_bidir.finetune.tasks.recurrent_classification import recurrent_classification
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,10 +64,8 @@ def train(run: dict[str, Any], options: argparse.Namespace) -> None:
         files = {split: options.data_dir / place / f"{file}.parquet" for split, file in names.items()}
         recipe = ROOT / f"training/recipes/{RECIPES[data]}-{activation}.yaml"
         given = read_recipe(recurrent_classification.options, recipe) | {"remove_repeated": True}
-    if read_record(folder).get("status") != "finished":
-        given |= {f"{split}_file": file for split, file in files.items()}
-        recurrent_classification(given | {"seed": run["seed"], "output_dir": folder})
-    results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    given |= {f"{split}_file": file for split, file in files.items()} | {"seed": run["seed"]}
+    results = measure.train_once(recurrent_classification, given, folder)
     row = run | {name: results[f"test_{name}"] for name in ("accuracy", "macro_f1", "loss")}
     row["worst_recall"] = min(value for name, value in results.items() if name.startswith("test_recall_"))
     row |= {"epochs": results["epoch"], "seconds": read_record(folder)["duration_seconds"]}

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from measure import write_table
 
-from hf_bidir.common.files import replacing
+from hf_bidir.common.files import save_figure
 from hf_bidir.explain import load_checkpoint, read_text, token_scores
 from hf_bidir.explain.colors import Scale, text_color_on
 from hf_bidir.finetune.data.sources import read_table
@@ -60,8 +60,7 @@ def main() -> None:
     options = parser.parse_args()
     texts = read_table(str(options.train_file))["text"][:] if options.train_file else None
     rows = {name: explain(options.cards / f"sst2-rnn-{name}", options.sentence, texts) for name in HEADINGS}
-    with replacing(options.picture) as temporary:
-        draw(rows).savefig(temporary, dpi=DPI, facecolor="white")
+    save_figure(draw(rows), options.picture, DPI, facecolor="white")
     if texts is not None:
         write_results(rows, options)
 

@@ -8,7 +8,6 @@ table.
 """
 
 import argparse
-import json
 from pathlib import Path
 
 import measure
@@ -17,7 +16,7 @@ from pandas import DataFrame
 from hf_bidir.cli.recipe import read_recipe
 from hf_bidir.common.runs import check_runs, comparison, has_run, markdown, spread, where
 from hf_bidir.common.statistics import TESTED, holm
-from hf_bidir.finetune.folder import RESULTS, read_record
+from hf_bidir.finetune.folder import read_record
 from hf_bidir.finetune.tasks.text_classification import text_classification
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,10 +40,9 @@ def train(activation: str, seed: int, options: argparse.Namespace) -> None:
     """Train one run unless it is finished, and save its row."""
     folder = options.runs / f"{activation}-seed{seed}"
     files = {f"{split}_file": options.data_dir / f"{split}.parquet" for split in ("train", "validation", "test")}
-    if read_record(folder).get("status") != "finished":
-        recipe = read_recipe(text_classification.options, ROOT / f"training/recipes/sst2-{activation}.yaml")
-        text_classification(recipe | files | {"remove_repeated": True, "seed": seed, "output_dir": folder})
-    record, results = read_record(folder), json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    recipe = read_recipe(text_classification.options, ROOT / f"training/recipes/sst2-{activation}.yaml")
+    given = recipe | files | {"remove_repeated": True, "seed": seed}
+    results, record = measure.train_once(text_classification, given, folder), read_record(folder)
     row = {"activation": activation, "seed": seed} | {name: results[f"test_{name}"] for name in ("loss", *METRICS)}
     row |= {"parameters": record["num_parameters"], "seconds": record["duration_seconds"]}
     measure.save_run("sst2_from_scratch", ("activation", "seed"), row, *files.values())

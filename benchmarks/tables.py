@@ -4,10 +4,10 @@
     python benchmarks/tables.py --check  # exit with 1 if a document differs from its data
 
 benchmarks/pages has a Jinja template of each such document, at the document's path in the repository. In a template,
-`runs(NAME)` is benchmarks/results/NAME.csv as a pandas table, `table(NAME)` the Markdown table that benchmarks/NAME.py
-or NAME_report.py makes from it, `module(NAME)` is benchmarks/NAME.py, `report(GROUP)` the report of `hf-bidir paper` in
-results/paper/GROUP, `pair(NAME)` a checkpoint's accuracy in model_cards/ minus that of its counterpart, and
-`require(claim)` stops with an error if the data contradict the sentence beside it.
+`runs(NAME)` is benchmarks/results/NAME.csv as a pandas table, `table(NAME, of=FUNCTION)` the Markdown table that a
+function of benchmarks/NAME_report.py or NAME.py makes from it, `module(NAME)` is benchmarks/NAME.py, `report(GROUP)`
+the report of `hf-bidir paper` in results/paper/GROUP, `pair(NAME)` a checkpoint's accuracy in model_cards/ minus that
+of its counterpart, and `require(claim)` stops with an error if the data contradict the sentence beside it.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from hf_bidir.common.files import read_json, replacing
 from hf_bidir.common.runs import comparison, comparisons, markdown, read_runs, spread, where
-from hf_bidir.common.statistics import TESTED_BY_SEED, Comparison, compare
+from hf_bidir.common.statistics import TESTED_BY_SEED, Comparison, compare, interval, mean_in_interval
 from hf_bidir.paper.report import report_text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,7 +60,8 @@ def render(page: str) -> str:
     environment.globals |= {
         "runs": runs, "table": table, "report": report, "module": module, "versions": versions, "pair": pair,
         "require": require,
-        "where": where, "spread": spread, "comparison": comparison, "comparisons": comparisons, "markdown": markdown,
+        "where": where, "spread": spread, "interval": interval, "mean_in_interval": mean_in_interval,
+        "comparison": comparison, "comparisons": comparisons, "markdown": markdown,
         "TESTED_BY_SEED": TESTED_BY_SEED,
     }  # fmt: skip
     return environment.get_template(page).render()
@@ -71,10 +72,10 @@ def runs(name: str) -> pd.DataFrame:
     return read_runs(RESULTS / f"{name}.csv")
 
 
-def table(name: str, *arguments: object) -> str:
-    """The table that `table` in benchmarks/NAME_report.py, or else in NAME.py, makes from NAME.csv."""
+def table(name: str, *arguments: object, of: str = "table") -> str:
+    """The table that a function of benchmarks/NAME_report.py, or else of NAME.py, makes from NAME.csv."""
     reported = (Path(__file__).parent / f"{name}_report.py").is_file()
-    return module(f"{name}_report" if reported else name).table(runs(name), *arguments)
+    return getattr(module(f"{name}_report" if reported else name), of)(runs(name), *arguments)
 
 
 def module(name: str) -> ModuleType:

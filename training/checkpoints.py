@@ -41,7 +41,7 @@ from hf_bidir.finetune.curves import save_loss_curve
 from hf_bidir.finetune.data.arguments import ImageDataArguments
 from hf_bidir.finetune.data.image_data import ImageCollator, read_image_splits
 from hf_bidir.finetune.data.image_files import read_images
-from hf_bidir.finetune.folder import CURVE, RESULTS, last_checkpoint, read_record
+from hf_bidir.finetune.folder import CURVE, RESULTS, is_finished, last_checkpoint, read_record
 from hf_bidir.finetune.task import Task
 from hf_bidir.finetune.tasks.causal_lm import causal_lm
 from hf_bidir.finetune.tasks.distillation import distillation
@@ -273,7 +273,7 @@ def test_file(pair: Pair, options: argparse.Namespace) -> str | None:
 def trained(name: str, pair: Pair, seed: int, options: argparse.Namespace) -> dict[str, float]:
     """The numbers of one run, which is trained first unless it is finished."""
     folder = run_folder(name, seed)
-    if read_record(folder).get("status") != "finished":
+    if not is_finished(folder):
         print(f"\n{name}, seed {seed}: {folder}")
         (heal if name == pair.healed else train)(name, pair, seed, options)
     results = _read(folder / RESULTS)

@@ -28,7 +28,7 @@ from hf_bidir.cli.script import run_script
 from hf_bidir.explain import edge_contributions, image_heatmap
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.image_files import read_digits
-from hf_bidir.finetune.folder import CARD, CURVE, RESULTS, read_record
+from hf_bidir.finetune.folder import CARD, CURVE, RESULTS, is_finished
 from hf_bidir.finetune.tasks.image_classification import image_classification
 from hf_bidir.hub import isolated_forward
 from hf_bidir.hub.model_card import write_card
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options, others = parser.parse_known_args(argv)
     started, folder = time.monotonic(), options.output_dir
 
-    finished = read_record(folder).get("status") == "finished"
+    finished = is_finished(folder)
     if finished:
         print(f"Using the finished run in {folder}; remove the folder to train again.")
     else:

@@ -6,7 +6,7 @@ from pathlib import Path
 from hf_bidir.explain import contributions, load_checkpoint, read_text, text_heatmap
 from hf_bidir.explain.running import record_coefficients
 from hf_bidir.finetune.data.synthetic import SETS, write_splits
-from hf_bidir.finetune.folder import RESULTS, read_record
+from hf_bidir.finetune.folder import RESULTS, is_finished
 from hf_bidir.finetune.tasks.recurrent_classification import recurrent_classification
 
 SETTINGS = {
@@ -27,7 +27,7 @@ def text_demo(folder: Path, attn_activation: str = "tanhmax", seed: int = 0) -> 
         A printable summary: the test accuracy, and the coefficient and contribution of every polar word.
     """
     splits, run = SETS["small"].split(), folder / "run"
-    if read_record(run).get("status") != "finished":
+    if not is_finished(run):
         files = {f"{name}_file": file for name, file in write_splits(splits, folder / "data").items()}
         chosen = {"attn_activation": attn_activation, "seed": seed, "output_dir": run}
         recurrent_classification(SETTINGS | files | chosen)

@@ -27,6 +27,20 @@ def mean_and_deviation(values: Sequence[float], digits: int = 1) -> str:
     return " ± ".join(f"{number:.{digits}f}" for number in numbers)
 
 
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % t interval of the mean over seeds; NaN for one seed."""
+    with extra("hub"):
+        from scipy.stats import ttest_1samp
+    found = ttest_1samp(values, 0).confidence_interval()
+    return float(found.low), float(found.high)
+
+
+def mean_in_interval(values: Sequence[float], digits: int) -> str:
+    """The mean, with its interval if the values differ."""
+    low, high = interval(values) if len(set(values)) > 1 else (nan, nan)
+    return f"{mean(values):.{digits}f}" + ("" if isnan(low) else f" [{low:.{digits}f}, {high:.{digits}f}]")
+
+
 @dataclass(frozen=True)
 class Comparison:
     """A difference of means over seeds, `mean(first) - mean(second)`, made by `compare`.

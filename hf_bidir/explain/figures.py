@@ -11,6 +11,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.transforms import Bbox
 from torch import Tensor
 
+from hf_bidir.common.files import save_figure
 from hf_bidir.explain.colors import COLORS, Scale, as_array, shortened, text_color_on
 
 LABELLED = 8  # labelled words of each polarity in a scatter
@@ -250,5 +251,5 @@ def _finish(figure: Any, caption: str | None, path: str | Path | None) -> Any:
         width = (figure.bbox.width / figure.dpi) * CAPTION_DENSITY
         figure.supxlabel(textwrap.fill(caption, int(width)), fontsize=8, parse_math=False)
     if path is not None:
-        figure.savefig(path, dpi=120)
+        save_figure(figure, path, dpi=120)
     return figure

@@ -11,6 +11,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
+from hf_bidir.common.files import save_figure
 from hf_bidir.explain.colors import Scale, as_array, shortened, text_color_on
 from hf_bidir.explain.page import TextBlock, html_page, write_page
 
@@ -69,7 +70,7 @@ def text_heatmap(
         blocks = text_blocks(tokens, named, unit, limit=limit)
         write_page(path, html_page("Signed scores", blocks=blocks, caption=caption))
     elif path is not None:
-        figure.savefig(path, dpi=120)
+        save_figure(figure, path, dpi=120)
     return figure
 
 

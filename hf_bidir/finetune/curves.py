@@ -5,7 +5,7 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from hf_bidir.common.files import replacing
+from hf_bidir.common.files import save_figure
 
 
 def save_loss_curve(log_history: list[dict], path: Path, title: str = "") -> None:
@@ -35,5 +35,4 @@ def save_loss_curve(log_history: list[dict], path: Path, title: str = "") -> Non
                 axes.legend()
         axes.set(xlabel="epoch", ylabel=name)
     figure.suptitle(title)
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=120)
+    save_figure(figure, path, dpi=120)

@@ -8,7 +8,7 @@ from typing import Any
 
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import RunArguments
-from hf_bidir.finetune.record import PREVIOUS, RECORD, differences
+from hf_bidir.finetune.record import FINISHED, PREVIOUS, RECORD, differences
 
 RESULTS, CURVE, CARD = "all_results.json", "loss_curve.png", "README.md"
 
@@ -61,7 +61,7 @@ def _check_resumable(folder: Path, record: dict[str, Any], resume: str | None) -
     hint = "Choose another --output_dir, or start again in this one with --overwrite_output_dir."
     if not earlier:
         raise InputError(f"{folder} holds a run whose {RECORD} cannot be read. {hint}")
-    if earlier.get("status") == "finished":
+    if earlier.get("status") == FINISHED:
         raise InputError(
             f"{folder} holds a finished run. {hint} To continue from its weights, name it as "
             f"--model_name_or_path {folder}, with another --output_dir and no options that shape a new model."
@@ -70,6 +70,11 @@ def _check_resumable(folder: Path, record: dict[str, Any], resume: str | None) -
         raise InputError(f"{folder} holds an interrupted run, and --resume_from_checkpoint is {resume}. {hint}")
     if changed := differences(earlier, record):
         raise InputError(f"{folder} holds an interrupted run with other settings: {'; '.join(changed)}. {hint}")
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the folder holds a finished run."""
+    return read_record(folder).get("status") == FINISHED
 
 
 def read_record(folder: Path) -> dict[str, Any]:

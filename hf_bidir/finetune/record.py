@@ -30,6 +30,7 @@ MAY_CHANGE = {
     "base_model",
     "license",
 }
+FINISHED = "finished"  # the status
 FILES = ("train_file", "validation_file", "test_file")
 SCRATCH, FOLDER, HUB, TIMM = "scratch", "folder", "hub", "timm"  # origins of the initial weights
 
@@ -72,7 +73,7 @@ def ending(state: TrainerState, args: TrainingArguments, resumed_from: str | Non
     """Entries added to the record at the end; `seconds` exclude the time before `resumed_from`."""
     best = state.best_model_checkpoint if args.load_best_model_at_end else None
     return {
-        "status": "finished",
+        "status": FINISHED,
         "best_checkpoint": Path(best).name if best else None,
         "resumed_from": Path(resumed_from).name if resumed_from else None,
         "duration_seconds": round(seconds, 1),

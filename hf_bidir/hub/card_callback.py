@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, TrainerCallback, TrainerControl, Train
 from hf_bidir.common.files import write_json
 from hf_bidir.finetune.curves import save_loss_curve
 from hf_bidir.finetune.folder import CURVE, RECORD, RESULTS
-from hf_bidir.finetune.record import HUB, MAY_CHANGE, circumstances, ending, publishable
+from hf_bidir.finetune.record import FINISHED, HUB, MAY_CHANGE, circumstances, ending, publishable
 
 NOT_RECORDED = MAY_CHANGE | {"logging_dir"}  # its default contains the machine's name
 SPLITS = {"test_": "test", "eval_": "validation"}  # by the prefix of the metrics
@@ -97,7 +97,7 @@ class CardCallback(TrainerCallback):
             self.record["data"][split] = {"source": self.data.get(split, "not named")} | rows
 
     def _write(self, args: TrainingArguments, state: TrainerState) -> None:
-        if self.record.get("status") != "finished" or not state.is_world_process_zero:
+        if self.record.get("status") != FINISHED or not state.is_world_process_zero:
             return
         folder = Path(args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from datasets import Dataset
 from hf_bidir.common.files import read_json, write_json
 from hf_bidir.explain import load_checkpoint
 from hf_bidir.finetune.data.sources import read_table
-from hf_bidir.finetune.folder import RESULTS, read_record
+from hf_bidir.finetune.folder import RESULTS, is_finished
 from hf_bidir.finetune.tasks.image_classification import image_classification
 from hf_bidir.finetune.tasks.recurrent_classification import recurrent_classification
 from hf_bidir.finetune.tasks.text_classification import text_classification
@@ -51,7 +51,7 @@ class Cell:
 
     @property
     def trained(self) -> bool:
-        return read_record(self.run).get("status") == "finished"
+        return is_finished(self.run)
 
     @property
     def results(self) -> dict[str, float]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from hf_bidir.common.files import replacing
+from hf_bidir.common.files import save_figure
 from hf_bidir.explain.colors import COLORS
 from hf_bidir.paper.cells import Cell
 from hf_bidir.paper.measures import WORD_SUMS
@@ -38,8 +38,7 @@ def draw_all(
 def save_all(name: str, figures: Mapping[str, Figure], root: Path) -> None:
     """Write each figure to NAME-KIND.png in `root`."""
     for kind, figure in figures.items():
-        with replacing(root / f"{name}-{kind}.png") as temporary:
-            figure.savefig(temporary, dpi=90)
+        save_figure(figure, root / f"{name}-{kind}.png", dpi=90)
 
 
 def scatter(title: str, measured: Mapping[str, dict], polarity: Mapping[str, int]) -> Figure:

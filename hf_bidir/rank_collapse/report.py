@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.example_inputs import example_inputs, longest_text
-from hf_bidir.common.files import replacing
+from hf_bidir.common.files import save_figure
 from hf_bidir.explain.checkpoint import load_checkpoint
 from hf_bidir.explain.running import reads_images
 from hf_bidir.rank_collapse.measures import (
@@ -110,6 +110,5 @@ def draw_rank_collapse(measured: Mapping[str, RankCollapse], path: str | Path | 
     panels[0].set_ylabel("relative residual ‖res(X)‖ / ‖X‖")
     panels[0].legend(fontsize=8)
     if path is not None:
-        with replacing(Path(path)) as temporary:
-            figure.savefig(temporary, dpi=110)
+        save_figure(figure, path, dpi=110)
     return figure

@@ -1,9 +1,8 @@
-"""The benchmarks of explanations: agreement with labels, intervals over seeds, tables of complete rows."""
+"""The benchmarks of explanations: agreement with labels, tables of complete rows."""
 
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import t
 
 from hf_bidir.common.errors import InputError
 
@@ -19,13 +18,6 @@ def test_sentences_whose_scores_are_all_equal_do_not_enter_the_mean_tau(benchmar
     assert benchmark("human_sentiment").mean_tau(scored[1:]) is None
 
 
-def test_the_interval_of_a_mean_is_students(benchmark):
-    values = [0.1, 0.4, 0.3]
-    low, high = t.interval(0.95, 2, np.mean(values), np.std(values, ddof=1) / 3**0.5)
-    assert benchmark("explained").mean_in_interval(values, 4) == f"{np.mean(values):.4f} [{low:.4f}, {high:.4f}]"
-    assert benchmark("explained").mean_in_interval([0.1], 4) == "0.1000"
-
-
 def rows(measures: tuple[str, ...], seeds: int) -> pd.DataFrame:
     return pd.DataFrame(
         {"task": task, "model": model, "seed": seed, "reference": "erasure", "measure": measure, "layer_0": seed}
@@ -38,6 +30,6 @@ def rows(measures: tuple[str, ...], seeds: int) -> pd.DataFrame:
 
 def test_a_table_has_a_row_for_each_task_model_and_measure_and_names_missing_seeds(benchmark):
     table, measures = benchmark("faithfulness_by_layer").table, benchmark("faithfulness_by_layer").BY_LAYER
-    assert len(table(rows(measures, 3)).splitlines()) == 2 + 2 * 2 * len(measures)
+    assert len(table(rows(measures, 3), "erasure").splitlines()) == 2 + 2 * 2 * len(measures)
     with pytest.raises(InputError, match=r"missing are sst2, softmax, erasure, attention: 2"):
-        table(rows(measures, 2))
+        table(rows(measures, 2), "erasure")

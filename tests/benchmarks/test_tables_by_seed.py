@@ -14,8 +14,8 @@ VERSIONS = {"versions": "torch 2.14"}
 def table(benchmark):
     """Makes the table of a benchmark from rows, as lists of cells."""
 
-    def make(name, rows, *arguments):
-        text = benchmark(name).table(pd.DataFrame(rows), *arguments)
+    def make(name, rows, *arguments, of="table"):
+        text = getattr(benchmark(name), of)(pd.DataFrame(rows), *arguments)
         return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
 
     return make
@@ -80,7 +80,7 @@ def test_the_gain_of_attention_is_against_the_decoder_without_it_at_the_same_len
     monkeypatch.setattr(
         benchmark("mechanisms_report"), "LONGER", {f"dates-{length}": length for length in (20, 40, 80)}
     )
-    _, _, *lines = table("mechanisms_report", list(mechanism_runs()), "attention")
+    _, _, *lines = table("mechanisms_report", list(mechanism_runs()), of="gains")
     better = {"tanhmax": 40, "softmax": 30}[activation]
     gains = [line[3].partition(" ")[0] for line in lines if line[2] == activation]
     assert gains == [f"+{better + (10 + 1) * length // 20}.0" for length in (20, 40, 80)]
@@ -88,4 +88,4 @@ def test_the_gain_of_attention_is_against_the_decoder_without_it_at_the_same_len
 
 def test_a_missing_seed_of_a_mechanism_is_named(table):
     with pytest.raises(InputError, match="dates-80, no attention, none: 2"):
-        table("mechanisms_report", list(mechanism_runs(range(2))), "lengths")
+        table("mechanisms_report", list(mechanism_runs(range(2))), of="lengths")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import t, ttest_1samp, ttest_rel
 
-from hf_bidir.common.statistics import compare, holm, mean_and_deviation
+from hf_bidir.common.statistics import compare, holm, mean_and_deviation, mean_in_interval
 
 FIRST, SECOND = [81.2, 80.9, 81.5, 81.1], [80.8, 81.0, 80.2, 80.5]
 
@@ -101,3 +101,10 @@ def test_a_difference_that_rounds_to_zero_has_no_minus_sign():
 
 def test_an_interval_that_would_round_to_nothing_gets_two_more_digits():
     assert compare([1.0, 2.0, 3.0], [1.01, 2.02, 3.0], paired=True).text() == "-0.010 [-0.035, +0.015]"
+
+
+def test_the_interval_of_a_mean_is_students():
+    values = [0.1, 0.4, 0.3]
+    low, high = t.interval(0.95, 2, np.mean(values), np.std(values, ddof=1) / 3**0.5)
+    assert mean_in_interval(values, 4) == f"{np.mean(values):.4f} [{low:.4f}, {high:.4f}]"
+    assert mean_in_interval([0.1], 4) == "0.1000"
