@@ -7,12 +7,12 @@ from math import ceil
 import pandas as pd
 from measure import RESULTS
 
-from hf_bidir.common.runs import comparisons, markdown, read_runs, spread, where
+from hf_bidir.common.runs import check_runs, comparisons, markdown, read_runs, spread, where
 from hf_bidir.common.statistics import TESTED, Comparison
 from hf_bidir.paper.report import PAIR, Results, read_results
 
 GROUPS = ("texts", "vit", "multilayer")
-LSTM = "IMDB, bidirectional LSTM"
+LSTM, LSTM_SEEDS = "IMDB, bidirectional LSTM", 3
 TAUS = {
     "tau_|a|_erasure": "deletion",
     "tau_|a|_zeroing": "zeroing",
@@ -40,6 +40,7 @@ def chosen(groups: Iterable[str] = GROUPS) -> pd.DataFrame:
 def accuracy_runs() -> pd.DataFrame:
     """Test accuracies of the paper's experiments and of the LSTM on IMDB."""
     lstm = where(read_runs(RESULTS / "recurrent.csv"), data="imdb")
+    check_runs(lstm, ["data", "activation"], LSTM_SEEDS)
     lstm = lstm.assign(title=LSTM, variant=lstm["activation"], test_accuracy=lstm["accuracy"])
     return pd.concat([chosen(), lstm])
 

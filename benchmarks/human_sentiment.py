@@ -75,7 +75,10 @@ def score_words(model, tokenizer, sentences, methods, name) -> list[tuple]:
 
 
 def agreement(scored: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, float | None]:
-    """The share of polar words with the sign of the label, both mean taus, and the number of sentences."""
+    """The share of polar words with the sign of the label, both mean taus, and the number of sentences.
+
+    The share is of all words together, while the report of `hf-bidir paper` averages shares over sentences.
+    """
     labels, scores = (np.concatenate(part) for part in zip(*scored, strict=True))
     polar = labels != 0
     return {

@@ -19,9 +19,9 @@ from hf_bidir.paper.rows import CELLS, CHOSEN, MACHINE, PUBLISHED, RATE, SETTING
 REPORT, TEMPLATE = "report.md", "report_template.md"
 PAIR = ("tanhmax", "softmax")
 TAUS = {
-    "tau_a_gradient": "a, gradient", "tau_|a|_gradient": "magnitudes", "tau_au_gradient": "a·u, gradient",
-    "tau_a_erasure": "a, deletion", "tau_|a|_erasure": "magnitudes", "tau_au_erasure": "a·u, deletion",
-    "tau_a_zeroing": "a, zeroing", "tau_|a|_zeroing": "magnitudes",
+    "tau_a_gradient": "a, gradient", "tau_|a|_gradient": "\\|a\\|, gradient", "tau_au_gradient": "a·u, gradient",
+    "tau_a_erasure": "a, deletion", "tau_|a|_erasure": "\\|a\\|, deletion", "tau_au_erasure": "a·u, deletion",
+    "tau_a_zeroing": "a, zeroing", "tau_|a|_zeroing": "\\|a\\|, zeroing",
 }  # fmt: skip
 PAPERS = {  # our measure -> the paper's
     "tau_|a|_gradient": "gradient_tau", "tau_a_zeroing": "erasure_tau", "tau_|a|_zeroing": "absolute_erasure_tau",
@@ -29,8 +29,8 @@ PAPERS = {  # our measure -> the paper's
 }  # fmt: skip
 MOVED = {"permutation": "permutation", "randomisation": "randomisation", "adversary": "adversary, JSD"}
 DELETED = {
-    "comprehensiveness_au": "comprehensiveness, a·u", "comprehensiveness_|a|": "by \\|a\\|",
-    "sufficiency_au": "sufficiency, a·u", "sufficiency_|a|": "by \\|a\\|",
+    "comprehensiveness_au": "comprehensiveness, a·u", "comprehensiveness_|a|": "comprehensiveness, \\|a\\|",
+    "sufficiency_au": "sufficiency, a·u", "sufficiency_|a|": "sufficiency, \\|a\\|",
 }  # fmt: skip
 DEEP = {f"{how}_{name}": f"{how} by {name}" for how in ("deletion", "insertion") for name in RANKINGS}
 DEEP_TAUS = {

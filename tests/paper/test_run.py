@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import re
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -33,6 +34,13 @@ def finished(experiment, tmp_path_factory):
         settings = Settings(tmp_path_factory.mktemp("run"), seeds=1, jobs=1)
         three = dataclasses.replace(experiment, variants=["softmax", "tanhmax", "mean"])
         yield three, settings, run_paper([three], settings).read_text()
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    """The same in a folder that a test may change."""
+    experiment, settings, report = finished
+    return experiment, dataclasses.replace(settings, root=shutil.copytree(settings.root, tmp_path / "run")), report
 
 
 def test_the_report_has_every_variant_in_every_table(finished):
@@ -70,8 +78,8 @@ def test_the_numbers_of_every_cell_are_in_a_table(finished):
     assert all(row["versions"].startswith("torch ") and len(row["data_version"]) > 20 for row in rows)
 
 
-def test_rows_of_other_experiments_in_the_folder_stay(finished, monkeypatch):
-    experiment, settings, report = finished
+def test_rows_of_other_experiments_in_the_folder_stay(copied, monkeypatch):
+    experiment, settings, _ = copied
     cells = read_runs(settings.root / "cells.csv")
     other = dataclasses.replace(experiment, name="other", title="Other")
     cells.assign(data="other").to_csv(settings.root / "cells.csv", index=False)
@@ -79,12 +87,7 @@ def test_rows_of_other_experiments_in_the_folder_stay(finished, monkeypatch):
     both = {"other": facts["experiments"]["tiny"], **facts["experiments"]}
     write_json(settings.root / "settings.json", {**facts, "experiments": both})
     monkeypatch.setattr(run, "write_report", lambda root, experiments: write_report(root, [experiment, other]))
-    try:
-        text = run_paper([experiment], settings, resume=True).read_text()
-    finally:
-        cells.to_csv(settings.root / "cells.csv", index=False)
-        write_json(settings.root / "settings.json", facts)
-        (settings.root / "report.md").write_text(report)
+    text = run_paper([experiment], settings, resume=True).read_text()
     assert text.count("| Tiny |") == text.count("| Other |") > 0
 
 
@@ -94,8 +97,8 @@ def test_other_amounts_are_refused_in_a_folder_with_results(finished):
         run_paper([experiment], dataclasses.replace(settings, quick=True), resume=True)
 
 
-def test_a_run_goes_on_where_it_was_and_ends_in_the_same_report(finished, monkeypatch):
-    experiment, settings, report = finished
+def test_a_run_goes_on_where_it_was_and_ends_in_the_same_report(copied, monkeypatch):
+    experiment, settings, report = copied
     lost = next(settings.root.rglob("measures.json"))
     assert json.loads(lost.read_text())["words"]
     lost.unlink()
@@ -104,27 +107,20 @@ def test_a_run_goes_on_where_it_was_and_ends_in_the_same_report(finished, monkey
     assert run_paper([experiment], settings, resume=True).read_text() == report
 
 
-def test_an_experiment_whose_rows_are_there_needs_its_runs_no_more(finished, monkeypatch):
-    experiment, settings, report = finished
+def test_an_experiment_whose_rows_are_there_needs_its_runs_no_more(copied, monkeypatch):
+    experiment, settings, report = copied
     monkeypatch.setattr(Trainer, "train", lambda *a, **k: pytest.fail("it was trained again"))
-    runs = settings.root / experiment.name
-    runs.rename(settings.root / "elsewhere")
-    try:
-        assert run_paper([experiment], settings, resume=True).read_text() == report
-    finally:
-        (settings.root / "elsewhere").rename(runs)
+    shutil.rmtree(settings.root / experiment.name)
+    assert run_paper([experiment], settings, resume=True).read_text() == report
 
 
-def test_a_learning_rate_that_failed_and_was_not_chosen_is_named_in_the_report(finished):
-    experiment, settings, _ = finished
+def test_a_learning_rate_that_failed_and_was_not_chosen_is_named_in_the_report(copied):
+    experiment, settings, _ = copied
     diverged = settings.root / "tiny/softmax/lr1e+30-seed0/failure.txt"
     diverged.parent.mkdir()
     diverged.write_text("InputError: the training loss became nan\n\nTraceback")
     (settings.root / "cells.csv").unlink()
-    try:
-        report = run_paper([experiment], settings, resume=True).read_text()
-    finally:
-        diverged.unlink()
+    report = run_paper([experiment], settings, resume=True).read_text()
     assert "- `tiny/softmax/lr1e+30-seed0`: InputError: the training loss became nan\n" in report
 
 
