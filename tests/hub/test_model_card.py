@@ -90,14 +90,14 @@ def test_without_test_numbers_the_card_shows_the_validation_split_and_its_role(f
 
 @pytest.mark.parametrize("keep", [{}, {"keep_signs": False}], ids=["by default", "without penalties on signs"])
 @pytest.mark.parametrize("generates", [False, True], ids=["a classifier", "a generator"])
-def test_the_card_says_whether_healing_asked_for_a_loss_without_negatives(finished, keep, generates):
+def test_the_card_says_whether_healing_enforced_a_loss_without_negatives(finished, keep, generates):
     signs = {"split": "test", "negative_share": 0.4, "accuracy_without_negatives": 0.5, "files": {}, "scores": {}}
     write(finished, "evaluation.json", signs | {"data": RUN["data"]["test"]})
     if generates:
         write(finished, "generation_config.json", {})
-    assert "asks for this fall" not in build_model_card(finished).text  # not healed
+    assert "enforces this fall" not in build_model_card(finished).text  # not healed
     write(finished, "run.json", RUN | {"task": "distillation", "recipe": keep})
-    assert ("asks for this fall" in build_model_card(finished).text) == (not keep and not generates)
+    assert ("enforces this fall" in build_model_card(finished).text) == (not keep and not generates)
 
 
 def test_a_run_that_kept_its_last_checkpoint_does_not_say_that_validation_chose_it(finished):
