@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from measure import RESULTS, save_run
+from measure import RESULTS, ROOT, save_run
 from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm, trange
@@ -26,12 +26,11 @@ from hf_bidir.common.statistics import TESTED
 from hf_bidir.rank_collapse import relative_residual
 from hf_bidir.rank_collapse.collapse_tasks import circle
 
-ROOT = Path(__file__).resolve().parent.parent
 NAME, KEY = "collapse_circle", ("stack", "mass", "seed")
 STACKS = {"attention only": (False, False), "with skip": (True, False), "with MLP": (False, True)}
 MASSES, SEEDS = (0.0, 0.5, 1.0), 5
 # Points off the circle never occur in the path itself, so errors would grow with every step: noise is added.
-WAY, NOISE, TRAINING_STEPS = 100, 0.05, 3000
+PATH_STEPS, NOISE, TRAINING_STEPS = 100, 0.05, 3000
 SHOWN, MET = (1, 10, 50, 100, 200), 0.01  # steps; residual below which the points have met
 
 
@@ -71,17 +70,17 @@ class Step(nn.Module):
 def walk(mass: float, skip: bool, mlp: bool, seed: int) -> Tensor:
     """The path of a trained layer applied to its own output, `[steps + 1, 2, 2]`."""
     torch.manual_seed(seed)
-    way, layer = circle(WAY), Step(mass, skip, mlp)
+    path, layer = circle(PATH_STEPS), Step(mass, skip, mlp)
     optimizer = torch.optim.Adam(layer.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, TRAINING_STEPS)
     for _ in trange(TRAINING_STEPS, leave=False, desc=f"λ = {mass:g}, seed {seed}"):
-        shaken = way[:-1] + NOISE * torch.randn_like(way[:-1])
-        loss = F.mse_loss(layer(shaken), way[1:])
+        noisy = path[:-1] + NOISE * torch.randn_like(path[:-1])
+        loss = F.mse_loss(layer(noisy), path[1:])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         schedule.step()
-    points = [way[:1]]
+    points = [path[:1]]
     with torch.no_grad():
         for _ in range(max(SHOWN)):
             points.append(layer(points[-1]))
@@ -93,7 +92,7 @@ def measured(points: Tensor) -> dict[str, float | None]:
     residuals = relative_residual(points)
     met = (residuals < MET).nonzero()
     return {
-        "distance": (points[: WAY + 1] - circle(WAY)).norm(dim=-1).mean().item(),
+        "distance": (points[: PATH_STEPS + 1] - circle(PATH_STEPS)).norm(dim=-1).mean().item(),
         "meeting": met[0].item() if len(met) else None,
         **{f"residual_{step}": residuals[step].item() for step in SHOWN},
     }
@@ -123,7 +122,7 @@ def draw(walks: dict[tuple[str, float], Tensor], file: Path) -> None:
     panels = figure.subplots(len(STACKS), len(MASSES), sharex=True, sharey=True).flat
     for panel, ((stack, mass), found) in zip(panels, walks.items(), strict=True):
         for point in range(2):
-            panel.plot(*circle(WAY)[:, point].T, color="0.85", linewidth=5, zorder=0, label="target path")
+            panel.plot(*circle(PATH_STEPS)[:, point].T, color="0.85", linewidth=5, zorder=0, label="target path")
             panel.plot(*found[:, point].T, linewidth=1, label=f"point {point + 1}")
             panel.plot(*found[-1, point], "ko", markersize=4, label=f"after {len(found) - 1} steps")
         panel.set(title=f"{stack}, λ = {mass:g}", xlim=(-0.4, 0.4), ylim=(-0.4, 0.4), aspect="equal")

@@ -1,4 +1,4 @@
-"""Which paths of a trained network of attention and skip connections do the work?
+"""Which paths of a trained network of attention and skip connections determine its accuracy?
 
     python benchmarks/collapse_tasks.py
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from measure import RESULTS, save_run
+from measure import RESULTS, ROOT, save_run
 from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm, trange
@@ -27,7 +27,6 @@ from hf_bidir.common.statistics import TESTED
 from hf_bidir.rank_collapse import bare_attention, path_states
 from hf_bidir.rank_collapse.collapse_tasks import LENGTH, TOKEN_TASKS
 
-ROOT = Path(__file__).resolve().parent.parent
 NAME, KEY = "collapse_tasks", ("task", "mass", "seed")
 MASSES, SEEDS = (0.0, 0.5, 1.0), 5
 LAYERS, HEADS, WIDTH = 6, 2, 48

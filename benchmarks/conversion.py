@@ -16,11 +16,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from measure import write_table
+from measure import RESULTS, write_table
 from transformers import BertConfig, BertForMaskedLM
 from transformers.utils import logging
 
-RESULTS = Path(__file__).parent / "results"
 CHILD = """
 import json, sys, time
 from measure import peak_memory
@@ -44,7 +43,7 @@ print(json.dumps({"seconds": time.perf_counter() - start, "bytes": grown * 2**20
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--results", type=Path, default=RESULTS / "conversion.md")
+    parser.add_argument("--output", type=Path, default=RESULTS / "conversion.md")
     options = parser.parse_args()
     logging.set_verbosity_error()
     tasks = {"convert": "convert_checkpoint, λ = 0", "copy": "from_pretrained, save_pretrained"}
@@ -71,7 +70,7 @@ def main() -> None:
     ]
     notes = f"A BertForMaskedLM of the shape of BERT-base, {size / 2**20:.0f} MiB; {options.repeats} repeats."
     header = ["", "seconds", "relative to a copy", "memory / checkpoint size"]
-    write_table(options.results, "Converting BERT-base", notes, header, rows, "cpu")
+    write_table(options.output, "Converting BERT-base", notes, header, rows, "cpu")
 
 
 def run_alone(task: str, source: Path, target: Path) -> dict[str, float]:

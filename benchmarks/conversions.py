@@ -39,9 +39,8 @@ from hf_bidir.finetune.folder import RESULTS, read_record
 from hf_bidir.finetune.task import Task
 from hf_bidir.finetune.tasks.distillation import distillation
 from hf_bidir.finetune.tasks.text_classification import text_classification
-
-ROOT = Path(__file__).resolve().parent.parent
-LAST = {"eval_strategy": "no", "save_strategy": "no"}  # the last checkpoint counts
+from hf_bidir.paper.data import SPLITS
+from hf_bidir.paper.experiments import read_experiments
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class Data:
 
     def split(self, name: str, data_dir: Path, runs: Path) -> Path:
         """The file of a split; samples are written to `runs` once."""
-        source = data_dir / self.folder / self.files[("train", "validation", "test").index(name)]
+        source = data_dir / self.folder / self.files[SPLITS.index(name)]
         if name not in self.rows:
             return source
         sample = runs / f"data/{self.folder}-{name}-{self.rows[name]}.parquet"
@@ -89,11 +88,11 @@ class Data:
         if self.folder != "fashion_mnist":
             rows = read_table(str(file))
             return rows if self.labelled else rows.select_columns("text")
-        rows = read_image_split(str(file), ImageDataArguments(), FASHION, split)
+        rows = read_image_split(str(file), ImageDataArguments(), FASHION.class_names, split)
         return rows.select(range(2000))
 
 
-FASHION = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
+(FASHION,) = read_experiments(["vit-fashion-mnist"])
 TASKS = {
     "sst2": Data("MiniLM on SST-2 (6,920 training sentences)", "sst2"),
     "ag_news": Data(
@@ -141,7 +140,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="of fine-tuning, for each healing")
     parser.add_argument("--healings", type=int, default=1, help="seeds of healing")
     parser.add_argument("--split", choices=("validation", "test"), default="validation", help="what is measured")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs/conversions", help="folder of the runs")
+    parser.add_argument("--runs", type=Path, default=measure.ROOT / "runs/conversions", help="folder of the runs")
     options = parser.parse_args()
     for task in options.tasks:
         for name in options.only:
@@ -165,7 +164,7 @@ def measured_run(
     files = {f"{name}_file": data.split(name, options.data_dir, runs) for name in ("train", "validation")}
     start: str | Path = options.model
     if data.teacher:
-        start = ROOT / "model_cards" / data.teacher
+        start = measure.ROOT / "model_cards" / data.teacher
     elif chosen.afterwards:
         softmax = VARIANTS["softmax"]
         start = tuned(runs / f"{task}-softmax-0-{seed}", start, files, softmax, data.options, seed)
@@ -200,9 +199,9 @@ def healed(
     if not chosen.own_texts:
         texts = [data_dir / "imdb/train.parquet", data_dir / "sst2/train.parquet"]
         held_out = [data_dir / "imdb/test.parquet", data_dir / "sst2/validation.parquet"]
-    given = read_recipe(distillation.options, ROOT / "training/recipes/minilm-healed.yaml")
+    given = read_recipe(distillation.options, measure.ROOT / "training/recipes/minilm-healed.yaml")
     given |= {"train_file": [str(file) for file in texts], "validation_file": [str(file) for file in held_out]}
-    given |= {"model_name_or_path": str(start), "seed": healing, "keep_signs": False} | LAST | chosen.heal
+    given |= {"model_name_or_path": str(start), "seed": healing, "keep_signs": False} | measure.KEEP_LAST | chosen.heal
     if chosen.student:
         student = chosen.student(texts[0], str(start), runs / f"student-{variant}")
         given |= AS_IT_IS | {"teacher_name_or_path": str(start), "model_name_or_path": str(student)}
@@ -218,10 +217,10 @@ def tuned(
     output: Path, start: str | Path, files: dict[str, Path], variant: Variant, options: dict[str, Any], seed: int
 ) -> Path:
     """The folder of the fine-tuned model, which is trained unless it is finished."""
-    given = read_recipe(text_classification.options, ROOT / "training/recipes/sst2-minilm-softmax.yaml")
+    given = read_recipe(text_classification.options, measure.ROOT / "training/recipes/sst2-minilm-softmax.yaml")
     del given["attn_activation"]  # that of the student, unless the variant changes it
     given |= {name: str(file) for name, file in files.items()} | {"model_name_or_path": str(start)}
-    given |= {"seed": seed} | LAST | variant.tune | options
+    given |= {"seed": seed} | measure.KEEP_LAST | variant.tune | options
 
     def collators(arguments: Any, tokenizer: Any) -> dict[str, Any]:
         return {"collator": DataCollatorWithPadding(tokenizer), "trainer_class": variant.tuner}

@@ -35,7 +35,7 @@ class ShiftPenaltyTrainer(DistillationTrainer):
 
 
 class LearnedMassTrainer(DistillationTrainer):
-    """Learns λ of each head with its own learning rate, from 0.5, and pays for every head that stays near softmax."""
+    """Learns λ of each head with its own learning rate, from 0.5, and penalises every head that stays near softmax."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -84,25 +84,25 @@ class AttentionTransferTrainer(DistillationTrainer):
 
 
 class BothSignsTrainer(DistillationTrainer):
-    """Asks each head for an output to which both signs contribute, by at least a quarter of the variance each."""
+    """Penalises a head unless both signs contribute to its output, by at least a quarter of the variance each."""
 
     needed_signs_weight = 0.0
 
 
 class EqualSignsTrainer(BothSignsTrainer):
-    """Asks for nearly equal contributions, between 0.4 and 0.6 of the variance."""
+    """Penalises contributions outside 0.4 to 0.6 of the variance."""
 
     both_signs_weight, most_unequal = 0.5, 1.5
 
 
 class StrictlyEqualSignsTrainer(BothSignsTrainer):
-    """Asks for equal contributions, at any price for the hidden states."""
+    """Penalises all unequal contributions, with a weight that outweighs the hidden states."""
 
     both_signs_weight, most_unequal = 2.0, 1.0
 
 
 class NeededSignsTrainer(DistillationTrainer):
-    """Asks only for other predictions without negative coefficients."""
+    """Penalises only predictions that stay the same without negative coefficients."""
 
     both_signs_weight = 0.0
 

@@ -28,10 +28,10 @@ def main() -> None:
     parser.add_argument("--cifar10", type=Path, required=True, help="folder with train.parquet and test.parquet")
     parser.add_argument("--sst2", type=Path, required=True, help="folder with train.parquet and test.parquet")
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds, counted from 0")
-    parser.add_argument("--work", type=Path, required=True, help="folder for the data and the runs")
+    parser.add_argument("--runs", type=Path, required=True, help="folder for the data and the runs")
     options = parser.parse_args()
-    photographs = [image_folders(options.cifar10, options.work / "photos", split) for split in ("train", "test")]
-    texts = [csv_file(options.sst2, options.work, split) for split in ("train", "test")]
+    photographs = [image_folders(options.cifar10, options.runs / "photos", split) for split in ("train", "test")]
+    texts = [csv_file(options.sst2, options.runs, split) for split in ("train", "test")]
     tasks = {
         f"{IMAGES} photographs, {CLASSES} classes": (
             ["training/image_classification.py", "--image_size", "32", "--patch_size", "4"],
@@ -44,7 +44,7 @@ def main() -> None:
             for name, extra in (FIXED | {"default": []}).items():
                 run = {"data": data, "options": name, "seed": seed}
                 if not has_run(RESULTS / "defaults.csv", **run):
-                    folder = options.work / f"{Path(command[0]).stem}-{name.replace(' ', '-')}-{seed}"
+                    folder = options.runs / f"{Path(command[0]).stem}-{name.replace(' ', '-')}-{seed}"
                     row = run | train([*command, *extra, "--seed", str(seed)], files, folder)
                     save_run(
                         "defaults", list(run), row, options.sst2 / "test.parquet", options.cifar10 / "test.parquet"

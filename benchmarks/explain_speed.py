@@ -16,12 +16,11 @@ from pathlib import Path
 
 import networkx
 import torch
-from measure import interleaved_medians, write_table
+from measure import RESULTS, interleaved_medians, write_table
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, tanhmax
 from hf_bidir.explain import attention_flow, attention_rollout, erasure
 
-RESULTS = Path(__file__).parent / "results"
 LENGTH, LAYERS, HEADS = 128, 12, 12
 
 
@@ -29,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--networkx-layers", type=int, default=6, help="0 skips networkx; 6 takes minutes")
-    parser.add_argument("--results", type=Path, default=RESULTS / "explain_speed.md")
+    parser.add_argument("--output", type=Path, default=RESULTS / "explain_speed.md")
     options = parser.parse_args()
     torch.manual_seed(0)
     rows = [*rollout_rows(options.repeats), *flow_rows(options), *erasure_rows(options.repeats)]
@@ -37,7 +36,7 @@ def main() -> None:
         f"Medians of {options.repeats} interleaved repeats (networkx: one). Ratio: seconds of the baseline over ours."
     )
     header = ["computation", "seconds", "baseline, seconds", "ratio"]
-    write_table(options.results, "Speed of explanations", notes, header, rows, "cpu")
+    write_table(options.output, "Speed of explanations", notes, header, rows, "cpu")
 
 
 def rollout_rows(repeats: int) -> list[list[str]]:

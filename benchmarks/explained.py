@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measure import ROOT
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -17,7 +18,6 @@ from hf_bidir.explain.checkpoint import Example
 from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.finetune.data.sources import read_table
 
-ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs/explained"
 SEEDS = 3  # of the models in the tables
 MODELS = {"softmax": "softmax", "tanhmax": "TanhMax"}  # and their names in tables
@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Where data and models are, for every benchmark of explanations."""
     parser.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="holds a folder for each data set")
     parser.add_argument("--runs", type=Path, default=RUNS, help="the models: TASK-NAME-SEED, NAME softmax or tanhmax")
-    parser.add_argument("--seeds", type=int, default=3, help="of the models")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="of the models")
 
 
 def folder_of(runs: Path, task: str, name: str, seed: int) -> Path:

@@ -3,8 +3,8 @@
     python benchmarks/explained_models.py --data-dir DIR --model MINILM
 
 MINILM is sentence-transformers/all-MiniLM-L6-v2 or a folder with its weights. For each task and seed, MiniLM is
-fine-tuned with softmax (training/recipes/sst2-minilm-softmax.yaml); the result is made TanhMax and healed on the texts
-of the task without their labels (sst2-minilm-healed.yaml), the default way of `hf-bidir convert --heal`. DIR holds the
+fine-tuned with softmax (training/recipes/sst2-minilm-softmax.yaml); the result is converted to TanhMax and healed on
+the texts of the task without their labels (sst2-minilm-healed.yaml), as `hf-bidir convert --heal` does. DIR holds the
 folders sst2 and sva_linzen with {train,validation,test}.parquet. Models go to runs/explained; a
 finished one is not trained again. Rows go to benchmarks/results/explained_models.csv, per model: test accuracy, the
 share of negative coefficients, the accuracy without them, and the number of heads with a consistent sign.
@@ -16,10 +16,10 @@ from typing import Any
 
 import pandas as pd
 from explained import MODELS, SEEDS, TASKS, add_options, folder_of, load, orient, sample
-from measure import RESULTS, save_run, train_once
+from measure import KEEP_LAST, RESULTS, save_run, train_once
 
 from hf_bidir.cli.recipe import read_recipe
-from hf_bidir.common.runs import check_runs, comparisons, has_run, markdown, spread
+from hf_bidir.common.runs import PAIR, check_runs, comparisons, has_run, markdown, spread
 from hf_bidir.common.statistics import TESTED, Comparison
 from hf_bidir.explain.orient import CONSISTENT
 from hf_bidir.finetune.tasks.distillation import distillation
@@ -28,7 +28,6 @@ from hf_bidir.hub.evaluation import evaluate_checkpoint
 
 NAME, KEY = "explained_models", ("task", "model", "seed")
 RECIPES = Path(__file__).resolve().parent.parent / "training/recipes"
-LAST = {"eval_strategy": "no", "save_strategy": "no"}  # the last checkpoint counts
 
 
 def main() -> None:
@@ -54,11 +53,11 @@ def trained(task: str, name: str, seed: int, options: argparse.Namespace) -> Pat
     files = {f"{split}_file": data.file(options.data_dir, split) for split in ("train", "validation")}
     given = files | {"text_column": data.text, "seed": seed}
     if name == "softmax":
-        recipe = read_recipe(text_classification.options, RECIPES / "sst2-minilm-softmax.yaml") | LAST
+        recipe = read_recipe(text_classification.options, RECIPES / "sst2-minilm-softmax.yaml") | KEEP_LAST
         recipe |= {"class_names": list(data.classes), "model_name_or_path": options.model}
         train_once(text_classification, recipe | given, folder)
     else:
-        recipe = read_recipe(distillation.options, RECIPES / "sst2-minilm-healed.yaml") | LAST
+        recipe = read_recipe(distillation.options, RECIPES / "sst2-minilm-healed.yaml") | KEEP_LAST
         softmax = folder_of(options.runs, task, "softmax", seed)
         train_once(distillation, recipe | {"model_name_or_path": softmax} | given, folder)
     return folder
@@ -81,7 +80,7 @@ def measured(task: str, folder: Path, data_dir: Path) -> dict[str, Any]:
 
 def compared(runs: pd.DataFrame) -> dict[str, Comparison]:
     """The accuracy of TanhMax minus that of softmax in points, by task; corrected together."""
-    tests = comparisons(runs, ("task",), "model", ("tanhmax", "softmax"), {"accuracy": 100})
+    tests = comparisons(runs, ("task",), "model", PAIR, {"accuracy": 100})
     return {task: one for (task, _), one in tests.items()}
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from hf_bidir.common.files import save_figure
-from hf_bidir.common.runs import check_runs, comparisons, has_run, markdown, where
+from hf_bidir.common.runs import PAIR, check_runs, comparisons, has_run, markdown, where
 from hf_bidir.common.statistics import TESTED, Comparison, mean_in_interval
 from hf_bidir.explain import read_text, token_scores
 from hf_bidir.explain.checkpoint import Example
@@ -113,7 +113,7 @@ def table(runs: pd.DataFrame, reference: str, tasks: Sequence[str] = tuple(TASKS
 def compared(runs: pd.DataFrame, reference: str) -> dict[tuple, Comparison]:
     """TanhMax minus softmax in the first and the last layer, by task, measure and layer; corrected together."""
     ends = dict.fromkeys((columns(runs)[0], columns(runs)[-1]), 1)
-    return comparisons(where(runs, reference=reference), ("task", "measure"), "model", ("tanhmax", "softmax"), ends)
+    return comparisons(where(runs, reference=reference), ("task", "measure"), "model", PAIR, ends)
 
 
 # the figure
@@ -151,7 +151,10 @@ def chosen(loaded: dict[str, tuple], rows: list[dict]) -> tuple[str, str]:
         short = len(row[data.text].split()) <= LONGEST
         if short and all(model(**inputs).logits.argmax() == row["label"] for model, _ in loaded.values()):
             return row[data.text], data.classes[row["label"]]
-    raise ValueError("no sentence is short enough and predicted correctly by all models")
+    raise ValueError(
+        f"expected a sentence of at most {LONGEST} words that all models predict correctly; none of {len(rows)} is. "
+        "Pass more --sentences"
+    )
 
 
 def by_word(model, example: Example, measure: str, layer: int) -> Tensor:

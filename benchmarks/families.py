@@ -116,7 +116,7 @@ def _finished(name: str, process: Any, receiver: Any, seconds: float, options: a
         try:
             record = receiver.recv()
         except EOFError:
-            record = _not_built(name, "its process ended without a word")
+            record = _not_built(name, "its process ended without a result")
         process.join()
         return record | {"seconds": round(seconds, 1)}
     too_much = f"takes longer than {options.limit:g} s" if seconds > options.limit else None
@@ -142,7 +142,7 @@ def _in_process(name: str, sender: Any) -> None:
     try:
         sender.send(recorded(name))
     except BaseException as error:
-        sender.send(_not_built(name, told(error)) | {"trace": traceback.format_exc()[-2000:]})
+        sender.send(_not_built(name, reason_of(error)) | {"trace": traceback.format_exc()[-2000:]})
 
 
 def _outcome(name: str, status: str, reason: str = "", **more: Any) -> Record:
@@ -209,11 +209,11 @@ def _runnable(name: str, found: type[PreTrainedModel]) -> tuple[PreTrainedModel 
                 raise ValueError("the outputs of the random model are not finite")
             return model, inputs, ""
         except Exception as error:
-            problem = problem or told(error)
+            problem = problem or reason_of(error)
     return model, None, problem
 
 
-def told(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """The reason why a model was not built or did not run."""
     text = " ".join(str(error).split())
     if package := re.search(r"requires the (\S+) library", text):

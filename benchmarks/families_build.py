@@ -66,7 +66,7 @@ TINY = [
     (r"(dim|hidden_size_global|word_embed_proj_dim|bottleneck_size|d_embed|dim_model|output_channels)", WIDTH),
     (r"(.*_)?(projection_dim|projection_size|proj_dim)", WIDTH),
 ]  # fmt: skip
-UNSAID = {"head_dim": HEAD_DIM, "num_experts_per_tok": 2, "vocab_size": VOCABULARY, "prediction_length": 4}
+WHERE_NONE = {"head_dim": HEAD_DIM, "num_experts_per_tok": 2, "vocab_size": VOCABULARY, "prediction_length": 4}
 # exceptions by model type, also for parts of another model
 MAMBA = {"mamba_d_head": "auto", "mamba_n_heads": 4, "mamba_d_state": 16, "mamba_chunk_size": 16}
 FIXED: dict[str, dict[str, Any]] = {
@@ -204,8 +204,8 @@ def _shrunk(default: PretrainedConfig, shrink: str) -> PretrainedConfig:
             changed[name] = _shrunk(value, shrink)
         elif isinstance(value, int) and not isinstance(value, bool):
             changed[name] = _small(name, value, rules)
-        elif value is None and name in UNSAID:
-            changed[name] = UNSAID[name]
+        elif value is None and name in WHERE_NONE:
+            changed[name] = WHERE_NONE[name]
     _stages(default, changed)
     _key_heads(default, changed)
     if {"qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim"} <= set(changed):
@@ -218,7 +218,9 @@ def _shrunk(default: PretrainedConfig, shrink: str) -> PretrainedConfig:
         _image_sizes(default, changed)
     known = set(inspect.signature(config_class.__init__).parameters) | {"out_indices", "out_features"}
     fresh = _default(config_class)
-    said = {n: v for n, v in vars(default).items() if _said(fresh, n, v) and (n in known or isinstance(v, bool))}
+    said = {
+        n: v for n, v in vars(default).items() if _set_by_parent(fresh, n, v) and (n in known or isinstance(v, bool))
+    }
     return config_class(**said | {name: value for name, value in changed.items() if name in known} | fixed)
 
 
@@ -241,7 +243,7 @@ def _stages(default: PretrainedConfig, changed: dict[str, Any]) -> None:
         changed[name] = list(getattr(default, name))
 
 
-def _said(fresh: PretrainedConfig, name: str, value: Any) -> bool:
+def _set_by_parent(fresh: PretrainedConfig, name: str, value: Any) -> bool:
     """Whether a parent config changed this value from the default."""
     plain = isinstance(value, bool | int | float | str | list | tuple | dict)
     return plain and not name.startswith("_") and vars(fresh).get(name) != value

@@ -7,11 +7,12 @@ from math import ceil
 import pandas as pd
 from measure import RESULTS
 
-from hf_bidir.common.runs import check_runs, comparisons, markdown, read_runs, spread, where
+from hf_bidir.common.runs import PAIR, check_runs, comparisons, markdown, read_runs, spread, where
 from hf_bidir.common.statistics import TESTED, Comparison
-from hf_bidir.paper.report import PAIR, Results, read_results
+from hf_bidir.paper.experiments import GROUPS
+from hf_bidir.paper.report import Results, read_results
 
-GROUPS = ("texts", "vit", "multilayer")
+EXPERIMENTS = tuple(name for name in GROUPS if name != "all")
 LSTM, LSTM_SEEDS = "IMDB, bidirectional LSTM", 3
 TAUS = {
     "tau_|a|_erasure": "deletion",
@@ -28,7 +29,7 @@ def results(group: str) -> Results:
     return read_results(RESULTS / "paper" / group)
 
 
-def chosen(groups: Iterable[str] = GROUPS) -> pd.DataFrame:
+def chosen(groups: Iterable[str] = EXPERIMENTS) -> pd.DataFrame:
     """The selected models of groups, with the title of their data and whether it is generated."""
     frames = []
     for found in map(results, groups):

@@ -28,6 +28,7 @@ from tqdm import tqdm
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from hf_bidir.common.runs import markdown
 from hf_bidir.modeling import fused_kernels
 from hf_bidir.modeling.fused_blocks import polynomial_exp2
 
@@ -234,8 +235,7 @@ def main() -> None:
     ]  # fmt: skip
     with options.output.open("a", encoding="utf-8") as file:
         for title, names, rows in more:
-            lines = [names, ["---"] * len(names), *rows]
-            file.write(f"\n## {title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines))
+            file.write(f"\n## {title}\n\n{markdown(names, rows)}\n")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from measure import save_run, train_once
+from measure import ROOT, save_run, train_once
 from pandas import DataFrame, notna
 from torch.utils.data import DataLoader
 
@@ -35,7 +35,6 @@ from hf_bidir.finetune.tasks.image_classification import image_classification
 from hf_bidir.hub import evaluate_checkpoint
 from hf_bidir.hub.evaluation import local_folder
 
-ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs/healing"
 KEY = ("model", "student", "steps", "seed")
 # λ = 1 without training

@@ -25,14 +25,13 @@ import numpy as np
 import torch
 from explained import load, orient, sample, words_of
 from joblib import Parallel, delayed
-from measure import write_table
+from measure import RESULTS, write_table
 from sklearn.metrics import average_precision_score
 from tqdm import tqdm
 
 from hf_bidir.explain import METHODS, token_scores
 from hf_bidir.explain.methods import methods_of
 
-RESULTS = Path(__file__).parent / "results"
 SLOW = ("erasure", "integrated-gradients", "flow", "signed-flow")  # seconds per document
 VARIANTS = ("erasure-mask", "erasure-token")  # not measured here
 
@@ -44,7 +43,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=199, help="of the test split")
     parser.add_argument("--slow-documents", type=int, default=10, help=f"the first of them, for {', '.join(SLOW)}")
     parser.add_argument("--max-length", type=int, default=256, help="maximum word pieces per document")
-    parser.add_argument("--results", type=Path, default=RESULTS / "human_rationales.md")
+    parser.add_argument("--output", type=Path, default=RESULTS / "human_rationales.md")
     options = parser.parse_args()
     documents = sample(options.data_dir / "test.parquet", options.documents)
     train = [row["text"] for row in sample(options.data_dir / "train.parquet", 64)]
@@ -62,7 +61,7 @@ def main() -> None:
         "standard error over documents. " + " ".join(f"{name}: `{folder.name}`." for name, folder in options.models)
     )
     header = ["model", "method", "AUPRC, all documents", f"AUPRC, first {options.slow_documents}"]
-    write_table(options.results, "Explanations and human rationales", notes, header, rows, "cpu")
+    write_table(options.output, "Explanations and human rationales", notes, header, rows, "cpu")
 
 
 def named_folder(word: str) -> tuple[str, Path]:

@@ -21,9 +21,10 @@ from measure import RESULTS, save_runs
 from scipy.stats import kendalltau
 from tqdm import tqdm
 
-from hf_bidir.common.runs import check_runs, comparisons, has_run, markdown, where
+from hf_bidir.common.runs import PAIR, check_runs, comparisons, has_run, markdown, where
 from hf_bidir.common.statistics import TESTED, Comparison, compare, holm, mean_in_interval
 from hf_bidir.explain import METHODS, token_scores
+from hf_bidir.paper.polarity import NEUTRAL_GRADE
 
 METHODS_OF_TEXTS = [name for name, method in METHODS.items() if not method.of_patches]
 NAME, KEY = "human_sentiment", ("model", "seed", "method")
@@ -61,7 +62,7 @@ def score_words(model, tokenizer, sentences, methods, name) -> list[tuple]:
     scored = []
     for row in tqdm(sentences, desc=name, unit="sentence"):
         example = words_of(tokenizer, row["tokens"], model.config.max_position_embeddings)
-        labels = np.array(row["token_labels"]) - 2
+        labels = np.array(row["token_labels"]) - NEUTRAL_GRADE
         if example is None or example.truncated or not labels.any():
             continue
         words = ~np.array(example.special)
@@ -119,7 +120,7 @@ def signs(runs: pd.DataFrame) -> str:
 def differences(runs: pd.DataFrame) -> str:
     """TanhMax minus softmax, taus times 100."""
     check_runs(runs, ("model", "method"), SEEDS)
-    tests = comparisons(runs, ("method",), "model", ("tanhmax", "softmax"), {"human_sign": 100, "tau": 100})
+    tests = comparisons(runs, ("method",), "model", PAIR, {"human_sign": 100, "tau": 100})
     rows = [[method, column.replace("_", " "), *one.cells()] for (method, column), one in tests.items()]
     return markdown(["method", "measure", *TESTED], rows)
 

@@ -17,7 +17,7 @@ from pandas import DataFrame
 
 from hf_bidir.common.files import save_figure
 from hf_bidir.common.runs import check_runs, comparison, markdown, read_runs, spread, where
-from hf_bidir.common.statistics import TESTED, holm
+from hf_bidir.common.statistics import TESTED, Comparison, holm
 
 SEEDS = 3
 COLUMNS = {  # of the tables: heading and digits
@@ -53,23 +53,28 @@ def table(runs: DataFrame, every_rate: bool = False, single: Collection[tuple[st
             rows[size, arm, rate] = where(runs, size=size, arm=arm, rate=rate, **seed)
     seeds = {", ".join(map(str, row)): 1 if every_rate or row[:2] in single else SEEDS for row in rows}
     check_runs(pd.concat([of.assign(row=row) for row, of in zip(seeds, rows.values(), strict=True)]), ["row"], seeds)
-    compared = {
-        row: comparison(of, at_best_rate(runs, row[0], "softmax"), "loss")
-        for row, of in rows.items()
-        if row[1] != "softmax" and not every_rate
-    }
-    compared = holm(compared)
+    tests = {} if every_rate else compared(runs)
     lines = [
         [
             *(size, arm, "" if every_rate else str(len(rates_of(runs, size, arm))), f"{rate:g}"),
             *("" if every_rate else str(len(of)), spread(of, "loss", digits=3)),
-            *(compared[size, arm, rate].cells(3) if (size, arm, rate) in compared else [""] * len(TESTED)),
+            *(tests[size, arm, rate].cells(3) if (size, arm, rate) in tests else [""] * len(TESTED)),
             *(spread(of, column, digits=digits) for column, (_, digits) in COLUMNS.items()),
         ]
         for (size, arm, rate), of in rows.items()
     ]
     header = ["size", "attention", "rates", "rate", "seeds", "loss", *TESTED]
     return markdown([*header, *(heading for heading, _ in COLUMNS.values())], lines)
+
+
+def compared(runs: DataFrame) -> dict[tuple[str, str, float], Comparison]:
+    """The loss of each attention minus that of softmax, each at its best rate, by size, attention and rate."""
+    tests = {}
+    for size, arm in arms_of(runs):
+        if arm != "softmax":
+            pair = [at_best_rate(runs, size, one) for one in (arm, "softmax")]
+            tests[size, arm, best_rate(runs, size, arm)] = comparison(*pair, "loss")
+    return holm(tests)
 
 
 def arms_of(runs: DataFrame) -> list[tuple[str, str]]:

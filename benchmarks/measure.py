@@ -17,14 +17,16 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from hf_bidir.common.files import read_json, sha256
-from hf_bidir.common.runs import DATA, VERSIONS, add_runs, data_version, libraries
+from hf_bidir.common.files import read_json, replacing, sha256
+from hf_bidir.common.runs import DATA, VERSIONS, add_runs, data_version, libraries, markdown
 from hf_bidir.finetune.folder import RESULTS as TRAINED
 from hf_bidir.finetune.folder import is_finished
 from hf_bidir.finetune.record import cpu_model, library_versions
 from hf_bidir.finetune.task import Task
 
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks/results"
+KEEP_LAST = {"eval_strategy": "no", "save_strategy": "no"}  # options of a run whose last checkpoint counts
 
 
 def interleaved_medians(tasks: Mapping[str, Callable[[], None]], repeats: int, warm_up: int = 3) -> dict[str, float]:
@@ -95,15 +97,12 @@ def save_runs(name: str, key: Sequence[str], rows: Iterable[Mapping[str, object]
 
 def write_table(path: Path, title: str, notes: str, header: list[str], rows: list[list[str]], device: str) -> None:
     """Print a Markdown table and save it to `path`, with the machine and the command."""
-    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}", *(f"| {' | '.join(row)} |" for row in rows)]
     words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]  # without folders of this machine
     command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words])
-    text = f"# {title}\n\n{machine(device)}\n\n{notes} Command: `{command}`.\n\n" + "\n".join(lines) + "\n"
+    text = f"# {title}\n\n{machine(device)}\n\n{notes} Command: `{command}`.\n\n" + markdown(header, rows) + "\n"
     print(text)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
     print(f"saved: {path}")
 
 

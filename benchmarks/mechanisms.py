@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from hf_bidir.cli.recipe import read_recipe
 from hf_bidir.cli.text_demo import SETTINGS
-from hf_bidir.common.runs import has_run, read_runs
+from hf_bidir.common.runs import PAIR, has_run, read_runs
 from hf_bidir.finetune.data.synthetic import SETS, write_splits
 from hf_bidir.finetune.data.synthetic_pairs import LENGTHS, PAIRS
 from hf_bidir.finetune.folder import read_record
@@ -33,9 +33,7 @@ from hf_bidir.finetune.tasks.recurrent_classification import recurrent_classific
 from hf_bidir.finetune.tasks.seq2seq import seq2seq
 from hf_bidir.finetune.tasks.text_classification import text_classification
 
-ROOT = Path(__file__).resolve().parent.parent
 KEY = ("task", "mechanism", "activation", "seed")
-ACTIVATIONS = ("tanhmax", "softmax")
 NO_ATTENTION = "no attention"
 DATES = {
     "content": {"attn_score": "content"},
@@ -76,8 +74,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=MECHANISMS, metavar="TASK", help=", ".join(MECHANISMS))
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds, counted from 0")
     parser.add_argument("--fashion-mnist", type=Path, help="the folder with its IDX files; without it, not on these")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs/mechanisms", help="where the runs go")
-    parser.add_argument("--pictures", type=Path, default=ROOT / "docs/mechanisms", help="where the pictures go")
+    parser.add_argument("--runs", type=Path, default=measure.ROOT / "runs/mechanisms", help="where the runs go")
+    parser.add_argument("--pictures", type=Path, default=measure.ROOT / "docs/mechanisms", help="where the pictures go")
     options = parser.parse_args()
     tasks = options.only or [task for task in MECHANISMS if task != "fashion-mnist" or options.fashion_mnist]
     if "fashion-mnist" in tasks and not options.fashion_mnist:
@@ -99,7 +97,7 @@ def trials(tasks: list[str], seeds: int) -> list[dict[str, Any]]:
         {"task": task, "mechanism": mechanism, "activation": activation, "seed": seed}
         for seed, task in product(range(seeds), tasks)
         for mechanism in MECHANISMS[task]
-        for activation in (("none",) if mechanism == NO_ATTENTION else ACTIVATIONS)
+        for activation in (("none",) if mechanism == NO_ATTENTION else PAIR)
     ]
 
 
@@ -132,7 +130,9 @@ def file_name(name: str) -> str:
 def recipe(task: str, mechanism: str, activation: str) -> tuple[Task, dict[str, Any]]:
     """The training function of a task, and its options before those of the mechanism."""
     if task in PAIRS:
-        settings = read_recipe(seq2seq.options, ROOT / f"training/recipes/{task.split('-')[0]}-rnn-{activation}.yaml")
+        settings = read_recipe(
+            seq2seq.options, measure.ROOT / f"training/recipes/{task.split('-')[0]}-rnn-{activation}.yaml"
+        )
         if task in LONGER:
             settings |= {"unit": "word", "max_length": LONGER[task] + 1, "max_target_length": 8, "num_train_epochs": 8}
         return seq2seq, settings

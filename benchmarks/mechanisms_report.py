@@ -1,10 +1,10 @@
 """The tables of benchmarks/results/mechanisms.md, from mechanisms.csv."""
 
-from mechanisms import ACTIVATIONS, KEY, LONGER, MECHANISMS, NO_ATTENTION
+from mechanisms import KEY, LONGER, MECHANISMS, NO_ATTENTION
 from mechanisms_images import SIDES
 from pandas import DataFrame
 
-from hf_bidir.common.runs import check_runs, comparison, comparisons, markdown, spread, where
+from hf_bidir.common.runs import PAIR, check_runs, comparison, comparisons, markdown, spread, where
 from hf_bidir.common.statistics import TESTED, Comparison, holm
 
 SEEDS, SCORE = 3, {"score": 100}
@@ -23,7 +23,7 @@ def images(runs: DataFrame) -> str:
 
 def compared(runs: DataFrame) -> dict[tuple, Comparison]:
     """TanhMax minus softmax of all mechanisms, by task, mechanism and metric; corrected together."""
-    return comparisons(runs[runs["mechanism"] != NO_ATTENTION], ["task", "mechanism"], "activation", ACTIVATIONS, SCORE)
+    return comparisons(runs[runs["mechanism"] != NO_ATTENTION], ["task", "mechanism"], "activation", PAIR, SCORE)
 
 
 def activations(runs: DataFrame) -> str:
@@ -32,7 +32,7 @@ def activations(runs: DataFrame) -> str:
     for task, mechanisms in MECHANISMS.items():
         for mechanism, changed in mechanisms.items():
             if (task, mechanism, "score") in tests:
-                pair = [where(runs, task=task, mechanism=mechanism, activation=one) for one in ACTIVATIONS]
+                pair = [where(runs, task=task, mechanism=mechanism, activation=one) for one in PAIR]
                 cells = [spread(of, "score", 100) for of in pair] + tests[task, mechanism, "score"].cells()
                 rows.append([task, mechanism, _options(mechanism, changed), *cells])
     return markdown(["task", "mechanism", "changed", "TanhMax", "softmax", *TESTED], rows)
@@ -44,7 +44,7 @@ def lengths(runs: DataFrame) -> str:
     tests = compared(runs[runs["task"].isin(LONGER)])
     rows = []
     for task, length in LONGER.items():
-        found = [where(runs, task=task, activation=one) for one in (*ACTIVATIONS, "none")]
+        found = [where(runs, task=task, activation=one) for one in (*PAIR, "none")]
         scores = [spread(of, "score", 100) for of in found]
         rows.append([task.split("-")[0], str(length), *scores, *tests[task, "general", "score"].cells()])
     return markdown(["task", "words", "TanhMax", "softmax", NO_ATTENTION, *TESTED], rows)
@@ -56,7 +56,7 @@ def gains(runs: DataFrame) -> str:
     tests = {}
     for task in LONGER:
         without = where(runs, task=task, activation="none")
-        for activation in ACTIVATIONS:
+        for activation in PAIR:
             if found := comparison(where(runs, task=task, activation=activation), without, "score", 100):
                 tests[task, activation] = found
     rows = [[*task.split("-"), activation, *one.cells()] for (task, activation), one in holm(tests).items()]

@@ -11,21 +11,19 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from measure import interleaved_medians, write_table
+from measure import RESULTS, interleaved_medians, write_table
 from transformers.utils import logging
 
 from hf_bidir.hub import build_model_card
 from hf_bidir.hub.checkpoint_files import digests
 from hf_bidir.hub.staging import stage
 
-RESULTS = Path(__file__).parent / "results"
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, help="finished runs")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--results", type=Path, default=RESULTS / "model_card.md")
+    parser.add_argument("--output", type=Path, default=RESULTS / "model_card.md")
     options = parser.parse_args()
     logging.set_verbosity_error()
     tasks = {}
@@ -41,7 +39,7 @@ def main() -> None:
         rows.append([folder.name, f"{size:.1f}", f"{card:.2f} s", f"{card / hash_:.1f}", f"{stage_:.1f} s"])
     header = ["run", "weights, MiB", "build_model_card", "over hashing alone", "stage (card, checks, run alone)"]
     notes = "Medians on one noisy machine; compare the ratios."
-    write_table(options.results, "Cost of a model card", notes, header, rows, "cpu")
+    write_table(options.output, "Cost of a model card", notes, header, rows, "cpu")
 
 
 def staged(folder: Path) -> None:

@@ -38,7 +38,9 @@ def main() -> None:
     chosen = ["-n", options.processes, "-k", options.tests, str(HERE / "peer_tests.py")]
     code = pytest.main([*ours, *shown, *chosen], plugins=[outcomes])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        sys.exit("the tests could not be run")
+        sys.exit(
+            f"expected pytest to run the tests; it ended with {code!r}. Run pytest {HERE / 'peer_tests.py'} to see why"
+        )
     worse = outcomes.worse()
     if not options.tests:
         write(options.output, outcomes, worse)

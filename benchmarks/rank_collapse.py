@@ -7,7 +7,7 @@
 
 Random stacks: 12 layers with BERT-base's shape and random weights, as transformers initialises them, on random tokens;
 the seed is that of weights and tokens. MiniLM: sentence-transformers/all-MiniLM-L6-v2 or a folder with its weights, and
-its copy that the first command makes TanhMax and heals; on sentences of SST-2 and on reviews of IMDB, both test splits.
+its copy that the first command converts to TanhMax and heals; on test sentences of SST-2 and test reviews of IMDB.
 Digits: the two ViTs in model_cards/ on test images. For MiniLM and digits, a seed stands for a batch of examples. All
 in double precision. Rows go to benchmarks/results/rank_collapse.csv, one for each input, model, stack and seed; a row
 that is there is not measured again. Figures go to docs/rank-collapse.png and docs/rank-collapse-minilm.png.
@@ -25,7 +25,7 @@ import pandas as pd
 import torch
 from explained import sample
 from matplotlib.figure import Figure
-from measure import RESULTS, save_runs
+from measure import RESULTS, ROOT, save_runs
 from torch import Tensor
 from tqdm import tqdm
 
@@ -39,7 +39,6 @@ from hf_bidir.finetune.data.image_files import read_digits
 from hf_bidir.rank_collapse import STACKS, WITHOUT_NORM, Stack
 from hf_bidir.rank_collapse.report import RankCollapse, measure_rank_collapse
 
-ROOT = Path(__file__).resolve().parent.parent
 NAME, KEY = "rank_collapse", ("input", "model", "stack", "seed")
 RANDOM, DIGITS, SST2 = "random tokens", "digits", "SST-2"
 PATHS = "paths"  # of as many heads as the column says

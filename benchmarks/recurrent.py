@@ -17,14 +17,12 @@ from pandas import DataFrame
 
 from hf_bidir.cli.recipe import read_recipe
 from hf_bidir.cli.text_demo import SETTINGS
-from hf_bidir.common.runs import check_runs, comparisons, has_run, markdown, spread, where
+from hf_bidir.common.runs import PAIR, check_runs, comparisons, has_run, markdown, spread, where
 from hf_bidir.common.statistics import TESTED
 from hf_bidir.finetune.data.synthetic import SETS, write_splits
 from hf_bidir.finetune.folder import read_record
 from hf_bidir.finetune.tasks.recurrent_classification import recurrent_classification
 
-ROOT = Path(__file__).resolve().parent.parent
-ACTIVATIONS = ("tanhmax", "softmax")
 FILES = {
     "sst2": ("sst2", {"train": "train", "validation": "validation", "test": "test"}),
     "20news": ("20news_sports", {"train": "bydate_train", "test": "bydate_test"}),
@@ -41,12 +39,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds, counted from 0")
     names = ["synthetic", *RECIPES]
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="DATA", help=", ".join(names))
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs/recurrent", help="where the runs go")
+    parser.add_argument("--runs", type=Path, default=measure.ROOT / "runs/recurrent", help="where the runs go")
     options = parser.parse_args()
     for seed in range(options.seeds):
         for data in options.only:
             for selection in SELECTIONS.get(data, ("soft",)):
-                for activation in ACTIVATIONS:
+                for activation in PAIR:
                     run = {"data": data, "selection": selection, "activation": activation, "seed": seed}
                     if not has_run(measure.RESULTS / "recurrent.csv", **run):
                         train(run, options)
@@ -62,7 +60,7 @@ def train(run: dict[str, Any], options: argparse.Namespace) -> None:
     else:
         place, names = FILES[data]
         files = {split: options.data_dir / place / f"{file}.parquet" for split, file in names.items()}
-        recipe = ROOT / f"training/recipes/{RECIPES[data]}-{activation}.yaml"
+        recipe = measure.ROOT / f"training/recipes/{RECIPES[data]}-{activation}.yaml"
         given = read_recipe(recurrent_classification.options, recipe) | {"remove_repeated": True}
     given |= {f"{split}_file": file for split, file in files.items()} | {"seed": run["seed"]}
     results = measure.train_once(recurrent_classification, given, folder)
@@ -77,10 +75,10 @@ def table(runs: DataFrame, seeds: int) -> str:
     """One row for each data set and selection, with the difference of the accuracies."""
     by = ["data", "selection"]
     check_runs(runs, [*by, "activation"], seeds)
-    compared = comparisons(runs, by, "activation", ACTIVATIONS, {"accuracy": 100})
+    compared = comparisons(runs, by, "activation", PAIR, {"accuracy": 100})
     rows = []
     for (data, selection, _), one in compared.items():
-        pair = [where(runs, data=data, selection=selection, activation=activation) for activation in ACTIVATIONS]
+        pair = [where(runs, data=data, selection=selection, activation=activation) for activation in PAIR]
         accuracies, recalls = ([spread(of, column, 100) for of in pair] for column in ("accuracy", "worst_recall"))
         rows.append([data, selection, str(len(pair[0])), *accuracies, *one.cells(), *recalls])
     header = ["data", "selection", "seeds", "TanhMax", "softmax", *TESTED]

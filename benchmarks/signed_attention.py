@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from measure import write_table
+from measure import RESULTS, ROOT, write_table
 
 from hf_bidir.common.files import save_figure
 from hf_bidir.explain import load_checkpoint, read_text, token_scores
@@ -28,7 +28,6 @@ from hf_bidir.explain.colors import Scale, text_color_on
 from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.paper.measures import orientation
 
-ROOT = Path(__file__).resolve().parent.parent
 SENTENCE = "a charming film with a weak ending"
 POSITIVE = "positive"
 HEADINGS = {
@@ -56,7 +55,7 @@ def main() -> None:
     parser.add_argument("--sentence", default=SENTENCE)
     parser.add_argument("--cards", type=Path, default=ROOT / "model_cards", help="holds sst2-rnn-{softmax,tanhmax}")
     parser.add_argument("--picture", type=Path, default=ROOT / "docs/signed-attention.png")
-    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results/signed_attention.md")
+    parser.add_argument("--output", type=Path, default=RESULTS / "signed_attention.md")
     options = parser.parse_args()
     texts = read_table(str(options.train_file))["text"][:] if options.train_file else None
     rows = {name: explain(options.cards / f"sst2-rnn-{name}", options.sentence, texts) for name in HEADINGS}
@@ -127,7 +126,7 @@ def write_results(rows: dict[str, Row], options: argparse.Namespace) -> None:
         f"0.5 if signs carry no information. {facts}. Contributions have signs in both models and need no orientation."
     )
     header = ["word", "softmax a", "softmax a·u", "TanhMax a", "TanhMax a·u"]
-    write_table(options.results, "What a sign adds: one sentence", notes, header, lines, "cpu")
+    write_table(options.output, "What a sign adds: one sentence", notes, header, lines, "cpu")
 
 
 if __name__ == "__main__":

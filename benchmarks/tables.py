@@ -18,14 +18,14 @@ from types import ModuleType
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from measure import RESULTS, ROOT
 
 from hf_bidir.common.files import read_json, replacing
-from hf_bidir.common.runs import comparison, comparisons, markdown, read_runs, spread, where
+from hf_bidir.common.runs import VERSIONS, comparison, comparisons, markdown, read_runs, spread, where
 from hf_bidir.common.statistics import TESTED_BY_SEED, Comparison, compare, interval, mean_in_interval
 from hf_bidir.paper.report import report_text
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGES, RESULTS = ROOT / "benchmarks/pages", ROOT / "benchmarks/results"
+PAGES = ROOT / "benchmarks/pages"
 
 
 def main() -> None:
@@ -91,9 +91,9 @@ def report(group: str) -> str:
     return report_text(RESULTS / "paper" / group)
 
 
-def versions(name: str) -> str:
-    """The versions of all rows of NAME.csv."""
-    return " and ".join(runs(name)["versions"].unique())
+def versions(name: str, **settings: object) -> str:
+    """The versions of the rows of NAME.csv with these settings."""
+    return " and ".join(where(runs(name), **settings)[VERSIONS].unique())
 
 
 def pair(name: str, metric: str = "accuracy", scale: float = 100) -> Comparison:

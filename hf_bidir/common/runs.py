@@ -11,6 +11,7 @@ from hf_bidir.common.files import replacing
 from hf_bidir.common.statistics import Comparison, compare, holm, mean_and_deviation
 
 SEED, VERSIONS, DATA = "seed", "versions", "data_version"
+PAIR = ("tanhmax", "softmax")  # what tables compare, the first minus the second
 SAME = (VERSIONS, DATA)  # columns with one value per table, where a file has them
 
 
@@ -57,20 +58,26 @@ def check_runs(
     """
     if runs.empty:
         raise InputError("expected rows of runs; the file has none. Run its benchmark first")
-    missing = []
+    missing = [] if isinstance(seeds, int) else _missing_groups(set(runs[by[0]]), seeds)
     for group, rows in runs.groupby(list(by), sort=False):
         needed = seeds if isinstance(seeds, int) else seeds[group[0]]
         if lacking := [seed for seed in range(needed) if seed not in set(rows[SEED])]:
             missing.append(f"{', '.join(map(str, group))}: {', '.join(map(str, lacking))}")
     if missing:
-        raise InputError(f"expected all seeds of every row of the table; missing are {'; '.join(missing)}")
+        raise InputError(f"expected all seeds of every row of the table; missing are {'; '.join(missing)}. Run them")
     for column in (name for name in same if name in runs):
         groups = runs.groupby(by[0], sort=False) if column == DATA else [("the table", runs)]
         for name, rows in groups:
             if len(found := rows[column].dropna().unique()) > 1:
-                raise InputError(
-                    f"expected one {column} in {name}; got {' and '.join(map(str, found))}. Repeat the other runs"
-                )
+                values = " and ".join(map(str, found))
+                raise InputError(f"expected one value of {column} in {name}; got {values}. Repeat the other runs")
+
+
+def _missing_groups(found: set, seeds: Mapping[Hashable, int]) -> list[str]:
+    """The groups of which all seeds are missing. Raises InputError for groups whose number of seeds is unknown."""
+    if unknown := found - set(seeds):
+        raise InputError(f"expected the number of seeds of every group; got none for {', '.join(map(str, unknown))}")
+    return [f"{group}: all" for group, count in seeds.items() if count and group not in found]
 
 
 def spread(runs: pd.DataFrame, column: str, scale: float = 1, digits: int = 1) -> str:

@@ -60,14 +60,8 @@ class Cell:
 
     @property
     def measures(self) -> dict[str, Any]:
-        """The results of `measures` or `deep_measures`, None in place of NaN; empty before."""
+        """The results of `measure` or `measure_deep`, None in place of NaN; empty before."""
         return read_json(self.folder / MEASURES)
-
-    @property
-    def failure(self) -> str | None:
-        """The error of a failed cell, in one line."""
-        file = self.folder / FAILURE
-        return file.read_text(encoding="utf-8").splitlines()[0] if file.is_file() else None
 
 
 def train(cell: Cell, files: dict[str, Path], overrides: dict[str, Any] | None = None) -> None:

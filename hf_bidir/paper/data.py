@@ -105,7 +105,10 @@ def _raw(experiment: Experiment, data_dir: Path | None) -> dict[str, Dataset]:
             raise InputError(f"{experiment.title} is not on the Hub; pass a folder with it as --data-dir")
         return read_hub(experiment.hub, None)
     if missing := missing_files(experiment, data_dir):
-        raise InputError(f"{experiment.title} needs missing files: {', '.join(map(str, missing))}")
+        raise InputError(
+            f"expected all files of {experiment.title}; missing are {', '.join(map(str, missing))}. docs/paper.md "
+            "describes them"
+        )
     read, _ = READERS[experiment.kind]
     raw = {split: read(str(file)) for split, file in source_files(experiment, data_dir).items()}
     for split, rows in raw.items():

@@ -27,6 +27,7 @@ from hf_bidir.faithfulness import (
     sufficiency,
 )
 from hf_bidir.paper.data import sample
+from hf_bidir.paper.polarity import NEUTRAL_GRADE
 
 POSITIVE, NEGATIVE = 1, 0  # classes; the explained margin is the logit of the first minus that of the second
 EFFECTS: dict[str, Callable[..., Tensor]] = {
@@ -225,7 +226,7 @@ def _people(
         found = scores_of(model, example.inputs)
         unknown = example.inputs["input_ids"][0] == tokenizer.unk_token_id
         known = (example.by_token((~unknown).float()) > 0).numpy()
-        polarity = (np.array(row["token_labels"]) - 2)[known]
+        polarity = (np.array(row["token_labels"]) - NEUTRAL_GRADE)[known]
         if not polarity.any():
             continue
         for name, pieces in (("a", sign * found.coefficients[0]), ("au", found.contributions[0])):

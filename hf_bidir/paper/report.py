@@ -10,14 +10,15 @@ from jinja2 import Environment, PackageLoader
 
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, replacing
-from hf_bidir.common.runs import SEED, VERSIONS, check_runs, comparisons, markdown, read_runs, spread, where
+from hf_bidir.common.runs import PAIR, SEED, VERSIONS, check_runs, comparisons, markdown, read_runs, spread, where
 from hf_bidir.common.statistics import TESTED_BY_SEED
 from hf_bidir.paper.deep_measures import RANKINGS
 from hf_bidir.paper.experiments import VARIANTS, Experiment, experiment_names, read_experiments
+from hf_bidir.paper.published import LENGTH
 from hf_bidir.paper.rows import CELLS, CHOSEN, MACHINE, PUBLISHED, RATE, SETTINGS
+from hf_bidir.paper.settings import EXTENSIONS
 
 REPORT, TEMPLATE = "report.md", "report_template.md"
-PAIR = ("tanhmax", "softmax")
 TAUS = {
     "tau_a_gradient": "a, gradient", "tau_|a|_gradient": "\\|a\\|, gradient", "tau_au_gradient": "a·u, gradient",
     "tau_a_erasure": "a, deletion", "tau_|a|_erasure": "\\|a\\|, deletion", "tau_au_erasure": "a·u, deletion",
@@ -27,8 +28,8 @@ PAPERS = {  # our measure -> the paper's
     "tau_|a|_gradient": "gradient_tau", "tau_a_zeroing": "erasure_tau", "tau_|a|_zeroing": "absolute_erasure_tau",
     "permutation": "permutation", "randomisation": "randomisation",
 }  # fmt: skip
-MOVED = {"permutation": "permutation", "randomisation": "randomisation", "adversary": "adversary, JSD"}
-DELETED = {
+INTERVENTIONS = {"permutation": "permutation", "randomisation": "randomisation", "adversary": "adversary, JSD"}
+DELETIONS = {
     "comprehensiveness_au": "comprehensiveness, a·u", "comprehensiveness_|a|": "comprehensiveness, \\|a\\|",
     "sufficiency_au": "sufficiency, a·u", "sufficiency_|a|": "sufficiency, \\|a\\|",
 }  # fmt: skip
@@ -86,7 +87,9 @@ def read_results(root: Path, experiments: Sequence[Experiment] = ()) -> Results:
     """
     cells, settings = read_runs(root / CELLS), read_json(root / SETTINGS)
     if cells.empty:
-        raise InputError(f"expected {CELLS} with trained models in {root}")
+        raise InputError(
+            f"expected {CELLS} with trained models in {root}; found none. Run hf-bidir paper --output {root}"
+        )
     names = [name for name in experiment_names(["all"]) if name in set(cells["data"])]
     known = {one.name: one for one in [*read_experiments(names), *experiments]}
     results = Results(cells, read_runs(root / PUBLISHED), settings, list(known.values()))
@@ -113,6 +116,8 @@ def report_text(root: Path, experiments: Sequence[Experiment] = ()) -> str:
         amount=results.settings["amount"],
         names=" ".join(one.name for one in results.experiments),
         machine=machines(results),
+        extensions=EXTENSIONS,
+        published_length=LENGTH,
         tested=TESTED_BY_SEED,
         accuracy=accuracy_table(results),
         rates=rate_table(results),
@@ -122,8 +127,8 @@ def report_text(root: Path, experiments: Sequence[Experiment] = ()) -> str:
         flat=flat,
         deep=deep,
         rankings=measure_table(results, flat, TAUS),
-        interventions=measure_table(results, flat, MOVED),
-        deletion=measure_table(results, flat, DELETED),
+        interventions=measure_table(results, flat, INTERVENTIONS),
+        deletion=measure_table(results, flat, DELETIONS),
         curves=measure_table(results, deep, DEEP),
         deep_taus=measure_table(results, deep, DEEP_TAUS),
         signs=measure_table(results, results.experiments, SIGNS, compared=False),

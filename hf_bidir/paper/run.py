@@ -21,11 +21,10 @@ from hf_bidir.paper.polarity import polarity_of_words
 from hf_bidir.paper.published import EPOCHS, PublishedCell, run_published
 from hf_bidir.paper.report import REPORT, write_report
 from hf_bidir.paper.rows import Chosen, check_settings, has_published_row, has_rows, save_published, save_rows
-from hf_bidir.paper.settings import Settings
+from hf_bidir.paper.settings import EXTENSIONS, Settings
 
 VOCABULARY_OF = "sst"  # the vocabulary of every data set in the published protocol
 MADE = "made-from.json"
-EXTENSIONS = 2  # of a grid of learning rates
 PUBLISHED_QUICK_EPOCHS = 10
 QUICK_OPTIONS = {"recurrent": {}, "bert": {"num_train_epochs": 2}, "images": {"num_train_epochs": 3}}
 AnyCell = TypeVar("AnyCell", Cell, PublishedCell)
@@ -49,7 +48,8 @@ def check(experiments: Iterable[Experiment], settings: Settings, resume: bool) -
     if settings.data_dir is None:
         if nowhere := [one.name for one in only_in_folders(needed)]:
             raise InputError(
-                f"not on the Hub: {', '.join(nowhere)}; pass a folder with the data as --data-dir, or leave it out"
+                f"not on the Hub: {', '.join(nowhere)}; pass a folder with the data as --data-dir, or leave out these "
+                "experiments"
             )
         return
     missing = dict.fromkeys(file for experiment in needed for file in missing_files(experiment, settings.data_dir))

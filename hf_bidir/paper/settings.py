@@ -7,6 +7,7 @@ from hf_bidir.paper.experiments import Experiment
 from hf_bidir.paper.measures import QUICK, Amount
 
 RATE_SEEDS = 3
+EXTENSIONS = 2  # of a grid of learning rates, at most
 GRADED_BY_PEOPLE = {"sst": "sst_trees/test.parquet"}  # experiment -> file with human grades of words in its test texts
 QUICK_ROWS = {
     "recurrent": {"train": 1500, "validation": 500, "test": 1000},

@@ -1,9 +1,12 @@
 """benchmarks/findings.py: equivalence margins, and which comparisons a sentence may list."""
 
+import pandas as pd
 import pytest
 from scipy.stats import ttest_rel
 
 from hf_bidir.common.statistics import compare, holm
+from hf_bidir.paper.experiments import Experiment
+from hf_bidir.paper.report import Results
 
 SOFTMAX, BETTER, WORSE = [80.0, 81.0, 82.0], [84.0, 85.1, 86.2], [75.0, 75.9, 76.8]
 
@@ -43,3 +46,32 @@ def test_only_differences_that_survive_the_correction_are_listed(findings):
 def test_several_names_are_joined_as_in_a_sentence(findings):
     tests = {name: compare(BETTER, SOFTMAX, paired=True) for name in ("SST", "IMDB", "20News")}
     assert findings.listed(tests, 1) == "SST, IMDB and 20News"
+
+
+def test_the_rarer_sign_is_the_one_of_fewer_coefficients(findings):
+    shares = pd.DataFrame({"negative_share": [0.1, 0.5, 0.9]})
+    assert findings.rarer_sign(shares).tolist() == pytest.approx([0.1, 0.5, 0.1])
+
+
+@pytest.fixture
+def one_result(findings, monkeypatch):
+    """One data set with three seeds of softmax and of TanhMax, as the only result."""
+    one = Experiment("tiny", "Tiny", {}, [1.0])
+    rows = [
+        {"data": "tiny", "variant": variant, "seed": seed, "chosen": True, "test_accuracy": 0.8,
+         "tau_|a|_erasure": 0.5 + 0.01 * seed + (0.2 + 0.001 * seed) * (variant == "tanhmax"),
+         "negative_share": 0.1 * seed, "orientation_share": 0.6 + 0.1 * seed}
+        for variant in ("softmax", "tanhmax") for seed in range(3)
+    ]  # fmt: skip
+    monkeypatch.setattr(findings, "results", lambda _: Results(pd.DataFrame(rows), pd.DataFrame(), {}, [one]))
+    monkeypatch.setattr(findings.chosen, "__defaults__", (("tiny",),))
+
+
+def test_agreement_shows_both_means_and_the_difference_under_its_reference(findings, one_result):
+    _, _, row = findings.agreement().splitlines()
+    assert row.startswith("| Tiny | 0.51 → 0.71: +0.20 [")
+
+
+def test_signs_are_listed_by_seed(findings, one_result):
+    _, _, row = findings.signs().splitlines()
+    assert row == "| Tiny | 0, 10, 20 | 0.60 to 0.80 |"

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "benchmarks/pages"
 
 
 @pytest.fixture
@@ -12,12 +13,7 @@ def tables(benchmark):
     return benchmark("tables")
 
 
-def pages() -> list[str]:
-    folder = ROOT / "benchmarks/pages"
-    return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*.md"))
-
-
-@pytest.mark.parametrize("page", pages())
+@pytest.mark.parametrize("page", sorted(file.relative_to(PAGES).as_posix() for file in PAGES.rglob("*.md")))
 def test_a_generated_document_equals_its_data(tables, page):
     assert (ROOT / page).read_text(encoding="utf-8") == tables.render(page), "run `make tables`"
 

@@ -44,11 +44,21 @@ def test_missing_seeds_are_named(file):
         check_runs(runs, ["task", "variant"], 5)
 
 
+def test_a_group_without_any_row_is_named(file):
+    with pytest.raises(InputError, match="missing are agnews: all"):
+        check_runs(read_runs(file), ["task", "variant"], {"sst2": 3, "imdb": 3, "agnews": 3})
+
+
+def test_a_group_whose_number_of_seeds_is_not_given_is_named(file):
+    with pytest.raises(InputError, match="got none for imdb"):
+        check_runs(read_runs(file), ["task", "variant"], {"sst2": 3})
+
+
 @pytest.mark.parametrize(("column", "value"), [("versions", "torch 2.15"), ("data_version", "sha256:other")])
 def test_mixed_versions_of_code_or_data_are_refused(file, column, value):
     run = {"task": "sst2", "variant": "softmax", "seed": 0, "accuracy": 0.8, column: value}
     add_runs(file, [run], KEY)
-    with pytest.raises(InputError, match=f"expected one {column} in .*{value}"):
+    with pytest.raises(InputError, match=f"expected one value of {column} in .*{value}"):
         check_runs(read_runs(file), ["task", "variant"], 3)
 
 

@@ -6,6 +6,7 @@ import pytest
 from transformers import Trainer
 
 from hf_bidir.paper.cells import Cell, train
+from hf_bidir.paper.rows import failures
 
 
 def test_a_finished_cell_is_not_trained_again(trained, files, monkeypatch):
@@ -13,11 +14,11 @@ def test_a_finished_cell_is_not_trained_again(trained, files, monkeypatch):
     monkeypatch.setattr(Trainer, "train", lambda *a, **k: pytest.fail("it was trained again"))
     train(cell, files)
     assert cell.results["test_accuracy"] > 0.9
-    assert cell.failure is None
+    assert failures(cell.experiment, cell.root) == []
 
 
 def test_a_failed_cell_records_its_error_and_raises_nothing(experiment, files, tmp_path):
     cell = Cell(experiment, "softmax", 1e30, 0, tmp_path)
     train(cell, files)
     assert not cell.trained
-    assert re.match(r"InputError: the training loss became (nan|inf)", cell.failure)
+    assert re.match(r"InputError: the training loss became (nan|inf)", failures(cell.experiment, cell.root)[0][1])

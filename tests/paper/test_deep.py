@@ -19,6 +19,7 @@ from hf_bidir.paper.deep_figures import AXES, curves
 from hf_bidir.paper.deep_measures import RANKINGS, SHARES, batches, measure_deep, special_tokens
 from hf_bidir.paper.experiments import GROUPS, Experiment, experiment_names, read_experiments
 from hf_bidir.paper.measures import Amount
+from hf_bidir.paper.rows import failures
 from hf_bidir.paper.run import files_of, run_paper
 from hf_bidir.paper.settings import Settings
 from tests.explain.conftest import bert, tokenizer, vit
@@ -118,6 +119,7 @@ def test_texts_that_are_measured_are_cut_and_padded_together(folder):
     class Words:
         def __call__(self, texts, **options):
             assert options["max_length"] == 5
+            assert options["padding"] is options["truncation"] is True
             return {"input_ids": torch.zeros(len(texts), 5)}
 
     (batch,) = batches(Words(), read_table(str(folder / "texts/test.parquet")), AMOUNT, 5)
@@ -156,7 +158,7 @@ def test_a_class_of_models_that_cannot_be_trained_fails_in_its_own_cell(folder, 
     one.recipe["model_name_or_path"] = str(tmp_path / "nowhere")
     cell = Cell(one, "softmax", 1e-2, 0, tmp_path)
     train(cell, data_files(one, folder, tmp_path / "data"))
-    assert "nowhere" in cell.failure
+    assert "nowhere" in failures(one, tmp_path)[0][1]
 
 
 def test_names_of_groups_stand_for_their_experiments():

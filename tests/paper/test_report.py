@@ -85,9 +85,11 @@ def test_the_best_rate_at_an_end_of_those_tried_has_a_star(tmp_path):
 def test_missing_seeds_and_mixed_versions_are_refused(tmp_path):
     with pytest.raises(InputError, match="missing are flat, softmax: 3, 4"):
         read_results(save(tmp_path, seeds=5), [FLAT, DEEP])
-    with pytest.raises(InputError, match=r"versions in the table; got torch 2\.14 and torch 2\.15"):
+    with pytest.raises(InputError, match=r"value of versions in the table; got torch 2\.14 and torch 2\.15"):
         read_results(save(tmp_path, versions="torch 2.15"), [FLAT, DEEP])
-    with pytest.raises(InputError, match="expected one data_version in flat; got sha256:flat and sha256:other"):
+    with pytest.raises(
+        InputError, match="expected one value of data_version in flat; got sha256:flat and sha256:other"
+    ):
         read_results(save(tmp_path, data_version="sha256:other"), [FLAT, DEEP])
 
 
