@@ -1,5 +1,6 @@
 """The tables of benchmarks/results/mechanisms.md, from mechanisms.csv."""
 
+from findings import listed
 from mechanisms import KEY, LONGER, MECHANISMS, NO_ATTENTION
 from mechanisms_images import SIDES
 from pandas import DataFrame
@@ -8,45 +9,53 @@ from hf_bidir.common.runs import PAIR, check_runs, comparison, comparisons, mark
 from hf_bidir.common.statistics import TESTED, Comparison, holm
 
 SEEDS, SCORE = 3, {"score": 100}
-IMAGES = tuple(SIDES)
+TABLES = {  # and their tasks
+    "mechanisms": [task for task in MECHANISMS if task not in (*SIDES, *LONGER)],
+    "images": [*SIDES],
+    "lengths": [*LONGER],
+}
+
+
+def compared(runs: DataFrame, table: str) -> dict[tuple[str, str], Comparison]:
+    """TanhMax minus softmax in a table of `TABLES`, by task and mechanism; corrected together."""
+    check_runs(runs, KEY[:3], SEEDS)
+    runs = runs[runs["task"].isin(TABLES[table]) & (runs["mechanism"] != NO_ATTENTION)]
+    tests = comparisons(runs, ["task", "mechanism"], "activation", PAIR, SCORE)
+    return {(task, mechanism): one for (task, mechanism, _), one in tests.items()}
+
+
+def shown(runs: DataFrame, table: str, sign: int) -> str:
+    """The task and mechanism of each shown difference with this sign."""
+    return listed({" ".join(name): one for name, one in compared(runs, table).items()}, sign)
 
 
 def mechanisms(runs: DataFrame) -> str:
     """TanhMax and softmax on dates, sorting and texts."""
-    return activations(runs[~runs["task"].isin([*IMAGES, *LONGER])])
+    return activations(runs, "mechanisms")
 
 
 def images(runs: DataFrame) -> str:
     """TanhMax and softmax on images."""
-    return activations(runs[runs["task"].isin(IMAGES)])
+    return activations(runs, "images")
 
 
-def compared(runs: DataFrame) -> dict[tuple, Comparison]:
-    """TanhMax minus softmax of all mechanisms, by task, mechanism and metric; corrected together."""
-    return comparisons(runs[runs["mechanism"] != NO_ATTENTION], ["task", "mechanism"], "activation", PAIR, SCORE)
-
-
-def activations(runs: DataFrame) -> str:
-    check_runs(runs, KEY[:3], SEEDS)
-    rows, tests = [], compared(runs)
-    for task, mechanisms in MECHANISMS.items():
-        for mechanism, changed in mechanisms.items():
-            if (task, mechanism, "score") in tests:
-                pair = [where(runs, task=task, mechanism=mechanism, activation=one) for one in PAIR]
-                cells = [spread(of, "score", 100) for of in pair] + tests[task, mechanism, "score"].cells()
-                rows.append([task, mechanism, _options(mechanism, changed), *cells])
+def activations(runs: DataFrame, table: str) -> str:
+    """TanhMax and softmax in a table of `TABLES`."""
+    tests, rows = compared(runs, table), []
+    for task, mechanism in ((task, mechanism) for task in TABLES[table] for mechanism in MECHANISMS[task]):
+        pair = [where(runs, task=task, mechanism=mechanism, activation=activation) for activation in PAIR]
+        cells = [spread(of, "score", 100) for of in pair] + tests[task, mechanism].cells()
+        rows.append([task, mechanism, _options(mechanism, MECHANISMS[task][mechanism]), *cells])
     return markdown(["task", "mechanism", "changed", "TanhMax", "softmax", *TESTED], rows)
 
 
 def lengths(runs: DataFrame) -> str:
     """TanhMax, softmax and no attention by the length of the source."""
-    check_runs(runs, KEY[:3], SEEDS)
-    tests = compared(runs[runs["task"].isin(LONGER)])
-    rows = []
+    tests, rows = compared(runs, "lengths"), []
     for task, length in LONGER.items():
         found = [where(runs, task=task, activation=one) for one in (*PAIR, "none")]
         scores = [spread(of, "score", 100) for of in found]
-        rows.append([task.split("-")[0], str(length), *scores, *tests[task, "general", "score"].cells()])
+        rows.append([task.split("-")[0], str(length), *scores, *tests[task, "general"].cells()])
     return markdown(["task", "words", "TanhMax", "softmax", NO_ATTENTION, *TESTED], rows)
 
 

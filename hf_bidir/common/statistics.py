@@ -58,6 +58,7 @@ class Comparison:
 
     @property
     def difference(self) -> float:
+        """The difference of the means, in the unit of the values."""
         return mean(self.first) - mean(self.second)
 
     @property

@@ -43,14 +43,17 @@ class Cell:
 
     @property
     def folder(self) -> Path:
+        """The folder of the run, its measures and its log."""
         return self.root / self.experiment.name / self.variant / f"lr{self.learning_rate:g}-seed{self.seed}"
 
     @property
     def run(self) -> Path:
+        """The output folder of the training."""
         return self.folder / "run"
 
     @property
     def trained(self) -> bool:
+        """Whether the run is finished."""
         return is_finished(self.run)
 
     @property

@@ -72,6 +72,7 @@ class Scores:
 
     @property
     def contributions(self) -> Tensor:
+        """`a · ∂y/∂a` of every token, `[batch, keys]`."""
         return self.coefficients * self.slopes
 
 

@@ -149,6 +149,7 @@ class PublishedCell:
 
     @property
     def folder(self) -> Path:
+        """The folder of the accuracies and the log."""
         rate = self.options["learning_rate"]
         return self.root / "as-published" / f"{self.experiment.name}-{self.activation}-lr{rate:g}-seed{self.seed}"
 
@@ -165,6 +166,7 @@ class PublishedCell:
 
     @property
     def versions(self) -> dict[str, str]:
+        """The versions of Python and libraries at the training."""
         return read_json(self.folder / NUMBERS)["versions"]
 
 

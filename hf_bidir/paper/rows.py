@@ -17,7 +17,7 @@ from hf_bidir.paper.cells import FAILURE, Cell
 from hf_bidir.paper.data import removed_rows
 from hf_bidir.paper.experiments import Experiment
 from hf_bidir.paper.measures import WORD_SUMS
-from hf_bidir.paper.published import PublishedCell
+from hf_bidir.paper.published import AsPublished, PublishedCell
 from hf_bidir.paper.settings import Settings
 
 CELLS, PUBLISHED, SETTINGS = "cells.csv", "published.csv", "settings.json"
@@ -75,7 +75,7 @@ def save_rows(experiments: list[Experiment], tried: Iterable[Cell], chosen: Chos
 
 def save_published(cells: Iterable[PublishedCell], settings: Settings) -> None:
     """Add rows of the paper's own protocol to published.csv in `settings.root`."""
-    if rows := [published_row(cell) for cell in cells if cell.found]:
+    if rows := [published_row(cell, found) for cell in cells if (found := cell.found)]:
         add_runs(settings.root / PUBLISHED, rows, PUBLISHED_KEY)
 
 
@@ -115,9 +115,9 @@ def row_of(cell: Cell) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def published_row(cell: PublishedCell) -> dict[str, Any]:
+def published_row(cell: PublishedCell, found: AsPublished) -> dict[str, Any]:
     """The settings and accuracies of a cell of the paper's own protocol."""
-    return published_key(cell) | asdict(cell.found) | {VERSIONS: libraries(cell.versions)}
+    return published_key(cell) | asdict(found) | {VERSIONS: libraries(cell.versions)}
 
 
 def published_key(cell: PublishedCell) -> dict[str, Any]:
