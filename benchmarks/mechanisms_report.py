@@ -42,7 +42,7 @@ def images(runs: DataFrame) -> str:
 def activations(runs: DataFrame, table: str) -> str:
     """TanhMax and softmax in a table of `TABLES`."""
     tests, rows = compared(runs, table), []
-    for task, mechanism in ((task, mechanism) for task in TABLES[table] for mechanism in MECHANISMS[task]):
+    for task, mechanism in ((name, one) for name in TABLES[table] for one in MECHANISMS[name]):
         pair = [where(runs, task=task, mechanism=mechanism, activation=activation) for activation in PAIR]
         cells = [spread(of, "score", 100) for of in pair] + tests[task, mechanism].cells()
         rows.append([task, mechanism, _options(mechanism, MECHANISMS[task][mechanism]), *cells])

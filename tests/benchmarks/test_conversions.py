@@ -75,7 +75,7 @@ def test_a_table_names_missing_healings(cells):
 
 
 def test_a_table_refuses_runs_with_other_versions_than_softmax(cells):
-    with pytest.raises(InputError, match="expected one versions"):
+    with pytest.raises(InputError, match="expected one value of versions"):
         cells([run("softmax", 0.9, 0.9), run("after-tanhmax", 0.9, 0.8, versions="torch 2.15")], "", 1)
 
 

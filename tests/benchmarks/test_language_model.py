@@ -106,5 +106,5 @@ def test_the_table_takes_the_best_rate_and_pairs_seeds(report):
 
 def test_the_table_names_a_missing_seed_of_the_best_rate(report):
     runs = pd.DataFrame([row("softmax", rate, 0, 4 + rate) for rate in (1e-3, 2e-3)])
-    with pytest.raises(InputError, match=r"small, softmax, 0\.001: 1, 2$"):
+    with pytest.raises(InputError, match=r"small, softmax, 0\.001: 1, 2\. Run"):
         report.table(runs)
