@@ -1,9 +1,6 @@
 """benchmarks/language_model.py: the controls match their formulas, the table matches finished runs."""
 
-import importlib
-import sys
 from argparse import Namespace
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -12,64 +9,59 @@ import torch
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.runs import add_runs
 
-ROOT = Path(__file__).parents[2]
 SCORES = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
 KEEP = torch.tensor([True, True, True, False, True])
 
 
-@pytest.fixture(scope="module")
-def benchmark():
-    """The benchmark as `python benchmarks/language_model.py` imports it."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        return importlib.import_module("language_model")
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
+@pytest.fixture
+def language_model(benchmark):
+    return benchmark("language_model")
 
 
 @pytest.fixture
-def report(benchmark, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("language_model_report")
+def report(benchmark):
+    return benchmark("language_model_report")
 
 
-def test_off_by_one_softmax_has_one_more_key_with_score_and_value_0(benchmark):
+def test_off_by_one_softmax_has_one_more_key_with_score_and_value_0(language_model):
     powers = SCORES.exp().masked_fill(~KEEP, 0)
     expected = powers / (1 + powers.sum(-1, keepdim=True))
-    torch.testing.assert_close(benchmark.off_by_one(SCORES, KEEP), expected)
-    torch.testing.assert_close(benchmark.off_by_one(SCORES), SCORES.exp() / (1 + SCORES.exp().sum(-1, keepdim=True)))
+    torch.testing.assert_close(language_model.off_by_one(SCORES, KEEP), expected)
+    torch.testing.assert_close(
+        language_model.off_by_one(SCORES), SCORES.exp() / (1 + SCORES.exp().sum(-1, keepdim=True))
+    )
 
 
-def test_centred_softmax_sums_to_0_over_the_keys_that_are_kept(benchmark):
-    coefficients = benchmark.centred(SCORES, KEEP)
+def test_centred_softmax_sums_to_0_over_the_keys_that_are_kept(language_model):
+    coefficients = language_model.centred(SCORES, KEEP)
     torch.testing.assert_close(coefficients.sum(-1), torch.zeros(2, 3))
     assert not coefficients[..., 3].any()
     assert (coefficients < 0).any()
 
 
 @pytest.mark.parametrize("bits", [4, 6, 8])
-def test_rounded_numbers_are_as_many_as_the_bits_allow_and_close(benchmark, bits):
+def test_rounded_numbers_are_as_many_as_the_bits_allow_and_close(language_model, bits):
     values = torch.randn(1000, generator=torch.Generator().manual_seed(0))
-    near = benchmark.rounded(values, bits)
+    near = language_model.rounded(values, bits)
     assert len(near.unique()) <= 2**bits - 1
     assert (near - values).abs().max() <= 0.5 * values.abs().max() / (2 ** (bits - 1) - 1) + 1e-6
 
 
-def test_a_quantised_copy_rounds_weights_and_inputs_of_linear_layers_and_leaves_the_model(benchmark):
+def test_a_quantised_copy_rounds_weights_and_inputs_of_linear_layers_and_leaves_the_model(language_model):
     model = torch.nn.Sequential(torch.nn.Linear(8, 8))
     before, inputs = model[0].weight.detach().clone(), torch.randn(3, 8)
-    copy = benchmark.quantised(model, 4)
-    expected = benchmark.rounded(inputs, 4) @ benchmark.rounded(before, 4).T + model[0].bias
+    copy = language_model.quantised(model, 4)
+    expected = language_model.rounded(inputs, 4) @ language_model.rounded(before, 4).T + model[0].bias
     torch.testing.assert_close(copy(inputs), expected)
     torch.testing.assert_close(model[0].weight.detach(), before)
 
 
 @pytest.fixture
-def save(benchmark, tmp_path, monkeypatch):
-    """Saves rows of runs where the benchmark looks for them."""
+def save(language_model, tmp_path, monkeypatch):
+    """Saves rows of runs where the language_model looks for them."""
     file = tmp_path / "language_model.csv"
-    monkeypatch.setattr(benchmark, "FILE", file)
-    return lambda rows: add_runs(file, rows, benchmark.KEY)
+    monkeypatch.setattr(language_model, "FILE", file)
+    return lambda rows: add_runs(file, rows, language_model.KEY)
 
 
 def row(arm, rate, seed, loss):
@@ -78,21 +70,21 @@ def row(arm, rate, seed, loss):
     return {"size": "small", "arm": arm, "rate": rate, "seed": seed, "tokens": 8_000_000, "loss": loss} | numbers
 
 
-def next_run(benchmark, **options):
-    return next(benchmark.pending(Namespace(tokens=8_000_000, sizes=["small"], **options)))
+def next_run(language_model, **options):
+    return next(language_model.pending(Namespace(tokens=8_000_000, sizes=["small"], **options)))
 
 
-def test_the_best_rate_of_seed_0_is_run_with_the_other_seeds(benchmark, save):
-    save([row(arm, rate, 0, 4 + rate) for rate in benchmark.RATES for arm in ("softmax", "TanhMax")])
+def test_the_best_rate_of_seed_0_is_run_with_the_other_seeds(language_model, save):
+    save([row(arm, rate, 0, 4 + rate) for rate in language_model.RATES for arm in ("softmax", "TanhMax")])
     save([row("softmax", 1e-3, 1, 4.2), row("TanhMax", 1e-3, 1, 3.4), row("TanhMax", 2e-3, 2, 3.0)])
-    assert next_run(benchmark, arms=["softmax", "TanhMax"], seeds=3) == ("small", "softmax", 1e-3, 2)
+    assert next_run(language_model, arms=["softmax", "TanhMax"], seeds=3) == ("small", "softmax", 1e-3, 2)
 
 
-def test_rates_are_doubled_while_the_highest_is_the_best(benchmark, save):
-    save([row("TanhMax", rate, 0, 5 - rate) for rate in benchmark.RATES])
-    assert next_run(benchmark, arms=["TanhMax"], seeds=2) == ("small", "TanhMax", 8e-3, 0)
+def test_rates_are_doubled_while_the_highest_is_the_best(language_model, save):
+    save([row("TanhMax", rate, 0, 5 - rate) for rate in language_model.RATES])
+    assert next_run(language_model, arms=["TanhMax"], seeds=2) == ("small", "TanhMax", 8e-3, 0)
     save([row("TanhMax", 8e-3, 0, 9.0)])
-    assert next_run(benchmark, arms=["TanhMax"], seeds=2) == ("small", "TanhMax", 4e-3, 1)
+    assert next_run(language_model, arms=["TanhMax"], seeds=2) == ("small", "TanhMax", 4e-3, 1)
 
 
 def test_the_table_takes_the_best_rate_and_pairs_seeds(report):

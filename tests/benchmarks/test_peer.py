@@ -1,6 +1,6 @@
 """`make peer` reports tests that fail on a signed class alone; the committed table has none."""
 
-import importlib.util
+import importlib
 import io
 import sys
 import tarfile
@@ -12,12 +12,8 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture
-def peer(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("peer", BENCHMARKS / "peer.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def peer(benchmark):
+    return benchmark("peer")
 
 
 def reported(outcomes, kind: str, test: str, outcome: str, when: str = "call") -> None:
