@@ -5,7 +5,8 @@
 
 benchmarks/pages has a Jinja template of each such document, at the document's path in the repository. In a template,
 `runs(NAME)` is benchmarks/results/NAME.csv as a pandas table, `table(NAME, of=FUNCTION)` the Markdown table that a
-function of benchmarks/NAME_report.py or NAME.py makes from it, `module(NAME)` is benchmarks/NAME.py, `report(GROUP)`
+function of benchmarks/NAME_report.py or NAME.py makes from it, `cell(NAME, COLUMN, model="TanhMax")` a cell of
+results/NAME.md where a benchmark writes that itself, `module(NAME)` is benchmarks/NAME.py, `report(GROUP)`
 the report of `hf-bidir paper` in results/paper/GROUP, `pair(NAME)` a checkpoint's accuracy in model_cards/ minus that
 of its counterpart, and `require(claim)` stops with an error if the data contradict the sentence beside it.
 """
@@ -57,13 +58,10 @@ def render(page: str) -> str:
         loader=FileSystemLoader(PAGES), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         keep_trailing_newline=True, autoescape=False,
     )  # fmt: skip
-    environment.globals |= {
-        "runs": runs, "table": table, "report": report, "module": module, "versions": versions, "pair": pair,
-        "require": require,
-        "where": where, "spread": spread, "interval": interval, "mean_in_interval": mean_in_interval,
-        "comparison": comparison, "comparisons": comparisons, "markdown": markdown,
-        "TESTED_BY_SEED": TESTED_BY_SEED,
-    }  # fmt: skip
+    own = (runs, table, cell, report, module, versions, pair, require)
+    others = (where, spread, interval, mean_in_interval, comparison, comparisons, markdown)
+    environment.globals |= {function.__name__: function for function in (*own, *others)}
+    environment.globals["TESTED_BY_SEED"] = TESTED_BY_SEED
     return environment.get_template(page).render()
 
 
@@ -89,6 +87,15 @@ def module(name: str) -> ModuleType:
 def report(group: str) -> str:
     """The report of `hf-bidir paper` from the rows in benchmarks/results/paper/GROUP."""
     return report_text(RESULTS / "paper" / group)
+
+
+def cell(name: str, column: str, **row: str) -> str:
+    """A cell of the table in benchmarks/results/NAME.md, in the row with these entries."""
+    text = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
+    header, _, *rows = (
+        [one.strip() for one in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")
+    )
+    return where(pd.DataFrame(rows, columns=header), **row)[column].item()
 
 
 def versions(name: str, **settings: object) -> str:
