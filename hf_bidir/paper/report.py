@@ -147,7 +147,7 @@ def report_text(root: Path, experiments: Sequence[Experiment] = ()) -> str:
 def machines(results: Results) -> str:
     """The processors and versions behind the rows, and apart from them those behind rates that were not selected."""
     chosen, others = (
-        "; ".join(dict.fromkeys(f"{row[MACHINE]}; {row[VERSIONS]}" for _, row in found.iterrows()))
+        " and ".join(dict.fromkeys(f"{row[MACHINE]}; {row[VERSIONS]}" for _, row in found.iterrows()))
         for found in (results.chosen, results.cells[~results.cells[CHOSEN]])
     )
     return chosen if others in ("", chosen) else f"{chosen}. Models of learning rates that were not selected: {others}"
