@@ -112,7 +112,7 @@ TEXTS = ("synthetic", "synthetic-additive", "sst", "20news", "20news-bydate", "i
 GROUPS = {
     "texts": TEXTS,
     "vit": ("vit-fashion-mnist", "vit-cifar10"),
-    "multilayer": ("multilayer-bert",),
+    "multilayer": ("multilayer-bert", "multilayer-bert-short"),
 }
 GROUPS["all"] = (*TEXTS, *GROUPS["vit"], *GROUPS["multilayer"])
 
