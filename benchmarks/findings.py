@@ -7,7 +7,7 @@ from math import ceil
 import pandas as pd
 from measure import RESULTS
 
-from hf_bidir.common.runs import PAIR, check_runs, comparisons, markdown, read_runs, spread, where
+from hf_bidir.common.runs import PAIR, check_runs, comparison, comparisons, markdown, read_runs, spread, where
 from hf_bidir.common.statistics import TESTED, Comparison
 from hf_bidir.paper.experiments import GROUPS
 from hf_bidir.paper.report import Results, read_results
@@ -91,6 +91,12 @@ def listed(tests: Mapping[str, Comparison], sign: int) -> str:
     """The names of the comparisons whose difference has the sign and a corrected p-value below 0.05."""
     names = [name for name, one in tests.items() if one.p_value < 0.05 and one.difference * sign > 0]
     return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names) or "none"
+
+
+def largest_difference(data: str) -> float:
+    """The largest difference of accuracy over the seeds of one data set, TanhMax minus softmax in points."""
+    one = comparison(*(where(chosen(), data=data, variant=name) for name in PAIR), "test_accuracy", 100)
+    return max(first - second for first, second in zip(one.first, one.second, strict=True))
 
 
 def margin(one: Comparison) -> str:
