@@ -81,16 +81,16 @@ def by_variant(runs: DataFrame) -> list[tuple[str, DataFrame]]:
     return sorted(runs.groupby("variant"), key=lambda group: list(VARIANTS).index(group[0]))
 
 
-def differences(runs: DataFrame) -> dict[str, Comparison]:
-    """The accuracy of each variant of a task minus that of softmax, in points; p-values corrected for their number.
+def differences(runs: DataFrame, column: str = "accuracy") -> dict[str, Comparison]:
+    """The accuracy, or another share, of each variant of a task minus that of softmax, in points; p-values corrected for their number.
 
     Paired by the seed of fine-tuning, each the mean over its healings; over healings where all share one softmax model.
     """
     softmax, found = where(runs, variant="softmax"), {}
     for variant, rows in by_variant(runs[runs["variant"] != "softmax"]):
         if len(softmax) > 1:
-            rows = rows.groupby("seed", as_index=False)["accuracy"].mean()
-        if (one := comparison(rows, softmax, "accuracy", 100)) is not None:
+            rows = rows.groupby("seed", as_index=False)[column].mean()
+        if (one := comparison(rows, softmax, column, 100)) is not None:
             found[variant] = one
     return holm(found)
 

@@ -153,11 +153,6 @@ def signs() -> str:
     for title in runs["title"].unique():
         found = where(runs, title=title, variant="tanhmax")
         share = found["orientation_share"].dropna()
-        rarer = ", ".join(f"{100 * one:.0f}" for one in rarer_sign(found))
+        rarer = ", ".join(f"{100 * one:.0f}" for one in found["rarer_sign"])
         rows.append([title, rarer, f"{share.min():.2f} to {share.max():.2f}" if len(share) else ""])
     return markdown(["data", "the rarer sign, % by seed", "share with one sign of u, lowest to highest seed"], rows)
-
-
-def rarer_sign(runs: pd.DataFrame) -> pd.Series:
-    """The share of the sign that fewer coefficients have, of each run."""
-    return runs["negative_share"].where(runs["negative_share"] < 0.5, 1 - runs["negative_share"])

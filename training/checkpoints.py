@@ -108,7 +108,7 @@ class Pair:
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
     healed: str | None = None
     seeds: int = 3
-    note: str = "Both have the same learning rate."
+    note: str = "Both have the same learning rate; their best ones may differ."
     metrics: tuple[str, ...] = ("accuracy", "macro_f1")
     split: str = "test"
     half: bool = False
@@ -125,7 +125,7 @@ PAIRS = {
         image_classification,
         {"digits-tanhmax": "digits-tanhmax", "digits-softmax": "digits-softmax"},
         seeds=5,
-        note="The recipe was tuned for TanhMax only, so the difference from softmax means nothing.",
+        note="The recipe was tuned for TanhMax only, so the difference from softmax does not compare the activations.",
     ),
     "fashion-mnist-small": Pair(
         image_classification,

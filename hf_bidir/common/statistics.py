@@ -11,8 +11,9 @@ from hf_bidir.common.extras import extra
 Name = TypeVar("Name", bound=Hashable)
 TESTED = ("difference", "p", "g")  # headings of `Comparison.cells`
 TESTED_BY_SEED = (
-    "Differences: 95 % t interval over seeds, which share data and initialisation (paired); p: Student's paired t "
-    "test, corrected over the table (Holm); g: Hedges' g, in standard deviations of the paired differences."
+    "Differences: 95 % t interval over seeds, which share data and initialisation (paired), not corrected; p: Student's "
+    "paired t test, corrected over the table (Holm); g: Hedges' g, in standard deviations of the paired differences: "
+    "how consistent a difference is, not how large."
 )
 
 
@@ -101,8 +102,8 @@ class Comparison:
         interval = self.interval()
         if interval and not any(round(value, digits) for value in interval):
             digits += 2
-        # adding 0 turns -0.0 into 0.0
-        numbers = [f"{round(value, digits) + 0:+.{digits}f}" for value in (self.difference, *(interval or ()))]
+        rounded = [round(value, digits) for value in (self.difference, *(interval or ()))]
+        numbers = [f"{value:+.{digits}f}" if value else f"{0:.{digits}f}" for value in rounded]
         return f"{numbers[0]} [{numbers[1]}, {numbers[2]}]" if interval else numbers[0]
 
     def cells(self, digits: int = 1) -> list[str]:
@@ -127,15 +128,21 @@ def compare(first: Sequence[float], second: Sequence[float], paired: bool = Fals
 
 
 def holm(comparisons: Mapping[Name, Comparison]) -> dict[Name, Comparison]:
-    """The comparisons of a table with p-values corrected for their number (Holm 1979); undefined ones stay so."""
-    tested = sorted((one.p_value, place) for place, one in enumerate(comparisons.values()) if not isnan(one.p_value))
+    """The comparisons of a table with p-values corrected for their number (Holm 1979); undefined ones stay so.
+
+    Comparisons of the same values, such as those of two measures that are equal by definition, count once.
+    """
+    tested = {_values(one): one.p_value for one in comparisons.values() if not isnan(one.p_value)}
     corrected, largest = {}, 0.0
-    for rank, (p_value, place) in enumerate(tested):
-        largest = max(largest, min(1.0, (len(tested) - rank) * p_value))
-        corrected[place] = largest
-    return {
-        name: replace(one, p_value=corrected.get(place, nan)) for place, (name, one) in enumerate(comparisons.items())
-    }
+    for rank, values in enumerate(sorted(tested, key=tested.__getitem__)):
+        largest = max(largest, min(1.0, (len(tested) - rank) * tested[values]))
+        corrected[values] = largest
+    return {name: replace(one, p_value=corrected.get(_values(one), nan)) for name, one in comparisons.items()}
+
+
+def _values(one: Comparison) -> tuple[float, ...]:
+    """The compared values without their rounding errors."""
+    return tuple(float(f"{value:.9g}") for value in (*one.first, *one.second))
 
 
 def _test(first: Sequence[float], second: Sequence[float], paired: bool) -> Any:

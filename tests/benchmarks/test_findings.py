@@ -48,11 +48,6 @@ def test_several_names_are_joined_as_in_a_sentence(findings):
     assert findings.listed(tests, 1) == "SST, IMDB and 20News"
 
 
-def test_the_rarer_sign_is_the_one_of_fewer_coefficients(findings):
-    shares = pd.DataFrame({"negative_share": [0.1, 0.5, 0.9]})
-    assert findings.rarer_sign(shares).tolist() == pytest.approx([0.1, 0.5, 0.1])
-
-
 @pytest.fixture
 def one_result(findings, monkeypatch):
     """One data set with three seeds of softmax and of TanhMax, as the only result."""

@@ -85,18 +85,24 @@ def test_the_cells_of_a_comparison_are_difference_p_value_and_effect():
 
 def test_holm_multiplies_the_smallest_p_value_by_their_number_and_never_reverses_the_order():
     p_values = {"a": 0.01, "b": 0.04, "c": 0.03, "d": math.nan}
-    made = {name: replace(compare([1.0], [0.0]), p_value=p_value) for name, p_value in p_values.items()}
+    made = {name: replace(compare([p_value], [0.0]), p_value=p_value) for name, p_value in p_values.items()}
     found = {name: one.p_value for name, one in holm(made).items()}
     assert math.isnan(found.pop("d"))
     assert found == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})
+
+
+def test_holm_counts_equal_comparisons_once():
+    one, other = compare(FIRST, SECOND, paired=True), compare(SECOND, [0.0] * len(SECOND), paired=True)
+    found = holm({"erasure": one, "the same by another name": one, "other": other})
+    assert found["erasure"] == found["the same by another name"] == holm({"erasure": one, "other": other})["erasure"]
 
 
 def test_a_comparison_is_printed_with_its_interval():
     assert compare([1.0, 2.0], [0.0, 2.0], paired=True).text() == "+0.5 [-5.9, +6.9]"
 
 
-def test_a_difference_that_rounds_to_zero_has_no_minus_sign():
-    assert compare([1.0, 2.0, 3.0], [1.1, 2.1, 2.9], paired=True).text() == "+0.0 [-0.3, +0.3]"
+def test_a_difference_that_rounds_to_zero_has_no_sign():
+    assert compare([1.0, 2.0, 3.0], [1.1, 2.1, 2.9], paired=True).text() == "0.0 [-0.3, +0.3]"
 
 
 def test_an_interval_that_would_round_to_nothing_gets_two_more_digits():

@@ -70,7 +70,7 @@ def test_a_deep_experiment_goes_from_files_to_the_report(kind, pictures, folder,
     one = experiment(kind)
     report = run_paper([one], Settings(tmp_path, folder, seeds=1, jobs=1)).read_text()
     assert "## Failed" not in report
-    row = rf"^\| Tiny {kind} \| 36 / 4 / 40 \| (0 / 0 \| )?1 \| \d+\.\d \| \d+\.\d \| [+-]\d+\.\d \|$"
+    row = rf"^\| Tiny {kind} \| 36 / 4 / 40 \| (0 / 0 \| )?1 \| \d+\.\d \| \d+\.\d \| [+-]?\d+\.\d \|$"
     assert re.search(row, report, re.MULTILINE)
     assert "## Deep models" in report
     assert "## Does attention rank" not in report
