@@ -12,8 +12,8 @@ Name = TypeVar("Name", bound=Hashable)
 TESTED = ("difference", "p", "g")  # headings of `Comparison.cells`
 TESTED_BY_SEED = (
     "Differences: 95 % t interval over seeds, which share data and initialisation (paired), not corrected; p: "
-    "Student's paired t test, corrected over the table (Holm); g: Hedges' g, in standard deviations of the paired differences: "
-    "how consistent a difference is, not how large."
+    "Student's paired t test, corrected over the table (Holm); g: Hedges' g, in standard deviations of the paired "
+    "differences: how consistent a difference is, not how large."
 )
 
 
