@@ -55,7 +55,7 @@ def one_result(findings, monkeypatch):
     rows = [
         {"data": "tiny", "variant": variant, "seed": seed, "chosen": True, "test_accuracy": 0.8,
          "tau_|a|_erasure": 0.5 + 0.01 * seed + (0.2 + 0.001 * seed) * (variant == "tanhmax"),
-         "negative_share": 0.1 * seed, "orientation_share": 0.6 + 0.1 * seed}
+         "rarer_sign": 0.1 * seed, "orientation_share": 0.6 + 0.1 * seed}
         for variant in ("softmax", "tanhmax") for seed in range(3)
     ]  # fmt: skip
     monkeypatch.setattr(findings, "results", lambda _: Results(pd.DataFrame(rows), pd.DataFrame(), {}, [one]))
