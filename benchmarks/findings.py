@@ -18,7 +18,7 @@ TAUS = {
     "tau_|a|_erasure": "deletion",
     "tau_|a|_zeroing": "zeroing",
     "tau_|a|_gradient": "gradients",
-    "tau_attention": "deletion",  # of the last layer of deep models
+    "tau_|attention|": "deletion",  # of the last layer of deep models
 }
 REFERENCES = [*dict.fromkeys(TAUS.values())]
 
@@ -82,7 +82,7 @@ def measured(column: str, first: str = "tanhmax", second: str = "softmax", scale
 
 def of_taus(reference: str, deep: bool = False) -> dict[str, Comparison]:
     """The comparisons of `agreement` with a reference, on all real texts or on the data of deep models, by title."""
-    column = "tau_attention" if deep else f"tau_|a|_{reference}"
+    column = "tau_|attention|" if deep else f"tau_|a|_{reference}"
     generated = set(chosen().query("synthetic")["title"])
     return {title: one for (title, name), one in agreement_tests().items() if name == column and title not in generated}
 
@@ -95,7 +95,11 @@ def listed(tests: Mapping[str, Comparison], sign: int) -> str:
 
 def largest_difference(data: str) -> float:
     """The largest difference of accuracy over the seeds of one data set, TanhMax minus softmax in points."""
-    one = comparison(*(where(chosen(), data=data, variant=name) for name in PAIR), "test_accuracy", 100)
+    return largest_of(comparison(*(where(chosen(), data=data, variant=name) for name in PAIR), "test_accuracy", 100))
+
+
+def largest_of(one: Comparison) -> float:
+    """The largest difference of a pair of seeds."""
     return max(first - second for first, second in zip(one.first, one.second, strict=True))
 
 

@@ -61,6 +61,19 @@ def lengths(runs: DataFrame) -> str:
 
 def gains(runs: DataFrame) -> str:
     """Attention minus no attention, by task, length and activation."""
+    rows = [[*task.split("-"), activation, *one.cells()] for (task, activation), one in compared_gains(runs).items()]
+    return markdown(["task", "words", "activation", *TESTED], rows)
+
+
+def gains_shown(runs: DataFrame, task: str) -> list[str]:
+    """The activations with which attention is shown to be better than none in a task of `LONGER`."""
+    return [
+        activation for (name, activation), one in compared_gains(runs).items() if name == task and one.p_value < 0.05
+    ]
+
+
+def compared_gains(runs: DataFrame) -> dict[tuple[str, str], Comparison]:
+    """Attention minus no attention, by task of `LONGER` and activation; corrected together."""
     check_runs(runs, KEY[:3], SEEDS)
     tests = {}
     for task in LONGER:
@@ -68,8 +81,7 @@ def gains(runs: DataFrame) -> str:
         for activation in PAIR:
             if found := comparison(where(runs, task=task, activation=activation), without, "score", 100):
                 tests[task, activation] = found
-    rows = [[*task.split("-"), activation, *one.cells()] for (task, activation), one in holm(tests).items()]
-    return markdown(["task", "words", "activation", *TESTED], rows)
+    return holm(tests)
 
 
 def _options(mechanism: str, changed: dict[str, object]) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_bidir.explain import token_scores
-from hf_bidir.explain.methods import methods_of
+from hf_bidir.explain.methods import METHODS, methods_of
 from hf_bidir.explain.running import keep_mask_of
 from hf_bidir.explain.signs import negative_share
 from hf_bidir.faithfulness import kendall_tau, kept_rows, prediction_curve
@@ -61,12 +61,23 @@ def measure_deep(
                 rows[f"{how}_{name}"] += torch.trapezoid(curve, torch.tensor(SHARES), dim=0).div(SHARES[-1]).tolist()
         effect = token_scores(model, inputs, "erasure", target)
         keep = keep_mask_of(inputs, effect.shape[-1]) & ~special
-        for name in ("contributions", "gradient", "attention"):
-            rows[f"tau_{name}"] += kendall_tau(kept_rows(scores[name], keep), kept_rows(effect, keep)).tolist()
+        for name, taus in taus_with(effect, scores, keep).items():
+            rows[name] += taus
         for name, changes in median_changes(model, inputs, amount.deep_draws).items():
             rows[name] += changes
     means = {name: torch.cat(parts, 1).mean(1).tolist() for name, parts in curves.items()}
     return dict(rows) | {"curves": means, "negative_share": negative_share(model, every)}
+
+
+def taus_with(effect: Tensor, scores: dict[str, Tensor], keep: Tensor) -> dict[str, list[float]]:
+    """Kendall's tau of scores with the effects of erasure, and `|...|` of their magnitudes, one number per example."""
+    effects, magnitudes = kept_rows(effect, keep), kept_rows(effect.abs(), keep)
+    found = {}
+    for name in ("contributions", "gradient", "attention"):
+        if METHODS[name].signed:
+            found[f"tau_{name}"] = kendall_tau(kept_rows(scores[name], keep), effects).tolist()
+        found[f"tau_|{name}|"] = kendall_tau(kept_rows(scores[name].abs(), keep), magnitudes).tolist()
+    return found
 
 
 def batches(processor: Processor, test: Dataset, amount: Amount, max_length: int | None) -> Iterator[dict[str, Tensor]]:

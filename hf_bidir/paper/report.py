@@ -35,7 +35,9 @@ DELETIONS = {
 }  # fmt: skip
 DEEP = {f"{how}_{name}": f"{how} by {name}" for how in ("deletion", "insertion") for name in RANKINGS}
 DEEP_TAUS = {
-    "tau_contributions": "τ of contributions", "tau_gradient": "τ of gradient", "tau_attention": "τ of attention",
+    "tau_contributions": "τ of a·u", "tau_gradient": "τ of gradient",
+    **{f"tau_|{name}|": f"τ of \\|{short}\\|"
+       for name, short in (("contributions", "a·u"), ("gradient", "gradient"), ("attention", "a"))},
     "permutation": "permutation", "randomisation": "randomisation",
 }  # fmt: skip
 SIGNS = {

@@ -16,7 +16,7 @@ from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.paper.cells import Cell, train
 from hf_bidir.paper.data import data_files
 from hf_bidir.paper.deep_figures import AXES, curves
-from hf_bidir.paper.deep_measures import RANKINGS, SHARES, batches, measure_deep, special_tokens
+from hf_bidir.paper.deep_measures import RANKINGS, SHARES, batches, measure_deep, special_tokens, taus_with
 from hf_bidir.paper.experiments import GROUPS, Experiment, experiment_names, read_experiments
 from hf_bidir.paper.measures import Amount
 from hf_bidir.paper.rows import failures
@@ -174,3 +174,12 @@ def test_without_a_data_folder_a_group_runs_without_what_is_not_on_the_hub(monke
     assert [one.name for one in ran] == [name for name in GROUPS["texts"] if not name.startswith("20news")]
     refused = CliRunner().invoke(app, ["paper", "20news", "--output", str(tmp_path)])
     assert "Left out" not in refused.output
+
+
+def test_opposite_scores_rank_magnitudes_alike_and_signed_effects_in_reverse():
+    effect, keep = torch.tensor([[0.1, -0.4, 0.3, 0.0]]), torch.tensor([[True, True, True, False]])
+    taus = taus_with(effect, {"contributions": -2 * effect, "gradient": effect, "attention": effect.abs()}, keep)
+    assert taus["tau_contributions"] == [-1]
+    assert taus["tau_|contributions|"] == [1]
+    assert taus["tau_gradient"] == taus["tau_|attention|"] == [1]
+    assert "tau_attention" not in taus  # it has no sign to compare
