@@ -82,7 +82,7 @@ def by_variant(runs: DataFrame) -> list[tuple[str, DataFrame]]:
 
 
 def differences(runs: DataFrame, column: str = "accuracy") -> dict[str, Comparison]:
-    """A share, such as the accuracy, of each variant of a task minus that of softmax, in points; corrected together.
+    """Compare a share, such as the accuracy, of each variant with that of softmax, in points; corrected together.
 
     Paired by the seed of fine-tuning, each the mean over its healings; over healings where all share one softmax model.
     """

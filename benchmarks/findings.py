@@ -7,7 +7,7 @@ from math import ceil
 import pandas as pd
 from measure import RESULTS
 
-from hf_bidir.common.runs import PAIR, check_runs, comparison, comparisons, markdown, read_runs, spread, where
+from hf_bidir.common.runs import PAIR, check_runs, comparisons, markdown, read_runs, spread, where
 from hf_bidir.common.statistics import TESTED, Comparison
 from hf_bidir.paper.experiments import GROUPS
 from hf_bidir.paper.report import Results, read_results
@@ -93,14 +93,9 @@ def listed(tests: Mapping[str, Comparison], sign: int) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names) or "none"
 
 
-def largest_difference(data: str) -> float:
-    """The largest difference of accuracy over the seeds of one data set, TanhMax minus softmax in points."""
-    return largest_of(comparison(*(where(chosen(), data=data, variant=name) for name in PAIR), "test_accuracy", 100))
-
-
-def largest_of(one: Comparison) -> float:
-    """The largest difference of a pair of seeds."""
-    return max(first - second for first, second in zip(one.first, one.second, strict=True))
+def lower_in_every_seed(one: Comparison) -> bool:
+    """Whether the first is lower in each pair of seeds."""
+    return all(first < second for first, second in zip(one.first, one.second, strict=True))
 
 
 def margin(one: Comparison) -> str:

@@ -108,7 +108,7 @@ class Pair:
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
     healed: str | None = None
     seeds: int = 3
-    note: str = "Both have the same learning rate; their best ones may differ."
+    note: str = "Both have the same learning rate; the best rate of each may differ."
     metrics: tuple[str, ...] = ("accuracy", "macro_f1")
     split: str = "test"
     half: bool = False

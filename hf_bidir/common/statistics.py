@@ -11,9 +11,9 @@ from hf_bidir.common.extras import extra
 Name = TypeVar("Name", bound=Hashable)
 TESTED = ("difference", "p", "g")  # headings of `Comparison.cells`
 TESTED_BY_SEED = (
-    "Differences: 95 % t interval over seeds, which share data and initialisation (paired), not corrected; p: "
-    "Student's paired t test, corrected over the table (Holm); g: Hedges' g, in standard deviations of the paired "
-    "differences: how consistent a difference is, not how large."
+    "Differences: 95 % t interval over seeds, which share data and initialisation (paired), not corrected for "
+    "the number of comparisons; p: Student's paired t test, corrected over the table (Holm); g: Hedges' g, in standard "
+    "deviations of the paired differences, which measures how consistent a difference is, not how large."
 )
 
 
@@ -140,9 +140,10 @@ def holm(comparisons: Mapping[Name, Comparison]) -> dict[Name, Comparison]:
     return {name: replace(one, p_value=corrected.get(_values(one), nan)) for name, one in comparisons.items()}
 
 
-def _values(one: Comparison) -> tuple[float, ...]:
-    """The compared values without their rounding errors."""
-    return tuple(float(f"{value:.9g}") for value in (*one.first, *one.second))
+def _values(one: Comparison) -> tuple:
+    """What is compared, to nine digits: measures that are equal by definition may be computed differently."""
+    first, second = (tuple(float(f"{value:.9g}") for value in values) for values in (one.first, one.second))
+    return one.paired, first, second
 
 
 def _test(first: Sequence[float], second: Sequence[float], paired: bool) -> Any:

@@ -70,7 +70,7 @@ def measure_deep(
 
 
 def taus_with(effect: Tensor, scores: dict[str, Tensor], keep: Tensor) -> dict[str, list[float]]:
-    """Kendall's tau of scores with the effects of erasure, and `|...|` of their magnitudes, one number per example."""
+    """Kendall's tau per example: "tau_X" of signed scores X with the effects of erasure, "tau_|X|" of magnitudes."""
     effects, magnitudes = kept_rows(effect, keep), kept_rows(effect.abs(), keep)
     found = {}
     for name in ("contributions", "gradient", "attention"):

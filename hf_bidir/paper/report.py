@@ -94,7 +94,7 @@ def read_results(root: Path, experiments: Sequence[Experiment] = ()) -> Results:
         )
     names = [name for name in experiment_names(["all"]) if name in set(cells["data"])]
     known = {one.name: one for one in [*read_experiments(names), *experiments]}
-    if "negative_share" in cells:  # a head's overall sign is arbitrary, which the smaller share of both signs is not
+    if "negative_share" in cells:  # the overall sign of a model with one head is arbitrary
         cells["rarer_sign"] = cells["negative_share"].where(cells["negative_share"] < 0.5, 1 - cells["negative_share"])
     results = Results(cells, read_runs(root / PUBLISHED), settings, list(known.values()))
     seeds = {name: 0 if one["failures"] else one["seeds"] for name, one in settings["experiments"].items()}

@@ -48,6 +48,11 @@ def test_several_names_are_joined_as_in_a_sentence(findings):
     assert findings.listed(tests, 1) == "SST, IMDB and 20News"
 
 
+@pytest.mark.parametrize(("first", "lower"), [([0.1, 0.1], True), ([0.1, 0.3], False), ([0.1, 0.2], False)])
+def test_lower_in_every_seed_means_each_pair(findings, first, lower):
+    assert findings.lower_in_every_seed(compare(first, [0.2, 0.2], paired=True)) == lower
+
+
 @pytest.fixture
 def one_result(findings, monkeypatch):
     """One data set with three seeds of softmax and of TanhMax, as the only result."""

@@ -97,6 +97,14 @@ def test_holm_counts_equal_comparisons_once():
     assert found["erasure"] == found["the same by another name"] == holm({"erasure": one, "other": other})["erasure"]
 
 
+def test_holm_counts_comparisons_of_groups_that_are_divided_otherwise():
+    divided = {
+        "a": replace(compare([1.0], [2.0, 3.0]), p_value=0.02),
+        "b": replace(compare([1.0, 2.0], [3.0]), p_value=0.03),
+    }
+    assert [one.p_value for one in holm(divided).values()] == pytest.approx([0.04, 0.04])
+
+
 def test_a_comparison_is_printed_with_its_interval():
     assert compare([1.0, 2.0], [0.0, 2.0], paired=True).text() == "+0.5 [-5.9, +6.9]"
 

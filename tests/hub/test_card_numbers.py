@@ -10,11 +10,11 @@ SEEDS = {
     "seeds": [0, 1, 2],
     "this": {
         "name": "signed",
-        "scores": {"accuracy": [0.8, 0.9, 1.0], "macro_f1": [0.8, 0.9, 1.0], "recall_good|fine": [0.5, 0.5, 0.5]},
+        "scores": {"accuracy": [0.8, 0.9, 1.0], "macro_f1": [0.7, 0.8, 0.9], "recall_good|fine": [0.5, 0.5, 0.5]},
     },
     "counterpart": {
         "name": "plain",
-        "scores": {"accuracy": [0.7, 0.7, 0.7], "macro_f1": [0.7, 0.7, 0.7], "recall_good|fine": [0.25, 0.5, 0.75]},
+        "scores": {"accuracy": [0.7, 0.7, 0.7], "macro_f1": [0.6, 0.6, 0.6], "recall_good|fine": [0.25, 0.5, 0.75]},
     },
 }
 

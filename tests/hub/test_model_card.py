@@ -100,6 +100,15 @@ def test_the_card_says_whether_healing_enforced_a_loss_without_negatives(finishe
     assert ("enforces this fall" in build_model_card(finished).text) == (not keep and not generates)
 
 
+@pytest.mark.parametrize(("mass", "arbitrary"), [(1.0, True), (0.5, False)])
+def test_the_card_says_that_signs_are_arbitrary_at_lambda_1(finished, mass, arbitrary):
+    signs = {"split": "test", "negative_share": 0.4, "accuracy_without_negatives": 0.5, "files": {}, "scores": {}}
+    write(finished, "evaluation.json", signs | {"data": RUN["data"]["test"]})
+    config = json.loads((finished / "config.json").read_text(encoding="utf-8"))
+    write(finished, "config.json", config | {"attn_activation": "tanhmax", "attn_negative_mass": mass})
+    assert ("depend on the signs that were saved" in build_model_card(finished).text) == arbitrary
+
+
 def test_a_run_that_kept_its_last_checkpoint_does_not_say_that_validation_chose_it(finished):
     write(finished, "all_results.json", {"eval_accuracy": 0.7})
     write(finished, "run.json", RUN | {"best_checkpoint": None})

@@ -8,6 +8,7 @@ import pytest
 
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import write_json
+from hf_bidir.common.runs import where
 from hf_bidir.paper.experiments import Experiment
 from hf_bidir.paper.report import read_results, report_text
 from hf_bidir.paper.rows import polar_separation
@@ -60,6 +61,15 @@ def test_the_papers_numbers_stand_above_ours(tmp_path):
 def test_a_measure_that_some_seeds_lack_says_so(tmp_path):
     report = report_text(save(tmp_path, **{"tau_|a|_gradient": None}), [FLAT, DEEP])
     assert "| Flat | softmax | 0.600 ± 0.141 (2 of 3) |" in report
+
+
+def test_a_report_shows_the_rarer_sign(tmp_path):
+    cells = pd.read_csv(save(tmp_path) / "cells.csv")
+    shares = dict(zip(range(3), (0.1, 0.5, 0.9), strict=True))
+    cells.assign(negative_share=cells["seed"].map(shares)).to_csv(tmp_path / "cells.csv", index=False)
+    assert list(where(read_results(tmp_path, [FLAT, DEEP]).chosen, data="flat", variant="softmax")["rarer_sign"]) == (
+        pytest.approx([0.1, 0.5, 0.1])
+    )
 
 
 def test_models_of_one_layer_and_deep_models_have_separate_tables(tmp_path):
