@@ -88,11 +88,14 @@ def test_without_test_numbers_the_card_shows_the_validation_split_and_its_role(f
     assert "also chose the checkpoint" in card.text
 
 
+SIGNS = {"split": "test", "data": RUN["data"]["test"], "negative_share": 0.4, "accuracy_without_negatives": 0.5}
+SIGNS |= {"files": {}, "scores": {}}
+
+
 @pytest.mark.parametrize("keep", [{}, {"keep_signs": False}], ids=["by default", "without penalties on signs"])
 @pytest.mark.parametrize("generates", [False, True], ids=["a classifier", "a generator"])
 def test_the_card_says_whether_healing_enforced_a_loss_without_negatives(finished, keep, generates):
-    signs = {"split": "test", "negative_share": 0.4, "accuracy_without_negatives": 0.5, "files": {}, "scores": {}}
-    write(finished, "evaluation.json", signs | {"data": RUN["data"]["test"]})
+    write(finished, "evaluation.json", SIGNS)
     if generates:
         write(finished, "generation_config.json", {})
     assert "enforces this fall" not in build_model_card(finished).text  # not healed
@@ -102,8 +105,7 @@ def test_the_card_says_whether_healing_enforced_a_loss_without_negatives(finishe
 
 @pytest.mark.parametrize(("mass", "arbitrary"), [(1.0, True), (0.5, False)])
 def test_the_card_says_that_signs_are_arbitrary_at_lambda_1(finished, mass, arbitrary):
-    signs = {"split": "test", "negative_share": 0.4, "accuracy_without_negatives": 0.5, "files": {}, "scores": {}}
-    write(finished, "evaluation.json", signs | {"data": RUN["data"]["test"]})
+    write(finished, "evaluation.json", SIGNS)
     config = json.loads((finished / "config.json").read_text(encoding="utf-8"))
     write(finished, "config.json", config | {"attn_activation": "tanhmax", "attn_negative_mass": mass})
     assert ("depend on the signs that were saved" in build_model_card(finished).text) == arbitrary
