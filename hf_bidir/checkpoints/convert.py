@@ -162,7 +162,7 @@ def _free_folder(output_dir: str | Path, overwrite: bool) -> Path:
         raise FileExistsError(f"{output_dir} is a file; name a folder.")
     if output_dir.exists() and any(output_dir.iterdir()) and not overwrite:
         raise FileExistsError(
-            f"{output_dir} is not empty; name another folder, or replace it with overwrite=True (--overwrite)."
+            f"{output_dir} is not empty; name another folder, or replace its contents (--overwrite or overwrite=True)."
         )
     return output_dir
 
@@ -197,6 +197,11 @@ def _read_source(
     source = sentences.transformer if sentences else source
     config = read_config(source)
     if config.model_type.startswith("bidir_"):
+        if config.attn_activation == "softmax":
+            raise ValueError(
+                f"{source} is signed already ({config.model_type}), a model of hf_bidir with softmax attention; "
+                "heal it to TanhMax with --heal FILE, or write the stock model with --to-softmax."
+            )
         raise ValueError(
             f"{source} is signed already ({config.model_type}); convert a softmax checkpoint, or raise λ of this one "
             "by healing it (--heal) or in its config (attn_negative_mass)."

@@ -65,7 +65,7 @@ def explain(
 
     \b
     hf-bidir explain runs/digits-tanhmax runs/digits-tanhmax/digit.png    (after: make demo)
-    hf-bidir explain model_cards/sst2-minilm-tanhmax "not a good film, but the acting is a delight"
+    hf-bidir explain model_cards/sst2-rnn-tanhmax "a charming film with a weak ending" --target positive
     hf-bidir explain model_cards/sst2-minilm-tanhmax "a dull film" --target negative --method erasure
     hf-bidir explain google/vit-base-patch16-224 cat.png --layer 11 --head 3
     hf-bidir explain HuggingFaceTB/SmolLM2-135M "The capital of France is" --target Paris

@@ -134,8 +134,9 @@ def summary(folder: Path, results: dict[str, Any], task: str, model: PreTrainedM
     script = "image_classification" if model.main_input_name == "pixel_values" else "text_classification"
     command = NEXT.get(task, FINE_TUNE).format(folder=folder, script=script)
     if healed and task in NEXT:  # healing has no labels
+        measure = "perplexity" if model.can_generate() else "accuracy"
         command += (
-            f"\n      hf-bidir evaluate {folder} --data FILE    # accuracy, and the same without negative coefficients"
+            f"\n      hf-bidir evaluate {folder} --data FILE    # {measure}, and the same without negative coefficients"
         )
     return (
         f"\nFinished. Checkpoint: {folder}\n{'Test' if split == 'test' else 'Validation'}: {metrics}\nNext: {command}"

@@ -182,8 +182,9 @@ def _facts(folder: Path) -> dict[str, Any]:
 def _needed_signs(folder: Path, run: dict[str, Any]) -> bool:
     """Whether a penalty of healing asked for negative coefficients without which predictions change."""
     keep_signs = run.get("recipe", {}).get("keep_signs")
-    if keep_signs is None:  # the default: unless the model generates text
-        keep_signs = not (folder / "generation_config.json").is_file()
+    if keep_signs is None:  # the default: unless the model generates text or is recurrent
+        recurrent = read_json(folder / "config.json")["model_type"] == "bidir_rnn"
+        keep_signs = not recurrent and not (folder / "generation_config.json").is_file()
     return run.get("task") == "distillation" and keep_signs
 
 

@@ -39,10 +39,8 @@ from training.distill import main
 from training.text_classification import main as finetune_text
 
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-RUN = shlex.split(
-    "--max_steps 60 --per_device_train_batch_size 8 --learning_rate 1e-2 --logging_steps 1 --use_cpu "
-    "--disable_tqdm true --eval_steps 30 --save_steps 20 --save_total_limit 5"
-)
+RUN = shlex.split("--max_steps 60 --per_device_train_batch_size 8 --learning_rate 1e-2 --logging_steps 1 --use_cpu")
+RUN += shlex.split("--disable_tqdm true --eval_steps 30 --save_steps 20 --save_total_limit 5")
 WORDS = [f"w{index}" for index in range(40)]
 
 
@@ -181,6 +179,16 @@ def test_the_difference_of_spans_counts_both_ends():
     ]
     expected, *found = outputs
     assert _difference(found[0], expected, None) == _difference(found[1], expected, None) > 0
+
+
+def test_a_recurrent_model_is_healed_without_the_penalties(bert, tmp_path):
+    save_texts(["a", "good", "film", "and", "bad", "story"], bert[3])
+    card = Path(__file__).parents[2] / "model_cards/sst2-rnn-softmax"
+    options = [*bert[2:], *RUN, "--max_steps", "2", "--output_dir", str(tmp_path / "out")]
+    main(["--model_name_or_path", str(card), *options])
+    assert read_bidir(tmp_path / "out").config.attn_activation == "tanhmax"
+    with pytest.raises(InputError, match="expected keep_signs false for a recurrent model"):
+        main(["--model_name_or_path", str(card), *options, "--keep_signs", "true"])
 
 
 def test_signs_cannot_be_kept_with_gradient_checkpointing(bert, tmp_path):

@@ -49,8 +49,25 @@ class StudentArguments(CentringArguments):
     keep_signs: bool | None = option(
         None,
         "Penalise heads that use one sign, and predictions that stay the same without negative coefficients; default: "
-        "true, but false for models that generate text, which lose accuracy by it.",
+        "true, but false for models that generate text, which lose accuracy by it, and for recurrent ones.",
     )
+
+
+def _keeps_signs(student: PreTrainedModel, asked: bool | None) -> bool:
+    """Whether to add the penalties on signs; the default depends on the model, and a warning says if it is False."""
+    recurrent = not getattr(student, "attends_between_tokens", True)
+    if asked and recurrent:
+        raise InputError(
+            "expected keep_signs false for a recurrent model, which has no layers to penalise; leave it out"
+        )
+    if asked is None and recurrent:
+        logger.warning("%s is recurrent: healing without keep_signs", type(student).__name__)
+    elif asked is None and student.can_generate():
+        logger.warning(
+            "%s generates text: healing without keep_signs, which cost a small language model 6.5 points of accuracy",
+            type(student).__name__,
+        )
+    return not recurrent and not student.can_generate() if asked is None else asked
 
 
 def _train(
@@ -67,12 +84,7 @@ def _train(
         source, arguments.teacher_name_or_path, arguments.attn_activation
     )
     splits, collators, processor = prepared(data, args, source, student, processors)
-    keep_signs = not student.can_generate() if arguments.keep_signs is None else arguments.keep_signs
-    if arguments.keep_signs is None and not keep_signs:
-        logger.warning(
-            "%s generates text: healing without keep_signs, which cost a small language model 6.5 points of accuracy",
-            source,
-        )
+    keep_signs = _keeps_signs(student, arguments.keep_signs)
     set_seed(args.seed)
     results = finetune(
         student,
