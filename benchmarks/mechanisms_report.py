@@ -65,13 +65,6 @@ def gains(runs: DataFrame) -> str:
     return markdown(["task", "words", "activation", *TESTED], rows)
 
 
-def gains_shown(runs: DataFrame, task: str) -> list[str]:
-    """The activations with which attention is shown to be better than none in a task of `LONGER`."""
-    return [
-        activation for (name, activation), one in compared_gains(runs).items() if name == task and one.p_value < 0.05
-    ]
-
-
 def compared_gains(runs: DataFrame) -> dict[tuple[str, str], Comparison]:
     """Attention minus no attention, by task of `LONGER` and activation; corrected together."""
     check_runs(runs, KEY[:3], SEEDS)

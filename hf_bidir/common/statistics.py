@@ -102,8 +102,8 @@ class Comparison:
         interval = self.interval()
         if interval and not any(round(value, digits) for value in interval):
             digits += 2
-        rounded = [round(value, digits) for value in (self.difference, *(interval or ()))]
-        numbers = [f"{value:+.{digits}f}" if value else f"{0:.{digits}f}" for value in rounded]
+        values = [round(value, digits) for value in (self.difference, *(interval or ()))]
+        numbers = [f"{value:+.{digits}f}" if value else f"{0:.{digits}f}" for value in values]
         return f"{numbers[0]} [{numbers[1]}, {numbers[2]}]" if interval else numbers[0]
 
     def cells(self, digits: int = 1) -> list[str]:

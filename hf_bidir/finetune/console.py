@@ -134,7 +134,7 @@ def summary(folder: Path, results: dict[str, Any], task: str, model: PreTrainedM
     script = "image_classification" if model.main_input_name == "pixel_values" else "text_classification"
     command = NEXT.get(task, FINE_TUNE).format(folder=folder, script=script)
     if healed and task in NEXT:  # healing has no labels
-        measure = "perplexity" if model.can_generate() else "accuracy"
+        measure = "perplexity" if task == "text-generation" else "accuracy"
         command += (
             f"\n      hf-bidir evaluate {folder} --data FILE    # {measure}, and the same without negative coefficients"
         )

@@ -35,9 +35,8 @@ DELETIONS = {
 }  # fmt: skip
 DEEP = {f"{how}_{name}": f"{how} by {name}" for how in ("deletion", "insertion") for name in RANKINGS}
 DEEP_TAUS = {
-    "tau_contributions": "τ of a·u", "tau_gradient": "τ of gradient",
-    **{f"tau_|{name}|": f"τ of \\|{short}\\|"
-       for name, short in (("contributions", "a·u"), ("gradient", "gradient"), ("attention", "a"))},
+    "tau_contributions": "τ of a·u", "tau_gradient": "τ of gradient", "tau_|contributions|": "τ of \\|a·u\\|",
+    "tau_|gradient|": "τ of \\|gradient\\|", "tau_|attention|": "τ of \\|a\\|",
     "permutation": "permutation", "randomisation": "randomisation",
 }  # fmt: skip
 SIGNS = {

@@ -271,7 +271,10 @@ REFUSED = {
     "a newer version of the package": (
         BidirBertConfig(**TEXTS), {"attn_format": 99}, {}, "saved by a newer hf_bidir .attn_format 99",
     ),
-    "a signed checkpoint": (BidirBertConfig(**TEXTS), {}, {}, "is signed already"),
+    "a signed checkpoint": (BidirBertConfig(**TEXTS), {}, {}, "is signed already.*or raise λ of this one"),
+    "softmax attention of this package": (
+        BidirBertConfig(**TEXTS, attn_activation="softmax"), {}, {}, "softmax attention; heal it to TanhMax",
+    ),
 }  # fmt: skip
 
 

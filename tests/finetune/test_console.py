@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,18 +34,18 @@ def test_the_summary_prefers_test_metrics_and_names_the_next_command():
 
 
 @pytest.mark.parametrize(
-    ("model", "what"),
+    ("model", "what", "measure"),
     [
-        (BertForSequenceClassification(BertConfig(**SHAPE)), '"a text of your own"'),
-        (ViTForImageClassification(ViTConfig(**SHAPE)), "IMAGE"),
-        (GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1)), '"the beginning of a text"'),
+        (BertForSequenceClassification(BertConfig(**SHAPE)), '"a text of your own"', "accuracy"),
+        (ViTForImageClassification(ViTConfig(**SHAPE)), "IMAGE", "accuracy"),
+        (GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1)), '"the beginning of a text"', "perplexity"),
     ],
 )
-def test_the_next_commands_after_healing_a_model_with_a_head_explain_its_input_and_evaluate_it(model, what):
+def test_the_next_commands_after_healing_a_model_with_a_head_explain_its_input_and_evaluate_it(model, what, measure):
     text = summary(Path("runs/a"), {"eval_loss": 1.0}, "distillation", model)
     explain, evaluate = text.splitlines()[-2:]
     assert explain == f"Next: hf-bidir explain runs/a {what}"
-    assert evaluate.strip().startswith("hf-bidir evaluate runs/a --data FILE")
+    assert re.match(rf" +hf-bidir evaluate runs/a --data FILE +# {measure}, and the same without", evaluate)
 
 
 def test_the_next_command_after_healing_images_trains_on_images():

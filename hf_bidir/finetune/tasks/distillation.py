@@ -60,14 +60,13 @@ def _keeps_signs(student: PreTrainedModel, asked: bool | None) -> bool:
         raise InputError(
             "expected keep_signs false for a recurrent model, which has no layers to penalise; leave it out"
         )
-    if asked is None and recurrent:
-        logger.warning("%s is recurrent: healing without keep_signs", type(student).__name__)
-    elif asked is None and student.can_generate():
-        logger.warning(
-            "%s generates text: healing without keep_signs, which cost a small language model 6.5 points of accuracy",
-            type(student).__name__,
-        )
-    return not recurrent and not student.can_generate() if asked is None else asked
+    if asked is not None:
+        return asked
+    if not recurrent and not student.can_generate():
+        return True
+    reason = "is recurrent" if recurrent else "generates text, and keep_signs cost a small language model 6.5 points"
+    logger.warning("%s %s: healing without keep_signs", type(student).__name__, reason)
+    return False
 
 
 def _train(
