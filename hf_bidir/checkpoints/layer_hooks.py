@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 from torch import Tensor, nn
 
 from hf_bidir.modeling.attention import grouped_matmul
-from hf_bidir.modeling.signed_layers import EDIT, KEEP, OBSERVE, signed_layers
+from hf_bidir.modeling.signed_layers import EDIT, KEEP, OBSERVE, PROJECT, signed_layers
 
 
 @contextmanager
@@ -34,6 +34,18 @@ def kept_keys(model: nn.Module, keep: Tensor) -> AbstractContextManager[None]:
     layers = _some_signed_layers(model)
     outer = getattr(layers[0], KEEP, None)
     return _set_on(layers, KEEP, keep if outer is None else keep & outer)
+
+
+def edited_projections(
+    model: nn.Module, edit: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+) -> AbstractContextManager[None]:
+    """Inside the context, every layer attends with `edit(query, key, value)`.
+
+    Args:
+        edit: maps query `[batch, heads, queries, head_dim]`, key and value `[batch, key heads, keys, head_dim]` to
+            the same shapes. Attention with its own scores, as in recurrent models, is not edited.
+    """
+    return _set_on(_some_signed_layers(model), PROJECT, edit)
 
 
 def observed_layers(

@@ -17,6 +17,7 @@ with extra("explain"):
     from hf_bidir.explain.gradients import grad_cam, gradient_times_input, integrated_gradients
     from hf_bidir.explain.methods import METHODS, token_scores
     from hf_bidir.explain.orient import flip_heads, orient_heads
+    from hf_bidir.explain.relevance import relevance
     from hf_bidir.explain.rollout import attention_rollout
     from hf_bidir.explain.text_heatmap import text_heatmap
 
@@ -42,6 +43,7 @@ __all__ = [
     "prediction_scores",
     "read_image",
     "read_text",
+    "relevance",
     "text_heatmap",
     "token_scores",
     "value_weighted",

@@ -1,9 +1,7 @@
 """Gradients with respect to the input or hidden states, computed by captum, as a comparison for attention."""
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
 from captum.attr import InputXGradient, IntegratedGradients, LayerGradCam
@@ -11,18 +9,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
-from hf_bidir.explain.attentions import read_position
-from hf_bidir.explain.readout import Readout, Target, choose_readout
-from hf_bidir.explain.running import (
-    check_exists,
-    keep_mask_of,
-    leading_tokens,
-    patch_size,
-    prepared_inputs,
-    reads_images,
-    record_coefficients,
-    sequence_length,
-)
+from hf_bidir.explain.input_function import InputFunction, without_cudnn_where_recurrent
+from hf_bidir.explain.readout import Target
+from hf_bidir.explain.running import check_exists, leading_tokens
 from hf_bidir.modeling.signed_layers import signed_layers
 
 TOLERATED, SMALL = 0.1, 0.1  # error of integrated gradients, relative to a change of y of at least SMALL
@@ -44,10 +33,10 @@ def gradient_times_input(
     Returns:
         `[batch, length]`, zero for padding and for the tokens before an image's patches.
     """
-    with torch.inference_mode(False), in_evaluation(model), _without_cudnn_where_recurrent(model):
-        task = _Task.of(model, inputs, target, position)
-        start = task.start.clone().requires_grad_()
-        return task.by_token(InputXGradient(task.score).attribute(start, additional_forward_args=task.rows))
+    with torch.inference_mode(False), in_evaluation(model), without_cudnn_where_recurrent(model):
+        function = InputFunction.of(model, inputs, target, position)
+        start = function.start.clone().requires_grad_()
+        return function.by_token(InputXGradient(function.score).attribute(start, additional_forward_args=function.rows))
 
 
 def integrated_gradients(
@@ -69,17 +58,17 @@ def integrated_gradients(
         steps: points on the line, each one forward and backward pass. Logs a warning if the sum of an example's scores
             misses the change of `y` by over 10 %.
     """
-    with torch.inference_mode(False), in_evaluation(model), _without_cudnn_where_recurrent(model):
-        task = _Task.of(model, inputs, target, position)
-        scores = IntegratedGradients(task.score).attribute(
-            task.start.clone().requires_grad_(),
-            baselines=task.baseline,
-            additional_forward_args=task.rows,
+    with torch.inference_mode(False), in_evaluation(model), without_cudnn_where_recurrent(model):
+        function = InputFunction.of(model, inputs, target, position)
+        scores = IntegratedGradients(function.score).attribute(
+            function.start.clone().requires_grad_(),
+            baselines=function.baseline,
+            additional_forward_args=function.rows,
             n_steps=steps,
             internal_batch_size=64,
         )
         with torch.no_grad():
-            change = task.score(task.start, task.rows) - task.score(task.baseline, task.rows)
+            change = function.score(function.start, function.rows) - function.score(function.baseline, function.rows)
     missed = (scores.flatten(1).sum(1) - change).abs() / change.abs().clamp_min(SMALL)
     if missed.max() > TOLERATED:
         logger.warning(
@@ -87,7 +76,7 @@ def integrated_gradients(
             "hf_bidir.explain.integrated_gradients with steps=%d, or choose another method.",
             *(steps, 100 * missed.max().item(), 4 * steps),
         )
-    return task.by_token(scores)
+    return function.by_token(scores)
 
 
 def grad_cam(
@@ -117,9 +106,9 @@ def grad_cam(
         `[batch, length]`, zero for the tokens before an image's patches.
     """
     with torch.inference_mode(False), in_evaluation(model):
-        task = _Task.of(model, inputs, target, position)
+        function = InputFunction.of(model, inputs, target, position)
         check_exists("layer", layer, len(signed_layers(model)))
-        leading = leading_tokens(model, task.start, task.length)
+        leading = leading_tokens(model, function.start, function.length)
         patches = nn.Identity()  # its output is [batch, channels, patches], the shape that captum expects
 
         def pass_through_patches(_, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -129,75 +118,5 @@ def grad_cam(
 
         attention = signed_layers(model)[-1 if layer is None else layer]
         with attention.register_forward_pre_hook(pass_through_patches, with_kwargs=True):
-            scores = LayerGradCam(task.score, patches).attribute(task.start, additional_forward_args=task.rows)
+            scores = LayerGradCam(function.score, patches).attribute(function.start, additional_forward_args=function.rows)
     return nn.functional.pad(scores.detach().squeeze(1), (leading, 0))
-
-
-@contextmanager
-def _without_cudnn_where_recurrent(model: PreTrainedModel) -> Iterator[None]:
-    """Disable cuDNN for recurrent models, whose cuDNN backward pass exists in training mode only.
-
-    `torch.backends.cudnn.flags` would reset its other switches too.
-    """
-    before = torch.backends.cudnn.enabled
-    torch.backends.cudnn.enabled = before and not any(isinstance(module, nn.RNNBase) for module in model.modules())
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.enabled = before
-
-
-@dataclass(frozen=True)
-class _Task:
-    """A model's `y` as a function of the input tensor, in the form that captum calls."""
-
-    model: PreTrainedModel
-    inputs: dict[str, Tensor]
-    start: Tensor  # word embeddings [batch, length, hidden], or pixels
-    readout: Readout
-    length: int  # tokens in the model's sequence
-
-    @classmethod
-    @torch.no_grad()
-    def of(cls, model, inputs, target, position) -> "_Task":
-        inputs = prepared_inputs(model, inputs)
-        outputs, coefficients = record_coefficients(model, inputs)
-        length = sequence_length(model, inputs, coefficients)
-        read = read_position(coefficients[-1], keep_mask_of(inputs, length))
-        readout = choose_readout(model, outputs, target, position, read)
-        start = inputs["pixel_values"] if reads_images(model) else model.get_input_embeddings()(inputs["input_ids"])
-        return cls(model, inputs, start, readout, length)
-
-    @property
-    def rows(self) -> Tensor:
-        """The index of each example; captum repeats it together with the example."""
-        return torch.arange(len(self.start), device=self.start.device)
-
-    @property
-    def baseline(self) -> Tensor:
-        if self.start.dim() == 4:
-            return torch.zeros_like(self.start)
-        padding = getattr(self.model.config.get_text_config(), "pad_token_id", None) or 0
-        token = torch.tensor([padding], device=self.start.device)
-        return self.model.get_input_embeddings()(token).detach().expand_as(self.start)
-
-    def score(self, start: Tensor, rows: Tensor) -> Tensor:
-        inputs, readout = {name: value[rows] for name, value in self.inputs.items()}, self.readout.of(rows)
-        if start.dim() == 4:
-            return readout(self.model(**inputs | {"pixel_values": start}, return_dict=True))
-        # no inputs_embeds: some models find padding, or the position to read, by token id
-        hook = self.model.get_input_embeddings().register_forward_hook(lambda *_: start)
-        try:
-            return readout(self.model(**inputs, return_dict=True))
-        finally:
-            hook.remove()
-
-    def by_token(self, scores: Tensor) -> Tensor:
-        """Sum scores of the shape of `start` to `[batch, length]`."""
-        scores = scores.detach()
-        if scores.dim() == 3:
-            return scores.sum(-1)
-        height, width = patch_size(self.model)
-        by_patch = scores.unfold(2, height, height).unfold(3, width, width).sum((1, 4, 5)).flatten(1)
-        leading = leading_tokens(self.model, self.start, self.length)
-        return nn.functional.pad(by_patch, (leading, 0))

@@ -25,6 +25,7 @@ from .configuration_bidir import check_layers, layer_negative_mass
 logger = logging.get_logger(__name__)
 
 EDIT, KEEP, OBSERVE, WANTED = "edit_coefficients", "keep_keys", "observe", "coefficients_wanted"
+PROJECT = "edit_projections"
 BACKENDS = {
     "sdpa": "the fastest exact path for the device, the default",
     "eager": "returns the coefficients",
@@ -226,6 +227,8 @@ def signed_attention(
         eager path, else None.
     """
     _refuse_unsupported(module, others)
+    if project := getattr(module, PROJECT, None):
+        query, key, value = project(query, key, value)
     backend = module.config.stock._attn_implementation or "sdpa"
     keep, bias = keep_and_bias(attention_mask, position_bias, omit_zero_bias=backend != "eager")
     causal = attention_mask is None and backend != "eager" and _is_causal(module, is_causal, query)

@@ -1,0 +1,91 @@
+"""A model's output as a function of its input embeddings or pixels, for methods that differentiate it."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from hf_bidir.explain.attentions import read_position
+from hf_bidir.explain.readout import Readout, Target, choose_readout
+from hf_bidir.explain.running import (
+    keep_mask_of,
+    leading_tokens,
+    patch_size,
+    prepared_inputs,
+    reads_images,
+    record_coefficients,
+    sequence_length,
+)
+
+
+@contextmanager
+def without_cudnn_where_recurrent(model: PreTrainedModel) -> Iterator[None]:
+    """Disable cuDNN for recurrent models, whose cuDNN backward pass exists in training mode only.
+
+    `torch.backends.cudnn.flags` would reset its other switches too.
+    """
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = before and not any(isinstance(module, nn.RNNBase) for module in model.modules())
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before
+
+
+@dataclass(frozen=True)
+class InputFunction:
+    """A model's `y` as a function of the input tensor, in the form that captum calls."""
+
+    model: PreTrainedModel
+    inputs: dict[str, Tensor]
+    start: Tensor  # word embeddings [batch, length, hidden], or pixels
+    readout: Readout
+    length: int  # tokens in the model's sequence
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, model, inputs, target, position) -> "InputFunction":
+        inputs = prepared_inputs(model, inputs)
+        outputs, coefficients = record_coefficients(model, inputs)
+        length = sequence_length(model, inputs, coefficients)
+        read = read_position(coefficients[-1], keep_mask_of(inputs, length))
+        readout = choose_readout(model, outputs, target, position, read)
+        start = inputs["pixel_values"] if reads_images(model) else model.get_input_embeddings()(inputs["input_ids"])
+        return cls(model, inputs, start, readout, length)
+
+    @property
+    def rows(self) -> Tensor:
+        """The index of each example; captum repeats it together with the example."""
+        return torch.arange(len(self.start), device=self.start.device)
+
+    @property
+    def baseline(self) -> Tensor:
+        if self.start.dim() == 4:
+            return torch.zeros_like(self.start)
+        padding = getattr(self.model.config.get_text_config(), "pad_token_id", None) or 0
+        token = torch.tensor([padding], device=self.start.device)
+        return self.model.get_input_embeddings()(token).detach().expand_as(self.start)
+
+    def score(self, start: Tensor, rows: Tensor) -> Tensor:
+        inputs, readout = {name: value[rows] for name, value in self.inputs.items()}, self.readout.of(rows)
+        if start.dim() == 4:
+            return readout(self.model(**inputs | {"pixel_values": start}, return_dict=True))
+        # no inputs_embeds: some models find padding, or the position to read, by token id
+        hook = self.model.get_input_embeddings().register_forward_hook(lambda *_: start.clone())
+        try:
+            return readout(self.model(**inputs, return_dict=True))
+        finally:
+            hook.remove()
+
+    def by_token(self, scores: Tensor) -> Tensor:
+        """Sum scores of the shape of `start` to `[batch, length]`."""
+        scores = scores.detach()
+        if scores.dim() == 3:
+            return scores.sum(-1)
+        height, width = patch_size(self.model)
+        by_patch = scores.unfold(2, height, height).unfold(3, width, width).sum((1, 4, 5)).flatten(1)
+        leading = leading_tokens(self.model, self.start, self.length)
+        return nn.functional.pad(by_patch, (leading, 0))

@@ -1,0 +1,162 @@
+"""AttnLRP: conservation, agreement with LXT, invariance under flipped heads, and operations without a rule."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors import safe_open
+from torch import nn
+
+import hf_bidir
+from hf_bidir.checkpoints.layer_hooks import in_evaluation
+from hf_bidir.explain import flip_heads, relevance
+from hf_bidir.explain.input_function import InputFunction
+from hf_bidir.explain.relevance import relevance_rules
+from hf_bidir.modeling.signed_layers import OBSERVE, PROJECT, signed_layers
+from tests.explain.conftest import FAMILIES, bert, family, inputs_of, sentences, vit
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+ADDED = ("bias", "position", "cls_token", "register_tokens", "token_type", "wpe")  # what y has that no token brought
+every_family = pytest.mark.parametrize("name", FAMILIES)
+every_mass = pytest.mark.parametrize("negative_mass", [0.0, 0.5, 1.0])
+
+
+def without_biases(model):
+    """The model in double precision, without all that is added to what tokens and pixels bring."""
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if any(part in name for part in ADDED):
+                weight.zero_()
+    return model.double()
+
+
+def doubled(inputs):
+    return {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
+
+
+def recorded_attention(model):
+    """Record `[query, key, value, context]` of every call inside `relevance_rules`."""
+    calls = []
+
+    def record(layer):
+        project, observe = getattr(layer, PROJECT), getattr(layer, OBSERVE)
+
+        def projected(*projections):
+            calls.append(list(projections))
+            return project(*projections)
+
+        def observed(layer, key, value, context):
+            calls[-1].append(context)
+            observe(layer, key, value, context)
+
+        setattr(layer, PROJECT, projected)
+        setattr(layer, OBSERVE, observed)
+
+    for layer in signed_layers(model):
+        record(layer)
+    return calls
+
+
+def absorbed_by_attention(y, calls):
+    """The relevance that reaches a context and goes on to neither query, key nor value."""
+    gradients = iter(torch.autograd.grad(y.sum(), [x for call in calls for x in call], retain_graph=True))
+    total = 0
+    for query, key, value, context in calls:
+        *inner, outer = [(x * next(gradients)).sum().item() for x in (query, key, value, context)]
+        total += outer - sum(inner)
+    return total
+
+
+@every_family
+@every_mass
+def test_relevance_sums_to_the_logit_without_what_the_normalisers_absorb(name, negative_mass):
+    model = without_biases(family(name, negative_mass))
+    inputs = doubled(inputs_of(model))
+    scores = relevance(model, inputs, target=1)
+    with in_evaluation(model), torch.enable_grad():
+        function = InputFunction.of(model, inputs, 1, None)
+        start = function.start.clone().requires_grad_()
+        with relevance_rules(model):
+            calls = recorded_attention(model)
+            y = function.score(start, function.rows)
+        absorbed = absorbed_by_attention(y, calls)
+    if name == "ViTForImageClassification" and negative_mass == 1:
+        pytest.skip("a class token of zeros has scores of 0, and at λ = 1 coefficients of 0")
+    torch.testing.assert_close(y.detach(), model(**inputs).logits[:, 1])
+    assert abs(scores.sum().item() + absorbed - y.sum().item()) < 1e-6 * y.abs().max().item()
+
+
+@pytest.mark.parametrize("file", sorted(FIXTURES.glob("lxt_*")), ids=lambda file: file.stem)
+def test_softmax_models_have_the_relevance_that_lxt_computes(file):
+    """The values are from benchmarks/lxt_reference.py."""
+    with safe_open(file, "pt") as opened:
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        config = json.loads(opened.metadata()["config"])
+    found = {name: tensors.pop(f"found.{name}") for name in ("input_ids", "logit", "relevance")}
+    head = getattr(transformers, file.stem.removeprefix("lxt_"))
+    model = head(head.config_class(**config)).double()
+    model.load_state_dict(tensors)
+    model = hf_bidir.signed(model.eval(), negative_mass=0.0)
+    inputs = {"input_ids": found["input_ids"], "attention_mask": torch.ones_like(found["input_ids"])}
+    torch.testing.assert_close(model(**inputs).logits[:, 1], found["logit"])
+    torch.testing.assert_close(relevance(model, inputs, target=1), found["relevance"], rtol=1e-4, atol=1e-6)
+
+
+@every_family
+def test_flipped_heads_change_no_relevance(name):
+    model = family(name).double()
+    inputs = doubled(inputs_of(model))
+    before = relevance(model, inputs, target=1)
+    layers, heads = len(signed_layers(model)), 4 if "Llama" in name else 2
+    flip_heads(model, torch.ones(layers, heads, dtype=torch.bool))
+    torch.testing.assert_close(relevance(model, inputs, target=1), before)
+
+
+def test_a_linear_model_gives_every_token_its_share():
+    """Without attention between tokens and without nonlinearities, relevance is what each token adds."""
+    model = without_biases(bert(0.0, hidden_act="linear")).eval()
+    for name, weight in model.named_parameters():
+        if "query" in name:
+            nn.init.zeros_(weight)  # uniform coefficients
+    inputs = doubled(sentences())
+    whole = relevance(model, inputs, target=1)
+    assert whole[0].count_nonzero() == 6
+    assert not whole[1, 4:].any()
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_the_attention_backend_does_not_matter(backend):
+    model = family("LlamaForSequenceClassification").double()
+    before = relevance(model, inputs_of(model), target=1)
+    model.set_attn_implementation(backend)
+    torch.testing.assert_close(relevance(model, inputs_of(model), target=1), before)
+
+
+def test_the_model_is_left_as_it_was():
+    model = vit().train()
+    frozen = model.classifier.weight.requires_grad_(False)
+    relevance(model, inputs_of(model))
+    assert model.training
+    assert not frozen.requires_grad
+    assert model.classifier.bias.requires_grad
+    assert not any(getattr(layer, name, None) for layer in signed_layers(model) for name in (PROJECT, OBSERVE))
+
+
+def test_an_operation_without_a_rule_is_named_with_methods_that_need_none():
+    class Fourier(nn.Module):
+        def forward(self, states):
+            return torch.fft.fft(states).real
+
+    model = bert()
+    model.classifier = nn.Sequential(Fourier(), model.classifier)
+    with pytest.raises(ValueError, match="no rule for the operation fft_fft in Fourier; use contributions"):
+        relevance(model, sentences())
+
+
+def test_a_recurrent_encoder_has_no_rule():
+    config = hf_bidir.BidirRnnConfig(vocab_size=40, embedding_size=8, hidden_size=8)
+    model = hf_bidir.BidirRnnForSequenceClassification(config).eval()
+    with pytest.raises(ValueError, match="AttnLRP has no rule for recurrent models such as BidirRnnFor.*; use contributions"):
+        relevance(model, {"input_ids": torch.arange(5, 11).view(1, 6)})
