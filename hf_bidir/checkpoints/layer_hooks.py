@@ -37,7 +37,7 @@ def kept_keys(model: nn.Module, keep: Tensor) -> AbstractContextManager[None]:
 
 
 def edited_projections(
-    model: nn.Module, edit: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+    model: nn.Module, edit: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
 ) -> AbstractContextManager[None]:
     """Inside the context, every layer attends with `edit(query, key, value)`.
 

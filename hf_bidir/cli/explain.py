@@ -9,11 +9,14 @@ from hf_bidir.cli.app import app, one_line_errors, slow_imports
 
 # the keys of hf_bidir.explain.METHODS, which is slow to import
 METHOD_NAMES = (
+    "attnlrp",
+    "attnlrp-values",
     "contributions",
     "erasure",
     "erasure-mask",
     "erasure-token",
     "gradient",
+    "smoothgrad",
     "integrated-gradients",
     "grad-cam",
     "signed-attention",
@@ -23,6 +26,8 @@ METHOD_NAMES = (
     "rollout",
     "flow",
     "values",
+    "alti",
+    "value-zeroing",
 )
 
 

@@ -7,6 +7,7 @@ either does not depend on the arbitrary signs of TanhMax heads, or its documenta
 from hf_bidir.common.extras import extra
 
 with extra("explain"):
+    from hf_bidir.explain.alti import alti
     from hf_bidir.explain.checkpoint import load_checkpoint, read_image, read_text
     from hf_bidir.explain.continuation import explain_continuation, prediction_scores
     from hf_bidir.explain.contributions import contributions, edge_contributions, pooled_contributions, value_weighted
@@ -19,12 +20,15 @@ with extra("explain"):
     from hf_bidir.explain.orient import flip_heads, orient_heads
     from hf_bidir.explain.relevance import relevance
     from hf_bidir.explain.rollout import attention_rollout
+    from hf_bidir.explain.smooth_grad import smooth_grad
     from hf_bidir.explain.text_heatmap import text_heatmap
+    from hf_bidir.explain.value_zeroing import value_zeroing
 
 __all__ = [
     "METHODS",
     "align",
     "alignment_grid",
+    "alti",
     "attention_flow",
     "attention_rollout",
     "contributions",
@@ -44,8 +48,10 @@ __all__ = [
     "read_image",
     "read_text",
     "relevance",
+    "smooth_grad",
     "text_heatmap",
     "token_scores",
     "value_weighted",
+    "value_zeroing",
     "word_scatter",
 ]

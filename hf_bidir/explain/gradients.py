@@ -118,5 +118,7 @@ def grad_cam(
 
         attention = signed_layers(model)[-1 if layer is None else layer]
         with attention.register_forward_pre_hook(pass_through_patches, with_kwargs=True):
-            scores = LayerGradCam(function.score, patches).attribute(function.start, additional_forward_args=function.rows)
+            scores = LayerGradCam(function.score, patches).attribute(
+                function.start, additional_forward_args=function.rows
+            )
     return nn.functional.pad(scores.detach().squeeze(1), (leading, 0))

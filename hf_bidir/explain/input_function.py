@@ -1,6 +1,6 @@
 """A model's output as a function of its input embeddings or pixels, for methods that differentiate it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_bidir.explain.attentions import read_position
-from hf_bidir.explain.readout import Readout, Target, choose_readout
+from hf_bidir.explain.readout import Readout, choose_readout
 from hf_bidir.explain.running import (
     keep_mask_of,
     leading_tokens,

@@ -10,12 +10,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_bidir.common.errors import did_you_mean
+from hf_bidir.explain.alti import alti
 from hf_bidir.explain.attentions import combine_heads, read_position, token_positions
 from hf_bidir.explain.contributions import contributions, value_weighted
 from hf_bidir.explain.erasure import erasure
 from hf_bidir.explain.flow import attention_flow
 from hf_bidir.explain.gradients import grad_cam, gradient_times_input, integrated_gradients
 from hf_bidir.explain.readout import Target, check_position
+from hf_bidir.explain.relevance import relevance
 from hf_bidir.explain.rollout import attention_rollout
 from hf_bidir.explain.running import (
     attends_between_tokens,
@@ -26,6 +28,10 @@ from hf_bidir.explain.running import (
     record_coefficients,
     sequence_length,
 )
+from hf_bidir.explain.smooth_grad import smooth_grad
+from hf_bidir.explain.value_zeroing import value_zeroing
+
+NO_PASS = "none"
 
 
 @dataclass(frozen=True)
@@ -42,10 +48,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Method:
-    """A method of `token_scores`: description, unit and requirements."""
+    """A method of `token_scores`: description, unit, cost and requirements."""
 
     what: str
     unit: str
+    cost: str  # passes through the model, n: tokens; beside a forward pass that finds y
     scores: Callable[[Request], Tensor]
     layers: Literal["all", "last", "up to the last", None] = None  # default; None: takes no layer or head
     signed: bool = True
@@ -225,26 +232,74 @@ def _grad_cam(request: Request) -> Tensor:
     return _whole(partial(grad_cam, layer=request.layer), request)
 
 
+def _value_zeroing(request: Request) -> Tensor:
+    return _rolled_out(value_zeroing(request.model, request.inputs, layer=request.layer), request)
+
+
+def _alti(request: Request) -> Tensor:
+    return _rolled_out(alti(request.model, request.inputs), request)
+
+
+def _rolled_out(shares: Sequence[Tensor], request: Request) -> Tensor:
+    """The product of token-to-token shares, `[batch, queries, keys]` each, which include the skip connection."""
+    layers = _chosen_layers([layer.unsqueeze(1) for layer in shares], request)
+    keep = keep_mask_of(request.inputs, layers[0].shape[-1])
+    return _from_source(attention_rollout(layers, keep, residual=0), request)
+
+
 METHODS: dict[str, Method] = {
-    "contributions": Method("contribution a · ∂y/∂a, summed over queries", "a · ∂y/∂a", _contributions, layers="all"),
+    "attnlrp": Method(
+        "AttnLRP: relevance for y, propagated backwards",
+        "part of y",
+        "1 backward",
+        partial(_whole, relevance),
+        between_tokens=True,
+    ),
+    "attnlrp-values": Method(
+        "AttnLRP through the values alone, not through the scores",
+        "part of y",
+        "1 backward",
+        partial(_whole, partial(relevance, through_scores=False)),
+        between_tokens=True,
+    ),
+    "contributions": Method(
+        "contribution a · ∂y/∂a, summed over queries", "a · ∂y/∂a", "1 backward", _contributions, layers="all"
+    ),
     "erasure": Method(
-        "fall of y when no query attends to the token, other coefficients renormalised", "Δy", partial(_whole, erasure)
+        "fall of y when no query attends to the token, other coefficients renormalised",
+        "Δy",
+        "n forward",
+        partial(_whole, erasure),
     ),
     "erasure-mask": Method(
-        "fall of y when the token is masked like padding", "Δy", partial(_whole, partial(erasure, how="mask"))
+        "fall of y when the token is masked like padding",
+        "Δy",
+        "n forward",
+        partial(_whole, partial(erasure, how="mask")),
     ),
     "erasure-token": Method(
-        "fall of y when the token is removed from the input", "Δy", partial(_whole, partial(erasure, how="token"))
+        "fall of y when the token is removed from the input",
+        "Δy",
+        "n forward",
+        partial(_whole, partial(erasure, how="token")),
     ),
-    "gradient": Method("input times gradient", "x · ∂y/∂x", partial(_whole, gradient_times_input)),
+    "gradient": Method("input times gradient", "x · ∂y/∂x", "1 backward", partial(_whole, gradient_times_input)),
+    "smoothgrad": Method(
+        "SmoothGrad: input times the mean gradient at noisy inputs",
+        "x · mean ∂y/∂x",
+        "25 forward, 25 backward",
+        partial(_whole, smooth_grad),
+    ),
     "integrated-gradients": Method(
         "integrated gradients from padding, or from zeros for images",
         "part of y",
+        "50 forward, 50 backward",
         partial(_whole, integrated_gradients),
     ),
     "grad-cam": Method(
         "Grad-CAM: inputs x of the attention times the mean of ∂y/∂x over patches",
         "x · mean ∂y/∂x",
+        "1 backward",
         _grad_cam,
         layers="last",
         of_patches=True,
@@ -253,6 +308,7 @@ METHODS: dict[str, Method] = {
     "signed-attention": Method(
         "coefficients a of the query read by the output",
         "a",
+        NO_PASS,
         partial(_attention, signed=True),
         layers="last",
         oriented=True,
@@ -260,6 +316,7 @@ METHODS: dict[str, Method] = {
     "signed-rollout": Method(
         "signed rollout",
         "rollout",
+        NO_PASS,
         partial(_rollout, signed=True),
         layers="up to the last",
         oriented=True,
@@ -268,6 +325,7 @@ METHODS: dict[str, Method] = {
     "signed-flow": Method(
         "signed maximum flow",
         "flow",
+        NO_PASS,
         partial(_flow, signed=True),
         layers="up to the last",
         oriented=True,
@@ -277,6 +335,7 @@ METHODS: dict[str, Method] = {
     "attention": Method(
         "magnitude |a| of the coefficients of the query read by the output",
         "|a|",
+        NO_PASS,
         partial(_attention, signed=False),
         layers="last",
         signed=False,
@@ -284,6 +343,7 @@ METHODS: dict[str, Method] = {
     "rollout": Method(
         "rollout of |a|",
         "rollout",
+        NO_PASS,
         partial(_rollout, signed=False),
         layers="up to the last",
         signed=False,
@@ -292,6 +352,7 @@ METHODS: dict[str, Method] = {
     "flow": Method(
         "maximum flow through |a|",
         "flow",
+        NO_PASS,
         partial(_flow, signed=False),
         layers="up to the last",
         signed=False,
@@ -301,9 +362,30 @@ METHODS: dict[str, Method] = {
     "values": Method(
         "norm ‖a v W_o‖ of the weighted values of the query read by the output",
         "‖a v W_o‖",
+        NO_PASS,
         _values,
         layers="last",
         signed=False,
         between_tokens=True,
+    ),
+    "alti": Method(
+        "ALTI: rollout of each token's share in attention, skip connection and norm",
+        "share",
+        NO_PASS,
+        _alti,
+        layers="up to the last",
+        signed=False,
+        between_tokens=True,
+        by_head=False,
+    ),
+    "value-zeroing": Method(
+        "value zeroing: rollout of the change of each block's output without the value",
+        "share",
+        "n forward",
+        _value_zeroing,
+        layers="up to the last",
+        signed=False,
+        between_tokens=True,
+        by_head=False,
     ),
 }

@@ -1,4 +1,4 @@
-"""AttnLRP: relevance that flows from the output to the input in one modified backward pass, for signed attention too."""
+"""AttnLRP: relevance that flows from the output to the input in one modified backward pass."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -22,23 +22,29 @@ QUERY, KEY, VALUE = 0.25, 0.25, 0.5
 
 OTHERS = "use contributions, erasure or integrated-gradients instead, which need no rules"
 
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # The rules, by the name of the operation. Gradient times input of linear operations is their relevance; in-place forms,
 # such as add_ and __iadd__, follow the rule of their operation.
-LINEAR = frozenset(
-    """__get__ __getitem__ __setitem__ __neg__ add addcmul alias amax amin as_strided atleast_2d avg_pool1d avg_pool2d
-    adaptive_avg_pool1d adaptive_avg_pool2d broadcast_to cat chunk clone concat concatenate constant_pad_nd contiguous
-    conv1d conv2d conv3d conv_transpose2d copy cpu cuda cumsum diagonal double dropout embedding expand expand_as
-    feature_dropout flatten flip float fold gather half bfloat16 hstack index_add index_copy index_put index_select
-    interpolate layer_scale lerp masked_fill masked_scatter masked_select max max_pool1d max_pool2d mean min moveaxis
-    movedim narrow neg negative new_tensor one_hot pad permute positive prod radd repeat repeat_interleave requires_grad
-    reshape reshape_as roll rot90 rsub scatter scatter_add select split split_with_sizes squeeze stack sub subtract sum
-    swapaxes swapdims t take_along_dim tensor_split tile to topk transpose tril triu type type_as unbind unflatten
-    unfold unsqueeze upsample_bicubic2d view view_as view_as_complex view_as_real vstack where sort""".split()
+LINEAR = _names(
+    """__get__ __getitem__ __neg__ __setitem__ adaptive_avg_pool1d adaptive_avg_pool2d add alias amax amin
+    as_strided atleast_2d avg_pool1d avg_pool2d bfloat16 broadcast_to cat chunk clone concat concatenate
+    constant_pad_nd contiguous conv1d conv2d conv3d conv_transpose2d copy cpu cuda cumsum diagonal double dropout
+    embedding expand expand_as feature_dropout flatten flip float fold gather half hstack index_add index_copy
+    index_put index_select interpolate lerp masked_fill masked_scatter masked_select max max_pool1d
+    max_pool2d mean min moveaxis movedim narrow neg negative new_tensor pad permute positive prod
+    repeat repeat_interleave requires_grad reshape reshape_as roll rot90 rsub scatter scatter_add select sort split
+    split_with_sizes squeeze stack sub subtract sum swapaxes swapdims t take_along_dim tensor_split tile to topk
+    transpose tril triu type type_as unbind unflatten unfold unsqueeze upsample_bicubic2d view view_as
+    view_as_complex view_as_real vstack where"""
 )
 AS_GRADIENT = frozenset({"softmax", "log_softmax", "logsumexp"})  # their Jacobian at the point, as in AttnLRP
-ELEMENTWISE = frozenset(
+ELEMENTWISE = _names(
     """abs celu clamp clamp_max clamp_min clip cos elu erf exp gelu hardsigmoid hardswish hardtanh leaky_relu log log1p
-    logsigmoid mish pow relu relu6 selu sigmoid silu sin softplus softsign sqrt square tanh threshold""".split()
+    logsigmoid mish pow relu relu6 selu sigmoid silu sin softplus softsign sqrt square tanh threshold"""
 )
 PRODUCTS = frozenset({"baddbmm", "bmm", "einsum", "linear", "addmm", "matmul", "mm", "mul", "multiply", "mv", "dot"})
 QUOTIENTS = frozenset({"div", "divide", "true_divide", "truediv"})
@@ -51,6 +57,7 @@ def relevance(
     target: Target = None,
     *,
     position: int | Tensor | None = None,
+    through_scores: bool = True,
 ) -> Tensor:
     """The relevance of every token for `y`: AttnLRP (Achtibat et al. 2024), with a rule for signed attention.
 
@@ -63,7 +70,11 @@ def relevance(
     The relevance of an example sums to `y`, except for what biases, position embeddings and the normalisers of the
     attention absorb.
 
-    Arguments and errors as in `contributions`.
+    Other arguments and errors as in `contributions`.
+
+    Args:
+        through_scores: whether relevance flows through the coefficients to query and key, as in AttnLRP. If not, the
+            coefficients absorb their half of it.
 
     Returns:
         `[batch, length]`, zero for padding and for the tokens before an image's patches.
@@ -76,23 +87,24 @@ def relevance(
     with torch.inference_mode(False), torch.enable_grad(), in_evaluation(model):
         function = InputFunction.of(model, inputs, target, position)
         start = function.start.clone().requires_grad_()
-        with relevance_rules(model):
+        with relevance_rules(model, through_scores):
             y = function.score(start, function.rows)
         (gradient,) = torch.autograd.grad(y.sum(), start)
     return function.by_token(start * gradient)
 
 
 @contextmanager
-def relevance_rules(model: PreTrainedModel) -> Iterator[None]:
+def relevance_rules(model: PreTrainedModel, through_scores: bool = True) -> Iterator[None]:
     """Context in which a forward pass of a signed model builds a graph whose gradient times input is relevance.
 
     Weights are constants inside the context. A backward pass may follow after it.
     """
     rules = RelevanceRules()
 
-    def projected(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def projected(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         rules.paused += 1  # until the layer is observed
-        return scaled(query, QUERY), scaled(key, KEY), scaled(value, VALUE)
+        shares = (QUERY, KEY, VALUE) if through_scores else (0.0, 0.0, VALUE)
+        return tuple(scaled(x, share) for x, share in zip((query, key, value), shares, strict=True))
 
     def attended(*_: Any) -> None:
         rules.paused -= 1
@@ -162,14 +174,13 @@ def _apply(function: Callable, name: str, dependent: int, args: tuple, kwargs: d
         return output
     if name in PRODUCTS and dependent <= 2:
         return output if dependent == 1 else scaled(output, 1 / dependent)
-    if name in ELEMENTWISE or name == "rms_norm":
+    constant = name in CONSTANT or (name == "pow" and not _depends(args[1]) and args[1] < 0)
+    if not constant and (name in ELEMENTWISE or name == "rms_norm"):
         return _identity(args[0], output)
-    if name in CONSTANT:
+    if constant:
         return torch.utils._pytree.tree_map(Tensor.detach, output)
     if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves(output)):
-        raise ValueError(
-            f"AttnLRP has no rule for the operation {function.__name__}{_inside()}; {OTHERS}."
-        )
+        raise ValueError(f"AttnLRP has no rule for the operation {function.__name__}{_inside()}; {OTHERS}.")
     return output
 
 

@@ -240,7 +240,7 @@ def test_a_model_with_layers_of_several_lengths_has_one_error_for_every_method()
     model = hf_bidir.signed(SwinForImageClassification(config).eval())
     inputs = {"pixel_values": torch.randn(1, 3, 16, 16)}
     for method in METHODS:
-        with pytest.raises(ValueError, match=r"coefficients .* of the shapes \(4, 2, 16, 16\), \(1, 2, 16, 16\)"):
+        with pytest.raises(ValueError, match=r"coefficients .* of the shapes \(., ., .+\), \(1, "):
             token_scores(model, inputs, method)
     assert [len(layer) for layer in edge_contributions(model, inputs)] == [4, 1]
 

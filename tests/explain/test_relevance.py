@@ -158,5 +158,5 @@ def test_an_operation_without_a_rule_is_named_with_methods_that_need_none():
 def test_a_recurrent_encoder_has_no_rule():
     config = hf_bidir.BidirRnnConfig(vocab_size=40, embedding_size=8, hidden_size=8)
     model = hf_bidir.BidirRnnForSequenceClassification(config).eval()
-    with pytest.raises(ValueError, match="AttnLRP has no rule for recurrent models such as BidirRnnFor.*; use contributions"):
+    with pytest.raises(ValueError, match=r"no rule for recurrent models such as BidirRnn.*; use contributions"):
         relevance(model, {"input_ids": torch.arange(5, 11).view(1, 6)})

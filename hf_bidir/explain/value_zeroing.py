@@ -1,0 +1,111 @@
+"""Value zeroing: how much the output of a whole block changes at each token when the value of another one is 0."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from tqdm import tqdm
+from transformers import Cache, PreTrainedModel
+
+from hf_bidir.checkpoints.layer_hooks import edited_projections, in_evaluation
+from hf_bidir.explain.running import prepared_inputs
+from hf_bidir.modeling.activations import upcast
+from hf_bidir.modeling.signed_layers import signed_layers
+
+Call = tuple[nn.Module, tuple, dict[str, Any], Tensor]
+
+
+@torch.no_grad()
+def value_zeroing(
+    model: PreTrainedModel, inputs: Mapping[str, Tensor], *, layer: int | None = None, progress: bool = True
+) -> tuple[Tensor, ...]:
+    """`1 - cos(y_i, y_i without v_j)` of every block, normalised over j (Mohebbi et al. 2023, equation 6).
+
+    The value of token j is set to 0 in all heads of one layer, the coefficients stay, and `y_i` is the output of the
+    block with its feed-forward part and norms. Invariant under sign flips of heads.
+
+    Args:
+        model, inputs: as in `contributions`.
+        layer: the last block to measure, counted in the order in which blocks run; by default all.
+        progress: show a progress bar.
+
+    Returns:
+        `[batch, queries, keys]` for each run of a block, in order; every row sums to 1, or is 0 where nothing changes.
+
+    Raises:
+        ValueError: as in `contributions`; an attention layer outside a list of blocks.
+    """
+    inputs = prepared_inputs(model, inputs)
+    with in_evaluation(model):
+        calls = _block_calls(model, inputs)[: None if layer is None else layer + 1]
+        lengths = [output.shape[1] for *_, output in calls]
+        bar = tqdm(total=sum(lengths), desc="value zeroing", unit="call", leave=False, delay=1, disable=not progress)
+        with bar:
+            return tuple(_changes(call, bar) for call in calls)
+
+
+def _changes(call: Call, bar: tqdm) -> Tensor:
+    block, args, kwargs, output = call
+    columns = []
+    for token in range(output.shape[1]):
+
+        def zeroed(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            others = torch.arange(value.shape[2], device=value.device) != token  # noqa: B023
+            return query, key, value * others[:, None]
+
+        with edited_projections(block, zeroed):
+            changed = _states(block(*args, **kwargs))
+        # double precision, because 1 - cos of almost equal states would be noise in fp32
+        cosine = nn.functional.cosine_similarity(output.double(), changed.double(), dim=-1)
+        columns.append((1 - cosine).to(upcast(output).dtype))
+        bar.update()
+    distances = torch.stack(columns, -1).clamp_min(0)  # rounding can make a distance negative
+    return distances / distances.sum(-1, keepdim=True).clamp_min(torch.finfo(distances.dtype).tiny)
+
+
+def _block_calls(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Call]:
+    """Every run of a block, with its arguments and output `[batch, length, hidden]`."""
+    calls: list[Call] = []
+
+    def record(block: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+        args, kwargs = tree_map(_without_cache, (args, kwargs))
+        calls.append((block, args, kwargs, _states(output).clone()))
+
+    hooks = [block.register_forward_hook(record, with_kwargs=True) for block in blocks(model)]
+    try:
+        model(**inputs, return_dict=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return calls
+
+
+def blocks(model: PreTrainedModel) -> list[nn.Module]:
+    """The blocks of a model: for each signed layer the innermost part around it that is an entry of a module list.
+
+    Raises:
+        ValueError: a signed layer outside such a list.
+    """
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
+    entries = [entry for found in lists for entry in found]
+    around: dict[nn.Module, nn.Module] = {}
+    for layer in signed_layers(model):
+        holding = [entry for entry in entries if entry is not layer and layer in set(entry.modules())]
+        if not holding:
+            raise ValueError(
+                f"value-zeroing needs attention layers inside a list of blocks; the {type(layer).__name__} of "
+                f"{type(model).__name__} is not. Use attention or contributions instead."
+            )
+        around[min(holding, key=lambda entry: sum(1 for _ in entry.modules()))] = layer
+    return list(around)
+
+
+def _without_cache(argument: Any) -> Any:
+    return None if isinstance(argument, Cache) else argument
+
+
+def _states(output: Any) -> Tensor:
+    """The hidden states of a block that returns them alone or with other values."""
+    return output if isinstance(output, Tensor) else output[0]
