@@ -173,3 +173,23 @@ def leading_tokens(model: PreTrainedModel, pixels: Tensor, length: int) -> int:
             f"tokens for {rows} x {columns} patches."
         )
     return length - rows * columns
+
+
+def blocks(model: PreTrainedModel) -> list[nn.Module]:
+    """The blocks of a model: for each signed layer the innermost part around it that is an entry of a module list.
+
+    Raises:
+        ValueError: a signed layer outside such a list.
+    """
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
+    entries = [entry for found in lists for entry in found]
+    around: dict[nn.Module, nn.Module] = {}
+    for layer in signed_layers(model):
+        holding = [entry for entry in entries if entry is not layer and layer in set(entry.modules())]
+        if not holding:
+            raise ValueError(
+                f"expected attention layers inside a list of blocks; the {type(layer).__name__} of "
+                f"{type(model).__name__} is not. Use attention or contributions instead of value-zeroing."
+            )
+        around[min(holding, key=lambda entry: sum(1 for _ in entry.modules()))] = layer
+    return list(around)

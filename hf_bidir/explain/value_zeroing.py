@@ -10,9 +10,8 @@ from tqdm import tqdm
 from transformers import Cache, PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import edited_projections, in_evaluation
-from hf_bidir.explain.running import prepared_inputs
+from hf_bidir.explain.running import blocks, prepared_inputs
 from hf_bidir.modeling.activations import upcast
-from hf_bidir.modeling.signed_layers import signed_layers
 
 Call = tuple[nn.Module, tuple, dict[str, Any], Tensor]
 
@@ -80,26 +79,6 @@ def _block_calls(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Call
         for hook in hooks:
             hook.remove()
     return calls
-
-
-def blocks(model: PreTrainedModel) -> list[nn.Module]:
-    """The blocks of a model: for each signed layer the innermost part around it that is an entry of a module list.
-
-    Raises:
-        ValueError: a signed layer outside such a list.
-    """
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
-    entries = [entry for found in lists for entry in found]
-    around: dict[nn.Module, nn.Module] = {}
-    for layer in signed_layers(model):
-        holding = [entry for entry in entries if entry is not layer and layer in set(entry.modules())]
-        if not holding:
-            raise ValueError(
-                f"value-zeroing needs attention layers inside a list of blocks; the {type(layer).__name__} of "
-                f"{type(model).__name__} is not. Use attention or contributions instead."
-            )
-        around[min(holding, key=lambda entry: sum(1 for _ in entry.modules()))] = layer
-    return list(around)
 
 
 def _without_cache(argument: Any) -> Any:

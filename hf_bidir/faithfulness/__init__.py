@@ -4,8 +4,9 @@ from hf_bidir.common.extras import extra
 
 with extra("explain", "train"):
     from hf_bidir.faithfulness.adversarial import Adversary, adversarial_attention
-    from hf_bidir.faithfulness.deletion import ERASER_SHARES, comprehensiveness, prediction_curve, sufficiency
+    from hf_bidir.faithfulness.deletion import ERASER_SHARES, area, comprehensiveness, prediction_curve, sufficiency
     from hf_bidir.faithfulness.distances import jensen_shannon, total_variation
+    from hf_bidir.faithfulness.f_fidelity import f_fidelity, tuned_on_masks
     from hf_bidir.faithfulness.interventions import class_probabilities, permuted, prediction_changes, randomised
     from hf_bidir.faithfulness.metrics import (
         AttentionDivergence,
@@ -17,6 +18,7 @@ with extra("explain", "train"):
         Sufficiency,
     )
     from hf_bidir.faithfulness.plausibility import rationale_auprc, sign_agreement
+    from hf_bidir.faithfulness.randomisation import randomised_stages
     from hf_bidir.faithfulness.ranking import bootstrap_interval, kendall_tau, kept_rows
 
 __all__ = [
@@ -30,9 +32,11 @@ __all__ = [
     "SignAgreement",
     "Sufficiency",
     "adversarial_attention",
+    "area",
     "bootstrap_interval",
     "class_probabilities",
     "comprehensiveness",
+    "f_fidelity",
     "jensen_shannon",
     "kendall_tau",
     "kept_rows",
@@ -40,8 +44,10 @@ __all__ = [
     "prediction_changes",
     "prediction_curve",
     "randomised",
+    "randomised_stages",
     "rationale_auprc",
     "sign_agreement",
     "sufficiency",
     "total_variation",
+    "tuned_on_masks",
 ]

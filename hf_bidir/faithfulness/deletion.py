@@ -71,11 +71,12 @@ def prediction_curve(
     *,
     target: Tensor | None = None,
     special: Tensor | None = None,
+    replacement: int | None = None,
     progress: bool = True,
 ) -> Tensor:
     """The target's probability as tokens are deleted, or inserted, in the order of their scores.
 
-    A word piece is removed from the text; a patch is set to 0, the mean colour after normalisation.
+    A word piece is removed from the text, or replaced; a patch is set to 0, the mean colour after normalisation.
 
     Args:
         model: a bidir classifier.
@@ -87,10 +88,12 @@ def prediction_curve(
         target: `[batch]`, class indices; by default the class predicted for the whole input.
         special: boolean `[batch, length]`, tokens that are never deleted; by default the token that the output is read
             from and those before an image's patches. For pooling models the token ranked first stays.
+        replacement: the id of the token to put in place of a deleted word piece, such as `tokenizer.mask_token_id`; by
+            default the text becomes shorter.
         progress: show a progress bar.
 
     Returns:
-        `[shares, batch]`.
+        `[shares, batch]`. With shares from 0 to 1 in equal steps, `area(…)` is the area under the curve.
 
     Raises:
         ValueError: shares outside [0, 1], an unknown `how`, scores of a wrong shape or not finite, or a model without
@@ -105,16 +108,24 @@ def prediction_curve(
         scores = scores.to(keep.device)
         _check_scores(scores, keep)
         target = whole.argmax(-1) if target is None else target.to(whole.device)
-        special = _special(model, inputs, keep) if special is None else special.to(keep.device)
-        rank, count = _ranks(scores, keep & ~special)
+        special = special_tokens(model, inputs, keep) if special is None else special.to(keep.device)
+        rank, count = ranks(scores, keep & ~special)
         rows = []
         for share in tqdm(shares, desc=how, unit="share", leave=False, delay=1, disable=not progress):
             # minus 1e-9, so that rounding errors do not turn 0.3 of 50 into 16
             chosen = rank < (share * count.double() - 1e-9).ceil().unsqueeze(1)
             removed = chosen if how == "deletion" else (rank < count.unsqueeze(1)) & ~chosen
-            reduced = _without(model, inputs, keep, _leave_one(removed, keep, rank))
+            reduced = without_tokens(model, inputs, keep, _leave_one(removed, keep, rank), replacement)
             rows.append(class_probabilities(model, reduced).gather(1, target[:, None]).squeeze(1))
     return torch.stack(rows)
+
+
+def area(curve: Tensor) -> Tensor:
+    """The area under a curve `[shares, batch]` with equal steps from 0 to 1 (Petsiuk et al. 2018), `[batch]`.
+
+    Lower is better for deletion, higher for insertion.
+    """
+    return torch.trapezoid(curve, dim=0) / (len(curve) - 1)
 
 
 def _check_scores(scores: Tensor, keep: Tensor) -> None:
@@ -124,7 +135,7 @@ def _check_scores(scores: Tensor, keep: Tensor) -> None:
         raise ValueError("expected finite scores of all tokens, got NaN or infinity.")
 
 
-def _ranks(scores: Tensor, deletable: Tensor) -> tuple[Tensor, Tensor]:
+def ranks(scores: Tensor, deletable: Tensor) -> tuple[Tensor, Tensor]:
     """Rank of every token from 0, infinite for tokens that cannot be deleted, and the number of ranks per example."""
     order = scores.double().masked_fill(~deletable, -torch.inf).argsort(dim=-1, descending=True, stable=True)
     # double precision, because bf16 cannot represent 257
@@ -133,7 +144,8 @@ def _ranks(scores: Tensor, deletable: Tensor) -> tuple[Tensor, Tensor]:
     return rank.masked_fill(~deletable, torch.inf), deletable.sum(-1)
 
 
-def _special(model: PreTrainedModel, inputs: Mapping[str, Tensor], keep: Tensor) -> Tensor:
+def special_tokens(model: PreTrainedModel, inputs: Mapping[str, Tensor], keep: Tensor) -> Tensor:
+    """The token that the output is read from and those before an image's patches, boolean `[batch, length]`."""
     if "pixel_values" in inputs:
         return before_patches(model, inputs["pixel_values"], keep.shape[1]).to(keep.device)
     if not attends_between_tokens(model):
@@ -153,9 +165,17 @@ def _leave_one(removed: Tensor, keep: Tensor, rank: Tensor) -> Tensor:
     return removed & ~(nothing & (rank == 0))
 
 
-def _without(model: PreTrainedModel, inputs: Mapping[str, Tensor], keep: Tensor, removed: Tensor) -> dict[str, Tensor]:
+def without_tokens(
+    model: PreTrainedModel, inputs: Mapping[str, Tensor], keep: Tensor, removed: Tensor, replacement: int | None = None
+) -> dict[str, Tensor]:
+    """The inputs without the removed tokens, boolean `[batch, length]`.
+
+    A patch is set to 0; a word piece is deleted, or replaced by the token with the id `replacement`.
+    """
     if "pixel_values" in inputs:
         return _painted(model, inputs, removed)
+    if replacement is not None:
+        return {**inputs, "input_ids": inputs["input_ids"].masked_fill(removed, replacement)}
     return _shortened(inputs, keep, removed, getattr(model.config.get_text_config(), "pad_token_id", None))
 
 

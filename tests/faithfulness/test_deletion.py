@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_bidir.explain import contributions
-from hf_bidir.faithfulness import ERASER_SHARES, comprehensiveness, prediction_curve, sufficiency
+from hf_bidir.faithfulness import ERASER_SHARES, area, comprehensiveness, prediction_curve, sufficiency
 from tests.explain.conftest import family, inputs_of
 from tests.faithfulness.conftest import bert, images, pooling, sentences, texts, vit
 
@@ -136,3 +136,17 @@ def test_a_decoder_keeps_its_last_token(name):
         for share, kept in enumerate(rest):
             expected = model(ids[row : row + 1, kept]).logits.softmax(-1)[0, target].detach()
             torch.testing.assert_close(curve[share, row], expected, atol=1e-5, rtol=1e-4)
+
+
+def test_a_replaced_word_piece_keeps_its_place():
+    model, inputs = bert(), sentences()
+    scores = torch.tensor([[0.0, 3.0, 1.0, 2.0, 0.0, 0.0]]).expand(2, -1)
+    curve = prediction_curve(model, inputs, scores, [0.2], replacement=4, target=torch.tensor([1, 1]))
+    masked = inputs["input_ids"].clone()
+    masked[:, 1] = 4  # a fifth of five, and of three rounded up
+    expected = model(masked, attention_mask=inputs["attention_mask"]).logits.softmax(-1)[:, 1]
+    torch.testing.assert_close(curve[0], expected)
+
+
+def test_the_area_under_a_straight_line_is_its_mean():
+    assert area(torch.tensor([[1.0], [0.75], [0.5]])).tolist() == [0.75]

@@ -1,0 +1,57 @@
+"""F-Fidelity: masks of part of an explanation, on a model tuned on masked inputs."""
+
+import pytest
+import torch
+
+from hf_bidir.faithfulness import f_fidelity, tuned_on_masks
+from tests.faithfulness.conftest import bert, images, sentences, vit
+
+MASK = 4
+
+
+def probability(model, ids, target):
+    return model(torch.tensor([ids])).logits.softmax(-1)[0, target].item()
+
+
+def falls_without_each(model, ids, target):
+    """The fall of the probability when each token alone is masked."""
+    words, whole = ids[0].tolist(), probability(model, ids[0].tolist(), target)
+    return [whole - probability(model, [*words[:i], MASK, *words[i + 1 :]], target) for i in range(ids.shape[1])]
+
+
+def test_the_token_that_decides_has_a_higher_fidelity_than_the_others():
+    """One token is masked per draw, the top one for FFid+ and another one for FFid-."""
+    model = bert()
+    ids = torch.arange(5, 15).view(1, 10)
+    scores = torch.zeros(1, 10)
+    scores[0, 3] = 1
+    target = model(ids).logits.argmax(-1)
+    plus, minus = f_fidelity(
+        model, {"input_ids": ids}, scores, target=target, replacement=MASK, sizes=[1 / 9], draws=200, progress=False
+    )
+    falls = falls_without_each(model, ids, target)
+    assert plus.item() == pytest.approx(falls[3], abs=1e-6)
+    others = [fall for index, fall in enumerate(falls) if index not in (0, 3)]  # the first token is read, never masked
+    assert minus.item() == pytest.approx(sum(others) / 8, abs=4 * torch.tensor(others).std().item() / 200**0.5)
+
+
+def test_better_scores_have_a_higher_plus_and_a_lower_minus():
+    model, ids = bert(), torch.arange(5, 15).view(1, 10)
+    target = model(ids).logits.argmax(-1)
+    scores = torch.tensor([falls_without_each(model, ids, target)])
+    options = {"target": target, "replacement": MASK, "draws": 20, "progress": False}
+    plus, minus = f_fidelity(model, {"input_ids": ids}, scores, **options)
+    worse_plus, worse_minus = f_fidelity(model, {"input_ids": ids}, -scores, **options)
+    assert plus > worse_plus
+    assert minus < worse_minus
+
+
+@pytest.mark.parametrize(("model", "inputs"), [(bert, sentences), (vit, images)])
+def test_tuning_changes_a_copy_and_lowers_the_loss_on_masked_inputs(model, inputs):
+    original = model()
+    before = {name: weight.clone() for name, weight in original.state_dict().items()}
+    batch = inputs() | {"labels": torch.tensor([0, 1])}
+    tuned = tuned_on_masks(original, [batch] * 30, replacement=MASK, learning_rate=1e-2)
+    assert all(torch.equal(weight, before[name]) for name, weight in original.state_dict().items())
+    assert not tuned.training
+    assert tuned(**inputs()).logits.argmax(-1).tolist() == [0, 1]
