@@ -8,14 +8,16 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from explained import load, sample
-from human_sentiment import agreement, score_words
+from explained import examples_of, load
+from explanations_measures import by_word
+from explanations_measures import human_sign as human_sign_of
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import AutoImageProcessor, AutoTokenizer, DataCollatorWithPadding, PreTrainedModel
 
 from hf_bidir.checkpoints.convert import read_bidir
 from hf_bidir.checkpoints.layer_hooks import without_negatives
+from hf_bidir.explain import token_scores
 from hf_bidir.explain.signs import (
     negative_share,
     negative_variance_share,
@@ -26,7 +28,7 @@ from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.models import able_to_pad
 
 CONTROLS = 1  # random removals of positive mass in each run
-SENTENCES = 200  # whose words have human labels
+SENTENCES, POSITIVE = 200, 1  # whose words have human labels, and the class that is scored
 Batch = dict[str, Tensor]
 
 
@@ -89,6 +91,6 @@ def scores_of(model: PreTrainedModel, batches: list[Batch]) -> tuple[float, floa
 def human_sign(folder: Path, data_dir: Path) -> float:
     """The share of polar words whose contribution has the sign of their human label, in sentences of the treebank."""
     model, tokenizer = load(folder)
-    sentences = sample(data_dir / "sst_trees/test.parquet", SENTENCES)
-    scored = score_words(model, tokenizer, sentences, ["contributions"], folder.name)
-    return agreement([(labels, scores["contributions"]) for _, labels, scores in scored])["human_sign"]
+    examples = examples_of("sst2", model, tokenizer, data_dir, SENTENCES)
+    scored = [(one, token_scores(model, one.example.inputs, "contributions", POSITIVE)[0]) for one in examples]
+    return human_sign_of([(one.words, by_word(one, scores)) for one, scores in scored])["human_sign"]

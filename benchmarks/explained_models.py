@@ -2,10 +2,14 @@
 
     python benchmarks/explained_models.py --data-dir DIR --model MINILM
 
-MINILM is sentence-transformers/all-MiniLM-L6-v2 or a folder with its weights. For each task and seed, MiniLM is
-fine-tuned with softmax (training/recipes/sst2-minilm-softmax.yaml); the result is converted to TanhMax and healed on
-the texts of the task without their labels (sst2-minilm-healed.yaml), as `hf-bidir convert --heal` does. DIR holds the
-folders sst2 and sva_linzen with {train,validation,test}.parquet. Models go to runs/explained; a
+MINILM is sentence-transformers/all-MiniLM-L6-v2 or a folder with its weights. Three models for each task of texts and
+each seed: *softmax*, MiniLM fine-tuned with softmax (training/recipes/sst2-minilm-softmax.yaml); *converted*, that
+model converted to TanhMax and healed on the texts of the task without their labels (sst2-minilm-healed.yaml), as `hf-
+bidir convert --heal` does; *TanhMax*, fine-tuned with TanhMax from a MiniLM that was healed once (minilm-
+healed.yaml). The task fashion has small ViTs instead (fashion-mnist-small-*.yaml, fashion-mnist-healed.yaml), trained
+from scratch.
+
+DIR holds the folders sst2, sva_linzen, movie_rationales, imdb and fashion_mnist. Models go to runs/explained; a
 finished one is not trained again. Rows go to benchmarks/results/explained_models.csv, per model: test accuracy, the
 share of negative coefficients, the accuracy without them, and the number of heads with a consistent sign.
 """
@@ -15,14 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from explained import MODELS, SEEDS, TASKS, add_options, folder_of, load, orient, sample
+from explained import CONVERTED, MODELS, SEEDS, TASKS, add_options, batches_of, folder_of, load, orient, sample
 from measure import KEEP_LAST, RESULTS, save_run, train_once
 
 from hf_bidir.cli.recipe import read_recipe
-from hf_bidir.common.runs import PAIR, check_runs, comparisons, has_run, markdown, spread
+from hf_bidir.common.runs import check_runs, comparisons, has_run, markdown, spread
 from hf_bidir.common.statistics import TESTED, Comparison
 from hf_bidir.explain.orient import CONSISTENT
 from hf_bidir.finetune.tasks.distillation import distillation
+from hf_bidir.finetune.tasks.image_classification import image_classification
 from hf_bidir.finetune.tasks.text_classification import text_classification
 from hf_bidir.hub.evaluation import evaluate_checkpoint
 
@@ -50,25 +55,53 @@ def main() -> None:
 def trained(task: str, name: str, seed: int, options: argparse.Namespace) -> Path:
     """The folder of a model, which is trained unless it is finished."""
     folder, data = folder_of(options.runs, task, name, seed), TASKS[task]
-    files = {f"{split}_file": data.file(options.data_dir, split) for split in ("train", "validation")}
-    given = files | {"text_column": data.text, "seed": seed}
-    if name == "softmax":
-        recipe = read_recipe(text_classification.options, RECIPES / "sst2-minilm-softmax.yaml") | KEEP_LAST
-        recipe |= {"class_names": list(data.classes), "model_name_or_path": options.model}
-        train_once(text_classification, recipe | given, folder)
-    else:
-        recipe = read_recipe(distillation.options, RECIPES / "sst2-minilm-healed.yaml") | KEEP_LAST
+    given = {"train_file": data.file(options.data_dir, "train"), "seed": seed} | KEEP_LAST
+    if data.text is None:
+        _train_images(name, given, folder, folder_of(options.runs, task, "softmax", seed))
+        return folder
+    given |= {"validation_file": data.file(options.data_dir, "validation"), "text_column": data.text}
+    if name == "converted":
+        length = {key: value for key, value in data.options.items() if key == "max_length"}
+        recipe = read_recipe(distillation.options, RECIPES / "sst2-minilm-healed.yaml") | length
         softmax = folder_of(options.runs, task, "softmax", seed)
         train_once(distillation, recipe | {"model_name_or_path": softmax} | given, folder)
+        return folder
+    recipe = read_recipe(text_classification.options, RECIPES / "sst2-minilm-softmax.yaml") | data.options
+    recipe |= {"class_names": list(data.classes), "model_name_or_path": options.model}
+    if name == "tanhmax":
+        recipe |= {"attn_activation": "tanhmax", "model_name_or_path": healed_minilm(options)}
+    train_once(text_classification, recipe | given, folder)
     return folder
+
+
+def healed_minilm(options: argparse.Namespace) -> Path:
+    """MiniLM with TanhMax, healed on reviews and sentences; the same for all tasks and seeds."""
+    folder = options.runs / "minilm-healed"
+    recipe = read_recipe(distillation.options, RECIPES / "minilm-healed.yaml") | KEEP_LAST
+    train = [options.data_dir / "imdb/train.parquet", TASKS["sst2"].file(options.data_dir, "train")]
+    files = {"train_file": train, "validation_file": TASKS["sst2"].file(options.data_dir, "validation")}
+    train_once(distillation, recipe | {"model_name_or_path": options.model} | files, folder)
+    return folder
+
+
+def _train_images(name: str, given: dict[str, Any], folder: Path, softmax: Path) -> None:
+    if name == "converted":
+        recipe = read_recipe(distillation.options, RECIPES / "fashion-mnist-healed.yaml") | {"max_steps": 600}
+        train_once(distillation, recipe | {"model_name_or_path": softmax} | given, folder)
+    else:
+        recipe = read_recipe(image_classification.options, RECIPES / f"fashion-mnist-small-{name}.yaml")
+        train_once(image_classification, recipe | TASKS["fashion"].options | given, folder)
 
 
 def measured(task: str, folder: Path, data_dir: Path) -> dict[str, Any]:
     """The metrics of a row."""
     data = TASKS[task]
     found = evaluate_checkpoint(folder, str(data.file(data_dir, "test")), column=data.text)
-    texts = [row[data.text] for row in sample(data.file(data_dir, "train"), 256)]
-    share = orient(*load(folder), texts, target=1)
+    share = None
+    if data.text is not None:
+        texts = [row[data.text] for row in sample(data.file(data_dir, "train"), 256)]
+        model, tokenizer = load(folder)
+        share = orient(model, batches_of(tokenizer, texts), target=1)
     return {
         "accuracy": found.scores["accuracy"],
         "negative_share": found.negative_share,
@@ -79,8 +112,8 @@ def measured(task: str, folder: Path, data_dir: Path) -> dict[str, Any]:
 
 
 def compared(runs: pd.DataFrame) -> dict[str, Comparison]:
-    """The accuracy of TanhMax minus that of softmax in points, by task; corrected together."""
-    tests = comparisons(runs, ("task",), "model", PAIR, {"accuracy": 100})
+    """The accuracy of converted models minus that of softmax in points, by task; corrected together."""
+    tests = comparisons(runs, ("task",), "model", CONVERTED[::-1], {"accuracy": 100})
     return {task: one for (task, _), one in tests.items()}
 
 
@@ -92,7 +125,7 @@ def table(runs: pd.DataFrame) -> str:
         signs = [spread(found, "negative_share", 100, 0), spread(found, "accuracy_without_negatives", 100)]
         heads = found["consistent_heads"].dropna()
         counts = ", ".join(f"{count:.0f}" for count in heads) + f" of {found['heads'].max():.0f}" if len(heads) else ""
-        tested = tests[task].cells() if name == "tanhmax" else ["", "", ""]
+        tested = tests[task].cells() if name == "converted" else ["", "", ""]
         rows.append(
             [TASKS[task].title, MODELS[name], str(len(found)), spread(found, "accuracy", 100), *tested, *signs, counts]
         )

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from explained import MODELS, ROOT, SEEDS, TASKS, add_options, folder_of, load, models, sample
+from explained import CONVERTED, MODELS, ROOT, SEEDS, TASKS, add_options, folder_of, load, models, sample
 from matplotlib.figure import Figure
 from measure import RESULTS, save_runs
 from scipy.stats import spearmanr
@@ -26,7 +26,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from hf_bidir.common.files import save_figure
-from hf_bidir.common.runs import PAIR, check_runs, comparisons, has_run, markdown, where
+from hf_bidir.common.runs import check_runs, comparisons, has_run, markdown, where
 from hf_bidir.common.statistics import TESTED, Comparison, mean_in_interval
 from hf_bidir.explain import read_text, token_scores
 from hf_bidir.explain.checkpoint import Example
@@ -35,6 +35,7 @@ KEY_WITHOUT_SEED = ("task", "model", "reference", "measure")
 NAME, KEY = "faithfulness_by_layer", (*KEY_WITHOUT_SEED, "seed")
 BY_LAYER = ("attention", "rollout", "flow", "values", "contributions")
 REFERENCES = {"erasure": "erasure-token", "gradient": "gradient"}
+MEASURED = ("sst2", "agreement")
 SHOWN, LONGEST = ("attention", "rollout", "flow"), 12  # words of the sentence in the figure
 
 
@@ -44,15 +45,16 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=200, help="of each test split")
     parser.add_argument("--figure-only", action="store_true", help="measure nothing, draw docs/agreement.png")
     options = parser.parse_args()
-    for task, data in TASKS.items():
+    for task in MEASURED:
+        data = TASKS[task]
         file = data.file(options.data_dir, "test")
         texts = [row[data.text] for row in sample(file, options.sentences)]
-        for name, seed, folder in [] if options.figure_only else models(options, task):
+        for name, seed, folder in [] if options.figure_only else models(options, task, CONVERTED):
             key = {"task": task, "model": name, "seed": seed}
             if not has_run(RESULTS / f"{NAME}.csv", **key):
                 rows = correlations(*load(folder), texts, f"{task}, {name}, seed {seed}")
                 save_runs(NAME, KEY, [key | row for row in rows], file)
-    folders = {name: folder_of(options.runs, "agreement", name, seed=0) for name in MODELS}
+    folders = {name: folder_of(options.runs, "agreement", name, seed=0) for name in CONVERTED}
     if all(folder.is_dir() for folder in folders.values()):
         rows = sample(TASKS["agreement"].file(options.data_dir, "test"), options.sentences)
         draw(folders, [row for row in rows if row["n_attractors"]], ROOT / "docs/agreement.png")
@@ -91,29 +93,29 @@ def columns(runs: pd.DataFrame) -> list[str]:
 
 
 def differences(runs: pd.DataFrame, reference: str) -> str:
-    """TanhMax minus softmax in the first and the last layer."""
+    """Converted minus softmax in the first and the last layer."""
     check_runs(runs, KEY_WITHOUT_SEED, SEEDS)
     rows = [[TASKS[task].title, measure, layer.replace("_", " "), *one.cells(2)]
             for (task, measure, layer), one in compared(runs, reference).items()]  # fmt: skip
     return markdown(["task", "measure", "layer", *TESTED], rows)
 
 
-def table(runs: pd.DataFrame, reference: str, tasks: Sequence[str] = tuple(TASKS)) -> str:
+def table(runs: pd.DataFrame, reference: str, tasks: Sequence[str] = MEASURED) -> str:
     """Means of the tasks by layer."""
     check_runs(runs, KEY_WITHOUT_SEED, SEEDS)
     runs = where(runs, reference=reference)
     rows = [
         [TASKS[task].title, MODELS[name], measure]
         + [mean_in_interval(where(runs, task=task, model=name, measure=measure)[layer], 2) for layer in columns(runs)]
-        for task in tasks for name in MODELS for measure in BY_LAYER
+        for task in tasks for name in CONVERTED for measure in BY_LAYER
     ]  # fmt: skip
     return markdown(["task", "model", "measure", *(name.replace("_", " ") for name in columns(runs))], rows)
 
 
 def compared(runs: pd.DataFrame, reference: str) -> dict[tuple, Comparison]:
-    """TanhMax minus softmax in the first and the last layer, by task, measure and layer; corrected together."""
+    """Converted minus softmax in the first and the last layer, by task, measure and layer; corrected together."""
     ends = dict.fromkeys((columns(runs)[0], columns(runs)[-1]), 1)
-    return comparisons(where(runs, reference=reference), ("task", "measure"), "model", PAIR, ends)
+    return comparisons(where(runs, reference=reference), ("task", "measure"), "model", CONVERTED[::-1], ends)
 
 
 # the figure

@@ -11,6 +11,7 @@ from hf_bidir.cli.app import app, one_line_errors, slow_imports
 METHOD_NAMES = (
     "attnlrp",
     "attnlrp-values",
+    "integrated-attnlrp",
     "contributions",
     "erasure",
     "erasure-mask",

@@ -18,7 +18,7 @@ with extra("explain"):
     from hf_bidir.explain.gradients import grad_cam, gradient_times_input, integrated_gradients
     from hf_bidir.explain.methods import METHODS, token_scores
     from hf_bidir.explain.orient import flip_heads, orient_heads
-    from hf_bidir.explain.relevance import relevance
+    from hf_bidir.explain.relevance import integrated_relevance, relevance
     from hf_bidir.explain.rollout import attention_rollout
     from hf_bidir.explain.smooth_grad import smooth_grad
     from hf_bidir.explain.text_heatmap import text_heatmap
@@ -40,6 +40,7 @@ __all__ = [
     "gradient_times_input",
     "image_heatmap",
     "integrated_gradients",
+    "integrated_relevance",
     "layer_head_grid",
     "load_checkpoint",
     "orient_heads",

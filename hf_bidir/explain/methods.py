@@ -17,7 +17,7 @@ from hf_bidir.explain.erasure import erasure
 from hf_bidir.explain.flow import attention_flow
 from hf_bidir.explain.gradients import grad_cam, gradient_times_input, integrated_gradients
 from hf_bidir.explain.readout import Target, check_position
-from hf_bidir.explain.relevance import relevance
+from hf_bidir.explain.relevance import integrated_relevance, relevance
 from hf_bidir.explain.rollout import attention_rollout
 from hf_bidir.explain.running import (
     attends_between_tokens,
@@ -260,6 +260,13 @@ METHODS: dict[str, Method] = {
         "part of y",
         "1 backward",
         partial(_whole, partial(relevance, through_scores=False)),
+        between_tokens=True,
+    ),
+    "integrated-attnlrp": Method(
+        "AttnLRP, integrated from padding, or from zeros for images",
+        "part of y",
+        "4 forward, 4 backward",
+        partial(_whole, integrated_relevance),
         between_tokens=True,
     ),
     "contributions": Method(

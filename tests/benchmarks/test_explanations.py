@@ -22,7 +22,7 @@ def rows(measures: tuple[str, ...], seeds: int) -> pd.DataFrame:
     return pd.DataFrame(
         {"task": task, "model": model, "seed": seed, "reference": "erasure", "measure": measure, "layer_0": seed}
         for task in ("sst2", "agreement")
-        for model in ("softmax", "tanhmax")
+        for model in ("softmax", "converted")
         for seed in range(seeds)
         for measure in measures
     )

@@ -83,7 +83,7 @@ def test_scores_of_an_output_per_token_start_at_its_position():
         ({"method": "erasure", "head": 1}, "erasure covers the whole model"),
         (
             {"method": "grad-cam"},
-            "grad-cam needs image patches, which BidirBert.* choose one of attnlrp, attnlrp-values, contr",
+            "grad-cam needs image patches, which BidirBert.* choose one of attnlrp, attnlrp-values, integr",
         ),
         ({"method": "grad-cam", "head": 1}, "grad-cam covers all heads of a layer; leave out head"),
     ],
