@@ -11,9 +11,9 @@ from PIL import Image
 
 from hf_bidir.explain.alignment import Alignment
 from hf_bidir.explain.colors import Scale, as_array, shortened, text_color_on
+from hf_bidir.explain.explanation import Explanation
 from hf_bidir.explain.figures import MARKED_SHARE
 from hf_bidir.explain.methods import METHODS
-from hf_bidir.explain.report import Explanation
 
 PREDICTED = "the prediction"  # as a target, in place of a name
 IN_USE = 0.8  # share of the colour map used; black text is unreadable on its ends

@@ -39,7 +39,9 @@ def explain(
         typer.Argument(metavar="CHECKPOINT", help="Folder, Hub name or timm:NAME of a signed or softmax model."),
     ],
     text_or_image: Annotated[str, typer.Argument(metavar="TEXT|IMAGE", help="A text, or the path of an image.")],
-    method: Annotated[str, typer.Option(help=f"One of: {', '.join(METHOD_NAMES)}.")] = "contributions",
+    method: Annotated[
+        str | None, typer.Option(help=f"One of: {', '.join(METHOD_NAMES)}. By default the one that was measured best.")
+    ] = None,
     target: Annotated[str | None, typer.Option(help="Class or token to explain; by default the predicted one.")] = None,
     layer: Annotated[
         int | None, typer.Option(help="Only this layer, counted from 0; rollout and flow: the layers up to it.")

@@ -13,28 +13,37 @@ with extra("explain"):
     from hf_bidir.explain.contributions import contributions, edge_contributions, pooled_contributions, value_weighted
     from hf_bidir.explain.encoder_decoder import align
     from hf_bidir.explain.erasure import erasure
+    from hf_bidir.explain.explain import explain, explain_each
+    from hf_bidir.explain.explanation import Explanation
     from hf_bidir.explain.figures import alignment_grid, image_heatmap, layer_head_grid, word_scatter
     from hf_bidir.explain.flow import attention_flow
     from hf_bidir.explain.gradients import grad_cam, gradient_times_input, integrated_gradients
-    from hf_bidir.explain.methods import METHODS, token_scores
+    from hf_bidir.explain.methods import METHODS, default_method, token_scores
     from hf_bidir.explain.orient import flip_heads, orient_heads
     from hf_bidir.explain.relevance import integrated_relevance, relevance
     from hf_bidir.explain.rollout import attention_rollout
     from hf_bidir.explain.smooth_grad import smooth_grad
     from hf_bidir.explain.text_heatmap import text_heatmap
     from hf_bidir.explain.value_zeroing import value_zeroing
+    from hf_bidir.explain.words import Explanations, WordTable, word_table
 
 __all__ = [
     "METHODS",
+    "Explanation",
+    "Explanations",
+    "WordTable",
     "align",
     "alignment_grid",
     "alti",
     "attention_flow",
     "attention_rollout",
     "contributions",
+    "default_method",
     "edge_contributions",
     "erasure",
+    "explain",
     "explain_continuation",
+    "explain_each",
     "flip_heads",
     "grad_cam",
     "gradient_times_input",
@@ -55,4 +64,5 @@ __all__ = [
     "value_weighted",
     "value_zeroing",
     "word_scatter",
+    "word_table",
 ]

@@ -86,9 +86,3 @@ class Alignment:
         headings = {"Rows: generated tokens. Columns: source tokens.": pictures["alignment"]}
         caption = f"{self.what}. {self.reading()}"
         return html_page(self.explained, blocks=blocks, pictures=headings, caption=caption)
-
-
-def visible(token: str) -> str:
-    """The token, with "␣" for each character that cannot be printed, and for each blank in a token of blanks."""
-    shown = "".join(char if char.isprintable() else "␣" for char in token)
-    return shown if shown.strip() else "␣" * len(token)

@@ -75,3 +75,9 @@ def text_color_on(color: tuple[float, ...]) -> str:
 def shortened(token: str, length: int = 40) -> str:
     """Truncate a token to `length` characters, ending in an ellipsis."""
     return token if len(token) <= length else f"{token[: length - 1]}…"
+
+
+def visible(token: str) -> str:
+    """The token, with "␣" for each character that cannot be printed, and for each blank in a token of blanks."""
+    shown = "".join(char if char.isprintable() else "␣" for char in token)
+    return shown if shown.strip() else "␣" * len(token)

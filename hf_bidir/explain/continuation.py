@@ -9,8 +9,9 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.example_inputs import longest_text
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
-from hf_bidir.explain.alignment import LOGIT, Alignment, visible
+from hf_bidir.explain.alignment import LOGIT, Alignment
 from hf_bidir.explain.checkpoint import Example, read_text, text_limit
+from hf_bidir.explain.colors import visible
 from hf_bidir.explain.methods import METHODS, token_scores
 
 ROWS = 16  # generated tokens explained in one batch

@@ -7,20 +7,32 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
-from hf_bidir.explain.alignment import LOGIT, Alignment, visible
+from hf_bidir.explain.alignment import LOGIT, Alignment
 from hf_bidir.explain.checkpoint import Example, read_text, text_limit
+from hf_bidir.explain.colors import visible
 from hf_bidir.explain.orient import signs_are_free
+from hf_bidir.explain.relevance import NoRule, relevance_rules
 from hf_bidir.explain.running import attends_between_tokens, check_bidir, record_coefficients
 from hf_bidir.modeling.signed_layers import signed_layers
 
-CONTRIBUTION, COEFFICIENT, MAGNITUDE = "a · ∂y/∂a", "coefficient a", "mean |a|"
+CONTRIBUTION, RELEVANCE, COEFFICIENT, MAGNITUDE = "a · ∂y/∂a", "relevance", "coefficient a", "mean |a|"
+METHODS_OF_TEXTS = ("contributions", "attnlrp")
 READING = {
+    RELEVANCE: "+ (red) supports the generated token, − (blue) opposes it; the signs are comparable",
     CONTRIBUTION: "+ (red) supports the generated token, − (blue) opposes it; the signs are comparable",
     COEFFICIENT: "+ (red) and − (blue) are the signs of coefficients, which do not say support or opposition",
 }
+WHAT = {
+    CONTRIBUTION: "Contributions a · ∂y/∂a of source words to {}",
+    RELEVANCE: "Relevance (AttnLRP) of source words for {}",
+    COEFFICIENT: "Coefficients a of source words (hard selection has no contributions)",
+    MAGNITUDE: "Magnitudes |a| of the attention to source words",
+}
 
 
-def align(model: PreTrainedModel, tokenizer, text: str, *, num_beams: int = 1) -> Alignment:
+def align(
+    model: PreTrainedModel, tokenizer, text: str, *, method: str = "contributions", num_beams: int = 1
+) -> Alignment:
     """Generate text, and explain each generated token by the source tokens.
 
     The contribution is `a · ∂y/∂a`, summed over layers and heads. `y` is the generated token's logit minus the mean of
@@ -33,6 +45,7 @@ def align(model: PreTrainedModel, tokenizer, text: str, *, num_beams: int = 1) -
             …T5ForConditionalGeneration; dropout is off while it generates.
         tokenizer: a fast one; the pieces of a word in the source are summed.
         text: the source, truncated to the model's positions.
+        method: "contributions", or "attnlrp", the relevance of the source's embeddings (`relevance`).
         num_beams: beams of the search; 1 is greedy.
 
     Returns:
@@ -43,6 +56,10 @@ def align(model: PreTrainedModel, tokenizer, text: str, *, num_beams: int = 1) -
         ValueError: a model that is no encoder-decoder of text, or a text without words.
     """
     check_bidir(model)
+    if method not in METHODS_OF_TEXTS:
+        raise ValueError(
+            f"{type(model).__name__} is explained by {' or '.join(METHODS_OF_TEXTS)}; got the method {method!r}."
+        )
     if not model.config.is_encoder_decoder or model.main_input_name != "input_ids":
         raise ValueError(f"expected a signed encoder-decoder of text; got {type(model).__name__}.")
     example = read_text(tokenizer, text, text_limit(model, tokenizer))
@@ -50,17 +67,18 @@ def align(model: PreTrainedModel, tokenizer, text: str, *, num_beams: int = 1) -
         inputs = {name: example.inputs[name].clone().to(model.device) for name in ("input_ids", "attention_mask")}
         ids = model.generate(**inputs, num_beams=num_beams)
         coefficients, contributions = _rows(model, inputs, ids)
+        relevance = _relevance_rows(model, inputs, ids) if method == "attnlrp" else None
     hard = getattr(model.config, "attn_selection", "soft") == "hard"
     between_tokens = attends_between_tokens(model)
     attended = {MAGNITUDE if between_tokens else COEFFICIENT: coefficients}
     scores = attended if hard else {CONTRIBUTION: contributions} | attended
+    if relevance is not None:
+        scores = {RELEVANCE: relevance} | scores
     return Alignment(
         source=[visible(token) for token in example.tokens],
         written=[visible(token) for token in tokenizer.convert_ids_to_tokens(ids[0, 1:])],
         explained=_explained(model, example, tokenizer.decode(ids[0], skip_special_tokens=True)),
-        what="Coefficients a of source words (hard selection has no contributions)"
-        if hard
-        else f"Contributions a · ∂y/∂a of source words to {LOGIT}",
+        what=WHAT[next(iter(scores))].format(LOGIT),
         scores={unit: example.by_token(rows) for unit, rows in scores.items()},
         first_length=len(example.tokens),
         how_to_read=READING.get(next(iter(scores)), "the larger, the more attention; there are no signs"),
@@ -90,6 +108,25 @@ def _rows(model: PreTrainedModel, inputs: dict[str, Tensor], ids: Tensor) -> tup
         contributions.append((own * torch.stack([gradient[0, :, row] for gradient in gradients])).sum((0, 1)))
         attended.append(own.abs().mean((0, 1)) if between_tokens else own[0, 0])
     return torch.stack(attended).cpu(), torch.stack(contributions).cpu()
+
+
+def _relevance_rows(model: PreTrainedModel, inputs: dict[str, Tensor], ids: Tensor) -> Tensor:
+    """The relevance of the source tokens for each generated id, `[generated, source]`; what is generated is given."""
+    if not attends_between_tokens(model):
+        raise NoRule(f"AttnLRP has no rule for recurrent models such as {type(model).__name__}; use contributions.")
+    embedding = model.get_encoder().get_input_embeddings()
+    start = embedding(inputs["input_ids"]).detach().requires_grad_()
+    calls: list[nn.Module] = []
+
+    def first_call_of_the_encoder(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
+        calls.append(module)  # the decoder may share the embedding
+        return start.clone() if len(calls) == 1 else output
+
+    with embedding.register_forward_hook(first_call_of_the_encoder), relevance_rules(model):
+        logits = model(**inputs, decoder_input_ids=ids[:, :-1]).logits[0]
+    chosen = logits.gather(-1, ids[0, 1:, None]).squeeze(-1) - logits.mean(-1)
+    rows = [torch.autograd.grad(y, start, retain_graph=True)[0] for y in chosen]
+    return torch.stack([(start * row)[0].sum(-1).detach() for row in rows]).cpu()
 
 
 @torch.no_grad()

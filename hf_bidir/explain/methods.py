@@ -1,49 +1,35 @@
 """All methods under one signature: a signed or unsigned number per token."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_bidir.common.errors import did_you_mean
-from hf_bidir.explain.alti import alti
-from hf_bidir.explain.attentions import combine_heads, read_position, token_positions
-from hf_bidir.explain.contributions import contributions, value_weighted
 from hf_bidir.explain.erasure import erasure
-from hf_bidir.explain.flow import attention_flow
-from hf_bidir.explain.gradients import grad_cam, gradient_times_input, integrated_gradients
+from hf_bidir.explain.gradients import gradient_times_input, integrated_gradients
 from hf_bidir.explain.readout import Target, check_position
 from hf_bidir.explain.relevance import integrated_relevance, relevance
-from hf_bidir.explain.rollout import attention_rollout
-from hf_bidir.explain.running import (
-    attends_between_tokens,
-    check_exists,
-    keep_mask_of,
-    prepared_inputs,
-    reads_images,
-    record_coefficients,
-    sequence_length,
+from hf_bidir.explain.running import attends_between_tokens, prepared_inputs, reads_images
+from hf_bidir.explain.scorers import (
+    Request,
+    by_alti,
+    by_attention,
+    by_contributions,
+    by_flow,
+    by_grad_cam,
+    by_rollout,
+    by_value_zeroing,
+    by_values,
+    by_whole,
 )
 from hf_bidir.explain.smooth_grad import smooth_grad
-from hf_bidir.explain.value_zeroing import value_zeroing
 
 NO_PASS = "none"
-
-
-@dataclass(frozen=True)
-class Request:
-    """A batch, a target, and a layer and head; None means all layers or heads, or the method's default."""
-
-    model: PreTrainedModel
-    inputs: Mapping[str, Tensor]
-    target: Target = None
-    position: int | Tensor | None = None
-    layer: int | None = None
-    head: int | None = None
+TEXT_DEFAULT, IMAGE_DEFAULT = "integrated-attnlrp", "integrated-attnlrp"
 
 
 @dataclass(frozen=True)
@@ -100,7 +86,7 @@ class Method:
 def token_scores(
     model: PreTrainedModel,
     inputs: Mapping[str, Tensor],
-    method: str = "contributions",
+    method: str | None = None,
     target: Target = None,
     *,
     position: int | Tensor | None = None,
@@ -110,6 +96,7 @@ def token_scores(
     """Scores of one method of `METHODS`, one per token, `[batch, length]`.
 
     Args:
+        method: a name of `METHODS`; None selects `default_method`.
         model, inputs, target, position: as in `contributions`. Attention, values, rollout and flow ignore the
             target. They start at the position, by default the first token, or the last one in causal attention.
         layer: contributions, values, attention and Grad-CAM use this layer alone (default except for contributions: the
@@ -120,6 +107,7 @@ def token_scores(
         ValueError: an unknown method, layer or head, a layer or head for a method that takes none, or a method that
             the model does not support.
     """
+    method = method or default_method(model, layer, head)
     check_method(method, layer, head)
     inputs = prepared_inputs(model, inputs)
     if method not in methods_of(model):
@@ -147,6 +135,15 @@ def methods_of(model: PreTrainedModel) -> list[str]:
     ]
 
 
+def default_method(model: PreTrainedModel, layer: int | None = None, head: int | None = None) -> str:
+    """The method that benchmarks/explanations.py ranks first, for texts or images; contributions for a layer or head.
+
+    Recurrent models and encoder-decoders have contributions too.
+    """
+    best = IMAGE_DEFAULT if reads_images(model) else TEXT_DEFAULT
+    return best if best in methods_of(model) and layer is None and head is None else "contributions"
+
+
 def check_method(method: str, layer: int | None = None, head: int | None = None) -> None:
     """Raise ValueError for an unknown method, or a layer or head for a method that takes none."""
     if method not in METHODS:
@@ -159,155 +156,67 @@ def check_method(method: str, layer: int | None = None, head: int | None = None)
         raise ValueError(f"{method} covers all heads of a layer; leave out head, or choose another method.")
 
 
-def _check_chosen(request: Request, layers: int, heads: int) -> None:
-    check_exists("layer", request.layer, layers)
-    check_exists("head", request.head, heads)
-
-
-def _contributions(request: Request) -> Tensor:
-    scores = contributions(request.model, request.inputs, request.target, position=request.position)
-    _check_chosen(request, *scores.shape[1:3])
-    layers = slice(None) if request.layer is None else slice(request.layer, request.layer + 1)
-    heads = slice(None) if request.head is None else slice(request.head, request.head + 1)
-    return scores[:, layers, heads].sum((1, 2))
-
-
-def _values(request: Request) -> Tensor:
-    norms = _chosen_layers(value_weighted(request.model, request.inputs), request)[-1]
-    return _from_source(norms.sum(1) if request.head is None else norms[:, request.head], request)
-
-
-def _attention(request: Request, signed: bool) -> Tensor:
-    attention = _coefficients(request)[-1]
-    return _from_source(combine_heads(attention, _heads(request), magnitude=not signed), request)
-
-
-def _rollout(request: Request, signed: bool) -> Tensor:
-    attentions = _coefficients(request)
-    keep = keep_mask_of(request.inputs, attentions[0].shape[-1])
-    mode: Literal["signed", "magnitude"] = "signed" if signed else "magnitude"
-    return _from_source(attention_rollout(attentions, keep, mode=mode, heads=_heads(request)), request)
-
-
-def _flow(request: Request, signed: bool) -> Tensor:
-    attentions = _coefficients(request)
-    keep = keep_mask_of(request.inputs, attentions[0].shape[-1])
-    source = _source(attentions[-1], keep, request)
-    return attention_flow(attentions, keep, source, signed=signed, heads=_heads(request))
-
-
-def _coefficients(request: Request) -> Sequence[Tensor]:
-    """Coefficients of the layers up to the requested one."""
-    with torch.no_grad():
-        return _chosen_layers(record_coefficients(request.model, request.inputs)[1], request)
-
-
-def _chosen_layers(layers: Sequence[Tensor], request: Request) -> Sequence[Tensor]:
-    """The layers, `[batch, heads, queries, keys]` each, up to the requested one."""
-    sequence_length(request.model, request.inputs, layers)
-    _check_chosen(request, len(layers), layers[0].shape[1])
-    return layers if request.layer is None else layers[: request.layer + 1]
-
-
-def _heads(request: Request) -> Literal["mean"] | int:
-    return "mean" if request.head is None else request.head
-
-
-def _source(matrix: Tensor, keep: Tensor, request: Request) -> Tensor:
-    """The position that the output is read from, `[batch]`."""
-    return token_positions(read_position(matrix, keep) if request.position is None else request.position, keep)
-
-
-def _from_source(matrix: Tensor, request: Request) -> Tensor:
-    """The row of the source position in `[batch, queries, keys]`."""
-    source = _source(matrix, keep_mask_of(request.inputs, matrix.shape[-1]), request)
-    return matrix[torch.arange(len(matrix), device=matrix.device), source]
-
-
-def _whole(function: Callable[..., Tensor], request: Request) -> Tensor:
-    return function(request.model, request.inputs, request.target, position=request.position)
-
-
-def _grad_cam(request: Request) -> Tensor:
-    return _whole(partial(grad_cam, layer=request.layer), request)
-
-
-def _value_zeroing(request: Request) -> Tensor:
-    return _rolled_out(value_zeroing(request.model, request.inputs, layer=request.layer), request)
-
-
-def _alti(request: Request) -> Tensor:
-    return _rolled_out(alti(request.model, request.inputs), request)
-
-
-def _rolled_out(shares: Sequence[Tensor], request: Request) -> Tensor:
-    """The product of token-to-token shares, `[batch, queries, keys]` each, which include the skip connection."""
-    layers = _chosen_layers([layer.unsqueeze(1) for layer in shares], request)
-    keep = keep_mask_of(request.inputs, layers[0].shape[-1])
-    return _from_source(attention_rollout(layers, keep, residual=0), request)
-
-
 METHODS: dict[str, Method] = {
     "attnlrp": Method(
         "AttnLRP: relevance for y, propagated backwards",
         "part of y",
         "1 backward",
-        partial(_whole, relevance),
+        partial(by_whole, relevance),
         between_tokens=True,
     ),
     "attnlrp-values": Method(
         "AttnLRP through the values alone, not through the scores",
         "part of y",
         "1 backward",
-        partial(_whole, partial(relevance, through_scores=False)),
+        partial(by_whole, partial(relevance, through_scores=False)),
         between_tokens=True,
     ),
     "integrated-attnlrp": Method(
         "AttnLRP, integrated from padding, or from zeros for images",
         "part of y",
         "4 forward, 4 backward",
-        partial(_whole, integrated_relevance),
+        partial(by_whole, integrated_relevance),
         between_tokens=True,
     ),
     "contributions": Method(
-        "contribution a · ∂y/∂a, summed over queries", "a · ∂y/∂a", "1 backward", _contributions, layers="all"
+        "contribution a · ∂y/∂a, summed over queries", "a · ∂y/∂a", "1 backward", by_contributions, layers="all"
     ),
     "erasure": Method(
         "fall of y when no query attends to the token, other coefficients renormalised",
         "Δy",
         "n forward",
-        partial(_whole, erasure),
+        partial(by_whole, erasure),
     ),
     "erasure-mask": Method(
         "fall of y when the token is masked like padding",
         "Δy",
         "n forward",
-        partial(_whole, partial(erasure, how="mask")),
+        partial(by_whole, partial(erasure, how="mask")),
     ),
     "erasure-token": Method(
         "fall of y when the token is removed from the input",
         "Δy",
         "n forward",
-        partial(_whole, partial(erasure, how="token")),
+        partial(by_whole, partial(erasure, how="token")),
     ),
-    "gradient": Method("input times gradient", "x · ∂y/∂x", "1 backward", partial(_whole, gradient_times_input)),
+    "gradient": Method("input times gradient", "x · ∂y/∂x", "1 backward", partial(by_whole, gradient_times_input)),
     "smoothgrad": Method(
         "SmoothGrad: input times the mean gradient at noisy inputs",
         "x · mean ∂y/∂x",
         "25 forward, 25 backward",
-        partial(_whole, smooth_grad),
+        partial(by_whole, smooth_grad),
     ),
     "integrated-gradients": Method(
         "integrated gradients from padding, or from zeros for images",
         "part of y",
         "50 forward, 50 backward",
-        partial(_whole, integrated_gradients),
+        partial(by_whole, integrated_gradients),
     ),
     "grad-cam": Method(
         "Grad-CAM: inputs x of the attention times the mean of ∂y/∂x over patches",
         "x · mean ∂y/∂x",
         "1 backward",
-        _grad_cam,
+        by_grad_cam,
         layers="last",
         of_patches=True,
         by_head=False,
@@ -316,7 +225,7 @@ METHODS: dict[str, Method] = {
         "coefficients a of the query read by the output",
         "a",
         NO_PASS,
-        partial(_attention, signed=True),
+        partial(by_attention, signed=True),
         layers="last",
         oriented=True,
     ),
@@ -324,7 +233,7 @@ METHODS: dict[str, Method] = {
         "signed rollout",
         "rollout",
         NO_PASS,
-        partial(_rollout, signed=True),
+        partial(by_rollout, signed=True),
         layers="up to the last",
         oriented=True,
         between_tokens=True,
@@ -333,7 +242,7 @@ METHODS: dict[str, Method] = {
         "signed maximum flow",
         "flow",
         NO_PASS,
-        partial(_flow, signed=True),
+        partial(by_flow, signed=True),
         layers="up to the last",
         oriented=True,
         additive=False,
@@ -343,7 +252,7 @@ METHODS: dict[str, Method] = {
         "magnitude |a| of the coefficients of the query read by the output",
         "|a|",
         NO_PASS,
-        partial(_attention, signed=False),
+        partial(by_attention, signed=False),
         layers="last",
         signed=False,
     ),
@@ -351,7 +260,7 @@ METHODS: dict[str, Method] = {
         "rollout of |a|",
         "rollout",
         NO_PASS,
-        partial(_rollout, signed=False),
+        partial(by_rollout, signed=False),
         layers="up to the last",
         signed=False,
         between_tokens=True,
@@ -360,7 +269,7 @@ METHODS: dict[str, Method] = {
         "maximum flow through |a|",
         "flow",
         NO_PASS,
-        partial(_flow, signed=False),
+        partial(by_flow, signed=False),
         layers="up to the last",
         signed=False,
         additive=False,
@@ -370,7 +279,7 @@ METHODS: dict[str, Method] = {
         "norm ‖a v W_o‖ of the weighted values of the query read by the output",
         "‖a v W_o‖",
         NO_PASS,
-        _values,
+        by_values,
         layers="last",
         signed=False,
         between_tokens=True,
@@ -379,7 +288,7 @@ METHODS: dict[str, Method] = {
         "ALTI: rollout of each token's share in attention, skip connection and norm",
         "share",
         NO_PASS,
-        _alti,
+        by_alti,
         layers="up to the last",
         signed=False,
         between_tokens=True,
@@ -389,7 +298,7 @@ METHODS: dict[str, Method] = {
         "value zeroing: rollout of the change of each block's output without the value",
         "share",
         "n forward",
-        _value_zeroing,
+        by_value_zeroing,
         layers="up to the last",
         signed=False,
         between_tokens=True,

@@ -12,7 +12,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from hf_bidir.common.files import replacing
-from hf_bidir.explain.colors import Scale, text_color_on
+from hf_bidir.explain.colors import Scale, text_color_on, visible
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,12 @@ class TextBlock:
         scale = self.scale
         colors = [scale.color(score) for score in self.scores]
         return [
-            {"text": token, "score": scale.number(score), "background": to_hex(color), "color": text_color_on(color)}
+            {
+                "text": visible(token),
+                "score": scale.number(score),
+                "background": to_hex(color),
+                "color": text_color_on(color),
+            }
             for token, score, color in zip(self.tokens, self.scores, colors, strict=True)
         ]
 
@@ -59,13 +64,28 @@ def html_page(
 
     Tokens, titles and captions are escaped, and the page's content security policy forbids scripts and external files.
     """
-    template = Environment(loader=PackageLoader("hf_bidir.explain", "."), autoescape=True).get_template("page.html")
-    return template.render(
-        title=title,
-        blocks=blocks,
-        pictures={heading: base64.b64encode(png).decode("ascii") for heading, png in (pictures or {}).items()},
-        caption=caption,
-    )
+    return _rendered("page.html", title=title, blocks=blocks, pictures=_encoded(pictures), caption=caption)
+
+
+def _rendered(template: str, **values: object) -> str:
+    environment = Environment(loader=PackageLoader("hf_bidir.explain", "."), autoescape=True)
+    return environment.get_template(template).render(**values)
+
+
+def _encoded(pictures: Mapping[str, bytes] | None) -> dict[str, str]:
+    return {heading: base64.b64encode(png).decode("ascii") for heading, png in (pictures or {}).items()}
+
+
+def html_fragment(
+    *, blocks: Sequence[TextBlock] = (), pictures: Mapping[str, bytes] | None = None, caption: str | None = None
+) -> str:
+    """The content of `html_page` without the page around it, for a notebook; everything is escaped."""
+    return _rendered("fragment.html", blocks=blocks, pictures=_encoded(pictures), caption=caption)
+
+
+def html_table(header: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> str:
+    """An escaped HTML table for a notebook."""
+    return _rendered("table.html", header=header, rows=rows, caption=caption)
 
 
 def write_page(path: str | Path, page: str) -> None:

@@ -20,6 +20,11 @@ from hf_bidir.explain.running import attends_between_tokens
 # their normaliser does not absorb to query and key, half each.
 QUERY, KEY, VALUE = 0.25, 0.25, 0.5
 
+
+class NoRule(ValueError):
+    """A model or operation without a rule of AttnLRP."""
+
+
 OTHERS = "use contributions, erasure or integrated-gradients instead, which need no rules"
 
 
@@ -80,7 +85,7 @@ def relevance(
         `[batch, length]`, zero for padding and for the tokens before an image's patches.
 
     Raises:
-        ValueError: also for an operation without a rule, which is named.
+        NoRule: an operation without a rule, which is named.
     """
     with _differentiable(model):
         function = InputFunction.of(model, inputs, target, position)
@@ -116,10 +121,10 @@ def _differentiable(model: PreTrainedModel) -> Iterator[None]:
     """Context in which the model computes a relevance.
 
     Raises:
-        ValueError: a recurrent model.
+        NoRule: a recurrent model.
     """
     if not attends_between_tokens(model):
-        raise ValueError(f"AttnLRP has no rule for recurrent models such as {type(model).__name__}; {OTHERS}.")
+        raise NoRule(f"AttnLRP has no rule for recurrent models such as {type(model).__name__}; {OTHERS}.")
     with torch.inference_mode(False), torch.enable_grad(), in_evaluation(model):
         yield
 
@@ -199,7 +204,7 @@ def _apply(function: Callable, name: str, dependent: int, args: tuple, kwargs: d
     """The operation with the gradient of its rule; `dependent` is the number of its operands that depend on the input.
 
     Raises:
-        ValueError: an operation without a rule.
+        NoRule: an operation without a rule.
     """
     if name == "layer_norm":
         return _layer_norm(*args, **kwargs)
@@ -219,7 +224,7 @@ def _apply(function: Callable, name: str, dependent: int, args: tuple, kwargs: d
     if constant:
         return torch.utils._pytree.tree_map(Tensor.detach, output)
     if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves(output)):
-        raise ValueError(f"AttnLRP has no rule for the operation {function.__name__}{_inside()}; {OTHERS}.")
+        raise NoRule(f"AttnLRP has no rule for the operation {function.__name__}{_inside()}; {OTHERS}.")
     return output
 
 

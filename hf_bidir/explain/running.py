@@ -19,8 +19,8 @@ def check_bidir(model: PreTrainedModel) -> None:
     check_attends(model)
     if not signed_layers(model):
         raise ValueError(
-            f"expected a bidir model, got {type(model).__name__}; hf_bidir.explain.load_checkpoint(name) loads a "
-            "softmax checkpoint as a bidir model at λ = 0, with the same outputs."
+            f"expected a bidir model, got {type(model).__name__}; hf_bidir.signed(model, negative_mass=0.0) makes it "
+            "one in place, with the same outputs, and hf_bidir.explain.load_checkpoint(name) loads one."
         )
 
 

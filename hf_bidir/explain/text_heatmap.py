@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from hf_bidir.common.files import save_figure
-from hf_bidir.explain.colors import Scale, as_array, shortened, text_color_on
+from hf_bidir.explain.colors import Scale, as_array, shortened, text_color_on, visible
 from hf_bidir.explain.page import TextBlock, html_page, write_page
 
 Scores = Tensor | np.ndarray | Sequence[float]
@@ -55,7 +55,7 @@ def text_heatmap(
     """
     named = check_scores(tokens, scores)
     figure = Figure(figsize=(WIDTH, 1))
-    tokens = [shortened(token) for token in tokens]
+    tokens = [visible(shortened(token)) for token in tokens]
     places = _places(tokens, named, FigureCanvasAgg(figure).get_renderer())
     block = HEADING + LINE * (1 + places[-1][0]) + SCALE
     caption = textwrap.fill(caption, CAPTION_WIDTH) if caption else ""

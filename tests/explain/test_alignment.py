@@ -159,7 +159,7 @@ def test_methods_for_single_predictions_are_refused_for_an_encoder_decoder(model
     TOKENIZER.save_pretrained(tmp_path)
     result = CliRunner().invoke(app, ["explain", str(tmp_path), TEXT, "--method", "erasure"])
     assert result.exit_code == 2
-    assert "BidirRnnForSeq2SeqLM is explained for each generated token; leave out --method" in result.output
+    assert "BidirRnnForSeq2SeqLM is explained by contributions or attnlrp; got the method 'erasure'" in result.output
     result = CliRunner().invoke(app, ["explain", str(tmp_path), str(tmp_path / "config.json")])
     assert "takes the text itself" in result.output
     with pytest.raises(ValueError, match=r"Call hf_bidir.explain.align\(model, tokenizer, text\)"):

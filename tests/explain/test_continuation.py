@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 import hf_bidir
 from hf_bidir.cli import app
 from hf_bidir.explain import explain_continuation, load_checkpoint, prediction_scores, token_scores
-from hf_bidir.explain.alignment import Alignment, visible
+from hf_bidir.explain.alignment import Alignment
+from hf_bidir.explain.colors import visible
 from hf_bidir.explain.report import explain_checkpoint
 from hf_bidir.finetune.data.tokenizer import train_byte_level
 from tests.explain.conftest import TEXT_METHODS, with_biases
@@ -44,7 +45,7 @@ def folder(model, tmp_path):
     return str(tmp_path / "model")
 
 
-@pytest.mark.parametrize("method", TEXT_METHODS)
+@pytest.mark.parametrize("method", [name for name in TEXT_METHODS if name != "smoothgrad"])  # noise is drawn by batch
 def test_every_row_equals_the_explanation_of_its_token_alone(method, model):
     ids = TOKENIZER(f"{PROMPT} {NEXT}", return_tensors="pt")["input_ids"]
     predictions, positions = ids[0, 3:], torch.arange(2, ids.shape[1] - 1)

@@ -20,6 +20,7 @@ from hf_bidir.explain import (
     erasure,
     flip_heads,
     integrated_gradients,
+    integrated_relevance,
     orient_heads,
     read_image,
     token_scores,
@@ -315,7 +316,7 @@ def test_a_language_model_is_explained_at_the_next_word_which_a_target_may_name(
     explanation = explain_checkpoint((model, tokenizer()), "a good", target="film")
     assert 'Explained: y, the logit of "film"' in explanation.explained
     inputs = {"input_ids": torch.tensor([[2, 5, 6, 3]])}
-    expected = contributions(model, inputs, target=8, position=3).sum((1, 2))[0]
+    expected = integrated_relevance(model, inputs, target=8, position=3)[0]
     torch.testing.assert_close(explanation.scores, expected)
     with pytest.raises(ValueError, match="'elephant' is not one token of the vocabulary"):
         explain_checkpoint((model, tokenizer()), "a good", target="elephant")

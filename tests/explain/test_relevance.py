@@ -11,11 +11,12 @@ from torch import nn
 
 import hf_bidir
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
-from hf_bidir.explain import flip_heads, relevance
+from hf_bidir.explain import align, flip_heads, relevance
 from hf_bidir.explain.input_function import InputFunction
 from hf_bidir.explain.relevance import relevance_rules
 from hf_bidir.modeling.signed_layers import OBSERVE, PROJECT, signed_layers
-from tests.explain.conftest import FAMILIES, bert, family, inputs_of, sentences, vit
+from tests.explain.conftest import FAMILIES, bert, family, inputs_of, sentences, tokenizer, vit
+from tests.tiny_models import stock_model
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 ADDED = ("bias", "position", "cls_token", "register_tokens", "token_type", "wpe")  # what y has that no token brought
@@ -160,3 +161,44 @@ def test_a_recurrent_encoder_has_no_rule():
     model = hf_bidir.BidirRnnForSequenceClassification(config).eval()
     with pytest.raises(ValueError, match=r"no rule for recurrent models such as BidirRnn.*; use contributions"):
         relevance(model, {"input_ids": torch.arange(5, 11).view(1, 6)})
+
+
+def test_the_relevance_of_a_source_and_of_what_was_generated_sum_to_the_logit():
+    """An encoder-decoder without biases: relevance of both embeddings, and what the normalisers absorb."""
+    model = without_biases(hf_bidir.signed(stock_model("bart"), negative_mass=1.0))
+    inputs = {"input_ids": torch.arange(5, 11).view(1, 6), "decoder_input_ids": torch.arange(7, 11).view(1, 4)}
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding) and "Scaled" in str(module)]
+    parts = []
+
+    def remember(module, args, output):
+        parts.append(output.detach().requires_grad_())
+        return parts[-1].clone()
+
+    with torch.enable_grad(), relevance_rules(model):
+        hooks = [module.register_forward_hook(remember) for module in embeddings]
+        calls = recorded_attention(model)
+        y = model(**inputs).logits[0, -1, 7]
+        for hook in hooks:
+            hook.remove()
+    absorbed = absorbed_by_attention(y, calls)
+    total = sum((part * gradient).sum() for part, gradient in zip(parts, torch.autograd.grad(y, parts), strict=True))
+    assert len(parts) == 2
+    assert total.item() + absorbed == pytest.approx(y.item(), rel=1e-6)
+
+
+def test_an_encoder_decoder_is_aligned_by_relevance():
+    model = hf_bidir.signed(stock_model("bart", vocab_size=14), negative_mass=1.0)
+    found = align(model, tokenizer(), "a good film", method="attnlrp")
+    assert list(found.scores) == ["relevance", "a · ∂y/∂a", "mean |a|"]
+    assert found.scores["relevance"].shape == (len(found.written), len(found.source))
+    ids = torch.tensor([[2, 5, 6, 8, 3]])
+    embedding = model.get_encoder().get_input_embeddings()
+    start = embedding(ids).detach().requires_grad_()
+    with torch.enable_grad(), relevance_rules(model):
+        # the encoder takes its embeddings as an argument here, instead of a hook
+        logits = model(inputs_embeds=start, decoder_input_ids=torch.tensor([[2]])).logits[0, 0]
+        chosen = model.generate(ids, num_beams=1)[0, 1]
+        (gradient,) = torch.autograd.grad(logits[chosen] - logits.mean(), start)
+    torch.testing.assert_close(
+        found.scores["relevance"][0], (start * gradient)[0].sum(-1).detach(), atol=1e-4, rtol=1e-3
+    )

@@ -105,11 +105,12 @@ def test_at_half_the_negative_mass_no_orientation_is_needed(tmp_path):
     assert "needs oriented heads" not in result.output
 
 
-def test_a_text_that_is_too_long_is_truncated_with_a_note(checkpoint, tmp_path):
+def test_a_text_that_is_too_long_is_explained_in_windows_with_a_note(checkpoint, tmp_path):
     result = run(checkpoint, "a " * 20, "--output", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    assert "its last 10 word pieces were left out" in result.output
-    assert "its last 10 word pieces were left out" in (tmp_path / "out/index.html").read_text(encoding="utf-8")
+    told = "y is the mean over 3 overlapping windows of 12 tokens"
+    assert told in result.output
+    assert told in (tmp_path / "out/index.html").read_text(encoding="utf-8")
 
 
 def test_a_method_that_needs_oriented_heads_has_a_note(checkpoint, tmp_path):

@@ -1,0 +1,191 @@
+"""Explain predictions in one call: a text, an image, a list of them, or a stream."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from hf_bidir.explain.checkpoint import LONGEST_TEXT, Example, read_image, read_text, text_limit
+from hf_bidir.explain.explanation import Explanation
+from hf_bidir.explain.methods import METHODS, check_method, default_method, token_scores
+from hf_bidir.explain.orient import signs_are_free
+from hf_bidir.explain.prediction import predictions, token_level
+from hf_bidir.explain.readout import Target, predicts_per_token
+from hf_bidir.explain.relevance import NoRule
+from hf_bidir.explain.running import check_bidir, reads_images
+from hf_bidir.explain.windows import merged, note, window, windows_of
+from hf_bidir.explain.words import Explanations
+
+SEVERAL_OUTPUTS = ("ForQuestionAnswering", "ForMultipleChoice")
+ONE = str | Path | Image.Image
+
+
+def explain(
+    model: PreTrainedModel,
+    processor: Any,
+    inputs: ONE | Iterable[ONE],
+    method: str | None = None,
+    *,
+    target: Target = None,
+    position: int | None = None,
+    layer: int | None = None,
+    head: int | None = None,
+    batch_size: int = 16,
+    progress: bool = True,
+) -> Explanation | Explanations:
+    """Explain the prediction for a text or an image, or for each of several.
+
+        explain(model, tokenizer, "a charming film with a weak ending", target="positive")
+
+    A text that is longer than the model takes is explained in overlapping windows, unless the model predicts tokens:
+    then y is the mean logit over windows, and scores add up.
+
+    Args:
+        model: a signed model, with any negative mass; `hf_bidir.signed(model, negative_mass=0.0)` makes one of a
+            softmax model, with the same outputs.
+        processor: its tokenizer, or image processor.
+        inputs: a text; the path of an image, or a PIL image; or a list of such. `explain_each` takes a stream.
+        method: a name of `METHODS`; None selects `default_method`.
+        target, position, layer, head: as in `token_scores`; targets of language models may be words.
+        batch_size: texts that run together.
+        progress: show a progress bar for several inputs.
+
+    Returns:
+        One `Explanation`, or `Explanations`, a list of them in the order of the inputs. Both show themselves in a
+        notebook.
+
+    Raises:
+        ValueError: an empty list, and as in `read_text`, `read_image` and `token_scores`.
+    """
+    options: dict[str, Any] = {"target": target, "position": position, "layer": layer, "head": head}
+    if isinstance(inputs, ONE):
+        return next(explain_each(model, processor, [inputs], method, **options))
+    inputs = list(inputs)
+    if not inputs:
+        raise ValueError("expected at least one text or image, got an empty list.")
+    found = explain_each(model, processor, inputs, method, batch_size=batch_size, **options)
+    hidden = not progress or len(inputs) <= batch_size
+    return Explanations(tqdm(found, desc="explaining", total=len(inputs), leave=False, disable=hidden))
+
+
+def explain_each(
+    model: PreTrainedModel,
+    processor: Any,
+    inputs: Iterable[ONE],
+    method: str | None = None,
+    *,
+    target: Target = None,
+    position: int | None = None,
+    layer: int | None = None,
+    head: int | None = None,
+    batch_size: int = 16,
+) -> Iterator[Explanation]:
+    """`explain`, one `Explanation` after the other, so that a data set need not fit in memory.
+
+    Args:
+        inputs: any iterable, such as a column of a streamed data set.
+    """
+    check_bidir(model)
+    check_method(method or default_method(model, layer, head), layer, head)
+    if batch_size < 1:
+        raise ValueError(f"expected a batch_size of at least 1, got {batch_size}.")
+    stream = iter(inputs)
+    alone = reads_images(model) or getattr(processor, "pad_token_id", None) is None or predicts_per_token(model)
+    while batch := list(islice(stream, 1 if alone else batch_size)):
+        examples = [read(model, processor, one) for one in batch]
+        chosen: dict[str, Any] = {"target": target, "position": position, "layer": layer, "head": head}
+        yield from _explain_batch(model, processor, examples, method, **chosen)
+
+
+def read(model: PreTrainedModel, processor: Any, text_or_image: ONE) -> Example:
+    """The model inputs of a text or an image; a text is cut only if the model predicts tokens."""
+    videos = hasattr(model.config, "num_frames")
+    if reads_images(model) and not videos:
+        return read_image(model, processor, text_or_image)
+    if model.main_input_name != "input_ids" or hasattr(model.config, "vision_config") or videos:
+        raise ValueError(f"expected a model of one text or one image; {type(model).__name__} takes other inputs.")
+    if not isinstance(text_or_image, str):
+        raise ValueError(
+            f"expected a text for {type(model).__name__}, got {type(text_or_image).__name__}; pass the text itself."
+        )
+    whole = predicts_per_token(model) or not processor.is_fast
+    return read_text(processor, text_or_image, text_limit(model, processor) if whole else LONGEST_TEXT)
+
+
+def _explain_batch(
+    model: PreTrainedModel, processor, examples: list[Example], method: str | None, target, position, layer, head
+) -> Iterator[Explanation]:
+    notes: list[list[str]] = [truncation(example) for example in examples]
+    if type(model).__name__.endswith(SEVERAL_OUTPUTS):
+        several = f"{type(model).__name__} has no single output to explain; its encoder is explained instead."
+        notes, model = [[*own, several] for own in notes], model.base_model
+    if len(examples) == 1:
+        target, position = token_level(model, processor, examples[0], target, position)
+    windows = [windows_of_model(model, processor, example) for example in examples]
+    inputs = _padded(processor, examples, windows)
+    counts = [len(own) for own in windows]
+    predicted = predictions(model, processor, inputs, target, position, counts)
+    if predicted[0].target is not None:
+        rows = [one.target for one, count in zip(predicted, counts, strict=True) for _ in range(count)]
+        target = torch.tensor(rows)
+    where = {"target": target, "position": position, "layer": layer, "head": head}
+    scores, used, why = _scores(model, inputs, method, where)
+    by_example = scores.cpu().split(counts)
+    for example, own, rows, one, about in zip(examples, windows, by_example, predicted, notes, strict=True):
+        pieces = merged(list(rows), own, len(example.token_of_piece))
+        yield Explanation(
+            example=example,
+            explained=one.explained,
+            method=used,
+            layer=layer,
+            head=head,
+            scores=example.by_token(pieces, METHODS[used].additive),
+            value=one.value,
+            notes=[*about, *note(own), *orientation(model, used), *why],
+        )
+
+
+def _scores(model: PreTrainedModel, inputs, method: str | None, where: dict[str, Any]) -> tuple[Tensor, str, list[str]]:
+    """The scores, the method that computed them, and a note if that is not the default one."""
+    if method is not None:
+        return token_scores(model, inputs, method, **where), method, []
+    chosen = default_method(model, where["layer"], where["head"])
+    try:
+        return token_scores(model, inputs, chosen, **where), chosen, []
+    except NoRule as error:
+        why = f"The default method, {chosen}, does not apply: {error}"
+        return token_scores(model, inputs, "contributions", **where), "contributions", [why]
+
+
+def windows_of_model(model: PreTrainedModel, processor, example: Example) -> list[Tensor]:
+    """The positions of a text's windows; an image, and a text of which tokens are predicted, have a single one."""
+    if example.grid is not None or predicts_per_token(model):
+        return [torch.arange(len(example.token_of_piece))]
+    return windows_of(example, text_limit(model, processor))
+
+
+def _padded(processor, examples: list[Example], windows: list[list[Tensor]]) -> dict[str, Tensor]:
+    """All windows of all examples as one batch, padded on the right."""
+    if len(examples) == 1 and len(windows[0]) == 1:
+        return examples[0].inputs
+    parts = [window(example, own) for example, some in zip(examples, windows, strict=True) for own in some]
+    return dict(processor.pad(parts, padding_side="right", return_tensors="pt"))
+
+
+def truncation(example: Example) -> list[str]:
+    """One sentence where a text was cut."""
+    cut = f"The text is too long for the model; its last {example.truncated} word pieces were left out."
+    return [cut] if example.truncated else []
+
+
+def orientation(model: PreTrainedModel, method: str) -> list[str]:
+    """One sentence where raw signs are shown of heads that are not oriented."""
+    if not METHODS[method].oriented or not signs_are_free(model):
+        return []
+    return [f"{method} needs oriented heads: without hf_bidir.explain.orient_heads the sign of each head is arbitrary."]

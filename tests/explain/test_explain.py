@@ -1,0 +1,163 @@
+"""`explain`: one text, several, long ones in windows, streams, and what the results show."""
+
+import json
+from itertools import count, islice, pairwise
+
+import pytest
+import torch
+
+from hf_bidir.explain import Explanation, explain, explain_each, read_text, token_scores, word_table
+from hf_bidir.explain.methods import default_method
+from hf_bidir.explain.windows import windows_of
+from tests.explain.conftest import bert, tokenizer
+from tests.faithfulness.conftest import pooling
+
+NAMES = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1}}
+TEXTS = ["a unbelievably good film", "bad", "a film !", "good bad good"]
+
+
+def model():
+    return bert(**NAMES)
+
+
+def test_one_text_gives_its_scores_by_word():
+    found = explain(model(), tokenizer(), TEXTS[0], target="positive")
+    assert isinstance(found, Explanation)
+    assert found.tokens == ["[CLS]", "a", "unbelievably", "good", "film", "[SEP]"]
+    example = read_text(tokenizer(), TEXTS[0], 12)
+    expected = token_scores(model(), example.inputs, "integrated-attnlrp", "positive")[0]
+    torch.testing.assert_close(found.scores, example.by_token(expected))
+    assert found.value == pytest.approx(model()(**example.inputs).logits[0, 1].item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("method", ["integrated-attnlrp", "contributions", "erasure", "integrated-gradients", "flow"])
+def test_texts_of_different_lengths_are_explained_as_each_is_alone(method):
+    together = explain(model(), tokenizer(), TEXTS, method, batch_size=3)
+    assert [one.tokens[1:-1] for one in together] == [text.split() for text in TEXTS]
+    for text, one in zip(TEXTS, together, strict=True):
+        alone = explain(model(), tokenizer(), text, method)
+        torch.testing.assert_close(one.scores, alone.scores, atol=1e-5, rtol=1e-3)
+        assert one.explained == alone.explained
+
+
+def test_a_stream_is_read_a_batch_at_a_time():
+    taken = []
+
+    def endless():
+        for number in count():
+            taken.append(number)
+            yield TEXTS[number % 4]
+
+    first = list(islice(explain_each(model(), tokenizer(), endless(), batch_size=2), 3))
+    assert len(first) == 3
+    assert len(taken) == 4
+
+
+def test_windows_cover_a_long_text_and_share_tokens_with_their_neighbours():
+    example = read_text(tokenizer(), "a " * 50, 1000)
+    windows = windows_of(example, 12)
+    assert all(len(positions) == 12 for positions in windows)
+    assert all(positions[0] == 0 and positions[-1] == 51 for positions in windows)  # [CLS] and [SEP]
+    assert sorted({int(place) for positions in windows for place in positions}) == list(range(52))
+    for first, second in pairwise(windows):
+        assert set(first[1:-1].tolist()) & set(second[1:-1].tolist())
+
+
+def test_scores_of_a_long_text_are_shares_of_the_mean_over_its_windows():
+    words = [TEXTS[0].split()[index % 4] for index in range(30)]
+    found = explain(model(), tokenizer(), " ".join(words), "erasure-mask", target="positive")
+    assert len(found.tokens) == 32
+    example = read_text(tokenizer(), " ".join(words), 1000)
+    windows, expected, logits = windows_of(example, 12), torch.zeros(len(example.token_of_piece)), []
+    for positions in windows:
+        inputs = {name: value[:, positions] for name, value in example.inputs.items()}
+        expected[positions] += token_scores(model(), inputs, "erasure-mask", 1)[0] / len(windows)
+        logits.append(model()(**inputs).logits[0, 1])
+    torch.testing.assert_close(found.scores, example.by_token(expected), atol=1e-5, rtol=1e-3)
+    assert found.value == pytest.approx(torch.stack(logits).mean().item(), abs=1e-5)
+    assert f"mean over {len(windows)} overlapping windows" in found.notes[0]
+
+
+def test_a_dict_has_everything_but_the_inputs_and_json_writes_it():
+    found = explain(model(), tokenizer(), TEXTS[0])
+    read = json.loads(json.dumps(found.to_dict()))
+    assert read["tokens"] == found.tokens
+    assert read["scores"] == pytest.approx(found.scores.tolist())
+    assert (read["method"], read["special"]) == ("integrated-attnlrp", [True, False, False, False, False, True])
+
+
+def test_a_notebook_shows_coloured_words_without_a_script():
+    shown = explain(model(), tokenizer(), "a <b> good film")._repr_html_()
+    assert "&lt;b&gt;" in shown
+    assert "<b>" not in shown.replace('<b style="', "")
+    assert shown.count('class="word"') == 4
+    assert "<script" not in shown
+    several = explain(model(), tokenizer(), TEXTS)._repr_html_()
+    assert several.count('class="hf-bidir"') == 4
+
+
+def test_control_characters_of_a_text_are_not_printed():
+    found = explain(model(), tokenizer(), "a \x1b[31mgood film")
+    assert "\x1b" not in found.summary()
+    assert "\x1b" not in found._repr_html_()
+
+
+def test_the_page_of_an_explanation_is_written(tmp_path):
+    explain(model(), tokenizer(), TEXTS[0]).to_html(tmp_path / "page.html")
+    assert "unbelievably" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_words_have_their_mean_score_over_all_texts():
+    found = explain(model(), tokenizer(), TEXTS, "erasure-mask", target="positive")
+    table = found.words()
+    goods = [
+        score for one in found for token, score in zip(one.tokens, one.scores.tolist(), strict=True) if token == "good"
+    ]
+    word = next(word for word in table if word.word == "good")
+    assert (word.count, word.mean) == (3, pytest.approx(sum(goods) / 3))
+    assert [one.mean for one in table] == sorted((one.mean for one in table), reverse=True)
+    assert "!" not in {one.word for one in table}
+    assert {one.word for one in word_table(found, min_count=2)} == {"a", "film", "good", "bad"}
+    assert "<td>good</td>" in table._repr_html_()
+    assert table.bottom(1) == [list(table)[-1]]
+
+
+def test_a_model_without_a_rule_gets_contributions_and_a_note():
+    recurrent = pooling()
+    assert default_method(recurrent) == "contributions"
+    changed = model()
+    changed.classifier = torch.nn.Sequential(Fourier(), changed.classifier)
+    found = explain(changed, tokenizer(), TEXTS[0])
+    assert found.method == "contributions"
+    assert "The default method, integrated-attnlrp, does not apply: AttnLRP has no rule" in found.notes[0]
+    with pytest.raises(ValueError, match="no rule for the operation fft_fft"):
+        explain(changed, tokenizer(), TEXTS[0], "attnlrp")
+
+
+class Fourier(torch.nn.Module):
+    def forward(self, states):
+        return torch.fft.fft(states).real
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "message"),
+    [
+        ([], {}, "at least one text or image, got an empty list"),
+        (["good", ""], {}, "a text with at least one word"),
+        ("good", {"target": "neutral"}, "target 'neutral' does not exist"),
+        ("good", {"target": 2}, "choose one of"),
+        ("good", {"method": "atnlrp"}, 'Did you mean "attnlrp"'),
+        (["good"], {"batch_size": 0}, "a batch_size of at least 1"),
+    ],
+)
+def test_bad_input_is_one_error_with_the_expectation(inputs, options, message):
+    with pytest.raises(ValueError, match=message):
+        explain(model(), tokenizer(), inputs, **options)
+
+
+def test_a_stock_model_is_refused_with_what_to_do():
+    from transformers import BertConfig, BertForSequenceClassification
+
+    stock = BertForSequenceClassification(BertConfig(vocab_size=14, hidden_size=8, num_attention_heads=1))
+    with pytest.raises(ValueError, match=r"hf_bidir.signed\(model, negative_mass=0.0\)"):
+        explain(stock, tokenizer(), "good")
