@@ -81,12 +81,12 @@ def convert_checkpoint(
         FileNotFoundError: the source does not exist or is incomplete.
         FileExistsError: `output_dir` is not empty.
     """
-    output_dir = _free_folder(output_dir, overwrite)
+    output_dir = free_folder(output_dir, overwrite)
     model, processors, difference = signed_model(
         source, attn_activation=attn_activation, negative_mass=negative_mass, weights=weights, partial=partial
     )
     logger.warning("Largest difference of an output on random input: %.1e", difference)
-    return _write(output_dir, [model, *processors], _sentence_folder(source))
+    return write_checkpoint(output_dir, [model, *processors], _sentence_folder(source))
 
 
 def signed_model(
@@ -123,7 +123,7 @@ def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bo
     Arguments and errors as in `convert_checkpoint`; also ValueError if the checkpoint has negative mass, because no
     softmax model equals it.
     """
-    output_dir, sentences = _free_folder(output_dir, overwrite), _sentence_folder(source)
+    output_dir, sentences = free_folder(output_dir, overwrite), _sentence_folder(source)
     transformer = sentences.transformer if sentences else source
     config = read_config(transformer)
     if not config.model_type.startswith("bidir_"):
@@ -146,7 +146,7 @@ def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bo
     difference = _largest_difference(_outputs(bidir, inputs), _outputs(model, inputs), inputs)
     if not difference <= _tolerance(model):
         raise ValueError(f"the restored model's outputs differ from the source's by {difference:.1e}; nothing saved.")
-    return _write(output_dir, [model, *checkpoint_processors(transformer)], sentences)
+    return write_checkpoint(output_dir, [model, *checkpoint_processors(transformer)], sentences)
 
 
 def _stock_config(config: PretrainedConfig, stock_class: type[PreTrainedModel]) -> PretrainedConfig:
@@ -156,7 +156,8 @@ def _stock_config(config: PretrainedConfig, stock_class: type[PreTrainedModel]) 
     return config_of_class(stock_class.config_class, copy.deepcopy(fields))
 
 
-def _free_folder(output_dir: str | Path, overwrite: bool) -> Path:
+def free_folder(output_dir: str | Path, overwrite: bool) -> Path:
+    """The folder, which may be written: new or empty, or to be overwritten. Raises FileExistsError otherwise."""
     output_dir = Path(output_dir)
     if output_dir.exists() and not output_dir.is_dir():
         raise FileExistsError(f"{output_dir} is a file; name a folder.")
@@ -354,7 +355,7 @@ def is_softmax(config: PretrainedConfig) -> bool:
     return config.attn_activation == "softmax" or (config.attn_activation in WITH_NEGATIVE_MASS and without_mass)
 
 
-def _write(output_dir: Path, parts: list, sentences: SentenceFolder | None) -> Path:
+def write_checkpoint(output_dir: Path, parts: list, sentences: SentenceFolder | None = None) -> Path:
     """Save model and processors in a temporary folder, then move it to the target."""
     output_dir.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output_dir.parent, prefix=f".{output_dir.name}-") as scratch:

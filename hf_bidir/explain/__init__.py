@@ -20,6 +20,7 @@ with extra("explain"):
     from hf_bidir.explain.gradients import grad_cam, gradient_times_input, integrated_gradients
     from hf_bidir.explain.methods import METHODS, default_method, token_scores
     from hf_bidir.explain.orient import flip_heads, orient_heads
+    from hf_bidir.explain.orientation import oriented_towards
     from hf_bidir.explain.relevance import integrated_relevance, relevance
     from hf_bidir.explain.rollout import attention_rollout
     from hf_bidir.explain.smooth_grad import smooth_grad
@@ -53,6 +54,7 @@ __all__ = [
     "layer_head_grid",
     "load_checkpoint",
     "orient_heads",
+    "oriented_towards",
     "pooled_contributions",
     "prediction_scores",
     "read_image",

@@ -15,6 +15,7 @@ from hf_bidir.explain.checkpoint import LONGEST_TEXT, Example, read_image, read_
 from hf_bidir.explain.explanation import Explanation
 from hf_bidir.explain.methods import METHODS, check_method, default_method, token_scores
 from hf_bidir.explain.orient import signs_are_free
+from hf_bidir.explain.orientation import oriented_towards
 from hf_bidir.explain.prediction import predictions, token_level
 from hf_bidir.explain.readout import Target, predicts_per_token
 from hf_bidir.explain.relevance import NoRule
@@ -185,7 +186,9 @@ def truncation(example: Example) -> list[str]:
 
 
 def orientation(model: PreTrainedModel, method: str) -> list[str]:
-    """One sentence where raw signs are shown of heads that are not oriented."""
+    """One sentence on raw signs: what they are oriented towards, or that they are not."""
     if not METHODS[method].oriented or not signs_are_free(model):
         return []
-    return [f"{method} needs oriented heads: without hf_bidir.explain.orient_heads the sign of each head is arbitrary."]
+    if target := oriented_towards(model):
+        return [f"The heads are oriented: on average, a positive coefficient supports {target}."]
+    return [f"{method} needs oriented heads (hf-bidir orient); as it is, the sign of each head is arbitrary."]

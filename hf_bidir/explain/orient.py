@@ -19,6 +19,7 @@ from hf_bidir.checkpoints.example_inputs import example_inputs
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.checkpoints.projections import Projections, largest_change, projections, weight_of
 from hf_bidir.explain.contributions import coefficients_and_gradients
+from hf_bidir.explain.orientation import record_orientation
 from hf_bidir.explain.readout import Target
 from hf_bidir.explain.running import attention_config, check_bidir
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS, get_attn_activation
@@ -41,6 +42,9 @@ def orient_heads(
 
     At `λ = 1` negating the keys and values of a head negates its coefficients and leaves the output unchanged, so raw
     signs are arbitrary. With `u_ij = ∂y/∂a_ij`, a head is flipped if `Σ |a_ij| u_ij < 0` over the data.
+
+    The target is recorded in `model.config.attn_oriented`, which `save_pretrained` saves; `oriented_towards(model)`
+    reads it as long as no weight has changed.
 
     Heads that share keys or values, such as the query heads of one key head, flip together, by their sum.
 
@@ -75,6 +79,7 @@ def orient_heads(
     _flip(model, found, flipped)
     share = (0.5 + 0.5 * torch.where(flipped, -pull, pull) / total).float()
     _warn_of_mixed_heads(share)
+    record_orientation(model, target, (share >= CONSISTENT).float().mean().item())
     return share
 
 

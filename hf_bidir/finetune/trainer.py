@@ -41,6 +41,13 @@ class FinetuneTrainer(Trainer):
         self.train_collator = self.data_collator
         self.eval_collator = eval_collator or self.data_collator
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers; forgets the orientation of heads, which the weights it saw do not have any more."""
+        config = self.accelerator.unwrap_model(self.model).config
+        if getattr(config, "attn_oriented", None) is not None:
+            config.attn_oriented = None
+        return super().train(*args, **kwargs)
+
     def get_train_dataloader(self) -> DataLoader:
         self.data_collator = self.train_collator
         return super().get_train_dataloader()

@@ -19,6 +19,7 @@ ATTENTION_FIELDS = {
     "attn_scope": "global",
     "attn_window": None,
     "attn_partial": False,
+    "attn_oriented": None,
 }
 WITHOUT_WINDOW = ("global", "none")  # scopes that take no attn_window
 FIELDS_DOC = """
@@ -31,6 +32,7 @@ FIELDS_DOC = """
         most `attn_window` positions away, on either side.
     attn_window: at least 1; only with `attn_scope="window"`.
     attn_partial: accept a model in which some attention is outside transformers' attention interface and stays softmax.
+    attn_oriented: what `hf_bidir.explain.orient_heads` recorded about the signs of heads, for the weights it saw.
 """
 
 

@@ -1,10 +1,13 @@
 """Data without labels: texts cut into snippets, and images."""
 
 from collections.abc import Callable
+from typing import Any
 
 from datasets import Dataset, Image, Value, concatenate_datasets
-from transformers import PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_bidir.checkpoints.example_inputs import longest_text
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.finetune.data.arguments import DistillationDataArguments, UnlabelledDataArguments, UnlabelledTextArguments
 from hf_bidir.finetune.data.image_data import IMAGE_COLUMNS, check_images
@@ -73,6 +76,35 @@ def unlabelled_columns(
     files = _raw(data, read_file)
     raw = {name: _only(name, parts, column, guesses, kind) for name, parts in files.items() if name != "test"}
     return unlabelled_splits(raw, data.validation_share, data.split_seed, data.max_train_samples)
+
+
+def unlabelled_batches(
+    model: PreTrainedModel, processor: Any, file: str, column: str | None, examples: int, batch_size: int
+) -> list[dict[str, Tensor]]:
+    """Model inputs of a sample of texts or images, without labels.
+
+    Args:
+        column: of the texts or images; by default detected.
+        examples: rows to sample, with a fixed seed.
+
+    Raises:
+        InputError: no such file or column, or no text in it.
+    """
+    images = model.main_input_name == "pixel_values"
+    rows = (read_images if images else read_table)(file)
+    guesses = IMAGE_COLUMNS if images else TEXT_COLUMNS
+    found = find_column("train", rows, column, guesses, guesses[0])
+    rows = rows.shuffle(seed=0).select(range(min(examples, len(rows)))).select_columns([found])
+    if images:
+        pictures = [row[found].convert("RGB") for row in rows]
+        parts = [pictures[start : start + batch_size] for start in range(0, len(pictures), batch_size)]
+        return [{"pixel_values": processor(part, return_tensors="pt")["pixel_values"]} for part in parts]
+    texts = [row[found] for row in rows if isinstance(row[found], str) and row[found].strip()]
+    if not texts:
+        raise InputError(f"expected texts in the column {found} of {file}; all rows are empty")
+    limit = min(longest_text(model) or processor.model_max_length, processor.model_max_length)
+    options = {"padding": True, "truncation": True, "max_length": limit, "return_tensors": "pt"}
+    return [dict(processor(texts[start : start + batch_size], **options)) for start in range(0, len(texts), batch_size)]
 
 
 def _raw(data: UnlabelledDataArguments, read_file: Callable[[str], Dataset]) -> dict[str, list[Dataset]]:
