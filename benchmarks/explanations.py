@@ -14,7 +14,7 @@ predicted class. Rows go to benchmarks/results/explanations.csv, one for each ta
     ffid_plus, ffid_minus F-Fidelity (Zheng et al. 2024), on a copy tuned on masked inputs
     random_head, _half, _all  Spearman correlation with the scores of the model whose weights are random in the head, in
                           the upper half as well, or everywhere (Adebayo et al. 2018)
-    seconds               median per example, one thread
+    seconds, forward_passes   median time per example, one thread; and in units of a forward pass
 
 A model whose rows are there is not measured again. Slow methods see the first --slow examples of the movie reviews.
 """
@@ -74,7 +74,7 @@ def measured(task: str, folder: Path, options: argparse.Namespace) -> list[dict[
         count = options.slow if task == "movies" and method in SLOW else len(examples)
         scores, seconds = timed_scores(model, examples[:count], method)
         scored[method] = list(zip(examples, scores, strict=False))
-        rows[method] = {"method": method, "examples": len(scores), "seconds": seconds} | people(task, scored[method])
+        rows[method] = {"method": method, "examples": len(scores)} | seconds | people(task, scored[method])
         rows[method] |= deletion_and_insertion(model, scored[method][:few]) | fidelity_of(scored[method][:few])
     sane = randomised(model, {method: examples[:SANE] for method, examples in scored.items()})
     return [row | sane[method] for method, row in rows.items()]

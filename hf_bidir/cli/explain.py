@@ -57,6 +57,10 @@ def explain(
     new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Causal language models: generate this many tokens and explain each.")
     ] = None,
+    size: Annotated[
+        int | None,
+        typer.Option(help="Images: use the whole image with this shorter side in pixels, instead of the usual crop."),
+    ] = None,
     output: Annotated[Path, typer.Option(help="Output folder for the figures and the page.")] = Path("explanation"),
     top: Annotated[int, typer.Option(min=1, help="Number of tokens to print.")] = 10,
 ) -> None:
@@ -75,7 +79,7 @@ def explain(
     hf-bidir explain runs/digits-tanhmax runs/digits-tanhmax/digit.png    (after: make demo)
     hf-bidir explain model_cards/sst2-rnn-tanhmax "a charming film with a weak ending" --target positive
     hf-bidir explain model_cards/sst2-minilm-tanhmax "a dull film" --target negative --method erasure
-    hf-bidir explain google/vit-base-patch16-224 cat.png --layer 11 --head 3
+    hf-bidir explain google/vit-base-patch16-224 cat.jpg --size 448
     hf-bidir explain HuggingFaceTB/SmolLM2-135M "The capital of France is" --target Paris
     hf-bidir explain model_cards/imdb-lm-tanhmax "The film was" --new-tokens 20
     hf-bidir explain runs/dates-rnn-tanhmax "the 5th of March 1998"
@@ -87,7 +91,7 @@ def explain(
 
     logging.disable_progress_bar()  # for loading the weights
     chosen: dict[str, Any] = {"target": target, "position": position, "layer": layer, "head": head}
-    chosen |= {"continuation": continuation, "new_tokens": new_tokens}
+    chosen |= {"continuation": continuation, "new_tokens": new_tokens, "size": size}
     with one_line_errors():
         replaces = holds_explanation(output)  # checked first: an explanation may take minutes
         explanation = explain_checkpoint(checkpoint, text_or_image, method=method, **chosen)

@@ -1,4 +1,4 @@
-"""Load any checkpoint, signed or softmax, and prepare one text or image for explanation."""
+"""Load any checkpoint, signed or softmax, and prepare a text for explanation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,25 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_bidir.checkpoints.convert import checkpoint_processors, read_bidir, read_config, signed_model
 from hf_bidir.checkpoints.example_inputs import longest_text
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
-from hf_bidir.explain.running import (
-    leading_tokens,
-    patch_grid,
-    prepared_inputs,
-    reads_images,
-    record_coefficients,
-    sequence_length,
-    vision_config,
-)
+from hf_bidir.explain.running import reads_images
 
 LONGEST_TEXT = 2**20  # limit in tokens where neither model nor tokenizer has one
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # formats that Pillow decodes without starting another program
 
 
 def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, Any]:
@@ -66,6 +57,7 @@ class Example:
     token_of_piece: Tensor  # [length]: index of the token that each model position belongs to
     truncated: int = 0  # number of word pieces cut off
     grid: tuple[int, int] | None = None  # rows and columns of patches
+    photo: Image.Image | None = None  # what the model sees of an image, in its own resolution
 
     def by_token(self, scores: Tensor, add: bool = True) -> Tensor:
         """Combine scores `[..., length]` of model positions to scores of tokens, `[..., tokens]`.
@@ -147,36 +139,3 @@ def _read_pieces(tokenizer, text: str | Sequence[str], limit: int) -> Example:
         raise ValueError(f"expected a text with at least one word, got {text!r}.")
     named = [token if token.strip() else "␣" for token in tokens]
     return Example(dict(encoding), named, special, torch.tensor(token_of_piece), whole - len(pieces))
-
-
-def read_image(model: PreTrainedModel, processor, file: str | Path) -> Example:
-    """Prepare an image file as model input.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: not an image, or more than 8 bits per channel.
-    """
-    if not Path(file).is_file():
-        raise FileNotFoundError(f"expected an image file, found none at {file}.")
-    try:
-        with Image.open(file, formats=FORMATS) as opened:
-            if opened.mode in ("I;16", "I", "F"):
-                raise ValueError(f"{file} has more than 8 bits per channel ({opened.mode}); convert it to 8 bits.")
-            image = opened.convert("L" if getattr(vision_config(model), "num_channels", 3) == 1 else "RGB")
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
-        raise ValueError(f"expected an image ({', '.join(FORMATS)}); {file} cannot be read as one.") from error
-    pixels = processor([image], return_tensors="pt")["pixel_values"]
-    rows, columns = patch_grid(model, pixels)
-    leading = _leading(model, pixels)
-    patches = [f"patch in row {row}, column {column}" for row in range(rows) for column in range(columns)]
-    tokens, special = leading + patches, [True] * len(leading) + [False] * len(patches)
-    return Example({"pixel_values": pixels}, tokens, special, torch.arange(len(tokens)), grid=(rows, columns))
-
-
-@torch.no_grad()
-def _leading(model: PreTrainedModel, pixels: Tensor) -> list[str]:
-    """Names of the tokens before the patches; their number is measured by running the model."""
-    inputs = prepared_inputs(model, {"pixel_values": pixels})
-    length = sequence_length(model, inputs, record_coefficients(model, inputs)[1])
-    count = leading_tokens(model, pixels, length)
-    return ["class token"] if count == 1 else [f"special token {number}" for number in range(1, count + 1)]

@@ -11,8 +11,9 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from hf_bidir.explain.checkpoint import LONGEST_TEXT, Example, read_image, read_text, text_limit
+from hf_bidir.explain.checkpoint import LONGEST_TEXT, Example, read_text, text_limit
 from hf_bidir.explain.explanation import Explanation
+from hf_bidir.explain.image_inputs import read_image
 from hf_bidir.explain.methods import METHODS, check_method, default_method, token_scores
 from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.orientation import oriented_towards
@@ -37,6 +38,7 @@ def explain(
     position: int | None = None,
     layer: int | None = None,
     head: int | None = None,
+    size: int | None = None,
     batch_size: int = 16,
     progress: bool = True,
 ) -> Explanation | Explanations:
@@ -54,6 +56,7 @@ def explain(
         inputs: a text; the path of an image, or a PIL image; or a list of such. `explain_each` takes a stream.
         method: a name of `METHODS`; None selects `default_method`.
         target, position, layer, head: as in `token_scores`; targets of language models may be words.
+        size: for images, as in `read_image`.
         batch_size: texts that run together.
         progress: show a progress bar for several inputs.
 
@@ -64,7 +67,7 @@ def explain(
     Raises:
         ValueError: an empty list, and as in `read_text`, `read_image` and `token_scores`.
     """
-    options: dict[str, Any] = {"target": target, "position": position, "layer": layer, "head": head}
+    options: dict[str, Any] = {"target": target, "position": position, "layer": layer, "head": head, "size": size}
     if isinstance(inputs, ONE):
         return next(explain_each(model, processor, [inputs], method, **options))
     inputs = list(inputs)
@@ -85,6 +88,7 @@ def explain_each(
     position: int | None = None,
     layer: int | None = None,
     head: int | None = None,
+    size: int | None = None,
     batch_size: int = 16,
 ) -> Iterator[Explanation]:
     """`explain`, one `Explanation` after the other, so that a data set need not fit in memory.
@@ -99,18 +103,20 @@ def explain_each(
     stream = iter(inputs)
     alone = reads_images(model) or getattr(processor, "pad_token_id", None) is None or predicts_per_token(model)
     while batch := list(islice(stream, 1 if alone else batch_size)):
-        examples = [read(model, processor, one) for one in batch]
+        examples = [read(model, processor, one, size) for one in batch]
         chosen: dict[str, Any] = {"target": target, "position": position, "layer": layer, "head": head}
         yield from _explain_batch(model, processor, examples, method, **chosen)
 
 
-def read(model: PreTrainedModel, processor: Any, text_or_image: ONE) -> Example:
+def read(model: PreTrainedModel, processor: Any, text_or_image: ONE, size: int | None = None) -> Example:
     """The model inputs of a text or an image; a text is cut only if the model predicts tokens."""
     videos = hasattr(model.config, "num_frames")
     if reads_images(model) and not videos:
-        return read_image(model, processor, text_or_image)
+        return read_image(model, processor, text_or_image, size=size)
     if model.main_input_name != "input_ids" or hasattr(model.config, "vision_config") or videos:
         raise ValueError(f"expected a model of one text or one image; {type(model).__name__} takes other inputs.")
+    if size is not None:
+        raise ValueError(f"size is for images; {type(model).__name__} takes texts.")
     if not isinstance(text_or_image, str):
         raise ValueError(
             f"expected a text for {type(model).__name__}, got {type(text_or_image).__name__}; pass the text itself."

@@ -14,7 +14,10 @@ from hf_bidir.explain.colors import Scale, as_array, shortened, signed, visible
 from hf_bidir.explain.figures import image_heatmap, layer_head_grid
 from hf_bidir.explain.methods import METHODS
 from hf_bidir.explain.page import html_fragment, html_page, png_of, write_page
+from hf_bidir.explain.photo import photo_heatmap
 from hf_bidir.explain.text_heatmap import text_blocks, text_heatmap
+
+SMOOTH = 10  # rows of patches from which an image is drawn as a photograph under a smooth map
 
 
 @dataclass(frozen=True)
@@ -180,6 +183,9 @@ def _draw(explanation: Explanation, methods: list[str]) -> Figure:
     if example.grid is None:
         words, _ = explanation.shown(explanation.scores)
         return text_heatmap(words, scores, unit=units, caption=caption, limit=limit)
+    if example.photo is not None and example.grid[0] >= SMOOTH:
+        maps = {name: values.unflatten(0, example.grid) for name, values in scores.items()}
+        return photo_heatmap(example.photo, maps, units=units, caption=caption, with_photo=True)
     grids = torch.stack([values.unflatten(0, example.grid) for values in scores.values()])
     grids = torch.cat([torch.zeros_like(grids[:1]), grids])  # the first panel shows the image alone
     images = example.inputs["pixel_values"].expand(len(grids), -1, -1, -1)

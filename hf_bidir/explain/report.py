@@ -40,6 +40,7 @@ def explain_checkpoint(
     head: int | None = None,
     continuation: str | None = None,
     new_tokens: int | None = None,
+    size: int | None = None,
 ) -> Explanation | Alignment:
     """Explain the prediction of a checkpoint, signed or softmax, for a text or an image file.
 
@@ -50,6 +51,7 @@ def explain_checkpoint(
         target: a class by name or index; for language models, a word of the vocabulary.
         continuation, new_tokens: for causal language models, explain each token of a given continuation, or of
             `new_tokens` generated tokens, instead of the next token alone.
+        size: for images, as in `read_image`.
 
     Returns:
         The scores of tokens; for generated text or a continuation, its alignment with the source.
@@ -68,7 +70,7 @@ def explain_checkpoint(
         _check_left_out(model, **chosen, layer=layer, head=head, **generation)
         return align(model, processor, text_or_image, method=method or "contributions")
     if not any(value is not None for value in generation.values()):
-        return _explain_prediction(model, processor, text_or_image, **chosen, **where)
+        return _explain_prediction(model, processor, text_or_image, size, **chosen, **where)
     if not is_causal(model):
         raise ValueError(f"{type(model).__name__} does not generate text; leave out --continuation and --new-tokens.")
     if None not in generation.values():
@@ -78,9 +80,11 @@ def explain_checkpoint(
     return explain_continuation(model, processor, text_or_image, continuation, **options)
 
 
-def _explain_prediction(model: PreTrainedModel, processor, text_or_image: str, target, position, method, layer, head):
+def _explain_prediction(
+    model: PreTrainedModel, processor, text_or_image: str, size, target, position, method, layer, head
+) -> Explanation:
     """The explanation of one prediction, with all that its page draws."""
-    options: dict[str, Any] = {"target": target, "position": position, "layer": layer, "head": head}
+    options: dict[str, Any] = {"target": target, "position": position, "layer": layer, "head": head, "size": size}
     explanation = next(explain_each(model, processor, [text_or_image], method, **options))
     example = explanation.example
     if is_causal(model):

@@ -1,0 +1,146 @@
+"""Prepare an image of any size for explanation."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hf_bidir.explain.checkpoint import Example
+from hf_bidir.explain.running import (
+    leading_tokens,
+    patch_grid,
+    patch_size,
+    prepared_inputs,
+    record_coefficients,
+    sequence_length,
+    vision_config,
+)
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # formats that Pillow decodes without starting another program
+INTERPOLATE = "interpolate_pos_encoding"
+
+
+def read_image(
+    model: PreTrainedModel, processor: Any, image: str | Path | Image.Image, *, size: int | None = None
+) -> Example:
+    """Prepare an image as model input.
+
+    Args:
+        image: a file, or a PIL image. Transparent pixels become white.
+        size: by default the processor resizes and crops the image. With a size, the whole image is used in its own
+            shape, with a shorter side of about this many pixels, a multiple of the patch size; position embeddings are
+            interpolated.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: not an image, more than 8 bits per channel, or a model that takes images of one size only.
+    """
+    channels = getattr(vision_config(model), "num_channels", 3)
+    picture = _opaque(_opened(image)).convert("L" if channels == 1 else "RGB")
+    if size is None:
+        pixels, photo = processor([picture], return_tensors="pt")["pixel_values"], _as_cropped(processor, picture)
+    else:
+        pixels, photo = _whole(model, processor, picture, size), picture
+    accept_any_size(model)
+    rows, columns = patch_grid(model, pixels)
+    leading = _leading(model, pixels)
+    patches = [f"patch in row {row}, column {column}" for row in range(rows) for column in range(columns)]
+    tokens, special = leading + patches, [True] * len(leading) + [False] * len(patches)
+    places = torch.arange(len(tokens))
+    return Example({"pixel_values": pixels}, tokens, special, places, grid=(rows, columns), photo=photo)
+
+
+def accept_any_size(model: PreTrainedModel) -> None:
+    """Let the model interpolate its position embeddings for images of another size than `config.image_size`.
+
+    Without this, a ViT, DeiT or CLIP raises an error for them, so nothing else changes. Models such as DINOv2 need no
+    such permission.
+    """
+    takes = inspect.signature(type(model).forward).parameters
+    if hasattr(model, "_accepts_any_size") or not {INTERPOLATE, "kwargs"} & set(takes):
+        return
+
+    def permit(module: PreTrainedModel, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        pixels = kwargs.get("pixel_values", args[0] if args else None)
+        usual = getattr(vision_config(module), "image_size", None)
+        usual = (usual, usual) if isinstance(usual, int) else usual and tuple(usual)
+        if pixels is None or usual is None or tuple(pixels.shape[-2:]) == usual or INTERPOLATE not in takes:
+            return None
+        return args, {INTERPOLATE: True, **kwargs}
+
+    model.register_forward_pre_hook(permit, with_kwargs=True)
+    model._accepts_any_size = True
+
+
+def _opened(image: str | Path | Image.Image) -> Image.Image:
+    if isinstance(image, Image.Image):
+        opened, name = image, "the image"
+    else:
+        if not Path(image).is_file():
+            raise FileNotFoundError(f"expected an image file, found none at {image}.")
+        try:
+            with Image.open(image, formats=FORMATS) as opened:
+                opened.load()
+        except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
+            raise ValueError(f"expected an image ({', '.join(FORMATS)}); {image} cannot be read as one.") from error
+        name = str(image)
+    if opened.mode in ("I", "F") or opened.mode.startswith("I;16"):
+        raise ValueError(f"{name} has more than 8 bits per channel ({opened.mode}); convert it to 8 bits.")
+    return opened
+
+
+def _opaque(image: Image.Image) -> Image.Image:
+    """The image over white, where it is transparent."""
+    if image.mode not in ("RGBA", "LA", "PA") and "transparency" not in image.info:
+        return image
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+
+
+def _as_cropped(processor: Any, picture: Image.Image) -> Image.Image:
+    """The part of the image that a processor which resizes and crops keeps, in the image's own resolution."""
+    crop = getattr(processor, "crop_size", None) if getattr(processor, "do_center_crop", False) else None
+    size = getattr(processor, "size", None) if getattr(processor, "do_resize", False) else None
+    if not crop or not size:
+        return picture
+    crop, size, (width, height) = dict(crop), dict(size), picture.size
+    if size.get("shortest_edge"):
+        scale_x = scale_y = size["shortest_edge"] / min(width, height)
+    else:
+        scale_x, scale_y = size["width"] / width, size["height"] / height
+    side_x, side_y = min(width, crop["width"] / scale_x), min(height, crop["height"] / scale_y)
+    left, top = (width - side_x) / 2, (height - side_y) / 2
+    return picture.crop((round(left), round(top), round(left + side_x), round(top + side_y)))
+
+
+def _whole(model: PreTrainedModel, processor: Any, picture: Image.Image, size: int) -> Tensor:
+    """The normalised pixels of the whole image."""
+    patch = patch_size(model)
+    if size < max(patch):
+        raise ValueError(f"expected a size of at least one patch, {max(patch)} pixels; got {size}.")
+    scale = size / min(picture.size)
+    height, width = (
+        max(1, round(side * scale / step)) * step for side, step in zip(picture.size[::-1], patch, strict=True)
+    )
+    values = np.asarray(picture.resize((width, height), Image.Resampling.BICUBIC), dtype=np.float32) / 255
+    values = values[..., None] if values.ndim == 2 else values
+    if getattr(processor, "do_normalize", True):
+        values = (values - np.array(processor.image_mean, np.float32)) / np.array(processor.image_std, np.float32)
+    return torch.from_numpy(values).permute(2, 0, 1)[None].contiguous()
+
+
+@torch.no_grad()
+def _leading(model: PreTrainedModel, pixels: Tensor) -> list[str]:
+    """Names of the tokens before the patches; their number is measured by running the model."""
+    inputs = prepared_inputs(model, {"pixel_values": pixels})
+    length = sequence_length(model, inputs, record_coefficients(model, inputs)[1])
+    count, registers = leading_tokens(model, pixels, length), getattr(vision_config(model), "num_register_tokens", 0)
+    own = {1: ["class token"], 2: ["class token", "distillation token"]}.get(count - registers)
+    if own is None:
+        return [f"special token {number}" for number in range(1, count + 1)]
+    return own + [f"register {number}" for number in range(1, registers + 1)]
