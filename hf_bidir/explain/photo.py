@@ -60,7 +60,7 @@ def photo_heatmap(
     side = 2.6 if across <= 4 else 1.4  # inches
     shape = picture.height / picture.width
     size = (side * across + (0.5 if common_scale else 0.3 * across), (side * shape + 0.45) * down + 0.6)
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=size, layout="compressed")
     panels: Any = figure.subplots(down, across, squeeze=False).ravel()
     for panel in panels:
         panel.set_axis_off()
