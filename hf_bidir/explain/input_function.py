@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
 from hf_bidir.explain.attentions import read_position
-from hf_bidir.explain.readout import Readout, choose_readout
+from hf_bidir.explain.readout import Readout, Target, choose_readout, has_head
 from hf_bidir.explain.running import (
     keep_mask_of,
     leading_tokens,
@@ -42,19 +43,28 @@ class InputFunction:
     model: PreTrainedModel
     inputs: dict[str, Tensor]
     start: Tensor  # word embeddings [batch, length, hidden], or pixels
-    readout: Readout
     length: int  # tokens in the model's sequence
+    readout: Readout | None  # None: that of the outputs of `score`, for a function of one point
+    target: Target = None
+    position: int | Tensor | None = None
 
     @classmethod
     @torch.no_grad()
-    def of(cls, model, inputs, target, position) -> "InputFunction":
+    def of(cls, model, inputs, target, position, *, one_point: bool = False) -> "InputFunction":
+        """The function of these inputs.
+
+        Args:
+            one_point: it will be computed at the inputs only, which saves a forward pass where the outputs alone tell
+                what `y` is.
+        """
         inputs = prepared_inputs(model, inputs)
+        start = inputs["pixel_values"] if reads_images(model) else model.get_input_embeddings()(inputs["input_ids"])
+        if one_point and not reads_images(model) and has_head(model):
+            return cls(model, inputs, start, start.shape[1], None, target, position)
         outputs, coefficients = record_coefficients(model, inputs)
         length = sequence_length(model, inputs, coefficients)
         read = read_position(coefficients[-1], keep_mask_of(inputs, length))
-        readout = choose_readout(model, outputs, target, position, read)
-        start = inputs["pixel_values"] if reads_images(model) else model.get_input_embeddings()(inputs["input_ids"])
-        return cls(model, inputs, start, readout, length)
+        return cls(model, inputs, start, length, choose_readout(model, outputs, target, position, read))
 
     @property
     def rows(self) -> Tensor:
@@ -70,15 +80,20 @@ class InputFunction:
         return self.model.get_input_embeddings()(token).detach().expand_as(self.start)
 
     def score(self, start: Tensor, rows: Tensor) -> Tensor:
-        inputs, readout = {name: value[rows] for name, value in self.inputs.items()}, self.readout.of(rows)
+        inputs = {name: value[rows] for name, value in self.inputs.items()}
         if start.dim() == 4:
-            return readout(self.model(**inputs | {"pixel_values": start}, return_dict=True))
+            return self._read(self.model(**inputs | {"pixel_values": start}, return_dict=True), rows)
         # no inputs_embeds: some models find padding, or the position to read, by token id
         hook = self.model.get_input_embeddings().register_forward_hook(lambda *_: start.clone())
         try:
-            return readout(self.model(**inputs, return_dict=True))
+            return self._read(self.model(**inputs, return_dict=True), rows)
         finally:
             hook.remove()
+
+    def _read(self, outputs: ModelOutput, rows: Tensor) -> Tensor:
+        if self.readout is None:
+            return choose_readout(self.model, outputs, self.target, self.position)(outputs)
+        return self.readout.of(rows)(outputs)
 
     def by_token(self, scores: Tensor) -> Tensor:
         """Sum scores of the shape of `start` to `[batch, length]`."""

@@ -82,6 +82,11 @@ def choose_readout(
     return Readout(torch.nn.functional.normalize(rows, dim=-1), positions)
 
 
+def has_head(model: PreTrainedModel) -> bool:
+    """Whether the model has logits; a model without a head is the base model itself."""
+    return model.base_model is not model
+
+
 def names_tokens(model: PreTrainedModel) -> bool:
     """Whether the model predicts tokens of a vocabulary."""
     return type(model).__name__.endswith(VOCABULARY)

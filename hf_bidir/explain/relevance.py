@@ -88,7 +88,7 @@ def relevance(
         NoRule: an operation without a rule, which is named.
     """
     with _differentiable(model):
-        function = InputFunction.of(model, inputs, target, position)
+        function = InputFunction.of(model, inputs, target, position, one_point=True)
         return function.by_token(function.start * _gradient(function, function.start, through_scores))
 
 

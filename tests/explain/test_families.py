@@ -250,8 +250,8 @@ def test_a_model_with_layers_of_several_lengths_has_one_error_for_every_method()
     ("head", "options", "leading"),
     [
         ("ViTForImageClassification", {}, ["class token"]),
-        ("DeiTForImageClassification", {"image_size": 8, "patch_size": 2}, ["special token 1", "special token 2"]),
-        ("Dinov2WithRegistersForImageClassification", {}, [f"special token {number}" for number in range(1, 6)]),
+        ("DeiTForImageClassification", {"image_size": 8, "patch_size": 2}, ["class token", "distillation token"]),
+        ("Dinov2WithRegistersForImageClassification", {}, ["class token", *(f"register {number}" for number in range(1, 5))]),
         ("SiglipVisionModel", {"image_size": 8, "patch_size": 2, "vision_use_head": False}, []),
     ],
 )
