@@ -1,11 +1,14 @@
-"""How fast are rollout, flow and leave-one-out compared with straightforward implementations?
+"""How fast are explanations compared with straightforward implementations, with captum, and with a backward pass?
 
     python benchmarks/explain_speed.py
 
 Rollout: 32 sentences of 128 tokens, 12 layers of 12 heads, against a loop over sentences as in the code of
 Abnar & Zuidema 2020. Flow: all 128 flows of one sentence through 12 layers on one core, signed and unsigned; and one
 flow through --networkx-layers layers against networkx's Edmonds-Karp, which that code uses. Leave-one-out: a sentence
-of 64 tokens in a BERT-base, deletions in batches against one call per token. Random coefficients and weights.
+of 64 tokens in a BERT-base, deletions in batches against one call per token. AttnLRP: the same sentence, against a
+forward and backward pass for the gradient of the word embeddings. The default method: --sentences sentences of 8 to 40
+tokens in a BERT-base, in batches of 16, against captum's integrated gradients with 50 steps, one sentence at a time.
+Random coefficients and weights.
 The table goes to benchmarks/results/explain_speed.md.
 """
 
@@ -17,11 +20,23 @@ from pathlib import Path
 import networkx
 import torch
 from measure import RESULTS, interleaved_medians, write_table
+from torch import nn
+from tqdm import tqdm
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, tanhmax
-from hf_bidir.explain import attention_flow, attention_rollout, erasure
+from hf_bidir.explain import (
+    attention_flow,
+    attention_rollout,
+    default_method,
+    erasure,
+    integrated_gradients,
+    relevance,
+    token_scores,
+)
+from hf_bidir.explain.input_function import InputFunction
 
 LENGTH, LAYERS, HEADS = 128, 12, 12
+BATCH = 16  # sentences
 
 
 def main() -> None:
@@ -29,11 +44,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--networkx-layers", type=int, default=6, help="0 skips networkx; 6 takes minutes")
     parser.add_argument("--output", type=Path, default=RESULTS / "explain_speed.md")
+    parser.add_argument("--sentences", type=int, default=100, help="0 skips captum; 100 take most of an hour")
     options = parser.parse_args()
     torch.manual_seed(0)
     rows = [*rollout_rows(options.repeats), *flow_rows(options), *erasure_rows(options.repeats)]
+    rows += [*relevance_rows(options.repeats), *default_rows(options.sentences)]
     notes = (
-        f"Medians of {options.repeats} interleaved repeats (networkx: one). Ratio: seconds of the baseline over ours."
+        f"Medians of {options.repeats} interleaved repeats (networkx and captum: one). Ratio: seconds of the baseline "
+        "over ours."
     )
     header = ["computation", "seconds", "baseline, seconds", "ratio"]
     write_table(options.output, "Speed of explanations", notes, header, rows, "cpu")
@@ -97,14 +115,65 @@ def networkx_flow(graph: networkx.DiGraph, layers: int) -> None:
 
 
 def erasure_rows(repeats: int) -> list[list[str]]:
-    model = BidirBertForSequenceClassification(BidirBertConfig()).eval()
-    inputs = {"input_ids": torch.randint(30000, (1, 64)), "attention_mask": torch.ones(1, 64, dtype=torch.long)}
+    model, inputs = bert_base(), sentence(64)
     rows = []
     for how in ("renormalise", "mask", "token"):
         call = partial(erasure, model, inputs, 0, how, progress=False)
         tasks = {"ours": call, "plain": partial(call, chunk_size=1)}
         rows.append(row(f"leave-one-out, BERT-base, 64 tokens: {how}", interleaved_medians(tasks, repeats, warm_up=1)))
     return rows
+
+
+def relevance_rows(repeats: int) -> list[list[str]]:
+    """AttnLRP against a plain pass, forward and backward, and against the backward part alone."""
+    model, inputs = bert_base(), sentence(64)
+    model.requires_grad_(False)
+
+    def plain(backward: bool) -> None:
+        function = InputFunction.of(model, inputs, 0, None, one_point=True)
+        start = function.start.clone().requires_grad_()
+        y = function.score(start, function.rows).sum()
+        if backward:
+            torch.autograd.grad(y, start)
+
+    tasks = {
+        "ours": partial(relevance, model, inputs, 0),
+        "plain": partial(plain, backward=True),
+        "forward": partial(plain, backward=False),
+    }
+    seconds = interleaved_medians(tasks, 3 * repeats)
+    backward = seconds["plain"] - seconds["forward"]
+    return [
+        row("AttnLRP, BERT-base, 64 tokens, next to a forward and backward pass", seconds),
+        row("AttnLRP, next to the backward pass alone", seconds | {"plain": backward}),
+    ]
+
+
+def default_rows(count: int) -> list[list[str]]:
+    """The default method against captum's integrated gradients, over the same sentences, interleaved by batch."""
+    if not count:
+        return []
+    model, lengths = bert_base(), torch.randint(8, 41, (count,), generator=torch.Generator().manual_seed(0)).tolist()
+    seconds = {"ours": 0.0, "plain": 0.0}
+    for start in tqdm(range(0, count, BATCH), desc="captum", unit="batch"):
+        some = [sentence(length) for length in lengths[start : start + BATCH]]
+        longest = max(one["input_ids"].shape[1] for one in some)
+        padded = {
+            name: torch.cat([nn.functional.pad(one[name], (0, longest - one[name].shape[1])) for one in some])
+            for name in some[0]
+        }
+        seconds["ours"] += timed(partial(token_scores, model, padded, target=0))
+        seconds["plain"] += sum(timed(partial(integrated_gradients, model, one, 0)) for one in some)
+    name = f"{default_method(model)}, {count} sentences, BERT-base, next to integrated gradients"
+    return [row(name, seconds)]
+
+
+def bert_base() -> BidirBertForSequenceClassification:
+    return BidirBertForSequenceClassification(BidirBertConfig()).eval()
+
+
+def sentence(length: int) -> dict[str, torch.Tensor]:
+    return {"input_ids": torch.randint(30000, (1, length)), "attention_mask": torch.ones(1, length, dtype=torch.long)}
 
 
 def timed(task) -> float:

@@ -39,6 +39,7 @@ class Task:
         text: the column of the texts; None for images.
         options: of training, in place of those in the recipes.
         files: the file of each split; by default SPLIT.parquet.
+        trained_on: the task whose models are measured; by default this one.
     """
 
     title: str
@@ -47,6 +48,7 @@ class Task:
     text: str | None = "text"
     options: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
+    trained_on: str | None = None
 
     def file(self, data_dir: Path, split: str) -> Path:
         return data_dir / self.folder / self.files.get(split, f"{split}.parquet")
@@ -55,7 +57,7 @@ class Task:
 TASKS = {
     "sst2": Task("SST-2", "sst2"),
     "agreement": Task("subject-verb agreement", "sva_linzen", ("singular", "plural"), "masked"),  # the number of a verb
-    "movies": Task("movie reviews", "movie_rationales", options={"max_length": 256, "per_device_train_batch_size": 16}),
+    "movies": Task("movie reviews", "movie_rationales", trained_on="sst2"),
     "fashion": Task(
         "Fashion-MNIST",
         "fashion_mnist",
@@ -76,7 +78,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def folder_of(runs: Path, task: str, name: str, seed: int) -> Path:
     """The folder of a model of benchmarks/explained_models.py."""
-    return runs / f"{task}-{name}-{seed}"
+    return runs / f"{TASKS[task].trained_on or task}-{name}-{seed}"
 
 
 def models(options: argparse.Namespace, task: str, names: Iterable[str] = MODELS) -> Iterator[tuple[str, int, Path]]:

@@ -9,7 +9,7 @@ bidir convert --heal` does; *TanhMax*, fine-tuned with TanhMax from a MiniLM tha
 healed.yaml). The task fashion has small ViTs instead (fashion-mnist-small-*.yaml, fashion-mnist-healed.yaml), trained
 from scratch.
 
-DIR holds the folders sst2, sva_linzen, movie_rationales, imdb and fashion_mnist. Models go to runs/explained; a
+DIR holds the folders sst2, sva_linzen, imdb and fashion_mnist. Models go to runs/explained; a
 finished one is not trained again. Rows go to benchmarks/results/explained_models.csv, per model: test accuracy, the
 share of negative coefficients, the accuracy without them, and the number of heads with a consistent sign.
 """
@@ -39,7 +39,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
     parser.add_argument("--model", required=True, help="the softmax MiniLM, a folder or a name on the Hub")
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    trained = [name for name, task in TASKS.items() if task.trained_on is None]
+    parser.add_argument("--tasks", nargs="+", choices=trained, default=trained)
     options = parser.parse_args()
     for task in options.tasks:
         for seed in range(options.seeds):
@@ -61,8 +62,7 @@ def trained(task: str, name: str, seed: int, options: argparse.Namespace) -> Pat
         return folder
     given |= {"validation_file": data.file(options.data_dir, "validation"), "text_column": data.text}
     if name == "converted":
-        length = {key: value for key, value in data.options.items() if key == "max_length"}
-        recipe = read_recipe(distillation.options, RECIPES / "sst2-minilm-healed.yaml") | length
+        recipe = read_recipe(distillation.options, RECIPES / "sst2-minilm-healed.yaml")
         softmax = folder_of(options.runs, task, "softmax", seed)
         train_once(distillation, recipe | {"model_name_or_path": softmax} | given, folder)
         return folder

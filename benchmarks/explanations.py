@@ -8,7 +8,8 @@ predicted class. Rows go to benchmarks/results/explanations.csv, one for each ta
 
     human_sign, tau       SST-2: the share of polar words with the sign of their human label (sst_trees), and Kendall's
                           tau-b of score and label within a sentence
-    auprc                 movie reviews: area under the precision-recall curve against the words that people marked
+    auprc                 movie reviews, by the models of SST-2: area under the precision-recall curve against the
+                          words that people marked
     deletion, insertion   area under the curve of the probability as tokens are deleted or inserted in order (Petsiuk
                           et al. 2018); word pieces are removed from the text, patches set to 0
     ffid_plus, ffid_minus F-Fidelity (Zheng et al. 2024), on a copy tuned on masked inputs

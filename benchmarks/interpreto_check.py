@@ -29,7 +29,9 @@ def main() -> None:
     rows = []
     for text in TEXTS:
         inputs = tokenizer(text, return_tensors="pt")
-        special = torch.tensor(tokenizer.get_special_tokens_mask(inputs["input_ids"][0], already_has_special_tokens=True))
+        special = torch.tensor(
+            tokenizer.get_special_tokens_mask(inputs["input_ids"][0], already_has_special_tokens=True)
+        )
         scores = token_scores(model, inputs)[0]
         target = model(**inputs).logits.argmax(-1)
         for how, metric in (("deletion", Deletion), ("insertion", Insertion)):
@@ -49,7 +51,9 @@ def main() -> None:
             rows.append([text, how, f"{ours:.7f}", f"{theirs:.7f}", f"{abs(ours - theirs):.1e}"])
     notes = "Area under the curve of the predicted class's probability."
     header = ["text", "curve", "hf_bidir", "interpreto", "difference"]
-    write_table(RESULTS / "interpreto_check.md", "Deletion and insertion against interpreto", notes, header, rows, "cpu")
+    write_table(
+        RESULTS / "interpreto_check.md", "Deletion and insertion against interpreto", notes, header, rows, "cpu"
+    )
 
 
 if __name__ == "__main__":

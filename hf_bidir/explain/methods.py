@@ -174,7 +174,7 @@ METHODS: dict[str, Method] = {
     "integrated-attnlrp": Method(
         "AttnLRP, integrated from padding, or from zeros for images",
         "part of y",
-        "4 forward, 4 backward",
+        "2 forward, 2 backward",
         partial(by_whole, integrated_relevance),
         between_tokens=True,
     ),

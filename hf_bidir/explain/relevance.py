@@ -98,7 +98,7 @@ def integrated_relevance(
     target: Target = None,
     *,
     position: int | Tensor | None = None,
-    steps: int = 4,
+    steps: int = 2,
 ) -> Tensor:
     """`(x - x')` times the mean of AttnLRP's modified gradient on the line from a baseline x' to the input x.
 
