@@ -68,12 +68,13 @@ def explain(
 
     Prints the scores of largest magnitude and saves scores.png, rollout-flow.png, heads.png and index.html, which has
     them all. A token with a positive score supports the target, one with a negative score opposes it; attention,
-    rollout, flow and values are never negative and only rank tokens; grad-cam is for images. Patches are named by row
-    and column, counted from 0. Put -- before a text that begins with a dash.
+    rollout, flow, values, alti and value-zeroing are never negative and only rank tokens; grad-cam is for images.
+    Patches are named by row and column, counted from 0. A text that is longer than the model takes is explained in
+    windows. Put -- before a text that begins with a dash.
 
     Causal language models such as Llama: the next token is explained, or with --continuation or --new-tokens every
     token of a text, in alignment.png. A leading space is added to --target. Encoder-decoders: the alignment of
-    the generated text with the input is drawn; only --output and --top apply.
+    the generated text with the input is drawn; only --output, --top and --method contributions or attnlrp apply.
 
     \b
     hf-bidir explain runs/digits-tanhmax runs/digits-tanhmax/digit.png    (after: make demo)
@@ -87,6 +88,7 @@ def explain(
     with slow_imports("explain"):
         from transformers.utils import logging
 
+        from hf_bidir.explain.methods import IMAGE_DEFAULT, TEXT_DEFAULT
         from hf_bidir.explain.report import explain_checkpoint, holds_explanation, write_explanation
 
     logging.disable_progress_bar()  # for loading the weights
@@ -97,5 +99,8 @@ def explain(
         explanation = explain_checkpoint(checkpoint, text_or_image, method=method, **chosen)
         written = write_explanation(explanation, output)
     typer.echo(explanation.summary(top))
+    if method is None and getattr(explanation, "method", "") in (TEXT_DEFAULT, IMAGE_DEFAULT):
+        kind = "texts" if explanation.example.grid is None else "images"
+        typer.echo(f"{explanation.method} is the default because it ranks first for {kind} in docs/explanations.md.")
     told = f"Replaced the earlier explanation in {output}" if replaces else "Saved"
     typer.echo(f"{told}: {', '.join(map(str, written))}")

@@ -24,11 +24,12 @@ def orient(
     batch_size: Annotated[int, typer.Option(min=1, help="Examples that run together.")] = 16,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the contents of OUT.")] = False,
 ) -> None:
-    """Orient the heads of a TanhMax checkpoint, so that positive coefficients support a target.
+    """Orient the heads of a TanhMax checkpoint.
 
-    At λ = 1 the overall sign of each head is arbitrary. This flips heads without changing any output, and records the
-    target in config.json (attn_oriented). The record does not count any more once a weight has changed. Prints how many
-    heads have a consistent sign; raw signs of the others say little.
+    At λ = 1 the overall sign of each head is arbitrary. This flips heads without changing any output, so that positive
+    coefficients support the target on average, and records the target in config.json (attn_oriented). The record does
+    not count any more once a weight has changed. Prints how many heads have a consistent sign; raw signs of the others
+    say little.
 
     \b
     hf-bidir orient model_cards/sst2-minilm-tanhmax runs/oriented --data sst2/train.parquet --target positive

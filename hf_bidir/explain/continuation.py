@@ -12,7 +12,7 @@ from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.explain.alignment import LOGIT, Alignment
 from hf_bidir.explain.checkpoint import Example, read_text, text_limit
 from hf_bidir.explain.colors import visible
-from hf_bidir.explain.methods import METHODS, token_scores
+from hf_bidir.explain.methods import METHODS, default_method, token_scores
 
 ROWS = 16  # generated tokens explained in one batch
 
@@ -24,7 +24,7 @@ def explain_continuation(
     continuation: str | None = None,
     *,
     new_tokens: int = 20,
-    method: str = "contributions",
+    method: str | None = None,
     layer: int | None = None,
     head: int | None = None,
 ) -> Alignment:
@@ -44,6 +44,7 @@ def explain_continuation(
     Raises:
         ValueError: an empty prompt or continuation, more tokens than the model has positions, and as in `token_scores`.
     """
+    method = method or default_method(model, layer, head)
     example, ids = _generated(model, tokenizer, prompt, continuation, new_tokens)
     start = len(example.token_of_piece)
     generated = ids[start:]
@@ -69,7 +70,7 @@ def prediction_scores(
     inputs: Mapping[str, Tensor],
     targets: Tensor,
     positions: Tensor,
-    method: str = "contributions",
+    method: str | None = None,
     *,
     layer: int | None = None,
     head: int | None = None,
@@ -86,6 +87,7 @@ def prediction_scores(
     Raises:
         ValueError: as in `token_scores`.
     """
+    method = method or default_method(model, layer, head)
     parts = list(zip(targets.split(batch_size), positions.split(batch_size), strict=True))
     rows = []
     for chosen, places in tqdm(parts, desc=method, unit="batch", leave=False, delay=1, disable=len(parts) < 2):

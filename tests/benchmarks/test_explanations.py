@@ -1,4 +1,4 @@
-"""The benchmarks of explanations: agreement with labels, tables of complete rows."""
+"""The benchmarks of explanations: agreement with labels, tables, and the default that follows from them."""
 
 import numpy as np
 import pandas as pd
@@ -8,14 +8,14 @@ from hf_bidir.common.errors import InputError
 
 
 def test_a_score_of_zero_or_of_the_other_sign_disagrees_with_a_polar_word(benchmark):
-    scored = [(np.array([2, -1, 0]), np.array([0.1, 0.2, -3.0])), (np.array([-2, 1]), np.array([-5.0, 0.0]))]
-    assert benchmark("human_sentiment").agreement(scored)["human_sign"] == 0.5
+    pairs = [(np.array([2, -1, 0]), np.array([0.1, 0.2, -3.0])), (np.array([-2, 1]), np.array([-5.0, 0.0]))]
+    assert benchmark("explanations_measures").human_sign(pairs)["human_sign"] == 0.5
 
 
 def test_sentences_whose_scores_are_all_equal_do_not_enter_the_mean_tau(benchmark):
-    scored = [(np.array([1, -1]), np.array([1.0, -1.0])), (np.array([1, -1]), np.array([0.0, 0.0]))]
-    assert benchmark("human_sentiment").mean_tau(scored) == pytest.approx(1)
-    assert benchmark("human_sentiment").mean_tau(scored[1:]) is None
+    pairs = [(np.array([1, -1]), np.array([1.0, -1.0])), (np.array([1, -1]), np.array([0.0, 0.0]))]
+    assert benchmark("explanations_measures").mean_tau(pairs) == pytest.approx(1)
+    assert benchmark("explanations_measures").mean_tau(pairs[1:]) is None
 
 
 def rows(measures: tuple[str, ...], seeds: int) -> pd.DataFrame:
@@ -33,3 +33,30 @@ def test_a_table_has_a_row_for_each_task_model_and_measure_and_names_missing_see
     assert len(table(rows(measures, 3), "erasure").splitlines()) == 2 + 2 * 2 * len(measures)
     with pytest.raises(InputError, match=r"missing are sst2, softmax, erasure, attention: 2"):
         table(rows(measures, 2), "erasure")
+
+
+def measured(**methods):
+    """Rows of one model of SST-2, with human sign and deletion by method."""
+    return pd.DataFrame(
+        {"task": "sst2", "model": "softmax", "seed": 0, "method": name, "human_sign": sign, "deletion": deletion}
+        for name, (sign, deletion) in methods.items()
+    )
+
+
+def test_the_order_counts_high_agreement_and_low_deletion(benchmark):
+    runs = measured(**{"contributions": (0.7, 0.3), "gradient": (0.4, 0.6), "integrated-gradients": (0.8, 0.2)})
+    found = benchmark("explanations_report").ranks(runs, ("sst2",))
+    assert found.to_dict() == {"integrated-gradients": 1, "contributions": 2, "gradient": 3}
+
+
+def test_a_method_without_signs_ranks_last_in_human_signs(benchmark):
+    runs = measured(attention=(0.9, 0.1), contributions=(0.7, 0.3))
+    assert benchmark("explanations_report").ranks(runs, ("sst2",)).to_dict() == {"attention": 1.5, "contributions": 1.5}
+
+
+def test_the_default_methods_are_the_first_of_the_measured_order(benchmark):
+    from hf_bidir.explain.methods import IMAGE_DEFAULT, TEXT_DEFAULT
+
+    runs, report = benchmark("tables").runs("explanations"), benchmark("explanations_report")
+    assert report.ranks(runs, report.TEXTS).index[0] == TEXT_DEFAULT
+    assert report.ranks(runs, report.IMAGES).index[0] == IMAGE_DEFAULT

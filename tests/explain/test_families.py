@@ -251,7 +251,11 @@ def test_a_model_with_layers_of_several_lengths_has_one_error_for_every_method()
     [
         ("ViTForImageClassification", {}, ["class token"]),
         ("DeiTForImageClassification", {"image_size": 8, "patch_size": 2}, ["class token", "distillation token"]),
-        ("Dinov2WithRegistersForImageClassification", {}, ["class token", *(f"register {number}" for number in range(1, 5))]),
+        (
+            "Dinov2WithRegistersForImageClassification",
+            {},
+            ["class token", *(f"register {number}" for number in range(1, 5))],
+        ),
         ("SiglipVisionModel", {"image_size": 8, "patch_size": 2, "vision_use_head": False}, []),
     ],
 )
