@@ -93,4 +93,4 @@ def human_sign(folder: Path, data_dir: Path) -> float:
     model, tokenizer = load(folder)
     examples = examples_of("sst2", model, tokenizer, data_dir, SENTENCES)
     scored = [(one, token_scores(model, one.example.inputs, "contributions", POSITIVE)[0]) for one in examples]
-    return human_sign_of([(one.words, by_word(one, scores)) for one, scores in scored])["human_sign"]
+    return human_sign_of([(one.words, by_word(one, scores, "contributions")) for one, scores in scored])["human_sign"]

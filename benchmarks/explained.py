@@ -103,7 +103,7 @@ def sample(file: Path, count: int) -> list[dict]:
     return [rows[index] for index in random.Random(0).sample(range(len(rows)), min(count, len(rows)))]
 
 
-LIMITS = {"movies": 128}  # word pieces of a text
+LIMITS = {"movies": 96}  # word pieces of a text
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,11 @@ class Explained:
 
     @property
     def special_pieces(self) -> Tensor:
-        """Special tokens among the positions of the model, boolean `[1, length]`."""
-        return torch.tensor(self.example.special)[self.example.token_of_piece][None]
+        """Positions that are never deleted, boolean `[1, length]`: special tokens, and [MASK] in place of a verb."""
+        special = [
+            own or token == "[MASK]" for own, token in zip(self.example.special, self.example.tokens, strict=True)
+        ]
+        return torch.tensor(special)[self.example.token_of_piece][None]
 
 
 def examples_of(
@@ -147,7 +150,7 @@ def examples_of(
             labels = np.array(row["rationale_mask"])[: (~np.array(example.special)).sum()]
             if not 0 < labels.sum() < len(labels):
                 continue
-        label = -1 if trees else row["label"]
+        label = int(row["label5"] > NEUTRAL_GRADE) if trees else row["label"]
         yield Explained(example, label, _predicted(model, example), labels)
 
 

@@ -2,7 +2,9 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -12,11 +14,13 @@ from sklearn.metrics import average_precision_score
 from torch import Tensor
 
 from hf_bidir.explain import METHODS, token_scores
-from hf_bidir.explain.running import blocks
+from hf_bidir.explain.running import reads_images
 from hf_bidir.faithfulness import area, f_fidelity, prediction_curve, randomised_stages, tuned_on_masks
 
 Scored = Sequence[tuple[Explained, Tensor]]
 STEPS = [share / 10 for share in range(11)]
+RANDOM = "random"  # a method of random scores
+DRAWS, RANDOMISATIONS = 10, 3  # masks of F-Fidelity for each size, and sets of random weights
 
 
 def timed_scores(model, examples: Sequence[Explained], method: str) -> tuple[list[Tensor], dict[str, float]]:
@@ -27,7 +31,7 @@ def timed_scores(model, examples: Sequence[Explained], method: str) -> tuple[lis
     scores, seconds, forwards = [], [], []
     for one in examples:
         start = time.perf_counter()
-        scores.append(scores_of(model, one, method))
+        scores.append(scores_of(model, one, method, one.predicted))
         middle = time.perf_counter()
         with torch.no_grad():
             model(**one.example.inputs)
@@ -36,28 +40,27 @@ def timed_scores(model, examples: Sequence[Explained], method: str) -> tuple[lis
     return scores, {"seconds": statistics.median(seconds), "forward_passes": statistics.median(forwards)}
 
 
-def scores_of(model, one: Explained, method: str) -> Tensor:
-    """Support for the predicted class; heads are oriented towards class 1, in tasks of two classes."""
-    oriented = METHODS[method].oriented
-    found = token_scores(model, one.example.inputs, method, one.predicted if METHODS[method].explains_output else None)[
-        0
-    ]
-    return -found if oriented and one.predicted == 0 else found
+def scores_of(model, one: Explained, method: str, target: int) -> Tensor:
+    """Support for a class, `[length]`; magnitudes are the same for every class."""
+    if method == RANDOM:
+        text = " ".join(one.example.tokens).encode()
+        return torch.randn(len(one.example.token_of_piece), generator=torch.Generator().manual_seed(crc32(text)))
+    explains = METHODS[method].explains_output
+    found = token_scores(model, one.example.inputs, method, target if explains else None)[0]
+    # heads of texts are oriented towards class 1, those of images towards the predicted class
+    return -found if METHODS[method].oriented and target == 0 and not reads_images(model) else found
 
 
-def by_word(one: Explained, scores: Tensor, method_adds: bool = True) -> np.ndarray:
+def by_word(one: Explained, scores: Tensor, method: str) -> np.ndarray:
     """Scores of the words or patches, without special tokens."""
-    return one.example.by_token(scores, method_adds).numpy()[~np.array(one.example.special)]
+    additive = method == RANDOM or METHODS[method].additive
+    return one.example.by_token(scores, additive).numpy()[~np.array(one.example.special)]
 
 
-def agreement(scored: Scored) -> dict[str, float | None]:
-    """Human sign and tau of words with labels from -2 to 2; scores are turned towards "positive"."""
-    pairs = [
-        (one.words, by_word(one, scores) * (1 if one.predicted == 1 else -1))
-        for one, scores in scored
-        if one.words is not None and one.words.any()
-    ]
-    return human_sign(pairs) | {"tau": mean_tau(pairs)}
+def agreement(scored: Scored, method: str) -> dict[str, float | None]:
+    """Human sign and tau of words with labels from -2 to 2, from scores for the class "positive"."""
+    pairs = [(one.words, by_word(one, scores, method)) for one, scores in scored if one.words.any()]
+    return human_sign(pairs) | {"tau": mean_tau(pairs)} if pairs else {}
 
 
 def human_sign(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
@@ -71,19 +74,15 @@ def human_sign(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, floa
 
 
 def mean_tau(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float | None:
-    """Kendall's tau-b, mean over sentences in which both vary; None if there are none."""
-    taus = np.array([kendalltau(labels, scores).statistic for labels, scores in pairs])
-    return None if np.isnan(taus).all() else float(np.nanmean(taus))
+    """Kendall's tau-b, mean over sentences whose labels vary, 0 where the scores do not; None without any."""
+    taus = [kendalltau(labels, scores).statistic for labels, scores in pairs if np.ptp(labels) > 0]
+    return float(np.mean(np.nan_to_num(taus))) if taus else None
 
 
-def rationales(scored: Scored) -> dict[str, float]:
-    """Mean area under the precision-recall curve against marked words; scores are turned towards the true class."""
-    areas = [
-        average_precision_score(one.words, by_word(one, scores) * (1 if one.predicted == one.label else -1))
-        for one, scores in scored
-        if one.words is not None and one.words.any()
-    ]
-    return {"auprc": float(np.mean(areas))}
+def rationales(scored: Scored, method: str) -> dict[str, float]:
+    """Mean area under the precision-recall curve against marked words; that of random scores is the marked share."""
+    areas = [average_precision_score(one.words, by_word(one, scores, method)) for one, scores in scored]
+    return {"auprc": float(np.mean(areas)), "marked": float(np.mean([one.words.mean() for one, _ in scored]))}
 
 
 def deletion_and_insertion(model, scored: Scored) -> dict[str, float]:
@@ -97,30 +96,35 @@ def deletion_and_insertion(model, scored: Scored) -> dict[str, float]:
     return {how: float(np.mean(areas)) for how, areas in found.items()}
 
 
-def fidelity(model, processor, training: list[dict[str, Tensor]]) -> Callable[[Scored], dict[str, float]]:
+def fidelity(
+    model, training: list[dict[str, Tensor]], replacement: int | None
+) -> Callable[[Scored], dict[str, float | None]]:
     """F-Fidelity of scores, on one copy of the model that is tuned on masked inputs."""
-    mask = getattr(processor, "mask_token_id", None)
-    tuned = tuned_on_masks(model, training, replacement=mask)
+    tuned = tuned_on_masks(model, training, replacement=replacement)
 
-    def measured(scored: Scored) -> dict[str, float]:
+    def measured(scored: Scored) -> dict[str, float | None]:
         found = []
         for one, scores in scored:
-            options = {"target": torch.tensor([one.predicted]), "replacement": mask, "draws": 3, "progress": False}
+            options = {"target": torch.tensor([one.predicted]), "special": one.special_pieces, "progress": False}
+            options |= {"replacement": replacement, "draws": DRAWS}
             found.append(torch.stack(f_fidelity(tuned, one.example.inputs, scores[None], **options))[:, 0])
-        plus, minus = torch.stack(found).mean(0).tolist()
+        plus, minus = torch.stack(found).nanmean(0).tolist()  # texts too short for a mask have none
         return {"ffid_plus": plus, "ffid_minus": minus}
 
     return measured
 
 
-def randomised(model, scored: Mapping[str, Scored]) -> dict[str, dict[str, float | None]]:
-    """By method, the mean Spearman correlation of scores with those of random weights, for three amounts of them."""
-    half = f"block {len(blocks(model)) // 2}"
-    names = {"head": "random_head", half: "random_half", "embeddings": "random_all"}
-    found: dict[str, dict[str, float | None]] = {method: {} for method in scored}
-    for stage, random in randomised_stages(model):
-        for method, examples in scored.items() if stage in names else ():
-            pairs = [(by_word(one, scores), by_word(one, scores_of(random, one, method))) for one, scores in examples]
-            correlations = [spearmanr(*pair).statistic for pair in pairs if all(np.ptp(side) > 0 for side in pair)]
-            found[method][names[stage]] = float(np.nanmean(correlations)) if correlations else None
-    return found
+def randomised(model, examples: Sequence[Explained], methods: Sequence[str]) -> dict[str, dict[str, float]]:
+    """By method, the Spearman correlation of scores with those of random weights, and its magnitude, both means."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for seed in range(RANDOMISATIONS):
+        *_, (_, random) = randomised_stages(model, seed)
+        for method in methods:
+            for one in examples:
+                pair = [by_word(one, scores_of(each, one, method, one.predicted), method) for each in (model, random)]
+                if all(np.ptp(side) > 0 for side in pair):
+                    found[method].append(spearmanr(*pair).statistic)
+    return {
+        method: {"random_rho": float(np.mean(rhos)), "random_abs": float(np.mean(np.abs(rhos)))}
+        for method, rhos in found.items()
+    }

@@ -46,12 +46,15 @@ LINEAR = _names(
     transpose tril triu type type_as unbind unflatten unfold unsqueeze upsample_bicubic2d view view_as
     view_as_complex view_as_real vstack where"""
 )
-AS_GRADIENT = frozenset({"softmax", "log_softmax", "logsumexp"})  # their Jacobian at the point, as in AttnLRP
+# Their Jacobian at the point: normalisers, as in AttnLRP, and functions with f(0) ≠ 0, whose f(x)/x has no limit at 0.
+AS_GRADIENT = _names("softmax log_softmax logsumexp cos exp hardsigmoid log logsigmoid sigmoid softplus")
 ELEMENTWISE = _names(
-    """abs celu clamp clamp_max clamp_min clip cos elu erf exp gelu hardsigmoid hardswish hardtanh leaky_relu log log1p
-    logsigmoid mish pow relu relu6 selu sigmoid silu sin softplus softsign sqrt square tanh threshold"""
+    """abs celu clamp clamp_max clamp_min clip elu erf gelu hardswish hardtanh leaky_relu log1p
+    mish pow relu relu6 selu silu sin softsign sqrt square tanh threshold"""
 )
-PRODUCTS = frozenset({"baddbmm", "bmm", "einsum", "linear", "addmm", "matmul", "mm", "mul", "multiply", "mv", "dot"})
+PRODUCTS = frozenset(
+    {"_grouped_mm", "baddbmm", "bmm", "einsum", "linear", "addmm", "matmul", "mm", "mul", "multiply", "mv", "dot"}
+)
 QUOTIENTS = frozenset({"div", "divide", "true_divide", "truediv"})
 CONSTANT = frozenset({"reciprocal", "rsqrt", "std", "std_mean", "var", "var_mean", "norm", "vector_norm", "rtruediv"})
 

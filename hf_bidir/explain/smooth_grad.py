@@ -19,7 +19,7 @@ def smooth_grad(
     *,
     position: int | Tensor | None = None,
     samples: int = 25,
-    noise: float = 0.1,
+    noise: float = 0.5,
     seed: int = 0,
 ) -> Tensor:
     """`x · mean ∂y/∂x` at inputs with Gaussian noise (Smilkov et al. 2017); captum's `NoiseTunnel`.
@@ -28,13 +28,13 @@ def smooth_grad(
 
     Args:
         samples: noisy inputs, each one forward and backward pass.
-        noise: standard deviation of the noise, as a share of the range of x over the batch.
+        noise: standard deviation of the noise, in standard deviations of x over the batch.
         seed: seed of the noise.
     """
     with torch.inference_mode(False), in_evaluation(model), without_cudnn_where_recurrent(model):
         function = InputFunction.of(model, inputs, target, position)
         start = function.start.clone().requires_grad_()
-        spread = noise * (function.start.max() - function.start.min()).item()
+        spread = noise * function.start.std().item()
         options = {"nt_samples": samples, "nt_samples_batch_size": max(1, 64 // len(start)), "stdevs": spread}
         with torch.random.fork_rng():
             torch.manual_seed(seed)

@@ -15,6 +15,7 @@ from hf_bidir.faithfulness.interventions import class_probabilities
 
 SIZES = (0.1, 0.2, 0.3, 0.4, 0.5)  # shares of the tokens that count as the explanation
 ALPHA, BETA = 0.5, 0.1  # share of a part that is masked, and its limit as a share of all tokens
+EPSILON = 1e-9  # rounding errors of shares
 
 
 def tuned_on_masks(
@@ -26,32 +27,34 @@ def tuned_on_masks(
     learning_rate: float = 2e-5,
     seed: int = 0,
 ) -> PreTrainedModel:
-    """A copy of a classifier, fine-tuned on inputs of which up to a share `beta` of the tokens is masked at random.
+    """A copy of a classifier, fine-tuned on inputs of which a share `beta` of the tokens is masked at random.
 
     The explanation-agnostic fine-tuning of F-Fidelity: inputs with a few masked tokens are no longer unlike those of
     training, whatever method chose the tokens.
 
     Args:
         model: a bidir classifier; it is not changed.
-        batches: model inputs with `labels`, once through.
+        batches: model inputs with `labels`, and optionally `special`, boolean `[batch, length]`, tokens that are never
+            masked, by default those of `prediction_curve`; once through.
         replacement: the token that masks a word piece; patches are masked with 0.
         learning_rate: of AdamW.
+        seed: seed of masks and dropout.
     """
     tuned = copy.deepcopy(model).requires_grad_(True).train()
     optimizer = torch.optim.AdamW(tuned.parameters(), lr=learning_rate)
-    generator = torch.Generator().manual_seed(seed)
-    for batch in batches:
-        labels, inputs = batch["labels"], prepared_inputs(model, batch)
-        keep = _keep(model, inputs)
-        with in_evaluation(model):
-            free = keep & ~special_tokens(model, inputs, keep)
-        draw = torch.rand(keep.shape, generator=generator)
-        share = beta * torch.rand(len(keep), 1, generator=generator)
-        masked = without_tokens(tuned, inputs, keep, free & (draw < share).to(keep.device), replacement)
-        loss = torch.nn.functional.cross_entropy(tuned(**masked).logits, labels.to(model.device))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        for batch in batches:
+            inputs = {name: value for name, value in batch.items() if name not in ("labels", "special")}
+            inputs = prepared_inputs(model, inputs)
+            keep = _keep(model, inputs)
+            free = keep & ~_special(model, inputs, keep, batch.get("special"))
+            order, count = ranks(torch.rand(keep.shape).to(keep.device), free)
+            masked = without_tokens(tuned, inputs, keep, order < _number(beta * count), replacement)
+            loss = torch.nn.functional.cross_entropy(tuned(**masked).logits, batch["labels"].to(model.device))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
     return tuned.requires_grad_(False).eval()
 
 
@@ -62,44 +65,64 @@ def f_fidelity(
     scores: Tensor,
     *,
     target: Tensor,
+    special: Tensor | None = None,
     replacement: int | None = None,
     sizes: Sequence[float] = SIZES,
     alpha: float = ALPHA,
     beta: float = BETA,
-    draws: int = 10,
+    draws: int = 50,
     seed: int = 0,
     progress: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """FFid+ and FFid- of scores (Zheng et al. 2024, "F-Fidelity", definition 3), `[batch]` each, in [-1, 1].
+    """FFid+ and FFid- of scores (Zheng et al. 2024, "F-Fidelity"), `[batch]` each, in [-1, 1].
 
     The fall of the target's probability when random tokens are masked: of the explanation, the tokens ranked first
     (FFid+, higher is better), or of all others (FFid-, lower is better). Of a part of n tokens, `min(alpha n, beta N)`
-    are masked, N being the number of all tokens, so that no input is masked more than in `tuned_on_masks`.
+    rounded down are masked, N being the number of tokens that can be, so that no input is masked more than in
+    `tuned_on_masks`. The publication counts correct predictions; the probability changes with every mask.
 
     Args:
         tuned: from `tuned_on_masks`.
         scores: `[batch, length]`, support for the target.
         target: `[batch]`, class indices.
+        special: boolean `[batch, length]`, tokens that are never masked; by default as in `prediction_curve`.
         sizes: shares of the tokens that count as the explanation; the result is their mean.
-        draws: random masks for each size.
+        draws: random masks for each size, which run as one batch.
+
+    Returns:
+        NaN where no size leaves a token to mask: `beta N` is below 1, or `alpha n` for every size.
     """
     inputs = prepared_inputs(tuned, inputs)
     with in_evaluation(tuned):
         keep = keep_mask_of(inputs, scores.shape[-1])
-        rank, count = ranks(scores.to(keep.device), keep & ~special_tokens(tuned, inputs, keep))
+        free = keep & ~_special(tuned, inputs, keep, special)
+        rank, count = ranks(scores.to(keep.device), free)
         generator = torch.Generator().manual_seed(seed)
         whole = class_probabilities(tuned, inputs).gather(1, target[:, None]).squeeze(1)
+        rows = torch.arange(len(keep), device=keep.device).repeat(draws)
+        repeated = {name: value[rows] for name, value in inputs.items()}
         falls: tuple[list[Tensor], list[Tensor]] = ([], [])
-        rounds = [size for size in sizes for _ in range(draws)]
-        for size in tqdm(rounds, desc="F-Fidelity", unit="mask", leave=False, delay=1, disable=not progress):
-            top = rank < (size * count.double() - 1e-9).ceil().unsqueeze(1)
-            draw = torch.rand(keep.shape, generator=generator).to(keep.device)
-            for part, found in zip((top, rank.isfinite() & ~top), falls, strict=True):
-                number = torch.minimum(alpha * part.sum(-1), beta * count).round().clamp_min(1)
-                order, _ = ranks(draw, part)
-                masked = without_tokens(tuned, inputs, keep, order < number.unsqueeze(1), replacement)
-                found.append(whole - class_probabilities(tuned, masked).gather(1, target[:, None]).squeeze(1))
-    return torch.stack(falls[0]).mean(0), torch.stack(falls[1]).mean(0)
+        for size in tqdm(sizes, desc="F-Fidelity", unit="size", leave=False, delay=1, disable=not progress):
+            top = rank < (size * count.double() - EPSILON).ceil().unsqueeze(1)
+            for part, found in zip((top, free & ~top), falls, strict=True):
+                number = _number(torch.minimum(alpha * part.sum(-1), beta * count))
+                order, _ = ranks(torch.rand(len(rows), keep.shape[1], generator=generator).to(keep.device), part[rows])
+                masked = without_tokens(tuned, repeated, keep[rows], order < number[rows], replacement)
+                after = class_probabilities(tuned, masked).gather(1, target[rows, None]).view(draws, -1).mean(0)
+                found.append((whole - after).masked_fill(number[:, 0] == 0, torch.nan))
+    return torch.stack(falls[0]).nanmean(0), torch.stack(falls[1]).nanmean(0)
+
+
+def _number(tokens: Tensor) -> Tensor:
+    """A number of tokens rounded down, `[batch, 1]`."""
+    return (tokens.double() + EPSILON).floor().unsqueeze(1)
+
+
+def _special(model: PreTrainedModel, inputs: dict[str, Tensor], keep: Tensor, given: Tensor | None) -> Tensor:
+    if given is not None:
+        return given.to(keep.device)
+    with torch.no_grad(), in_evaluation(model):
+        return special_tokens(model, inputs, keep)
 
 
 def _keep(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
