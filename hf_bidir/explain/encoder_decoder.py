@@ -11,7 +11,8 @@ from hf_bidir.explain.alignment import LOGIT, Alignment
 from hf_bidir.explain.checkpoint import Example, read_text, text_limit
 from hf_bidir.explain.colors import visible
 from hf_bidir.explain.orient import signs_are_free
-from hf_bidir.explain.relevance import NoRule, relevance_rules
+from hf_bidir.explain.relevance import relevance_rules
+from hf_bidir.explain.relevance_rules import NoRule
 from hf_bidir.explain.running import attends_between_tokens, check_bidir, record_coefficients
 from hf_bidir.modeling.signed_layers import signed_layers
 

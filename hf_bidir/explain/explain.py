@@ -19,7 +19,7 @@ from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.orientation import oriented_towards
 from hf_bidir.explain.prediction import predictions, token_level
 from hf_bidir.explain.readout import Target, predicts_per_token
-from hf_bidir.explain.relevance import NoRule
+from hf_bidir.explain.relevance_rules import NoRule
 from hf_bidir.explain.running import check_bidir, reads_images
 from hf_bidir.explain.windows import merged, note, window, windows_of
 from hf_bidir.explain.words import Explanations
