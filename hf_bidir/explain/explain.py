@@ -14,12 +14,11 @@ from transformers import PreTrainedModel
 from hf_bidir.explain.checkpoint import LONGEST_TEXT, Example, read_text, text_limit
 from hf_bidir.explain.explanation import Explanation
 from hf_bidir.explain.image_inputs import read_image
-from hf_bidir.explain.methods import METHODS, check_method, default_method, token_scores
+from hf_bidir.explain.methods import METHODS, check_method, default_method, scores_by_default
 from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.orientation import oriented_towards
-from hf_bidir.explain.prediction import predictions, token_level
-from hf_bidir.explain.readout import Target, predicts_per_token
-from hf_bidir.explain.relevance_rules import NoRule
+from hf_bidir.explain.prediction import batches, predictions, token_level
+from hf_bidir.explain.readout import predicts_per_token
 from hf_bidir.explain.running import check_bidir, reads_images
 from hf_bidir.explain.windows import merged, note, window, windows_of
 from hf_bidir.explain.words import Explanations
@@ -34,7 +33,7 @@ def explain(
     inputs: ONE | Iterable[ONE],
     method: str | None = None,
     *,
-    target: Target = None,
+    target: int | str | None = None,
     position: int | None = None,
     layer: int | None = None,
     head: int | None = None,
@@ -46,8 +45,8 @@ def explain(
 
         explain(model, tokenizer, "a charming film with a weak ending", target="positive")
 
-    A text that is longer than the model takes is explained in overlapping windows, unless the model predicts tokens:
-    then y is the mean logit over windows, and scores add up.
+    A text that exceeds the limit of the model is explained in overlapping windows, and y is the mean logit over them; a
+    model that predicts tokens sees the beginning of the text.
 
     Args:
         model: a signed model, with any negative mass; `hf_bidir.signed(model, negative_mass=0.0)` makes one of a
@@ -55,9 +54,11 @@ def explain(
         processor: its tokenizer, or image processor.
         inputs: a text; the path of an image, or a PIL image; or a list of such. `explain_each` takes a stream.
         method: a name of `METHODS`; None selects `default_method`.
-        target, position, layer, head: as in `token_scores`; targets of language models may be words.
+        target: the class to explain in all inputs, by name or index, or a word for a language model; None selects the
+            predicted class of each.
+        position, layer, head: as in `token_scores`.
         size: for images, as in `read_image`.
-        batch_size: texts that run together.
+        batch_size: texts, or windows of long texts, that run together.
         progress: show a progress bar for several inputs.
 
     Returns:
@@ -84,7 +85,7 @@ def explain_each(
     inputs: Iterable[ONE],
     method: str | None = None,
     *,
-    target: Target = None,
+    target: int | str | None = None,
     position: int | None = None,
     layer: int | None = None,
     head: int | None = None,
@@ -101,11 +102,17 @@ def explain_each(
     if batch_size < 1:
         raise ValueError(f"expected a batch_size of at least 1, got {batch_size}.")
     stream = iter(inputs)
-    alone = reads_images(model) or getattr(processor, "pad_token_id", None) is None or predicts_per_token(model)
+    alone = reads_images(model) or not _pads(model, processor) or predicts_per_token(model)
     while batch := list(islice(stream, 1 if alone else batch_size)):
         examples = [read(model, processor, one, size) for one in batch]
+        rows = batch_size if _pads(model, processor) else 1
         chosen: dict[str, Any] = {"target": target, "position": position, "layer": layer, "head": head}
-        yield from _explain_batch(model, processor, examples, method, **chosen)
+        yield from _explain_batch(model, processor, examples, method, rows, **chosen)
+
+
+def _pads(model: PreTrainedModel, processor) -> bool:
+    """Whether texts of different lengths can form a batch: the tokenizer and the config know a padding token."""
+    return all(getattr(part, "pad_token_id", None) is not None for part in (processor, model.config.get_text_config()))
 
 
 def read(model: PreTrainedModel, processor: Any, text_or_image: ONE, size: int | None = None) -> Example:
@@ -126,48 +133,38 @@ def read(model: PreTrainedModel, processor: Any, text_or_image: ONE, size: int |
 
 
 def _explain_batch(
-    model: PreTrainedModel, processor, examples: list[Example], method: str | None, target, position, layer, head
+    model: PreTrainedModel, processor, examples: list[Example], method: str | None, batch_size: int, **chosen: Any
 ) -> Iterator[Explanation]:
-    notes: list[list[str]] = [truncation(example) for example in examples]
-    if type(model).__name__.endswith(SEVERAL_OUTPUTS):
-        several = f"{type(model).__name__} has no single output to explain; its encoder is explained instead."
-        notes, model = [[*own, several] for own in notes], model.base_model
+    whole, several = model, type(model).__name__.endswith(SEVERAL_OUTPUTS)
+    about = [f"{type(model).__name__} has no single output to explain; its encoder is explained instead."] * several
+    model = model.base_model if several else model
     if len(examples) == 1:
-        target, position = token_level(model, processor, examples[0], target, position)
+        level = token_level(model, processor, examples[0], chosen["target"], chosen["position"])
+        chosen |= dict(zip(("target", "position"), level, strict=True))
     windows = [windows_of_model(model, processor, example) for example in examples]
-    inputs = _padded(processor, examples, windows)
-    counts = [len(own) for own in windows]
-    predicted = predictions(model, processor, inputs, target, position, counts)
-    if predicted[0].target is not None:
-        rows = [one.target for one, count in zip(predicted, counts, strict=True) for _ in range(count)]
-        target = torch.tensor(rows)
-    where = {"target": target, "position": position, "layer": layer, "head": head}
-    scores, used, why = _scores(model, inputs, method, where)
-    by_example = scores.cpu().split(counts)
-    for example, own, rows, one, about in zip(examples, windows, by_example, predicted, notes, strict=True):
-        pieces = merged(list(rows), own, len(example.token_of_piece))
+    inputs, counts = _padded(processor, examples, windows), [len(own) for own in windows]
+    predicted = predictions(model, processor, inputs, chosen["target"], chosen["position"], counts, batch_size)
+    rows = [one.target for one, count in zip(predicted, counts, strict=True) for _ in range(count)]
+    scores, used, why = [], method or "", ""
+    for start, part in enumerate(batches(inputs, batch_size)):
+        own = rows[start * batch_size : (start + 1) * batch_size]
+        targets = {"target": None if own[0] is None else torch.tensor(own)}
+        found, used, why = scores_by_default(model, part, method, **chosen | targets)
+        scores.append(found.cpu())
+    about += [*orientation(whole, used), *([why] if why else [])]
+    shares, layer, head = METHODS[used].explains_output, chosen["layer"], chosen["head"]
+    for example, own, one, pieces in zip(examples, windows, predicted, torch.cat(scores).split(counts), strict=True):
+        length = len(example.token_of_piece)
         yield Explanation(
             example=example,
             explained=one.explained,
             method=used,
             layer=layer,
             head=head,
-            scores=example.by_token(pieces, METHODS[used].additive),
+            scores=example.by_token(merged(list(pieces), own, length, shares), METHODS[used].additive),
             value=one.value,
-            notes=[*about, *note(own), *orientation(model, used), *why],
+            notes=[*truncation(example), *note(own, shares), *about],
         )
-
-
-def _scores(model: PreTrainedModel, inputs, method: str | None, where: dict[str, Any]) -> tuple[Tensor, str, list[str]]:
-    """The scores, the method that computed them, and a note if that is not the default one."""
-    if method is not None:
-        return token_scores(model, inputs, method, **where), method, []
-    chosen = default_method(model, where["layer"], where["head"])
-    try:
-        return token_scores(model, inputs, chosen, **where), chosen, []
-    except NoRule as error:
-        why = f"The default method, {chosen}, does not apply: {error}"
-        return token_scores(model, inputs, "contributions", **where), "contributions", [why]
 
 
 def windows_of_model(model: PreTrainedModel, processor, example: Example) -> list[Tensor]:
@@ -182,6 +179,8 @@ def _padded(processor, examples: list[Example], windows: list[list[Tensor]]) -> 
     if len(examples) == 1 and len(windows[0]) == 1:
         return examples[0].inputs
     parts = [window(example, own) for example, some in zip(examples, windows, strict=True) for own in some]
+    if len({len(part["input_ids"]) for part in parts}) == 1:  # needs no padding token
+        return {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
     return dict(processor.pad(parts, padding_side="right", return_tensors="pt"))
 
 

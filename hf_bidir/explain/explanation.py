@@ -20,9 +20,9 @@ from hf_bidir.explain.text_heatmap import text_blocks, text_heatmap
 SMOOTH = 10  # rows of patches from which an image is drawn as a photograph under a smooth map
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Explanation:
-    """The scores of one example, and the output they explain. Shows itself in a notebook.
+    """The scores of one example, and the output they explain; a notebook displays them.
 
     Attributes:
         example: the inputs, with a name for every token.

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -13,6 +13,7 @@ from hf_bidir.explain.erasure import erasure
 from hf_bidir.explain.gradients import gradient_times_input, integrated_gradients
 from hf_bidir.explain.readout import Target, check_position
 from hf_bidir.explain.relevance import integrated_relevance, relevance
+from hf_bidir.explain.relevance_rules import NoRule
 from hf_bidir.explain.running import attends_between_tokens, prepared_inputs, reads_images
 from hf_bidir.explain.scorers import (
     Request,
@@ -97,10 +98,10 @@ def token_scores(
 
     Args:
         method: a name of `METHODS`; None selects `default_method`.
-        model, inputs, target, position: as in `contributions`. Attention, values, rollout and flow ignore the
-            target. They start at the position, by default the first token, or the last one in causal attention.
+        model, inputs, target, position: as in `contributions`. Methods without signs, and those of raw coefficients,
+            ignore the target. They start at the position: by default the first token, in causal attention the last.
         layer: contributions, values, attention and Grad-CAM use this layer alone (default except for contributions: the
-            last); rollout and flow use the layers up to it.
+            last); rollout, flow, ALTI and value zeroing use the layers up to it.
         head: use this head alone; by default all.
 
     Raises:
@@ -123,7 +124,7 @@ def token_scores(
 def methods_of(model: PreTrainedModel) -> list[str]:
     """The methods available for a model: those of texts or of images, and those that its attention supports.
 
-    Encoder-decoders are explained by `align`, which computes contributions.
+    Encoder-decoders are explained by `align`.
     """
     if model.config.is_encoder_decoder:
         return ["contributions"]
@@ -142,6 +143,28 @@ def default_method(model: PreTrainedModel, layer: int | None = None, head: int |
     """
     best = IMAGE_DEFAULT if reads_images(model) else TEXT_DEFAULT
     return best if best in methods_of(model) and layer is None and head is None else "contributions"
+
+
+def scores_by_default(
+    model: PreTrainedModel, inputs: Mapping[str, Tensor], method: str | None, **where: Any
+) -> tuple[Tensor, str, str]:
+    """Scores by a method, or by the default one, and by contributions where that has no rule for the model.
+
+    Args:
+        where: target, position, layer and head, as in `token_scores`.
+
+    Returns:
+        The scores `[batch, length]`, the method that computed them, and a sentence if it is neither the given nor the
+        default one, else "".
+    """
+    chosen = method or default_method(model, where.get("layer"), where.get("head"))
+    try:
+        return token_scores(model, inputs, chosen, **where), chosen, ""
+    except NoRule as error:
+        if method is not None:
+            raise
+        why = f"The default method, {chosen}, does not apply: {error}"
+        return token_scores(model, inputs, "contributions", **where), "contributions", why
 
 
 def check_method(method: str, layer: int | None = None, head: int | None = None) -> None:

@@ -1,6 +1,6 @@
 """The prediction of a model and the explained number y, in words."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from hf_bidir.explain.checkpoint import Example
 from hf_bidir.explain.colors import signed, visible
 from hf_bidir.explain.readout import Readout, Target, choose_readout, names_tokens
 from hf_bidir.explain.running import keep_mask_of, prepared_inputs, record_coefficients
+from hf_bidir.modeling.activations import upcast
 
 
 @dataclass(frozen=True)
@@ -39,27 +40,54 @@ def predictions(
     target: Target,
     position: int | Tensor | None,
     windows: Sequence[int] | None = None,
+    batch_size: int = 64,
 ) -> list[Prediction]:
     """The predictions for a batch.
 
     Args:
         windows: the number of windows of each example, one below the other in the batch; y is their mean. By default
             every row is an example of its own.
+        batch_size: rows that run together.
     """
     inputs = prepared_inputs(model, inputs)
     with in_evaluation(model):
-        outputs = model(**inputs, return_dict=True)
-        read: int | Tensor = 0
-        if "logits" not in outputs:  # the position that a model without a head is read at
-            _, coefficients = record_coefficients(model, inputs)
-            read = read_position(coefficients[-1], keep_mask_of(inputs, coefficients[-1].shape[-1]))
-    if windows is not None and "logits" in outputs and outputs.logits.dim() == 2:
-        outputs = ModelOutput(
-            logits=torch.stack([rows.float().mean(0) for rows in outputs.logits.split(list(windows))])
-        )
-    readout = choose_readout(model, outputs, target, position, read)
-    values = readout(outputs).tolist()
+        parts = [_rows(model, part) for part in batches(inputs, batch_size)]
+    rows = torch.cat([rows for rows, _ in parts])
+    read = None if parts[0][1] is None else torch.cat([read for _, read in parts if read is not None])
+    if windows is None:
+        windows = [1] * len(rows)
+    name = "last_hidden_state" if read is not None else "logits"
+    several, found = any(count > 1 for count in windows), []
+    if several and read is not None:  # the rows of one example are read each at its own position
+        outputs = ModelOutput(last_hidden_state=rows)
+        values = choose_readout(model, outputs, target, position, read)(outputs)
+        found = [own.mean().item() for own in values.split(list(windows))]
+        first = torch.tensor([sum(windows[:index]) for index in range(len(windows))])
+        rows, read = rows[first], read[first]
+    elif several:
+        rows = torch.stack([own.mean(0) for own in rows.split(list(windows))])
+    outputs = ModelOutput({name: rows})
+    readout = choose_readout(model, outputs, target, position, 0 if read is None else read)
+    values = found or readout(outputs).tolist()
     return [_described(model, processor, outputs, readout, row, value) for row, value in enumerate(values)]
+
+
+def batches(inputs: Mapping[str, Tensor], size: int) -> Iterator[dict[str, Tensor]]:
+    """The rows of a batch in parts of at most `size`."""
+    for start in range(0, len(next(iter(inputs.values()))), size):
+        yield {name: value[start : start + size] for name, value in inputs.items()}
+
+
+def _rows(model: PreTrainedModel, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    """The logits in at least fp32; or the hidden states of a model without a head and the position it is read at."""
+    outputs = model(**inputs, return_dict=True)
+    if "logits" in outputs:
+        return upcast(outputs.logits), None
+    outputs, coefficients = record_coefficients(model, inputs)
+    read = read_position(coefficients[-1], keep_mask_of(inputs, coefficients[-1].shape[-1]))
+    if "last_hidden_state" not in outputs:
+        choose_readout(model, outputs, None, None)  # raises an error that names the outputs
+    return outputs.last_hidden_state, read
 
 
 def _described(

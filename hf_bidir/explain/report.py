@@ -4,22 +4,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_bidir.common.files import replacing
 from hf_bidir.explain.alignment import Alignment
-from hf_bidir.explain.checkpoint import Example, load_checkpoint
+from hf_bidir.explain.checkpoint import load_checkpoint
 from hf_bidir.explain.continuation import check_prompt, explain_continuation
 from hf_bidir.explain.contributions import contributions
 from hf_bidir.explain.encoder_decoder import align
-from hf_bidir.explain.explain import SEVERAL_OUTPUTS, explain_each, windows_of_model
+from hf_bidir.explain.explain import SEVERAL_OUTPUTS, explain_each, read, windows_of_model
 from hf_bidir.explain.explanation import Explanation
 from hf_bidir.explain.methods import METHODS, check_method, default_method, methods_of, token_scores
 from hf_bidir.explain.page import png_of
 from hf_bidir.explain.prediction import is_causal, token_level
 from hf_bidir.explain.running import reads_images
-from hf_bidir.explain.windows import window
 
 FIGURES = ("scores", "rollout-flow", "heads", "alignment")
 PAGE = "index.html"
@@ -67,7 +65,7 @@ def explain_checkpoint(
     chosen: dict[str, Any] = {"target": target, "position": position}
     where: dict[str, Any] = {"method": method, "layer": layer, "head": head}
     if model.config.is_encoder_decoder:
-        _check_left_out(model, **chosen, layer=layer, head=head, **generation)
+        _check_left_out(model, **chosen, layer=layer, head=head, size=size, **generation)
         return align(model, processor, text_or_image, method=method or "contributions")
     if not any(value is not None for value in generation.values()):
         return _explain_prediction(model, processor, text_or_image, size, **chosen, **where)
@@ -75,7 +73,7 @@ def explain_checkpoint(
         raise ValueError(f"{type(model).__name__} does not generate text; leave out --continuation and --new-tokens.")
     if None not in generation.values():
         raise ValueError("expected --continuation (explain a given text) or --new-tokens (generate one), got both.")
-    _check_left_out(model, **chosen)
+    _check_left_out(model, **chosen, size=size)
     options = {name: value for name, value in (where | {"new_tokens": new_tokens}).items() if value is not None}
     return explain_continuation(model, processor, text_or_image, continuation, **options)
 
@@ -84,23 +82,23 @@ def _explain_prediction(
     model: PreTrainedModel, processor, text_or_image: str, size, target, position, method, layer, head
 ) -> Explanation:
     """The explanation of one prediction, with all that its page draws."""
+    if is_causal(model):
+        check_prompt(model, read(model, processor, text_or_image))
     options: dict[str, Any] = {"target": target, "position": position, "layer": layer, "head": head, "size": size}
     explanation = next(explain_each(model, processor, [text_or_image], method, **options))
-    example = explanation.example
-    if is_causal(model):
-        check_prompt(model, example)
-    notes = list(explanation.notes)
+    example, notes = explanation.example, list(explanation.notes)
+    part = model.base_model if type(model).__name__.endswith(SEVERAL_OUTPUTS) else model
+    if len(windows_of_model(part, processor, example)) > 1:  # figures of a single window would be of another text
+        return explanation
     if len(example.token_of_piece) > FLOW_LIMIT:
         notes.append(f"Flow is left out of the figures for over {FLOW_LIMIT} tokens; --method flow computes it.")
     target, position = token_level(model, processor, example, target, position)
-    part = model.base_model if type(model).__name__.endswith(SEVERAL_OUTPUTS) else model
-    inputs, chosen = shortest(model, processor, example), {"target": target, "position": position}
+    inputs, chosen = example.inputs, {"target": target, "position": position}
     traced = {}
-    if len(inputs[model.main_input_name][0]) == len(example.token_of_piece) or example.grid is not None:
-        names = {"rollout", *(["flow"] if len(example.token_of_piece) <= FLOW_LIMIT else [])}
-        for name in sorted(names.intersection(methods_of(part))):
-            found = token_scores(part, inputs, name, layer=layer, head=head, **chosen)
-            traced[name] = example.by_token(found[0], METHODS[name].additive)
+    names = {"rollout", *(["flow"] if len(example.token_of_piece) <= FLOW_LIMIT else [])}
+    for name in sorted(names.intersection(methods_of(part))):
+        found = token_scores(part, inputs, name, layer=layer, head=head, **chosen)
+        traced[name] = example.by_token(found[0], METHODS[name].additive)
     heads = contributions(part, inputs, **chosen)[0].sum(-1)
     whole = (explanation.method, layer, head) == ("contributions", None, None)
     if whole and explanation.scores.abs().sum() < LITTLE * abs(explanation.value):
@@ -109,12 +107,6 @@ def _explain_prediction(
             "say little. --method erasure removes whole tokens instead."
         )
     return replace(explanation, notes=notes, heads=heads, traced=traced)
-
-
-def shortest(model: PreTrainedModel, processor, example: Example) -> dict[str, Tensor]:
-    """The inputs of an example, or of the first window of a long text."""
-    first, *others = windows_of_model(model, processor, example)
-    return {name: value[None] for name, value in window(example, first).items()} if others else example.inputs
 
 
 def _check_left_out(model: PreTrainedModel, **choices) -> None:

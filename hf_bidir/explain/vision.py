@@ -87,6 +87,8 @@ def head_maps(
             is the class token where there is one.
         model, processor, image, target, size, path: as in `vision_maps`.
     """
+    if query is not None and method == "contributions":
+        raise ValueError("contributions are summed over queries; leave out query, or choose another method.")
     if method not in BY_HEAD:
         raise ValueError(f"expected a method with scores by head, {', '.join(BY_HEAD)}; got {method!r}.")
     example = read_image(model, processor, image, size=size)

@@ -32,19 +32,26 @@ def window(example: Example, positions: Tensor) -> dict[str, Tensor]:
     return {name: value[0, positions] for name, value in example.inputs.items()}
 
 
-def merged(scores: list[Tensor], windows: list[Tensor], length: int) -> Tensor:
-    """Scores `[length]` of the mean of `y` over windows, from the scores of each window."""
-    total = torch.zeros(length, dtype=scores[0].dtype)
+def merged(scores: list[Tensor], windows: list[Tensor], length: int, shares: bool) -> Tensor:
+    """Scores `[length]` of a text from those of its windows.
+
+    Args:
+        shares: whether scores are parts or changes of y, so that they add up to those of the mean of y over windows.
+            Otherwise a token's score is the mean over the windows that contain it.
+    """
+    total, count = torch.zeros(length, dtype=scores[0].dtype), torch.zeros(length)
     for own, positions in zip(scores, windows, strict=True):
         total.index_add_(0, positions, own[: len(positions)])
-    return total / len(windows)
+        count.index_add_(0, positions, torch.ones(len(positions)))
+    return total / (len(windows) if shares else count)
 
 
-def note(windows: list[Tensor]) -> list[str]:
+def note(windows: list[Tensor], shares: bool) -> list[str]:
     """One sentence where a text has several windows."""
     if len(windows) == 1:
         return []
+    merged_how = "its share of that mean" if shares else "the mean over the windows that contain it"
     return [
-        f"The text is longer than the model takes: y is the mean over {len(windows)} overlapping windows of "
-        f"{len(windows[0])} tokens, and a token's score is its share of that mean."
+        f"The text exceeds the limit of the model: y is the mean over {len(windows)} overlapping windows of "
+        f"{len(windows[0])} tokens, and the score of a token is {merged_how}."
     ]
