@@ -36,7 +36,8 @@ def orient(
     hf-bidir explain runs/oriented "a dull film" --method signed-attention
     """
     with slow_imports("explain", "train"):
-        from hf_bidir.checkpoints.convert import free_folder, write_checkpoint
+        from hf_bidir.checkpoints.convert import checkpoint_processors, free_folder, write_checkpoint
+        from hf_bidir.checkpoints.sentence_folder import sentence_folder
         from hf_bidir.explain.checkpoint import load_checkpoint
         from hf_bidir.explain.orient import CONSISTENT, orient_heads
         from hf_bidir.finetune.data.unlabelled_data import unlabelled_batches
@@ -48,7 +49,9 @@ def orient(
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always", UserWarning)
             share = orient_heads(model, batches, target)
-        write_checkpoint(folder, [model, processor])
+        sentences = sentence_folder(checkpoint)
+        source = sentences.transformer if sentences else checkpoint
+        write_checkpoint(folder, [model, *checkpoint_processors(source)], sentences)
     consistent = int((share >= CONSISTENT).sum())
     typer.echo(f"{consistent} of {share.numel()} heads have a consistent sign (a share of at least {CONSISTENT}).")
     for warning in told:

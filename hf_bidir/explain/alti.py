@@ -1,9 +1,9 @@
 """ALTI: the share of every token in the output of an attention with its skip connection and norm."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +53,8 @@ def alti(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> tuple[Tensor, 
     T_i(x_j)‖₁)`, divided by the sum over j. Invariant under sign flips of heads.
 
     Returns:
-        `[batch, queries, keys]` for each run of a layer, in order; rows sum to 1.
+        `[batch, queries, keys]` for each run of a layer, in order; rows sum to 1, or are 0 where no token adds
+        anything.
 
     Raises:
         ValueError: as in `contributions`; something between attention and skip connection, such as a gate or a norm.
@@ -76,14 +77,14 @@ class _Recorder:
         self.runs: list[_Run] = []
         self.norms: list[tuple[Tensor, Tensor]] = []  # inputs and outputs of the norms since the last attention
         self.source = torch.empty(0)
-        self.hooks = _Hooks()
+        self.hooks = ExitStack()
         for module in model.modules():
             if "Norm" in type(module).__name__:
-                self.hooks.add(module.register_forward_hook(self._after_norm))
+                self.hooks.enter_context(module.register_forward_hook(self._after_norm))
         for linear in {found.output for found in self.maps.values()} - {None}:
-            self.hooks.add(linear.register_forward_hook(self._after_output))
+            self.hooks.enter_context(linear.register_forward_hook(self._after_output))
         for linear in {f.linear for found in self.maps.values() for head in found.value for f in head}:
-            self.hooks.add(linear.register_forward_pre_hook(self._before_value))
+            self.hooks.enter_context(linear.register_forward_pre_hook(self._before_value))
 
     def _before_value(self, linear: nn.Module, args: tuple) -> None:
         self.source = args[0]
@@ -103,23 +104,6 @@ class _Recorder:
         self.norms.append((args[0], output))
 
 
-class _Hooks:
-    """Hooks that are removed at the end of a context."""
-
-    def __init__(self) -> None:
-        self.handles: list[Any] = []
-
-    def add(self, handle: Any) -> None:
-        self.handles.append(handle)
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self.handles:
-            handle.remove()
-
-
 def _check(model: PreTrainedModel, run: _Run) -> None:
     """Raise ValueError unless the next norm reads the sum of attention and skip connection."""
     if run.residual is None:
@@ -128,6 +112,15 @@ def _check(model: PreTrainedModel, run: _Run) -> None:
             f"{type(run.maps.layer).__name__} of {type(model).__name__} there is something else. Use value-zeroing or "
             "contributions instead."
         )
+    if run.post_norm:
+        norm, total = run.norm, run.total
+        bias = getattr(norm, "bias", None)
+        found = _normalise(norm, upcast(total), upcast(total)) + (0 if bias is None else upcast(bias))  # type: ignore
+        if not torch.allclose(found, upcast(norm(total)), 1e-3, 1e-4):  # type: ignore[misc]
+            raise ValueError(
+                f"alti knows layer norm and RMS norm; the {type(norm).__name__} of {type(model).__name__} is another "
+                "one. Use value-zeroing or contributions instead."
+            )
 
 
 def _shares(coefficients: Tensor, run: _Run) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -41,7 +41,7 @@ def read_image(
         ValueError: not an image, more than 8 bits per channel, or a model that takes images of one size only.
     """
     channels = getattr(vision_config(model), "num_channels", 3)
-    picture = _opaque(_opened(image)).convert("L" if channels == 1 else "RGB")
+    picture = _opaque(ImageOps.exif_transpose(_opened(image))).convert("L" if channels == 1 else "RGB")
     if size is None:
         pixels, photo = processor([picture], return_tensors="pt")["pixel_values"], _as_cropped(processor, picture)
     else:
@@ -56,25 +56,25 @@ def read_image(
 
 
 def accept_any_size(model: PreTrainedModel) -> None:
-    """Let the model interpolate its position embeddings for images of another size than `config.image_size`.
+    """Let the model interpolate its position embeddings for images of another size than `config.image_size`, for good.
 
-    Without this, a ViT, DeiT or CLIP raises an error for them, so nothing else changes. Models such as DINOv2 need no
-    such permission.
+    Without this hook, a ViT, DeiT or CLIP raises an error for them, so nothing else changes. Models such as DINOv2
+    interpolate without it.
     """
-    takes = inspect.signature(type(model).forward).parameters
-    if hasattr(model, "_accepts_any_size") or not {INTERPOLATE, "kwargs"} & set(takes):
-        return
+    named = INTERPOLATE in inspect.signature(type(model).forward).parameters
+    if named and not hasattr(model, "_accepts_any_size"):
+        model.register_forward_pre_hook(_interpolating, with_kwargs=True)
+        model._accepts_any_size = True
 
-    def permit(module: PreTrainedModel, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        pixels = kwargs.get("pixel_values", args[0] if args else None)
-        usual = getattr(vision_config(module), "image_size", None)
-        usual = (usual, usual) if isinstance(usual, int) else usual and tuple(usual)
-        if pixels is None or usual is None or tuple(pixels.shape[-2:]) == usual or INTERPOLATE not in takes:
-            return None
-        return args, {INTERPOLATE: True, **kwargs}
 
-    model.register_forward_pre_hook(permit, with_kwargs=True)
-    model._accepts_any_size = True
+def _interpolating(model: PreTrainedModel, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    """The arguments of a call, with interpolation for an unusual size; a function of the module, so that it pickles."""
+    pixels = kwargs.get("pixel_values", args[0] if args else None)
+    usual = getattr(vision_config(model), "image_size", None)
+    usual = (usual, usual) if isinstance(usual, int) else usual and tuple(usual)
+    if pixels is None or usual is None or tuple(pixels.shape[-2:]) == usual:
+        return None
+    return args, {INTERPOLATE: True, **kwargs}
 
 
 def _opened(image: str | Path | Image.Image) -> Image.Image:

@@ -54,8 +54,7 @@ class InputFunction:
         """The function of these inputs.
 
         Args:
-            one_point: it will be computed at the inputs only, which saves a forward pass where the outputs alone tell
-                what `y` is.
+            one_point: it will be computed at the inputs only; saves a forward pass for texts and models with logits.
         """
         inputs = prepared_inputs(model, inputs)
         start = inputs["pixel_values"] if reads_images(model) else model.get_input_embeddings()(inputs["input_ids"])
@@ -75,12 +74,14 @@ class InputFunction:
     def baseline(self) -> Tensor:
         if self.start.dim() == 4:
             return torch.zeros_like(self.start)
-        padding = getattr(self.model.config.get_text_config(), "pad_token_id", None) or 0
-        token = torch.tensor([padding], device=self.start.device)
+        padding = getattr(self.model.config.get_text_config(), "pad_token_id", None)
+        known = isinstance(padding, int) and 0 <= padding < self.model.get_input_embeddings().num_embeddings
+        token = torch.tensor([padding if known else 0], device=self.start.device)
         return self.model.get_input_embeddings()(token).detach().expand_as(self.start)
 
     def score(self, start: Tensor, rows: Tensor) -> Tensor:
         inputs = {name: value[rows] for name, value in self.inputs.items()}
+        start = start.to(self.start.dtype)  # captum adds noise in single precision
         if start.dim() == 4:
             return self._read(self.model(**inputs | {"pixel_values": start}, return_dict=True), rows)
         # no inputs_embeds: some models find padding, or the position to read, by token id

@@ -83,8 +83,8 @@ def choose_readout(
 
 
 def has_head(model: PreTrainedModel) -> bool:
-    """Whether the model has logits; a model without a head is the base model itself."""
-    return model.base_model is not model
+    """Whether the model has logits, as its name says."""
+    return "For" in type(model).__name__ or type(model).__name__.endswith("LMHeadModel")
 
 
 def names_tokens(model: PreTrainedModel) -> bool:

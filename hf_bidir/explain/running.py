@@ -176,20 +176,28 @@ def leading_tokens(model: PreTrainedModel, pixels: Tensor, length: int) -> int:
 
 
 def blocks(model: PreTrainedModel) -> list[nn.Module]:
-    """The blocks of a model: for each signed layer the innermost part around it that is an entry of a module list.
+    """The blocks of a model: for each signed layer the largest entry of a module list with this signed layer alone.
+
+    Where every entry has more of them, as in a decoder with cross-attention, the smallest entry.
 
     Raises:
-        ValueError: a signed layer outside such a list.
+        ValueError: a signed layer outside module lists.
     """
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
-    entries = [entry for found in lists for entry in found]
-    around: dict[nn.Module, nn.Module] = {}
-    for layer in signed_layers(model):
-        holding = [entry for entry in entries if entry is not layer and layer in set(entry.modules())]
+    inside = {entry: set(entry.modules()) for found in lists for entry in found}
+    layers, around = signed_layers(model), {}
+    for layer in layers:
+        holding = [entry for entry, parts in inside.items() if entry is not layer and layer in parts]
         if not holding:
             raise ValueError(
                 f"expected attention layers inside a list of blocks; the {type(layer).__name__} of "
-                f"{type(model).__name__} is not. Use attention or contributions instead of value-zeroing."
+                f"{type(model).__name__} is not. Use a method that needs no blocks, such as contributions."
             )
-        around[min(holding, key=lambda entry: sum(1 for _ in entry.modules()))] = layer
+        alone = [entry for entry in holding if sum(other in inside[entry] for other in layers) == 1]
+        chosen = (
+            max(alone, key=lambda entry: len(inside[entry]))
+            if alone
+            else min(holding, key=lambda entry: len(inside[entry]))
+        )
+        around[chosen] = layer
     return list(around)

@@ -114,7 +114,7 @@ def by_alti(request: Request) -> Tensor:
 
 
 def _rolled_out(shares: Sequence[Tensor], request: Request) -> Tensor:
-    """The product of token-to-token shares, `[batch, queries, keys]` each, which include the skip connection."""
+    """The row of the source position in the product of token-to-token shares, `[batch, queries, keys]` each."""
     layers = _chosen_layers([layer.unsqueeze(1) for layer in shares], request)
     keep = keep_mask_of(request.inputs, layers[0].shape[-1])
     return _from_source(attention_rollout(layers, keep, residual=0), request)

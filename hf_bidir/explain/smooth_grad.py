@@ -28,17 +28,22 @@ def smooth_grad(
 
     Args:
         samples: noisy inputs, each one forward and backward pass.
-        noise: standard deviation of the noise, in standard deviations of x over the batch.
+        noise: standard deviation of the noise, in standard deviations of the x of an example.
         seed: seed of the noise.
     """
     with torch.inference_mode(False), in_evaluation(model), without_cudnn_where_recurrent(model):
         function = InputFunction.of(model, inputs, target, position)
-        start = function.start.clone().requires_grad_()
-        spread = noise * function.start.std().item()
-        options = {"nt_samples": samples, "nt_samples_batch_size": max(1, 64 // len(start)), "stdevs": spread}
+        # each example in units of its own standard deviation, so that its noise does not depend on the others
+        spread = function.start.flatten(1).std(1).view(-1, *[1] * (function.start.dim() - 1)).clamp_min(1e-12)
+
+        def score(scaled: Tensor, rows: Tensor) -> Tensor:
+            return function.score(scaled * spread[rows], rows)
+
+        options = {"nt_samples": samples, "nt_samples_batch_size": max(1, 64 // len(spread)), "stdevs": noise}
+        start = (function.start / spread).clone().requires_grad_()
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            gradient = NoiseTunnel(Saliency(function.score)).attribute(
+            gradient = NoiseTunnel(Saliency(score)).attribute(
                 start, **options, additional_forward_args=function.rows, abs=False
             )
-    return function.by_token(function.start * gradient)
+    return function.by_token(start * gradient)

@@ -10,7 +10,7 @@ from tqdm import tqdm
 from transformers import Cache, PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import edited_projections, in_evaluation
-from hf_bidir.explain.running import blocks, prepared_inputs
+from hf_bidir.explain.running import blocks, check_exists, prepared_inputs, record_coefficients, sequence_length
 from hf_bidir.modeling.activations import upcast
 
 Call = tuple[nn.Module, tuple, dict[str, Any], Tensor]
@@ -27,18 +27,22 @@ def value_zeroing(
 
     Args:
         model, inputs: as in `contributions`.
-        layer: the last block to measure, counted in the order in which blocks run; by default all.
+        layer: the last block to measure, counted from 0 in the order in which blocks run; by default all.
         progress: show a progress bar.
 
     Returns:
         `[batch, queries, keys]` for each run of a block, in order; every row sums to 1, or is 0 where nothing changes.
 
     Raises:
-        ValueError: as in `contributions`; an attention layer outside a list of blocks.
+        ValueError: as in `contributions`; an attention layer outside a list of blocks, a layer that does not exist, or
+            attention in windows.
     """
     inputs = prepared_inputs(model, inputs)
     with in_evaluation(model):
-        calls = _block_calls(model, inputs)[: None if layer is None else layer + 1]
+        sequence_length(model, inputs, record_coefficients(model, inputs)[1])
+        calls = _block_calls(model, inputs)
+        check_exists("layer", layer, len(calls))
+        calls = calls[: None if layer is None else layer + 1]
         lengths = [output.shape[1] for *_, output in calls]
         bar = tqdm(total=sum(lengths), desc="value zeroing", unit="call", leave=False, delay=1, disable=not progress)
         with bar:

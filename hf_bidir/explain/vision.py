@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from hf_bidir.explain.checkpoint import Example
 from hf_bidir.explain.contributions import contributions, value_weighted
 from hf_bidir.explain.image_inputs import read_image
-from hf_bidir.explain.methods import METHODS, check_method, default_method, token_scores
+from hf_bidir.explain.methods import METHODS, check_method, default_method, scores_by_default
 from hf_bidir.explain.photo import photo_heatmap
 from hf_bidir.explain.prediction import predictions
 from hf_bidir.explain.readout import Target
@@ -45,14 +45,16 @@ def vision_maps(
         size: use the whole photograph with this shorter side, as in `read_image`.
         path: file to save to; the suffix sets the format.
     """
-    methods = ("attention", default_method(model)) if methods is None else methods
+    methods = ("attention", None) if methods is None else methods
     chosen = [methods] if isinstance(methods, str) else list(methods)
     if not chosen:
         raise ValueError(f"expected at least one method; choose from {', '.join(METHODS)}.")
     for name in chosen:
-        check_method(name)
+        check_method(name or default_method(model))
     example = read_image(model, processor, image, size=size)
-    scores = {name: token_scores(model, example.inputs, name, target)[0] for name in chosen}
+    named = {"target": target, "position": None, "layer": None, "head": None}
+    found = (scores_by_default(model, example.inputs, name, **named) for name in chosen)
+    scores = {name: values[0] for values, name, _ in found}
     about = predictions(model, processor, example.inputs, target, None)[0].explained
     hidden = "; ".join(f"{name}: {_special(example, values)}" for name, values in scores.items())
     return photo_heatmap(

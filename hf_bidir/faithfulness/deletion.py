@@ -76,7 +76,8 @@ def prediction_curve(
 ) -> Tensor:
     """The target's probability as tokens are deleted, or inserted, in the order of their scores.
 
-    A word piece is removed from the text, or replaced; a patch is set to 0, the mean colour after normalisation.
+    A word piece is removed from the text, or replaced; a patch is set to 0, mid-grey for
+    the usual normalisation.
 
     Args:
         model: a bidir classifier.
@@ -106,7 +107,7 @@ def prediction_curve(
         whole = class_probabilities(model, inputs)
         keep = keep_mask_of(inputs, scores.shape[-1])
         scores = scores.to(keep.device)
-        _check_scores(scores, keep)
+        check_scores(scores, keep)
         target = whole.argmax(-1) if target is None else target.to(whole.device)
         special = special_tokens(model, inputs, keep) if special is None else special.to(keep.device)
         rank, count = ranks(scores, keep & ~special)
@@ -115,7 +116,8 @@ def prediction_curve(
             # minus 1e-9, so that rounding errors do not turn 0.3 of 50 into 16
             chosen = rank < (share * count.double() - 1e-9).ceil().unsqueeze(1)
             removed = chosen if how == "deletion" else (rank < count.unsqueeze(1)) & ~chosen
-            reduced = without_tokens(model, inputs, keep, _leave_one(removed, keep, rank), replacement)
+            removed = removed if replacement is not None else _leave_one(removed, keep, rank)
+            reduced = without_tokens(model, inputs, keep, removed, replacement)
             rows.append(class_probabilities(model, reduced).gather(1, target[:, None]).squeeze(1))
     return torch.stack(rows)
 
@@ -123,12 +125,14 @@ def prediction_curve(
 def area(curve: Tensor) -> Tensor:
     """The area under a curve `[shares, batch]` with equal steps from 0 to 1 (Petsiuk et al. 2018), `[batch]`.
 
-    Lower is better for deletion, higher for insertion.
+    Lower is better for deletion, higher for insertion. Raises ValueError for a curve of one share.
     """
+    if len(curve) < 2:
+        raise ValueError(f"expected a curve of at least two shares, got {len(curve)}.")
     return torch.trapezoid(curve, dim=0) / (len(curve) - 1)
 
 
-def _check_scores(scores: Tensor, keep: Tensor) -> None:
+def check_scores(scores: Tensor, keep: Tensor) -> None:
     if scores.shape != keep.shape:
         raise ValueError(f"expected scores [batch, length] = {tuple(keep.shape)}, got {tuple(scores.shape)}.")
     if not scores[keep].isfinite().all():

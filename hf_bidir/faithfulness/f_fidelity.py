@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.explain.running import keep_mask_of, prepared_inputs, record_coefficients, sequence_length
-from hf_bidir.faithfulness.deletion import ranks, special_tokens, without_tokens
+from hf_bidir.faithfulness.deletion import check_scores, ranks, special_tokens, without_tokens
 from hf_bidir.faithfulness.interventions import class_probabilities
 
 SIZES = (0.1, 0.2, 0.3, 0.4, 0.5)  # shares of the tokens that count as the explanation
@@ -37,6 +37,7 @@ def tuned_on_masks(
         batches: model inputs with `labels`, and optionally `special`, boolean `[batch, length]`, tokens that are never
             masked, by default those of `prediction_curve`; once through.
         replacement: the token that masks a word piece; patches are masked with 0.
+        beta: the share of masked tokens, rounded down to a number of tokens.
         learning_rate: of AdamW.
         seed: seed of masks and dropout.
     """
@@ -87,14 +88,23 @@ def f_fidelity(
         target: `[batch]`, class indices.
         special: boolean `[batch, length]`, tokens that are never masked; by default as in `prediction_curve`.
         sizes: shares of the tokens that count as the explanation; the result is their mean.
+        replacement: as in `tuned_on_masks`.
+        alpha, beta: the share of a part that is masked, and its limit as a share of all tokens.
         draws: random masks for each size, which run as one batch.
+        seed: seed of the masks.
+
+    Raises:
+        ValueError: no draw, sizes outside [0, 1], and as in `prediction_curve`.
 
     Returns:
         NaN where no size leaves a token to mask: `beta N` is below 1, or `alpha n` for every size.
     """
+    if draws < 1 or not sizes or not all(0 <= size <= 1 for size in sizes):
+        raise ValueError(f"expected at least one draw and sizes in [0, 1], got {draws} draws and sizes {sizes}.")
     inputs = prepared_inputs(tuned, inputs)
     with in_evaluation(tuned):
-        keep = keep_mask_of(inputs, scores.shape[-1])
+        keep, target = keep_mask_of(inputs, scores.shape[-1]), target.to(tuned.device)
+        check_scores(scores.to(keep.device), keep)
         free = keep & ~_special(tuned, inputs, keep, special)
         rank, count = ranks(scores.to(keep.device), free)
         generator = torch.Generator().manual_seed(seed)

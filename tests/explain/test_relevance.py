@@ -10,10 +10,11 @@ from safetensors import safe_open
 from torch import nn
 
 import hf_bidir
-from hf_bidir.checkpoints.layer_hooks import in_evaluation
-from hf_bidir.explain import align, flip_heads, relevance
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation
+from hf_bidir.explain import align, flip_heads, integrated_relevance, relevance
 from hf_bidir.explain.input_function import InputFunction
 from hf_bidir.explain.relevance import relevance_rules
+from hf_bidir.explain.relevance_rules import NoRule, RelevanceRules
 from hf_bidir.modeling.signed_layers import OBSERVE, PROJECT, signed_layers
 from tests.explain.conftest import FAMILIES, bert, family, inputs_of, sentences, tokenizer, vit
 from tests.tiny_models import stock_model
@@ -115,16 +116,96 @@ def test_flipped_heads_change_no_relevance(name):
     torch.testing.assert_close(relevance(model, inputs, target=1), before)
 
 
-def test_a_linear_model_gives_every_token_its_share():
-    """Without attention between tokens and without nonlinearities, relevance is what each token adds."""
-    model = without_biases(bert(0.0, hidden_act="linear")).eval()
-    for name, weight in model.named_parameters():
-        if "query" in name:
-            nn.init.zeros_(weight)  # uniform coefficients
+@every_mass
+def test_a_product_of_coefficients_and_values_is_shared_half_and_half(negative_mass):
+    """Of the relevance of a context, the values get half; query and key get as much as each other."""
+    model = without_biases(bert(negative_mass))
     inputs = doubled(sentences())
-    whole = relevance(model, inputs, target=1)
-    assert whole[0].count_nonzero() == 6
-    assert not whole[1, 4:].any()
+    with in_evaluation(model), torch.enable_grad():
+        function = InputFunction.of(model, inputs, 1, None)
+        start = function.start.clone().requires_grad_()
+        with relevance_rules(model):
+            calls = recorded_attention(model)
+            y = function.score(start, function.rows)
+        for query, key, value, context in calls:
+            found = torch.autograd.grad(y.sum(), [query, key, value, context], retain_graph=True)
+            q, k, v, o = ((x * g).sum() for x, g in zip((query, key, value, context), found, strict=True))
+            torch.testing.assert_close(v, o / 2)
+            torch.testing.assert_close(q, k)
+
+
+def test_without_scores_relevance_is_that_of_constant_coefficients():
+    """The coefficients absorb their half: each attention halves what it passes on."""
+    model = without_biases(bert(0.0))
+    inputs = doubled(sentences())
+    function = InputFunction.of(model, inputs, 1, None)
+    start = function.start.clone().requires_grad_()
+    with (
+        torch.enable_grad(),
+        relevance_rules(model),
+        edited_coefficients(model, lambda a: a.detach()),
+    ):
+        y = function.score(start, function.rows)
+        (gradient,) = torch.autograd.grad(y.sum(), start)
+    expected = (start * gradient).sum(-1).detach()
+    torch.testing.assert_close(relevance(model, inputs, 1, through_scores=False), expected)
+
+
+@pytest.mark.parametrize(
+    ("operation", "share"),
+    [
+        (lambda x: torch.tanh(3 * x), 1.0),
+        (lambda x: torch.nn.functional.gelu(x), 1.0),
+        (lambda x: x * x.flip(-1), 1.0),
+        (lambda x: x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt(), 1.0),
+        (lambda x: torch.nn.functional.layer_norm(x, normalized_shape=(6,)), 1.0),
+        (lambda x: torch.nn.functional.relu(x, inplace=True), 1.0),
+        (lambda x: 1 / (1 + x.square()), 0.0),
+        (lambda x: x - torch.var_mean(x, -1, keepdim=True)[1], 1.0),
+        (lambda x: torch.addmm(x, x.detach(), torch.eye(6)), 0.5),
+    ],
+)
+def test_an_operation_passes_its_relevance_on(operation, share):
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    with RelevanceRules():
+        y = operation(x * 1)
+    weights = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+    if not y.requires_grad:
+        assert share == 0
+        return
+    (gradient,) = torch.autograd.grad((weights * y).sum(), x)
+    expected = share * (weights * y).sum() if share != 0.5 else (weights * x).sum()
+    torch.testing.assert_close((x * gradient).sum(), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(y, operation(x.detach().clone()))
+
+
+@pytest.mark.parametrize("operation", [lambda x: x.clone().tanh_(), lambda x: torch.pow(2.0, x), torch.cumprod])
+def test_an_operation_that_has_no_rule_is_an_error(operation):
+    x = torch.randn(2, 3).requires_grad_()
+    with RelevanceRules(), pytest.raises(NoRule, match="AttnLRP has no rule for the operation"):
+        operation(x, -1) if operation is torch.cumprod else operation(x)
+
+
+def test_integrated_relevance_is_the_mean_modified_gradient_at_midpoints():
+    model, inputs = bert().double(), doubled(sentences())
+    function = InputFunction.of(model, inputs, 1, None)
+    padding = model.get_input_embeddings().weight[model.config.pad_token_id].detach()
+    change, expected = function.start - padding, 0
+    for place in (0.25, 0.75):
+        point = (padding + place * change).detach().requires_grad_()
+        with torch.enable_grad(), relevance_rules(model):
+            y = function.score(point, function.rows)
+            expected = expected + torch.autograd.grad(y.sum(), point)[0] / 2
+    torch.testing.assert_close(integrated_relevance(model, inputs, 1, steps=2), (change * expected).sum(-1).detach())
+    with pytest.raises(ValueError, match="expected at least one step"):
+        integrated_relevance(model, inputs, 1, steps=0)
+
+
+def test_half_precision_has_about_the_same_relevance():
+    model = bert()
+    exact = relevance(model, sentences(), target=1)
+    rounded = relevance(model.to(torch.bfloat16), sentences(), target=1)
+    assert torch.corrcoef(torch.stack([exact[0], rounded[0].float()]))[0, 1] > 0.98
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])

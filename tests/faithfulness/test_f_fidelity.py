@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from hf_bidir.faithfulness import f_fidelity, tuned_on_masks
+from hf_bidir.faithfulness.deletion import without_tokens
+from hf_bidir.faithfulness.f_fidelity import _keep
 from tests.faithfulness.conftest import bert, images, sentences, vit
 
 MASK = 4
@@ -64,8 +67,13 @@ def test_special_tokens_are_never_masked():
 def test_tuning_changes_a_copy_and_lowers_the_loss_on_masked_inputs(model, inputs):
     original = model()
     before = {name: weight.clone() for name, weight in original.state_dict().items()}
-    batch = inputs() | {"labels": torch.tensor([0, 1])}
-    tuned = tuned_on_masks(original, [batch] * 30, replacement=MASK, learning_rate=1e-2)
+    labels = torch.tensor([0, 1])
+    batch = inputs() | {"labels": labels}
+    tuned = tuned_on_masks(original, [batch] * 30, replacement=MASK, beta=0.4, learning_rate=3e-3)
     assert all(torch.equal(weight, before[name]) for name, weight in original.state_dict().items())
     assert not tuned.training
-    assert tuned(**inputs()).logits.argmax(-1).tolist() == [0, 1]
+    keep = _keep(original, inputs())
+    removed = torch.zeros_like(keep).index_fill(1, torch.tensor([2]), value=True)
+    masked = without_tokens(original, inputs(), keep, removed, MASK)
+    before_loss, loss = (cross_entropy(model(**masked).logits, labels) for model in (original, tuned))
+    assert loss < 0.9 * before_loss

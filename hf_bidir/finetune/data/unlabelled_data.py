@@ -16,6 +16,8 @@ from hf_bidir.finetune.data.sources import read_hub, read_table
 from hf_bidir.finetune.data.splits import Splits, find_column, unlabelled_splits
 from hf_bidir.finetune.data.text_data import TEXT_COLUMNS
 
+LONGEST_TEXT = 2**20  # limit in tokens where neither model nor tokenizer has one
+
 
 def read_snippets(data: UnlabelledTextArguments, tokenizer: PreTrainedTokenizerBase) -> Splits:
     """Texts, cut into snippets of at most `max_length` tokens, as `input_ids` and `attention_mask`.
@@ -96,14 +98,17 @@ def unlabelled_batches(
     found = find_column("train", rows, column, guesses, guesses[0])
     rows = rows.shuffle(seed=0).select(range(min(examples, len(rows)))).select_columns([found])
     if images:
-        pictures = [row[found].convert("RGB") for row in rows]
+        one = getattr(getattr(model.config, "vision_config", model.config), "num_channels", 3) == 1
+        pictures = [row[found].convert("L" if one else "RGB") for row in rows]
         parts = [pictures[start : start + batch_size] for start in range(0, len(pictures), batch_size)]
         return [{"pixel_values": processor(part, return_tensors="pt")["pixel_values"]} for part in parts]
     texts = [row[found] for row in rows if isinstance(row[found], str) and row[found].strip()]
     if not texts:
         raise InputError(f"expected texts in the column {found} of {file}; all rows are empty")
-    limit = min(longest_text(model) or processor.model_max_length, processor.model_max_length)
-    options = {"padding": True, "truncation": True, "max_length": limit, "return_tensors": "pt"}
+    limit = min(longest_text(model) or LONGEST_TEXT, processor.model_max_length, LONGEST_TEXT)
+    padded = processor.pad_token_id is not None
+    options = {"padding": padded, "truncation": True, "max_length": limit, "return_tensors": "pt"}
+    batch_size = batch_size if padded else 1
     return [dict(processor(texts[start : start + batch_size], **options)) for start in range(0, len(texts), batch_size)]
 
 
