@@ -1,15 +1,13 @@
 """Tables of benchmarks/explanations.py: every measure by method, and the order of methods that the default follows."""
 
-from collections.abc import Sequence
-
 import pandas as pd
-from explained import MODELS, TASKS
+from explained import MODELS, SEEDS, TASKS
+from explanations_measures import RANDOM
 
-from hf_bidir.common.runs import check_runs, markdown, where
+from hf_bidir.common.runs import markdown, where
 from hf_bidir.common.statistics import mean_in_interval
 from hf_bidir.explain import METHODS
 
-KEY = ("task", "model", "method")
 # the title, the factor that gives the unit, digits, and whether higher is better; None where neither is
 MEASURES = {
     "human_sign": ("human sign, %", 100, 1, True),
@@ -17,27 +15,40 @@ MEASURES = {
     "auprc": ("AUPRC", 1, 2, True),
     "deletion": ("deletion ↓", 1, 2, False),
     "insertion": ("insertion ↑", 1, 2, True),
-    "ffid_plus": ("FFid⁺ ↑", 1, 2, True),
-    "ffid_minus": ("FFid⁻ ↓", 1, 2, False),
-    "random_all": ("random weights", 1, 2, None),
+    "ffid_plus": ("FFid⁺ ↑", 1, 3, True),
+    "ffid_minus": ("FFid⁻ ↓", 1, 3, False),
+    "random_rho": ("random weights, ρ", 1, 2, None),
+    "random_abs": ("mean |ρ|", 1, 2, None),
     "forward_passes": ("cost", 1, 1, None),
 }
+FAMILIES = {
+    "people": ("human_sign", "tau", "auprc"),
+    "curves": ("deletion", "insertion"),
+    "F-Fidelity": ("ffid_plus", "ffid_minus"),
+}
 TEXTS, IMAGES = ("sst2", "agreement", "movies"), ("fashion",)
+REPEATED, FAST = "erasure-token", ("1 backward", "2 forward, 2 backward")
+SIGNED = [name for name, method in METHODS.items() if method.explains_output]
+UNSIGNED = [name for name, method in METHODS.items() if not method.signed]
+
+
+def missing(runs: pd.DataFrame) -> list[str]:
+    """The models that have no rows yet, such as "sst2-tanhmax-2"."""
+    found = set(zip(runs["task"], runs["model"], runs["seed"], strict=True)) if len(runs) else set()
+    wanted = ((task, name, seed) for task in TASKS for name in MODELS for seed in range(SEEDS))
+    return [f"{task}-{name}-{seed}" for task, name, seed in wanted if (task, name, seed) not in found]
 
 
 def table(runs: pd.DataFrame, task: str, model: str) -> str:
-    """All methods of a task and model, mean over seeds with the 95 % t interval; empty without rows."""
-    runs = where(runs, task=task, model=model)
-    if runs.empty:
-        return ""
-    check_runs(runs, KEY, int(runs["seed"].max()) + 1)
+    """All methods of a task and model on the half that reports, mean over seeds with the 95 % t interval."""
+    runs = where(runs, task=task, model=model, half="report")
     header = ["method", *(title for title, *_ in MEASURES.values())]
     rows = [[method, *(_cell(found, measure) for measure in MEASURES)] for method, found in _by_method(runs)]
-    return markdown(header, rows)
+    return markdown(header, rows) if rows else ""
 
 
 def _by_method(runs: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    return [(method, found) for method in METHODS if not (found := where(runs, method=method)).empty]
+    return [(method, found) for method in (*METHODS, RANDOM) if not (found := where(runs, method=method)).empty]
 
 
 def _cell(found: pd.DataFrame, measure: str) -> str:
@@ -46,46 +57,86 @@ def _cell(found: pd.DataFrame, measure: str) -> str:
     return mean_in_interval(scale * values, digits) if len(values) else ""
 
 
-def ranks(runs: pd.DataFrame, tasks: Sequence[str]) -> pd.Series:
-    """The mean rank of every method over tasks, models, seeds and measures, the lowest first; 1 is the best.
+def ranks(runs: pd.DataFrame, tasks: tuple[str, ...], half: str, methods: list[str]) -> pd.DataFrame:
+    """The place of each method by seed, from 0 (always the best) to 1 (always the worst).
 
-    Methods that were not measured somewhere, because they take minutes per document, are left out.
+    Means of ranks within a family of measures, then over families, tasks and models. Methods that were not measured in
+    every task, and scores that are the same as those of another method, such as erasure-mask with softmax, count as
+    they are.
     """
+    runs = runs[runs["task"].isin(tasks) & (runs["half"] == half) & runs["method"].isin(methods)]
+    groups = list(runs.groupby(["task", "model", "seed"]))
+    common = [name for name in methods if all(name in set(rows["method"]) for _, rows in groups)]
     found = []
-    for _, rows in runs[runs["task"].isin(tasks)].groupby(["task", "model", "seed"]):
-        rows = rows.set_index("method")
-        for measure, (_, _, _, higher) in MEASURES.items():
-            if higher is not None and measure in rows and rows[measure].notna().any():
-                # unsigned methods cannot have the human sign, and a constant score has no tau
-                worst = -float("inf") if higher else float("inf")
-                values = rows[measure].fillna(worst)
-                if measure == "human_sign":
-                    values = values.where([METHODS[method].signed for method in rows.index], worst)
-                found.append(values.rank(ascending=not higher))
-    return pd.DataFrame(found).dropna(axis=1).mean().sort_values()
+    for (task, model, seed), rows in groups:
+        rows = rows.set_index("method").loc[common]
+        families = [_family(rows, measures) for measures in FAMILIES.values()]
+        places = pd.concat([one for one in families if one is not None], axis=1).mean(axis=1)
+        found.append(places.rename((task, model, seed)))
+    if not found:
+        return pd.DataFrame()
+    table = pd.DataFrame(found)
+    table.index = pd.MultiIndex.from_tuples(table.index, names=["task", "model", "seed"])
+    return table.groupby(["seed", "task"]).mean().groupby("seed").mean()
 
 
-def order(runs: pd.DataFrame, of: str) -> str:
-    """The methods with their mean ranks and costs, for "texts" or "images"."""
-    tasks = TEXTS if of == "texts" else IMAGES
-    chosen = runs[runs["task"].isin(tasks)]
-    rows = [
-        [method, f"{rank:.1f}", METHODS[method].cost, f"{where(chosen, method=method)['forward_passes'].median():.1f}"]
-        for method, rank in ranks(runs, tasks).items()
+def _family(rows: pd.DataFrame, measures: tuple[str, ...]) -> pd.Series | None:
+    """The mean place of each method in some measures; None where none of them was measured for all methods."""
+    ranked = [
+        (rows[measure].rank(ascending=not MEASURES[measure][3]) - 1) / max(1, len(rows) - 1)
+        for measure in measures
+        if measure in rows and rows[measure].notna().all()
     ]
-    return markdown(["method", "mean rank", "passes through the model", "time, in forward passes"], rows)
+    return pd.concat(ranked, axis=1).mean(axis=1) if ranked else None
+
+
+def _marked(method: str) -> str:
+    return method + " \\*" * (method == REPEATED)
+
+
+def order(runs: pd.DataFrame, of: str, signed: bool = True) -> str:
+    """The methods by their places on the half that chooses, with those on the half that reports, and costs."""
+    tasks, methods = (TEXTS if of == "texts" else IMAGES), [*(SIGNED if signed else UNSIGNED), RANDOM]
+    chosen, reported = (ranks(runs, tasks, half, methods) for half in ("choice", "report"))
+    rows = []
+    for method in chosen.mean().sort_values().index:
+        own = runs[runs["task"].isin(tasks) & (runs["method"] == method)]
+        cost = METHODS[method].cost if method in METHODS else ""
+        places = [mean_in_interval(half[method], 2) for half in (chosen, reported)]
+        rows.append([_marked(method), *places, cost, f"{own['forward_passes'].median():.1f}", _cell(own, "random_rho")])
+    header = ["method", "choice", "report", "passes through the model", "time, in forward passes", "random weights, ρ"]
+    return markdown(header, rows)
+
+
+def first(runs: pd.DataFrame, of: str) -> str:
+    """The method that comes first on the half that chooses, among those whose scores are for or against y.
+
+    For texts, which come in data sets, among those that need at most four passes through the model.
+    """
+    places = ranks(runs, TEXTS if of == "texts" else IMAGES, "choice", SIGNED).mean()
+    return places[[name for name in places.index if name in _candidates(of)]].idxmin()
+
+
+def _candidates(of: str) -> list[str]:
+    """Methods that may become the default: not the one whose operation the curves repeat, and fast ones for texts."""
+    return [name for name in SIGNED if name != REPEATED and (of == "images" or METHODS[name].cost in FAST)]
 
 
 def signs(runs: pd.DataFrame) -> str:
-    """The human sign of signed methods on SST-2, by model."""
+    """The human sign of signed methods on SST-2, by model, over both halves."""
     runs = where(runs, task="sst2")
     present = [name for name in MODELS if not where(runs, model=name).empty]
-    rows = [
-        [method, *(_cell(where(found, model=name), "human_sign") for name in present)]
-        for method, found in _by_method(runs)
-        if METHODS[method].signed
-    ]
+    rows = []
+    for method, found in _by_method(runs):
+        cells = [_cell(_halves(where(found, model=name)), "human_sign") for name in present]
+        if any(cells):
+            rows.append([method, *cells])
     return markdown(["method", *(MODELS[name] for name in present)], rows)
+
+
+def _halves(runs: pd.DataFrame) -> pd.DataFrame:
+    """One row per seed, the mean of both halves."""
+    return runs.groupby("seed").mean(numeric_only=True).reset_index()
 
 
 def tables(runs: pd.DataFrame) -> str:

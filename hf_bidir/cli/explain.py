@@ -88,6 +88,7 @@ def explain(
     with slow_imports("explain"):
         from transformers.utils import logging
 
+        from hf_bidir.explain.explanation import Explanation
         from hf_bidir.explain.methods import IMAGE_DEFAULT, TEXT_DEFAULT
         from hf_bidir.explain.report import explain_checkpoint, holds_explanation, write_explanation
 
@@ -99,7 +100,7 @@ def explain(
         explanation = explain_checkpoint(checkpoint, text_or_image, method=method, **chosen)
         written = write_explanation(explanation, output)
     typer.echo(explanation.summary(top))
-    if method is None and getattr(explanation, "method", "") in (TEXT_DEFAULT, IMAGE_DEFAULT):
+    if method is None and isinstance(explanation, Explanation) and explanation.method in (TEXT_DEFAULT, IMAGE_DEFAULT):
         kind = "texts" if explanation.example.grid is None else "images"
         typer.echo(f"{explanation.method} is the default because it ranks first for {kind} in docs/explanations.md.")
     told = f"Replaced the earlier explanation in {output}" if replaces else "Saved"

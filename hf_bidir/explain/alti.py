@@ -81,7 +81,7 @@ class _Recorder:
         for module in model.modules():
             if "Norm" in type(module).__name__:
                 self.hooks.enter_context(module.register_forward_hook(self._after_norm))
-        for linear in {found.output for found in self.maps.values()} - {None}:
+        for linear in {found.output for found in self.maps.values() if found.output is not None}:
             self.hooks.enter_context(linear.register_forward_hook(self._after_output))
         for linear in {f.linear for found in self.maps.values() for head in found.value for f in head}:
             self.hooks.enter_context(linear.register_forward_pre_hook(self._before_value))
@@ -127,7 +127,7 @@ def _shares(coefficients: Tensor, run: _Run) -> Tensor:
     """`[batch, queries, keys]` from coefficients `[batch, heads, queries, keys]`."""
     residual, total = upcast(run.residual), upcast(run.total)  # type: ignore[arg-type]  # _check
     heads = coefficients.shape[1]
-    weight = upcast(weight_of(run.maps.output)).unflatten(1, (heads, -1))  # type: ignore[arg-type]
+    weight = upcast(weight_of(run.maps.output)).unflatten(1, (heads, -1))
     values = upcast(run.value).repeat_interleave(heads // run.value.shape[1], 1)
     vectors = torch.einsum("bhkd,ohd->bhko", values, weight)
     normalise = partial(_normalise, run.norm) if run.post_norm else None

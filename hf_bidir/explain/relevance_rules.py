@@ -160,13 +160,13 @@ def proportional(x: Tensor, output: Tensor) -> Tensor:
 
 class _Proportional(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, output: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, output: Tensor) -> Tensor:
         ratio = output / x
         ctx.save_for_backward(torch.where(ratio.isfinite(), ratio, 0))
         return output.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (ratio,) = ctx.saved_tensors
         return gradient * ratio, None
 
@@ -178,10 +178,10 @@ def scaled(x: Tensor, factor: float) -> Tensor:
 
 class _Scaled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
         ctx.factor = factor
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient * ctx.factor, None

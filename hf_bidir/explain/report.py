@@ -93,7 +93,8 @@ def _explain_prediction(
     if len(example.token_of_piece) > FLOW_LIMIT:
         notes.append(f"Flow is left out of the figures for over {FLOW_LIMIT} tokens; --method flow computes it.")
     target, position = token_level(model, processor, example, target, position)
-    inputs, chosen = example.inputs, {"target": target, "position": position}
+    inputs = example.inputs
+    chosen: dict[str, Any] = {"target": target, "position": position}
     traced = {}
     names = {"rollout", *(["flow"] if len(example.token_of_piece) <= FLOW_LIMIT else [])}
     for name in sorted(names.intersection(methods_of(part))):

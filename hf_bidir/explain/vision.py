@@ -133,7 +133,7 @@ def _by_head(model: PreTrainedModel, example: Example, method: str, target: Targ
 
 def _grid(example: Example, scores: Tensor) -> Tensor:
     """The patches of `[tokens]` as `[rows, columns]`."""
-    return scores[~torch.tensor(example.special)].unflatten(0, example.grid)  # type: ignore[arg-type]
+    return scores[~torch.tensor(example.special)].unflatten(0, example.grid)
 
 
 def _special(example: Example, scores: Tensor) -> str:

@@ -6,6 +6,7 @@ from itertools import count, islice, pairwise
 import pytest
 import torch
 
+from hf_bidir import BidirBertModel
 from hf_bidir.explain import Explanation, explain, explain_each, read_text, token_scores, word_table
 from hf_bidir.explain.methods import default_method
 from hf_bidir.explain.windows import windows_of
@@ -161,3 +162,46 @@ def test_a_stock_model_is_refused_with_what_to_do():
     stock = BertForSequenceClassification(BertConfig(vocab_size=14, hidden_size=8, num_attention_heads=1))
     with pytest.raises(ValueError, match=r"hf_bidir.signed\(model, negative_mass=0.0\)"):
         explain(stock, tokenizer(), "good")
+
+
+def test_a_long_text_of_a_model_without_a_head_has_the_mean_over_its_windows():
+    encoder = bert(head=BidirBertModel)
+    long = " ".join(["a", "good", "bad", "film"] * 10)
+    found = explain(encoder, tokenizer(), long, "contributions")
+    example = read_text(tokenizer(), long, 1000)
+    windows = windows_of(example, 12)
+    values = []
+    for positions in windows:
+        inputs = {name: value[:, positions] for name, value in example.inputs.items()}
+        values.append(encoder(**inputs).last_hidden_state[0, 0].norm().item())  # projected on its own direction
+    assert found.value == pytest.approx(sum(values) / len(values), rel=1e-4)
+    assert len(found.scores) == len(example.tokens)
+
+
+def test_long_texts_run_in_batches_of_windows():
+    long = [" ".join(["a", "good", "bad", "film"] * count) for count in (10, 3, 8)]
+    few, many = (explain(model(), tokenizer(), long, "contributions", batch_size=size) for size in (2, 50))
+    for one, other in zip(few, many, strict=True):
+        torch.testing.assert_close(one.scores, other.scores, atol=1e-5, rtol=1e-3)
+        assert one.explained == other.explained
+
+
+def test_a_tokenizer_without_padding_explains_long_texts_and_lists():
+    without = tokenizer()
+    without.pad_token = None
+    long = " ".join(["a", "good", "bad", "film"] * 10)
+    found, _ = explain(model(), without, [long, "good"], "contributions")
+    torch.testing.assert_close(found.scores, explain(model(), tokenizer(), long, "contributions").scores)
+
+
+def test_a_token_of_a_long_text_has_the_mean_attention_of_its_windows():
+    long = " ".join(["a", "good", "bad", "film"] * 5)
+    found = explain(model(), tokenizer(), long, "attention")
+    example = read_text(tokenizer(), long, 1000)
+    total, count = torch.zeros(22), torch.zeros(22)
+    for positions in windows_of(example, 12):
+        inputs = {name: value[:, positions] for name, value in example.inputs.items()}
+        total[positions] += token_scores(model(), inputs, "attention")[0]
+        count[positions] += 1
+    torch.testing.assert_close(found.scores, total / count)
+    assert "the mean over the windows that contain it" in found.notes[0]

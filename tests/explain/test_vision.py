@@ -1,5 +1,8 @@
 """Photographs of any size: what the model sees of them, its special tokens, and maps over them."""
 
+import io
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -161,3 +164,20 @@ def test_smooth_maps_do_not_exceed_the_scores_of_patches():
 def test_bad_input_is_one_error_with_the_expectation(call, message, photo):
     with pytest.raises(ValueError, match=message):
         call(model_of("ViT"), photo)
+
+
+def test_a_model_that_read_an_image_can_be_pickled(photo):
+    model = model_of("ViT")
+    read_image(model, processor(), photo, size=30)
+    copied = pickle.loads(pickle.dumps(model))
+    pixels = torch.randn(1, 3, 30, 44, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(copied(pixels).logits, model(pixels).logits)
+
+
+def test_a_photograph_is_turned_as_its_camera_says():
+    picture = Image.new("RGB", (24, 48), "white")
+    picture.getexif()[0x0112] = 6  # turned by a quarter
+    stream = io.BytesIO()
+    picture.save(stream, "JPEG", exif=picture.getexif())
+    turned = read_image(model_of("ViT"), processor(), Image.open(stream))
+    assert turned.photo.size == (48, 24)
