@@ -17,7 +17,6 @@ from pathlib import Path
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
 import gradio as gr
-import torch
 from pictures import PREDICTED, SELECT, alignment, common_scale, drawn, heads, legend, patches, sentence, words
 from transformers import PreTrainedModel
 
@@ -292,14 +291,12 @@ def explained(
     return HIDDEN | shown
 
 
-@torch.inference_mode()
 def predicted_class(checkpoint: str, explanation: Explanation | Alignment) -> str | None:
-    """The class that a classifier predicts; None for other models."""
+    """The class that a classifier predicts and that was explained; None for other models."""
     model = loaded(checkpoint)[0]
     if "Classification" not in type(model).__name__ or model.config.num_labels < 2:
         return None
-    logits = model(**explanation.example.inputs).logits
-    return model.config.id2label[logits.argmax().item()] if logits.dim() == 2 else None
+    return None if explanation.target is None else model.config.id2label[explanation.target]
 
 
 def refused(reason: str) -> Properties:
@@ -315,7 +312,7 @@ def _sides(names: list[str], found: list, target: str) -> list[list[dict]]:
             for name, one in zip(names, found, strict=True)
         ]
     scale = common_scale([drawn(one)[1] for one in found])
-    head_scale = common_scale([one.heads for one in found])
+    head_scale = common_scale([one.heads for one in found if one.heads is not None])
     texts = found[0].example.grid is None
     unit = METHODS[found[0].method].unit
     sides = []

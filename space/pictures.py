@@ -27,7 +27,7 @@ SELECT = """element.addEventListener("click", (event) => {
 
 def common_scale(tables: Iterable) -> Scale:
     """One colour scale for several tables of scores."""
-    return Scale.of(np.concatenate([as_array(table).ravel() for table in tables]))
+    return Scale.of(np.concatenate([np.empty(0), *(as_array(table).ravel() for table in tables)]))
 
 
 def _color(scale: Scale, value: float) -> str:
@@ -115,6 +115,8 @@ def sentence(explanation: Explanation, target: str) -> str:
 
 def heads(explanation: Explanation, scale: Scale) -> str:
     """A button per layer and head in the colour of its contribution, the bottom layer at the bottom; or nothing."""
+    if explanation.heads is None:
+        return "<p>Heads of a text in several windows cannot be chosen; a shorter text has a grid of heads.</p>"
     if explanation.heads.numel() == 1:
         return "<p>This model has one attention head, so there is no head to choose.</p>"
     choosable = METHODS[explanation.method].takes_head

@@ -163,6 +163,7 @@ def _explain_batch(
             head=head,
             scores=example.by_token(merged(list(pieces), own, length, shares), METHODS[used].additive),
             value=one.value,
+            target=one.target,
             notes=[*truncation(example), *note(own, shares), *about],
         )
 

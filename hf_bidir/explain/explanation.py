@@ -30,6 +30,7 @@ class Explanation:
         method, layer, head: as in `token_scores`.
         scores: `[tokens]`, one per word or patch; special tokens included.
         value: y.
+        target: the explained class or token; None for a model without a head.
         notes: what limits the scores, a sentence each.
         heads: contributions of each layer and head, summed over all tokens, `[layers, heads]`; only where asked for.
         traced: rollout and flow, `[tokens]` each; only where asked for.
@@ -42,6 +43,7 @@ class Explanation:
     head: int | None
     scores: Tensor
     value: float = float("nan")
+    target: int | None = None
     notes: list[str] = field(default_factory=list)
     heads: Tensor | None = None
     traced: dict[str, Tensor] = field(default_factory=dict)
@@ -56,6 +58,7 @@ class Explanation:
         return {
             "explained": self.explained,
             "value": self.value,
+            "target": self.target,
             "method": self.method,
             "unit": METHODS[self.method].unit,
             "layer": self.layer,
