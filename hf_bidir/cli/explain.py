@@ -69,7 +69,7 @@ def explain(
     Prints the scores of largest magnitude and saves scores.png, rollout-flow.png, heads.png and index.html, which has
     them all. A token with a positive score supports the target, one with a negative score opposes it; attention,
     rollout, flow, values, alti and value-zeroing are never negative and only rank tokens; grad-cam is for images.
-    Patches are named by row and column, counted from 0. A text that is longer than the model takes is explained in
+    Patches are named by row and column, counted from 0. A text that exceeds the limit of the model is explained in
     windows. Put -- before a text that begins with a dash.
 
     Causal language models such as Llama: the next token is explained, or with --continuation or --new-tokens every

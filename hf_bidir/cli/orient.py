@@ -27,8 +27,8 @@ def orient(
     """Orient the heads of a TanhMax checkpoint.
 
     At λ = 1 the overall sign of each head is arbitrary. This flips heads without changing any output, so that positive
-    coefficients support the target on average, and records the target in config.json (attn_oriented). The record does
-    not count any more once a weight has changed. Prints how many heads have a consistent sign; raw signs of the others
+    coefficients support the target on average, and records the target in config.json (attn_oriented). The record is
+    void once a weight has changed. Prints how many heads have a consistent sign; raw signs of the others
     say little.
 
     \b

@@ -57,7 +57,7 @@ class Example:
     token_of_piece: Tensor  # [length]: index of the token that each model position belongs to
     truncated: int = 0  # number of word pieces cut off
     grid: tuple[int, int] | None = None  # rows and columns of patches
-    photo: Image.Image | None = None  # what the model sees of an image, in its own resolution
+    photo: Image.Image | None = None  # the part of an image that is the input, in its own resolution
 
     def by_token(self, scores: Tensor, add: bool = True) -> Tensor:
         """Combine scores `[..., length]` of model positions to scores of tokens, `[..., tokens]`.

@@ -16,6 +16,7 @@ from hf_bidir.explain.colors import COLORS, Scale, as_array
 
 LARGEST_SIDE = 448  # pixels of a panel's longer side
 OPACITY = 0.85
+WIDE = 4  # most panels in a row by default
 
 
 def photo_heatmap(
@@ -54,35 +55,38 @@ def photo_heatmap(
             raise ValueError(f"expected finite scores [rows, columns] for {title}, got the shape {grid.shape}.")
     picture = photo.convert("RGB")
     picture.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
-    count = len(grids) + with_photo
-    across = columns or min(4, count)
-    down = -(-count // across)
-    side = 2.6 if across <= 4 else 1.4  # inches
-    shape = picture.height / picture.width
-    size = (side * across + (0.5 if common_scale else 0.3 * across), (side * shape + 0.45) * down + 0.6)
-    figure = Figure(figsize=size, layout="compressed")
-    panels: Any = figure.subplots(down, across, squeeze=False).ravel()
-    for panel in panels:
-        panel.set_axis_off()
+    figure, panels = _panels(picture, len(grids) + with_photo, columns)
     if with_photo:
         panels[0].imshow(picture)
         panels[0].set_title("photograph", fontsize=9)
-    everything = np.concatenate([grid.ravel() for grid in grids.values()])
-    grey = np.asarray(picture.convert("L"))
+    whole = Scale.of(np.concatenate([grid.ravel() for grid in grids.values()]))
     for panel, (title, grid) in zip(panels[int(with_photo) :], grids.items(), strict=False):
-        scale = Scale.of(everything if common_scale else grid)
-        _overlay(panel, grey, grid, scale, smooth)
-        panel.set_title(title, fontsize=9 if across <= 4 else 6, parse_math=False)
+        scale = whole if common_scale else Scale.of(grid)
+        _overlay(panel, np.asarray(picture.convert("L")), grid, scale, smooth)
+        panel.set_title(title, fontsize=9 if (columns or 0) <= WIDE else 6, parse_math=False)
         if not common_scale:
             scale.bar(figure, units if isinstance(units, str) else units[title], ax=panel, shrink=0.7)
     if common_scale:
         label = units if isinstance(units, str) else next(iter(units.values()))
-        Scale.of(everything).bar(figure, label, ax=list(panels), shrink=0.5)
+        whole.bar(figure, label, ax=list(panels), shrink=0.5)
     if caption:
-        figure.supxlabel(textwrap.fill(caption, int(15 * size[0])), fontsize=8, parse_math=False)
+        width = figure.get_size_inches()[0]
+        figure.supxlabel(textwrap.fill(caption, int(15 * width)), fontsize=8, parse_math=False)
     if path is not None:
         save_figure(figure, path, dpi=200)
     return figure
+
+
+def _panels(picture: Image.Image, count: int, columns: int | None) -> tuple[Figure, Any]:
+    """A figure with at least `count` empty panels of the shape of the picture."""
+    across = columns or min(WIDE, count)
+    down, side = -(-count // across), 2.6 if across <= WIDE else 1.4  # inches
+    size = (side * across + 0.3 * across, (side * picture.height / picture.width + 0.45) * down + 0.6)
+    figure = Figure(figsize=size, layout="compressed")
+    panels: Any = figure.subplots(down, across, squeeze=False).ravel()
+    for panel in panels:
+        panel.set_axis_off()
+    return figure, panels
 
 
 def _overlay(panel: Any, grey: np.ndarray, grid: np.ndarray, scale: Scale, smooth: bool) -> None:
