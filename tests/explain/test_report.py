@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from hf_bidir import BidirBertForMaskedLM, BidirBertForQuestionAnswering, BidirBertModel
 from hf_bidir.cli import app
 from hf_bidir.explain import read_text, token_scores
+from hf_bidir.explain.methods import TEXT_DEFAULT
 from hf_bidir.explain.report import explain_checkpoint
 from tests.explain.conftest import bert, tokenizer, vit
 
@@ -45,6 +46,13 @@ def test_it_writes_figures_and_a_page_and_prints_signed_tokens(checkpoint, tmp_p
     assert names == {"scores.png", "rollout-flow.png", "heads.png", "index.html"}
     assert re.search(r"Prediction: (positive|negative) \(\d+\.\d%\)", result.output)
     assert re.search(r"[+−]\d\S*  unbelievably", result.output)
+
+
+def test_the_default_method_is_named_with_the_reason(checkpoint, tmp_path):
+    result = run(checkpoint, TEXT, "--output", tmp_path / "out")
+    assert f"{TEXT_DEFAULT} is the default because it ranks first for texts in docs/explanations.md" in result.output
+    chosen = run(checkpoint, TEXT, "--method", "erasure", "--output", tmp_path / "out")
+    assert "is the default" not in chosen.output
 
 
 def test_the_printed_scores_are_those_of_the_method_by_word(checkpoint):
