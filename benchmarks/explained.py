@@ -103,7 +103,7 @@ def sample(file: Path, count: int) -> list[dict]:
     return [rows[index] for index in random.Random(0).sample(range(len(rows)), min(count, len(rows)))]
 
 
-LIMITS = {"movies": 96}  # word pieces of a text
+LIMITS = {"movies": 64}  # word pieces of a text
 
 
 @dataclass(frozen=True)

@@ -51,13 +51,15 @@ from hf_bidir.explain import METHODS
 from hf_bidir.explain.methods import methods_of
 from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.running import reads_images
+from hf_bidir.faithfulness.f_fidelity import SIZES
 
 NAME, KEY = "explanations", ("task", "model", "seed", "method", "half")
-COUNTS = {"sst2": 160, "agreement": 40, "movies": 14, "fashion": 80}  # examples of the test split
-FAITHFUL, SANE = 40, 5  # the most for curves and F-Fidelity, and for random weights
+COUNTS = {"sst2": 100, "agreement": 30, "movies": 20, "fashion": 80}  # examples of the test split
+FAITHFUL, SANE = {"fashion": 40}, 5  # the most for curves and F-Fidelity, by default 24, and for random weights
 LEFT_OUT = {"movies": ("flow", "signed-flow")}  # their time grows with the cube of the length
 ORIENTED = 256  # training examples that orient the heads
 MASK_STEPS, MASK_BATCH = 60, 16  # of the tuning for F-Fidelity
+MASKS = {True: (SIZES, 10), False: ((0.1, 0.3, 0.5), 8)}  # sizes and draws of F-Fidelity, of images or texts
 HALVES = ("choice", "report")
 Scored = list[tuple[Explained, Tensor]]
 
@@ -86,12 +88,12 @@ def measured(task: str, folder: Path, options: argparse.Namespace) -> list[dict[
     training = list(training_batches(task, model, processor, options.data_dir))
     orient(model, training[: ORIENTED // MASK_BATCH], target=None if reads_images(model) else 1)
     examples = list(examples_of(task, model, processor, options.data_dir, COUNTS[task]))
-    fidelity_of = fidelity(model, training, replacement_of(task, processor))
+    fidelity_of = fidelity(model, training, replacement_of(task, processor), *MASKS[reads_images(model)])
     free, rows = signs_are_free(model), []
     methods = [name for name in methods_of(model) if name not in LEFT_OUT.get(task, ())]
     methods = [name for name in methods if free or not METHODS[name].oriented]
     for method in tqdm([*methods, RANDOM], desc=folder.name):
-        few = examples[:FAITHFUL]
+        few = examples[: FAITHFUL.get(task, 24)]
         predicted, seconds = timed_scores(model, few, method)
         known = {(id(one), one.predicted): scores for one, scores in zip(few, predicted, strict=True)}
 

@@ -20,7 +20,7 @@ from hf_bidir.faithfulness import area, f_fidelity, prediction_curve, randomised
 Scored = Sequence[tuple[Explained, Tensor]]
 STEPS = [share / 10 for share in range(11)]
 RANDOM = "random"  # a method of random scores
-DRAWS, RANDOMISATIONS = 10, 3  # masks of F-Fidelity for each size, and sets of random weights
+RANDOMISATIONS = 3  # sets of random weights
 
 
 def timed_scores(model, examples: Sequence[Explained], method: str) -> tuple[list[Tensor], dict[str, float]]:
@@ -97,7 +97,7 @@ def deletion_and_insertion(model, scored: Scored) -> dict[str, float]:
 
 
 def fidelity(
-    model, training: list[dict[str, Tensor]], replacement: int | None
+    model, training: list[dict[str, Tensor]], replacement: int | None, sizes: Sequence[float], draws: int
 ) -> Callable[[Scored], dict[str, float | None]]:
     """F-Fidelity of scores, on one copy of the model that is tuned on masked inputs."""
     tuned = tuned_on_masks(model, training, replacement=replacement)
@@ -106,7 +106,7 @@ def fidelity(
         found = []
         for one, scores in scored:
             options = {"target": torch.tensor([one.predicted]), "special": one.special_pieces, "progress": False}
-            options |= {"replacement": replacement, "draws": DRAWS}
+            options |= {"replacement": replacement, "sizes": sizes, "draws": draws}
             found.append(torch.stack(f_fidelity(tuned, one.example.inputs, scores[None], **options))[:, 0])
         plus, minus = torch.stack(found).nanmean(0).tolist()  # texts too short for a mask have none
         return {"ffid_plus": plus, "ffid_minus": minus}

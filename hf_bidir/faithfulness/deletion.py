@@ -21,6 +21,7 @@ from hf_bidir.explain.running import (
 )
 from hf_bidir.faithfulness.interventions import class_probabilities
 
+ROWS = 64  # inputs that run together
 ERASER_SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)  # DeYoung et al. 2020, section 5.2
 
 
@@ -111,15 +112,25 @@ def prediction_curve(
         target = whole.argmax(-1) if target is None else target.to(whole.device)
         special = special_tokens(model, inputs, keep) if special is None else special.to(keep.device)
         rank, count = ranks(scores, keep & ~special)
-        rows = []
-        for share in tqdm(shares, desc=how, unit="share", leave=False, delay=1, disable=not progress):
-            # minus 1e-9, so that rounding errors do not turn 0.3 of 50 into 16
-            chosen = rank < (share * count.double() - 1e-9).ceil().unsqueeze(1)
-            removed = chosen if how == "deletion" else (rank < count.unsqueeze(1)) & ~chosen
-            removed = removed if replacement is not None else _leave_one(removed, keep, rank)
-            reduced = without_tokens(model, inputs, keep, removed, replacement)
-            rows.append(class_probabilities(model, reduced).gather(1, target[:, None]).squeeze(1))
-    return torch.stack(rows)
+        removals = [_removed(rank, count, share, how) for share in shares]
+        if replacement is None:
+            removals = [_leave_one(removed, keep, rank) for removed in removals]
+        removed = torch.cat(removals) if removals else keep[:0]
+        examples = torch.arange(len(keep), device=keep.device).repeat(len(shares))
+        parts = list(zip(examples.split(ROWS), removed.split(ROWS), strict=True))
+        found = []
+        for own, without in tqdm(parts, desc=how, unit="batch", leave=False, delay=1, disable=not progress):
+            rows = {name: value[own] for name, value in inputs.items()}
+            reduced = without_tokens(model, rows, keep[own], without, replacement)
+            found.append(class_probabilities(model, reduced).gather(1, target[own, None]).squeeze(1))
+    return torch.cat(found).view(len(shares), -1)
+
+
+def _removed(rank: Tensor, count: Tensor, share: float, how: str) -> Tensor:
+    """The tokens that are missing at a share, boolean `[batch, length]`."""
+    # minus 1e-9, so that rounding errors do not turn 0.3 of 50 into 16
+    chosen = rank < (share * count.double() - 1e-9).ceil().unsqueeze(1)
+    return chosen if how == "deletion" else (rank < count.unsqueeze(1)) & ~chosen
 
 
 def area(curve: Tensor) -> Tensor:
