@@ -18,7 +18,7 @@ MEASURES = {
     "ffid_plus": ("FFid⁺ ↑", 1, 3, True),
     "ffid_minus": ("FFid⁻ ↓", 1, 3, False),
     "random_rho": ("random weights, ρ", 1, 2, None),
-    "random_abs": ("mean |ρ|", 1, 2, None),
+    "random_abs": ("mean \\|ρ\\|", 1, 2, None),
     "forward_passes": ("cost", 1, 1, None),
 }
 FAMILIES = {

@@ -8,7 +8,7 @@ import torch
 
 from hf_bidir import BidirBertModel
 from hf_bidir.explain import Explanation, explain, explain_each, read_text, token_scores, word_table
-from hf_bidir.explain.methods import default_method
+from hf_bidir.explain.methods import TEXT_DEFAULT, default_method
 from hf_bidir.explain.windows import windows_of
 from tests.explain.conftest import bert, tokenizer
 from tests.faithfulness.conftest import pooling
@@ -26,7 +26,7 @@ def test_one_text_gives_its_scores_by_word():
     assert isinstance(found, Explanation)
     assert found.tokens == ["[CLS]", "a", "unbelievably", "good", "film", "[SEP]"]
     example = read_text(tokenizer(), TEXTS[0], 12)
-    expected = token_scores(model(), example.inputs, "integrated-attnlrp", "positive")[0]
+    expected = token_scores(model(), example.inputs, TEXT_DEFAULT, "positive")[0]
     torch.testing.assert_close(found.scores, example.by_token(expected))
     assert found.value == pytest.approx(model()(**example.inputs).logits[0, 1].item(), abs=1e-5)
 
@@ -84,7 +84,7 @@ def test_a_dict_has_everything_but_the_inputs_and_json_writes_it():
     read = json.loads(json.dumps(found.to_dict()))
     assert read["tokens"] == found.tokens
     assert read["scores"] == pytest.approx(found.scores.tolist())
-    assert (read["method"], read["special"]) == ("integrated-attnlrp", [True, False, False, False, False, True])
+    assert (read["method"], read["special"]) == (TEXT_DEFAULT, [True, False, False, False, False, True])
 
 
 def test_a_notebook_shows_coloured_words_without_a_script():
@@ -130,7 +130,7 @@ def test_a_model_without_a_rule_gets_contributions_and_a_note():
     changed.classifier = torch.nn.Sequential(Fourier(), changed.classifier)
     found = explain(changed, tokenizer(), TEXTS[0])
     assert found.method == "contributions"
-    assert "The default method, integrated-attnlrp, does not apply: AttnLRP has no rule" in found.notes[0]
+    assert f"The default method, {TEXT_DEFAULT}, does not apply: AttnLRP has no rule" in found.notes[0]
     with pytest.raises(ValueError, match="no rule for the operation fft_fft"):
         explain(changed, tokenizer(), TEXTS[0], "attnlrp")
 

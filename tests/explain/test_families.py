@@ -20,12 +20,12 @@ from hf_bidir.explain import (
     erasure,
     flip_heads,
     integrated_gradients,
-    integrated_relevance,
     orient_heads,
     read_image,
     token_scores,
     value_weighted,
 )
+from hf_bidir.explain.methods import TEXT_DEFAULT
 from hf_bidir.explain.report import explain_checkpoint
 from hf_bidir.explain.running import record_coefficients
 from hf_bidir.modeling.signed_layers import signed_layers
@@ -320,7 +320,7 @@ def test_a_language_model_is_explained_at_the_next_word_which_a_target_may_name(
     explanation = explain_checkpoint((model, tokenizer()), "a good", target="film")
     assert 'Explained: y, the logit of "film"' in explanation.explained
     inputs = {"input_ids": torch.tensor([[2, 5, 6, 3]])}
-    expected = integrated_relevance(model, inputs, target=8, position=3)[0]
+    expected = token_scores(model, inputs, TEXT_DEFAULT, 8, position=3)[0]
     torch.testing.assert_close(explanation.scores, expected)
     with pytest.raises(ValueError, match="'elephant' is not one token of the vocabulary"):
         explain_checkpoint((model, tokenizer()), "a good", target="elephant")
