@@ -51,7 +51,7 @@ from hf_bidir.explain import METHODS
 from hf_bidir.explain.methods import methods_of
 from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.running import reads_images
-from hf_bidir.faithfulness.f_fidelity import SIZES
+from hf_bidir.faithfulness.masked_fidelity import SIZES
 
 NAME, KEY = "explanations", ("task", "model", "seed", "method", "half")
 COUNTS = {"sst2": 100, "agreement": 30, "movies": 20, "fashion": 80}  # examples of the test split

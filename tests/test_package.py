@@ -178,7 +178,7 @@ import json
 from importlib import import_module
 
 found = {}
-for name in ("explain", "rank_collapse", "faithfulness", "finetune.trainer", "finetune.tasks.text_classification"):
+for name in ("rank_collapse", "explain", "faithfulness", "finetune.trainer", "finetune.tasks.text_classification"):
     try:
         import_module(f"hf_bidir.{name}")
     except ModuleNotFoundError as error:

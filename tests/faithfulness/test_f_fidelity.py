@@ -6,7 +6,7 @@ from torch.nn.functional import cross_entropy
 
 from hf_bidir.faithfulness import f_fidelity, tuned_on_masks
 from hf_bidir.faithfulness.deletion import without_tokens
-from hf_bidir.faithfulness.f_fidelity import _keep
+from hf_bidir.faithfulness.masked_fidelity import _keep
 from tests.faithfulness.conftest import bert, images, sentences, vit
 
 MASK = 4
