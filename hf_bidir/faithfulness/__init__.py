@@ -6,8 +6,8 @@ with extra("explain", "train"):
     from hf_bidir.faithfulness.adversarial import Adversary, adversarial_attention
     from hf_bidir.faithfulness.deletion import ERASER_SHARES, area, comprehensiveness, prediction_curve, sufficiency
     from hf_bidir.faithfulness.distances import jensen_shannon, total_variation
-    from hf_bidir.faithfulness.masked_fidelity import f_fidelity, tuned_on_masks
     from hf_bidir.faithfulness.interventions import class_probabilities, permuted, prediction_changes, randomised
+    from hf_bidir.faithfulness.masked_fidelity import f_fidelity, tuned_on_masks
     from hf_bidir.faithfulness.metrics import (
         AttentionDivergence,
         Comprehensiveness,
