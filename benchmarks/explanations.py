@@ -54,14 +54,13 @@ from hf_bidir.explain.running import reads_images
 from hf_bidir.faithfulness.masked_fidelity import SIZES
 
 NAME, KEY = "explanations", ("task", "model", "seed", "method", "half")
-COUNTS = {"sst2": 100, "agreement": 30, "movies": 20, "fashion": 80}  # examples of the test split
+COUNTS = {"sst2": 100, "agreement": 24, "movies": 20, "fashion": 40}  # examples of the test split
 FAITHFUL, SANE = {"fashion": 40}, 5  # the most for curves and F-Fidelity, by default 24, and for random weights
 LEFT_OUT = {"movies": ("flow", "signed-flow")}  # their time grows with the cube of the length
 ORIENTED = 256  # training examples that orient the heads
 MASK_STEPS, MASK_BATCH = 60, 16  # of the tuning for F-Fidelity
 MASKS = {True: (SIZES, 10), False: ((0.1, 0.3, 0.5), 8)}  # sizes and draws of F-Fidelity, of images or texts
 HALVES = ("choice", "report")
-Scored = list[tuple[Explained, Tensor]]
 
 
 def main() -> None:

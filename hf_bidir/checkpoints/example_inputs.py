@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 LENGTH, DECODER_STEPS, SAMPLES, FRAMES, GRID = 64, 4, 6000, 48, (1, 4, 4)
+LONGEST_TEXT = 2**20  # limit in tokens where neither model nor tokenizer has one
 IMAGE_TOKENS = ("image_token_id", "image_token_index", "image_patch_id", "media_placeholder_token_id")
 AUDIO_TOKENS = ("audio_token_id", "audio_token_index")
 Inputs = dict[str, Tensor]
@@ -220,3 +221,8 @@ def _image_size(vision: PretrainedConfig) -> tuple[int, int]:
     size = first_field(vision, "image_size", "img_size", "input_size")
     size = (size["height"], size["width"]) if isinstance(size, dict) else size
     return tuple(size)[-2:] if isinstance(size, list | tuple) else (size or 64,) * 2
+
+
+def text_limit(model: PreTrainedModel, tokenizer: Any) -> int:
+    """The longest text, in tokens, that both the model and its tokenizer accept; at most `LONGEST_TEXT`."""
+    return min(longest_text(model) or LONGEST_TEXT, tokenizer.model_max_length, LONGEST_TEXT)

@@ -11,11 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_bidir.checkpoints.convert import checkpoint_processors, read_bidir, read_config, signed_model
-from hf_bidir.checkpoints.example_inputs import longest_text
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.explain.running import reads_images
-
-LONGEST_TEXT = 2**20  # limit in tokens where neither model nor tokenizer has one
 
 
 def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, Any]:
@@ -70,11 +67,6 @@ class Example:
         if add:
             return table.sum(-1)
         return table.gather(-1, table.abs().argmax(-1, keepdim=True)).squeeze(-1)
-
-
-def text_limit(model: PreTrainedModel, tokenizer) -> int:
-    """The longest text, in tokens, that both the model and its tokenizer accept."""
-    return min(longest_text(model) or LONGEST_TEXT, tokenizer.model_max_length)
 
 
 def read_text(tokenizer, text: str | Sequence[str], limit: int) -> Example:

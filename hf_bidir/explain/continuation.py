@@ -7,10 +7,10 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.example_inputs import longest_text
+from hf_bidir.checkpoints.example_inputs import longest_text, text_limit
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.explain.alignment import LOGIT, Alignment
-from hf_bidir.explain.checkpoint import Example, read_text, text_limit
+from hf_bidir.explain.checkpoint import Example, read_text
 from hf_bidir.explain.colors import visible
 from hf_bidir.explain.methods import METHODS, default_method, token_scores
 

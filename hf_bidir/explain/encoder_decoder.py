@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hf_bidir.checkpoints.example_inputs import text_limit
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.explain.alignment import LOGIT, Alignment
-from hf_bidir.explain.checkpoint import Example, read_text, text_limit
+from hf_bidir.explain.checkpoint import Example, read_text
 from hf_bidir.explain.colors import visible
 from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.relevance import relevance_rules
@@ -100,7 +101,7 @@ def _rows(model: PreTrainedModel, inputs: dict[str, Tensor], ids: Tensor) -> tup
     layers = cross_attention(model, inputs) if between_tokens else None
     outputs, recorded = record_coefficients(model, inputs, layers)
     logits, attended, contributions = outputs.logits[0], [], []
-    chosen = logits.gather(-1, ids[0, 1:, None]).squeeze(-1) - logits.mean(-1)
+    chosen = _explained_logits(logits, ids)
     for step, y in enumerate(chosen):
         # a recurrent model calls its layer once per step, others once for all steps
         calls, row = (recorded, step) if between_tokens else ([recorded[step]], 0)
@@ -109,6 +110,11 @@ def _rows(model: PreTrainedModel, inputs: dict[str, Tensor], ids: Tensor) -> tup
         contributions.append((own * torch.stack([gradient[0, :, row] for gradient in gradients])).sum((0, 1)))
         attended.append(own.abs().mean((0, 1)) if between_tokens else own[0, 0])
     return torch.stack(attended).cpu(), torch.stack(contributions).cpu()
+
+
+def _explained_logits(logits: Tensor, ids: Tensor) -> Tensor:
+    """`y` of every generated id, `[generated]`, from logits `[generated, vocabulary]`."""
+    return logits.gather(-1, ids[0, 1:, None]).squeeze(-1) - logits.mean(-1)
 
 
 def _relevance_rows(model: PreTrainedModel, inputs: dict[str, Tensor], ids: Tensor) -> Tensor:
@@ -125,7 +131,7 @@ def _relevance_rows(model: PreTrainedModel, inputs: dict[str, Tensor], ids: Tens
 
     with embedding.register_forward_hook(first_call_of_the_encoder), relevance_rules(model):
         logits = model(**inputs, decoder_input_ids=ids[:, :-1]).logits[0]
-    chosen = logits.gather(-1, ids[0, 1:, None]).squeeze(-1) - logits.mean(-1)
+    chosen = _explained_logits(logits, ids)
     rows = [torch.autograd.grad(y, start, retain_graph=True)[0] for y in chosen]
     return torch.stack([(start * row)[0].sum(-1).detach() for row in rows]).cpu()
 

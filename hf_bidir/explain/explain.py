@@ -11,7 +11,8 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from hf_bidir.explain.checkpoint import LONGEST_TEXT, Example, read_text, text_limit
+from hf_bidir.checkpoints.example_inputs import LONGEST_TEXT, text_limit
+from hf_bidir.explain.checkpoint import Example, read_text
 from hf_bidir.explain.explanation import Explanation
 from hf_bidir.explain.image_inputs import read_image
 from hf_bidir.explain.methods import METHODS, check_method, default_method, scores_by_default

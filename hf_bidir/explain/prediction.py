@@ -12,7 +12,7 @@ from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.explain.attentions import read_position
 from hf_bidir.explain.checkpoint import Example
 from hf_bidir.explain.colors import signed, visible
-from hf_bidir.explain.readout import Readout, Target, choose_readout, names_tokens
+from hf_bidir.explain.readout import Readout, Target, choose_readout, has_head, names_tokens
 from hf_bidir.explain.running import keep_mask_of, prepared_inputs, record_coefficients
 from hf_bidir.modeling.activations import upcast
 
@@ -80,8 +80,7 @@ def batches(inputs: Mapping[str, Tensor], size: int) -> Iterator[dict[str, Tenso
 
 def _rows(model: PreTrainedModel, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
     """The logits in at least fp32; or the hidden states of a model without a head and the position it is read at."""
-    outputs = model(**inputs, return_dict=True)
-    if "logits" in outputs:
+    if has_head(model) and "logits" in (outputs := model(**inputs, return_dict=True)):
         return upcast(outputs.logits), None
     outputs, coefficients = record_coefficients(model, inputs)
     read = read_position(coefficients[-1], keep_mask_of(inputs, coefficients[-1].shape[-1]))

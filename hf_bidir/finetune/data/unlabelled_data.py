@@ -7,7 +7,7 @@ from datasets import Dataset, Image, Value, concatenate_datasets
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_bidir.checkpoints.example_inputs import longest_text
+from hf_bidir.checkpoints.example_inputs import text_limit
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.finetune.data.arguments import DistillationDataArguments, UnlabelledDataArguments, UnlabelledTextArguments
 from hf_bidir.finetune.data.image_data import IMAGE_COLUMNS, check_images
@@ -15,8 +15,6 @@ from hf_bidir.finetune.data.image_files import read_images
 from hf_bidir.finetune.data.sources import read_hub, read_table
 from hf_bidir.finetune.data.splits import Splits, find_column, unlabelled_splits
 from hf_bidir.finetune.data.text_data import TEXT_COLUMNS
-
-LONGEST_TEXT = 2**20  # limit in tokens where neither model nor tokenizer has one
 
 
 def read_snippets(data: UnlabelledTextArguments, tokenizer: PreTrainedTokenizerBase) -> Splits:
@@ -105,9 +103,13 @@ def unlabelled_batches(
     texts = [row[found] for row in rows if isinstance(row[found], str) and row[found].strip()]
     if not texts:
         raise InputError(f"expected texts in the column {found} of {file}; all rows are empty")
-    limit = min(longest_text(model) or LONGEST_TEXT, processor.model_max_length, LONGEST_TEXT)
     padded = processor.pad_token_id is not None
-    options = {"padding": padded, "truncation": True, "max_length": limit, "return_tensors": "pt"}
+    options = {
+        "padding": padded,
+        "truncation": True,
+        "max_length": text_limit(model, processor),
+        "return_tensors": "pt",
+    }
     batch_size = batch_size if padded else 1
     return [dict(processor(texts[start : start + batch_size], **options)) for start in range(0, len(texts), batch_size)]
 
