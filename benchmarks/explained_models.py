@@ -39,8 +39,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
     parser.add_argument("--model", required=True, help="the softmax MiniLM, a folder or a name on the Hub")
-    trained = [name for name, task in TASKS.items() if task.trained_on is None]
-    parser.add_argument("--tasks", nargs="+", choices=trained, default=trained)
+    with_models = [name for name, task in TASKS.items() if task.trained_on is None]
+    parser.add_argument("--tasks", nargs="+", choices=with_models, default=with_models)
     options = parser.parse_args()
     for task in options.tasks:
         for seed in range(options.seeds):
