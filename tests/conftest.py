@@ -1,5 +1,6 @@
-"""Sets up Triton before anything imports it, and says which tests are slow."""
+"""Sets up Triton before anything imports it, says which tests are slow, and makes garbage collection cheap."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -48,6 +49,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if place < len(SLOW):
             item.add_marker("slow")
     items.sort(key=order.get)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is imported out of garbage collections: every Trainer asks for one, of millions of lasting objects."""
+    gc.collect()
+    gc.freeze()
 
 
 def _place(path: Path) -> int:
