@@ -91,11 +91,10 @@ def comparison(first: pd.DataFrame, second: pd.DataFrame, column: str, scale: fl
     """`first` minus `second`, paired by the seeds that both have; None if there are none."""
     if first.empty or second.empty or column not in first:
         return None
-    pairs = first.merge(second, on=SEED, suffixes=("", " of the second"))
-    pairs = pairs.dropna(subset=[column, f"{column} of the second"])
+    pairs = first[[SEED, column]].merge(second[[SEED, column]], on=SEED, suffixes=(" 1", " 2")).dropna()
     if pairs.empty:
         return None
-    return compare(list(scale * pairs[column]), list(scale * pairs[f"{column} of the second"]), paired=True)
+    return compare(list(scale * pairs[f"{column} 1"]), list(scale * pairs[f"{column} 2"]), paired=True)
 
 
 def comparisons(

@@ -15,7 +15,8 @@ from hf_bidir import convert_checkpoint
 from hf_bidir.checkpoints.convert import restore_softmax
 from hf_bidir.hub.model_card import build_model_card
 from hf_bidir.hub.staging import stage
-from tests.hub_server import File, Hub, Repository
+from tests.hub_server import Account, File, Hub, Repository
+from tests.hub_user import User
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,8 +30,9 @@ import sys
 sys.modules["hf_bidir"] = None
 import torch
 from sentence_transformers import SentenceTransformer
-model = SentenceTransformer(sys.argv[1], trust_remote_code=True, device="cpu")
-torch.save(model.encode(sys.argv[3:], prompt_name="query", convert_to_tensor=True), sys.argv[2])
+for number, folder in enumerate(sys.argv[4:]):
+    model = SentenceTransformer(folder, trust_remote_code=True, device="cpu")
+    torch.save(model.encode(sys.argv[1:4], prompt_name="query", convert_to_tensor=True), f"{number}.pt")
 """
 
 
@@ -74,27 +76,38 @@ def nested(source, tmp_path_factory):
     return folder, source[1]
 
 
-def vectors_elsewhere(folder, place):
-    """Sentence vectors from a clean process with only the folder."""
-    command = [sys.executable, "-I", "-c", ALONE, str(folder), str(place / "vectors.pt"), *SENTENCES]
+def vectors_elsewhere(place, *folders):
+    """Sentence vectors from a clean process with only the folders."""
+    command = [sys.executable, "-I", "-c", ALONE, *SENTENCES, *map(str, folders)]
     environment = os.environ | {"HF_MODULES_CACHE": str(place / "modules"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    return torch.load(place / "vectors.pt")
+    return [torch.load(place / f"{number}.pt") for number in range(len(folders))]
+
+
+@pytest.fixture(scope="module")
+def converted(source, nested, tmp_path_factory):
+    """Folders converted from both layouts, with negative mass, and staged to be published; with their vectors."""
+    place = tmp_path_factory.mktemp("converted")
+    folders = {
+        "source": convert_checkpoint(source[0], place / "source"),
+        "nested": convert_checkpoint(nested[0], place / "nested"),
+        "negative mass": convert_checkpoint(source[0], place / "negative", negative_mass=1.0),
+    }
+    folders["staged"] = stage(folders["source"], place / "staged").folder
+    vectors = vectors_elsewhere(place, *folders.values())
+    return {name: (folders[name], vectors[number]) for number, name in enumerate(folders)}
 
 
 @pytest.mark.parametrize("layout", ["source", "nested"])
-def test_a_converted_folder_embeds_equally_where_hf_bidir_is_not_installed(layout, request, tmp_path):
-    folder, expected = request.getfixturevalue(layout)
-    converted = convert_checkpoint(folder, tmp_path / "signed")
-    torch.testing.assert_close(vectors_elsewhere(converted, tmp_path), expected, rtol=0, atol=1e-6)
-    assert not (converted / "README.md").exists()  # which told about another model
+def test_a_converted_folder_embeds_equally_where_hf_bidir_is_not_installed(layout, request, converted):
+    folder, vectors = converted[layout]
+    torch.testing.assert_close(vectors, request.getfixturevalue(layout)[1], rtol=0, atol=1e-6)
+    assert not (folder / "README.md").exists()  # which told about another model
 
 
-def test_negative_mass_reaches_the_vectors(source, tmp_path):
-    folder, expected = source
-    converted = convert_checkpoint(folder, tmp_path / "signed", negative_mass=1.0)
-    assert (vectors_elsewhere(converted, tmp_path) - expected).abs().max() > 0.05
+def test_negative_mass_reaches_the_vectors(source, converted):
+    assert (converted["negative mass"][1] - source[1]).abs().max() > 0.05
 
 
 def test_the_restored_folder_is_one_of_sentence_transformers_too(source, tmp_path):
@@ -116,11 +129,10 @@ def test_the_class_in_the_config_may_be_another_than_the_one_that_embeds(source,
     assert json.loads((converted / "config.json").read_text())["architectures"] == ["BidirBertModel"]
 
 
-def test_what_is_published_of_it_is_complete(source, tmp_path):
-    converted = convert_checkpoint(source[0], tmp_path / "signed")
-    staged = stage(converted, tmp_path / "staged")
-    torch.testing.assert_close(vectors_elsewhere(staged.folder, tmp_path), source[1], rtol=0, atol=1e-6)
-    card = build_model_card(staged.folder, "me/vectors")
+def test_what_is_published_of_it_is_complete(source, converted):
+    folder, vectors = converted["staged"]
+    torch.testing.assert_close(vectors, source[1], rtol=0, atol=1e-6)
+    card = build_model_card(folder, "me/vectors")
     assert 'options = {"revision": revision, "trust_remote_code": True}' in card.text
     assert "model = SentenceTransformer(source, **options)" in card.text
     assert card.data.library_name == "sentence-transformers"
@@ -149,26 +161,23 @@ def test_a_module_outside_the_folder_is_refused(tmp_path):
         convert_checkpoint(tmp_path, tmp_path / "out")
 
 
-def test_a_name_on_the_hub_is_fetched_without_weights_first(source, tmp_path):
+def test_a_name_on_the_hub_is_fetched_without_weights_first(source, converted, tmp_path):
+    folder, _ = converted["source"]
     paths = [path for path in source[0].rglob("*") if path.is_file()]
     files = {p.relative_to(source[0]).as_posix(): File(p.read_bytes(), p.suffix == ".safetensors") for p in paths}
-    with Hub({}) as hub:
+    with Hub({"hf_alice": Account("alice")}) as hub:
         hub.uploads |= {file.oid: file.content for file in files.values() if file.lfs}
         hub.repositories["alice/st"] = Repository("alice/st", private=False)
         hub.repositories["alice/st"].add("first", files, "main", None)
-        environment = os.environ | {
-            "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_OFFLINE": "0", "PYTHONPATH": str(ROOT),
-        }  # fmt: skip
-
-        def convert(*words):
-            code = "import sys; from hf_bidir.cli import app; app(['convert', 'alice/st', *sys.argv[1:]])"
-            command = [sys.executable, "-c", code, *words]
-            return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-
-        refused = convert("out", "--attn-activation", "tanmax")
-        assert (refused.returncode, "tanmax" in refused.stderr) == (2, True), refused.stderr
-        assert not any("model.safetensors" in path for _, path in hub.requests)
-        done = convert("out")
+        with User(hub, tmp_path / "home") as user:
+            refused = user.run("convert", "alice/st", tmp_path / "out", "--attn-activation", "tanmax")
+            assert (refused.returncode, "tanmax" in refused.stderr) == (2, True), refused.stderr
+            assert not any("model.safetensors" in path for _, path in hub.requests)
+            done = user.run("convert", "alice/st", tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    torch.testing.assert_close(vectors_elsewhere(tmp_path / "out", tmp_path), source[1], rtol=0, atol=1e-6)
+    there, here = (
+        {file.relative_to(at) for file in at.rglob("*") if file.is_file()} for at in (folder, tmp_path / "out")
+    )
+    assert here == there
+    for name in ("model.safetensors", "modules.json", "2_Dense/model.safetensors"):
+        assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()

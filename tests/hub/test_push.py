@@ -1,12 +1,9 @@
 """push_checkpoint, through the real client, against a Hub on loopback."""
 
 import json
-import os
 import re
 import shutil
 import socket
-import subprocess
-import sys
 import time
 import zipfile
 from contextlib import ExitStack
@@ -22,23 +19,10 @@ from hf_bidir.finetune.data.tokenizer import train_wordpiece
 from hf_bidir.hub import push_checkpoint
 from hf_bidir.hub.staging import MODELING, code_files, stage
 from tests.hub_server import Account, Fault, File, Hub, Repository
+from tests.hub_user import User, ended, start
 
 ROOT = Path(__file__).parents[2]
 TOKENS = {"hf_alice": Account("alice"), "hf_reader": Account("alice", "read"), "hf_bob": Account("bob")}
-QUICK = """
-from huggingface_hub.utils import _http
-_http.http_backoff.__kwdefaults__.update(base_wait_time=0.01, max_wait_time=0.01)
-"""  # the client's own settings for the pause between two attempts; it has no environment variable for them
-EVALUATE = """
-import sys
-from hf_bidir.cli import app
-app(["evaluate", *sys.argv[1:]])
-"""
-PUSH = f"""{QUICK}
-import sys
-from hf_bidir.cli import app
-app(["push", *sys.argv[1:]])
-"""
 
 
 @pytest.fixture(scope="module")
@@ -55,36 +39,25 @@ def folder(tmp_path_factory):
     return folder
 
 
-def start(hub, code, *words, token="hf_alice", home, **settings):
-    """A fresh process of a user with an empty cache."""
-    environment = os.environ | {
-        "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HF_TOKEN": token, "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "0", "PYTHONPATH": str(ROOT),
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    } | settings  # fmt: skip
-    command = [sys.executable, "-c", code, *map(str, words)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, env=environment, cwd=home.parent, text=True, **pipes)
-
-
-def ended(process):
-    """The process when it is done, with what it said."""
-    stdout, stderr = process.communicate(timeout=300)
-    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+@pytest.fixture(scope="module")
+def published(folder, tmp_path_factory):
+    """A Hub on which alice has published the folder, with a tag; and alice."""
+    with Hub(TOKENS) as hub, User(hub, tmp_path_factory.mktemp("alice") / "home") as alice:
+        done = alice.run("push", folder, "alice/tiny", "--tag", "v1")
+        assert done.returncode == 0, done.stderr
+        assert "Published: " in done.stdout
+        yield hub, alice
 
 
 @pytest.fixture(scope="module")
-def hub(folder, tmp_path_factory):
-    """A Hub on which alice has published the folder, with a tag."""
-    with Hub(TOKENS) as hub:
-        done = push(hub, folder, "--tag", "v1", home=tmp_path_factory.mktemp("alice") / "home")
-        assert done.returncode == 0, done.stderr
-        assert "Published: " in done.stdout
-        yield hub
+def hub(published):
+    return published[0]
 
 
-def push(hub, folder, *options, home):
-    return ended(start(hub, PUSH, folder, "alice/tiny", *options, home=home))
+@pytest.fixture(scope="module")
+def push(published):
+    """Has alice push a folder with options."""
+    return lambda folder, *options: published[1].run("push", folder, "alice/tiny", *options)
 
 
 def test_what_is_pushed_loads_by_branch_tag_and_commit_with_equal_tensors(hub, folder, tmp_path):
@@ -131,7 +104,8 @@ def test_the_example_of_the_card_loads_its_pinned_revision_and_a_pipeline_works_
 def test_a_published_checkpoint_is_measured_by_its_name(hub, tmp_path):
     table = tmp_path / "test.csv"
     table.write_text("text,label\na good film,1\na bad film,0\n")
-    told = ended(start(hub, EVALUATE, "alice/tiny", "--revision", "v1", "--data", table, home=tmp_path / "stranger"))
+    with User(hub, tmp_path / "stranger") as stranger:
+        told = stranger.run("evaluate", "alice/tiny", "--revision", "v1", "--data", table)
     assert told.returncode == 0, told.stderr
     assert "test.csv (test, 2 examples)" in told.stdout
 
@@ -143,39 +117,39 @@ def test_the_code_that_is_pushed_is_byte_equal_to_that_of_the_package(hub):
     assert {"config.json", "model.safetensors", "README.md"} <= files.keys()
 
 
-def test_an_unchanged_folder_makes_no_commit(hub, folder, tmp_path):
+def test_an_unchanged_folder_makes_no_commit(hub, push, folder):
     before = dict(hub.repositories["alice/tiny"].commits)
-    assert push(hub, folder, home=tmp_path / "home").returncode == 0
+    assert push(folder).returncode == 0
     assert hub.repositories["alice/tiny"].commits == before
 
 
-def test_what_a_person_wrote_on_the_hub_stays_when_the_card_is_renewed(hub, folder, tmp_path):
+def test_what_a_person_wrote_on_the_hub_stays_when_the_card_is_renewed(hub, push, folder):
     repository = hub.repositories["alice/tiny"]
     files = repository.at("main").files
     edited = files["README.md"].content.decode().replace("negative mass λ = 1.0", "negative mass λ = 7.0")
     edited = edited.replace("library_name:", "license: mit\nlibrary_name:", 1) + "\nRead our paper.\n"
     repository.add("edited", files | {"README.md": File(edited.encode(), lfs=False)}, "main", None)
-    assert push(hub, folder, home=tmp_path / "home").returncode == 0
+    assert push(folder).returncode == 0
     card = repository.at("main").files["README.md"].content.decode()
     assert "Read our paper." in card
     assert "license: mit" in card
     assert "λ = 7.0" not in card
 
 
-def test_a_tag_that_is_taken_is_refused_before_anything_changes(hub, folder, tmp_path):
+def test_a_tag_that_is_taken_is_refused_before_anything_changes(hub, push, folder):
     before = dict(hub.repositories["alice/tiny"].commits)
-    refused = push(hub, folder, "--tag", "v1", home=tmp_path / "home")
+    refused = push(folder, "--tag", "v1")
     assert (refused.returncode, "has the tag v1 already; nothing was changed" in refused.stderr) == (2, True)
     assert hub.repositories["alice/tiny"].commits == before
 
 
-def test_a_moved_content_tag_is_no_pin(hub, folder, tmp_path):
+def test_a_moved_content_tag_is_no_pin(hub, push, folder):
     repository = hub.repositories["alice/tiny"]
     content = next(tag for tag in repository.tags if tag.startswith("content-"))
     before = dict(repository.tags)
     files = repository.at("main").files | {"activations.py": File(b"print('mine')", lfs=False)}
     repository.tags[content] = repository.add("another", files, "another", None).sha
-    refused = push(hub, folder, home=tmp_path / "home")
+    refused = push(folder)
     repository.tags = before
     assert (refused.returncode, f"the tag {content}, which the card names, points to other" in refused.stderr) == (
         2,
@@ -184,12 +158,12 @@ def test_a_moved_content_tag_is_no_pin(hub, folder, tmp_path):
 
 
 @pytest.mark.parametrize(("option", "branch"), [(["--revision", "dev"], "dev"), (["--create-pr"], "refs/pr/")])
-def test_a_branch_or_a_pull_request_leaves_the_main_branch_alone(hub, folder, tmp_path, option, branch):
+def test_a_branch_or_a_pull_request_leaves_the_main_branch_alone(hub, push, folder, tmp_path, option, branch):
     repository = hub.repositories["alice/tiny"]
     before = repository.branches["main"]
     shutil.copytree(folder, tmp_path / "tiny")
     (tmp_path / "tiny" / "all_results.json").write_text('{"test_accuracy": 0.75}')
-    done = push(hub, tmp_path / "tiny", *option, home=tmp_path / "home")
+    done = push(tmp_path / "tiny", *option)
     assert done.returncode == 0, done.stderr
     assert repository.branches["main"] == before
     made = next(name for name in repository.branches if name.startswith(branch))
@@ -290,14 +264,10 @@ TOKENLESS = [
 @pytest.fixture(scope="module")
 def refusals(folder, tmp_path_factory):
     """The errors for users without permission to push to alice's repositories."""
-    with Hub(TOKENS) as hub:
+    with Hub(TOKENS) as hub, User(hub, tmp_path_factory.mktemp("home") / "home") as user:
         secret = hub.repositories["alice/secret"] = Repository("alice/secret", private=True)
         secret.add("initial commit", {}, "main", None)
-        running = {}
-        for token, repo_id, _ in TOKENLESS:
-            home = tmp_path_factory.mktemp("home") / "home"
-            running[token, repo_id] = start(hub, PUSH, folder, repo_id, token=token, home=home)
-        done = {who: ended(process) for who, process in running.items()}
+        done = {(token, repo): user.run("push", folder, repo, HF_TOKEN=token) for token, repo, _ in TOKENLESS}
         assert hub.repositories.keys() == {"alice/secret"}
         assert len(secret.commits) == 1
     return done
@@ -324,23 +294,27 @@ def troubled(folder, tmp_path_factory):
     with ExitStack() as hubs:
         servers = {name: hubs.enter_context(Hub(TOKENS)) for name in FAULTS}
         homes = {name: tmp_path_factory.mktemp("home") / "home" for name in FAULTS}
-        for name, hub in servers.items():
-            hub.faults.append(FAULTS[name])
+        users = {name: hubs.enter_context(User(hub, homes[name])) for name, hub in servers.items()}
 
-        def start_all():
-            return {name: start(hub, PUSH, folder, "alice/tiny", home=homes[name]) for name, hub in servers.items()}
+        def pushed():
+            for user in users.values():
+                user.begin("push", folder, "alice/tiny")
+            while servers["killed"].faults and not any(method == "PUT" for method, _ in servers["killed"].requests):
+                time.sleep(0.1)
+            if servers["killed"].faults:
+                users["killed"].process.kill()
+            return {name: user.done() for name, user in users.items()}
 
         def files():
             return {name: set(hub.repositories["alice/tiny"].at("main").files) for name, hub in servers.items()}
 
-        running = start_all()
-        while not any(method == "PUT" for method, _ in servers["killed"].requests):
-            time.sleep(0.1)
-        running["killed"].kill()
-        failed, between = {name: ended(process) for name, process in running.items()}, files()
+        for name, hub in servers.items():
+            hub.faults.append(FAULTS[name])
+        failed, between = pushed(), files()
         for hub in servers.values():
             hub.faults.clear()
-        retried = {name: ended(process) for name, process in start_all().items()}
+        users["killed"] = hubs.enter_context(User(servers["killed"], homes["killed"]))
+        retried = pushed()
         yield {name: (failed[name], between[name], retried[name], after) for name, after in files().items()}
 
 

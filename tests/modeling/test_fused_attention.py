@@ -24,9 +24,6 @@ from tests.modeling.fused_inputs import (
 triton = pytest.importorskip("triton")
 
 
-triton = pytest.importorskip("triton")
-
-
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     sizes=st.tuples(st.integers(1, 2), st.integers(1, 2), st.integers(1, 40), st.integers(1, 40)),
