@@ -19,28 +19,35 @@ RUN = shlex.split(
 )
 
 
-@pytest.fixture
-def pairs(tmp_path):
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
     """Options that name tables of three letters, and the same letters reversed."""
+    folder = tmp_path_factory.mktemp("pairs")
     words = [f"{a} {b} {c}" for a in "abcd" for b in "abcd" for c in "abcd"]
     options = []
     for name, part in {"train": words, "validation": words, "test": words}.items():
-        file = tmp_path / f"{name}.csv"
+        file = folder / f"{name}.csv"
         Dataset.from_dict({"source": part, "target": [word[::-1] for word in part]}).to_csv(str(file), index=False)
         options += [f"--{name}_file", str(file)]
     return options
 
 
-@pytest.mark.parametrize("options", ["", "--decoder_style bahdanau --attn_score additive --encoder lstm"])
-def test_a_run_learns_to_write_and_its_folder_does_so_again(pairs, tmp_path, options):
-    results = main([*pairs, *RUN, *shlex.split(options), "--output_dir", str(tmp_path / "run")])
+@pytest.fixture(scope="module", params=["", "--decoder_style bahdanau --attn_score additive --encoder lstm"])
+def learned(pairs, request, tmp_path_factory):
+    """The folder of a run that learned to write, and its numbers."""
+    folder = tmp_path_factory.mktemp("learned") / "run"
+    return folder, main([*pairs, *RUN, *shlex.split(request.param), "--output_dir", str(folder)])
+
+
+def test_a_run_learns_to_write_and_its_folder_does_so_again(learned):
+    folder, results = learned
     assert results["test_exact_match"] == 1.0
-    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     written = model.generate(**tokenizer(["a b c", "d"], return_tensors="pt", padding=True))
     assert isinstance(model, BidirRnnForSeq2SeqLM)
     assert tokenizer.decode(written[0], skip_special_tokens=True) == "c b a"
-    assert "| exact match | 1.0000 |" in (tmp_path / "run" / "README.md").read_text()
+    assert "| exact match | 1.0000 |" in (folder / "README.md").read_text()
 
 
 def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(pairs, tmp_path, crash):
@@ -53,9 +60,8 @@ def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(pairs, tmp_path
     assert all(expected[key].equal(got[key]) for key in expected.keys() | got.keys())
 
 
-def test_a_checkpoint_is_trained_on_and_beams_evaluate_it(pairs, tmp_path, monkeypatch):
-    main([*pairs, *RUN, "--output_dir", str(tmp_path / "first")])
-    onward = shlex.split(f"--model_name_or_path {tmp_path / 'first'} --max_length 4 --max_steps 1 --use_cpu")
+def test_a_checkpoint_is_trained_on_and_beams_evaluate_it(learned, pairs, tmp_path, monkeypatch):
+    onward = shlex.split(f"--model_name_or_path {learned[0]} --max_length 4 --max_steps 1 --use_cpu")
     beams, generate = [], BidirRnnForSeq2SeqLM.generate
 
     def spied(self, *args, **kwargs):
