@@ -1,6 +1,6 @@
 """The tables of docs/findings.md, from the rows of `hf-bidir paper` and of other benchmarks."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from math import ceil
 
@@ -29,8 +29,7 @@ def results(group: str) -> Results:
     return read_results(RESULTS / "paper" / group)
 
 
-@cache
-def chosen(groups: tuple[str, ...] = EXPERIMENTS) -> pd.DataFrame:
+def chosen(groups: Iterable[str] = EXPERIMENTS) -> pd.DataFrame:
     """The selected models of groups, with the title of their data and whether it is generated."""
     frames = []
     for found in map(results, groups):
@@ -47,7 +46,6 @@ def accuracy_runs() -> pd.DataFrame:
     return pd.concat([chosen(), lstm])
 
 
-@cache
 def accuracy_tests() -> dict[str, Comparison]:
     """TanhMax minus softmax in points, by title."""
     tests = comparisons(accuracy_runs(), ["title"], "variant", PAIR, {"test_accuracy": 100})
@@ -67,7 +65,7 @@ def accuracy() -> str:
 
 def texts() -> str:
     """Accuracies of the paper's model on the texts that are not generated, and their difference."""
-    runs, rows = chosen(("texts",)), []
+    runs, rows = chosen(["texts"]), []
     for title, one in measured("test_accuracy", scale=100).items():
         means = [spread(where(runs, title=title, variant=name), "test_accuracy", 100) for name in PAIR[::-1]]
         rows.append([title, *means, one.text()])
@@ -77,7 +75,7 @@ def texts() -> str:
 def measured(column: str, first: str = "tanhmax", second: str = "softmax", scale: float = 1) -> dict[str, Comparison]:
     """`first` minus `second` of a measure on all real texts, by title; p-values corrected over these."""
     tests = comparisons(
-        chosen(("texts",)).query("not synthetic"), ["title"], "variant", (first, second), {column: scale}
+        chosen(["texts"]).query("not synthetic"), ["title"], "variant", (first, second), {column: scale}
     )
     return {title: one for (title, _), one in tests.items()}
 
@@ -131,7 +129,6 @@ def published_tests() -> dict[str, Comparison]:
     return {titles[name]: one for (name, _), one in tests.items()}
 
 
-@cache
 def agreement_tests() -> dict[tuple, Comparison]:
     """Kendall's tau of the magnitudes of `a`, or of attention in deep models, TanhMax minus softmax."""
     return comparisons(chosen(), ["title"], "variant", PAIR, dict.fromkeys(TAUS, 1))
