@@ -30,7 +30,7 @@ from hf_bidir.explain.scorers import (
 from hf_bidir.explain.smooth_grad import smooth_grad
 
 NO_PASS = "none"
-TEXT_DEFAULT, IMAGE_DEFAULT = "attnlrp", "integrated-gradients"
+TEXT_DEFAULT, IMAGE_DEFAULT = "integrated-attnlrp", "integrated-gradients"
 
 
 @dataclass(frozen=True)
