@@ -33,10 +33,14 @@ UNSIGNED = [name for name, method in METHODS.items() if not method.signed]
 
 
 def missing(runs: pd.DataFrame) -> list[str]:
-    """The models that have no rows yet, such as "sst2-tanhmax-2"."""
-    found = set(zip(runs["task"], runs["model"], runs["seed"], strict=True)) if len(runs) else set()
-    wanted = ((task, name, seed) for task in TASKS for name in MODELS for seed in range(SEEDS))
-    return [f"{task}-{name}-{seed}" for task, name, seed in wanted if (task, name, seed) not in found]
+    """The tasks with models that have no rows yet, such as "SST-2 lacks 2 of 9 models"."""
+    count = len(MODELS) * SEEDS
+    found = runs[["task", "model", "seed"]].drop_duplicates()["task"].value_counts() if len(runs) else {}
+    return [
+        f"{task.title} lacks {count - found.get(name, 0)} of {count} models"
+        for name, task in TASKS.items()
+        if found.get(name, 0) < count
+    ]
 
 
 def table(runs: pd.DataFrame, task: str, model: str) -> str:
@@ -132,6 +136,12 @@ def signs(runs: pd.DataFrame) -> str:
         if any(cells):
             rows.append([method, *cells])
     return markdown(["method", *(MODELS[name] for name in present)], rows)
+
+
+def raw_signs_are_chance(runs: pd.DataFrame) -> bool:
+    """Whether the mean human sign of each method of raw signs is no higher than that of random scores, on SST-2."""
+    found = where(runs, task="sst2").groupby("method")["human_sign"].mean()
+    return all(found[name] <= found[RANDOM] for name, method in METHODS.items() if method.oriented and name in found)
 
 
 def _halves(runs: pd.DataFrame) -> pd.DataFrame:

@@ -285,7 +285,9 @@ def read_config(source: str | Path) -> PretrainedConfig:
         return AutoConfig.from_pretrained(source)
     except OSError as error:
         reason = " ".join(str(error).split())
-        raise FileNotFoundError(f"{source} is no checkpoint folder, and is not on the Hub: {reason}") from error
+        raise FileNotFoundError(
+            f"{source} is no checkpoint folder, and cannot be read from the Hub: {reason}"
+        ) from error
 
 
 def checkpoint_processors(source: str | Path) -> list:

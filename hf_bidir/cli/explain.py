@@ -40,7 +40,11 @@ def explain(
     ],
     text_or_image: Annotated[str, typer.Argument(metavar="TEXT|IMAGE", help="A text, or the path of an image.")],
     method: Annotated[
-        str | None, typer.Option(help=f"One of: {', '.join(METHOD_NAMES)}. By default the one that was measured best.")
+        str | None,
+        typer.Option(
+            help=f"One of: {', '.join(METHOD_NAMES)}. By default the one that docs/explanations.md chose for texts or "
+            "images, and contributions for a layer or a head."
+        ),
     ] = None,
     target: Annotated[str | None, typer.Option(help="Class or token to explain; by default the predicted one.")] = None,
     layer: Annotated[
@@ -68,9 +72,10 @@ def explain(
 
     Prints the scores of largest magnitude and saves scores.png, rollout-flow.png, heads.png and index.html, which has
     them all. A token with a positive score supports the target, one with a negative score opposes it; attention,
-    rollout, flow, values, alti and value-zeroing are never negative and only rank tokens; grad-cam is for images.
-    Patches are named by row and column, counted from 0. A text that exceeds the limit of the model is explained in
-    windows. Put -- before a text that begins with a dash.
+    rollout, flow, values, alti and value-zeroing are never negative and only rank tokens; signed-attention,
+    signed-rollout and signed-flow support what the heads are oriented towards; grad-cam is for images. Patches are
+    named by row and column, counted from 0. A text that exceeds the limit of a classifier is explained in windows,
+    without rollout-flow.png and heads.png. Put -- before a text that begins with a dash.
 
     Causal language models such as Llama: the next token is explained, or with --continuation or --new-tokens every
     token of a text, in alignment.png. A leading space is added to --target. Encoder-decoders: the alignment of
@@ -102,6 +107,6 @@ def explain(
     typer.echo(explanation.summary(top))
     if method is None and isinstance(explanation, Explanation) and explanation.method in (TEXT_DEFAULT, IMAGE_DEFAULT):
         kind = "texts" if explanation.example.grid is None else "images"
-        typer.echo(f"{explanation.method} is the default because it ranks first for {kind} in docs/explanations.md.")
+        typer.echo(f"{explanation.method} is the default for {kind}; docs/explanations.md compares the methods.")
     told = f"Replaced the earlier explanation in {output}" if replaces else "Saved"
     typer.echo(f"{told}: {', '.join(map(str, written))}")

@@ -1,7 +1,8 @@
 """Explain predictions in one call: a text, an image, a list of them, or a stream."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,20 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.example_inputs import LONGEST_TEXT, text_limit
 from hf_bidir.explain.checkpoint import Example, read_text
+from hf_bidir.explain.colors import shortened, visible
+from hf_bidir.explain.continuation import check_prompt
 from hf_bidir.explain.explanation import Explanation
 from hf_bidir.explain.image_inputs import read_image
 from hf_bidir.explain.methods import METHODS, check_method, default_method, scores_by_default
 from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.orientation import oriented_towards
-from hf_bidir.explain.prediction import batches, predictions, token_level
+from hf_bidir.explain.prediction import batches, is_causal, predictions, token_level
 from hf_bidir.explain.readout import predicts_per_token
 from hf_bidir.explain.running import check_bidir, reads_images
 from hf_bidir.explain.windows import merged, note, window, windows_of
 from hf_bidir.explain.words import Explanations
 
+SHOWN = 5  # unknown words in a note
 SEVERAL_OUTPUTS = ("ForQuestionAnswering", "ForMultipleChoice")
 ONE = str | Path | Image.Image
 
@@ -46,8 +50,8 @@ def explain(
 
         explain(model, tokenizer, "a charming film with a weak ending", target="positive")
 
-    A text that exceeds the limit of the model is explained in overlapping windows, and y is the mean logit over them; a
-    model that predicts tokens sees the beginning of the text.
+    A text that exceeds the limit of the model is explained in overlapping windows, and y is the mean logit over them.
+    A masked language model sees the beginning of the text, and a causal one refuses it.
 
     Args:
         model: a signed model, with any negative mass; `hf_bidir.signed(model, negative_mass=0.0)` makes one of a
@@ -67,12 +71,13 @@ def explain(
         notebook.
 
     Raises:
-        ValueError: an empty list, and as in `read_text`, `read_image` and `token_scores`.
+        ValueError: an empty list, inputs of another type, a prompt that is too long, and as in `read_text`,
+            `read_image` and `token_scores`.
     """
     options: dict[str, Any] = {"target": target, "position": position, "layer": layer, "head": head, "size": size}
     if isinstance(inputs, ONE):
         return next(explain_each(model, processor, [inputs], method, **options))
-    inputs = list(inputs)
+    inputs = list(_checked(inputs))
     if not inputs:
         raise ValueError("expected at least one text or image, got an empty list.")
     found = explain_each(model, processor, inputs, method, batch_size=batch_size, **options)
@@ -99,16 +104,28 @@ def explain_each(
         inputs: any iterable, such as a column of a streamed data set.
     """
     check_bidir(model)
+    if not isinstance(target, Integral | str | None):
+        raise ValueError(f"expected one target for all inputs, a name or an index; got a {type(target).__name__}.")
     check_method(method or default_method(model, layer, head), layer, head)
     if batch_size < 1:
         raise ValueError(f"expected a batch_size of at least 1, got {batch_size}.")
-    stream = iter(inputs)
+    stream = iter(_checked(inputs))
     alone = reads_images(model) or not _pads(model, processor) or predicts_per_token(model)
     while batch := list(islice(stream, 1 if alone else batch_size)):
         examples = [read(model, processor, one, size) for one in batch]
         rows = batch_size if _pads(model, processor) else 1
         chosen: dict[str, Any] = {"target": target, "position": position, "layer": layer, "head": head}
         yield from _explain_batch(model, processor, examples, method, rows, **chosen)
+
+
+def _checked(inputs: Iterable[ONE]) -> Iterable[ONE]:
+    """The inputs, if they are a list or a stream."""
+    if isinstance(inputs, ONE | Mapping) or not isinstance(inputs, Iterable):
+        raise ValueError(
+            f"expected texts or images in a list or a stream, got a {type(inputs).__name__}; `explain` takes a single "
+            "text or image too, and `token_scores` takes tokenized inputs."
+        )
+    return inputs
 
 
 def _pads(model: PreTrainedModel, processor) -> bool:
@@ -130,7 +147,10 @@ def read(model: PreTrainedModel, processor: Any, text_or_image: ONE, size: int |
             f"expected a text for {type(model).__name__}, got {type(text_or_image).__name__}; pass the text itself."
         )
     whole = predicts_per_token(model) or not processor.is_fast
-    return read_text(processor, text_or_image, text_limit(model, processor) if whole else LONGEST_TEXT)
+    example = read_text(processor, text_or_image, text_limit(model, processor) if whole else LONGEST_TEXT)
+    if is_causal(model):
+        check_prompt(model, example)
+    return example
 
 
 def _explain_batch(
@@ -165,7 +185,7 @@ def _explain_batch(
             scores=example.by_token(merged(list(pieces), own, length, shares), METHODS[used].additive),
             value=one.value,
             target=one.target,
-            notes=[*truncation(example), *note(own, shares), *about],
+            notes=[*truncation(example), *unknown(example, processor), *note(own, shares), *about],
         )
 
 
@@ -192,10 +212,22 @@ def truncation(example: Example) -> list[str]:
     return [cut] if example.truncated else []
 
 
+def unknown(example: Example, tokenizer) -> list[str]:
+    """One sentence that names the words for which the tokenizer has no piece."""
+    if "input_ids" not in example.inputs or (piece := getattr(tokenizer, "unk_token_id", None)) is None:
+        return []
+    places = example.token_of_piece[example.inputs["input_ids"][0] == piece].tolist()
+    words = [example.tokens[place] for place in dict.fromkeys(places) if not example.special[place]]
+    named = ", ".join(visible(shortened(word)) for word in words[:SHOWN]) + ", …" * (len(words) > SHOWN)
+    return [f"Not in the vocabulary, so that the model reads only {tokenizer.unk_token}: {named}."] if words else []
+
+
 def orientation(model: PreTrainedModel, method: str) -> list[str]:
     """One sentence on raw signs: what they are oriented towards, or that they are not."""
     if not METHODS[method].oriented or not signs_are_free(model):
         return []
     if target := oriented_towards(model):
-        return [f"The heads are oriented: on average, a positive coefficient supports {target}."]
-    return [f"{method} needs oriented heads (hf-bidir orient); as it is, the sign of each head is arbitrary."]
+        return [f"The heads are oriented: on average, a positive coefficient supports {target}, whatever is explained."]
+    return [
+        f"{method} needs oriented heads (hf-bidir orient, for classifiers); now the sign of each head is arbitrary."
+    ]

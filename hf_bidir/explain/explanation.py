@@ -77,6 +77,15 @@ class Explanation:
         """Write a page with the scores and all figures, without scripts."""
         write_page(path, self.page())
 
+    def __str__(self) -> str:
+        return self.summary()
+
+    def __repr__(self) -> str:
+        what = (
+            f"{self.example.grid[0]} x {self.example.grid[1]} patches" if self.example.grid else " ".join(self.tokens)
+        )
+        return f"<Explanation by {self.method} of {visible(shortened(what, 60))}>"
+
     def _repr_html_(self) -> str:
         """The scores as HTML, which Jupyter shows in place of the object."""
         caption = " ".join(filter(None, [self.explained, *self.notes, self.hidden(), self.reading()]))

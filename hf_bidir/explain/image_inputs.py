@@ -80,6 +80,8 @@ def _interpolating(model: PreTrainedModel, args: tuple, kwargs: dict) -> tuple[t
 def _opened(image: str | Path | Image.Image) -> Image.Image:
     if isinstance(image, Image.Image):
         opened, name = image, "the image"
+    elif not isinstance(image, str | Path):
+        raise ValueError(f"expected the path of an image or a PIL image, got a {type(image).__name__}.")
     else:
         if not Path(image).is_file():
             raise FileNotFoundError(f"expected an image file, found none at {image}.")

@@ -182,21 +182,21 @@ def check_method(method: str, layer: int | None = None, head: int | None = None)
 METHODS: dict[str, Method] = {
     "attnlrp": Method(
         "AttnLRP: relevance for y, propagated backwards",
-        "part of y",
+        "relevance",
         "1 backward",
         partial(by_whole, relevance),
         between_tokens=True,
     ),
     "attnlrp-values": Method(
         "AttnLRP through the values alone, not through the scores",
-        "part of y",
+        "relevance",
         "1 backward",
         partial(by_whole, partial(relevance, through_scores=False)),
         between_tokens=True,
     ),
     "integrated-attnlrp": Method(
-        "AttnLRP, integrated from padding, or from zeros for images",
-        "part of y",
+        "AttnLRP, integrated from padding, or from the mean colour for images",
+        "relevance",
         "2 forward, 2 backward",
         partial(by_whole, integrated_relevance),
         between_tokens=True,
@@ -230,7 +230,7 @@ METHODS: dict[str, Method] = {
         partial(by_whole, smooth_grad),
     ),
     "integrated-gradients": Method(
-        "integrated gradients from padding, or from zeros for images",
+        "integrated gradients from padding, or from the mean colour for images",
         "part of y",
         "50 forward, 50 backward",
         partial(by_whole, integrated_gradients),

@@ -27,6 +27,7 @@ from hf_bidir.modeling.configuration_bidir import all_masses
 from hf_bidir.modeling.signed_layers import signed_layers
 
 CONSISTENT = 0.6  # smallest share of one sign at which a head counts as consistent
+NAMED = 8  # heads in a warning
 TOLERANCE = 1e-4  # relative change of outputs allowed after a flip
 
 
@@ -209,7 +210,8 @@ def _warn_of_mixed_heads(share: Tensor) -> None:
     mixed = [f"layer {layer} head {head} ({share[layer, head]:.2f})" for layer, head in (share < CONSISTENT).nonzero()]
     if mixed:
         warnings.warn(
-            f"no consistent sign in {len(mixed)} of {share.numel()} heads: {', '.join(mixed)}. Their raw coefficients "
+            f"no consistent sign in {len(mixed)} of {share.numel()} heads: {', '.join(mixed[:NAMED])}"
+            f"{f' and {len(mixed) - NAMED} more' if len(mixed) > NAMED else ''}. Their raw coefficients "
             "support the target about as often as they oppose it; use contributions instead.",
             stacklevel=3,
         )

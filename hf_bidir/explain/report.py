@@ -9,10 +9,10 @@ from transformers import PreTrainedModel
 from hf_bidir.common.files import replacing
 from hf_bidir.explain.alignment import Alignment
 from hf_bidir.explain.checkpoint import load_checkpoint
-from hf_bidir.explain.continuation import check_prompt, explain_continuation
+from hf_bidir.explain.continuation import explain_continuation
 from hf_bidir.explain.contributions import contributions
 from hf_bidir.explain.encoder_decoder import align
-from hf_bidir.explain.explain import SEVERAL_OUTPUTS, explain_each, read, windows_of_model
+from hf_bidir.explain.explain import SEVERAL_OUTPUTS, explain_each, windows_of_model
 from hf_bidir.explain.explanation import Explanation
 from hf_bidir.explain.methods import METHODS, check_method, default_method, methods_of, token_scores
 from hf_bidir.explain.page import png_of
@@ -82,8 +82,6 @@ def _explain_prediction(
     model: PreTrainedModel, processor, text_or_image: str, size, target, position, method, layer, head
 ) -> Explanation:
     """The explanation of one prediction, with all that its page draws."""
-    if is_causal(model):
-        check_prompt(model, read(model, processor, text_or_image))
     options: dict[str, Any] = {"target": target, "position": position, "layer": layer, "head": head, "size": size}
     explanation = next(explain_each(model, processor, [text_or_image], method, **options))
     example, notes = explanation.example, list(explanation.notes)

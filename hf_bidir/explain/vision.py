@@ -105,8 +105,12 @@ def head_maps(
         for index in some:
             check_exists(name, index, count)
     maps = {f"layer {layer}, head {head}": _grid(example, found[layer, head]) for layer in rows for head in columns}
+    explains = METHODS[method].explains_output
+    caption = predictions(model, processor, example.inputs, target, None)[0].explained if explains else ""
     what = METHODS[method].unit + ("" if query is None else f" of the patch in row {query[0]}, column {query[1]}")
-    return photo_heatmap(example.photo, maps, units=what, columns=len(columns), common_scale=True, path=path)
+    return photo_heatmap(
+        example.photo, maps, units=what, caption=caption, columns=len(columns), common_scale=True, path=path
+    )
 
 
 def _place(example: Example, query: tuple[int, int] | None) -> int:

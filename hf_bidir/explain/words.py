@@ -1,5 +1,6 @@
 """Several explanations at once: as a list that shows itself, and the words that matter most over a data set."""
 
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -49,7 +50,7 @@ class Word:
 class WordTable:
     """The words of a data set with their mean scores, from the highest to the lowest. Shows itself in a notebook."""
 
-    words: list[Word]
+    words: list[Word] = field(repr=False)
     unit: str
     explanations: int
 
@@ -119,17 +120,26 @@ def word_table(explanations: Iterable[Explanation], min_count: int = 1) -> WordT
         min_count: rarer words are left out.
 
     Raises:
-        ValueError: no explanation, images, or more than one method.
+        ValueError: no explanation, images, or more than one method. Warns where explanations have different targets.
     """
-    counter, number, methods = _Counter(), 0, set()
-    for one in explanations:
+    counter, number, methods, targets = _Counter(), 0, set(), set()
+    for one in [explanations] if isinstance(explanations, Explanation) else explanations:
+        if not isinstance(one, Explanation):
+            raise ValueError(f"expected explanations, got a {type(one).__name__}; `explain_each` makes them of texts.")
         if one.example.grid is not None:
             raise ValueError("expected explanations of texts; images have no words.")
         counter.add(one)
         methods.add(one.method)
+        targets.add(one.target if METHODS[one.method].explains_output else None)
         number += 1
     if len(methods) != 1:
         raise ValueError(f"expected explanations by one method, got {', '.join(sorted(methods)) or 'no explanation'}.")
+    if len(targets) > 1:
+        warnings.warn(
+            "the explanations have different targets, so a mean mixes support for one class with support for another; "
+            "choose one target for all texts.",
+            stacklevel=2,
+        )
     words = [
         Word(word, own.count, own.total / own.count, own.total, own.positive / own.count)
         for word, own in counter.sums.items()

@@ -63,7 +63,7 @@ def test_a_given_continuation_is_explained_token_by_token(model):
     found = explain_continuation(model, TOKENIZER, PROMPT, NEXT)
     assert "".join(found.written) == f" {NEXT}"
     assert found.source == [*PROMPT.split(), *found.written[:-1]]
-    assert found.scores["part of y"].shape == (len(found.written), len(found.source))
+    assert found.scores["relevance"].shape == (len(found.written), len(found.source))
     assert found.explained == f"{PROMPT} → {NEXT}"
     logits = model(**TOKENIZER(f"{PROMPT} {NEXT}", return_tensors="pt")).logits[0].softmax(-1)
     first = TOKENIZER(f" {NEXT}")["input_ids"][0]

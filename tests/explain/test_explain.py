@@ -123,6 +123,14 @@ def test_words_have_their_mean_score_over_all_texts():
     assert table.bottom(1) == [list(table)[-1]]
 
 
+def test_a_table_of_different_targets_warns_and_one_of_other_things_is_an_error():
+    found = [explain(model(), tokenizer(), TEXTS[1], target=name) for name in ("negative", "positive")]
+    with pytest.warns(UserWarning, match="different targets"):
+        word_table(found)
+    with pytest.raises(ValueError, match="expected explanations, got a str"):
+        word_table(TEXTS)
+
+
 def test_a_model_without_a_rule_gets_contributions_and_a_note():
     recurrent = pooling()
     assert default_method(recurrent) == "contributions"
@@ -149,11 +157,34 @@ class Fourier(torch.nn.Module):
         ("good", {"target": 2}, "choose one of"),
         ("good", {"method": "atnlrp"}, 'Did you mean "attnlrp"'),
         (["good"], {"batch_size": 0}, "a batch_size of at least 1"),
+        ({"input_ids": [1, 2]}, {}, "texts or images in a list or a stream, got a dict"),
+        (None, {}, "texts or images in a list or a stream, got a NoneType"),
+        (["good"], {"target": ["positive"]}, "one target for all inputs, a name or an index; got a list"),
+        ("good", {"layer": "first", "method": "contributions"}, "the number of a layer, got 'first'"),
     ],
 )
 def test_bad_input_is_one_error_with_the_expectation(inputs, options, message):
     with pytest.raises(ValueError, match=message):
         explain(model(), tokenizer(), inputs, **options)
+
+
+def test_a_single_text_is_no_stream_of_texts():
+    with pytest.raises(ValueError, match="in a list or a stream, got a str"):
+        next(explain_each(model(), tokenizer(), "good film"))
+
+
+def test_words_without_a_piece_are_named():
+    assert (
+        "Not in the vocabulary, so that the model reads only [UNK]: xyzzy, qwrtp."
+        in explain(model(), tokenizer(), "a xyzzy good qwrtp film").notes
+    )
+    assert not explain(model(), tokenizer(), TEXTS[0]).notes
+
+
+def test_printed_it_is_the_summary_and_in_a_list_one_line():
+    found = explain(model(), tokenizer(), [TEXTS[0]])
+    assert str(found[0]) == found[0].summary()
+    assert repr(found) == f"[<Explanation by {TEXT_DEFAULT} of [CLS] a unbelievably good film [SEP]>]"
 
 
 def test_a_stock_model_is_refused_with_what_to_do():

@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -68,6 +69,13 @@ def test_raw_signs_say_what_they_are_oriented_towards_or_warn(oriented):
     raw = explain(bert(**NAMES), tokenizer(), "a good film", "signed-attention")
     assert "the sign of each head is arbitrary" in raw.notes[0]
     assert explain(oriented, tokenizer(), "a good film", "contributions").notes == []
+
+
+def test_a_checkpoint_is_not_replaced_by_its_oriented_copy(checkpoint, tmp_path):
+    words = ["orient", checkpoint, checkpoint, "--data", tmp_path / "train.csv", "--overwrite"]
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert (result.exit_code, "expected OUT to be another folder than CHECKPOINT" in result.output) == (2, True)
+    assert (Path(checkpoint) / "model.safetensors").is_file()
 
 
 def test_the_command_writes_an_oriented_copy_with_the_same_outputs(checkpoint, tmp_path):

@@ -50,7 +50,7 @@ def test_it_writes_figures_and_a_page_and_prints_signed_tokens(checkpoint, tmp_p
 
 def test_the_default_method_is_named_with_the_reason(checkpoint, tmp_path):
     result = run(checkpoint, TEXT, "--output", tmp_path / "out")
-    assert f"{TEXT_DEFAULT} is the default because it ranks first for texts in docs/explanations.md" in result.output
+    assert f"{TEXT_DEFAULT} is the default for texts; docs/explanations.md compares the methods." in result.output
     chosen = run(checkpoint, TEXT, "--method", "erasure", "--output", tmp_path / "out")
     assert "is the default" not in chosen.output
 

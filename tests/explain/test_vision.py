@@ -108,6 +108,11 @@ def test_more_than_eight_bits_are_refused(mode):
         read_image(model_of("ViT"), processor(), Image.new(mode, (24, 24)))
 
 
+def test_pixels_without_a_picture_are_refused():
+    with pytest.raises(ValueError, match="the path of an image or a PIL image, got a Tensor"):
+        read_image(model_of("ViT"), processor(), torch.zeros(3, 24, 24))
+
+
 def test_maps_of_methods_stand_beside_the_photograph(photo, tmp_path):
     figure = vision_maps(
         model_of("ViT"), processor(), photo, ["attention", "contributions"], path=tmp_path / "maps.pdf"
