@@ -29,6 +29,7 @@ class Alignment:
             fewer than the next token.
         how_to_read: the meaning of + and − in the first scores, without a full stop.
         probabilities: probabilities of the generated tokens, where known.
+        has_signs: whether the first scores can be negative.
     """
 
     source: list[str]
@@ -39,6 +40,7 @@ class Alignment:
     first_length: int
     how_to_read: str = ""
     probabilities: Sequence[float] = ()
+    has_signs: bool = True
 
     @property
     def rows(self) -> list[str]:
@@ -53,7 +55,8 @@ class Alignment:
         for word, row in zip(self.rows, next(iter(self.scores.values())), strict=True):
             order = row.abs().argsort(descending=True)[:top].tolist()
             order = [index for index in order if row[index].abs() > NAMED_SHARE * row.abs().max()]
-            named = "  ".join(f"{signed(row[index].item())} {shortened(self.source[index])}" for index in order)
+            number = signed if self.has_signs else "{:.2g}".format
+            named = "  ".join(f"{number(row[index].item())} {shortened(self.source[index])}" for index in order)
             lines.append(f"{shortened(word):>16}  {named}")
         return "\n".join(lines)
 

@@ -9,11 +9,12 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.example_inputs import longest_text, text_limit
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
-from hf_bidir.explain.alignment import LOGIT, Alignment
+from hf_bidir.explain.alignment import Alignment
 from hf_bidir.explain.checkpoint import Example, read_text
 from hf_bidir.explain.colors import visible
 from hf_bidir.explain.methods import METHODS, default_method, token_scores
 
+NEXT_LOGIT = "y is the logit of the token that follows, minus the mean of all logits"
 ROWS = 16  # generated tokens explained in one batch
 
 
@@ -57,10 +58,11 @@ def explain_continuation(
         source=[*example.tokens, *pieces[:-1]],
         written=pieces,
         explained=f"{visible(prompt.strip())} → {visible(tokenizer.decode(generated).strip())}",
-        what=f"{METHODS[method].caption(layer, head)}; y is {LOGIT.partition(', ')[2]}",
+        what=METHODS[method].caption(layer, head) + (f"; {NEXT_LOGIT}" if METHODS[method].explains_output else ""),
         scores={METHODS[method].unit: _by_token(example, scores, len(pieces) - 1, METHODS[method].additive)},
         first_length=len(example.tokens),
         how_to_read=METHODS[method].how_to_read,
+        has_signs=METHODS[method].signed,
         probabilities=_probabilities(model, inputs, generated, positions),
     )
 

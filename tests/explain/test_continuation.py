@@ -118,7 +118,10 @@ def test_the_command_explains_the_next_token_a_target_and_what_follows(folder, t
     told, _ = run("--target", "bad", "--method", "erasure")
     assert 'Explained: y, the logit of " bad" minus' in told
     told, files = run("--new-tokens", "3", "--method", "gradient")
-    assert "input times gradient" in told
+    assert "input times gradient; y is the logit" in told
+    told, _ = run("--new-tokens", "2", "--method", "rollout")
+    assert "+" not in told.partition("Largest magnitude first:")[2]
+    assert "y is" not in told
     assert files == {"alignment.png", "index.html"}
 
 
