@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -12,23 +13,28 @@ QUICK = """
 from huggingface_hub.utils import _http
 _http.http_backoff.__kwdefaults__.update(base_wait_time=0.01, max_wait_time=0.01)
 """
+# Output is caught below Python, where log handlers write that were made before.
 RUN = f"""{QUICK}
-import io, json, os, sys, traceback
-from contextlib import redirect_stderr, redirect_stdout
+import json, os, sys, tempfile, traceback
+answers = os.fdopen(os.dup(1), "w")
 from hf_bidir.cli import app
 for line in sys.stdin:
     words, environment = json.loads(line)
     os.environ.update(environment)
-    stdout, stderr, code = io.StringIO(), io.StringIO(), 1
-    with redirect_stdout(stdout), redirect_stderr(stderr):
-        try:
-            app(words)
-        except SystemExit as end:
-            code = end.code or 0
-        except BaseException:
-            traceback.print_exc()
-    print(json.dumps([code, stdout.getvalue(), stderr.getvalue()]), flush=True)
+    code, caught = 1, [tempfile.TemporaryFile(), tempfile.TemporaryFile()]
+    for number, file in enumerate(caught, start=1):
+        os.dup2(file.fileno(), number)
+    try:
+        app(words)
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush(), sys.stderr.flush()
+    texts = [os.pread(file.fileno(), 1 << 30, 0).decode() for file in caught]
+    print(json.dumps([code, *texts]), file=answers, flush=True)
 """
+TIMEOUT = 300  # seconds
 
 
 def start(hub, code, *words, home, token="hf_alice", **settings):
@@ -45,7 +51,7 @@ def start(hub, code, *words, home, token="hf_alice", **settings):
 
 def ended(process):
     """The process when it is done, with what it said."""
-    stdout, stderr = process.communicate(timeout=300)
+    stdout, stderr = process.communicate(timeout=TIMEOUT)
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
@@ -61,7 +67,9 @@ class User:
         self.process.stdin.flush()
 
     def done(self):
-        """The exit code and the output of the command that was started."""
+        """The exit code and the output of the command that was started, or of the process if it has ended."""
+        if not select.select([self.process.stdout], [], [], TIMEOUT)[0]:
+            self.process.kill()
         if not (line := self.process.stdout.readline()):
             return ended(self.process)
         return subprocess.CompletedProcess(RUN, *json.loads(line))

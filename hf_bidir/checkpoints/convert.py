@@ -79,9 +79,9 @@ def convert_checkpoint(
     Raises:
         ValueError: the source cannot be signed or is signed already, or the outputs are not equal at `λ = 0`.
         FileNotFoundError: the source does not exist or is incomplete.
-        FileExistsError: `output_dir` is not empty.
+        FileExistsError: `output_dir` is not empty, or holds the source.
     """
-    output_dir = free_folder(output_dir, overwrite)
+    output_dir = free_folder(output_dir, overwrite, source)
     model, processors, difference = signed_model(
         source, attn_activation=attn_activation, negative_mass=negative_mass, weights=weights, partial=partial
     )
@@ -123,7 +123,7 @@ def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bo
     Arguments and errors as in `convert_checkpoint`; also ValueError if the checkpoint has negative mass, because no
     softmax model equals it.
     """
-    output_dir, sentences = free_folder(output_dir, overwrite), _sentence_folder(source)
+    output_dir, sentences = free_folder(output_dir, overwrite, source), _sentence_folder(source)
     transformer = sentences.transformer if sentences else source
     config = read_config(transformer)
     if not config.model_type.startswith("bidir_"):
@@ -156,9 +156,16 @@ def _stock_config(config: PretrainedConfig, stock_class: type[PreTrainedModel]) 
     return config_of_class(stock_class.config_class, copy.deepcopy(fields))
 
 
-def free_folder(output_dir: str | Path, overwrite: bool) -> Path:
-    """The folder, which may be written: new or empty, or to be overwritten. Raises FileExistsError otherwise."""
+def free_folder(output_dir: str | Path, overwrite: bool, source: str | Path | nn.Module) -> Path:
+    """The folder, which may be written: new or empty, or to be overwritten and without the source.
+
+    Raises:
+        FileExistsError: it may not.
+    """
     output_dir = Path(output_dir)
+    local = isinstance(source, str | Path) and Path(source).exists()
+    if local and Path(source).resolve().is_relative_to(output_dir.resolve()):
+        raise FileExistsError(f"expected an output folder without the source, {source}; got {output_dir}.")
     if output_dir.exists() and not output_dir.is_dir():
         raise FileExistsError(f"{output_dir} is a file; name a folder.")
     if output_dir.exists() and any(output_dir.iterdir()) and not overwrite:

@@ -32,6 +32,9 @@ METHOD_NAMES = (
 )
 
 
+DEFAULTS = ("integrated-attnlrp", "integrated-gradients")  # TEXT_DEFAULT and IMAGE_DEFAULT of the same module
+
+
 @app.command()
 def explain(
     checkpoint: Annotated[
@@ -42,8 +45,8 @@ def explain(
     method: Annotated[
         str | None,
         typer.Option(
-            help=f"One of: {', '.join(METHOD_NAMES)}. By default the one that docs/explanations.md chose for texts or "
-            "images, and contributions for a layer or a head."
+            help=f"One of: {', '.join(METHOD_NAMES)}. By default {DEFAULTS[0]} for texts, {DEFAULTS[1]} for images, "
+            "and contributions for a layer or a head (docs/explanations.md compares them)."
         ),
     ] = None,
     target: Annotated[str | None, typer.Option(help="Class or token to explain; by default the predicted one.")] = None,
@@ -72,10 +75,10 @@ def explain(
 
     Prints the scores of largest magnitude and saves scores.png, rollout-flow.png, heads.png and index.html, which has
     them all. A token with a positive score supports the target, one with a negative score opposes it; attention,
-    rollout, flow, values, alti and value-zeroing are never negative and only rank tokens; signed-attention,
-    signed-rollout and signed-flow support what the heads are oriented towards; grad-cam is for images. Patches are
-    named by row and column, counted from 0. A text that exceeds the limit of a classifier is explained in windows,
-    without rollout-flow.png and heads.png. Put -- before a text that begins with a dash.
+    rollout, flow, values, alti and value-zeroing are never negative and only rank tokens; the signs of
+    signed-attention, signed-rollout and signed-flow refer to the target that heads are oriented towards; grad-cam is
+    for images. Patches are named by row and column, counted from 0. A text that exceeds the limit of a classifier is
+    explained in windows, without rollout-flow.png and heads.png. Put -- before a text that begins with a dash.
 
     Causal language models such as Llama: the next token is explained, or with --continuation or --new-tokens every
     token of a text, in alignment.png. A leading space is added to --target. Encoder-decoders: the alignment of

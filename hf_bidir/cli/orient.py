@@ -43,9 +43,7 @@ def orient(
         from hf_bidir.finetune.data.unlabelled_data import unlabelled_batches
 
     with one_line_errors():
-        if output_dir.resolve() == Path(checkpoint).resolve():
-            raise ValueError(f"expected OUT to be another folder than CHECKPOINT, got {checkpoint} for both.")
-        folder = free_folder(output_dir, overwrite)
+        folder = free_folder(output_dir, overwrite, checkpoint)
         model, processor = load_checkpoint(checkpoint)
         batches = unlabelled_batches(model, processor, data, column, examples, batch_size)
         with warnings.catch_warnings(record=True) as told:

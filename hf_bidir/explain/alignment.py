@@ -11,7 +11,7 @@ from hf_bidir.explain.figures import alignment_grid
 from hf_bidir.explain.page import html_page, png_of
 from hf_bidir.explain.text_heatmap import text_blocks
 
-LOGIT = "y, the generated token's logit minus the mean of all logits"
+LOGIT = "the logit of the token of a row, minus the mean of all logits"
 NAMED_SHARE = 0.01  # share of a row's largest magnitude below which a token is not printed
 
 
@@ -52,10 +52,10 @@ class Alignment:
     def summary(self, top: int = 10) -> str:
         """One line per generated token, with the source tokens of largest magnitude."""
         lines = [self.explained, f"{self.what}. Largest magnitude first:"]
+        number = signed if self.has_signs else "{:.2g}".format
         for word, row in zip(self.rows, next(iter(self.scores.values())), strict=True):
             order = row.abs().argsort(descending=True)[:top].tolist()
             order = [index for index in order if row[index].abs() > NAMED_SHARE * row.abs().max()]
-            number = signed if self.has_signs else "{:.2g}".format
             named = "  ".join(f"{number(row[index].item())} {shortened(self.source[index])}" for index in order)
             lines.append(f"{shortened(word):>16}  {named}")
         return "\n".join(lines)

@@ -120,8 +120,11 @@ def _read_pieces(tokenizer, text: str | Sequence[str], limit: int) -> Example:
     tokens: list[str] = []
     special: list[bool] = []
     token_of_piece: list[int] = []
+    own_ids = set(tokenizer.all_special_ids)
+    if tokenizer.unk_token_id != tokenizer.pad_token_id:
+        own_ids -= {tokenizer.unk_token_id}  # stands for a part of the text
     for piece, index in zip(pieces, ids, strict=True):
-        own = index in tokenizer.all_special_ids
+        own = index in own_ids
         if own or not marked or piece.startswith("▁") or not tokens or special[-1]:
             tokens.append("")
             special.append(own)

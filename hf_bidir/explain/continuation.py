@@ -9,12 +9,11 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.example_inputs import longest_text, text_limit
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
-from hf_bidir.explain.alignment import Alignment
+from hf_bidir.explain.alignment import LOGIT, Alignment
 from hf_bidir.explain.checkpoint import Example, read_text
 from hf_bidir.explain.colors import visible
 from hf_bidir.explain.methods import METHODS, default_method, token_scores
 
-NEXT_LOGIT = "y is the logit of the token that follows, minus the mean of all logits"
 ROWS = 16  # generated tokens explained in one batch
 
 
@@ -58,7 +57,7 @@ def explain_continuation(
         source=[*example.tokens, *pieces[:-1]],
         written=pieces,
         explained=f"{visible(prompt.strip())} → {visible(tokenizer.decode(generated).strip())}",
-        what=METHODS[method].caption(layer, head) + (f"; {NEXT_LOGIT}" if METHODS[method].explains_output else ""),
+        what=METHODS[method].caption(layer, head) + (f"; y is {LOGIT}" if METHODS[method].explains_output else ""),
         scores={METHODS[method].unit: _by_token(example, scores, len(pieces) - 1, METHODS[method].additive)},
         first_length=len(example.tokens),
         how_to_read=METHODS[method].how_to_read,
@@ -99,9 +98,11 @@ def prediction_scores(
     return torch.cat(rows)
 
 
-def check_prompt(model: PreTrainedModel, example: Example, more: int = 0) -> None:
-    """Raise ValueError if the example and `more` tokens exceed the model's positions."""
+def check_prompt(model: PreTrainedModel, tokenizer, example: Example, more: int = 0) -> None:
+    """Raise ValueError if the example was cut, or if it and `more` tokens exceed the model's positions."""
     limit, length = longest_text(model), len(example.token_of_piece) + example.truncated
+    if example.truncated:
+        limit = min(text_limit(model, tokenizer), limit or length)
     if limit is not None and length + more > limit:
         following = f" and {more} follow" if more else ""
         raise ValueError(
@@ -114,7 +115,7 @@ def _generated(model, tokenizer, prompt: str, continuation: str | None, new_toke
     example = read_text(tokenizer, prompt, text_limit(model, tokenizer))
     start = example.inputs["input_ids"][0]
     if continuation is None:
-        check_prompt(model, example, new_tokens)
+        check_prompt(model, tokenizer, example, new_tokens)
         with in_evaluation(model):
             inputs = {name: example.inputs[name].to(model.device) for name in ("input_ids", "attention_mask")}
             options = {"max_new_tokens": new_tokens, "do_sample": False, "num_beams": 1}
@@ -125,7 +126,7 @@ def _generated(model, tokenizer, prompt: str, continuation: str | None, new_toke
     following = [token for token, (_, end) in pairs if end > len(prompt)]
     if not continuation.strip() or not following:
         raise ValueError(f"expected a continuation with at least one word, got {continuation!r}.")
-    check_prompt(model, example, len(following))
+    check_prompt(model, tokenizer, example, len(following))
     return example, torch.cat([start, torch.tensor(following)])
 
 

@@ -80,7 +80,7 @@ def align(
         source=[visible(token) for token in example.tokens],
         written=[visible(token) for token in tokenizer.convert_ids_to_tokens(ids[0, 1:])],
         explained=_explained(model, example, tokenizer.decode(ids[0], skip_special_tokens=True)),
-        what=WHAT[next(iter(scores))].format(LOGIT),
+        what=WHAT[next(iter(scores))].format(f"y, {LOGIT}"),
         scores={unit: example.by_token(rows) for unit, rows in scores.items()},
         first_length=len(example.tokens),
         how_to_read=READING.get(next(iter(scores)), "the larger, the more attention; there are no signs"),

@@ -27,7 +27,7 @@ from hf_bidir.explain.running import check_bidir, reads_images
 from hf_bidir.explain.windows import merged, note, window, windows_of
 from hf_bidir.explain.words import Explanations
 
-SHOWN = 5  # unknown words in a note
+UNKNOWN = 5  # unknown words in a note
 SEVERAL_OUTPUTS = ("ForQuestionAnswering", "ForMultipleChoice")
 ONE = str | Path | Image.Image
 
@@ -76,7 +76,7 @@ def explain(
     """
     options: dict[str, Any] = {"target": target, "position": position, "layer": layer, "head": head, "size": size}
     if isinstance(inputs, ONE):
-        return next(explain_each(model, processor, [inputs], method, **options))
+        return next(explain_each(model, processor, [inputs], method, batch_size=batch_size, **options))
     inputs = list(_checked(inputs))
     if not inputs:
         raise ValueError("expected at least one text or image, got an empty list.")
@@ -119,11 +119,12 @@ def explain_each(
 
 
 def _checked(inputs: Iterable[ONE]) -> Iterable[ONE]:
-    """The inputs, if they are a list or a stream."""
-    if isinstance(inputs, ONE | Mapping) or not isinstance(inputs, Iterable):
+    """The inputs. Raises ValueError unless they are a list or a stream."""
+    table = getattr(inputs, "ndim", 1) != 1  # a data frame or a tensor
+    if table or isinstance(inputs, ONE | Mapping) or not isinstance(inputs, Iterable):
         raise ValueError(
-            f"expected texts or images in a list or a stream, got a {type(inputs).__name__}; `explain` takes a single "
-            "text or image too, and `token_scores` takes tokenized inputs."
+            f"expected texts or images in a list or a stream, got a {type(inputs).__name__}; pass one column of a "
+            "table. `explain` takes a single text or image too, and `token_scores` takes tokenized inputs."
         )
     return inputs
 
@@ -149,7 +150,7 @@ def read(model: PreTrainedModel, processor: Any, text_or_image: ONE, size: int |
     whole = predicts_per_token(model) or not processor.is_fast
     example = read_text(processor, text_or_image, text_limit(model, processor) if whole else LONGEST_TEXT)
     if is_causal(model):
-        check_prompt(model, example)
+        check_prompt(model, processor, example)
     return example
 
 
@@ -217,9 +218,9 @@ def unknown(example: Example, tokenizer) -> list[str]:
     if "input_ids" not in example.inputs or (piece := getattr(tokenizer, "unk_token_id", None)) is None:
         return []
     places = example.token_of_piece[example.inputs["input_ids"][0] == piece].tolist()
-    words = [example.tokens[place] for place in dict.fromkeys(places) if not example.special[place]]
-    named = ", ".join(visible(shortened(word)) for word in words[:SHOWN]) + ", …" * (len(words) > SHOWN)
-    return [f"Not in the vocabulary, so that the model reads only {tokenizer.unk_token}: {named}."] if words else []
+    words = list(dict.fromkeys(example.tokens[place] for place in places if not example.special[place]))
+    named = ", ".join(visible(shortened(word)) for word in words[:UNKNOWN]) + ", …" * (len(words) > UNKNOWN)
+    return [f"Not, or not fully, in the vocabulary; the model reads {tokenizer.unk_token}: {named}."] if words else []
 
 
 def orientation(model: PreTrainedModel, method: str) -> list[str]:
@@ -227,7 +228,7 @@ def orientation(model: PreTrainedModel, method: str) -> list[str]:
     if not METHODS[method].oriented or not signs_are_free(model):
         return []
     if target := oriented_towards(model):
-        return [f"The heads are oriented: on average, a positive coefficient supports {target}, whatever is explained."]
+        return [f"The heads are oriented: on average, a positive coefficient supports {target}."]
     return [
-        f"{method} needs oriented heads (hf-bidir orient, for classifiers); now the sign of each head is arbitrary."
+        f"{method} needs oriented heads; the sign of each head is arbitrary. Classifiers: run hf-bidir orient first."
     ]

@@ -51,7 +51,7 @@ class Method:
 
     @property
     def explains_output(self) -> bool:
-        """Whether the scores are parts or changes of the output y, so that + means support."""
+        """Whether + means support of y and − opposition."""
         return self.signed and not self.oriented
 
     @property
@@ -137,7 +137,7 @@ def methods_of(model: PreTrainedModel) -> list[str]:
 
 
 def default_method(model: PreTrainedModel, layer: int | None = None, head: int | None = None) -> str:
-    """The method that benchmarks/explanations.py ranks first, for texts or images; contributions for a layer or head.
+    """The eligible method with the best mean rank in benchmarks/explanations.py; contributions for a layer or head.
 
     Recurrent models and encoder-decoders have contributions too.
     """

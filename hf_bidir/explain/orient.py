@@ -209,9 +209,9 @@ def _check_free_signs(model: PreTrainedModel) -> None:
 def _warn_of_mixed_heads(share: Tensor) -> None:
     mixed = [f"layer {layer} head {head} ({share[layer, head]:.2f})" for layer, head in (share < CONSISTENT).nonzero()]
     if mixed:
+        more = f" and {len(mixed) - NAMED} more" if len(mixed) > NAMED else ""
         warnings.warn(
-            f"no consistent sign in {len(mixed)} of {share.numel()} heads: {', '.join(mixed[:NAMED])}"
-            f"{f' and {len(mixed) - NAMED} more' if len(mixed) > NAMED else ''}. Their raw coefficients "
-            "support the target about as often as they oppose it; use contributions instead.",
+            f"no consistent sign in {len(mixed)} of {share.numel()} heads: {', '.join(mixed[:NAMED])}{more}. Their raw "
+            "coefficients support the target about as often as they oppose it; use contributions instead.",
             stacklevel=3,
         )

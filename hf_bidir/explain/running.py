@@ -138,10 +138,8 @@ def sequence_length(model: PreTrainedModel, inputs: Mapping[str, Tensor], coeffi
 
 def check_exists(name: str, index: int | None, count: int) -> None:
     """Raise ValueError for a layer or head that the model does not have; None passes."""
-    if index is not None and not isinstance(index, Integral):
-        raise ValueError(f"expected the number of a {name}, got {index!r}.")
-    if index is not None and not 0 <= index < count:
-        raise ValueError(f"{name} {index} does not exist; choose 0 to {count - 1}.")
+    if index is not None and not (isinstance(index, Integral) and 0 <= index < count):
+        raise ValueError(f"{name} {index!r} does not exist; choose 0 to {count - 1}.")
 
 
 def patch_size(model: PreTrainedModel) -> tuple[int, int]:

@@ -36,7 +36,7 @@ def merged(scores: list[Tensor], windows: list[Tensor], length: int, shares: boo
     """Scores `[length]` of a text from those of its windows.
 
     Args:
-        shares: whether scores are parts or changes of y, so that they add up to those of the mean of y over windows.
+        shares: whether scores support or oppose y, so that those of the mean of y are the mean of all windows' scores.
             Otherwise a token's score is the mean over the windows that contain it.
     """
     total, count = torch.zeros(length, dtype=scores[0].dtype), torch.zeros(length)
@@ -50,8 +50,8 @@ def note(windows: list[Tensor], shares: bool) -> list[str]:
     """One sentence where a text has several windows."""
     if len(windows) == 1:
         return []
-    merged_how = "its share of that mean" if shares else "the mean over the windows that contain it"
+    how = "the sum over windows divided by their number" if shares else "the mean over the windows that contain it"
     return [
         f"The text exceeds the limit of the model: y is the mean over {len(windows)} overlapping windows of "
-        f"{len(windows[0])} tokens, and the score of a token is {merged_how}."
+        f"{len(windows[0])} tokens, and the score of a token is {how}."
     ]

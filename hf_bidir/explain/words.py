@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from matplotlib.figure import Figure
 
-from hf_bidir.explain.colors import Scale, shortened, visible
+from hf_bidir.explain.colors import Scale, shortened, signed, visible
 from hf_bidir.explain.explanation import Explanation
 from hf_bidir.explain.methods import METHODS
 from hf_bidir.explain.page import html_table
@@ -82,9 +82,16 @@ class WordTable:
         panel.set_xlabel(f"mean of {self.unit}", parse_math=False)
         return figure
 
+    def _ends(self) -> list[Word]:
+        """The words with the highest and the lowest means."""
+        return self.words if len(self.words) <= 2 * SHOWN else [*self.top(), *reversed(self.bottom())]
+
+    def __str__(self) -> str:
+        rows = [f"{signed(one.mean):>10}  {visible(shortened(one.word))} ({one.count})" for one in self._ends()]
+        return "\n".join([f"Mean of {self.unit} over {self.explanations} texts, occurrences in brackets:", *rows])
+
     def _repr_html_(self) -> str:
-        header = ["word", "occurrences", f"mean of {self.unit}", "above 0"]
-        some = self.words if len(self.words) <= 2 * SHOWN else [*self.top(), *reversed(self.bottom())]
+        header, some = ["word", "occurrences", f"mean of {self.unit}", "above 0"], self._ends()
         rows = [[one.word, str(one.count), f"{one.mean:+.3g}", f"{one.positive:.0%}"] for one in some]
         return html_table(header, rows, f"{len(self.words)} words of {self.explanations} texts")
 
@@ -120,10 +127,13 @@ def word_table(explanations: Iterable[Explanation], min_count: int = 1) -> WordT
         min_count: rarer words are left out.
 
     Raises:
-        ValueError: no explanation, images, or more than one method. Warns where explanations have different targets.
+        ValueError: no explanation, images, or more than one method.
+
+    Warns:
+        UserWarning: explanations have different targets.
     """
     counter, number, methods, targets = _Counter(), 0, set(), set()
-    for one in [explanations] if isinstance(explanations, Explanation) else explanations:
+    for one in explanations:
         if not isinstance(one, Explanation):
             raise ValueError(f"expected explanations, got a {type(one).__name__}; `explain_each` makes them of texts.")
         if one.example.grid is not None:

@@ -62,8 +62,15 @@ def test_only_methods_that_were_measured_everywhere_are_ranked(benchmark):
 
 def test_models_without_rows_are_named(benchmark):
     missing = benchmark("explanations_report").missing(measured(contributions=(0.7, 0.2)))
-    assert missing[0] == "SST-2 lacks 8 of 9 models"
-    assert missing[-1] == "Fashion-MNIST lacks 9 of 9 models"
+    assert missing[0] == "SST-2 (1 of 9 models measured)"
+    assert missing[-1] == "Fashion-MNIST (0 of 9 models measured)"
+
+
+@pytest.mark.parametrize(("best", "beats"), [(0.6, False), (0.7, True)])
+def test_raw_signs_beat_a_constant_if_they_do_for_one_model(benchmark, best, beats):
+    own = measured(**{"signed-rollout": (best, 0.2)}).assign(model="tanhmax")
+    runs = pd.concat([measured(**{"signed-rollout": (0.3, 0.2)}), own]).assign(always_positive=0.64)
+    assert benchmark("explanations_report").raw_signs_beat_a_constant(runs) == beats
 
 
 @pytest.mark.parametrize("of", ["texts", "images"])

@@ -26,13 +26,13 @@ CONFIG = BertConfig(
     initializer_range=0.5, max_position_embeddings=16,
 )  # fmt: skip
 ALONE = """
-import sys
+import json, sys
 sys.modules["hf_bidir"] = None
 import torch
 from sentence_transformers import SentenceTransformer
-for number, folder in enumerate(sys.argv[4:]):
+for number, folder in enumerate(sys.argv[2:]):
     model = SentenceTransformer(folder, trust_remote_code=True, device="cpu")
-    torch.save(model.encode(sys.argv[1:4], prompt_name="query", convert_to_tensor=True), f"{number}.pt")
+    torch.save(model.encode(json.loads(sys.argv[1]), prompt_name="query", convert_to_tensor=True), f"{number}.pt")
 """
 
 
@@ -78,7 +78,7 @@ def nested(source, tmp_path_factory):
 
 def vectors_elsewhere(place, *folders):
     """Sentence vectors from a clean process with only the folders."""
-    command = [sys.executable, "-I", "-c", ALONE, *SENTENCES, *map(str, folders)]
+    command = [sys.executable, "-I", "-c", ALONE, json.dumps(SENTENCES), *map(str, folders)]
     environment = os.environ | {"HF_MODULES_CACHE": str(place / "modules"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -99,10 +99,12 @@ def test_sentencepiece_pieces_become_words_without_offsets():
     class Pieces:
         """Splits words in the middle and marks their beginnings as SentencePiece does."""
 
-        is_fast, all_special_ids, known = False, [0], ["</s>"]
+        is_fast, all_special_ids, known = False, [0, 1], ["</s>", "<unk>"]
+        pad_token_id, unk_token_id = 0, 1
 
         def __call__(self, text, **options):
-            pieces = [piece for word in text.split() for piece in (f"▁{word[:2]}", word[2:]) if piece]
+            cut = [("▁", "<unk>") if word == "?" else (f"▁{word[:2]}", word[2:]) for word in text.split()]
+            pieces = [piece for parts in cut for piece in parts if piece]
             self.known += pieces
             ids = [*map(self.known.index, pieces), 0]
             return {"input_ids": torch.tensor([ids]) if "return_tensors" in options else ids}
@@ -110,6 +112,7 @@ def test_sentencepiece_pieces_become_words_without_offsets():
         def convert_ids_to_tokens(self, ids):
             return [self.known[index] for index in ids]
 
-    example = read_text(Pieces(), "good film a", limit=16)
-    assert example.tokens == ["good", "film", "a", "</s>"]
-    assert example.token_of_piece.tolist() == [0, 0, 1, 1, 2, 3]
+    example = read_text(Pieces(), "good film ?", limit=16)
+    assert example.tokens == ["good", "film", "<unk>", "</s>"]
+    assert example.special == [False, False, False, True]
+    assert example.token_of_piece.tolist() == [0, 0, 1, 1, 2, 2, 3]

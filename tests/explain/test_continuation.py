@@ -1,5 +1,7 @@
 """Tokens that follow a prompt, explained one by one, and the next token alone."""
 
+import copy
+
 import pytest
 import torch
 import transformers
@@ -7,7 +9,7 @@ from typer.testing import CliRunner
 
 import hf_bidir
 from hf_bidir.cli import app
-from hf_bidir.explain import explain_continuation, load_checkpoint, prediction_scores, token_scores
+from hf_bidir.explain import explain, explain_continuation, load_checkpoint, prediction_scores, token_scores
 from hf_bidir.explain.alignment import Alignment
 from hf_bidir.explain.colors import visible
 from hf_bidir.explain.report import explain_checkpoint
@@ -119,10 +121,20 @@ def test_the_command_explains_the_next_token_a_target_and_what_follows(folder, t
     assert 'Explained: y, the logit of " bad" minus' in told
     told, files = run("--new-tokens", "3", "--method", "gradient")
     assert "input times gradient; y is the logit" in told
-    told, _ = run("--new-tokens", "2", "--method", "rollout")
+    assert files == {"alignment.png", "index.html"}
+
+
+def test_a_continuation_explained_without_signs_prints_none(folder):
+    told = explain_checkpoint(folder, PROMPT, continuation=NEXT, method="rollout").summary()
     assert "+" not in told.partition("Largest magnitude first:")[2]
     assert "y is" not in told
-    assert files == {"alignment.png", "index.html"}
+
+
+def test_a_prompt_that_the_tokenizer_would_cut_is_refused():
+    tokenizer = copy.deepcopy(TOKENIZER)
+    tokenizer.model_max_length = 4
+    with pytest.raises(ValueError, match=r"the prompt has \d+ tokens, but .* has 4 positions; shorten it"):
+        explain(hf_bidir.signed(stock_model("LlamaForCausalLM"), negative_mass=0.0), tokenizer, PROMPT * 3)
 
 
 def test_a_stock_decoder_is_explained_as_it_is(tmp_path):

@@ -1,8 +1,11 @@
 """`explain`: one text, several, long ones in windows, streams, and what the results show."""
 
 import json
+import re
+import warnings
 from itertools import count, islice, pairwise
 
+import pandas as pd
 import pytest
 import torch
 
@@ -120,13 +123,27 @@ def test_words_have_their_mean_score_over_all_texts():
     assert "!" not in {one.word for one in table}
     assert {one.word for one in word_table(found, min_count=2)} == {"a", "film", "good", "bad"}
     assert "<td>good</td>" in table._repr_html_()
+    assert "good (3)" in str(table)
     assert table.bottom(1) == [list(table)[-1]]
 
 
-def test_a_table_of_different_targets_warns_and_one_of_other_things_is_an_error():
-    found = [explain(model(), tokenizer(), TEXTS[1], target=name) for name in ("negative", "positive")]
-    with pytest.warns(UserWarning, match="different targets"):
+@pytest.mark.parametrize(
+    ("targets", "method", "warns"),
+    [
+        (("negative", "positive"), "erasure-mask", True),
+        (("positive", "positive"), "erasure-mask", False),
+        (("negative", "positive"), "rollout", False),
+    ],
+)
+def test_a_table_of_different_targets_warns(targets, method, warns):
+    found = [explain(model(), tokenizer(), TEXTS[1], method, target=name) for name in targets]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
         word_table(found)
+    assert ["different targets" in str(one.message) for one in told] == [True] * warns
+
+
+def test_a_table_of_texts_is_an_error():
     with pytest.raises(ValueError, match="expected explanations, got a str"):
         word_table(TEXTS)
 
@@ -157,10 +174,12 @@ class Fourier(torch.nn.Module):
         ("good", {"target": 2}, "choose one of"),
         ("good", {"method": "atnlrp"}, 'Did you mean "attnlrp"'),
         (["good"], {"batch_size": 0}, "a batch_size of at least 1"),
+        ("good", {"batch_size": 0}, "a batch_size of at least 1"),
+        (pd.DataFrame({"text": ["good"]}), {}, "got a DataFrame; pass one column of a table"),
         ({"input_ids": [1, 2]}, {}, "texts or images in a list or a stream, got a dict"),
         (None, {}, "texts or images in a list or a stream, got a NoneType"),
         (["good"], {"target": ["positive"]}, "one target for all inputs, a name or an index; got a list"),
-        ("good", {"layer": "first", "method": "contributions"}, "the number of a layer, got 'first'"),
+        ("good", {"layer": "first", "method": "contributions"}, "layer 'first' does not exist; choose 0 to 2"),
     ],
 )
 def test_bad_input_is_one_error_with_the_expectation(inputs, options, message):
@@ -174,16 +193,13 @@ def test_a_single_text_is_no_stream_of_texts():
 
 
 def test_words_without_a_piece_are_named():
-    assert (
-        "Not in the vocabulary, so that the model reads only [UNK]: xyzzy, qwrtp."
-        in explain(model(), tokenizer(), "a xyzzy good qwrtp film").notes
-    )
-    assert not explain(model(), tokenizer(), TEXTS[0]).notes
+    found = explain(model(), tokenizer(), "a xyzzy good qwrtp xyzzy film")
+    assert found.notes == ["Not, or not fully, in the vocabulary; the model reads [UNK]: xyzzy, qwrtp."]
 
 
 def test_printed_it_is_the_summary_and_in_a_list_one_line():
     found = explain(model(), tokenizer(), [TEXTS[0]])
-    assert str(found[0]) == found[0].summary()
+    assert re.search(r"^Prediction: .*Largest magnitude first:\n.*  unbelievably\n", str(found[0]), re.DOTALL)
     assert repr(found) == f"[<Explanation by {TEXT_DEFAULT} of [CLS] a unbelievably good film [SEP]>]"
 
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from hf_bidir import BidirBertForMaskedLM
-from hf_bidir.cli.explain import METHOD_NAMES
+from hf_bidir.cli.explain import DEFAULTS, METHOD_NAMES
 from hf_bidir.explain import METHODS, attention_flow, attention_rollout, contributions, flip_heads, token_scores
+from hf_bidir.explain.methods import IMAGE_DEFAULT, TEXT_DEFAULT
 from hf_bidir.explain.running import record_coefficients
 from tests.explain.conftest import TEXT_METHODS, bert, images, sentences, vit
 
@@ -111,3 +112,4 @@ def test_captions_say_which_layers_and_heads():
 
 def test_the_command_line_names_all_methods():
     assert tuple(METHODS) == METHOD_NAMES
+    assert DEFAULTS == (TEXT_DEFAULT, IMAGE_DEFAULT)

@@ -130,6 +130,7 @@ def test_a_grid_has_a_map_for_each_layer_and_head(photo):
     scores = contributions(model, example.inputs, 0)[0, 1, :, 3:].unflatten(1, (12, 12))
     drawn = [axes.images[1].get_array() for axes in figure.axes if len(axes.images) == 2]
     assert len(drawn) == 2
+    assert "Explained: y, the logit of" in figure.get_supxlabel()
     for grid, picture in zip(scores, drawn, strict=True):
         np.testing.assert_allclose(picture, upsampled(grid.double().numpy(), picture.shape), atol=1e-6)
 

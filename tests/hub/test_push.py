@@ -19,7 +19,7 @@ from hf_bidir.finetune.data.tokenizer import train_wordpiece
 from hf_bidir.hub import push_checkpoint
 from hf_bidir.hub.staging import MODELING, code_files, stage
 from tests.hub_server import Account, Fault, File, Hub, Repository
-from tests.hub_user import User, ended, start
+from tests.hub_user import TIMEOUT, User, ended, start
 
 ROOT = Path(__file__).parents[2]
 TOKENS = {"hf_alice": Account("alice"), "hf_reader": Account("alice", "read"), "hf_bob": Account("bob")}
@@ -296,12 +296,14 @@ def troubled(folder, tmp_path_factory):
         homes = {name: tmp_path_factory.mktemp("home") / "home" for name in FAULTS}
         users = {name: hubs.enter_context(User(hub, homes[name])) for name, hub in servers.items()}
 
-        def pushed():
+        def pushed(kill):
             for user in users.values():
                 user.begin("push", folder, "alice/tiny")
-            while servers["killed"].faults and not any(method == "PUT" for method, _ in servers["killed"].requests):
+            deadline = time.monotonic() + TIMEOUT
+            while kill and not any(method == "PUT" for method, _ in servers["killed"].requests):
+                assert time.monotonic() < deadline, "the push that is to be killed sent no weights"
                 time.sleep(0.1)
-            if servers["killed"].faults:
+            if kill:
                 users["killed"].process.kill()
             return {name: user.done() for name, user in users.items()}
 
@@ -310,11 +312,11 @@ def troubled(folder, tmp_path_factory):
 
         for name, hub in servers.items():
             hub.faults.append(FAULTS[name])
-        failed, between = pushed(), files()
+        failed, between = pushed(kill=True), files()
         for hub in servers.values():
             hub.faults.clear()
         users["killed"] = hubs.enter_context(User(servers["killed"], homes["killed"]))
-        retried = pushed()
+        retried = pushed(kill=False)
         yield {name: (failed[name], between[name], retried[name], after) for name, after in files().items()}
 
 

@@ -10,33 +10,11 @@ from hf_bidir.modeling.attention_call import attention_call
 
 triton = pytest.importorskip("triton")
 
-from triton.runtime import interpreter  # noqa: E402
-
 from hf_bidir.modeling.fused_attention import fused_attention  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = [torch.float16, torch.bfloat16]
 MASKS = ["none", "padding", "padding on the left", "an empty example", "holes", "full"]
-
-
-def quicken_interpreter():
-    """Make Triton's interpreter replace the functions of a module once in a launch, not in every call of a helper."""
-    replace_functions, launch, replaced = interpreter._patch_lang, interpreter.GridExecutor.__call__, set()
-
-    def launched(self, *args, **options):
-        replaced.clear()
-        return launch(self, *args, **options)
-
-    def once(function):
-        known = function.__module__ in replaced
-        replaced.add(function.__module__)
-        return None if known else replace_functions(function)
-
-    interpreter.GridExecutor.__call__, interpreter._patch_lang = launched, once
-
-
-if DEVICE == "cpu":
-    quicken_interpreter()  # a third less time
 
 
 def projections(batch=2, heads=2, queries=33, keys=29, head_dim=16, value_dim=None, dtype=torch.float32, size=1.0):

@@ -21,8 +21,6 @@ from tests.modeling.fused_inputs import (
     within_reach,
 )
 
-triton = pytest.importorskip("triton")
-
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
