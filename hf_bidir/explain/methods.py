@@ -69,7 +69,7 @@ class Method:
                 "+ (red) and − (blue) are signs of coefficients, not support or opposition; at λ = 1 they are "
                 "comparable across heads only after orient_heads"
             )
-        return "the darker, the larger; there are no signs, so support and opposition look the same"
+        return "the stronger the colour, the larger; there are no signs, so support and opposition look the same"
 
     def caption(self, layer: int | None = None, head: int | None = None) -> str:
         """The description, with layers and heads."""
