@@ -5,7 +5,7 @@ from explained import MODELS, SEEDS, TASKS
 from explanations_measures import RANDOM
 
 from hf_bidir.common.runs import markdown, where
-from hf_bidir.common.statistics import mean_in_interval
+from hf_bidir.common.statistics import interval, mean_in_interval
 from hf_bidir.explain import METHODS
 
 # the title, the factor that gives the unit, digits, and whether higher is better; None where neither is
@@ -119,6 +119,13 @@ def first(runs: pd.DataFrame, of: str) -> str:
     """
     places = ranks(runs, TEXTS if of == "texts" else IMAGES, "choice", SIGNED).mean()
     return places[[name for name in places.index if name in _candidates(of)]].idxmin()
+
+
+def is_first(runs: pd.DataFrame, of: str, method: str) -> bool:
+    """Whether the mean place of a method is that of the first one, or inside its interval."""
+    places = ranks(runs, TEXTS if of == "texts" else IMAGES, "choice", SIGNED)
+    best = places[first(runs, of)]
+    return places[method].mean() <= max(best.mean(), *interval(best))
 
 
 def _candidates(of: str) -> list[str]:
