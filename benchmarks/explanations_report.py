@@ -121,7 +121,7 @@ def first(runs: pd.DataFrame, of: str) -> str:
     return places[[name for name in places.index if name in _candidates(of)]].idxmin()
 
 
-def is_first(runs: pd.DataFrame, of: str, method: str) -> bool:
+def ties_with_first(runs: pd.DataFrame, of: str, method: str) -> bool:
     """Whether the mean place of a method is that of the first one, or inside its interval."""
     places = ranks(runs, TEXTS if of == "texts" else IMAGES, "choice", SIGNED)
     best = places[first(runs, of)]

@@ -7,7 +7,7 @@ import typer
 
 from hf_bidir.cli.app import app, one_line_errors, slow_imports
 
-# the keys of hf_bidir.explain.METHODS, which is slow to import
+# The keys of hf_bidir.explain.METHODS and the defaults, which are slow to import; a test compares them.
 METHOD_NAMES = (
     "attnlrp",
     "attnlrp-values",
@@ -30,9 +30,7 @@ METHOD_NAMES = (
     "alti",
     "value-zeroing",
 )
-
-
-DEFAULTS = ("integrated-attnlrp", "integrated-gradients")  # TEXT_DEFAULT and IMAGE_DEFAULT of the same module
+DEFAULTS = ("integrated-attnlrp", "integrated-gradients")  # TEXT_DEFAULT and IMAGE_DEFAULT of hf_bidir.explain.methods
 
 
 @app.command()
@@ -97,7 +95,6 @@ def explain(
         from transformers.utils import logging
 
         from hf_bidir.explain.explanation import Explanation
-        from hf_bidir.explain.methods import IMAGE_DEFAULT, TEXT_DEFAULT
         from hf_bidir.explain.report import explain_checkpoint, holds_explanation, write_explanation
 
     logging.disable_progress_bar()  # for loading the weights
@@ -108,7 +105,7 @@ def explain(
         explanation = explain_checkpoint(checkpoint, text_or_image, method=method, **chosen)
         written = write_explanation(explanation, output)
     typer.echo(explanation.summary(top))
-    if method is None and isinstance(explanation, Explanation) and explanation.method in (TEXT_DEFAULT, IMAGE_DEFAULT):
+    if method is None and isinstance(explanation, Explanation) and explanation.method in DEFAULTS:
         kind = "texts" if explanation.example.grid is None else "images"
         typer.echo(f"{explanation.method} is the default for {kind}; docs/explanations.md compares the methods.")
     told = f"Replaced the earlier explanation in {output}" if replaces else "Saved"

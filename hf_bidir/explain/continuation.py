@@ -100,13 +100,12 @@ def prediction_scores(
 
 def check_prompt(model: PreTrainedModel, tokenizer, example: Example, more: int = 0) -> None:
     """Raise ValueError if the example was cut, or if it and `more` tokens exceed the model's positions."""
-    limit, length = longest_text(model), len(example.token_of_piece) + example.truncated
-    if example.truncated:
-        limit = min(text_limit(model, tokenizer), limit or length)
+    limit = text_limit(model, tokenizer) if example.truncated else longest_text(model)
+    length = len(example.token_of_piece) + example.truncated
     if limit is not None and length + more > limit:
         following = f" and {more} follow" if more else ""
         raise ValueError(
-            f"the prompt has {length} tokens{following}, but {type(model).__name__} has {limit} positions; shorten it."
+            f"the prompt has {length} tokens{following}, but {type(model).__name__} reads at most {limit}; shorten it."
         )
 
 

@@ -60,7 +60,7 @@ def orient_heads(
         `[layers, heads]` in the order of `signed_layers(model)`: how consistent the signs are, in [0, 1]. It is the
         part of `Σ |a_ij u_ij|` where `u` has the sign of the orientation: 1 if every + supports the target, 0.5 if
         signs carry no information, below 0.5 if the other heads of its group decided. NaN for a head without effect on
-        the target. Warns with the heads below 0.6.
+        the target. Warns of the heads below 0.6.
 
     Raises:
         ValueError: heads cannot be flipped (`λ < 1`, softmax, or a function between projection and score that is not

@@ -60,9 +60,10 @@ def photo_heatmap(
         panels[0].imshow(picture)
         panels[0].set_title("photograph", fontsize=9)
     whole = Scale.of(np.concatenate([grid.ravel() for grid in grids.values()]))
+    grey = np.asarray(picture.convert("L"))
     for panel, (title, grid) in zip(panels[int(with_photo) :], grids.items(), strict=False):
         scale = whole if common_scale else Scale.of(grid)
-        _overlay(panel, np.asarray(picture.convert("L")), grid, scale, smooth)
+        _overlay(panel, grey, grid, scale, smooth)
         panel.set_title(title, fontsize=9 if (columns or 0) <= WIDE else 6, parse_math=False)
         if not common_scale:
             scale.bar(figure, units if isinstance(units, str) else units[title], ax=panel, shrink=0.7)

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,8 +16,6 @@ from hf_bidir.hub.model_card import build_model_card
 from hf_bidir.hub.staging import stage
 from tests.hub_server import Account, File, Hub, Repository
 from tests.hub_user import User
-
-ROOT = Path(__file__).parents[2]
 
 SENTENCES = ["a good film", "bad", "a bad bad film good"]
 CONFIG = BertConfig(

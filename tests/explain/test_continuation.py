@@ -133,7 +133,7 @@ def test_a_continuation_explained_without_signs_prints_none(folder):
 def test_a_prompt_that_the_tokenizer_would_cut_is_refused():
     tokenizer = copy.deepcopy(TOKENIZER)
     tokenizer.model_max_length = 4
-    with pytest.raises(ValueError, match=r"the prompt has \d+ tokens, but .* has 4 positions; shorten it"):
+    with pytest.raises(ValueError, match=r"the prompt has \d+ tokens, but .* reads at most 4; shorten it"):
         explain(hf_bidir.signed(stock_model("LlamaForCausalLM"), negative_mass=0.0), tokenizer, PROMPT * 3)
 
 
@@ -155,7 +155,7 @@ def test_a_stock_decoder_is_explained_as_it_is(tmp_path):
         (" \n ", {}, "expected a text with at least one word"),
         ("", {"continuation": NEXT}, "expected a text with at least one word"),
         (PROMPT, {"continuation": " "}, "expected a continuation with at least one word"),
-        (PROMPT * 9, {}, r"the prompt has \d+ tokens, but Bidir\w+ has 16 positions; shorten it"),
+        (PROMPT * 9, {}, r"the prompt has \d+ tokens, but Bidir\w+ reads at most 16; shorten it"),
         (PROMPT, {"new_tokens": 20}, "the prompt has 3 tokens and 20 follow, but "),
         (
             PROMPT,

@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture(autouse=True, scope="session")
 def patched_once_per_launch():
-    """The interpreter patches `triton.language` in every call of a helper; once for each launch takes a third less."""
+    """The interpreter patches `triton.language` in every call of a helper; once for each launch is enough."""
     try:
         from triton.runtime import interpreter
     except ImportError:
