@@ -30,7 +30,6 @@ from triton.compiler import ASTSource
 
 from hf_bidir.common.runs import markdown
 from hf_bidir.modeling import fused_kernels
-from hf_bidir.modeling.fused_blocks import polynomial_exp2
 
 KERNELS = (fused_kernels.forward_kernel, fused_kernels.query_gradient_kernel, fused_kernels.key_value_gradient_kernel)
 DATA = ("query", "key", "value", "context", "grad_context", "grad_query", "grad_key", "grad_value")
@@ -69,8 +68,7 @@ def compiled(
     constants = {
         "HEAD": head_dim, "VALUE": value_dim or head_dim, "HEAD_PAD": triton.next_power_of_2(head_dim),
         "VALUE_PAD": triton.next_power_of_2(value_dim or head_dim), "SIGNED": signed,
-        "EXACT": dtype == "fp32", "CAUSAL": causal, "PRECISION": "tf32x3",
-        "SPREAD": False, **config.kwargs,
+        "EXACT": dtype == "fp32", "CAUSAL": causal, "PRECISION": "tf32x3", **config.kwargs,
     }  # fmt: skip
     given = {*given, "small"} if signed and dtype != "fp32" else given
     constants |= {name: None for name in (*OPTIONAL, "window") if name not in given} | dict.fromkeys(ones, 1)
@@ -138,12 +136,9 @@ def per_score(code, config) -> list[float]:
 
 
 def largest_that_fits(kernel, arch: int, head_dim: int):
-    """The configuration with the largest block that fits, and its code for softmax, for TanhMax, and for TanhMax with
-    distributed exponentials if that is an option."""
+    """The configuration with the largest block that fits, and its code for softmax and for TanhMax."""
     for config in sorted(kernel.configs, key=lambda c: -c.kwargs["BLOCK_M"] * c.kwargs["BLOCK_N"]):
-        spread = [c for c in kernel.configs if c.kwargs == {**config.kwargs, "SPREAD": True}]
-        ways = [(config, False), (config, True), *((c, True) for c in spread)]
-        codes = [compiled(kernel, c, arch=arch, head_dim=head_dim, signed=signed) for c, signed in ways]
+        codes = [compiled(kernel, config, arch=arch, head_dim=head_dim, signed=signed) for signed in (False, True)]
         if max(code.metadata.shared for code in codes) <= SHARED[arch] * 1024:
             return config, *codes
     raise ValueError(f"no block of {kernel.fn.__name__} fits into {SHARED[arch]} KiB at head dimension {head_dim}.")
@@ -153,10 +148,9 @@ def kernel_rows(arch: int, head_dims: list[int]) -> list[list[str]]:
     rows = []
     for head_dim in head_dims:
         for kernel in tqdm(KERNELS, desc=f"head dimension {head_dim}", unit="kernel"):
-            config, softmax, *signed = largest_that_fits(kernel, arch, head_dim)
+            config, softmax, signed = largest_that_fits(kernel, arch, head_dim)
             name = kernel.fn.__name__.removesuffix("_kernel").replace("_", " ")
-            for title, code in zip((name, f"{name}, exponentials spread"), signed, strict=False):
-                rows.append([str(head_dim), title, *compared(softmax, code, config)])
+            rows.append([str(head_dim), name, *compared(softmax, signed, config)])
     return rows
 
 
@@ -178,12 +172,10 @@ def _two_exponentials(x, y, WAY: tl.constexpr, SIZE: tl.constexpr):
     s = tl.load(x + at)
     if WAY == "fp32":
         rising, falling = tl.exp2(s), tl.exp2(-s)
-    elif WAY == "f16x2":
+    else:
         both = tl.join(s, -s).to(tl.float16)
         both = tl.inline_asm_elementwise("ex2.approx.f16x2 $0, $1;", "=r,r", [both], tl.float16, True, 2)
         rising, falling = tl.split(both.to(tl.float32))
-    else:
-        rising, falling = tl.exp2(s), polynomial_exp2(-s)
     tl.store(y + at, rising)
     tl.store(y + SIZE + at, falling)
 
@@ -191,7 +183,7 @@ def _two_exponentials(x, y, WAY: tl.constexpr, SIZE: tl.constexpr):
 def exponential_rows(arch: int) -> list[list[str]]:
     rows, config = [], SimpleNamespace(num_warps=1, num_stages=1)
     signature = {"x": "*fp32", "y": "*fp32", "WAY": "constexpr", "SIZE": "constexpr"}
-    for way in ("fp32", "f16x2", "polynomial"):
+    for way in ("fp32", "f16x2"):
         code = built(_two_exponentials, signature, {"WAY": way, "SIZE": 1024}, {}, arch, config)
         lines = re.findall(r"/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?(\S+)", tool("nvdisasm", "-c", code))
         moves = ("LDG", "STG", "MOV", "IMAD.WIDE", "IMAD.MOV", "UMOV", "ULDC", "S2", "EXIT", "BRA", "NOP", "LOP3")

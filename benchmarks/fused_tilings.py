@@ -49,7 +49,7 @@ def main() -> None:
         f"{HEADS} heads, bf16, batch = {TOKENS} // length; medians by triton.testing.do_bench, the fastest "
         f"{options.best} tilings of each list. In use: whether fused_kernels.py lists the tiling."
     )
-    header = ["kernel", "mode", "head dimension", "length", "queries x keys", "warps", "stages", "spread", "in use",
+    header = ["kernel", "mode", "head dimension", "length", "queries x keys", "warps", "stages", "in use",
               "ms", "to the fastest"]  # fmt: skip
     write_table(options.output, "Tilings of the fused kernels", notes, header, rows, "cuda")
 
@@ -71,8 +71,7 @@ def timed(name: str, mode: str, head_dim: int, length: int) -> list[list[str]]:
     return [
         [
             name, mode, str(head_dim), str(length), f"{config.kwargs['BLOCK_M']} x {config.kwargs['BLOCK_N']}",
-            str(config.num_warps), str(config.num_stages), "yes" if config.kwargs.get("SPREAD") else "",
-            "yes" if str(config) in used else "",
+            str(config.num_warps), str(config.num_stages), "yes" if str(config) in used else "",
             f"{ms:.3f}", f"{ms / ordered[0][1]:.3f}",
         ]
         for config, ms in ordered
@@ -80,10 +79,9 @@ def timed(name: str, mode: str, head_dim: int, length: int) -> list[list[str]]:
 
 
 def candidates(name: str) -> list[triton.Config]:
-    spreads = ({}, {"SPREAD": True}) if name == "forward" else ({},)
     return [
-        triton.Config({"BLOCK_M": m, "BLOCK_N": n} | spread, num_warps=warps, num_stages=stages)
-        for (m, n), (warps, stages), spread in product(SIZES[name], WARPS_STAGES, spreads)
+        triton.Config({"BLOCK_M": m, "BLOCK_N": n}, num_warps=warps, num_stages=stages)
+        for (m, n), (warps, stages) in product(SIZES[name], WARPS_STAGES)
     ]
 
 

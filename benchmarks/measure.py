@@ -1,5 +1,6 @@
 """Measurements on a noisy machine: interleaved runs, medians, ratios, and the name of the machine."""
 
+import argparse
 import ctypes
 import gc
 import os
@@ -58,6 +59,14 @@ def peak_memory(task: Callable[[], None], device: str) -> float | None:
     before = _status("VmRSS")
     task()
     return (_status("VmHWM") - before) / 2**10
+
+
+def add_device(parser: argparse.ArgumentParser, name: str) -> None:
+    """Options for the device, its dtype (half precision on a GPU), and where the table goes: results/NAME[-gpu].md."""
+    device, dtype, suffix = ("cuda", "bfloat16", "-gpu") if torch.cuda.is_available() else ("cpu", "float32", "")
+    parser.add_argument("--device", default=device)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default=dtype, help="of a step: by autocast")
+    parser.add_argument("--output", type=Path, default=RESULTS / f"{name}{suffix}.md")
 
 
 def machine(device: str) -> str:

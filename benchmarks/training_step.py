@@ -11,11 +11,10 @@ import argparse
 import copy
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import torch
 import transformers
-from measure import interleaved_medians, write_table
+from measure import add_device, interleaved_medians, write_table
 from transformers import PreTrainedModel
 
 from hf_bidir import signed
@@ -29,21 +28,23 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=128, help="tokens of text models")
     parser.add_argument("--layers", type=int, default=12, help="of the base shapes")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "training_step.md")
+    add_device(parser, "training_step")
     options = parser.parse_args()
     rows = []
     for name, stock in cases(options):
         batch = {field: tensor.to(options.device) for field, tensor in batch_of(stock, options).items()}
         models = {"stock softmax": stock, "TanhMax": signed(copy.deepcopy(stock))}
-        steps = {label: training_step_of(model.train().to(options.device), batch) for label, model in models.items()}
+        steps = {
+            label: training_step_of(model.train().to(options.device), batch, options) for label, model in models.items()
+        }
         medians = interleaved_medians(steps, options.repeats, warm_up=2)
         softmax, tanhmax = medians["stock softmax"], medians["TanhMax"]
         rows.append([name, f"{tanhmax / softmax:.3f}", f"{softmax:.2f}", f"{tanhmax:.2f}"])
         print(rows[-1], flush=True)
     notes = (
-        f"Batch {options.batch}, base shapes with {options.layers} layers, fp32, medians of {options.repeats} "
-        "interleaved steps (zero_grad, forward, backward, AdamW). The ratio is over the stock model on sdpa."
+        f"Batch {options.batch}, base shapes with {options.layers} layers, {options.dtype}, medians of "
+        f"{options.repeats} interleaved steps (zero_grad, forward, backward, AdamW). The ratio is over the stock model "
+        "on sdpa."
     )
     header = ["model", "ratio", "stock softmax, s", "TanhMax, s"]
     write_table(options.output, "A whole training step", notes, header, rows, options.device)
@@ -74,13 +75,16 @@ def batch_of(model: PreTrainedModel, options) -> dict[str, torch.Tensor]:
     return tokens | labels
 
 
-def training_step_of(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> partial:
-    return partial(training_step, model, torch.optim.AdamW(model.parameters(), lr=1e-5), batch)
+def training_step_of(model: PreTrainedModel, batch: dict[str, torch.Tensor], options) -> partial:
+    autocast = torch.autocast(options.device, torch.bfloat16, enabled=options.dtype == "bfloat16")
+    return partial(training_step, model, torch.optim.AdamW(model.parameters(), lr=1e-5), batch, autocast)
 
 
-def training_step(model, optimizer, batch) -> None:
+def training_step(model, optimizer, batch, autocast) -> None:
     optimizer.zero_grad()
-    model(**batch).loss.backward()
+    with autocast:
+        loss = model(**batch).loss
+    loss.backward()
     optimizer.step()
 
 

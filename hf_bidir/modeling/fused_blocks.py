@@ -17,47 +17,13 @@ PHILOX_ROUNDS = tl.constexpr(7)  # passes all tests of randomness (Salmon et al.
 
 
 @triton.jit
-def hyperbolic(t, level, SIGNED: tl.constexpr, SPREAD: tl.constexpr = False):
+def hyperbolic(t, level, SIGNED: tl.constexpr):
     """`2 sinh` and `2 cosh` of scores in base 2, both scaled by `2^-level`; for softmax `2^(t - level)` twice."""
     rising = tl.exp2(t - level)
     if not SIGNED:
         return rising, rising
-    falling = spread_exp2(-t - level) if SPREAD else tl.exp2(-t - level)
+    falling = tl.exp2(-t - level)
     return rising - falling, rising + falling
-
-
-@triton.jit
-def spread_exp2(x):
-    """`2^x` for x <= 0. A quarter of the columns avoids the special-function unit, which limits the speed of the others
-    (Zadouri et al. 2026, FlashAttention-4, arXiv:2603.05451). No number moves to another thread."""
-    left, right = split_columns(x)
-    middle, last = split_columns(right)
-    return join_columns(tl.exp2(left), join_columns(tl.exp2(middle), polynomial_exp2(last)))
-
-
-@triton.jit
-def polynomial_exp2(x):
-    """`2^x` in fp32 for x at most a rounding error above 0: exactly 1 for 0, else exact to 2.5e-7 like the hardware."""
-    x = tl.maximum(x, -126.0)  # the smallest exponent of a normal fp32 number
-    shifted = x + 12582912.0  # 1.5 * 2^23: rounds x to an integer, which is then in the last bits
-    fraction = x - (shifted - 12582912.0)
-    # the minimax polynomial of the relative error among those with 2^0 = 1
-    power = 0.009671513 + fraction * 0.0013264727
-    power = 1 + fraction * (0.693147 + fraction * (0.24022242 + fraction * (0.055507336 + fraction * power)))
-    whole = shifted.to(tl.int32, bitcast=True) << 23
-    return (power.to(tl.int32, bitcast=True) + whole).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def split_columns(x):
-    """The left and the right half of a block's columns."""
-    return tl.split(tl.permute(tl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), [0, 2, 1]))
-
-
-@triton.jit
-def join_columns(left, right):
-    """The inverse of `split_columns`."""
-    return tl.reshape(tl.permute(tl.join(left, right), [0, 2, 1]), [left.shape[0], 2 * left.shape[1]])
 
 
 @triton.jit

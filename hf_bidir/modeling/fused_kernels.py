@@ -32,27 +32,28 @@ FEW_KEYS = tl.constexpr(32)  # keys per block in the second pass, which must not
 
 
 def tuned(*configs: tuple):
-    """Autotune a kernel over configs (queries, keys, warps, stages, names of constants set to True)."""
+    """Autotune a kernel over tilings (queries, keys, warps, stages)."""
     # Triton itself adds to the key which of the optional tensors are given.
     key = ["HEAD_PAD", "VALUE_PAD", "SIGNED", "CAUSAL", "length_class"]
     if INTERPRETED:
         return triton.autotune([triton.Config({"BLOCK_M": 16, "BLOCK_N": 16})], key)
     configs = [
-        triton.Config({"BLOCK_M": m, "BLOCK_N": n} | dict.fromkeys(on, True), num_warps=warps, num_stages=stages)
-        for m, n, warps, stages, *on in configs
+        triton.Config({"BLOCK_M": m, "BLOCK_N": n}, num_warps=warps, num_stages=stages)
+        for m, n, warps, stages in configs
     ]
     return triton.autotune(configs, key, prune_configs_by={"early_config_prune": _sensible})
 
 
-def _sensible(configs, arguments, SIGNED: bool, EXACT: bool, **_):
+def _sensible(configs, arguments, EXACT: bool, **_):
     """Keep small blocks for fp32, whose three tf32 products need more registers, and large ones for half precision."""
-    configs = [config for config in configs if SIGNED or "SPREAD" not in config.kwargs]
     sizes = [config.kwargs["BLOCK_M"] * config.kwargs["BLOCK_N"] for config in configs]
     return [c for c, size in zip(configs, sizes, strict=True) if (size <= 64 * 32 if EXACT else size >= 32 * 32)]
 
 
+# The large tilings are those that were the fastest for one case in benchmarks/fused_tilings.py; the small ones are for
+# GPUs with little shared memory, large heads, and fp32.
 @tuned(
-    (128, 128, 8, 2), (128, 128, 8, 2, "SPREAD"), (128, 64, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3), (64, 32, 4, 2),
+    (128, 128, 8, 3), (64, 128, 4, 3), (128, 64, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3), (64, 32, 4, 2),
     (32, 32, 4, 1), (16, 32, 4, 1),
 )  # fmt: skip
 @triton.jit(do_not_specialize=["length_class"])
@@ -63,7 +64,7 @@ def forward_kernel(
     heads, groups, longest, length_class, query_rows, key_rows, scale, dropout, survival, window,
     HEAD: tl.constexpr, VALUE: tl.constexpr, HEAD_PAD: tl.constexpr, VALUE_PAD: tl.constexpr,
     SIGNED: tl.constexpr, EXACT: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPREAD: tl.constexpr = False,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The context and the normaliser of one block of queries, of one head of one example."""
     sequence, first_row = program_block(longest, BLOCK_M)
@@ -88,7 +89,7 @@ def forward_kernel(
     total, peak, summed = attend_block(
         q, key, value, keep, bounds, shift, seed, stride_kn, stride_vn, stride_mm, stride_mn, h, first_row, queries,
         keys, first, whole, partial, last, scale, dropout, window, HEAD, VALUE, HEAD_PAD, VALUE_PAD, SIGNED, EXACT,
-        CAUSAL, PRECISION, BLOCK_M, BLOCK_N, SPREAD, 0 if window is not None else 1, EXACT,
+        CAUSAL, PRECISION, BLOCK_M, BLOCK_N, 0 if window is not None else 1, EXACT,
     )  # fmt: skip
     rows = first_row + tl.arange(0, BLOCK_M)
     if SIGNED and not EXACT:
@@ -98,7 +99,7 @@ def forward_kernel(
             total, peak, summed = attend_block(
                 q, key, value, keep, bounds, shift, seed, stride_kn, stride_vn, stride_mm, stride_mn, h, first_row,
                 queries, keys, first, first, first, last, scale, dropout, window, HEAD, VALUE, HEAD_PAD, VALUE_PAD,
-                SIGNED, EXACT, CAUSAL, PRECISION, BLOCK_M, FEW_KEYS, False, 2, True,
+                SIGNED, EXACT, CAUSAL, PRECISION, BLOCK_M, FEW_KEYS, 2, True,
             )  # fmt: skip
     if SIGNED:  # beyond 2^31 the rounding error of the level exceeds the range of an exponent
         total = tl.where(peak < 2147483648.0, total, float("nan"))
@@ -118,7 +119,7 @@ def attend_block(
     keys, first, whole, partial, last, scale, dropout, window,
     HEAD: tl.constexpr, VALUE: tl.constexpr, HEAD_PAD: tl.constexpr, VALUE_PAD: tl.constexpr,
     SIGNED: tl.constexpr, EXACT: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPREAD: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     FIRST_PART: tl.constexpr, CAREFUL: tl.constexpr,
 ):  # fmt: skip
     """The normaliser of every row, its level, and the sum of sinh times values, over all keys in reach."""
@@ -146,13 +147,11 @@ def attend_block(
             # A softmax row without keys so far has no peak, and 2^(-inf - -inf) would be NaN.
             level = higher if SIGNED else tl.where(higher == float("-inf"), 0.0, higher)
             t *= unit  # after the maximum, so that it is fused with the subtraction of the level
-            sinh, cosh = hyperbolic(t, level[:, None], SIGNED, SPREAD)
+            sinh, cosh = hyperbolic(t, level[:, None], SIGNED)
             if SIGNED and CAREFUL:
                 sinh = restore_digits(sinh, cosh, t, level[:, None], (level < LINEAR_BELOW)[:, None], EXACT)
             if part != 1 and SIGNED:
                 cosh = tl.where(kept, cosh, 0.0)
-            if part != 1 and SPREAD:  # the two ways to compute 2^-level differ in the last bit
-                sinh = tl.where(kept, sinh, 0.0)
             fading = tl.exp2(peak - level)
             total = total * fading + tl.sum(cosh, 1)
             if seed is not None:
@@ -163,7 +162,7 @@ def attend_block(
     return total, peak, summed
 
 
-@tuned((128, 64, 8, 2), (128, 32, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 1), (16, 32, 4, 1))
+@tuned((128, 64, 8, 3), (64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 1), (16, 32, 4, 1))
 @triton.jit(do_not_specialize=["length_class"])
 def query_gradient_kernel(
     query, key, value, context, grad_context, grad_query, normaliser, delta, grad_shift, keep, bounds, shift, seed,
@@ -235,7 +234,7 @@ def query_gradient_kernel(
         tl.store(grad_shift + row_offsets, shifted, mask=rows < queries)
 
 
-@tuned((64, 128, 8, 2), (32, 128, 8, 2), (64, 64, 4, 2), (32, 64, 4, 2), (32, 32, 4, 1), (32, 16, 4, 1))
+@tuned((64, 128, 8, 3), (32, 128, 4, 3), (64, 64, 4, 3), (32, 64, 4, 3), (32, 64, 4, 2), (32, 32, 4, 1), (32, 16, 4, 1))
 @triton.jit(do_not_specialize=["length_class"])
 def key_value_gradient_kernel(
     query, key, value, grad_context, grad_key, grad_value, normaliser, delta, small, keep, bounds, shift, seed,

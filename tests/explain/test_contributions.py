@@ -82,8 +82,8 @@ def test_an_edge_is_the_first_order_effect_of_scaling_its_coefficient(model, inp
             return model(**inputs).logits[:, 1]
 
     slope = (scaled(1 + step) - scaled(1 - step)) / (2 * step)
-    torch.testing.assert_close(edges[layer][:, head, query, key].double(), slope, atol=1e-5, rtol=1e-4)
-    assert slope.abs().max() > 1e-4
+    torch.testing.assert_close(edges[layer][:, head, query, key].double(), slope, atol=1e-8, rtol=1e-4)
+    assert slope.abs().max() > 1e-6
 
 
 def test_contributions_sum_the_edges_over_the_queries():

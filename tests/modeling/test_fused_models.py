@@ -22,6 +22,8 @@ from hf_bidir.modeling import signed_layers
 
 pytest.importorskip("triton")
 
+from tests.modeling.fused_inputs import distance
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 COMMON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 BERT = {**COMMON, "vocab_size": 60, "initializer_range": 0.5}
@@ -59,9 +61,11 @@ def loss_and_gradients(model, batch, implementation: str):
 )
 def test_a_padded_bert_learns_the_same_from_the_kernel_and_from_the_plain_path(config):
     model = bert(**config).train()
-    plain = loss_and_gradients(model, SENTENCES, "eager")
-    for expected, got in zip(plain, loss_and_gradients(model, SENTENCES, "fused"), strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-5)
+    plainly, got = (loss_and_gradients(model, SENTENCES, path) for path in ("eager", "fused"))
+    gold = loss_and_gradients(model.double(), SENTENCES, "eager")
+    # large weights make rounding errors large, also those of the plain path
+    for ours, theirs, exact in zip(distance(got, gold), distance(plainly, gold), gold, strict=True):
+        assert ours <= 4 * theirs + 1e-5 * (exact.norm() + 1)
 
 
 def test_the_kernel_gets_padding_as_one_row_for_all_queries(monkeypatch):
