@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--networkx-layers", type=int, default=6, help="0 skips networkx; 6 takes minutes")
     parser.add_argument("--output", type=Path, default=RESULTS / "explain_speed.md")
-    parser.add_argument("--sentences", type=int, default=100, help="0 skips captum; 100 take most of an hour")
+    parser.add_argument("--sentences", type=int, default=100, help="0 skips captum; 100 take minutes")
     options = parser.parse_args()
     torch.manual_seed(0)
     rows = [*rollout_rows(options.repeats), *flow_rows(options), *erasure_rows(options.repeats)]

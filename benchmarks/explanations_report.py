@@ -145,6 +145,12 @@ def signs(runs: pd.DataFrame) -> str:
     return markdown(["method", *(MODELS[name] for name in present)], rows)
 
 
+def most_human(runs: pd.DataFrame, model: str) -> str:
+    """The method that has the human sign most often on SST-2, mean over seeds and both halves."""
+    found = where(runs, task="sst2", model=model)
+    return found.groupby("method")["human_sign"].mean().idxmax()
+
+
 def raw_signs_beat_a_constant(runs: pd.DataFrame) -> bool:
     """Whether a method of raw signs has the human sign more often than a constant does, for some model of SST-2."""
     raw = [name for name, method in METHODS.items() if method.oriented]

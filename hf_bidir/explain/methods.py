@@ -137,7 +137,7 @@ def methods_of(model: PreTrainedModel) -> list[str]:
 
 
 def default_method(model: PreTrainedModel, layer: int | None = None, head: int | None = None) -> str:
-    """The eligible method with the best mean rank in benchmarks/explanations.py; contributions for a layer or head.
+    """A method whose mean rank in benchmarks/explanations.py ties with the best; contributions for a layer or head.
 
     Recurrent models and encoder-decoders have contributions too.
     """
