@@ -145,10 +145,9 @@ def signs(runs: pd.DataFrame) -> str:
     return markdown(["method", *(MODELS[name] for name in present)], rows)
 
 
-def most_human(runs: pd.DataFrame, model: str) -> str:
-    """The method that has the human sign most often on SST-2, mean over seeds and both halves."""
-    found = where(runs, task="sst2", model=model)
-    return found.groupby("method")["human_sign"].mean().idxmax()
+def human_sign(runs: pd.DataFrame, model: str, method: str) -> float:
+    """The percentage of polar words of SST-2 whose score has the human sign, mean over seeds and both halves."""
+    return 100 * where(runs, task="sst2", model=model, method=method)["human_sign"].mean()
 
 
 def raw_signs_beat_a_constant(runs: pd.DataFrame) -> bool:

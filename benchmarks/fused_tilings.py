@@ -1,7 +1,7 @@
 """Which tilings of the fused kernels are the fastest on this GPU? For the lists in hf_bidir/modeling/fused_kernels.py.
 
-Times every tiling of a wider list for each kernel, head dimension and length, in bf16 without masks, which change how
-many blocks are visited but hardly what a block costs.
+Times every tiling of a wider list for each kernel, head dimension and length, in bf16,
+without masks.
 
     python benchmarks/fused_tilings.py
     python benchmarks/fused_tilings.py --head-dims 64 --kernels forward --modes tanhmax --lengths 4096
@@ -62,8 +62,9 @@ def timed(name: str, mode: str, head_dim: int, length: int) -> list[list[str]]:
     try:
         kernel.configs = candidates(name)
         kernel.cache.clear()
+        kernel.configs_timings = {}
         attend(mode, head_dim, length, backward=name != "forward")
-        medians = {str(config): (config, seconds) for config, seconds in _medians(kernel)}
+        medians = {str(config): (config, ms) for config, ms in _medians(kernel)}
     finally:
         kernel.configs = in_use
         kernel.cache.clear()
@@ -86,7 +87,7 @@ def candidates(name: str) -> list[triton.Config]:
 
 
 def attend(mode: str, head_dim: int, length: int, backward: bool) -> None:
-    shape = (TOKENS // length, length, HEADS, head_dim)
+    shape = (max(1, TOKENS // length), length, HEADS, head_dim)
     query, key, value = (
         torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(1, 2).requires_grad_() for _ in range(3)
     )

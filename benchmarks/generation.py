@@ -12,7 +12,7 @@ import copy
 from functools import partial
 
 import torch
-from measure import add_device, interleaved_medians, write_table
+from measure import device_options, interleaved_medians, write_table
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from hf_bidir import signed
@@ -25,15 +25,14 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=64, help="number of generated tokens")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=5)
-    add_device(parser, "generation")
-    options = parser.parse_args()
+    options = device_options(parser, "generation")
     dtype = getattr(torch, options.dtype)
     models = {name: model.to(options.device, dtype).eval() for name, model in pair(options.layers).items()}
     rows = [row for batch in options.batch for row in measured(models, batch, options)]
     parameters = models["stock softmax"].num_parameters() / 1e6
     notes = (
         f"A random Llama of {parameters:.0f} million parameters (width 768, 12 heads, 4 key heads), "
-        f"{options.dtype}, prompts of {options.prompt} tokens, {options.new} generated tokens, greedy, medians of "
+        f"{'bf16' if dtype == torch.bfloat16 else 'fp32'}, prompts of {options.prompt} tokens, {options.new} generated tokens, greedy, medians of "
         f"{options.repeats} interleaved runs. The ratio of tokens per second is to the stock model on sdpa (higher is "
         "better)."
     )

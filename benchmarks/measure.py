@@ -61,12 +61,16 @@ def peak_memory(task: Callable[[], None], device: str) -> float | None:
     return (_status("VmHWM") - before) / 2**10
 
 
-def add_device(parser: argparse.ArgumentParser, name: str) -> None:
-    """Options for the device, its dtype (half precision on a GPU), and where the table goes: results/NAME[-gpu].md."""
-    device, dtype, suffix = ("cuda", "bfloat16", "-gpu") if torch.cuda.is_available() else ("cpu", "float32", "")
-    parser.add_argument("--device", default=device)
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default=dtype, help="of a step: by autocast")
-    parser.add_argument("--output", type=Path, default=RESULTS / f"{name}{suffix}.md")
+def device_options(parser: argparse.ArgumentParser, name: str) -> argparse.Namespace:
+    """The parsed options, with the device, its dtype and the file of the table, results/NAME[-gpu].md."""
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: bfloat16 on a GPU, else float32")
+    parser.add_argument("--output", type=Path, help=f"default: results/{name}[-gpu].md")
+    options = parser.parse_args()
+    gpu = options.device == "cuda"
+    options.dtype = options.dtype or ("bfloat16" if gpu else "float32")
+    options.output = options.output or RESULTS / f"{name}{'-gpu' * gpu}.md"
+    return options
 
 
 def machine(device: str) -> str:

@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 import transformers
-from measure import add_device, interleaved_medians, write_table
+from measure import device_options, interleaved_medians, write_table
 from transformers import PreTrainedModel
 
 from hf_bidir import signed
@@ -28,8 +28,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=128, help="tokens of text models")
     parser.add_argument("--layers", type=int, default=12, help="of the base shapes")
-    add_device(parser, "training_step")
-    options = parser.parse_args()
+    options = device_options(parser, "training_step")
     rows = []
     for name, stock in cases(options):
         batch = {field: tensor.to(options.device) for field, tensor in batch_of(stock, options).items()}
@@ -39,10 +38,11 @@ def main() -> None:
         }
         medians = interleaved_medians(steps, options.repeats, warm_up=2)
         softmax, tanhmax = medians["stock softmax"], medians["TanhMax"]
-        rows.append([name, f"{tanhmax / softmax:.3f}", f"{softmax:.2f}", f"{tanhmax:.2f}"])
+        rows.append([name, f"{tanhmax / softmax:.3f}", f"{softmax:.3g}", f"{tanhmax:.3g}"])
         print(rows[-1], flush=True)
+    precision = "fp32 weights, bf16 by autocast" if options.dtype == "bfloat16" else "fp32"
     notes = (
-        f"Batch {options.batch}, base shapes with {options.layers} layers, {options.dtype}, medians of "
+        f"Batch {options.batch}, base shapes with {options.layers} layers, {precision}, medians of "
         f"{options.repeats} interleaved steps (zero_grad, forward, backward, AdamW). The ratio is over the stock model "
         "on sdpa."
     )

@@ -137,9 +137,9 @@ def methods_of(model: PreTrainedModel) -> list[str]:
 
 
 def default_method(model: PreTrainedModel, layer: int | None = None, head: int | None = None) -> str:
-    """A method whose mean rank in benchmarks/explanations.py ties with the best; contributions for a layer or head.
+    """An eligible method whose mean rank in benchmarks/explanations.py ties with the best one.
 
-    Recurrent models and encoder-decoders have contributions too.
+    Contributions for a layer or head, a recurrent model, and an encoder-decoder.
     """
     best = IMAGE_DEFAULT if reads_images(model) else TEXT_DEFAULT
     return best if best in methods_of(model) and layer is None and head is None else "contributions"
