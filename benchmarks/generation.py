@@ -17,6 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from hf_bidir import signed
 
+PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -32,8 +34,8 @@ def main() -> None:
     parameters = models["stock softmax"].num_parameters() / 1e6
     notes = (
         f"A random Llama of {parameters:.0f} million parameters (width 768, 12 heads, 4 key heads), "
-        f"{'bf16' if dtype == torch.bfloat16 else 'fp32'}, prompts of {options.prompt} tokens, {options.new} generated tokens, greedy, medians of "
-        f"{options.repeats} interleaved runs. The ratio of tokens per second is to the stock model on sdpa (higher is "
+        f"{PRECISIONS[options.dtype]}, prompts of {options.prompt} tokens, {options.new} generated tokens, greedy, "
+        f"medians of {options.repeats} interleaved runs. The ratio of tokens per second is to the stock model on sdpa (higher is "
         "better)."
     )
     header = ["model", "batch", "tokens per second", "ratio", "same tokens as stock"]

@@ -50,11 +50,11 @@ def _sensible(configs, arguments, EXACT: bool, **_):
     return [c for c, size in zip(configs, sizes, strict=True) if (size <= 64 * 32 if EXACT else size >= 32 * 32)]
 
 
-# On an H200 each large tiling with 3 stages was the fastest in some case of benchmarks/fused_tilings.py, or within 2 % of
-# it. Those with 2 stages and the small ones are for GPUs with less shared memory, large heads, and fp32.
+# On an H200 each large tiling with 3 stages was the fastest in some case of benchmarks/fused_tilings.py, or within 2 %
+# of it. Those with 2 stages and the small ones are for GPUs with less shared memory, large heads, and fp32.
 @tuned(
-    (128, 128, 8, 3), (128, 128, 8, 2), (64, 128, 4, 3), (128, 64, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3), (64, 32, 4, 2),
-    (32, 32, 4, 1), (16, 32, 4, 1),
+    (128, 128, 8, 3), (128, 128, 8, 2), (64, 128, 4, 3), (128, 64, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3),
+    (64, 32, 4, 2), (32, 32, 4, 1), (16, 32, 4, 1),
 )  # fmt: skip
 @triton.jit(do_not_specialize=["length_class"])
 def forward_kernel(
