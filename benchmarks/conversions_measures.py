@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import AutoImageProcessor, AutoTokenizer, DataCollatorWithPadding, PreTrainedModel
 
-from hf_bidir.checkpoints.convert import read_bidir
 from hf_bidir.checkpoints.layer_hooks import without_negatives
+from hf_bidir.checkpoints.reading import read_bidir
 from hf_bidir.explain import token_scores
 from hf_bidir.explain.signs import (
     negative_share,

@@ -23,7 +23,8 @@ from measure import ROOT, save_run, train_once
 from pandas import DataFrame, notna
 from torch.utils.data import DataLoader
 
-from hf_bidir.checkpoints.convert import convert_checkpoint, read_config, restore_softmax
+from hf_bidir.checkpoints.convert import convert_checkpoint, restore_softmax
+from hf_bidir.checkpoints.reading import read_config
 from hf_bidir.cli.recipe import read_recipe
 from hf_bidir.common.runs import check_runs, markdown, where
 from hf_bidir.explain.signs import negative_share

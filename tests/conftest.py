@@ -16,6 +16,7 @@ TESTS = Path(__file__).parent
 SLOW = (
     "hub/test_push.py",
     "training",
+    "deploy",
     "space",
     "checkpoints/test_sentence_folder.py",
     "test_documentation.py",

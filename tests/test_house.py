@@ -73,7 +73,8 @@ MAY_IMPORT = {
     "rank_collapse": {"common", "modeling", "checkpoints", "explain"},
     "hub": {"common", "modeling", "checkpoints", "finetune", "explain"},
     "paper": {"common", "modeling", "checkpoints", "finetune", "explain", "faithfulness", "hub"},
-    "cli": {"common", "modeling", "checkpoints", "finetune", "explain", "rank_collapse", "hub", "paper"},
+    "deploy": {"common", "modeling", "checkpoints"},
+    "cli": {"common", "modeling", "checkpoints", "deploy", "finetune", "explain", "rank_collapse", "hub", "paper"},
 }
 
 

@@ -14,39 +14,32 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoFeatureExtractor,
-    AutoImageProcessor,
-    AutoProcessor,
-    AutoTokenizer,
-    PretrainedConfig,
-    PreTrainedModel,
-)
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers import PretrainedConfig, PreTrainedModel
 
-from hf_bidir.checkpoints.auto_classes import bidir_class
 from hf_bidir.checkpoints.example_inputs import example_inputs
+from hf_bidir.checkpoints.reading import (
+    check_full_precision,
+    checkpoint_processors,
+    complete_model,
+    read_bidir,
+    read_config,
+    stock_head,
+)
 from hf_bidir.checkpoints.sentence_folder import SentenceFolder, sentence_folder
 from hf_bidir.checkpoints.signing import signed
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX, read_timm, timm_outputs, vit_from_timm
-from hf_bidir.common.errors import did_you_mean
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import (
     ATTENTION_FIELDS,
     PREFIX,
     all_masses,
     config_of_class,
-    stock_heads,
 )
 
 logger = logging.getLogger(__name__)
 
 TOLERANCE, TOLERATED_STEPS = 1e-5, 8  # relative difference of outputs; in half precision, in rounding steps
-# audio models have a feature extractor
-PROCESSORS = (AutoTokenizer, AutoImageProcessor, AutoFeatureExtractor, AutoProcessor)
 
 
 def convert_checkpoint(
@@ -111,7 +104,7 @@ def signed_model(
     inputs = _inputs_of(read.model)
     before = read.outputs(inputs)
     model = signed(read.model, **attention)
-    difference = _largest_difference(before, _outputs(model, inputs), inputs)
+    difference = largest_difference(before, _outputs(model, inputs), inputs)
     if is_softmax(model.config) and not difference <= _tolerance(model):
         raise ValueError(f"the converted model's outputs differ from the source's by {difference:.1e}; nothing saved.")
     return model, read.processors, difference
@@ -126,6 +119,7 @@ def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bo
     output_dir, sentences = free_folder(output_dir, overwrite, source), _sentence_folder(source)
     transformer = sentences.transformer if sentences else source
     config = read_config(transformer)
+    check_full_precision(config, source, "converted")
     if not config.model_type.startswith("bidir_"):
         raise ValueError(
             f"{source} has the model type {config.model_type}, which is not signed; there is nothing to restore."
@@ -140,16 +134,16 @@ def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bo
         raise ValueError(
             f"{source} ({config.architectures[0]}, attn_scope={config.attn_scope}) has no counterpart in transformers."
         )
-    model = complete_model(stock_class, transformer, config=_stock_config(config, stock_class))
+    model = complete_model(stock_class, transformer, config=stock_config(config, stock_class))
     bidir = read_bidir(transformer)
     inputs = _inputs_of(bidir)
-    difference = _largest_difference(_outputs(bidir, inputs), _outputs(model, inputs), inputs)
+    difference = largest_difference(_outputs(bidir, inputs), _outputs(model, inputs), inputs)
     if not difference <= _tolerance(model):
         raise ValueError(f"the restored model's outputs differ from the source's by {difference:.1e}; nothing saved.")
     return write_checkpoint(output_dir, [model, *checkpoint_processors(transformer)], sentences)
 
 
-def _stock_config(config: PretrainedConfig, stock_class: type[PreTrainedModel]) -> PretrainedConfig:
+def stock_config(config: PretrainedConfig, stock_class: type[PreTrainedModel]) -> PretrainedConfig:
     """The inverse of `bidir_config`."""
     removed = (*ATTENTION_FIELDS, "auto_map", "architectures")
     fields = {name: value for name, value in vars(config).items() if name not in removed}
@@ -204,6 +198,7 @@ def _read_source(
     sentences = sentence_folder(source)
     source = sentences.transformer if sentences else source
     config = read_config(source)
+    check_full_precision(config, source, "converted")
     if config.model_type.startswith("bidir_"):
         if config.attn_activation == "softmax":
             raise ValueError(
@@ -214,101 +209,13 @@ def _read_source(
             f"{source} is signed already ({config.model_type}); convert a softmax checkpoint, or raise λ of this one "
             "by healing it (--heal) or in its config (attn_negative_mass)."
         )
-    head = (sentences and sentences.head(config)) or _stock_head(config, source)
+    head = (sentences and sentences.head(config)) or stock_head(config, source)
     with torch.device("meta"):  # refuses what cannot be signed before weights are downloaded
         signed(head(copy.deepcopy(config)), **attention)
     if sentences:
         sentences.fetch_weights()
     model = complete_model(head, source, dtype)
     return _Source(model, checkpoint_processors(source), bound(_outputs, model))
-
-
-def _stock_head(config: PretrainedConfig, source: str | Path) -> type[PreTrainedModel]:
-    """The transformers class that a checkpoint was saved with, or the base model if its config names none."""
-    name = (config.architectures or [*stock_heads(config.model_type).values(), "model without a class"])[0]
-    head = getattr(transformers, name, None)
-    if head is None:
-        raise ValueError(
-            f"{source} is a {name}, which transformers {transformers.__version__} does not have."
-            f"{did_you_mean(name, dir(transformers))}"
-        )
-    return head
-
-
-def read_bidir(source: str | Path, dtype: torch.dtype | str = "auto") -> PreTrainedModel:
-    """Load a bidir checkpoint with the head that it was saved with, in evaluation mode.
-
-    Raises:
-        ValueError: an unknown head, or weights that are missing or unreadable.
-    """
-    name = (read_config(source).architectures or ["checkpoint without a class"])[0]
-    try:
-        return complete_model(bidir_class(name), source, dtype)
-    except AttributeError as error:
-        raise ValueError(f"{source} is a {name}: {error}") from error
-
-
-def complete_model(
-    head: type[PreTrainedModel], source: str | Path, dtype: torch.dtype | str = "auto", **options: Any
-) -> PreTrainedModel:
-    """Load a checkpoint as `head` in evaluation mode; ValueError unless all weights are present and fit.
-
-    If the checkpoint has no pooler, the model has none.
-    """
-    try:
-        model, report = head.from_pretrained(source, dtype=dtype, output_loading_info=True, **options)
-    except (SafetensorError, RuntimeError) as error:
-        raise ValueError(
-            f"the weights in {source} cannot be read ({error}); if the file is incomplete, copy or download it again."
-        ) from error
-    missing = sorted(report["missing_keys"])
-    if missing and all(name.startswith("pooler.") for name in missing) and "add_pooling_layer" not in options:
-        return complete_model(head, source, dtype, add_pooling_layer=False, **options)
-    if missing:
-        raise ValueError(f"{source} is incomplete: it lacks the weights {missing}.")
-    return model.eval()
-
-
-def read_config(source: str | Path) -> PretrainedConfig:
-    """The config of a checkpoint, stock or bidir.
-
-    Raises:
-        FileNotFoundError: the checkpoint does not exist.
-        ValueError: its model type is unknown, or its attention fields were saved by a newer version.
-    """
-    path = Path(source)
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise FileNotFoundError(f"{source} has no config.json, so it is not a checkpoint folder.")
-    if not path.exists() and (path.is_absolute() or (len(path.parts) > 1 and path.parent.is_dir())):
-        raise FileNotFoundError(f"expected a checkpoint folder at {source}; there is none.")
-    try:
-        model_type = PretrainedConfig.get_config_dict(source)[0].get("model_type")
-        stock_type = str(model_type).removeprefix("bidir_")
-        if stock_type not in CONFIG_MAPPING_NAMES and model_type != "bidir_rnn":
-            raise ValueError(
-                f"{source} has the model type {model_type!r}, which transformers {transformers.__version__} does not "
-                f"know.{did_you_mean(stock_type, list(CONFIG_MAPPING_NAMES))}"
-            )
-        return AutoConfig.from_pretrained(source)
-    except OSError as error:
-        reason = " ".join(str(error).split())
-        raise FileNotFoundError(
-            f"{source} is no checkpoint folder, and cannot be read from the Hub: {reason}"
-        ) from error
-
-
-def checkpoint_processors(source: str | Path) -> list:
-    """The tokenizer, image processor, feature extractor and combined processor of a checkpoint, if any."""
-    found: dict[type, Any] = {}
-    for auto in PROCESSORS:
-        try:
-            processor = auto.from_pretrained(source)
-        # each Auto class raises a different error
-        except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError):
-            logger.info("%s has nothing for %s", source, auto.__name__)
-        else:
-            found.setdefault(type(processor), processor)
-    return list(found.values())
 
 
 def _inputs_of(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -329,18 +236,19 @@ def _outputs(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Tensor]:
     """All floating-point tensors that the model returns, with a fixed seed for models that draw random numbers."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return list(_tensors(model(**inputs)))
+        return list(output_tensors(model(**inputs)))
 
 
-def _tensors(outputs: Any) -> Iterator[Tensor]:
+def output_tensors(outputs: Any) -> Iterator[Tensor]:
+    """The floating-point tensors of a model's outputs, in order."""
     if isinstance(outputs, Tensor) and outputs.is_floating_point():
         yield outputs
     elif isinstance(outputs, Mapping | list | tuple):
         for part in outputs.values() if isinstance(outputs, Mapping) else outputs:
-            yield from _tensors(part)
+            yield from output_tensors(part)
 
 
-def _largest_difference(first: list[Tensor], second: list[Tensor], inputs: dict[str, Tensor]) -> float:
+def largest_difference(first: list[Tensor], second: list[Tensor], inputs: dict[str, Tensor]) -> float:
     """The largest difference of an output, without padding; relative to the largest output if that is above 1."""
     keep = inputs.get("attention_mask")
 

@@ -36,7 +36,8 @@ def orient(
     hf-bidir explain runs/oriented "a dull film" --method signed-attention
     """
     with slow_imports("explain", "train"):
-        from hf_bidir.checkpoints.convert import checkpoint_processors, free_folder, write_checkpoint
+        from hf_bidir.checkpoints.convert import free_folder, write_checkpoint
+        from hf_bidir.checkpoints.reading import checkpoint_processors
         from hf_bidir.checkpoints.sentence_folder import sentence_folder
         from hf_bidir.explain.checkpoint import load_checkpoint
         from hf_bidir.explain.orient import CONSISTENT, orient_heads

@@ -10,7 +10,8 @@ from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_bidir.checkpoints.convert import checkpoint_processors, read_bidir, read_config, signed_model
+from hf_bidir.checkpoints.convert import signed_model
+from hf_bidir.checkpoints.reading import checkpoint_processors, read_bidir, read_config
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.explain.running import reads_images
 

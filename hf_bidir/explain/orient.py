@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.example_inputs import example_inputs
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.checkpoints.projections import Projections, largest_change, projections, weight_of
+from hf_bidir.checkpoints.reading import check_full_precision
 from hf_bidir.explain.contributions import coefficients_and_gradients
 from hf_bidir.explain.orientation import record_orientation
 from hf_bidir.explain.readout import Target
@@ -63,9 +64,10 @@ def orient_heads(
         the target. Warns of the heads below 0.6.
 
     Raises:
-        ValueError: heads cannot be flipped (`λ < 1`, softmax, or a function between projection and score that is not
-            odd), or no batch. The weights are left unchanged.
+        ValueError: heads cannot be flipped (`λ < 1`, softmax, quantised weights, or a function between projection and
+            score that is not odd), or no batch. The weights are left unchanged.
     """
+    check_full_precision(model.config, type(model).__name__, "oriented")
     _check_free_signs(model)
     sums = [
         _support(model, batch, target, position)

@@ -13,8 +13,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArgum
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import ModelOutput
 
-from hf_bidir.checkpoints.convert import checkpoint_processors, is_softmax, read_bidir, read_config, signed_model
+from hf_bidir.checkpoints.convert import is_softmax, signed_model
 from hf_bidir.checkpoints.layer_hooks import at_tokens, without_negatives
+from hf_bidir.checkpoints.reading import check_full_precision, checkpoint_processors, read_bidir, read_config
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.finetune.both_signs import one_sidedness
@@ -243,4 +244,5 @@ def _signed(source: str) -> tuple[PreTrainedModel, list]:
         if source.startswith(TIMM_PREFIX) or not read_config(source).model_type.startswith("bidir_"):
             model, processors, _ = signed_model(source, dtype=torch.float32)
             return model, processors
+        check_full_precision(read_config(source), source, "trained")
         return read_bidir(source, dtype=torch.float32), checkpoint_processors(source)

@@ -11,8 +11,9 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_bidir.checkpoints.auto_classes import bidir_class
-from hf_bidir.checkpoints.convert import is_softmax, read_config
+from hf_bidir.checkpoints.convert import is_softmax
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
+from hf_bidir.checkpoints.reading import check_full_precision, read_config
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.finetune.arguments import ModelArguments, PretrainedArguments
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
@@ -107,6 +108,7 @@ def checkpoint_config(auto: str, arguments: PretrainedArguments, names: list[str
     source = str(arguments.model_name_or_path)
     with as_input_error("", OSError, ValueError):
         config = read_config(source)
+        check_full_precision(config, source, "trained")
         if not config.model_type.startswith("bidir_"):
             config = bidir_config(config, attn_negative_mass=0.0)
         if names:  # the checkpoint's labels and problem type do not apply to this run

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, Seq2SeqTrainer, Trainer, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
-from hf_bidir.checkpoints.convert import complete_model
+from hf_bidir.checkpoints.reading import complete_model
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.extras import extra
 from hf_bidir.finetune.schedules import NegativeMassSchedule, negative_mass_metrics

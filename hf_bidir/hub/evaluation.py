@@ -20,9 +20,10 @@ from transformers import (
     default_data_collator,
 )
 
-from hf_bidir.checkpoints.convert import is_softmax, read_bidir, read_config
+from hf_bidir.checkpoints.convert import is_softmax
 from hf_bidir.checkpoints.example_inputs import longest_text
 from hf_bidir.checkpoints.layer_hooks import without_negatives
+from hf_bidir.checkpoints.reading import read_bidir, read_config
 from hf_bidir.common.files import read_json, sha256, write_json
 from hf_bidir.explain.signs import negative_share
 from hf_bidir.finetune.data.arguments import BlockArguments, ImageDataArguments, TextDataArguments
@@ -104,7 +105,7 @@ def evaluate_checkpoint(
     model = _load(folder)
     split = split or ("validation" if _is_causal(model) else "test")
     columns = {"text_column": column, "image_column": column, "label_column": label_column}
-    examples, described, collator = _read(model, folder, data, split, columns)
+    examples, described, collator = read_examples(model, folder, data, split, columns)
     with tempfile.TemporaryDirectory() as scratch:
         trainer = _trainer(model, _arguments(scratch, batch_size, prediction_loss_only=_is_causal(model)), collator)
         scores = _scores(trainer, examples)
@@ -246,7 +247,7 @@ def _signs(trainer: FinetuneTrainer, examples: Dataset) -> tuple[float | None, d
         return share, _scores(trainer, examples)
 
 
-def _read(
+def read_examples(
     model: PreTrainedModel, folder: Path, data: str | None, split: str, columns: dict[str, str | None]
 ) -> tuple[Dataset, dict[str, Any], Callable]:
     """The examples, their source, and the collator that makes batches of them."""

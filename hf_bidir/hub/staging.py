@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig
 
-from hf_bidir.checkpoints.convert import TOLERANCE, TOLERATED_STEPS, read_bidir
+from hf_bidir.checkpoints.convert import TOLERANCE, TOLERATED_STEPS
 from hf_bidir.checkpoints.example_inputs import example_inputs
+from hf_bidir.checkpoints.reading import read_bidir
 from hf_bidir.common.files import read_json
 from hf_bidir.hub.checkpoint_files import CODE, COMPUTED_FROM, MODULES, REPORTS, digests, found
 from hf_bidir.hub.isolated import isolated_forward

@@ -35,8 +35,9 @@ from transformers import (
 
 import hf_bidir
 from hf_bidir import BidirBertConfig, convert_checkpoint
-from hf_bidir.checkpoints.convert import read_bidir, restore_softmax, signed_model
+from hf_bidir.checkpoints.convert import restore_softmax, signed_model
 from hf_bidir.checkpoints.example_inputs import example_inputs
+from hf_bidir.checkpoints.reading import read_bidir
 from hf_bidir.hub.isolated import isolated_forward
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}

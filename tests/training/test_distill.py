@@ -25,8 +25,8 @@ from transformers import (
 from transformers.utils import ModelOutput
 from typer.testing import CliRunner
 
-from hf_bidir.checkpoints.convert import read_bidir
 from hf_bidir.checkpoints.layer_hooks import without_negatives
+from hf_bidir.checkpoints.reading import read_bidir
 from hf_bidir.cli import app
 from hf_bidir.common.errors import InputError
 from hf_bidir.explain.signs import negative_variance_share

@@ -1,0 +1,142 @@
+"""Reads the config, the model and the processors of a checkpoint, signed or stock."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoFeatureExtractor,
+    AutoImageProcessor,
+    AutoProcessor,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+from hf_bidir.checkpoints.auto_classes import bidir_class
+from hf_bidir.common.errors import did_you_mean
+from hf_bidir.modeling.configuration_bidir import stock_heads
+
+logger = logging.getLogger(__name__)
+
+# audio models have a feature extractor
+PROCESSORS = (AutoTokenizer, AutoImageProcessor, AutoFeatureExtractor, AutoProcessor)
+
+
+def read_config(source: str | Path) -> PretrainedConfig:
+    """The config of a checkpoint, stock or bidir.
+
+    Raises:
+        FileNotFoundError: the checkpoint does not exist.
+        ValueError: its model type is unknown, or its attention fields were saved by a newer version.
+    """
+    path = Path(source)
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise FileNotFoundError(f"{source} has no config.json, so it is not a checkpoint folder.")
+    if not path.exists() and (path.is_absolute() or (len(path.parts) > 1 and path.parent.is_dir())):
+        raise FileNotFoundError(f"expected a checkpoint folder at {source}; there is none.")
+    try:
+        model_type = PretrainedConfig.get_config_dict(source)[0].get("model_type")
+        stock_type = str(model_type).removeprefix("bidir_")
+        if stock_type not in CONFIG_MAPPING_NAMES and model_type != "bidir_rnn":
+            raise ValueError(
+                f"{source} has the model type {model_type!r}, which transformers {transformers.__version__} does not "
+                f"know.{did_you_mean(stock_type, list(CONFIG_MAPPING_NAMES))}"
+            )
+        return AutoConfig.from_pretrained(source)
+    except OSError as error:
+        reason = " ".join(str(error).split())
+        raise FileNotFoundError(
+            f"{source} is no checkpoint folder, and cannot be read from the Hub: {reason}"
+        ) from error
+
+
+def read_model(source: str | Path, dtype: torch.dtype | str = "auto", **options: Any) -> PreTrainedModel:
+    """Load a checkpoint, signed or stock, as the class that it was saved with, in evaluation mode.
+
+    Args:
+        dtype: of the weights; "auto" keeps that of the checkpoint.
+        options: for `from_pretrained`.
+
+    Raises:
+        FileNotFoundError: no such checkpoint.
+        ValueError: an unknown head, or weights that are missing or unreadable.
+    """
+    config = read_config(source)
+    if config.model_type.startswith("bidir_"):
+        return read_bidir(source, dtype, **options)
+    return complete_model(stock_head(config, source), source, dtype, **options)
+
+
+def read_bidir(source: str | Path, dtype: torch.dtype | str = "auto", **options: Any) -> PreTrainedModel:
+    """Load a bidir checkpoint with the head that it was saved with, in evaluation mode.
+
+    Raises:
+        ValueError: an unknown head, or weights that are missing or unreadable.
+    """
+    name = (read_config(source).architectures or ["checkpoint without a class"])[0]
+    try:
+        return complete_model(bidir_class(name), source, dtype, **options)
+    except AttributeError as error:
+        raise ValueError(f"{source} is a {name}: {error}") from error
+
+
+def stock_head(config: PretrainedConfig, source: str | Path) -> type[PreTrainedModel]:
+    """The transformers class that a checkpoint was saved with, or the base model if its config names none."""
+    name = (config.architectures or [*stock_heads(config.model_type).values(), "model without a class"])[0]
+    head = getattr(transformers, name, None)
+    if head is None:
+        raise ValueError(
+            f"{source} is a {name}, which transformers {transformers.__version__} does not have."
+            f"{did_you_mean(name, dir(transformers))}"
+        )
+    return head
+
+
+def complete_model(
+    head: type[PreTrainedModel], source: str | Path, dtype: torch.dtype | str = "auto", **options: Any
+) -> PreTrainedModel:
+    """Load a checkpoint as `head` in evaluation mode; ValueError unless all weights are present and fit.
+
+    If the checkpoint has no pooler, the model has none.
+    """
+    try:
+        model, report = head.from_pretrained(source, dtype=dtype, output_loading_info=True, **options)
+    except (SafetensorError, RuntimeError) as error:
+        raise ValueError(
+            f"the weights in {source} cannot be read ({error}); if the file is incomplete, copy or download it again."
+        ) from error
+    missing = sorted(report["missing_keys"])
+    if missing and all(name.startswith("pooler.") for name in missing) and "add_pooling_layer" not in options:
+        return complete_model(head, source, dtype, add_pooling_layer=False, **options)
+    if missing:
+        raise ValueError(f"{source} is incomplete: it lacks the weights {missing}.")
+    return model.eval()
+
+
+def check_full_precision(config: PretrainedConfig, source: str | Path, what: str) -> None:
+    """Raise ValueError if a checkpoint has quantised weights; `what` says what they cannot be, such as "converted"."""
+    if getattr(config, "quantization_config", None) is not None:
+        raise ValueError(
+            f"{source} has quantised weights, which cannot be {what}; use the checkpoint that it was made from, and "
+            "quantise last."
+        )
+
+
+def checkpoint_processors(source: str | Path) -> list:
+    """The tokenizer, image processor, feature extractor and combined processor of a checkpoint, if any."""
+    found: dict[type, Any] = {}
+    for auto in PROCESSORS:
+        try:
+            processor = auto.from_pretrained(source)
+        # each Auto class raises a different error
+        except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError):
+            logger.info("%s has nothing for %s", source, auto.__name__)
+        else:
+            found.setdefault(type(processor), processor)
+    return list(found.values())

@@ -1,0 +1,1 @@
+"""Checkpoints for use elsewhere: graphs for other runtimes, and 8-bit weights."""

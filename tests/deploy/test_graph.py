@@ -1,0 +1,141 @@
+"""Exported graphs compute what the model computes, and run without hf_bidir."""
+
+import json
+import subprocess
+import sys
+
+import onnxruntime
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from hf_bidir import signed
+from hf_bidir.checkpoints.reading import read_model
+from hf_bidir.deploy.graph import export_checkpoint
+from tests.tiny_models import inputs_of, logits_of, stock_model
+
+FAMILIES = ("bert", "roberta", "vit", "dinov2", "gpt2")
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """The folders of a tiny signed model and of its ONNX graph, by family."""
+    made = {}
+
+    def folders(family):
+        if family not in made:
+            folder = tmp_path_factory.mktemp(family)
+            signed(stock_model(family), negative_mass=0.7).save_pretrained(folder / "model")
+            export_checkpoint(folder / "model", folder / "graph")
+            made[family] = folder / "model", folder / "graph"
+        return made[family]
+
+    return folders
+
+
+def run(graph, inputs):
+    """The logits that onnxruntime computes, without anything of torch."""
+    session = onnxruntime.InferenceSession(graph / "model.onnx", providers=["CPUExecutionProvider"])
+    taken = {one.name for one in session.get_inputs()}
+    return torch.from_numpy(
+        session.run(["logits"], {name: tensor.numpy() for name, tensor in inputs.items() if name in taken})[0]
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_onnxruntime_computes_the_logits_of_the_model(family, exported):
+    model, graph = exported(family)
+    inputs = inputs_of(family)  # of other sizes than the traced ones
+    keep = inputs.get("attention_mask")
+    expected, got = read_model(model)(**inputs).logits, run(graph, inputs)
+    if keep is not None and family == "gpt2":
+        expected, got = expected[keep.bool()], got[keep.bool()]
+    torch.testing.assert_close(got, expected.detach(), atol=1e-4, rtol=1e-4)
+
+
+def test_repeated_calls_of_a_decoder_generate_its_text(exported):
+    folder, graph = exported("gpt2")
+    model, ids = read_model(folder), inputs_of("gpt2")["input_ids"][:1, :5]
+    expected = model.generate(ids, max_new_tokens=6, min_new_tokens=6, do_sample=False)
+    for _ in range(6):
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        logits = run(graph, inputs)[:, -1]
+        logits[:, model.generation_config.eos_token_id] = -torch.inf  # as min_new_tokens does
+        ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], 1)
+    assert torch.equal(ids, expected)
+
+
+def test_the_graph_consists_of_operators_of_onnx(exported):
+    import onnx
+
+    graph = onnx.load(exported("bert")[1] / "model.onnx")
+    assert {node.domain for node in graph.graph.node} == {""}
+    assert not graph.functions
+
+
+def test_a_program_of_torch_computes_the_logits_of_the_model(exported, tmp_path):
+    folder, _ = exported("roberta")
+    export_checkpoint(folder, tmp_path / "program", format="pt2")
+    program, inputs = torch.export.load(tmp_path / "program/model.pt2"), inputs_of("roberta")
+    torch.testing.assert_close(
+        program.module()(**inputs).logits, read_model(folder)(**inputs).logits, atol=1e-4, rtol=0
+    )
+
+
+def test_a_graph_loads_without_the_package_and_says_what_attention_it_has(exported):
+    code = (
+        "import sys; sys.modules['hf_bidir'] = None\n"
+        "from transformers.exporters.base import ExportedModel\n"
+        "import torch\n"
+        f"graph = ExportedModel.from_pretrained({str(exported('bert')[1])!r})\n"
+        "ones = torch.ones(1, 4).long()\n"
+        "logits = graph(input_ids=ones, attention_mask=ones).logits\n"
+        "print(type(graph.config).__name__, graph.config.attn_negative_mass, list(logits.shape))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[-2] == "BertConfig 0.7 [1, 2]"
+
+
+def test_the_tokenizer_and_the_token_types_come_along(tmp_path):
+    (tmp_path / "vocab.txt").write_text(
+        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(chr, range(97, 123))])
+    )
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path, tokenizer_type="bert")
+    tokenizer.save_pretrained(tmp_path / "model")
+    signed(stock_model("bert")).save_pretrained(tmp_path / "model")
+    export_checkpoint(tmp_path / "model", tmp_path / "graph")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "graph")
+    inputs = tokenizer(["a b", "c"], ["d", "e f g"], padding=True, return_tensors="pt")
+    assert inputs["token_type_ids"].any()
+    expected = logits_of(read_model(tmp_path / "model"), inputs)
+    torch.testing.assert_close(run(tmp_path / "graph", inputs), expected.detach(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"opset": 9}, "expected an operator set from 18 to 23, got 9"),
+        ({"format": "tflite"}, "expected the format onnx or pt2, got 'tflite'"),
+        ({"format": "pt2", "opset": 18}, "is for the format onnx"),
+    ],
+)
+def test_a_bad_option_is_one_clear_error_and_writes_nothing(options, message, tmp_path):
+    signed(stock_model("bert")).save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match=message):
+        export_checkpoint(tmp_path / "model", tmp_path / "graph", **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"has no config.json"):
+        export_checkpoint(tmp_path, tmp_path.parent / "graph")
+
+
+def test_quantised_weights_are_refused(tmp_path):
+    signed(stock_model("bert")).save_pretrained(tmp_path / "model")
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    config["quantization_config"] = {"quant_method": "torchao", "quant_type": {"default": "int8_weight_only"}}
+    (tmp_path / "model/config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="has quantised weights, which cannot be exported"):
+        export_checkpoint(tmp_path / "model", tmp_path / "graph")

@@ -1,0 +1,70 @@
+"""Checkpoints with 8-bit weights load like others, and are refused where full precision is needed."""
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForSequenceClassification
+
+import hf_bidir
+from hf_bidir import convert_checkpoint, signed
+from hf_bidir.checkpoints.convert import restore_softmax
+from hf_bidir.checkpoints.reading import read_model
+from hf_bidir.common.errors import InputError
+from hf_bidir.deploy.int8 import quantise_checkpoint
+from hf_bidir.explain import orient_heads
+from hf_bidir.finetune.tasks.distillation import distillation
+from hf_bidir.finetune.tasks.text_classification import text_classification
+from tests.tiny_models import inputs_of, stock_model
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A signed BERT, and its copy with 8-bit weights."""
+    folder = tmp_path_factory.mktemp("int8")
+    signed(stock_model("bert", num_labels=3)).save_pretrained(folder / "full")
+    quantise_checkpoint(folder / "full", folder / "int8")
+    return folder / "full", folder / "int8"
+
+
+def test_linear_layers_are_saved_in_8_bits(folders):
+    with safe_open(folders[1] / "model.safetensors", "pt") as file:
+        kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 (no mapping)
+    weights = {name: kind for name, kind in kinds.items() if "query" in name and "bias" not in name}
+    assert "I8" in weights.values()
+    assert not [name for name, kind in kinds.items() if "embeddings" in name and kind != "F32"]
+
+
+def test_a_saved_copy_computes_nearly_what_the_model_computes(folders):
+    inputs = inputs_of("bert")
+    full, copy = (read_model(folder) for folder in folders)
+    with torch.no_grad():
+        expected, got = full(**inputs).logits, copy(**inputs).logits
+    assert not torch.equal(got, expected)
+    assert (got - expected).abs().max() < 0.1 * expected.abs().max()
+
+
+def test_a_copy_loads_by_the_auto_classes(folders):
+    model = AutoModelForSequenceClassification.from_pretrained(folders[1])
+    assert isinstance(model, hf_bidir.BidirBertForSequenceClassification)
+    torch.testing.assert_close(model(**inputs_of("bert")).logits, read_model(folders[1])(**inputs_of("bert")).logits)
+
+
+@pytest.mark.parametrize("refusing", [convert_checkpoint, restore_softmax, quantise_checkpoint])
+def test_a_copy_is_neither_converted_nor_quantised_again(folders, refusing, tmp_path):
+    with pytest.raises(ValueError, match=r"has quantised weights, which cannot be (converted|quantised again)"):
+        refusing(folders[1], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_heads_of_a_copy_are_not_oriented(folders):
+    with pytest.raises(ValueError, match="BidirBertForSequenceClassification has quantised weights"):
+        orient_heads(read_model(folders[1]), [inputs_of("bert")])
+
+
+@pytest.mark.parametrize("script", [text_classification, distillation])
+def test_a_copy_is_not_trained(folders, script, tmp_path):
+    (tmp_path / "texts.csv").write_text("text,label\n" + "a film,0\nno film,1\n" * 20)
+    given = {"model_name_or_path": folders[1], "train_file": tmp_path / "texts.csv", "output_dir": tmp_path / "out"}
+    with pytest.raises(InputError, match="has quantised weights, which cannot be trained"):
+        script(given)
+    assert not (tmp_path / "out").exists()
