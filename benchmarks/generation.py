@@ -35,8 +35,8 @@ def main() -> None:
     notes = (
         f"A random Llama of {parameters:.0f} million parameters (width 768, 12 heads, 4 key heads), "
         f"{PRECISIONS[options.dtype]}, prompts of {options.prompt} tokens, {options.new} generated tokens, greedy, "
-        f"medians of {options.repeats} interleaved runs. The ratio of tokens per second is to the stock model on sdpa (higher is "
-        "better)."
+        f"medians of {options.repeats} interleaved runs. The ratio of tokens per second is to the stock model on sdpa "
+        "(higher is better)."
     )
     header = ["model", "batch", "tokens per second", "ratio", "same tokens as stock"]
     write_table(options.output, "Generation", notes, header, rows, options.device)
