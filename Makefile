@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 TESTS ?= tests/test_package.py tests/test_imports.py tests/test_house.py tests/cli
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo checkpoints space tables test check peer lint package docs clean
+.PHONY: help install demo checkpoints space kernel tables test check peer lint package docs clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ checkpoints: install  ## train the published checkpoints: NAMES=digits, DATA_DIR
 
 space: install  ## run the Space locally: explanations in the browser, next to the softmax counterpart
 	$(BIN)/python -u space/app.py $(CHECKPOINTS)
+
+kernel: install  ## make kernels/signed-attention loadable by the Hub's kernels library
+	$(BIN)/python kernels/build.py
 
 tables: install  ## generate all documents with measured numbers from the csv files of runs
 	$(BIN)/python benchmarks/tables.py

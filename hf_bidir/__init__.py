@@ -14,7 +14,7 @@ _HOMES = {
     "NegativeMassSchedule": "hf_bidir.finetune.schedules",
     "bidir_attention": "hf_bidir.modeling.attention",
     "convert_checkpoint": "hf_bidir.checkpoints.convert",
-    "packed_attention": "hf_bidir.finetune.packing",
+    "packed_attention": "hf_bidir.modeling.packed_attention",
     "register_attn_activation": "hf_bidir.modeling.activations",
     "signed": "hf_bidir.checkpoints.signing",
     "tanhmax": "hf_bidir.modeling.activations",

@@ -6,7 +6,6 @@ import transformers
 
 from hf_bidir.checkpoints.convert import convert_checkpoint as convert_checkpoint
 from hf_bidir.checkpoints.signing import signed as signed
-from hf_bidir.finetune.packing import packed_attention as packed_attention
 from hf_bidir.finetune.schedules import NegativeMassSchedule as NegativeMassSchedule
 from hf_bidir.modeling.activations import register_attn_activation as register_attn_activation
 from hf_bidir.modeling.activations import tanhmax as tanhmax
@@ -17,6 +16,7 @@ from hf_bidir.modeling.modeling_bidir import BidirMixin
 from hf_bidir.modeling.modeling_bidir_rnn import BidirRnnForSequenceClassification as BidirRnnForSequenceClassification
 from hf_bidir.modeling.modeling_bidir_rnn import BidirRnnModel as BidirRnnModel
 from hf_bidir.modeling.modeling_bidir_seq2seq import BidirRnnForSeq2SeqLM as BidirRnnForSeq2SeqLM
+from hf_bidir.modeling.packed_attention import packed_attention as packed_attention
 
 __version__: str
 

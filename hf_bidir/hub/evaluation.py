@@ -197,8 +197,11 @@ def _load(folder: Path) -> PreTrainedModel:
             f"({', '.join(HEADS)})."
         )
     if config.model_type.startswith("bidir_"):
-        return read_bidir(folder, torch.float32)
-    return head.from_pretrained(folder, dtype=torch.float32).eval()
+        model = read_bidir(folder, torch.float32)
+    else:
+        model = head.from_pretrained(folder, dtype=torch.float32).eval()
+    model.is_quantized = False  # the Trainer refuses to train 8-bit weights, and so even to evaluate them
+    return model
 
 
 def _is_causal(model: PreTrainedModel) -> bool:

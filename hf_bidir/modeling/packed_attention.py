@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from hf_bidir.modeling.attention_call import attention_call, check_window
-from hf_bidir.modeling.attention_inputs import NegativeMass, check_shapes
+from .attention_call import attention_call, check_window
+from .attention_inputs import NegativeMass, check_shapes
 
 
 def packed_attention(
@@ -44,7 +44,7 @@ def packed_attention(
     Raises:
         ValueError: no GPU, shapes that do not fit, or boundaries that are no int32 vector; ImportError: no Triton.
     """
-    from hf_bidir.modeling.fused_attention import fused_attention, packed_examples
+    from .fused_attention import fused_attention, packed_examples
 
     if not query.dim() == key.dim() == value.dim() == 3:
         shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))

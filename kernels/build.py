@@ -1,0 +1,89 @@
+"""Makes kernels/signed-attention loadable by the Hub's `kernels` library, from the files of hf_bidir/modeling.
+
+    python kernels/build.py        # then: kernels.get_local_kernel(Path("kernels/signed-attention"))
+
+Copies `attention.py`, `packed_attention.py` and the files that they import beside the kernel's own __init__.py, where
+`kernel-builder` expects sources, and into build/torch-cuda and build/torch-cpu with their metadata: Triton and torch
+code needs no compiler. Neither the copies nor build/ are in git.
+"""
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+import hf_bidir
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+MODELING, KERNEL = ROOT / "hf_bidir/modeling", ROOT / "kernels/signed-attention"
+CUDA_ARCHITECTURES = ["8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]  # Triton's matrix products in bf16
+
+
+def main() -> None:
+    print(f"Built {build(KERNEL)} for: {', '.join(path.name for path in sorted((KERNEL / 'build').iterdir()))}")
+
+
+def build(kernel: Path) -> Path:
+    """Copy the sources and write every variant of a kernel folder; returns the folder."""
+    general = tomllib.loads((kernel / "build.toml").read_text(encoding="utf-8"))["general"]
+    module = general["name"].replace("-", "_")
+    sources = kernel / "torch-ext" / module
+    for name in needed("attention") | needed("packed_attention"):
+        shutil.copyfile(MODELING / f"{name}.py", sources / f"{name}.py")
+    (sources / "version.py").write_text(
+        f'"""The version of hf_bidir that the kernel was made from."""\n\nVERSION = "{hf_bidir.__version__}"\n',
+        encoding="utf-8",
+    )
+    with tempfile.TemporaryDirectory(dir=kernel, prefix=".build-") as scratch:
+        for backend in general["backends"]:
+            write_variant(sources, Path(scratch, f"torch-{backend}"), general, backend)
+        shutil.rmtree(kernel / "build", ignore_errors=True)
+        shutil.copytree(scratch, kernel / "build")
+    return kernel
+
+
+def needed(name: str) -> set[str]:
+    """The names of a file of modeling/ and of those that it imports, directly or not."""
+    found: set[str] = set()
+    missing = {name}
+    while missing:
+        name = missing.pop()
+        found.add(name)
+        text = (MODELING / f"{name}.py").read_text(encoding="utf-8")
+        missing |= set(re.findall(r"^\s*from \.(\w+) import", text, re.MULTILINE)) - found
+    return found
+
+
+def write_variant(sources: Path, folder: Path, general: dict, backend: str) -> None:
+    """The files of one variant, with the metadata that the kernels library reads before it imports them."""
+    shutil.copytree(sources, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    files = {path.name: path.read_bytes() for path in sorted(folder.glob("*.py"))}
+    digests = {name: hashlib.sha256(content) for name, content in files.items()}
+    whole = hashlib.sha256("".join(digest.hexdigest() for digest in digests.values()).encode()).hexdigest()
+    metadata = {
+        "name": general["name"],
+        # unique, so that several versions can be loaded by one process
+        "id": f"_{general['name'].replace('-', '_')}_{backend}_{whole[:7]}",
+        "version": general["version"],
+        "license": general["license"],
+        "source": general["source"],
+        "python-depends": [],
+        "backend": {"type": backend} | ({"archs": CUDA_ARCHITECTURES} if backend == "cuda" else {}),
+        "digest": {
+            "algorithm": "sha256",
+            "files": {name: base64.b64encode(digest.digest()).decode() for name, digest in digests.items()},
+        },
+    }
+    (folder / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

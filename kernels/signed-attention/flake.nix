@@ -1,0 +1,12 @@
+{
+  description = "Signed attention (TanhMax)";
+
+  inputs.kernel-builder.url = "github:huggingface/kernels";
+
+  outputs =
+    { self, kernel-builder }:
+    kernel-builder.lib.genKernelFlakeOutputs {
+      inherit self;
+      path = ./.;
+    };
+}

@@ -1,0 +1,125 @@
+"""The kernel repository: built from the package's files, loaded by the `kernels` library and by transformers."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils.import_utils import is_kernels_available
+
+from hf_bidir import signed
+from hf_bidir.deploy.kernel import load_kernel
+from tests.tiny_models import inputs_of, logits_of, stock_model
+
+ROOT = Path(__file__).parents[2]
+USE = """
+import sys, torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+auto = AutoModelForSequenceClassification if sys.argv[1] == "bert" else AutoModelForCausalLM
+name = "someone/signed-attention"
+model = auto.from_pretrained(sys.argv[2], attn_implementation=name, allow_all_kernels=True)
+torch.save(model(**torch.load(sys.argv[2] + "/inputs.pt")).logits, sys.argv[2] + "/logits.pt")
+assert "hf_bidir" not in sys.modules
+"""
+
+
+def module_of(path):
+    spec = importlib.util.spec_from_file_location(f"kernel_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A copy of the kernel's folder, built."""
+    folder = tmp_path_factory.mktemp("kernels") / "signed-attention"
+    shutil.copytree(ROOT / "kernels/signed-attention", folder, ignore=shutil.ignore_patterns("build"))
+    return module_of(ROOT / "kernels/build.py").build(folder)
+
+
+def test_its_own_tests_pass(built):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml"]
+    done = subprocess.run([*command, built / "tests"], capture_output=True, text=True, check=False, cwd=built)
+    assert done.returncode == 0, done.stdout
+
+
+def test_it_holds_the_files_of_the_package(built):
+    for path in (built / "build/torch-cuda").glob("*.py"):
+        if path.name not in ("__init__.py", "version.py"):
+            assert path.read_text() == (ROOT / "hf_bidir/modeling" / path.name).read_text()
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "gpt2", "llama"])
+def test_a_stock_model_with_it_computes_what_a_signed_model_computes(family, built):
+    ALL_ATTENTION_FUNCTIONS.register("the kernel", load_kernel(built).flash_attn_forward)  # as transformers does
+    ALL_MASK_ATTENTION_FUNCTIONS.register("the kernel", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+    model, inputs = stock_model(family), inputs_of(family)
+    softmax = logits_of(model, inputs)
+    model.set_attn_implementation("the kernel")
+    got = logits_of(model, inputs)
+    torch.testing.assert_close(got, logits_of(signed(stock_model(family)), inputs), atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(got, softmax, atol=1e-3)
+    model.config.attn_negative_mass = 0.0
+    torch.testing.assert_close(logits_of(model, inputs), softmax, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"softcap": 30.0}, "changes its scores by softcap"),
+        ({"attention_mask": torch.rand(1, 1, 4, 4)}, "changes its scores by a bias in its mask"),
+    ],
+)
+def test_it_refuses_what_it_does_not_compute(changes, message, built):
+    layer, tensors = torch.nn.Linear(1, 1), torch.randn(3, 1, 2, 4, 16)
+    with pytest.raises(ValueError, match=message):
+        load_kernel(built).flash_attn_forward(layer, *tensors, **changes)
+
+
+@pytest.mark.skipif(not is_kernels_available(), reason="transformers wants another version of kernels")
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_transformers_loads_it_by_its_name_on_the_hub(family, built, tmp_path):
+    model, inputs = stock_model(family), inputs_of(family)
+    model.save_pretrained(tmp_path)
+    torch.save(inputs, tmp_path / "inputs.pt")
+    # get_kernel then takes the folder in place of the repository
+    environment = os.environ | {"LOCAL_KERNELS": f"someone/signed-attention={built}", "TRITON_INTERPRET": "0"}
+    command = [sys.executable, "-c", USE, family, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    got, expected = torch.load(tmp_path / "logits.pt", weights_only=True), signed(model)(**inputs).logits
+    keep = inputs["attention_mask"].bool() if family == "llama" else ...
+    torch.testing.assert_close(got[keep], expected[keep], atol=1e-5, rtol=1e-4)
+
+
+def test_its_benchmark_compares_with_the_formula(built):
+    benchmark = module_of(built / "benchmarks/benchmark.py").SignedAttention()
+    benchmark.kernel = load_kernel(built)
+    benchmark.setup()
+    for name in ("tanhmax", "softmax"):
+        getattr(benchmark, f"benchmark_{name}")()
+        torch.testing.assert_close(benchmark.out, getattr(benchmark, f"verify_{name}")(), atol=1e-5, rtol=1e-4)
+
+
+def test_a_kernel_of_another_version_is_refused(built, tmp_path):
+    folder = tmp_path / "other"
+    shutil.copytree(built, folder)
+    for variant in folder.glob("build/*"):
+        (variant / "version.py").write_text('VERSION = "0.0.1"\n')
+        metadata = json.loads((variant / "metadata.json").read_text())
+        (variant / "metadata.json").write_text(json.dumps(metadata | {"id": "_another_kernel"}))
+    with pytest.raises(ValueError, match=r"was made from hf_bidir 0\.0\.1, and hf_bidir .* is installed"):
+        load_kernel(folder)
+
+
+def test_a_folder_that_was_not_built_is_refused():
+    with pytest.raises(FileNotFoundError, match="run: make kernel"):
+        load_kernel(ROOT / "kernels")
