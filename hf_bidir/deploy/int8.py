@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import torch
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.convert import free_folder, write_checkpoint
@@ -18,7 +17,7 @@ def quantise_checkpoint(source: str | Path, output_dir: str | Path, *, overwrite
     """Write a copy of a checkpoint, signed or stock, with the weights of its linear layers in int8.
 
     Each row of a weight has a scale of its own; activations are rounded to int8 in each call, with a scale per token.
-    Other weights, such as embeddings, norms and convolutions, stay in fp32, as do the products that attention computes.
+    Other weights, such as embeddings, norms and convolutions, keep their dtype; attention computes in it.
     The copy loads by `from_pretrained` where torchao is installed. It cannot be trained, converted, oriented or
     exported.
 
@@ -44,4 +43,4 @@ def read_int8(source: str | Path) -> PreTrainedModel:
     """A checkpoint, in full precision or saved in int8, as a model with int8 weights in evaluation mode."""
     saved = getattr(read_config(source), "quantization_config", None) is not None
     options = {} if saved else {"quantization_config": TorchAoConfig(Int8DynamicActivationInt8WeightConfig())}
-    return read_model(source, torch.float32, **options)
+    return read_model(source, **options)

@@ -23,6 +23,7 @@ LIBRARIES = ("hf-bidir", "torch", "transformers", "datasets", "accelerate", "tok
 MAY_CHANGE = {
     "output_dir",
     "overwrite_output_dir",
+    "per_device_eval_batch_size",
     "resume_from_checkpoint",
     "disable_tqdm",
     "report_to",
@@ -30,6 +31,8 @@ MAY_CHANGE = {
     "base_model",
     "license",
 }
+# options that do not affect losses as long as the number of examples per step remains the same
+PER_PROCESS = {"per_device_train_batch_size", "gradient_accumulation_steps"}
 FINISHED = "finished"  # the status
 FILES = ("train_file", "validation_file", "test_file")
 SCRATCH, FOLDER, HUB, TIMM = "scratch", "folder", "hub", "timm"  # origins of the initial weights
@@ -60,6 +63,7 @@ def begin_record(
         "label_names": splits.names,
         "class_shares": splits.class_shares(),
         "num_parameters": model.num_parameters(),
+        "examples_per_step": args.world_size * args.train_batch_size * args.gradient_accumulation_steps,
         **circumstances(args),
     }
 
@@ -129,7 +133,8 @@ def _source(name: str, data: DataArguments | UnlabelledDataArguments) -> dict[st
 
 def differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Differences that affect losses, in words; empty if one run can continue the other."""
-    before, after = ({k: v for k, v in run.get("recipe", {}).items() if k not in MAY_CHANGE} for run in (earlier, now))
+    free = MAY_CHANGE | PER_PROCESS
+    before, after = ({k: v for k, v in run.get("recipe", {}).items() if k not in free} for run in (earlier, now))
     found = [
         f"{name} was {before.get(name, 'not given')} and is {after.get(name, 'not given')}"
         for name in sorted(before.keys() | after.keys())
@@ -137,8 +142,12 @@ def differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
     ]
     if earlier.get("data") != now["data"]:
         found.append("the data files differ")
-    if earlier.get("world_size") != now["world_size"]:
-        found.append(f"{earlier.get('world_size')} processes were used, and now {now['world_size']}")
+    batch, batch_now = (run.get("examples_per_step") for run in (earlier, now))
+    if batch != batch_now:
+        found.append(
+            f"a step had {batch} examples, and now {batch_now} (processes x per_device_train_batch_size x "
+            "gradient_accumulation_steps)"
+        )
     return found
 
 

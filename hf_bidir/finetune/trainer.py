@@ -1,5 +1,6 @@
 """Trainers for signed models."""
 
+import inspect
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,10 @@ class FinetuneTrainer(Trainer):
     translates them; the Trainer's own `load_state_dict(..., strict=False)` finds no encoder and only warns:
     resuming and loading the best checkpoint would leave the weights unchanged.
 
+    The Trainer of transformers 5.24 expects of every forward with `**kwargs` that it divides its loss by
+    the number of labels in all processes and accumulated batches. Many heads, such as that of BERT, return the mean of
+    their own batch instead; their losses and gradients would be added up over processes and accumulated batches.
+
     Args:
         eval_collator: makes evaluation batches; None uses `data_collator` for them too.
     """
@@ -38,6 +43,8 @@ class FinetuneTrainer(Trainer):
 
     def __init__(self, *, eval_collator: Callable | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        if not _divides_by_all_labels(self.accelerator.unwrap_model(self.model)):
+            self.model_accepts_loss_kwargs = False
         self.train_collator = self.data_collator
         self.eval_collator = eval_collator or self.data_collator
 
@@ -111,6 +118,11 @@ class FinetuneTrainer(Trainer):
         model.load_state_dict(saved.state_dict())
         # restore the negative mass of these weights, which a schedule may have changed since
         model.config.attn_negative_mass = saved.config.attn_negative_mass
+
+
+def _divides_by_all_labels(model: nn.Module) -> bool:
+    """Whether the model's `forward` leaves its loss to transformers' loss functions, which count all labels."""
+    return "loss_function" in inspect.unwrap(type(model).forward).__code__.co_names
 
 
 class CausalTrainer(FinetuneTrainer):

@@ -6,7 +6,7 @@ from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import RunArguments
 from hf_bidir.finetune.folder import RECORD, checkpoint_to_resume, clear_run, last_checkpoint
 
-INTERRUPTED = {"status": "running", "recipe": {}, "data": {}, "world_size": 1}
+INTERRUPTED = {"status": "running", "recipe": {}, "data": {}, "examples_per_step": 32}
 
 
 @pytest.fixture

@@ -129,18 +129,6 @@ def test_early_stopping_ends_a_run_that_no_longer_improves(texts, tmp_path):
     assert results["epoch"] == 3.0
 
 
-def test_two_processes_train_together(texts, tmp_path):
-    argv = [*texts, *SHAPE, *RUN, "--output_dir", str(tmp_path / "run"), "--num_train_epochs", "1"]
-    if not torch.cuda.is_available():
-        argv.remove("--use_cpu")  # processes without a GPU find each other all the same
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run([*command, str(SCRIPT), *argv], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    record = json.loads((tmp_path / "run/run.json").read_text())
-    assert record["status"] == "finished"
-    assert record["world_size"] == 2
-
-
 def test_a_stock_softmax_checkpoint_starts_unchanged(texts, tmp_path):
     main([*texts, *SHAPE, *RUN, "--num_train_epochs", "1", "--output_dir", str(tmp_path / "first")])
     vocabulary = BidirBertForSequenceClassification.from_pretrained(tmp_path / "first").config.vocab_size
