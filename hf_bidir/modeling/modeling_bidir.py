@@ -53,6 +53,11 @@ class BidirMixin(_Stock):
         self._check_backend(attn_implementation)
         super().set_attn_implementation(attn_implementation, *args, **kwargs)
 
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers; a model that FSDP has sharded is saved under the name of its signed class."""
+        with _named_like_its_base(type(self)):
+            return super().save_pretrained(*args, **kwargs)
+
     @classmethod
     def is_custom_code(cls) -> bool:
         """False: the modules are transformers' own, so missing weights are initialised as in the stock model."""
@@ -67,6 +72,20 @@ class BidirMixin(_Stock):
         check_attn_implementation(attn_implementation, cls.attends_between_tokens)
         if attn_implementation == "fused" and (obstacle := fused_obstacle()):
             raise ValueError(f'attn_implementation="fused" cannot run here: {obstacle}; use "sdpa".')
+
+
+@contextmanager
+def _named_like_its_base(made: type) -> Iterator[None]:
+    """The class that FSDP derives from a model's own belongs to a file of torch, which would be saved as its code."""
+    own = next(base for base in made.__mro__ if not base.__module__.startswith("torch."))
+    names = {name: getattr(made, name) for name in ("__module__", "__name__", "__qualname__")}
+    try:
+        for name in names if own is not made else ():
+            setattr(made, name, getattr(own, name))
+        yield
+    finally:
+        for name, value in names.items():
+            setattr(made, name, value)
 
 
 def replace_config(model: PreTrainedModel, old: PretrainedConfig, new: PretrainedConfig) -> None:

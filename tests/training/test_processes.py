@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from hf_bidir import signed
 from hf_bidir.common.errors import InputError
+from tests.tiny_models import stock_model
 from training.text_classification import main
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +25,30 @@ LAUNCHERS = {
     "torchrun": ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
     "accelerate": ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--mixed_precision", "no"],
 }
+
+SHARD = """
+import json, os, sys
+import torch
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM, TrainingArguments
+import hf_bidir
+from hf_bidir.finetune.trainer import FinetuneTrainer
+
+folder, world = sys.argv[1], int(os.environ.get("WORLD_SIZE", "1"))
+shards = {"distributed_config": {"fsdp_size": world}} if world > 1 else {}
+model = AutoModelForCausalLM.from_pretrained(folder + "/base", **shards)
+assert isinstance(next(model.parameters()), DTensor) == (world > 1)
+ids = torch.randint(3, 60, (48, 9), generator=torch.Generator().manual_seed(0))
+rows = [{"input_ids": row, "labels": row} for row in ids]
+args = TrainingArguments(f"{folder}/run{world}", use_cpu=True, per_device_train_batch_size=8 // world, max_steps=6,
+                         logging_steps=1, report_to="none", save_strategy="no", learning_rate=1e-2)
+trainer = FinetuneTrainer(model=model, args=args, train_dataset=rows)
+trainer.train()
+trainer.save_model(f"{folder}/saved{world}")
+if trainer.is_world_process_zero():
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    open(f"{folder}/losses{world}.json", "w").write(json.dumps(losses))
+"""
 
 
 @pytest.fixture
@@ -76,3 +103,21 @@ def test_an_interrupted_run_is_not_continued_with_another_number_of_examples_per
     crash(main, [*argv, "8"], after_steps=7)
     with pytest.raises(InputError, match=r"a step had 8 examples, and now 4 \(processes x per_device"):
         main([*argv, "4"])
+
+
+def test_a_sharded_model_learns_what_a_whole_one_learns_and_is_saved_whole(tmp_path):
+    pytest.importorskip("transformers.distributed.fsdp")  # in recent versions
+    signed(stock_model("llama"), negative_mass=0.7).save_pretrained(tmp_path / "base")
+    (tmp_path / "shard.py").write_text(SHARD)
+    for launcher in ([], LAUNCHERS["torchrun"]):
+        command = [sys.executable, *(["-m", *launcher] if launcher else []), str(tmp_path / "shard.py"), str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+    whole, sharded = (torch.tensor(json.loads((tmp_path / f"losses{n}.json").read_text())) for n in (1, 2))
+    torch.testing.assert_close(sharded, whole, atol=1e-4, rtol=0)
+    whole, sharded = (load_file(tmp_path / f"saved{n}/model.safetensors") for n in (1, 2))
+    torch.testing.assert_close(sharded, whole, atol=1e-4, rtol=1e-3)
+    code = [sorted(path.name for path in (tmp_path / f"saved{n}").glob("*.py")) for n in (1, 2)]
+    assert code[0] == code[1]
+    config = json.loads((tmp_path / "saved2/config.json").read_text())
+    assert config["auto_map"]["AutoModelForCausalLM"] == "modeling_bidir.BidirLlamaForCausalLM"
