@@ -1,0 +1,85 @@
+"""The example endpoint answers with the model's own predictions, to several requests at once."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BertTokenizer, pipeline
+
+from hf_bidir import signed
+from tests.tiny_models import stock_model
+
+SCRIPT = Path(__file__).parents[2] / "docs/examples/serve.py"
+TEXTS = ["a good film", "bad", "a bad bad film good", "film"] * 3
+SECONDS = 120  # to wait for the start
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """A signed classifier, and a folder of sentence-transformers with a signed model, on the same words."""
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    folder = tmp_path_factory.mktemp("served")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "good", "bad", "film"]
+    tokenizer = BertTokenizer(vocab={word: index for index, word in enumerate(words)}, model_max_length=16)
+    for name, stock in (("classifier", stock_model("bert")), ("encoder", stock_model("bert").bert)):
+        for part in (signed(stock), tokenizer):
+            part.save_pretrained(folder / name)
+    sentence_transformers.SentenceTransformer(str(folder / "encoder"), device="cpu").save(str(folder / "sentences"))
+    return folder
+
+
+@pytest.fixture
+def served():
+    """A function that starts the example and returns one that posts a text and returns the answer."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address, processes = f"http://127.0.0.1:{port}", []
+
+    def start(*arguments):
+        command = [sys.executable, str(SCRIPT), *arguments, "--device", "cpu", "--port", str(port), "--batch", "4"]
+        processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        for _ in range(SECONDS * 5):
+            try:
+                urllib.request.urlopen(f"{address}/health")
+            except (urllib.error.URLError, ConnectionError):
+                time.sleep(0.2)
+            else:
+                return post
+        raise TimeoutError("the example did not start")
+
+    def post(text):
+        body, header = json.dumps({"text": text}).encode(), {"Content-Type": "application/json"}
+        with urllib.request.urlopen(urllib.request.Request(f"{address}/predict", body, header)) as answer:
+            return json.load(answer)
+
+    yield start
+    for process in processes:
+        process.terminate()
+        process.wait()
+
+
+def test_requests_that_come_together_get_the_classes_of_the_pipeline(checkpoints, served):
+    post = served(str(checkpoints / "classifier"))
+    with ThreadPoolExecutor(len(TEXTS)) as pool:
+        answers = list(pool.map(post, TEXTS))
+    expected = pipeline("text-classification", str(checkpoints / "classifier"))(TEXTS)
+    assert [one["label"] for one in answers] == [one["label"] for one in expected]
+    assert [one["score"] for one in answers] == pytest.approx([one["score"] for one in expected], abs=1e-5)
+
+
+def test_an_embedding_is_that_of_the_model(checkpoints, served):
+    from sentence_transformers import SentenceTransformer
+
+    post = served(str(checkpoints / "sentences"), "--embed")
+    got = torch.tensor([post(text)["embedding"] for text in TEXTS[:4]])
+    expected = SentenceTransformer(str(checkpoints / "sentences"), device="cpu").encode(TEXTS[:4])
+    torch.testing.assert_close(got, torch.tensor(expected), atol=1e-5, rtol=1e-4)
