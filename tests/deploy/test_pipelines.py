@@ -1,0 +1,90 @@
+"""transformers' pipelines run signed checkpoints from their own files, where hf_bidir is not installed."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+from PIL import Image
+from transformers import AutoConfig, BertTokenizer, CLIPImageProcessor, ViTImageProcessor, YolosImageProcessor, pipeline
+
+from hf_bidir import signed
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "good", "bad", "film", "this", "example", "is", "."]
+SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+TEXT = SHAPE | {"vocab_size": len(WORDS), "pad_token_id": 0, "initializer_range": 0.5}
+IMAGE = SHAPE | {"image_size": 16, "patch_size": 4, "initializer_range": 0.5}
+ENTAILMENT = {"id2label": {0: "contradiction", 1: "neutral", 2: "entailment"}}
+ENTAILMENT["label2id"] = {name: index for index, name in ENTAILMENT["id2label"].items()}
+FILM, LABELS = "a good film", {"candidate_labels": ["good", "bad"]}
+TASKS = {  # model type, class, config, input and options
+    "feature-extraction": ("bert", "BertModel", TEXT, FILM, {}),
+    "text-classification": ("bert", "BertForSequenceClassification", TEXT, FILM, {}),
+    "token-classification": ("bert", "BertForTokenClassification", TEXT, FILM, {}),
+    "zero-shot-classification": ("bert", "BertForSequenceClassification", TEXT | ENTAILMENT, FILM, LABELS),
+    "fill-mask": ("bert", "BertForMaskedLM", TEXT, "a [MASK] film", {}),
+    "text-generation": ("llama", "LlamaForCausalLM", TEXT, FILM, {"max_new_tokens": 4, "do_sample": False}),
+    "image-classification": ("vit", "ViTForImageClassification", IMAGE, "image.png", {}),
+    "image-feature-extraction": ("vit", "ViTModel", IMAGE, "image.png", {}),
+    "object-detection": (
+        "yolos", "YolosForObjectDetection", IMAGE | {"image_size": [16, 16]}, "image.png", {"threshold": 0.0},
+    ),
+    "zero-shot-image-classification": (
+        "clip", "CLIPModel", {"text_config": TEXT, "vision_config": IMAGE, "projection_dim": 8}, "image.png", LABELS,
+    ),
+}  # fmt: skip
+ALONE = """
+import json, sys
+sys.modules["hf_bidir"] = None
+from transformers import pipeline
+for task, folder, given, options in json.loads(sys.stdin.read()):
+    run = pipeline(task, folder, trust_remote_code=True, device="cpu")
+    assert type(run.model).__module__.startswith("transformers_modules"), type(run.model)
+    print(json.dumps(run(given, **options), default=float))
+"""
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory):
+    """A saved signed model for each task, with what its pipeline is called with."""
+    folder = tmp_path_factory.mktemp("pipelines")
+    Image.effect_noise((16, 16), 80).convert("RGB").save(folder / "image.png")
+    tokenizer = BertTokenizer(vocab={word: index for index, word in enumerate(WORDS)}, model_max_length=16)
+    size = {"height": 16, "width": 16}
+    processors = {
+        "bert": [tokenizer],
+        "llama": [tokenizer],
+        "vit": [ViTImageProcessor(size=size)],
+        "yolos": [YolosImageProcessor(size=size, do_pad=False)],
+        "clip": [tokenizer, CLIPImageProcessor(size={"shortest_edge": 16}, crop_size=size)],
+    }
+    found = []
+    for task, (kind, name, fields, given, options) in TASKS.items():
+        torch.manual_seed(0)
+        model = getattr(transformers, name)(AutoConfig.for_model(kind, **fields))
+        for part in (signed(model.eval()), *processors[kind]):
+            part.save_pretrained(folder / task)
+        found.append((task, str(folder / task), str(folder / given) if given.endswith(".png") else given, options))
+    return found
+
+
+def rounded(answer):
+    if isinstance(answer, dict):
+        return {name: rounded(value) for name, value in answer.items()}
+    if isinstance(answer, list | tuple):
+        return [rounded(value) for value in answer]
+    return round(float(answer), 3) if isinstance(answer, float) else answer
+
+
+def test_every_task_gives_the_answers_of_the_package(calls, tmp_path):
+    command = [sys.executable, "-I", "-c", ALONE]
+    options = {"env": os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")}, "cwd": tmp_path}
+    done = subprocess.run(command, input=json.dumps(calls), capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    for (task, folder, given, options), answer in zip(calls, answers, strict=True):
+        expected = json.loads(json.dumps(pipeline(task, folder, device="cpu")(given, **options), default=float))
+        assert rounded(answer) == rounded(expected), task
