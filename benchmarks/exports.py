@@ -52,7 +52,7 @@ def main() -> None:
     notes = (
         f"Six layers of width 384, fp32, batches of {options.batch}, texts of {options.length} tokens, images of 224 "
         f"pixels; onnxruntime {onnxruntime.__version__}, {torch.get_num_threads()} threads each; medians of "
-        f"{options.repeats} interleaved runs. Below a ratio of 1 onnxruntime is faster than torch in eager mode."
+        f"{options.repeats} interleaved runs. A ratio below 1 means that onnxruntime is faster."
     )
     header = ["model", "attention", "largest difference", "torch, s", "onnxruntime, s", "ratio"]
     write_table(options.output, "Exported graphs", notes, header, rows, "cpu")

@@ -36,6 +36,8 @@ def build(kernel: Path) -> Path:
     general = tomllib.loads((kernel / "build.toml").read_text(encoding="utf-8"))["general"]
     module = general["name"].replace("-", "_")
     sources = kernel / "torch-ext" / module
+    for copied in set(sources.glob("*.py")) - {sources / "__init__.py"}:  # some may have another name since
+        copied.unlink()
     for name in needed("attention") | needed("packed_attention"):
         shutil.copyfile(MODELING / f"{name}.py", sources / f"{name}.py")
     (sources / "version.py").write_text(
@@ -44,9 +46,10 @@ def build(kernel: Path) -> Path:
     )
     with tempfile.TemporaryDirectory(dir=kernel, prefix=".build-") as scratch:
         for backend in general["backends"]:
-            write_variant(sources, Path(scratch, f"torch-{backend}"), general, backend)
-        shutil.rmtree(kernel / "build", ignore_errors=True)
-        shutil.copytree(scratch, kernel / "build")
+            write_variant(sources, Path(scratch, "build", f"torch-{backend}"), general, backend)
+        if (kernel / "build").exists():
+            (kernel / "build").rename(Path(scratch, "replaced"))
+        Path(scratch, "build").rename(kernel / "build")
     return kernel
 
 

@@ -1,6 +1,6 @@
 """An endpoint that answers many requests with one batch: a text classifier, or embeddings of sentences.
 
-    pip install hf-bidir litserve
+    pip install hf-bidir litserve sentence-transformers     # the last for --embed
     python docs/examples/serve.py model_cards/sst2-minilm-tanhmax
     python docs/examples/serve.py runs/minilm-signed --embed        # a folder of sentence-transformers
 
@@ -13,9 +13,16 @@ import argparse
 from typing import Any
 
 import litserve
+from pydantic import BaseModel
 from transformers import pipeline
 
 import hf_bidir  # noqa: F401  (transformers then knows signed models)
+
+
+class Text(BaseModel):
+    """A request; another one is refused before it joins a batch."""
+
+    text: str
 
 
 class Classifier(litserve.LitAPI):
@@ -28,8 +35,8 @@ class Classifier(litserve.LitAPI):
     def setup(self, device: str) -> None:
         self.predict_texts = pipeline("text-classification", self.checkpoint, device=device)
 
-    def decode_request(self, request: dict[str, str], **_: Any) -> str:
-        return request["text"]
+    def decode_request(self, request: Text, **_: Any) -> str:
+        return request.text
 
     def predict(self, texts: list[str], **_: Any) -> list[Any]:
         return self.predict_texts(texts, batch_size=len(texts), truncation=True)
@@ -60,6 +67,8 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
     options = parser.parse_args()
+    if options.batch < 2:  # LitServe then passes single texts instead of lists
+        parser.error(f"expected --batch of at least 2, got {options.batch}")
     api = (Embedder if options.embed else Classifier)(
         options.checkpoint, max_batch_size=options.batch, batch_timeout=options.wait
     )

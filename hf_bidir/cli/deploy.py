@@ -20,7 +20,7 @@ def export(
         str, typer.Option(help="onnx, or pt2 (a program of torch.export, whose loading runs code from the file).")
     ] = "onnx",
     opset: Annotated[
-        int | None, typer.Option(help="Version of ONNX's operators; by default the newest that torch writes.")
+        int | None, typer.Option(help="Version of ONNX's operators; by default torch's, 20 in torch 2.14.")
     ] = None,
     overwrite: Annotated[bool, OVERWRITE] = False,
 ) -> None:
@@ -49,10 +49,10 @@ def quantise(
     output_dir: Annotated[Path, OUT],
     overwrite: Annotated[bool, OVERWRITE] = False,
 ) -> None:
-    """Write a copy of a checkpoint with 8-bit weights in its linear layers, for inference on a CPU.
+    """Write a copy of a checkpoint with 8-bit weights.
 
-    Activations are rounded to 8 bits in each call (torchao). Quantise last: the copy cannot be trained, converted,
-    oriented or exported. docs/deployment.md shows what it costs in accuracy.
+    The linear layers have int8 weights; activations are rounded to 8 bits in each call (torchao). Quantise last: the
+    copy cannot be trained, converted, oriented or exported. docs/deployment.md shows what it costs in accuracy.
 
     \b
     hf-bidir quantise model_cards/sst2-minilm-tanhmax runs/sst2-int8

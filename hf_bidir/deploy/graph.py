@@ -6,6 +6,7 @@ the model on other inputs before anything is written.
 
 import contextlib
 import copy
+import inspect
 import io
 import logging
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from hf_bidir.checkpoints.convert import free_folder, largest_difference, output_tensors, stock_config, write_checkpoint
 from hf_bidir.checkpoints.example_inputs import example_inputs
 from hf_bidir.checkpoints.reading import check_full_precision, checkpoint_processors, read_config, read_model
+from hf_bidir.checkpoints.sentence_folder import sentence_folder
 from hf_bidir.common.extras import extra
 from hf_bidir.modeling.configuration_bidir import ATTENTION_FIELDS, PREFIX
 
@@ -32,6 +34,7 @@ with extra("export"):
 FORMATS = ("onnx", "pt2")
 OPSETS = range(18, 24)  # that torch.onnx.export writes
 TOLERANCE = 1e-4  # of an output, relative to the largest one if that is above 1
+WITH_LENGTH = ("input_ids", "attention_mask", "token_type_ids", "decoder_input_ids", "input_values")
 STANDARD = ("", "ai.onnx")  # domains of ONNX's own operators
 
 
@@ -52,7 +55,7 @@ def export_checkpoint(
         source: a folder, or a name on the Hub.
         output_dir: a folder that is new or empty, unless `overwrite`.
         format: "onnx" (model.onnx and model.onnx.data), or "pt2" (model.pt2, for `torch.export.load`).
-        opset: the version of ONNX's operators; by default the newest that torch writes.
+        opset: the version of ONNX's operators; by default torch's (20 in torch 2.14).
         overwrite: replace the contents of `output_dir`.
 
     Returns:
@@ -67,14 +70,25 @@ def export_checkpoint(
     """
     output_dir = free_folder(output_dir, overwrite, source)
     _check_format(format, opset)
+    if sentence_folder(source):
+        raise ValueError(
+            f"{source} is a folder of sentence-transformers, whose pooling the graph would lose; export its "
+            "transformer from a folder of its own."
+        )
     check_full_precision(read_config(source), source, "exported")
     model, processors = read_model(source, torch.float32), checkpoint_processors(source)
     inputs = _traced_inputs(model, processors)
+    if any(len(tensor) != 2 for tensor in inputs.values()):  # an axis of size 1 would be fixed
+        raise ValueError(f"{type(model).__name__} cannot be exported: it accepts one example at a time.")
     with _quiet():
         exported = _exported(model, inputs, format, opset)
         others = _of_other_sizes(inputs)
         with torch.inference_mode():
-            expected, got = model(**others, **_without_cache(model)), exported(**others)
+            expected = model(**others, **_without_cache(model))
+            try:
+                got = exported(**others)
+            except Exception as error:  # runtimes raise errors of many types
+                raise ValueError(f"the {format} graph of {source} refuses inputs of other sizes: {error}") from error
     difference = largest_difference(list(output_tensors(expected)), list(output_tensors(got)), others)
     if not difference <= TOLERANCE:
         raise ValueError(
@@ -96,7 +110,7 @@ def _check_format(format: str, opset: int | None) -> None:
 
 
 def _exported(model: PreTrainedModel, inputs: dict[str, Tensor], format: str, opset: int | None) -> Any:
-    shapes = {name: dict.fromkeys(range(_free_axes(tensor)), Dim.AUTO) for name, tensor in inputs.items()}
+    shapes = {name: dict.fromkeys(range(1 + _has_length(name, x)), Dim.AUTO) for name, x in inputs.items()}
     given = copy.copy(inputs) | _without_cache(model)  # the exporter changes the dictionary
     try:
         if format == "pt2":
@@ -115,20 +129,21 @@ def _traced_inputs(model: PreTrainedModel, processors: list) -> dict[str, Tensor
     """Two random examples, with the token types that a tokenizer adds, in which BERT tells two texts apart."""
     inputs = example_inputs(model)
     names = {name for one in processors if isinstance(one, PreTrainedTokenizerBase) for name in one.model_input_names}
-    if "token_type_ids" in names and "input_ids" in inputs:
+    accepted = inspect.signature(model.forward).parameters
+    if "token_type_ids" in names and "token_type_ids" in accepted and "input_ids" in inputs:
         inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
     return inputs
 
 
-def _free_axes(tensor: Tensor) -> int:
-    """The number of leading axes whose size may differ: the batch, and the length of ids, masks and samples."""
-    return 2 if tensor.dim() == 2 else 1
+def _has_length(name: str, tensor: Tensor) -> bool:
+    """Whether an input is `[batch, length]` with a length that may differ."""
+    return name in WITH_LENGTH and tensor.dim() == 2
 
 
 def _of_other_sizes(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """One more example, each of them shorter where the length is free."""
     longer = {name: torch.cat([tensor, tensor[:1]]) for name, tensor in inputs.items()}
-    return {name: tensor[:, :-1] if tensor.dim() == 2 else tensor for name, tensor in longer.items()}
+    return {name: tensor[:, :-1] if _has_length(name, tensor) else tensor for name, tensor in longer.items()}
 
 
 def _without_cache(model: PreTrainedModel) -> dict[str, bool]:

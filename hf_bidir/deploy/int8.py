@@ -6,18 +6,21 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.convert import free_folder, write_checkpoint
 from hf_bidir.checkpoints.reading import check_full_precision, checkpoint_processors, read_config, read_model
+from hf_bidir.checkpoints.sentence_folder import sentence_folder
 from hf_bidir.common.extras import extra
 
 with extra("int8"):
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig
+    from torchao.utils import TorchAOBaseTensor
     from transformers import TorchAoConfig
 
 
 def quantise_checkpoint(source: str | Path, output_dir: str | Path, *, overwrite: bool = False) -> Path:
-    """Write a copy of a checkpoint, signed or stock, with the weights of its linear layers in int8.
+    """Write a copy of a checkpoint, signed or stock, with the weights of its `nn.Linear` layers in int8.
 
     Each row of a weight has a scale of its own; activations are rounded to int8 in each call, with a scale per token.
-    Other weights, such as embeddings, norms and convolutions, keep their dtype; attention computes in it.
+    Other weights, such as embeddings, norms and the output layer of a language model, keep their dtype; attention
+    computes in it. A folder of sentence-transformers stays one.
     The copy loads by `from_pretrained` where torchao is installed. It cannot be trained, converted, oriented or
     exported.
 
@@ -30,13 +33,19 @@ def quantise_checkpoint(source: str | Path, output_dir: str | Path, *, overwrite
         `output_dir`. A failure leaves it unchanged.
 
     Raises:
-        ValueError: the checkpoint has 8-bit weights already.
+        ValueError: the checkpoint has 8-bit weights already, or no layer that can have them.
         FileNotFoundError: no such checkpoint.
         FileExistsError: `output_dir` is not empty, or holds the source.
     """
-    output_dir = free_folder(output_dir, overwrite, source)
-    check_full_precision(read_config(source), source, "quantised again")
-    return write_checkpoint(output_dir, [read_int8(source), *checkpoint_processors(source)])
+    output_dir, sentences = free_folder(output_dir, overwrite, source), sentence_folder(source)
+    transformer = sentences.transformer if sentences else source
+    check_full_precision(read_config(transformer), source, "quantised again")
+    if sentences:
+        sentences.fetch_weights()
+    model = read_int8(transformer)
+    if not any(isinstance(weight, TorchAOBaseTensor) for weight in model.parameters()):
+        raise ValueError(f"{type(model).__name__} has no nn.Linear layer that torchao quantises (GPT-2 has Conv1D).")
+    return write_checkpoint(output_dir, [model, *checkpoint_processors(transformer)], sentences)
 
 
 def read_int8(source: str | Path) -> PreTrainedModel:

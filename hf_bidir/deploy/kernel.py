@@ -16,19 +16,20 @@ def load_kernel(source: str | Path) -> ModuleType:
     """The kernel of a folder, or of a repository on the Hub, of the version of this package.
 
     Args:
-        source: kernels/signed-attention after `make kernel`, or "OWNER/signed-attention", whose code runs.
+        source: the `Path` of kernels/signed-attention after `make kernel`, or the name of a repository on the Hub,
+            whose code runs.
 
     Raises:
         FileNotFoundError: the folder holds no built kernel.
         ValueError: the kernel was made from another version of hf_bidir.
     """
     backend = None if torch.cuda.is_available() else "cpu"
-    if Path(source).is_dir():
-        if not Path(source, "build").is_dir():
+    if isinstance(source, Path):
+        if not (source / "build").is_dir():
             raise FileNotFoundError(f"{source} holds no built kernel; run: make kernel")
-        kernel = kernels.get_local_kernel(Path(source), backend=backend)
+        kernel = kernels.get_local_kernel(source, backend=backend)
     else:
-        kernel = kernels.get_kernel(str(source), version=1, backend=backend, trust_remote_code=[str(source)])
+        kernel = kernels.get_kernel(source, version=1, backend=backend, trust_remote_code=[source])
     version = getattr(kernel, "VERSION", None)
     if version != hf_bidir.__version__:
         raise ValueError(

@@ -73,7 +73,8 @@ def _block_calls(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Call
     calls: list[Call] = []
 
     def record(block: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
-        args, kwargs = tree_map(_without_cache, (args, kwargs))
+        # an exporter of transformers may have registered caches as containers of tensors
+        args, kwargs = tree_map(_without_cache, (args, kwargs), is_leaf=_is_cache)
         calls.append((block, args, kwargs, _states(output).clone()))
 
     hooks = [block.register_forward_hook(record, with_kwargs=True) for block in blocks(model)]
@@ -85,8 +86,12 @@ def _block_calls(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Call
     return calls
 
 
+def _is_cache(argument: Any) -> bool:
+    return isinstance(argument, Cache)
+
+
 def _without_cache(argument: Any) -> Any:
-    return None if isinstance(argument, Cache) else argument
+    return None if _is_cache(argument) else argument
 
 
 def _states(output: Any) -> Tensor:

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ with extra("train"):
 
 Callback = TypeVar("Callback", bound=TrainerCallback)
 LARGEST_LOSS = 700.0  # larger losses overflow exp
+MEAN_LOSSES = ("regression", "multi_label_classification")  # problem types whose loss is the mean of the batch
 
 
 class FinetuneTrainer(Trainer):
@@ -31,9 +33,9 @@ class FinetuneTrainer(Trainer):
     translates them; the Trainer's own `load_state_dict(..., strict=False)` finds no encoder and only warns:
     resuming and loading the best checkpoint would leave the weights unchanged.
 
-    The Trainer of transformers 5.24 expects of every forward with `**kwargs` that it divides its loss by
-    the number of labels in all processes and accumulated batches. Many heads, such as that of BERT, return the mean of
-    their own batch instead; their losses and gradients would be added up over processes and accumulated batches.
+    The Trainer of transformers 5.24 expects of every forward with `**kwargs` that it divides its loss by the number of
+    labels in all processes and accumulated batches. Many heads, such as that of BERT, return the mean of their own
+    batch instead; their losses and gradients would be added up. Here they are averaged.
 
     Args:
         eval_collator: makes evaluation batches; None uses `data_collator` for them too.
@@ -43,6 +45,12 @@ class FinetuneTrainer(Trainer):
 
     def __init__(self, *, eval_collator: Callable | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        sharded = getattr(self, "is_distributed_loading_by_transformers", False)  # not in older versions
+        if sharded and self.args.load_best_model_at_end:
+            raise InputError(
+                "a model that transformers has sharded (distributed_config) cannot load its best checkpoint; set "
+                "load_best_model_at_end to false"
+            )
         if not _divides_by_all_labels(self.accelerator.unwrap_model(self.model)):
             self.model_accepts_loss_kwargs = False
         self.train_collator = self.data_collator
@@ -121,8 +129,10 @@ class FinetuneTrainer(Trainer):
 
 
 def _divides_by_all_labels(model: nn.Module) -> bool:
-    """Whether the model's `forward` leaves its loss to transformers' loss functions, which count all labels."""
-    return "loss_function" in inspect.unwrap(type(model).forward).__code__.co_names
+    """Whether `forward` passes the number of all labels on to a loss function of transformers that divides by it."""
+    source = inspect.getsource(inspect.unwrap(type(model).forward))
+    passed_on = re.search(r"self\.loss_function\((?:[^()]|\([^()]*\))*\*\*", source) is not None
+    return passed_on and getattr(model.config, "problem_type", None) not in MEAN_LOSSES
 
 
 class CausalTrainer(FinetuneTrainer):

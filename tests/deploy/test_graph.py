@@ -1,16 +1,16 @@
 """Exported graphs compute what the model computes, and run without hf_bidir."""
 
 import json
-import subprocess
-import sys
 
 import onnxruntime
 import pytest
 import torch
 from transformers import AutoTokenizer, BertTokenizer
+from transformers.exporters.base import ExportedModel
 
 from hf_bidir import signed
 from hf_bidir.checkpoints.reading import read_model
+from hf_bidir.deploy import graph as graph_module
 from hf_bidir.deploy.graph import export_checkpoint
 from tests.tiny_models import inputs_of, stock_model
 
@@ -88,19 +88,23 @@ def test_a_program_of_torch_computes_the_logits_of_the_model(exported, tmp_path)
     )
 
 
-def test_a_graph_loads_without_the_package_and_says_what_attention_it_has(exported):
-    code = (
-        "import sys; sys.modules['hf_bidir'] = None\n"
-        "from transformers.exporters.base import ExportedModel\n"
-        "import torch\n"
-        f"graph = ExportedModel.from_pretrained({str(exported('bert')[1])!r})\n"
-        "ones = torch.ones(1, 4).long()\n"
-        "logits = graph(input_ids=ones, attention_mask=ones, token_type_ids=0 * ones).logits\n"
-        "print(type(graph.config).__name__, graph.config.attn_negative_mass, list(logits.shape))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n")[-2] == "BertConfig 0.7 [1, 2]"
+def test_the_folder_needs_no_code_of_the_package_and_says_what_attention_the_graph_has(exported):
+    graph = ExportedModel.from_pretrained(exported("bert")[1])
+    assert type(graph.config).__name__ == "BertConfig"
+    assert graph.config.attn_negative_mass == 0.7
+    assert not hasattr(graph.config, "auto_map")
+    assert not list(exported("bert")[1].glob("*.py"))
+    ones = torch.ones(1, 4).long()
+    assert graph(input_ids=ones, attention_mask=ones, token_type_ids=0 * ones).logits.shape == (1, 2)
+
+
+def test_a_graph_that_differs_from_the_model_is_refused_and_nothing_is_written(exported, tmp_path, monkeypatch):
+    trace = graph_module._exported
+    other = signed(stock_model("vit"), negative_mass=0.1)
+    monkeypatch.setattr(graph_module, "_exported", lambda model, *rest: trace(other, *rest))
+    with pytest.raises(ValueError, match="differ from the model's by"):
+        export_checkpoint(exported("vit")[0], tmp_path / "graph", format="pt2")
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_tokenizer_and_the_token_types_come_along(exported):

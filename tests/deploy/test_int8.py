@@ -3,6 +3,7 @@
 import pytest
 import torch
 from safetensors import safe_open
+from torch import nn
 from transformers import AutoModelForSequenceClassification
 
 import hf_bidir
@@ -26,11 +27,11 @@ def folders(tmp_path_factory):
     return folder / "full", folder / "int8"
 
 
-def test_linear_layers_are_saved_in_8_bits(folders):
+def test_every_linear_layer_is_saved_in_8_bits(folders):
     with safe_open(folders[1] / "model.safetensors", "pt") as file:
         kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 (no mapping)
-    weights = {name: kind for name, kind in kinds.items() if "query" in name and "bias" not in name}
-    assert "I8" in weights.values()
+    linear = [name for name, layer in read_model(folders[0]).named_modules() if isinstance(layer, nn.Linear)]
+    assert all("I8" in {kind for key, kind in kinds.items() if key.startswith(name)} for name in linear)
     assert not [name for name, kind in kinds.items() if "embeddings" in name and kind != "F32"]
 
 
@@ -68,3 +69,10 @@ def test_a_copy_is_not_trained(folders, script, tmp_path):
     with pytest.raises(InputError, match="has quantised weights, which cannot be trained"):
         script(given)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_without_a_layer_that_can_have_8_bits_is_refused(tmp_path):
+    signed(stock_model("gpt2")).save_pretrained(tmp_path / "full")
+    with pytest.raises(ValueError, match=r"BidirGPT2LMHeadModel has no nn\.Linear layer that torchao quantises"):
+        quantise_checkpoint(tmp_path / "full", tmp_path / "int8")
+    assert not (tmp_path / "int8").exists()

@@ -52,7 +52,9 @@ def test_its_own_tests_pass(built):
 
 
 def test_it_holds_the_files_of_the_package(built):
-    for path in (built / "build/torch-cuda").glob("*.py"):
+    files = list((built / "build/torch-cuda").glob("*.py"))
+    assert {"attention.py", "packed_attention.py", "fused_kernels.py"} <= {path.name for path in files}
+    for path in files:
         if path.name not in ("__init__.py", "version.py"):
             assert path.read_text() == (ROOT / "hf_bidir/modeling" / path.name).read_text()
 
@@ -74,8 +76,9 @@ def test_a_stock_model_with_it_computes_what_a_signed_model_computes(family, bui
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"softcap": 30.0}, "changes its scores by softcap"),
-        ({"attention_mask": torch.rand(1, 1, 4, 4)}, "changes its scores by a bias in its mask"),
+        ({"cu_seq_lens_q": torch.tensor([0, 4])}, "passes cu_seq_lens_q"),
+        ({"softcap": 30.0}, "passes softcap to its attention function"),
+        ({"attention_mask": torch.rand(1, 1, 4, 4)}, "passes a bias in its mask to its attention function"),
     ],
 )
 def test_it_refuses_what_it_does_not_compute(changes, message, built):

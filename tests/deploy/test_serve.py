@@ -1,6 +1,7 @@
 """The example endpoint answers with the model's own predictions, to several requests at once."""
 
 import json
+import runpy
 import socket
 import subprocess
 import sys
@@ -36,39 +37,40 @@ def checkpoints(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def served():
-    """A function that starts the example and returns one that posts a text and returns the answer."""
+@pytest.fixture(scope="module")
+def post(checkpoints):
+    """A function that posts a text to the example, which serves the classifier, and returns the answer."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    address, processes = f"http://127.0.0.1:{port}", []
+    options = ["--device", "cpu", "--port", str(port), "--batch", "4"]
+    command = [sys.executable, str(SCRIPT), str(checkpoints / "classifier"), *options]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
-    def start(*arguments):
-        command = [sys.executable, str(SCRIPT), *arguments, "--device", "cpu", "--port", str(port), "--batch", "4"]
-        processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-        for _ in range(SECONDS * 5):
-            try:
-                urllib.request.urlopen(f"{address}/health")
-            except (urllib.error.URLError, ConnectionError):
-                time.sleep(0.2)
-            else:
-                return post
-        raise TimeoutError("the example did not start")
-
-    def post(text):
+    def answer(text):
         body, header = json.dumps({"text": text}).encode(), {"Content-Type": "application/json"}
-        with urllib.request.urlopen(urllib.request.Request(f"{address}/predict", body, header)) as answer:
-            return json.load(answer)
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/predict", body, header)
+        with urllib.request.urlopen(request) as response:
+            return json.load(response)
 
-    yield start
-    for process in processes:
-        process.terminate()
-        process.wait()
+    wait_for(f"http://127.0.0.1:{port}/health")
+    yield answer
+    process.terminate()
+    process.wait()
 
 
-def test_requests_that_come_together_get_the_classes_of_the_pipeline(checkpoints, served):
-    post = served(str(checkpoints / "classifier"))
+def wait_for(address):
+    for _ in range(SECONDS * 5):
+        try:
+            urllib.request.urlopen(address)
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.2)
+        else:
+            return
+    raise TimeoutError("the example did not start")
+
+
+def test_requests_that_come_together_get_the_classes_of_the_pipeline(checkpoints, post):
     with ThreadPoolExecutor(len(TEXTS)) as pool:
         answers = list(pool.map(post, TEXTS))
     expected = pipeline("text-classification", str(checkpoints / "classifier"))(TEXTS)
@@ -76,10 +78,17 @@ def test_requests_that_come_together_get_the_classes_of_the_pipeline(checkpoints
     assert [one["score"] for one in answers] == pytest.approx([one["score"] for one in expected], abs=1e-5)
 
 
-def test_an_embedding_is_that_of_the_model(checkpoints, served):
+def test_a_request_without_a_text_is_refused_alone(post):
+    with pytest.raises(urllib.error.HTTPError, match="422"):
+        post(["a good film"])
+    assert post("a good film")["label"].startswith("LABEL")
+
+
+def test_embeddings_are_those_of_the_model(checkpoints):
     from sentence_transformers import SentenceTransformer
 
-    post = served(str(checkpoints / "sentences"), "--embed")
-    got = torch.tensor([post(text)["embedding"] for text in TEXTS[:4]])
+    api = runpy.run_path(str(SCRIPT))["Embedder"](str(checkpoints / "sentences"), max_batch_size=4, batch_timeout=0.01)
+    api.setup("cpu")
+    got = torch.tensor([answer["embedding"] for answer in api.predict(TEXTS[:4])])
     expected = SentenceTransformer(str(checkpoints / "sentences"), device="cpu").encode(TEXTS[:4])
     torch.testing.assert_close(got, torch.tensor(expected), atol=1e-5, rtol=1e-4)

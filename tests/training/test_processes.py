@@ -1,6 +1,7 @@
 """Several processes train together, here on a CPU: the losses are those of one process, whatever starts them."""
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -10,8 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_bidir import signed
+from hf_bidir import (
+    BidirBertForSequenceClassification,
+    BidirDinov2ForImageClassification,
+    BidirLlamaForCausalLM,
+    BidirLlamaForSequenceClassification,
+    signed,
+)
 from hf_bidir.common.errors import InputError
+from hf_bidir.finetune import trainer
 from tests.tiny_models import stock_model
 from training.text_classification import main
 
@@ -21,6 +29,7 @@ OPTIONS = shlex.split(
     "--max_length 12 --dropout 0 --num_train_epochs 3 --logging_steps 1 --learning_rate 1e-2 --disable_tqdm true "
     "--use_cpu"
 )
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 LAUNCHERS = {
     "torchrun": ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
     "accelerate": ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--mixed_precision", "no"],
@@ -64,11 +73,11 @@ def run(texts, folder, batch, *more):
 
 def together(launcher, texts, folder, batch):
     """Train with two processes, which find each other through gloo."""
-    # without a GPU the option need not be given
-    options = [option for option in OPTIONS if launcher == "torchrun" or option != "--use_cpu"]
+    options = [option for option in OPTIONS if launcher == "torchrun" or option != "--use_cpu"]  # not needed
     script = [str(ROOT / "training/text_classification.py"), *texts, *options, "--output_dir", str(folder)]
     command = [sys.executable, "-m", *LAUNCHERS[launcher], *script, "--per_device_train_batch_size", str(batch)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    without_gpu = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=without_gpu)
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads((folder / "run.json").read_text())["world_size"] == 2
 
@@ -121,3 +130,16 @@ def test_a_sharded_model_learns_what_a_whole_one_learns_and_is_saved_whole(tmp_p
     assert code[0] == code[1]
     config = json.loads((tmp_path / "saved2/config.json").read_text())
     assert config["auto_map"]["AutoModelForCausalLM"] == "modeling_bidir.BidirLlamaForCausalLM"
+
+
+@pytest.mark.parametrize(
+    ("model", "divides"),
+    [
+        (BidirLlamaForCausalLM, True),
+        (BidirBertForSequenceClassification, False),  # computes its loss itself
+        (BidirLlamaForSequenceClassification, False),  # calls the loss function without the number of labels
+        (BidirDinov2ForImageClassification, True),
+    ],
+)
+def test_heads_that_divide_by_all_labels_are_told_from_those_that_do_not(model, divides):
+    assert trainer._divides_by_all_labels(model(model.config_class(**SMALL))) is divides

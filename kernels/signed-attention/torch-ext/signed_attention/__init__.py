@@ -15,7 +15,10 @@ from .version import VERSION
 __all__ = ["VERSION", "bidir_attention", "flash_attn_forward", "packed_attention", "supports_flash_attn"]
 
 supports_flash_attn = True  # with this, transformers passes the masks of "sdpa"; padding would be attended to without
-CHANGE_SCORES = ("position_bias", "softcap", "s_aux")  # arguments of some models
+# arguments of some models that would change the result
+REFUSED = (
+    "position_bias", "softcap", "s_aux", "block_indices", "indices", "cache", "cu_seq_lens_q", "cu_seq_lens_k",
+)  # fmt: skip
 
 
 def flash_attn_forward(
@@ -43,14 +46,14 @@ def flash_attn_forward(
         The context `[batch, queries, heads, head_dim]`, and None for the coefficients.
 
     Raises:
-        ValueError: the model adds biases or sinks to its scores or caps them, or has one λ per layer.
+        ValueError: the model passes arguments that would change the result, such as biases, or has one λ per layer.
     """
-    changed = [name for name in CHANGE_SCORES if others.get(name) is not None]
+    changed = [name for name in REFUSED if others.get(name) is not None]
     keep, bias = keep_and_bias(attention_mask, omit_zero_bias=True)
     if changed or bias is not None:
         raise ValueError(
-            f"{type(module).__name__} changes its scores by {', '.join(changed) or 'a bias in its mask'}, which this "
-            "kernel does not compute; use hf_bidir.signed(model)."
+            f"{type(module).__name__} passes {', '.join(changed) or 'a bias in its mask'} to its attention function, "
+            "which this kernel does not compute; use hf_bidir.signed(model)."
         )
     mass = getattr(module.config, "attn_negative_mass", 1.0)
     if not isinstance(mass, int | float):
