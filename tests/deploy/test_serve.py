@@ -1,7 +1,9 @@
 """The example endpoint answers with the model's own predictions, to several requests at once."""
 
 import json
+import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -45,7 +47,9 @@ def post(checkpoints):
         port = free.getsockname()[1]
     options = ["--device", "cpu", "--port", str(port), "--batch", "4"]
     command = [sys.executable, str(SCRIPT), str(checkpoints / "classifier"), *options]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    # a session of its own, because LitServe's workers outlive the process that started them
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, **silent, start_new_session=True)
 
     def answer(text):
         body, header = json.dumps({"text": text}).encode(), {"Content-Type": "application/json"}
@@ -53,10 +57,12 @@ def post(checkpoints):
         with urllib.request.urlopen(request) as response:
             return json.load(response)
 
-    wait_for(f"http://127.0.0.1:{port}/health")
-    yield answer
-    process.terminate()
-    process.wait()
+    try:
+        wait_for(f"http://127.0.0.1:{port}/health")
+        yield answer
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def wait_for(address):
