@@ -26,7 +26,7 @@ from scipy import stats
 from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
-from transformers import PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 
 from hf_bidir.checkpoints.reading import read_model
 from hf_bidir.deploy.int8 import quantise_checkpoint
@@ -97,7 +97,7 @@ def inner_numbers(folder: Path, data: str | None, split: str) -> list[str]:
         largest.append(max(state.abs().max().item() for state in states))
         kurtosis.append(np.mean([stats.kurtosis(state.flatten().double().numpy(), fisher=False) for state in states]))
         sizes = torch.stack(coefficients).abs().mean((0, 2))  # [batch, queries, keys]
-        shares = (sizes * ~content(model, batch)[:, None]).sum(-1) / sizes.sum(-1).clamp_min(1e-12)
+        shares = (sizes * ~content(model, folder, batch)[:, None]).sum(-1) / sizes.sum(-1).clamp_min(1e-12)
         without_content.append(kept(shares.unsqueeze(-1), batch).mean().item())
     return [f"{max(largest):.1f}", f"{np.mean(kurtosis):.1f}", f"{100 * np.mean(without_content):.1f}"]
 
@@ -108,7 +108,7 @@ def kept(states: Tensor, batch: dict[str, Any]) -> Tensor:
     return states.flatten(0, 1) if keep is None or keep.shape != states.shape[:2] else states[keep.bool()]
 
 
-def content(model: PreTrainedModel, batch: dict[str, Any]) -> Tensor:
+def content(model: PreTrainedModel, folder: Path, batch: dict[str, Any]) -> Tensor:
     """Which keys are words or patches, boolean `[batch, keys]`."""
     if model.main_input_name == "pixel_values":
         image, patch = batch["pixel_values"].shape, model.config.patch_size
@@ -117,8 +117,9 @@ def content(model: PreTrainedModel, batch: dict[str, Any]) -> Tensor:
     ids = batch["input_ids"]
     if type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")):
         return (torch.arange(ids.shape[1]) > 0).expand_as(ids)
-    special = torch.tensor([token for token in (model.config.pad_token_id, 2, 3, 101, 102) if token is not None])
-    return ~torch.isin(ids, special)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}  # which stands for a word
+    return ~torch.isin(ids, torch.tensor(sorted(special)))
 
 
 if __name__ == "__main__":

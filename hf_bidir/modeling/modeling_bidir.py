@@ -78,9 +78,12 @@ class BidirMixin(_Stock):
 def _named_like_its_base(made: type) -> Iterator[None]:
     """The class that FSDP derives from a model's own belongs to a file of torch, which would be saved as its code."""
     own = next(base for base in made.__mro__ if not base.__module__.startswith("torch."))
+    if own is made:
+        yield
+        return
     names = {name: getattr(made, name) for name in ("__module__", "__name__", "__qualname__")}
     try:
-        for name in names if own is not made else ():
+        for name in names:
             setattr(made, name, getattr(own, name))
         yield
     finally:
