@@ -167,9 +167,11 @@ def lifted_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | N
     window, blocks of queries are computed with the keys in their reach only.
     """
     shift, contexts = call.shift(query), []
-    block_rows = LIFT_ROWS if call.banded else query.shape[2]
-    for first in range(0, query.shape[2], block_rows):
-        rows = slice(first, min(first + block_rows, query.shape[2]))
+    if not call.banded or torch.compiler.is_exporting():  # a loop over blocks would fix the lengths of a graph
+        mask = call.mask(keep, slice(0, query.shape[2]), slice(0, key.shape[2]), query.device)
+        return _lifted(query, key, value, mask, shift, call.scaling)
+    for first in range(0, query.shape[2], LIFT_ROWS):
+        rows = slice(first, min(first + LIFT_ROWS, query.shape[2]))
         columns = call.reach(rows, key.shape[2])
         mask = call.mask(keep, rows, columns, query.device)
         contexts.append(_lifted(query[:, :, rows], key[:, :, columns], value[:, :, columns], mask, shift, call.scaling))
@@ -198,7 +200,7 @@ def _lifted_bias(shift: Tensor, mask: Tensor | None, length: int) -> Tensor:
 def choose_implementation(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> tuple[str, str]:
     """The implementation that "auto" selects, and the reason; `benchmarks/attention.py` compares their speed.
 
-    Under torch.compile on a CPU it is "eager", whose operations the compiler fuses.
+    Under torch.compile on a CPU it is "eager", whose operations the compiler fuses; in an exported graph "lift".
     """
     device = query.device.type
     if call.activation == "softmax":
@@ -208,6 +210,8 @@ def choose_implementation(query: Tensor, key: Tensor, value: Tensor, call: Atten
     fused = call.activation == "tanhmax" and _supports_fused(query, key, value)
     if call.activation == "balanced" and call.dropout == 0:
         return "lift", "two softmax attentions by torch's SDPA"
+    if torch.compiler.is_exporting() and call.activation == "tanhmax" and not isinstance(call.negative_mass, Tensor):
+        return "lift", "softmax is one operator of a graph, TanhMax is twenty"
     if torch.compiler.is_compiling():
         return ("fused" if fused else "eager"), "torch.compile fuses the formula"
     if call.activation != "tanhmax":
