@@ -101,10 +101,10 @@ def signed_model(
     """
     attention: dict[str, Any] = {"activation": attn_activation, "negative_mass": negative_mass, "partial": partial}
     read = _read_source(source, weights, dtype, attention)
-    inputs = _inputs_of(read.model)
+    inputs = random_inputs(read.model)
     before = read.outputs(inputs)
     model = signed(read.model, **attention)
-    difference = largest_difference(before, _outputs(model, inputs), inputs)
+    difference = largest_difference(before, outputs_of(model, inputs), inputs)
     if is_softmax(model.config) and not difference <= _tolerance(model):
         raise ValueError(f"the converted model's outputs differ from the source's by {difference:.1e}; nothing saved.")
     return model, read.processors, difference
@@ -136,8 +136,8 @@ def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bo
         )
     model = complete_model(stock_class, transformer, config=stock_config(config, stock_class))
     bidir = read_bidir(transformer)
-    inputs = _inputs_of(bidir)
-    difference = largest_difference(_outputs(bidir, inputs), _outputs(model, inputs), inputs)
+    inputs = random_inputs(bidir)
+    difference = largest_difference(outputs_of(bidir, inputs), outputs_of(model, inputs), inputs)
     if not difference <= _tolerance(model):
         raise ValueError(f"the restored model's outputs differ from the source's by {difference:.1e}; nothing saved.")
     return write_checkpoint(output_dir, [model, *checkpoint_processors(transformer)], sentences)
@@ -215,14 +215,14 @@ def _read_source(
     if sentences:
         sentences.fetch_weights()
     model = complete_model(head, source, dtype)
-    return _Source(model, checkpoint_processors(source), bound(_outputs, model))
+    return _Source(model, checkpoint_processors(source), bound(outputs_of, model))
 
 
-def _inputs_of(model: PreTrainedModel) -> dict[str, Tensor]:
+def random_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
     """Random inputs that the model accepts; ValueError if none are known."""
     try:
         inputs = example_inputs(model)
-        _outputs(model, inputs)
+        outputs_of(model, inputs)
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
             f"{type(model).__name__} cannot be compared with its source: it accepts no known random input "
@@ -232,7 +232,7 @@ def _inputs_of(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 @torch.inference_mode()
-def _outputs(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Tensor]:
+def outputs_of(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Tensor]:
     """All floating-point tensors that the model returns, with a fixed seed for models that draw random numbers."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

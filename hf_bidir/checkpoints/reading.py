@@ -2,7 +2,7 @@
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -18,9 +18,13 @@ from transformers import (
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+from hf_bidir.checkpoints.adapters import adapted_config, adapter_config, base_of, check_base, covers, with_adapter
 from hf_bidir.checkpoints.auto_classes import bidir_class
 from hf_bidir.common.errors import did_you_mean
 from hf_bidir.modeling.configuration_bidir import stock_heads
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 logger = logging.getLogger(__name__)
 
@@ -29,13 +33,15 @@ PROCESSORS = (AutoTokenizer, AutoImageProcessor, AutoFeatureExtractor, AutoProce
 
 
 def read_config(source: str | Path) -> PretrainedConfig:
-    """The config of a checkpoint, stock or bidir.
+    """The config of a checkpoint, stock or bidir; of an adapter, that of its base with the adapter's head and labels.
 
     Raises:
         FileNotFoundError: the checkpoint does not exist.
         ValueError: its model type is unknown, or its attention fields were saved by a newer version.
     """
     path = Path(source)
+    if adapter_config(source):
+        return adapted_config(source, read_config(base_of(source)))
     if path.is_dir() and not (path / "config.json").is_file():
         raise FileNotFoundError(f"{source} has no config.json, so it is not a checkpoint folder.")
     if not path.exists() and (path.is_absolute() or (len(path.parts) > 1 and path.parent.is_dir())):
@@ -103,8 +109,10 @@ def complete_model(
 ) -> PreTrainedModel:
     """Load a checkpoint as `head` in evaluation mode; ValueError unless all weights are present and fit.
 
-    If the checkpoint has no pooler, the model has none.
+    If the checkpoint has no pooler, the model has none. An adapter is merged into its base model.
     """
+    if adapter_config(source):
+        return merged(read_adapted(source, dtype, **options))
     try:
         model, report = head.from_pretrained(source, dtype=dtype, output_loading_info=True, **options)
     except (SafetensorError, RuntimeError) as error:
@@ -117,6 +125,44 @@ def complete_model(
     if missing:
         raise ValueError(f"{source} is incomplete: it lacks the weights {missing}.")
     return model.eval()
+
+
+def read_adapted(
+    source: str | Path, dtype: torch.dtype | str = "auto", base: str | Path | None = None, **options: Any
+) -> "PeftModel":
+    """Load an adapter on its base model, not merged, in evaluation mode.
+
+    Args:
+        dtype: of the base's weights; "auto" keeps that of the checkpoint.
+        base: the folder or Hub name of the base model, if it is no longer where the adapter says.
+        options: for `from_pretrained`.
+
+    Raises:
+        FileNotFoundError: there is no such base model.
+        ValueError: the base is another one than that of the training run, is not signed, is quantised or is incomplete,
+            or the adapter does not fit it.
+    """
+    base = base_of(source) if base is None else base
+    config = adapted_config(source, read_config(base))
+    if "quantization_config" in options:
+        raise ValueError(f"{source} is an adapter, and can be quantised only when merged: hf-bidir merge {source} OUT.")
+    check_full_precision(config, base, "the base of an adapter")
+    check_base(source, base)
+    head: Any = bidir_class(config.architectures[0])
+    options |= {"config": config, "dtype": dtype, "ignore_mismatched_sizes": True, "output_loading_info": True}
+    model, report = head.from_pretrained(base, **options)
+    keys = {key if isinstance(key, str) else key[0] for key in (*report["missing_keys"], *report["mismatched_keys"])}
+    lacking = sorted(key for key in keys if not covers(source, key))
+    if lacking:
+        raise ValueError(f"{base} is incomplete: neither it nor the adapter {source} has the weights {lacking}.")
+    return with_adapter(model, source).eval()
+
+
+def merged(adapted: "PeftModel") -> PreTrainedModel:
+    """A model of its own class with the adapter's weights added to those of its base, which is changed."""
+    model = adapted.merge_and_unload()
+    model.eval()
+    return model
 
 
 def check_full_precision(config: PretrainedConfig, source: str | Path, what: str) -> None:

@@ -1,4 +1,4 @@
-"""`hf-bidir convert` and `families`: convert checkpoints, and list the model types that can be converted."""
+"""`hf-bidir convert`, `merge` and `families`: convert checkpoints, merge adapters, list the convertible model types."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -110,6 +110,34 @@ def _heal(given: dict[str, Any]) -> None:
             raise InputError(text) from error
 
     run_script(healed)
+
+
+@app.command()
+def merge(
+    adapter: Annotated[str, typer.Argument(metavar="ADAPTER", help="Folder or Hub name of an adapter.")],
+    output_dir: Annotated[Path, typer.Argument(metavar="OUT", help="Output folder, new or empty.")],
+    base: Annotated[
+        str | None, typer.Option(help="Folder or Hub name of the base model; by default the one the adapter names.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the contents of OUT.")] = False,
+) -> None:
+    """Merge a LoRA adapter into its base model.
+
+    OUT is a complete signed checkpoint in fp32, which needs neither the adapter nor peft. Its outputs are compared with
+    those of the separate adapter before anything is saved, and a base with other weights than those that the adapter
+    was trained on is refused.
+
+    \b
+    hf-bidir merge runs/my-adapter runs/my-model
+    hf-bidir merge someone/adapter runs/my-model --base runs/copy-of-the-base
+    """
+    with slow_imports("lora"):
+        from hf_bidir.checkpoints.merge import merge_adapter
+
+    with one_line_errors():
+        difference = merge_adapter(adapter, output_dir, base=base, overwrite=overwrite)
+    typer.echo(f"Largest difference from the outputs with the separate adapter: {difference:.1e}")
+    typer.echo(f"Saved to {output_dir}")
 
 
 @app.command()

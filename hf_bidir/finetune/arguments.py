@@ -63,7 +63,27 @@ class PretrainedArguments(CentringArguments):
 
 
 @dataclass
-class ModelArguments(PretrainedArguments):
+class AdapterArguments(PretrainedArguments):
+    """The initial checkpoint, and a LoRA adapter (Hu et al. 2021) that is trained in its place."""
+
+    lora_rank: int | None = option(
+        None, "Train a LoRA adapter of this rank on a signed checkpoint, whose own weights do not change. 8 is usual."
+    )
+    lora_alpha: float | None = option(
+        None, "The adapter's output is multiplied by lora_alpha / lora_rank; default: twice the rank."
+    )
+    lora_dropout: float = option(0.0, "Dropout of the adapter's input.")
+    lora_targets: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Linear layers that get an adapter, by the last parts of their names, such as query value; "
+            "default: all but the output layer."
+        },
+    )
+
+
+@dataclass
+class ModelArguments(AdapterArguments):
     """The initial checkpoint, or the shape of a new model."""
 
     hidden_size: int = option(128, "From scratch: the width of the model.")
@@ -130,7 +150,7 @@ class RnnModelArguments(RecurrentArguments):
 
 
 @dataclass
-class Seq2SeqModelArguments(RecurrentArguments):
+class Seq2SeqModelArguments(RecurrentArguments, AdapterArguments):
     """Model options of the recurrent encoder-decoder."""
 
     attn_score: str = option(

@@ -4,29 +4,31 @@ import inspect
 import logging
 from collections.abc import Collection
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_bidir.checkpoints.adapters import adapter_config
 from hf_bidir.checkpoints.auto_classes import bidir_class
 from hf_bidir.checkpoints.convert import is_softmax
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.checkpoints.reading import check_full_precision, read_config
 from hf_bidir.common.errors import InputError, as_input_error
-from hf_bidir.finetune.arguments import ModelArguments, PretrainedArguments
+from hf_bidir.finetune.adapter import ATTENTION, LORA, add_adapter, check_adapter
+from hf_bidir.finetune.arguments import AdapterArguments, ModelArguments, PretrainedArguments
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import bidir_config, check_bidir_config, check_layers
 from hf_bidir.modeling.signed_layers import heads_of, signed_layers
 
 logger = logging.getLogger(__name__)
 
-NEGATIVE_MASSES = ("attn_negative_mass", "attn_negative_mass_by_layer", "attn_negative_mass_by_head")
+NEGATIVE_MASSES = ATTENTION[1:]
 UNCHANGED_BY_CHECKPOINTS = (
-    *NEGATIVE_MASSES,
+    *ATTENTION,
+    *LORA,
     "model_name_or_path",
-    "attn_activation",
     "centre",
     "base_model",
     "license",
@@ -49,7 +51,8 @@ def check_given(arguments: PretrainedArguments, given: Collection[str]) -> None:
     """Refuse more than one negative mass, and options that shape a new model when the model comes from a checkpoint.
 
     Raises:
-        InputError: such an option is among the names in `given`, or there are several negative masses.
+        InputError: such an option is among the names in `given`, there are several negative masses, or an adapter
+            cannot be trained with these options (see `check_adapter`).
     """
     masses = [name for name in NEGATIVE_MASSES if getattr(arguments, name) is not None]
     if len(masses) > 1:
@@ -60,6 +63,7 @@ def check_given(arguments: PretrainedArguments, given: Collection[str]) -> None:
             f"--{', --'.join(shaping)} shape a model from scratch and cannot change the checkpoint "
             f"{arguments.model_name_or_path}; leave them out, or leave out --model_name_or_path"
         )
+    check_adapter(arguments, given)
 
 
 def scratch_config(
@@ -108,6 +112,8 @@ def checkpoint_config(auto: str, arguments: PretrainedArguments, names: list[str
     source = str(arguments.model_name_or_path)
     with as_input_error("", OSError, ValueError):
         config = read_config(source)
+        if adapter_config(source):
+            raise InputError(f"{source} is an adapter; train on from the merged model: hf-bidir merge {source} OUT")
         check_full_precision(config, source, "trained")
         if not config.model_type.startswith("bidir_"):
             config = bidir_config(config, attn_negative_mass=0.0)
@@ -196,7 +202,8 @@ def attention_fields(arguments: PretrainedArguments, present: PretrainedConfig |
 def build_model(auto: str, arguments: PretrainedArguments, config: PretrainedConfig) -> PreTrainedModel:
     """The model with random weights, or with those of the checkpoint; call `set_seed` before.
 
-    A classification head of another number of classes is replaced by a new one.
+    A classification head of another number of classes is replaced by a new one. With `lora_rank` the result is peft's
+    model with an adapter, which passes everything on to the model within.
 
     Args:
         auto: the Auto class of the head, such as "AutoModelForSequenceClassification".
@@ -208,10 +215,12 @@ def build_model(auto: str, arguments: PretrainedArguments, config: PretrainedCon
     source = arguments.model_name_or_path
     head = head_class(auto, config, source)
     with as_input_error():
-        model = head(config) if source is None else _pretrained(head, source, config)
+        model, new = (head(config), []) if source is None else _pretrained(head, source, config)
         if arguments.attn_implementation:
             model.set_attn_implementation(arguments.attn_implementation)
         _set_masses(model, arguments)
+    if isinstance(arguments, AdapterArguments) and arguments.lora_rank is not None:
+        return cast(PreTrainedModel, add_adapter(model, arguments, auto, new))
     return model
 
 
@@ -232,8 +241,14 @@ def _set_masses(model: PreTrainedModel, arguments: PretrainedArguments) -> None:
     check_bidir_config(model.config)
 
 
-def _pretrained(head: type[PreTrainedModel], source: str, config: PretrainedConfig) -> PreTrainedModel:
-    """The checkpoint's weights under a head that may be new; refuses an encoder or decoder with random weights."""
+def _pretrained(
+    head: type[PreTrainedModel], source: str, config: PretrainedConfig
+) -> tuple[PreTrainedModel, list[str]]:
+    """The checkpoint's weights under a head that may be new, and the names of the weights that are.
+
+    Refuses an encoder or decoder with random weights.
+    """
+    new: list[str] = []
     refused = f"{source} is not a usable checkpoint: "
     with as_input_error(refused, ValueError, OSError, SafetensorError):
         model, report = head.from_pretrained(
@@ -241,14 +256,15 @@ def _pretrained(head: type[PreTrainedModel], source: str, config: PretrainedConf
         )
     for problem in ("missing_keys", "mismatched_keys"):
         keys = sorted(key if isinstance(key, str) else key[0] for key in report[problem])  # or (key, shape, shape)
-        keys = [key for key in keys if _belongs_to_checkpoint(key, model)]
+        new += [key for key in keys if not _belongs_to_checkpoint(key, model)]
+        keys = [key for key in keys if key not in new]
         if keys:
             shown = ", ".join(keys[:KEYS_SHOWN]) + (", ..." if len(keys) > KEYS_SHOWN else "")
             raise InputError(
                 f"{refused}expected every weight of the encoder in the shape that config.json describes; "
                 f"{len(keys)} {problem.replace('_', ' ')}: {shown}"
             )
-    return model
+    return model, new
 
 
 def _belongs_to_checkpoint(key: str, model: PreTrainedModel) -> bool:

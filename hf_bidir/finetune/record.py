@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, TrainerState, TrainingArguments
 
+from hf_bidir.checkpoints.adapters import weights_digests
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.files import sha256
 from hf_bidir.finetune.arguments import RunArguments
@@ -62,9 +63,22 @@ def begin_record(
         "notes": splits.notes,
         "label_names": splits.names,
         "class_shares": splits.class_shares(),
-        "num_parameters": model.num_parameters(),
+        **_size(model, given.get("model_name_or_path")),
         "examples_per_step": args.world_size * args.train_batch_size * args.gradient_accumulation_steps,
         **circumstances(args),
+    }
+
+
+def _size(model: PreTrainedModel, source: str | None) -> dict[str, Any]:
+    """The number of weights; for an adapter those of its base and its own, and which files the base has."""
+    number = model.num_parameters()
+    if source is None or not hasattr(model, "peft_config"):
+        return {"num_parameters": number}
+    trained = model.num_parameters(only_trainable=True)
+    return {
+        "num_parameters": number - trained,
+        "adapter_parameters": trained,
+        "base_weights": weights_digests(source),
     }
 
 
@@ -142,6 +156,8 @@ def differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
     ]
     if earlier.get("data") != now["data"]:
         found.append("the data files differ")
+    if earlier.get("base_weights") != now.get("base_weights"):
+        found.append("the weights of the base model differ")
     batch, batch_now = (run.get("examples_per_step") for run in (earlier, now))
     if batch != batch_now:
         found.append(

@@ -54,7 +54,8 @@ def check_schedule(options: ScheduleArguments, arguments: PretrainedArguments, g
             raise InputError(f"--{named[0]} needs --negative_mass_until, the share of training that a schedule takes")
         return
     conflicts = {name: getattr(arguments, name) is not None for name in NEGATIVE_MASSES} | {
-        "attn_activation": arguments.attn_activation not in (None, *WITH_NEGATIVE_MASS)
+        "attn_activation": arguments.attn_activation not in (None, *WITH_NEGATIVE_MASS),
+        "lora_rank": getattr(arguments, "lora_rank", None) is not None,  # an adapter keeps the attention of its base
     }
     for name, conflicting in conflicts.items():
         if conflicting:

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, Seq2SeqTrainer, Trainer, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
+from hf_bidir.checkpoints.adapters import ADAPTER_WEIGHTS
 from hf_bidir.checkpoints.reading import complete_model
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.extras import extra
@@ -122,6 +124,11 @@ class FinetuneTrainer(Trainer):
 
     def _load_weights(self, checkpoint: str) -> None:
         model = self.accelerator.unwrap_model(self.model)
+        if hasattr(model, "peft_config"):
+            from peft import set_peft_model_state_dict
+
+            set_peft_model_state_dict(model, load_file(Path(checkpoint, ADAPTER_WEIGHTS)))
+            return
         saved = complete_model(type(model), checkpoint)
         model.load_state_dict(saved.state_dict())
         # restore the negative mass of these weights, which a schedule may have changed since
@@ -130,6 +137,7 @@ class FinetuneTrainer(Trainer):
 
 def _divides_by_all_labels(model: nn.Module) -> bool:
     """Whether `forward` passes the number of all labels on to a loss function of transformers that divides by it."""
+    model = model.get_base_model() if hasattr(model, "peft_config") else model
     source = inspect.getsource(inspect.unwrap(type(model).forward))
     passed_on = re.search(r"self\.loss_function\((?:[^()]|\([^()]*\))*\*\*", source) is not None
     return passed_on and getattr(model.config, "problem_type", None) not in MEAN_LOSSES

@@ -8,6 +8,7 @@ CODE = ("*.py",)
 MODULES = ("[0-9]_*/*.json", "[0-9]_*/*.safetensors")  # sentence-transformers keeps them in numbered folders
 COMPUTED_FROM = (
     "config.json",
+    "adapter_config.json",
     "generation_config.json",
     "*.safetensors",
     "model.safetensors.index.json",

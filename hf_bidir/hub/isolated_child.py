@@ -1,6 +1,10 @@
-"""What `isolated_forward` runs by path: python -I isolated_child.py FOLDER CLASS INPUTS OUTPUTS."""
+"""What `isolated_forward` runs by path: python -I isolated_child.py FOLDER CLASS INPUTS OUTPUTS [BASE LABELS].
+
+BASE is the folder of the base model if FOLDER is an adapter, and LABELS the number of its classes.
+"""
 
 import sys
+from typing import Any
 
 # an import of the package, even an installed one, now raises ImportError
 sys.modules["hf_bidir"] = None  # type: ignore[assignment]
@@ -12,13 +16,25 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 LOADING_PROBLEMS = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
 
 
-def main(folder: str, auto_class: str, inputs_file: str, outputs_file: str) -> None:
-    model, report = getattr(transformers, auto_class).from_pretrained(
-        folder, trust_remote_code=True, output_loading_info=True
-    )
+def loaded(auto: Any, folder: str) -> torch.nn.Module:
+    model, report = auto.from_pretrained(folder, trust_remote_code=True, output_loading_info=True)
     problems = [f"{name}: {sorted(map(str, report[name]))}" for name in LOADING_PROBLEMS if report.get(name)]
     if problems:
         sys.exit("the weights do not fit the model; " + "; ".join(problems))
+    return model
+
+
+def adapted(auto: Any, folder: str, base: str, labels: str) -> torch.nn.Module:
+    """The adapter brings the weights of a new head, so those of the base may be missing or of another size."""
+    from peft import PeftModel
+
+    model = auto.from_pretrained(base, trust_remote_code=True, num_labels=int(labels), ignore_mismatched_sizes=True)
+    return PeftModel.from_pretrained(model, folder)
+
+
+def main(folder: str, auto_class: str, inputs_file: str, outputs_file: str, *adapter: str) -> None:
+    auto = getattr(transformers, auto_class)
+    model = adapted(auto, folder, *adapter) if adapter else loaded(auto, folder)
     with torch.inference_mode():
         outputs = model.eval()(**load_file(inputs_file))
     tensors = {name: value for name, value in outputs.items() if isinstance(value, torch.Tensor)}

@@ -1,6 +1,7 @@
 """The model card of a finished run, built only from the files of the run."""
 
 import logging
+import os
 import re
 from difflib import unified_diff
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from hf_bidir.checkpoints.adapters import adapter_config
+from hf_bidir.checkpoints.reading import read_config
 from hf_bidir.common.files import read_json, replacing
 from hf_bidir.common.statistics import TESTED_BY_SEED
 from hf_bidir.hub import known_data
@@ -72,15 +75,15 @@ def build_model_card(folder: str | Path, repo_id: str | None = None, revision: s
     replaced; hand-written text and metadata are kept.
 
     Args:
-        folder: has config.json; for a finished run also run.json and all_results.json, and optionally
-            evaluation.json and seeds.json.
+        folder: has config.json, or an adapter whose base can be read; for a finished run also run.json and
+            all_results.json, and optionally evaluation.json and seeds.json.
         repo_id, revision: the Hub repository in the example; by default that of the existing README.md.
 
     Raises:
-        FileNotFoundError: `folder` has no config.json.
+        FileNotFoundError: `folder` has neither a config.json nor an adapter, or the adapter's base cannot be read.
     """
     folder, readme = Path(folder), Path(folder, "README.md")
-    if not (folder / "config.json").is_file():
+    if not (folder / "config.json").is_file() and not adapter_config(folder):
         raise FileNotFoundError(f"expected a checkpoint folder with a config.json; {folder} has none")
     existing = ModelCard.load(readme) if readme.is_file() else None
     if repo_id is None and existing and (named := SOURCE.search(existing.text)):
@@ -127,8 +130,10 @@ def card_differences(folder: str | Path) -> list[str]:
 
 def _facts(folder: Path) -> dict[str, Any]:
     """The values for the template; None or empty if the run did not record them."""
-    files = ("config", "run", "all_results", "evaluation", "seeds", "previous_run")
-    config, run, results, evaluation, seeds, previous = (read_json(folder / f"{name}.json") for name in files)
+    files = ("run", "all_results", "evaluation", "seeds", "previous_run")
+    run, results, evaluation, seeds, previous = (read_json(folder / f"{name}.json") for name in files)
+    adapter = adapter_config(folder)
+    config = read_config(folder).to_dict() if adapter else read_json(folder / "config.json")
     architecture = (config.get("architectures") or ["model"])[0]
     autos = [auto for auto, path in config.get("auto_map", {}).items() if path.endswith(f".{architecture}")]
     data = run.setdefault("data", {})
@@ -148,6 +153,10 @@ def _facts(folder: Path) -> dict[str, Any]:
         "activation": config.get("attn_activation"),
         "negative_mass": config.get("attn_negative_mass"),
         "parameters": run.get("num_parameters"),
+        "adapter": adapter,
+        "adapter_parameters": run.get("adapter_parameters"),
+        "base": _base_of_adapter(adapter, folder),
+        "labels": run.get("label_names", []) if adapter else [],
         "data": data,
         "data_rows": _data_rows(data),
         "notes": run.get("notes", []),
@@ -169,7 +178,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "measured_later": measured_later,
         "relative_error": results.get("eval_relative_error"),
         "snippets": run.get("task") == "distillation" and (folder / "tokenizer_config.json").is_file(),
-        "needed_signs": _needed_signs(folder, run),
+        "needed_signs": _needed_signs(folder, run, config),
         "has_weights": any(folder.glob("*.safetensors")),
         "evaluation": evaluation,
         "sample": run.get("sample"),
@@ -179,19 +188,24 @@ def _facts(folder: Path) -> dict[str, Any]:
     }
 
 
-def _needed_signs(folder: Path, run: dict[str, Any]) -> bool:
+def _needed_signs(folder: Path, run: dict[str, Any], config: dict[str, Any]) -> bool:
     """Whether a penalty of healing asked for negative coefficients without which predictions change."""
     keep_signs = run.get("recipe", {}).get("keep_signs")
     if keep_signs is None:  # the default: unless the model generates text or is recurrent
-        recurrent = read_json(folder / "config.json")["model_type"] == "bidir_rnn"
+        recurrent = config["model_type"] == "bidir_rnn"
         keep_signs = not recurrent and not (folder / "generation_config.json").is_file()
     return run.get("task") == "distillation" and keep_signs
 
 
-def _base_model(run: dict[str, Any]) -> str | None:
-    """The model on the Hub that a run names or started from; a local folder has no link there."""
-    recipe = run.get("recipe", {})
-    return recipe.get("base_model") or (recipe.get("model_name_or_path") if run.get("started_from") == "hub" else None)
+def _base_model(facts: dict[str, Any]) -> str | None:
+    """The model on the Hub that the weights, or those of an earlier run, come from; None for a local folder."""
+    if facts["adapter"]:
+        return None if facts["base"].startswith(".") else facts["base"]
+    for run in (facts, facts["previous"]):
+        recipe, on_hub = run.get("recipe", {}), run.get("started_from") == "hub"
+        if named := recipe.get("base_model") or (recipe.get("model_name_or_path") if on_hub else None):
+            return named
+    return None
 
 
 def _example(folder: Path, facts: dict[str, Any]) -> Checkpoint:
@@ -207,7 +221,15 @@ def _example(folder: Path, facts: dict[str, Any]) -> Checkpoint:
         digits=facts["recipe"].get("dataset_name") == "digits",
         has_example_image=(folder / EXAMPLE_IMAGE).is_file(),
         makes_sentence_vectors=facts["makes_sentence_vectors"],
+        base=facts["base"],
+        labels=tuple(facts["labels"]),
     )
+
+
+def _base_of_adapter(adapter: dict[str, Any], folder: Path) -> str | None:
+    """The Hub name of an adapter's base model, or its folder as seen from that of the adapter."""
+    base = adapter.get("base_model_name_or_path")
+    return os.path.relpath(base, folder) if base and Path(base).exists() else base
 
 
 def _stock_architecture(architecture: str, config: dict[str, Any]) -> str | None:
@@ -248,6 +270,13 @@ def _circumstances(run: dict[str, Any]) -> dict[str, str]:
     return facts
 
 
+def _library(facts: dict[str, Any]) -> str:
+    """The library that loads the folder."""
+    if facts["makes_sentence_vectors"]:
+        return "sentence-transformers"
+    return "peft" if facts["adapter"] else "transformers"
+
+
 def _metadata(facts: dict[str, Any]) -> ModelCardData:
     """The card's YAML block, with the measured numbers as a model index."""
     recipe, previous = facts["recipe"], facts["previous"]
@@ -260,11 +289,16 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
         # only the owner can license weights, so the licence comes from this run's options or the run before it
         license=recipe.get("license") or previous.get("recipe", {}).get("license"),
         language=languages[0] if len(languages) == 1 else languages or None,
-        library_name="sentence-transformers" if facts["makes_sentence_vectors"] else "transformers",
+        library_name=_library(facts),
         pipeline_tag="sentence-similarity" if facts["makes_sentence_vectors"] else PIPELINES.get(facts["auto_class"]),
-        base_model=_base_model(facts) or _base_model(previous),
+        base_model=_base_model(facts),
+        base_model_relation="adapter" if facts["adapter"] else None,
         datasets=[data_set.hub_name for data_set in used if data_set.hub_name] or None,
-        tags=[*([facts["activation"], "signed-attention"] if signed else []), "hf_bidir"],
+        tags=[
+            *([facts["activation"], "signed-attention"] if signed else []),
+            *([facts["adapter"]["peft_type"].lower()] if facts["adapter"] else []),
+            "hf_bidir",
+        ],
         metrics=[metric for name in overall(facts["scores"]) if (metric := METRICS[name])] or None,
         eval_results=_model_index(facts) or None,
     )

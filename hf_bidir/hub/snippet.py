@@ -27,6 +27,8 @@ class Checkpoint:
         digits: whether the images are those of scikit-learn.
         has_example_image: whether the folder has example.png.
         makes_sentence_vectors: whether sentence-transformers loads it.
+        base: the base model, if this is an adapter.
+        labels: the names of the classes of an adapter's model.
     """
 
     name: str
@@ -40,6 +42,8 @@ class Checkpoint:
     digits: bool = False
     has_example_image: bool = False
     makes_sentence_vectors: bool = False
+    base: str | None = None
+    labels: tuple[str, ...] = ()
 
 
 def snippet(checkpoint: Checkpoint) -> str:
@@ -49,13 +53,33 @@ def snippet(checkpoint: Checkpoint) -> str:
     extra, use = _use(checkpoint)
     classes = sorted(filter(None, [checkpoint.processor_class, checkpoint.auto_class]))
     imports = [*extra, f"from transformers import {', '.join(classes)}"]
+    if checkpoint.base is not None:
+        imports.insert(-1, "from peft import PeftModel")
     if not _brings_code(checkpoint):
         imports.insert(0, "import hf_bidir  # registers the signed models with transformers")
     options = _options(checkpoint)
     load = [] if checkpoint.processor_class is None else [_load(_processor(checkpoint), checkpoint, options)]
     eager = ['attn_implementation="eager"'] if use else []
-    load.append(_load(f"model = {checkpoint.auto_class}", checkpoint, [*eager, *options]))
+    if checkpoint.base is None:
+        load.append(_load(f"model = {checkpoint.auto_class}", checkpoint, [*eager, *options]))
+    else:
+        load += _adapted(checkpoint, eager)
     return "\n".join([*imports, "", *_source(checkpoint), *load, *use])
+
+
+def _adapted(checkpoint: Checkpoint, eager: list[str]) -> list[str]:
+    """Lines that load the base model, with the adapter's classes, and put the adapter on it."""
+    labels = dict(enumerate(checkpoint.labels))
+    # the base may have a head for other classes, which the adapter replaces
+    classes = ["id2label=labels", "ignore_mismatched_sizes=True"] if labels else []
+    given = ", ".join(["base", *classes, *eager, "trust_remote_code=True"])
+    revision = ", revision=revision" if checkpoint.repo_id else ""
+    return [
+        f'base = "{checkpoint.base}"',
+        *([f"labels = {labels}"] if labels else []),
+        f"model = {checkpoint.auto_class}.from_pretrained({given})",
+        f"model = PeftModel.from_pretrained(model, source{revision})",
+    ]
 
 
 def _use(checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
@@ -129,7 +153,7 @@ def _sentence_vectors(checkpoint: Checkpoint) -> str:
 
 
 def _brings_code(checkpoint: Checkpoint) -> bool:
-    return checkpoint.has_code or checkpoint.repo_id is not None
+    return checkpoint.has_code or checkpoint.repo_id is not None or checkpoint.base is not None
 
 
 def _source(checkpoint: Checkpoint) -> list[str]:

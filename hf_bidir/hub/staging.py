@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig
 
+from hf_bidir.checkpoints.adapters import ADAPTER_CONFIG, adapter_config, base_of
 from hf_bidir.checkpoints.convert import TOLERANCE, TOLERATED_STEPS
 from hf_bidir.checkpoints.example_inputs import example_inputs
 from hf_bidir.checkpoints.reading import read_bidir
@@ -75,11 +76,17 @@ def stage(folder: str | Path, target: Path, repo_id: str | None = None, revision
     Raises:
         FileNotFoundError: `folder` holds no checkpoint.
         ValueError: it holds a pickle, a path of this machine, a token, a file over 5 GiB, or unknown code; or it does
-            not load in a clean process, or computes other outputs there.
+            not load in a clean process, or computes other outputs there; or the base model of an adapter is a folder.
     """
     folder = Path(folder)
-    if not (folder / "config.json").is_file() or not list(folder.glob("*.safetensors")):
+    adapter = adapter_config(folder)
+    if not ((folder / "config.json").is_file() or adapter) or not list(folder.glob("*.safetensors")):
         raise FileNotFoundError(f"expected a checkpoint folder with config.json and *.safetensors; got {folder}.")
+    if adapter and Path(base_of(folder)).exists():
+        raise ValueError(
+            f"the base model of the adapter {folder} is the folder {base_of(folder)}, which others do not have. Push "
+            f'it first, then write its name, owner/name, as "base_model_name_or_path" into {folder / ADAPTER_CONFIG}.'
+        )
     files = found(folder, ("*", "[0-9]_*/*")).keys()
     pickles = sorted(name for name in files - TRAINER_FILES if Path(name).suffix in PICKLES)
     if pickles:
@@ -88,7 +95,8 @@ def stage(folder: str | Path, target: Path, repo_id: str | None = None, revision
     for name, file in found(folder, COMPUTED_FROM + CODE + REPORTS).items():
         (target / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(file, target / name)
-    _add_code(target)
+    if not adapter:  # its base brings the code
+        _add_code(target)
     staged = Staged(target)
     write_card(target, repo_id, revision or staged.content)
     _check_contents(staged)

@@ -6,7 +6,7 @@ from typing import Any
 from transformers import set_seed
 
 from hf_bidir.common.errors import InputError
-from hf_bidir.finetune.arguments import HealingArguments, PretrainedArguments, ScheduleArguments
+from hf_bidir.finetune.arguments import AdapterArguments, HealingArguments, ScheduleArguments
 from hf_bidir.finetune.data.arguments import UnlabelledTextArguments, option
 from hf_bidir.finetune.data.masking import MaskingCollator
 from hf_bidir.finetune.data.text_data import fit_max_length
@@ -34,7 +34,7 @@ class MaskedTextArguments(UnlabelledTextArguments):
 
 def _train(
     data: MaskedTextArguments,
-    arguments: PretrainedArguments,
+    arguments: AdapterArguments,
     schedule: ScheduleArguments,
     args: HealingArguments,
     given: dict[str, Any],
@@ -66,4 +66,4 @@ def _train(
     )
 
 
-masked_lm = Task((MaskedTextArguments, PretrainedArguments, ScheduleArguments, HealingArguments), _train)
+masked_lm = Task((MaskedTextArguments, AdapterArguments, ScheduleArguments, HealingArguments), _train)
