@@ -110,6 +110,37 @@ def test_a_published_checkpoint_is_measured_by_its_name(hub, tmp_path):
     assert "test.csv (test, 2 examples)" in told.stdout
 
 
+ADAPTER = """
+from training.text_classification import main
+words = "--model_name_or_path alice/tiny --train_file reviews.csv --lora_rank 2 --max_steps 1 --use_cpu"
+main([*words.split(), "--output_dir", "lora"])
+"""
+FOLLOWED = """
+from huggingface_hub import ModelCard
+exec(ModelCard.load("alice/lora").text.partition("```python\\n")[2].partition("```")[0])
+assert type(model.get_base_model()).__module__.startswith("transformers_modules"), type(model.get_base_model())
+"""
+
+
+def test_an_adapter_is_pushed_alone_and_its_card_loads_it_on_its_base(hub, published, tmp_path):
+    rows = [f"a {word} film {row},{word}" for row in range(20) for word in ("good", "bad", "new")]
+    (tmp_path / "reviews.csv").write_text("\n".join(["text,label", *rows]))
+    trained = ended(start(hub, ADAPTER, home=tmp_path / "trainer"))
+    assert trained.returncode == 0, trained.stderr
+    pushed = published[1].run("push", tmp_path / "lora", "alice/lora")
+    assert pushed.returncode == 0, pushed.stderr
+    files = hub.repositories["alice/lora"].at("main").files
+    assert {name for name in files if name.endswith((".safetensors", ".py", "config.json"))} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "tokenizer_config.json",
+    }
+    assert "base_model: alice/tiny" in files["README.md"].content.decode()
+    followed = ended(start(hub, FOLLOWED, home=tmp_path / "stranger"))
+    assert followed.returncode == 0, followed.stderr
+    assert followed.stdout.split()[0] in ("good", "bad", "new")
+
+
 def test_the_code_that_is_pushed_is_byte_equal_to_that_of_the_package(hub):
     files = hub.repositories["alice/tiny"].at("v1").files
     code = {name: file.content for name, file in files.items() if name.endswith(".py")}

@@ -3,8 +3,6 @@
 import json
 import math
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -112,15 +110,6 @@ def test_the_best_checkpoint_by_perplexity_has_the_lowest_and_every_evaluation_l
     logged = {entry["step"]: entry["eval_perplexity"] for entry in state["log_history"] if "eval_loss" in entry}
     assert state["best_model_checkpoint"].endswith(f"checkpoint-{min(logged, key=logged.get)}")
     assert len(logged) == 3
-
-
-def test_two_processes_share_a_run(options, tmp_path):
-    script = str(ROOT / "training/causal_lm.py")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", script]
-    short = ["--max_steps", "4", "--output_dir", str(tmp_path / "run")]
-    done = subprocess.run([*launch, *options, *short], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads((tmp_path / "run/run.json").read_text())["world_size"] == 2
 
 
 @pytest.mark.parametrize(
