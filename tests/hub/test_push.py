@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from peft import PeftModel
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, signed
 from hf_bidir.finetune.data.tokenizer import train_wordpiece
@@ -20,6 +22,7 @@ from hf_bidir.hub import push_checkpoint
 from hf_bidir.hub.staging import MODELING, code_files, stage
 from tests.hub_server import Account, Fault, File, Hub, Repository
 from tests.hub_user import TIMEOUT, User, ended, start
+from training import text_classification
 
 ROOT = Path(__file__).parents[2]
 TOKENS = {"hf_alice": Account("alice"), "hf_reader": Account("alice", "read"), "hf_bob": Account("bob")}
@@ -110,11 +113,6 @@ def test_a_published_checkpoint_is_measured_by_its_name(hub, tmp_path):
     assert "test.csv (test, 2 examples)" in told.stdout
 
 
-ADAPTER = """
-from training.text_classification import main
-words = "--model_name_or_path alice/tiny --train_file reviews.csv --lora_rank 2 --max_steps 1 --use_cpu"
-main([*words.split(), "--output_dir", "lora"])
-"""
 FOLLOWED = """
 from huggingface_hub import ModelCard
 exec(ModelCard.load("alice/lora").text.partition("```python\\n")[2].partition("```")[0])
@@ -122,12 +120,17 @@ assert type(model.get_base_model()).__module__.startswith("transformers_modules"
 """
 
 
-def test_an_adapter_is_pushed_alone_and_its_card_loads_it_on_its_base(hub, published, tmp_path):
+def test_an_adapter_is_pushed_alone_and_its_card_loads_it_on_its_base(hub, published, folder, tmp_path):
     rows = [f"a {word} film {row},{word}" for row in range(20) for word in ("good", "bad", "new")]
-    (tmp_path / "reviews.csv").write_text("\n".join(["text,label", *rows]))
-    trained = ended(start(hub, ADAPTER, home=tmp_path / "trainer"))
-    assert trained.returncode == 0, trained.stderr
-    pushed = published[1].run("push", tmp_path / "lora", "alice/lora")
+    reviews, adapter = tmp_path / "reviews.csv", tmp_path / "lora"
+    reviews.write_text("\n".join(["text,label", *rows]))
+    given = ["--model_name_or_path", str(folder), "--train_file", str(reviews), "--output_dir", str(adapter)]
+    text_classification.main([*given, "--lora_rank", "2", "--max_steps", "1", "--use_cpu"])
+    with pytest.raises(ValueError, match=r"is the folder .*, which others do not have\. Push it first"):
+        stage(adapter, tmp_path / "staged")
+    config = adapter / "adapter_config.json"
+    config.write_text(config.read_text().replace(str(folder), "alice/tiny"))
+    pushed = published[1].run("push", adapter, "alice/lora")
     assert pushed.returncode == 0, pushed.stderr
     files = hub.repositories["alice/lora"].at("main").files
     assert {name for name in files if name.endswith((".safetensors", ".py", "config.json"))} == {
@@ -138,7 +141,13 @@ def test_an_adapter_is_pushed_alone_and_its_card_loads_it_on_its_base(hub, publi
     assert "base_model: alice/tiny" in files["README.md"].content.decode()
     followed = ended(start(hub, FOLLOWED, home=tmp_path / "stranger"))
     assert followed.returncode == 0, followed.stderr
-    assert followed.stdout.split()[0] in ("good", "bad", "new")
+    label, probability = followed.stdout.split()
+    model = PeftModel.from_pretrained(
+        BidirBertForSequenceClassification.from_pretrained(folder, num_labels=3, ignore_mismatched_sizes=True), adapter
+    )
+    inputs = AutoTokenizer.from_pretrained(adapter)("a charming film with a weak ending", return_tensors="pt")
+    assert label in ("good", "bad", "new")
+    assert float(probability) == pytest.approx(model(**inputs).logits.softmax(-1).max().item(), abs=1e-4)
 
 
 def test_the_code_that_is_pushed_is_byte_equal_to_that_of_the_package(hub):
@@ -312,9 +321,26 @@ def test_a_token_without_permission_is_one_line_with_advice(refusals, token, rep
     assert not token or token not in refused.stderr
 
 
+def test_an_error_of_the_server_is_one_line_with_advice_and_commits_nothing(hub, push, folder, tmp_path):
+    changed = tmp_path / "tiny"
+    shutil.copytree(folder, changed)
+    (changed / "vocab.txt").write_text("another file\n")
+    before = dict(hub.repositories["alice/tiny"].commits)
+    hub.faults.append(Fault("POST", "/commit/", status=500, times=99))
+    failed = push(changed)
+    hub.faults.clear()
+    check_advice(failed)
+    assert hub.repositories["alice/tiny"].commits == before
+
+
+def check_advice(failed):
+    *_, last = failed.stderr.strip().splitlines()
+    assert (failed.returncode, last.startswith("error: "), "run the command again" in last) == (2, True, True), last
+    assert "hf_alice" not in failed.stderr
+
+
 FAULTS = {
     "cut in the middle": Fault("PUT", "/lfs/", share=0.5, times=99),
-    "500 on the commit": Fault("POST", "/commit/", status=500, times=99),
     "killed": Fault("PUT", "/lfs/", hang=True, times=99),
 }
 
@@ -360,9 +386,5 @@ def test_a_failure_leaves_the_repository_as_it_was_and_the_retry_succeeds(troubl
     assert {"model.safetensors", "config.json", "README.md"} <= after
 
 
-@pytest.mark.parametrize("fault", [name for name in FAULTS if name != "killed"])
-def test_a_failure_is_one_line_with_advice(troubled, fault):
-    *_, last = troubled[fault][0].stderr.strip().splitlines()
-    assert last.startswith("error: ")
-    assert "run the command again" in last
-    assert "hf_alice" not in troubled[fault][0].stderr
+def test_a_broken_connection_is_one_line_with_advice(troubled):
+    check_advice(troubled["cut in the middle"][0])

@@ -8,7 +8,6 @@ from hf_bidir import BidirRnnConfig, BidirRnnForSequenceClassification, BidirRnn
 from hf_bidir.explain import contributions, erasure, token_scores
 from hf_bidir.explain.signs import negative_share
 from hf_bidir.finetune.data.tokenizer import train_words
-from hf_bidir.hub.isolated import isolated_forward
 from hf_bidir.modeling.modeling_bidir_rnn import encode
 
 TINY = {"vocab_size": 30, "embedding_size": 6, "hidden_size": 4, "initializer_range": 1.0}
@@ -131,13 +130,6 @@ def test_an_unknown_label_is_refused(labels):
 def test_without_a_mask_the_pad_token_is_padding():
     model, batch = model_of("lstm"), texts()
     torch.testing.assert_close(model(batch["input_ids"]).logits, model(**batch).logits)
-
-
-def test_a_saved_model_gives_the_same_logits_without_hf_bidir(tmp_path):
-    model = model_of("lstm", "feed_forward")
-    model.save_pretrained(tmp_path)
-    there = isolated_forward(tmp_path, "AutoModelForSequenceClassification", texts())["logits"]
-    torch.testing.assert_close(there, model(**texts()).logits, rtol=0, atol=1e-6)
 
 
 def test_the_encoder_alone_loads_from_a_classifier(tmp_path):

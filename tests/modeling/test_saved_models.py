@@ -1,9 +1,14 @@
 """Signed models of every kind saved and loaded: by their class, by Auto classes, without hf_bidir, as parts."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import transformers
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -13,8 +18,14 @@ from transformers import (
 )
 
 import hf_bidir
-from hf_bidir import BidirBertForSequenceClassification, signed
-from hf_bidir.hub.isolated import isolated_forward
+from hf_bidir import (
+    BidirBertForSequenceClassification,
+    BidirRnnConfig,
+    BidirRnnForSeq2SeqLM,
+    BidirRnnForSequenceClassification,
+    signed,
+)
+from hf_bidir.hub.isolated import CHILD
 from tests.tiny_models import FAMILIES, inputs_of, logits_of, stock_model
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
@@ -54,19 +65,64 @@ def test_a_stock_checkpoint_loads_with_nothing_missing_and_its_keys_are_kept(fam
     assert keys[0] == keys[1]
 
 
-@pytest.mark.parametrize(
-    ("family", "auto"),
-    [
-        ("vit", "AutoModelForImageClassification"),
-        ("llama", "AutoModelForCausalLM"),
-        ("bart", "AutoModelForSeq2SeqLM"),
-    ],
-)
-def test_a_saved_model_reloads_in_a_process_that_has_no_hf_bidir(family, auto, tmp_path):
-    model = signed_model(family)
-    model.save_pretrained(tmp_path)
-    elsewhere = isolated_forward(tmp_path, auto, inputs_of(family))["logits"]
-    torch.testing.assert_close(elsewhere, model(**inputs_of(family)).logits, rtol=0, atol=1e-5)
+ALONE = {
+    "vit": (lambda: signed_model("vit"), "vit", "AutoModelForImageClassification"),
+    "llama": (lambda: signed_model("llama"), "llama", "AutoModelForCausalLM"),
+    "bart": (lambda: signed_model("bart"), "bart", "AutoModelForSeq2SeqLM"),
+    "a window": (lambda: windowed("bert"), "bert", "AutoModelForSequenceClassification"),
+    "recurrent": (
+        lambda: recurrent(BidirRnnForSequenceClassification, encoder="lstm", attn_score="feed_forward"),
+        "bert",
+        "AutoModelForSequenceClassification",
+    ),
+    "recurrent encoder-decoder": (
+        lambda: recurrent(
+            BidirRnnForSeq2SeqLM,
+            encoder="gru",
+            decoder_style="bahdanau",
+            attn_score="general",
+            attn_scope="local-p",
+            attn_window=2,
+        ),
+        "bart",
+        "AutoModelForSeq2SeqLM",
+    ),
+}
+
+
+def windowed(family):
+    config = signed_model(family).config
+    config.attn_scope, config.attn_window = "window", 1
+    torch.manual_seed(0)
+    return BidirBertForSequenceClassification(config).eval()
+
+
+def recurrent(head, **fields):
+    torch.manual_seed(0)
+    shape = {"vocab_size": 60, "embedding_size": 6, "hidden_size": 4, "initializer_range": 1.0, "encoder": "gru"}
+    return head(BidirRnnConfig(**shape | fields)).eval()
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """By name, the logits of each saved model in one process that has no hf_bidir."""
+    folder, child = tmp_path_factory.mktemp("alone"), ["import runpy", f"child = runpy.run_path({str(CHILD)!r})"]
+    for name, (make, inputs, auto) in ALONE.items():
+        make().save_pretrained(folder / name)
+        save_file(inputs_of(inputs), folder / f"{name}.inputs")
+        files = [str(folder / name), auto, str(folder / f"{name}.inputs"), str(folder / f"{name}.outputs")]
+        child.append(f"child['main'](*{files})")
+    environment = os.environ | {"HF_MODULES_CACHE": str(folder / "modules"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-I", "-c", "\n".join(child)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return {name: load_file(folder / f"{name}.outputs")["logits"] for name in ALONE}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_saved_model_reloads_in_a_process_that_has_no_hf_bidir(elsewhere, name):
+    make, inputs, _ = ALONE[name]
+    torch.testing.assert_close(elsewhere[name], make()(**inputs_of(inputs)).logits, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["bert", "vit", "llama"])

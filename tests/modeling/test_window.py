@@ -6,7 +6,6 @@ from transformers import BertConfig, BertModel
 
 from hf_bidir import BidirBertConfig, BidirBertModel, BidirViTConfig, BidirViTModel, convert_checkpoint
 from hf_bidir.checkpoints.convert import restore_softmax
-from hf_bidir.hub.isolated import isolated_forward
 
 COMMON = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 FAMILIES = {
@@ -70,13 +69,6 @@ def test_in_two_layers_a_token_depends_on_what_is_within_two_windows():
     changed[0, 6] = ids[0, 6] % 39 + 1
     moved = (model(ids).last_hidden_state - model(changed).last_hidden_state).abs().amax(-1)[0] > 1e-7
     assert moved.nonzero().flatten().tolist() == [4, 5, 6, 7, 8]
-
-
-def test_a_saved_window_applies_without_hf_bidir(tmp_path):
-    model = model_of("bert", attn_scope="window", attn_window=1)
-    model.save_pretrained(tmp_path)
-    there = isolated_forward(tmp_path, "AutoModel", inputs_of("bert"))["last_hidden_state"]
-    torch.testing.assert_close(there, model(**inputs_of("bert")).last_hidden_state, rtol=0, atol=1e-6)
 
 
 def test_no_stock_model_equals_one_with_a_window(tmp_path):
