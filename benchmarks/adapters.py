@@ -31,7 +31,7 @@ RATES = {
     ("ag-news", "all weights"): (3e-5, 1e-4, 3e-4),
 }
 NAMES = {"digits": "digits", "ag-news": "AG News"}
-SAMPLE = 20_000  # training texts
+SAMPLE = 10_000  # training texts
 KEY = ["data", "trained", "rate", "seed"]
 
 

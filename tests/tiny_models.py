@@ -6,6 +6,7 @@ from transformers import (
     BartForConditionalGeneration,
     BertConfig,
     BertForSequenceClassification,
+    BertTokenizer,
     Dinov2Config,
     Dinov2ForImageClassification,
     GPT2Config,
@@ -44,8 +45,14 @@ STOCK = {
         TEXT | {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0},
     ),
 }
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "good", "bad", "film", "this", "example", "is", "."]
 ENCODERS, DECODERS, IMAGE_MODELS = ("bert", "roberta"), ("gpt2", "llama"), ("vit", "dinov2")
 FAMILIES = list(STOCK)
+
+
+def word_tokenizer() -> BertTokenizer:
+    """A tokenizer of WORDS, for models of texts of at most 16 tokens."""
+    return BertTokenizer(vocab={word: index for index, word in enumerate(WORDS)}, model_max_length=16)
 
 
 def stock_model(family: str, **fields) -> PreTrainedModel:

@@ -1,24 +1,27 @@
 """LoRA adapters of peft on signed models: a folder with the adapter's weights, whose config names the base model.
 
-An adapter keeps the attention of its base, so a base is always a signed checkpoint.
+An adapter keeps the attention of its base, so the base is always a signed checkpoint.
 """
 
 import json
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import snapshot_download
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import find_adapter_config_file
 
 from hf_bidir.common.extras import extra
-from hf_bidir.common.files import read_json, sha256
+from hf_bidir.common.files import RECORD, read_json, sha256
+from hf_bidir.modeling.configuration_bidir import ATTENTION_FIELDS
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
-ADAPTER_CONFIG, ADAPTER_WEIGHTS, RECORD = "adapter_config.json", "adapter_model.safetensors", "run.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 AUTO_CLASSES = {  # by peft's task type
     "CAUSAL_LM": "AutoModelForCausalLM",
     "QUESTION_ANS": "AutoModelForQuestionAnswering",
@@ -26,113 +29,178 @@ AUTO_CLASSES = {  # by peft's task type
     "SEQ_CLS": "AutoModelForSequenceClassification",
     "TOKEN_CLS": "AutoModelForTokenClassification",
 }
+# fields of a config that a run does not choose
+NOT_CHOSEN = {"_name_or_path", "architectures", "attn_oriented", "auto_map", "dtype", "transformers_version"}
 
 
-def adapter_config(source: str | Path) -> dict[str, Any]:
-    """The adapter_config.json of a folder or Hub repository; empty if it is no adapter.
+@dataclass(frozen=True)
+class Adapter:
+    """A saved adapter.
 
-    A local folder with a config.json is a complete model, as in transformers.
+    Attributes:
+        source: the folder or Hub name that it was read from.
+        folder: the folder, or its copy in the cache.
+        config: adapter_config.json.
     """
-    if Path(source, "config.json").is_file():
-        return {}
-    try:
-        file = find_adapter_config_file(str(source))
-    except OSError:  # neither a folder nor a name on the Hub; reading its config says so
-        return {}
-    return json.loads(Path(file).read_text(encoding="utf-8")) if file else {}
+
+    source: str
+    folder: Path
+    config: dict[str, Any]
+
+    @property
+    def base(self) -> str:
+        """The folder or Hub name of the base model; ValueError if none is named."""
+        base = self.config.get("base_model_name_or_path")
+        if not base:
+            raise ValueError(
+                f'{self.source} does not name its base model; set "base_model_name_or_path" in {ADAPTER_CONFIG}.'
+            )
+        return base
+
+    @property
+    def revision(self) -> str | None:
+        """The revision of the base model on the Hub."""
+        return self.config.get("revision")
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """What its training run recorded; empty for adapters without a record."""
+        return read_json(self.folder / RECORD).get("adapter", {})
+
+    def contains(self, weight: str) -> bool:
+        """Whether it has a weight of its own in place of the base's, as for a new head."""
+        whole = self.config.get("modules_to_save") or []
+        return any(f".{module}." in f".{weight}" for module in whole)
+
+    def model_config(self, base: PretrainedConfig) -> PretrainedConfig:
+        """The config of its model: that of the base, which is changed, with the head and the fields of the run.
+
+        Raises:
+            ValueError: the base is not signed, or has no head for the adapter's task.
+        """
+        if not base.model_type.startswith("bidir_"):
+            raise ValueError(
+                f"the base model of the adapter {self.source}, {self.base}, is a stock {base.model_type}. If it was "
+                f'signed in memory, save the signed model and name its folder as "base_model_name_or_path" in '
+                f"{ADAPTER_CONFIG}; otherwise load it with peft.PeftModel.from_pretrained."
+            )
+        base.architectures = [self._head(base)]
+        base.attn_oriented = None  # holds for the weights of the base
+        for name, value in self.changes.items():
+            setattr(base, name, value)
+        return base
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The fields of the model's config that the run changed, such as the names of the classes."""
+        changes = dict(self.record.get("config", {}))
+        if "id2label" in changes:
+            changes["id2label"] = {int(index): name for index, name in changes["id2label"].items()}
+        return changes
+
+    def _head(self, base: PretrainedConfig) -> str:
+        """The name of the model's class."""
+        if named := (self.config.get("auto_mapping") or {}).get("base_model_class"):
+            return named
+        auto = AUTO_CLASSES.get(self.config.get("task_type") or "", "AutoModel")
+        if auto not in base.auto_map:
+            raise ValueError(
+                f"{self.source} is an adapter for {auto}, which its base, a {base.model_type}, does not have."
+            )
+        return base.auto_map[auto].rpartition(".")[2]
+
+    def check_base(self, base: str | Path, config: PretrainedConfig) -> None:
+        """Raise ValueError if the run had another base: other weights, or another attention in its config."""
+        if not self.record:
+            return
+        trained_on, found = self.record["base"], base_facts(base, config, self.revision)
+        if sorted(trained_on["weights"].values()) != sorted(found["weights"].values()):
+            raise ValueError(
+                f"{self.source} is an adapter for another base model than {base}, whose weights have the SHA-256 "
+                f"{_short(found['weights'])}; it was trained on {_short(trained_on['weights'])} ({self.base})."
+            )
+        for name, value in trained_on["attention"].items():
+            if found["attention"].get(name) != value:
+                raise ValueError(
+                    f"{self.source} is an adapter for another base model than {base}, which has {name} "
+                    f"{found['attention'].get(name)}; it was trained with {value}."
+                )
+
+    def on(self, model: PreTrainedModel) -> "PeftModel":
+        """Put it on its base model, which is changed.
+
+        Raises:
+            FileNotFoundError: its weights are missing.
+            ValueError: it does not fit the model, or its weights cannot be read.
+            ModuleNotFoundError: peft is not installed.
+        """
+        with extra("lora"):
+            from peft import PeftModel, get_peft_model_state_dict
+
+        file = self.folder / ADAPTER_WEIGHTS
+        if not file.is_file():  # peft would look for a repository of this name
+            raise FileNotFoundError(f"the adapter {self.source} has no {ADAPTER_WEIGHTS}.")
+        refused = f"the adapter {self.source} does not fit {type(model).__name__}: "
+        try:
+            with safe_open(file, "pt") as weights:
+                saved = set(weights.keys())
+            adapted = PeftModel.from_pretrained(model, str(self.folder))
+            unequal = get_peft_model_state_dict(adapted).keys() ^ saved
+        except SafetensorError as error:
+            raise ValueError(f"{file} cannot be read ({error}); copy or download it again.") from error
+        except (KeyError, RuntimeError, ValueError) as error:  # other names or shapes, or none of the layers
+            raise ValueError(f"{refused}{str(error).strip().splitlines()[-1].strip()}") from error
+        if unequal:
+            raise ValueError(f"{refused}{len(unequal)} weights are only in one of them, such as {sorted(unequal)[0]}.")
+        return adapted
 
 
-def base_of(source: str | Path) -> str:
-    """The base model that an adapter names; ValueError if it names none."""
-    base = adapter_config(source).get("base_model_name_or_path")
-    if not base:
-        raise ValueError(f'{source} does not name its base model; set "base_model_name_or_path" in {ADAPTER_CONFIG}.')
-    return base
+def read_adapter(source: str | Path) -> Adapter | None:
+    """The adapter in a folder or Hub repository; None if it is none.
 
-
-def weights_digests(source: str | Path) -> dict[str, str]:
-    """The SHA-256 of the files of weights in a checkpoint folder or Hub repository, by name."""
+    A folder with a config.json is a complete model, as in transformers.
+    """
     folder = Path(source)
     if not folder.is_dir():
-        folder = Path(snapshot_download(str(source), allow_patterns=["model*.safetensors"]))
-    return {file.name: sha256(file) for file in sorted(folder.glob("model*.safetensors"))}
+        try:
+            file = find_adapter_config_file(str(source))
+        except OSError:  # neither a folder nor a name on the Hub; reading its config says so
+            return None
+        if file is None:
+            return None
+        folder = Path(snapshot_download(str(source), allow_patterns=[ADAPTER_CONFIG, ADAPTER_WEIGHTS, RECORD]))
+    if (Path(source) / "config.json").is_file() or not (folder / ADAPTER_CONFIG).is_file():
+        return None
+    return Adapter(str(source), folder, json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8")))
 
 
-def adapted_config(source: str | Path, config: PretrainedConfig) -> PretrainedConfig:
-    """The config of an adapter's model, made from that of its base: with the adapter's head and labels.
-
-    Raises:
-        ValueError: the base is not signed, or has no head for the adapter's task.
-    """
-    if not config.model_type.startswith("bidir_"):
-        raise ValueError(
-            f"{source} is an adapter for a {config.model_type} model without signed attention; load it with "
-            "peft.PeftModel.from_pretrained."
-        )
-    found = adapter_config(source)
-    head = (found.get("auto_mapping") or {}).get("base_model_class")
-    if head is None:
-        auto = AUTO_CLASSES.get(found.get("task_type") or "", "AutoModel")
-        if auto not in config.auto_map:
-            raise ValueError(f"{source} is an adapter for {auto}, which its base, {config.model_type}, does not have.")
-        head = config.auto_map[auto].rpartition(".")[2]
-    config.architectures = [head]
-    if labels := read_json(_local(source) / RECORD).get("label_names"):
-        config.id2label = dict(enumerate(labels))
-        config.label2id = {name: index for index, name in enumerate(labels)}
-        config.problem_type = None
-    config.attn_oriented = None  # holds for the weights of the base
-    return config
+def required_adapter(source: str | Path) -> Adapter:
+    """As `read_adapter`; ValueError if there is none."""
+    adapter = read_adapter(source)
+    if adapter is None:
+        raise ValueError(f"{source} is not an adapter: it has no {ADAPTER_CONFIG}, or a config.json of its own.")
+    return adapter
 
 
-def check_base(source: str | Path, base: str | Path) -> None:
-    """Raise ValueError if an adapter's record says that it was trained on other weights than those of `base`."""
-    expected = read_json(_local(source) / RECORD).get("base_weights", {})
-    found = weights_digests(base) if expected else {}
-    if sorted(expected.values()) != sorted(found.values()):
-        raise ValueError(
-            f"{source} is an adapter for another base model than {base}: its weights have the SHA-256 "
-            f"{_short(found)}, and it was trained on {_short(expected)} ({base_of(source)})."
-        )
+def base_facts(base: str | Path, config: PretrainedConfig, revision: str | None = None) -> dict[str, Any]:
+    """What an adapter depends on: the SHA-256 of the base's files of weights by name, and its attention."""
+    folder = Path(base)
+    if not folder.is_dir():
+        folder = Path(snapshot_download(str(base), revision=revision, allow_patterns=["model*.safetensors"]))
+    return {
+        "weights": {file.name: sha256(file) for file in sorted(folder.glob("model*.safetensors"))},
+        "attention": {name: getattr(config, name, None) for name in ATTENTION_FIELDS if name not in NOT_CHOSEN},
+    }
 
 
-def with_adapter(model: PreTrainedModel, source: str | Path) -> "PeftModel":
-    """Put a saved adapter on its base model; the model is changed.
-
-    Raises:
-        ValueError: the adapter does not fit the model.
-        ModuleNotFoundError: peft is not installed.
-    """
-    with extra("lora"):
-        from peft import PeftModel, get_peft_model_state_dict
-
-    folder = _local(source)
-    try:
-        adapted = PeftModel.from_pretrained(model, str(folder))
-    except (RuntimeError, ValueError) as error:  # other shapes, or none of the layers
-        reason = str(error).strip().splitlines()[-1].strip()
-        raise ValueError(f"the adapter {source} does not fit {type(model).__name__}: {reason}") from error
-    with safe_open(folder / ADAPTER_WEIGHTS, "pt") as weights:
-        unequal = get_peft_model_state_dict(adapted).keys() ^ weights.keys()
-    if unequal:
-        raise ValueError(
-            f"the adapter {source} does not fit {type(model).__name__}: {len(unequal)} weights are only in one of "
-            f"them, such as {sorted(unequal)[0]}."
-        )
-    return adapted
-
-
-def covers(source: str | Path, weight: str) -> bool:
-    """Whether an adapter brings a weight of its own in place of the base's, as it does for a new head."""
-    whole = adapter_config(source).get("modules_to_save") or []
-    return any(f".{module}." in f".{weight}" for module in whole)
-
-
-def _local(source: str | Path) -> Path:
-    """The folder of an adapter, downloaded if it is on the Hub."""
-    if Path(source).is_dir():
-        return Path(source)
-    return Path(snapshot_download(str(source), allow_patterns=[ADAPTER_CONFIG, ADAPTER_WEIGHTS, RECORD]))
+def chosen_fields(config: PretrainedConfig, base: PretrainedConfig) -> dict[str, Any]:
+    """The fields of a config that differ from those of its base."""
+    fields, others = config.to_dict(), base.to_dict()
+    return {
+        name: value
+        for name, value in fields.items()
+        if name not in NOT_CHOSEN and (name not in others or others[name] != value)
+    }
 
 
 def _short(digests: dict[str, str]) -> str:

@@ -5,6 +5,7 @@ A stock model is signed in place, not copied, so a conversion needs little more 
 
 import copy
 import logging
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from hf_bidir.checkpoints.adapters import read_adapter
 from hf_bidir.checkpoints.example_inputs import example_inputs
 from hf_bidir.checkpoints.reading import (
     check_full_precision,
@@ -118,6 +120,8 @@ def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bo
     """
     output_dir, sentences = free_folder(output_dir, overwrite, source), _sentence_folder(source)
     transformer = sentences.transformer if sentences else source
+    if read_adapter(transformer):
+        raise ValueError(f"{source} is an adapter; merge it first: hf-bidir merge {source} OUT.")
     config = read_config(transformer)
     check_full_precision(config, source, "converted")
     if not config.model_type.startswith("bidir_"):
@@ -226,7 +230,7 @@ def random_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
             f"{type(model).__name__} cannot be compared with its source: it accepts no known random input "
-            f"({error}). Sign the model in memory with hf_bidir.signed(model)."
+            f"({error}). In memory, hf_bidir.signed(model) and peft's merge_and_unload() compare nothing."
         ) from error
     return inputs
 
@@ -272,8 +276,10 @@ def is_softmax(config: PretrainedConfig) -> bool:
     return config.attn_activation == "softmax" or (config.attn_activation in WITH_NEGATIVE_MASS and without_mass)
 
 
-def write_checkpoint(output_dir: Path, parts: list, sentences: SentenceFolder | None = None) -> Path:
-    """Save model and processors in a temporary folder, then move it to the target."""
+def write_checkpoint(
+    output_dir: Path, parts: list, sentences: SentenceFolder | None = None, copies: Mapping[str, Path] | None = None
+) -> Path:
+    """Save model, processors and copies of other files in a temporary folder, then move it to the target."""
     output_dir.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output_dir.parent, prefix=f".{output_dir.name}-") as scratch:
         complete = Path(scratch, "complete")
@@ -281,6 +287,9 @@ def write_checkpoint(output_dir: Path, parts: list, sentences: SentenceFolder | 
             part.save_pretrained(complete / sentences.path if sentences else complete)
         if sentences:
             sentences.copy_others(complete)
+        for name, file in (copies or {}).items():
+            if file.is_file():
+                shutil.copyfile(file, complete / name)
         if output_dir.exists():
             output_dir.rename(Path(scratch, "replaced"))
         complete.rename(output_dir)

@@ -1,16 +1,15 @@
 """Merges an adapter into its base model: a complete checkpoint that needs neither of them."""
 
-import shutil
 from pathlib import Path
 
 import torch
 
-from hf_bidir.checkpoints.adapters import RECORD, adapter_config, base_of
+from hf_bidir.checkpoints.adapters import required_adapter
 from hf_bidir.checkpoints.convert import free_folder, largest_difference, outputs_of, random_inputs, write_checkpoint
 from hf_bidir.checkpoints.reading import checkpoint_processors, merged, read_adapted
+from hf_bidir.common.files import PREVIOUS, RECORD
 
 TOLERANCE = 1e-4  # of an output, relative to the largest one if that is above 1
-PREVIOUS = "previous_run.json"
 
 
 def merge_adapter(
@@ -32,12 +31,12 @@ def merge_adapter(
         ValueError: not an adapter, another base model than that of the training run, or outputs that differ by more
             than 1e-4. Nothing is written then.
         FileNotFoundError: no such adapter, or no such base model.
-        FileExistsError: `output_dir` is not empty, or holds the adapter.
+        FileExistsError: `output_dir` is not empty, or holds the adapter or the base.
     """
     output_dir = free_folder(output_dir, overwrite, source)
-    base = _base(source) if base is None else base
+    adapter, adapted = required_adapter(source), read_adapted(source, torch.float32, base)
+    base = adapter.base if base is None else base
     free_folder(output_dir, overwrite, base)
-    adapted = read_adapted(source, torch.float32, base)
     whole = adapted.get_base_model()  # with the adapter in its layers
     inputs = random_inputs(whole)
     expected = outputs_of(whole, inputs)
@@ -48,13 +47,7 @@ def merge_adapter(
             f"the outputs of the merged model differ from those with the adapter by {difference:.1e}, more than "
             f"{TOLERANCE:g}; nothing saved."
         )
-    write_checkpoint(output_dir, [model, *(checkpoint_processors(source) or checkpoint_processors(base))])
-    if Path(source, RECORD).is_file():  # the card tells where the weights come from
-        shutil.copyfile(Path(source, RECORD), output_dir / PREVIOUS)
+    processors = checkpoint_processors(source) or checkpoint_processors(base)
+    # the card tells where the weights come from
+    write_checkpoint(output_dir, [model, *processors], copies={PREVIOUS: adapter.folder / RECORD})
     return difference
-
-
-def _base(source: str | Path) -> str:
-    if not adapter_config(source):
-        raise ValueError(f"{source} is not an adapter: it has no adapter_config.json, or a config.json of its own.")
-    return base_of(source)

@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from hf_bidir.checkpoints.adapters import adapted_config, adapter_config, base_of, check_base, covers, with_adapter
+from hf_bidir.checkpoints.adapters import Adapter, read_adapter, required_adapter
 from hf_bidir.checkpoints.auto_classes import bidir_class
 from hf_bidir.common.errors import did_you_mean
 from hf_bidir.modeling.configuration_bidir import stock_heads
@@ -32,29 +32,33 @@ logger = logging.getLogger(__name__)
 PROCESSORS = (AutoTokenizer, AutoImageProcessor, AutoFeatureExtractor, AutoProcessor)
 
 
-def read_config(source: str | Path) -> PretrainedConfig:
+def read_config(source: str | Path, revision: str | None = None) -> PretrainedConfig:
     """The config of a checkpoint, stock or bidir; of an adapter, that of its base with the adapter's head and labels.
 
+    Args:
+        revision: of a checkpoint on the Hub.
+
     Raises:
-        FileNotFoundError: the checkpoint does not exist.
-        ValueError: its model type is unknown, or its attention fields were saved by a newer version.
+        FileNotFoundError: the checkpoint, or the base of an adapter, does not exist.
+        ValueError: its model type is unknown, or its attention fields were saved by a newer version; or the base of an
+            adapter is not signed.
     """
     path = Path(source)
-    if adapter_config(source):
-        return adapted_config(source, read_config(base_of(source)))
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise FileNotFoundError(f"{source} has no config.json, so it is not a checkpoint folder.")
     if not path.exists() and (path.is_absolute() or (len(path.parts) > 1 and path.parent.is_dir())):
         raise FileNotFoundError(f"expected a checkpoint folder at {source}; there is none.")
+    if adapter := read_adapter(source):
+        return adapter.model_config(read_config(adapter.base, adapter.revision))
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise FileNotFoundError(f"{source} has no config.json, so it is not a checkpoint folder.")
     try:
-        model_type = PretrainedConfig.get_config_dict(source)[0].get("model_type")
+        model_type = PretrainedConfig.get_config_dict(source, revision=revision)[0].get("model_type")
         stock_type = str(model_type).removeprefix("bidir_")
         if stock_type not in CONFIG_MAPPING_NAMES and model_type != "bidir_rnn":
             raise ValueError(
                 f"{source} has the model type {model_type!r}, which transformers {transformers.__version__} does not "
                 f"know.{did_you_mean(stock_type, list(CONFIG_MAPPING_NAMES))}"
             )
-        return AutoConfig.from_pretrained(source)
+        return AutoConfig.from_pretrained(source, revision=revision)
     except OSError as error:
         reason = " ".join(str(error).split())
         raise FileNotFoundError(
@@ -80,11 +84,13 @@ def read_model(source: str | Path, dtype: torch.dtype | str = "auto", **options:
 
 
 def read_bidir(source: str | Path, dtype: torch.dtype | str = "auto", **options: Any) -> PreTrainedModel:
-    """Load a bidir checkpoint with the head that it was saved with, in evaluation mode.
+    """Load a bidir checkpoint with the head that it was saved with, in evaluation mode; an adapter is merged.
 
     Raises:
         ValueError: an unknown head, or weights that are missing or unreadable.
     """
+    if read_adapter(source):
+        return merged(read_adapted(source, dtype, **options))
     name = (read_config(source).architectures or ["checkpoint without a class"])[0]
     try:
         return complete_model(bidir_class(name), source, dtype, **options)
@@ -109,10 +115,8 @@ def complete_model(
 ) -> PreTrainedModel:
     """Load a checkpoint as `head` in evaluation mode; ValueError unless all weights are present and fit.
 
-    If the checkpoint has no pooler, the model has none. An adapter is merged into its base model.
+    If the checkpoint has no pooler, the model has none.
     """
-    if adapter_config(source):
-        return merged(read_adapted(source, dtype, **options))
     try:
         model, report = head.from_pretrained(source, dtype=dtype, output_loading_info=True, **options)
     except (SafetensorError, RuntimeError) as error:
@@ -139,23 +143,39 @@ def read_adapted(
 
     Raises:
         FileNotFoundError: there is no such base model.
-        ValueError: the base is another one than that of the training run, is not signed, is quantised or is incomplete,
-            or the adapter does not fit it.
+        ValueError: not an adapter; or the base is another one than that of the training run, is not signed, is
+            quantised or is incomplete; or the adapter does not fit it.
     """
-    base = base_of(source) if base is None else base
-    config = adapted_config(source, read_config(base))
+    adapter = required_adapter(source)
     if "quantization_config" in options:
         raise ValueError(f"{source} is an adapter, and can be quantised only when merged: hf-bidir merge {source} OUT.")
+    revision = adapter.revision if base is None else None
+    base = adapter.base if base is None else base
+    config = read_config(base, revision)
     check_full_precision(config, base, "the base of an adapter")
-    check_base(source, base)
-    head: Any = bidir_class(config.architectures[0])
-    options |= {"config": config, "dtype": dtype, "ignore_mismatched_sizes": True, "output_loading_info": True}
-    model, report = head.from_pretrained(base, **options)
+    adapter.check_base(base, config)
+    config = adapter.model_config(config)
+    options |= {"config": config, "dtype": dtype, "revision": revision, "ignore_mismatched_sizes": True}
+    model = _base_model(adapter, base, options)
+    if generation := adapter.record.get("generation"):
+        model.generation_config.update(**generation)
+    return adapter.on(model).eval()
+
+
+def _base_model(adapter: Adapter, base: str | Path, options: dict[str, Any]) -> PreTrainedModel:
+    """The base model under the adapter's head; ValueError if weights are missing that the adapter does not have."""
+    name = options["config"].architectures[0]
+    try:
+        head: Any = bidir_class(name)
+        model, report = head.from_pretrained(base, output_loading_info=True, **options)
+    except (AttributeError, SafetensorError, RuntimeError) as error:
+        raise ValueError(f"the base model {base} of the adapter {adapter.source} is no {name}: {error}") from error
     keys = {key if isinstance(key, str) else key[0] for key in (*report["missing_keys"], *report["mismatched_keys"])}
-    lacking = sorted(key for key in keys if not covers(source, key))
-    if lacking:
-        raise ValueError(f"{base} is incomplete: neither it nor the adapter {source} has the weights {lacking}.")
-    return with_adapter(model, source).eval()
+    if lacking := sorted(key for key in keys if not adapter.contains(key)):
+        raise ValueError(
+            f"{base} is incomplete: neither it nor the adapter {adapter.source} has the weights {lacking}."
+        )
+    return model
 
 
 def merged(adapted: "PeftModel") -> PreTrainedModel:

@@ -5,16 +5,18 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PretrainedConfig, PreTrainedModel
 
-from hf_bidir.checkpoints.adapters import AUTO_CLASSES
+from hf_bidir.checkpoints.adapters import AUTO_CLASSES, read_adapter
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.common.extras import extra
 from hf_bidir.finetune.arguments import AdapterArguments
+from hf_bidir.modeling.signed_layers import signed_layers
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
 LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
-ATTENTION = ("attn_activation", "attn_negative_mass", "attn_negative_mass_by_layer", "attn_negative_mass_by_head")
+NEGATIVE_MASSES = ("attn_negative_mass", "attn_negative_mass_by_layer", "attn_negative_mass_by_head")
+ATTENTION = ("attn_activation", *NEGATIVE_MASSES)
 CLASSIFIERS = ("AutoModelForSequenceClassification", "AutoModelForImageClassification")
 
 
@@ -41,32 +43,42 @@ def check_adapter(arguments: Any, given: Collection[str]) -> None:
         raise InputError("--lora_rank trains an adapter for a checkpoint; name one as --model_name_or_path")
     if changed := [name for name in ATTENTION if getattr(arguments, name) is not None]:
         raise InputError(f"an adapter has the attention of its base model; leave out --{changed[0]}")
+    if read_adapter(source):
+        raise InputError(f"{source} is an adapter; train on from the merged model: hf-bidir merge {source} OUT")
     with as_input_error("", OSError, ValueError):
         model_type = PretrainedConfig.get_config_dict(source)[0].get("model_type", "")
     if not model_type.startswith("bidir_"):
         raise InputError(
-            f"an adapter needs a signed base model, and {source} is a stock {model_type}; sign it first: hf-bidir "
-            f"convert {source} OUT, then --model_name_or_path OUT"
+            f"an adapter needs a signed base model, and {source} is a stock {model_type}; sign it first, for instance "
+            f"by hf-bidir convert {source} OUT --heal FILE, then --model_name_or_path OUT"
         )
     if model_type == "bidir_rnn":
         raise InputError(f"{source} is recurrent; adapters are for transformers. Leave out --lora_rank")
 
 
-def add_adapter(model: PreTrainedModel, arguments: AdapterArguments, auto: str, new: list[str]) -> "PeftModel":
-    """Put a new adapter on a model, which then trains alone, with the modules whose weights are new.
+def add_adapter(
+    model: PreTrainedModel, arguments: AdapterArguments, rank: int, auto: str, new: list[str]
+) -> "PeftModel":
+    """Put a new adapter on a model, which then trains alone; a classifier is trained whole beside it.
 
     Args:
-        auto: the Auto class of the head; a classifier is always trained whole.
+        rank: of the low-rank matrices.
+        auto: the Auto class of the head.
         new: weights that the checkpoint does not have.
 
     Raises:
-        InputError: no layer is called like one of `lora_targets`.
+        InputError: no layer is called like one of `lora_targets`, or the checkpoint of a language model lacks weights.
         ModuleNotFoundError: peft is not installed.
     """
+    if new and auto not in CLASSIFIERS:  # a new output layer may share its weights with the embeddings
+        raise InputError(
+            f"{arguments.model_name_or_path} lacks {len(new)} weights of {type(model).__name__}, such as {new[0]}; an "
+            "adapter needs a checkpoint with the output layer of its task. Train without --lora_rank first"
+        )
     with extra("lora"):
         from peft import LoraConfig, get_peft_model
 
-    rank = arguments.lora_rank or 0
+    whole = _outermost({*_heads(model, auto), *(name.rpartition(".")[0] for name in new)})
     alpha: Any = arguments.lora_alpha  # peft accepts fractions too
     config = LoraConfig(
         task_type=next((task for task, known in AUTO_CLASSES.items() if known == auto), None),
@@ -74,11 +86,11 @@ def add_adapter(model: PreTrainedModel, arguments: AdapterArguments, auto: str, 
         lora_alpha=2 * rank if alpha is None else alpha,
         lora_dropout=arguments.lora_dropout,
         target_modules=arguments.lora_targets or "all-linear",
-        modules_to_save=sorted({*_heads(model, auto), *(name.rpartition(".")[0] for name in new)}) or None,
+        modules_to_save=whole or None,
         base_model_name_or_path=arguments.model_name_or_path,
         auto_mapping={"base_model_class": type(model).__name__, "parent_library": type(model).__module__},
     )
-    with as_input_error("--lora_targets: "):
+    with as_input_error("--lora_targets: " if arguments.lora_targets else ""):
         adapted = get_peft_model(model, config)
     # the folder has a card of this package
     adapted.create_or_update_model_card = lambda output_dir: None  # type: ignore[method-assign]
@@ -86,8 +98,13 @@ def add_adapter(model: PreTrainedModel, arguments: AdapterArguments, auto: str, 
 
 
 def _heads(model: PreTrainedModel, auto: str) -> list[str]:
-    """The parts of a classifier beside its encoder."""
+    """The parts of a classifier beside its encoder, which is the part with attention."""
     if auto not in CLASSIFIERS:
         return []
     parts = model.named_children()
-    return [name for name, part in parts if name != model.base_model_prefix and any(True for _ in part.parameters())]
+    return [name for name, part in parts if any(True for _ in part.parameters()) and not signed_layers(part)]
+
+
+def _outermost(names: set[str]) -> list[str]:
+    """The names of modules, without those that are inside another one, sorted."""
+    return sorted(name for name in names if not any(name.startswith(f"{other}.") for other in names))

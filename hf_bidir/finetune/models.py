@@ -10,13 +10,13 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_bidir.checkpoints.adapters import adapter_config
+from hf_bidir.checkpoints.adapters import read_adapter
 from hf_bidir.checkpoints.auto_classes import bidir_class
 from hf_bidir.checkpoints.convert import is_softmax
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.checkpoints.reading import check_full_precision, read_config
 from hf_bidir.common.errors import InputError, as_input_error
-from hf_bidir.finetune.adapter import ATTENTION, LORA, add_adapter, check_adapter
+from hf_bidir.finetune.adapter import ATTENTION, LORA, NEGATIVE_MASSES, add_adapter, check_adapter
 from hf_bidir.finetune.arguments import AdapterArguments, ModelArguments, PretrainedArguments
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import bidir_config, check_bidir_config, check_layers
@@ -24,7 +24,6 @@ from hf_bidir.modeling.signed_layers import heads_of, signed_layers
 
 logger = logging.getLogger(__name__)
 
-NEGATIVE_MASSES = ATTENTION[1:]
 UNCHANGED_BY_CHECKPOINTS = (
     *ATTENTION,
     *LORA,
@@ -111,9 +110,9 @@ def checkpoint_config(auto: str, arguments: PretrainedArguments, names: list[str
     """
     source = str(arguments.model_name_or_path)
     with as_input_error("", OSError, ValueError):
-        config = read_config(source)
-        if adapter_config(source):
+        if read_adapter(source):
             raise InputError(f"{source} is an adapter; train on from the merged model: hf-bidir merge {source} OUT")
+        config = read_config(source)
         check_full_precision(config, source, "trained")
         if not config.model_type.startswith("bidir_"):
             config = bidir_config(config, attn_negative_mass=0.0)
@@ -220,7 +219,7 @@ def build_model(auto: str, arguments: PretrainedArguments, config: PretrainedCon
             model.set_attn_implementation(arguments.attn_implementation)
         _set_masses(model, arguments)
     if isinstance(arguments, AdapterArguments) and arguments.lora_rank is not None:
-        return cast(PreTrainedModel, add_adapter(model, arguments, auto, new))
+        return cast(PreTrainedModel, add_adapter(model, arguments, arguments.lora_rank, auto, new))
     return model
 
 

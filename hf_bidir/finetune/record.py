@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, TrainerState, TrainingArguments
 
-from hf_bidir.checkpoints.adapters import weights_digests
+from hf_bidir.checkpoints.adapters import base_facts, chosen_fields
+from hf_bidir.checkpoints.reading import read_config
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
-from hf_bidir.common.files import sha256
+from hf_bidir.common.files import PREVIOUS, RECORD, sha256
 from hf_bidir.finetune.arguments import RunArguments
 from hf_bidir.finetune.data.arguments import DataArguments, UnlabelledDataArguments
 from hf_bidir.finetune.data.splits import Splits
 
-RECORD, PREVIOUS = "run.json", "previous_run.json"  # records of this run and of the run behind its initial checkpoint
 LIBRARIES = ("hf-bidir", "torch", "transformers", "datasets", "accelerate", "tokenizers", "scikit-learn")
 # options that do not affect losses, so an interrupted run may be resumed with other values
 MAY_CHANGE = {
@@ -63,23 +63,25 @@ def begin_record(
         "notes": splits.notes,
         "label_names": splits.names,
         "class_shares": splits.class_shares(),
-        **_size(model, given.get("model_name_or_path")),
+        **size(model),
         "examples_per_step": args.world_size * args.train_batch_size * args.gradient_accumulation_steps,
         **circumstances(args),
     }
 
 
-def _size(model: PreTrainedModel, source: str | None) -> dict[str, Any]:
-    """The number of weights; for an adapter those of its base and its own, and which files the base has."""
+def size(model: PreTrainedModel) -> dict[str, Any]:
+    """The number of weights; with an adapter that of its base, and "adapter": what belongs to it and its base."""
     number = model.num_parameters()
-    if source is None or not hasattr(model, "peft_config"):
+    if not hasattr(model, "peft_config"):
         return {"num_parameters": number}
-    trained = model.num_parameters(only_trainable=True)
-    return {
-        "num_parameters": number - trained,
-        "adapter_parameters": trained,
-        "base_weights": weights_digests(source),
-    }
+    trained, peft_config = model.num_parameters(only_trainable=True), next(iter(model.peft_config.values()))
+    own, base = {"parameters": trained}, peft_config.base_model_name_or_path
+    if base and (config := read_config(base)).model_type.startswith("bidir_"):
+        own |= {"base": base_facts(base, config), "config": chosen_fields(model.config, config)}
+        if model.can_generate():
+            fields = model.generation_config.to_diff_dict()
+            own["generation"] = {name: value for name, value in fields.items() if name != "transformers_version"}
+    return {"num_parameters": number - trained, "adapter": own}
 
 
 def circumstances(args: TrainingArguments) -> dict[str, Any]:
@@ -156,8 +158,8 @@ def differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
     ]
     if earlier.get("data") != now["data"]:
         found.append("the data files differ")
-    if earlier.get("base_weights") != now.get("base_weights"):
-        found.append("the weights of the base model differ")
+    if (earlier.get("adapter") or {}).get("base") != (now.get("adapter") or {}).get("base"):
+        found.append("the weights or the attention of the base model differ")
     batch, batch_now = (run.get("examples_per_step") for run in (earlier, now))
     if batch != batch_now:
         found.append(

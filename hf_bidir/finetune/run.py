@@ -37,6 +37,7 @@ STAYS_SOFTMAX = (
     "The negative mass is 0 and stays 0, so signed attention equals softmax; --negative_mass_until raises it during "
     "training, and --attn_negative_mass sets it at once."
 )
+BASE_IS_SOFTMAX = "The negative mass of the base model is 0: its attention equals softmax, and an adapter keeps it."
 
 
 def finetune(
@@ -126,7 +127,7 @@ def _prepare_attention(
     if model.config.attn_activation not in WITH_NEGATIVE_MASS:
         return
     if schedule is None and is_softmax(model.config):
-        logger.warning(STAYS_SOFTMAX)
+        logger.warning(BASE_IS_SOFTMAX if hasattr(model, "peft_config") else STAYS_SOFTMAX)
     elif centre and getattr(model, "attends_between_tokens", True):
         _centre(trainer, train)
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, TrainerCallback, TrainerControl, Train
 from hf_bidir.common.files import write_json
 from hf_bidir.finetune.curves import save_loss_curve
 from hf_bidir.finetune.folder import CURVE, RECORD, RESULTS
-from hf_bidir.finetune.record import FINISHED, HUB, MAY_CHANGE, circumstances, ending, publishable
+from hf_bidir.finetune.record import FINISHED, HUB, MAY_CHANGE, circumstances, ending, publishable, size
 
 NOT_RECORDED = MAY_CHANGE | {"logging_dir"}  # its default contains the machine's name
 SPLITS = {"test_": "test", "eval_": "validation"}  # by the prefix of the metrics
@@ -62,7 +62,7 @@ class CardCallback(TrainerCallback):
             "data": {},
             "notes": self.notes,
             "label_names": list(model.config.id2label.values()),
-            "num_parameters": model.num_parameters(),
+            **size(model),
             **circumstances(args),
         }
         self._note_data("train", train_dataloader)

@@ -1,18 +1,19 @@
 """Run a saved checkpoint in a clean process: without `hf_bidir`, from its own files."""
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import snapshot_download
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hf_bidir.checkpoints.adapters import adapter_config, base_of
-from hf_bidir.checkpoints.reading import read_config
+from hf_bidir.checkpoints.adapters import Adapter, read_adapter
 
 CHILD = Path(__file__).with_name("isolated_child.py")
 LINES_SHOWN = 15
@@ -40,15 +41,15 @@ def isolated_forward(
         RuntimeError: loading left a key missing or unexpected, the forward failed, or the time ran out.
     """
     folder = Path(folder).resolve()
-    base = _base_folder(folder) if adapter_config(folder) else None
-    if base is None and not (folder / "config.json").is_file():
+    adapter = read_adapter(folder)
+    if adapter is None and not (folder / "config.json").is_file():
         raise FileNotFoundError(f"expected a checkpoint folder with a config.json; {folder} has none")
     with tempfile.TemporaryDirectory(prefix="isolated-") as scratch:
         inputs_file, outputs_file = Path(scratch, "inputs.safetensors"), Path(scratch, "outputs.safetensors")
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in inputs.items()}, inputs_file)
         files: list[str | Path] = [CHILD, folder, auto_class, inputs_file, outputs_file]
-        if base is not None:
-            files += [base, str(read_config(folder).num_labels)]
+        if adapter is not None:
+            files += [_base_folder(adapter), json.dumps(adapter.changes)]
         try:
             done = subprocess.run(
                 [sys.executable, "-I", *files],
@@ -67,9 +68,9 @@ def isolated_forward(
         return load_file(outputs_file)
 
 
-def _base_folder(adapter: Path) -> Path:
+def _base_folder(adapter: Adapter) -> Path:
     """The folder of an adapter's base model, with its code, downloaded if it is on the Hub."""
-    base = base_of(adapter)
-    if Path(base).is_dir():
-        return Path(base).resolve()
-    return Path(snapshot_download(base, allow_patterns=["*.json", "*.py", "*.safetensors"], ignore_patterns=["*/*"]))
+    if Path(adapter.base).is_dir():
+        return Path(adapter.base).resolve()
+    files: dict[str, Any] = {"allow_patterns": ["*.json", "*.py", "*.safetensors"], "ignore_patterns": ["*/*"]}
+    return Path(snapshot_download(adapter.base, revision=adapter.revision, **files))

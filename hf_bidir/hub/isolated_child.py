@@ -1,8 +1,9 @@
-"""What `isolated_forward` runs by path: python -I isolated_child.py FOLDER CLASS INPUTS OUTPUTS [BASE LABELS].
+"""What `isolated_forward` runs by path: python -I isolated_child.py FOLDER CLASS INPUTS OUTPUTS [BASE CHANGES].
 
-BASE is the folder of the base model if FOLDER is an adapter, and LABELS the number of its classes.
+BASE is the folder of the base model if FOLDER is an adapter, and CHANGES the fields of its config, in JSON.
 """
 
+import json
 import sys
 from typing import Any
 
@@ -24,11 +25,12 @@ def loaded(auto: Any, folder: str) -> torch.nn.Module:
     return model
 
 
-def adapted(auto: Any, folder: str, base: str, labels: str) -> torch.nn.Module:
-    """The adapter brings the weights of a new head, so those of the base may be missing or of another size."""
+def adapted(auto: Any, folder: str, base: str, changes: str) -> torch.nn.Module:
+    """The base model with the adapter, which contains the head where that of the base is missing or of another size."""
     from peft import PeftModel
 
-    model = auto.from_pretrained(base, trust_remote_code=True, num_labels=int(labels), ignore_mismatched_sizes=True)
+    given = {"trust_remote_code": True, "ignore_mismatched_sizes": True} | json.loads(changes)
+    model = auto.from_pretrained(base, **given)
     return PeftModel.from_pretrained(model, folder)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from hf_bidir.checkpoints.adapters import adapter_config
+from hf_bidir.checkpoints.adapters import Adapter, read_adapter
 from hf_bidir.checkpoints.reading import read_config
 from hf_bidir.common.files import read_json, replacing
 from hf_bidir.common.statistics import TESTED_BY_SEED
@@ -81,9 +81,10 @@ def build_model_card(folder: str | Path, repo_id: str | None = None, revision: s
 
     Raises:
         FileNotFoundError: `folder` has neither a config.json nor an adapter, or the adapter's base cannot be read.
+        ValueError: the adapter names no base model, or one that is not signed.
     """
     folder, readme = Path(folder), Path(folder, "README.md")
-    if not (folder / "config.json").is_file() and not adapter_config(folder):
+    if not (folder / "config.json").is_file() and read_adapter(folder) is None:
         raise FileNotFoundError(f"expected a checkpoint folder with a config.json; {folder} has none")
     existing = ModelCard.load(readme) if readme.is_file() else None
     if repo_id is None and existing and (named := SOURCE.search(existing.text)):
@@ -91,7 +92,8 @@ def build_model_card(folder: str | Path, repo_id: str | None = None, revision: s
     known = existing.data.model_name if existing else None  # the folder may have been renamed
     name = repo_id.rpartition("/")[2] if repo_id else known or folder.resolve().name
     facts = _facts(folder) | {"name": name, "repo_id": repo_id, "revision": revision or "main"}
-    facts["snippet"] = snippet(_example(folder, facts))
+    example = _example(folder, facts)
+    facts |= {"base_name": example.base, "snippet": snippet(example)}
     card = ModelCard.from_template(_metadata(facts), template_path=str(TEMPLATE), **facts)
     card.text = f"\n{BEGIN}\n{card.text.strip()}\n{END}\n"
     return merge_cards(existing, card) if existing else card
@@ -132,7 +134,7 @@ def _facts(folder: Path) -> dict[str, Any]:
     """The values for the template; None or empty if the run did not record them."""
     files = ("run", "all_results", "evaluation", "seeds", "previous_run")
     run, results, evaluation, seeds, previous = (read_json(folder / f"{name}.json") for name in files)
-    adapter = adapter_config(folder)
+    adapter = read_adapter(folder)
     config = read_config(folder).to_dict() if adapter else read_json(folder / "config.json")
     architecture = (config.get("architectures") or ["model"])[0]
     autos = [auto for auto, path in config.get("auto_map", {}).items() if path.endswith(f".{architecture}")]
@@ -154,9 +156,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "negative_mass": config.get("attn_negative_mass"),
         "parameters": run.get("num_parameters"),
         "adapter": adapter,
-        "adapter_parameters": run.get("adapter_parameters"),
-        "base": _base_of_adapter(adapter, folder),
-        "labels": run.get("label_names", []) if adapter else [],
+        "adapter_parameters": run.get("adapter", {}).get("parameters"),
         "data": data,
         "data_rows": _data_rows(data),
         "notes": run.get("notes", []),
@@ -200,7 +200,8 @@ def _needed_signs(folder: Path, run: dict[str, Any], config: dict[str, Any]) -> 
 def _base_model(facts: dict[str, Any]) -> str | None:
     """The model on the Hub that the weights, or those of an earlier run, come from; None for a local folder."""
     if facts["adapter"]:
-        return None if facts["base"].startswith(".") else facts["base"]
+        base = facts["adapter"].base
+        return None if Path(base).exists() else base
     for run in (facts, facts["previous"]):
         recipe, on_hub = run.get("recipe", {}), run.get("started_from") == "hub"
         if named := recipe.get("base_model") or (recipe.get("model_name_or_path") if on_hub else None):
@@ -221,15 +222,18 @@ def _example(folder: Path, facts: dict[str, Any]) -> Checkpoint:
         digits=facts["recipe"].get("dataset_name") == "digits",
         has_example_image=(folder / EXAMPLE_IMAGE).is_file(),
         makes_sentence_vectors=facts["makes_sentence_vectors"],
-        base=facts["base"],
-        labels=tuple(facts["labels"]),
+        base=_base_in_example(facts["adapter"], folder) if facts["adapter"] else None,
+        base_revision=facts["adapter"].revision if facts["adapter"] else None,
+        changes=facts["adapter"].changes if facts["adapter"] else {},
     )
 
 
-def _base_of_adapter(adapter: dict[str, Any], folder: Path) -> str | None:
-    """The Hub name of an adapter's base model, or its folder as seen from that of the adapter."""
-    base = adapter.get("base_model_name_or_path")
-    return os.path.relpath(base, folder) if base and Path(base).exists() else base
+def _base_in_example(adapter: Adapter, folder: Path) -> str:
+    """The Hub name of the base model, or its path from where the example runs: the clone, or the adapter's folder."""
+    if not Path(adapter.base).exists():
+        return adapter.base
+    committed = folder.resolve().parent.name == CARDS
+    return os.path.relpath(adapter.base, folder.resolve().parents[1] if committed else folder)
 
 
 def _stock_architecture(architecture: str, config: dict[str, Any]) -> str | None:
@@ -296,7 +300,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
         datasets=[data_set.hub_name for data_set in used if data_set.hub_name] or None,
         tags=[
             *([facts["activation"], "signed-attention"] if signed else []),
-            *([facts["adapter"]["peft_type"].lower()] if facts["adapter"] else []),
+            *([facts["adapter"].config["peft_type"].lower()] if facts["adapter"] else []),
             "hf_bidir",
         ],
         metrics=[metric for name in overall(facts["scores"]) if (metric := METRICS[name])] or None,

@@ -1,6 +1,8 @@
 """The Python example at the top of a model card: load, predict, print, get the coefficients."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 CARDS = "model_cards"  # the folder of a clone whose sub-folders hold the project's checkpoints
 SENTENCE = "a charming film with a weak ending"
@@ -27,8 +29,8 @@ class Checkpoint:
         digits: whether the images are those of scikit-learn.
         has_example_image: whether the folder has example.png.
         makes_sentence_vectors: whether sentence-transformers loads it.
-        base: the base model, if this is an adapter.
-        labels: the names of the classes of an adapter's model.
+        base, base_revision: the base model and its revision, if this is an adapter.
+        changes: the fields of the config in which an adapter's model differs from its base.
     """
 
     name: str
@@ -43,7 +45,8 @@ class Checkpoint:
     has_example_image: bool = False
     makes_sentence_vectors: bool = False
     base: str | None = None
-    labels: tuple[str, ...] = ()
+    base_revision: str | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def snippet(checkpoint: Checkpoint) -> str:
@@ -68,15 +71,16 @@ def snippet(checkpoint: Checkpoint) -> str:
 
 
 def _adapted(checkpoint: Checkpoint, eager: list[str]) -> list[str]:
-    """Lines that load the base model, with the adapter's classes, and put the adapter on it."""
-    labels = dict(enumerate(checkpoint.labels))
+    """Lines that load the base model, with the fields that the adapter's run changed, and put the adapter on it."""
+    changes = {name: value for name, value in checkpoint.changes.items() if name != "label2id"}
     # the base may have a head for other classes, which the adapter replaces
-    classes = ["id2label=labels", "ignore_mismatched_sizes=True"] if labels else []
-    given = ", ".join(["base", *classes, *eager, "trust_remote_code=True"])
+    classes = ["**changes", "ignore_mismatched_sizes=True"] if changes else []
+    pinned = [f'revision="{checkpoint.base_revision}"'] if checkpoint.base_revision else []
+    given = ", ".join(["base", *pinned, *classes, *eager, "trust_remote_code=True"])
     revision = ", revision=revision" if checkpoint.repo_id else ""
     return [
         f'base = "{checkpoint.base}"',
-        *([f"labels = {labels}"] if labels else []),
+        *([f"changes = {changes}  # in the config of the base"] if changes else []),
         f"model = {checkpoint.auto_class}.from_pretrained({given})",
         f"model = PeftModel.from_pretrained(model, source{revision})",
     ]

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from huggingface_hub import snapshot_download
 from transformers import AutoConfig
 
-from hf_bidir.checkpoints.adapters import ADAPTER_CONFIG, adapter_config, base_of
+from hf_bidir.checkpoints.adapters import ADAPTER_CONFIG, Adapter, read_adapter
 from hf_bidir.checkpoints.convert import TOLERANCE, TOLERATED_STEPS
 from hf_bidir.checkpoints.example_inputs import example_inputs
 from hf_bidir.checkpoints.reading import read_bidir
-from hf_bidir.common.files import read_json
+from hf_bidir.common.files import read_json, write_json
 from hf_bidir.hub.checkpoint_files import CODE, COMPUTED_FROM, MODULES, REPORTS, digests, found
 from hf_bidir.hub.isolated import isolated_forward
 from hf_bidir.hub.model_card import write_card
@@ -79,12 +80,12 @@ def stage(folder: str | Path, target: Path, repo_id: str | None = None, revision
             not load in a clean process, or computes other outputs there; or the base model of an adapter is a folder.
     """
     folder = Path(folder)
-    adapter = adapter_config(folder)
+    adapter = read_adapter(folder)
     if not ((folder / "config.json").is_file() or adapter) or not list(folder.glob("*.safetensors")):
         raise FileNotFoundError(f"expected a checkpoint folder with config.json and *.safetensors; got {folder}.")
-    if adapter and Path(base_of(folder)).exists():
+    if adapter and Path(adapter.base).exists():
         raise ValueError(
-            f"the base model of the adapter {folder} is the folder {base_of(folder)}, which others do not have. Push "
+            f"the base model of the adapter {folder} is the folder {adapter.base}, which others do not have. Push "
             f'it first, then write its name, owner/name, as "base_model_name_or_path" into {folder / ADAPTER_CONFIG}.'
         )
     files = found(folder, ("*", "[0-9]_*/*")).keys()
@@ -95,13 +96,22 @@ def stage(folder: str | Path, target: Path, repo_id: str | None = None, revision
     for name, file in found(folder, COMPUTED_FROM + CODE + REPORTS).items():
         (target / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(file, target / name)
-    if not adapter:  # its base brings the code
+    if adapter:  # the code is in the repository of its base
+        _pin_base(adapter, target)
+    else:
         _add_code(target)
     staged = Staged(target)
     write_card(target, repo_id, revision or staged.content)
     _check_contents(staged)
     _check_alone(staged)
     return staged
+
+
+def _pin_base(adapter: Adapter, target: Path) -> None:
+    """Name the commit of the base model, whose weights the adapter belongs to."""
+    if adapter.revision is None:
+        cached = snapshot_download(adapter.base, allow_patterns=["config.json"])
+        write_json(target / ADAPTER_CONFIG, adapter.config | {"revision": Path(cached).name})
 
 
 def _add_code(target: Path) -> None:

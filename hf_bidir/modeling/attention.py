@@ -64,7 +64,7 @@ def bidir_attention(
                         without dropout;
             "auto"      chosen by activation, device, dtype and dropout: on a GPU "fused" in half precision if
                         available, else "lift" without dropout; otherwise, and on a CPU, "chunked"; for a single query,
-                        as in decoding, "eager". Logs each choice once.
+                        as in decoding, "eager"; in an exported graph "lift" where it can be. Logs each choice once.
 
     Returns:
         The context `[batch, heads, queries, head_dim]`, and the coefficients `[batch, heads, queries, keys]` (after
@@ -164,7 +164,7 @@ def lifted_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | N
     """TanhMax as softmax over twice the keys (bipolar lift): keys `[K; -K]`, values `[V; -V]`, the mask repeated.
 
     For a negative mass below 1, `+shift` and `-shift` are added to the scores of the two halves. With causality or a
-    window, blocks of queries are computed with the keys in their reach only.
+    window, blocks of queries are computed with the keys in their reach only, except in an exported graph.
     """
     shift, contexts = call.shift(query), []
     if not call.banded or torch.compiler.is_exporting():  # a loop over blocks would fix the lengths of a graph
@@ -210,7 +210,8 @@ def choose_implementation(query: Tensor, key: Tensor, value: Tensor, call: Atten
     fused = call.activation == "tanhmax" and _supports_fused(query, key, value)
     if call.activation == "balanced" and call.dropout == 0:
         return "lift", "two softmax attentions by torch's SDPA"
-    if torch.compiler.is_exporting() and call.activation == "tanhmax" and not isinstance(call.negative_mass, Tensor):
+    liftable = call.activation == "tanhmax" and call.dropout == 0 and not isinstance(call.negative_mass, Tensor)
+    if torch.compiler.is_exporting() and liftable:
         return "lift", "softmax is one operator of a graph, TanhMax is twenty"
     if torch.compiler.is_compiling():
         return ("fused" if fused else "eager"), "torch.compile fuses the formula"

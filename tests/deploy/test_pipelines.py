@@ -9,11 +9,11 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from transformers import AutoConfig, BertTokenizer, CLIPImageProcessor, ViTImageProcessor, YolosImageProcessor, pipeline
+from transformers import AutoConfig, CLIPImageProcessor, ViTImageProcessor, YolosImageProcessor, pipeline
 
 from hf_bidir import signed
+from tests.tiny_models import WORDS, word_tokenizer
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "good", "bad", "film", "this", "example", "is", "."]
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 TEXT = SHAPE | {"vocab_size": len(WORDS), "pad_token_id": 0, "initializer_range": 0.5}
 IMAGE = SHAPE | {"image_size": 16, "patch_size": 4, "initializer_range": 0.5}
@@ -52,7 +52,7 @@ def calls(tmp_path_factory):
     """A saved signed model for each task, with what its pipeline is called with."""
     folder = tmp_path_factory.mktemp("pipelines")
     Image.effect_noise((16, 16), 80).convert("RGB").save(folder / "image.png")
-    tokenizer = BertTokenizer(vocab={word: index for index, word in enumerate(WORDS)}, model_max_length=16)
+    tokenizer = word_tokenizer()
     size = {"height": 16, "width": 16}
     processors = {
         "bert": [tokenizer],

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import BertTokenizer, pipeline
+from transformers import pipeline
 
 from hf_bidir import signed
-from tests.tiny_models import stock_model
+from tests.tiny_models import stock_model, word_tokenizer
 
 SCRIPT = Path(__file__).parents[2] / "docs/examples/serve.py"
 TEXTS = ["a good film", "bad", "a bad bad film good", "film"] * 3
@@ -30,8 +30,7 @@ def checkpoints(tmp_path_factory):
     """A signed classifier, and a folder of sentence-transformers with a signed model, on the same words."""
     sentence_transformers = pytest.importorskip("sentence_transformers")
     folder = tmp_path_factory.mktemp("served")
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "good", "bad", "film"]
-    tokenizer = BertTokenizer(vocab={word: index for index, word in enumerate(words)}, model_max_length=16)
+    tokenizer = word_tokenizer()
     for name, stock in (("classifier", stock_model("bert")), ("encoder", stock_model("bert").bert)):
         for part in (signed(stock), tokenizer):
             part.save_pretrained(folder / name)

@@ -7,17 +7,31 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+)
+from typer.testing import CliRunner
 
 from hf_bidir import signed
+from hf_bidir.checkpoints.convert import restore_softmax
+from hf_bidir.checkpoints.example_inputs import example_inputs
 from hf_bidir.checkpoints.merge import merge_adapter
-from hf_bidir.checkpoints.reading import read_model
+from hf_bidir.checkpoints.reading import read_adapted, read_model
+from hf_bidir.cli import app
 from hf_bidir.common.errors import InputError
 from hf_bidir.deploy.int8 import quantise_checkpoint
 from hf_bidir.explain.checkpoint import load_checkpoint
 from hf_bidir.finetune.data.tokenizer import train_byte_level, train_wordpiece
+from hf_bidir.finetune.trainer import FinetuneTrainer
 from hf_bidir.hub.evaluation import evaluate_checkpoint
-from training import causal_lm, image_classification, masked_lm
+from tests.training.checkpoints_of_others import checkpoint_of
+from training import causal_lm, image_classification, masked_lm, text_classification
 from training.text_classification import main
 
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
@@ -50,7 +64,7 @@ def trained(base, texts, tmp_path):
     return tmp_path / "adapter", results
 
 
-def test_the_adapter_alone_is_saved_and_computes_what_training_measured(trained, tmp_path):
+def test_the_adapter_alone_is_saved_and_every_part_of_it_matters(trained, tmp_path):
     folder, results = trained
     assert results["test_accuracy"] == 1.0
     assert not (folder / "model.safetensors").exists()
@@ -61,6 +75,54 @@ def test_the_adapter_alone_is_saved_and_computes_what_training_measured(trained,
     assert measured.scores["accuracy"] == results["test_accuracy"]
     model, _ = load_checkpoint(folder)
     assert (model.config.attn_negative_mass, model.config.id2label) == (0.5, {0: "bad", 1: "good"})
+
+
+SENTENCES = ["a good film of train", "bad"]
+CLASSIFIERS = {  # with heads of several layers, a padding token of the run's own, encoders of other names
+    "Roberta": text_classification.main,
+    "Electra": text_classification.main,
+    "ModernBert": text_classification.main,
+    "GPT2": text_classification.main,
+    "CLIP": image_classification.main,
+    "Dinov2": image_classification.main,
+}
+
+
+@pytest.mark.parametrize("family", CLASSIFIERS)
+def test_any_classifier_is_read_as_it_was_trained(family, texts, tmp_path, monkeypatch):
+    checkpoint_of(family, tmp_path / "base")
+    signed(AutoModel.from_pretrained(tmp_path / "base")).save_pretrained(tmp_path / "base")
+    images = CLASSIFIERS[family] is image_classification.main
+    data = ["--dataset_name", "digits", "--max_train_samples", "32"] if images else [*texts, "--max_length", "16"]
+    words = shlex.split(
+        "--lora_rank 2 --max_steps 2 --learning_rate 0.1 --use_cpu --disable_tqdm true --warmup_ratio 0"
+    )
+    kept = []
+    monkeypatch.setattr(FinetuneTrainer, "save_model", spied(FinetuneTrainer.save_model, kept))
+    main = CLASSIFIERS[family]
+    main([*data, *words, "--model_name_or_path", str(tmp_path / "base"), "--output_dir", str(tmp_path / "run")])
+    trained, read = kept[-1].eval(), read_model(tmp_path / "run")
+    inputs = example_inputs(read)
+    if not images:  # padded
+        inputs = AutoTokenizer.from_pretrained(tmp_path / "run")(SENTENCES, padding=True, return_tensors="pt")
+    torch.testing.assert_close(read(**inputs).logits, trained(**inputs).logits, atol=1e-5, rtol=1e-4)
+    with trained.disable_adapter():
+        assert (trained(**inputs).logits - read(**inputs).logits).abs().max() > 1e-3
+    idle = [name for name, weight in trained.named_parameters() if weight.requires_grad and weight.grad is None]
+    assert not idle
+
+
+def spied(save, models):
+    """The method `save_model`, which also keeps the model, with gradients of one more step."""
+
+    def saving(trainer, *args, **kwargs):
+        save(trainer, *args, **kwargs)
+        trainer.model.zero_grad()
+        batch = next(iter(trainer.get_train_dataloader()))
+        trainer.model.train()(**batch).loss.backward()
+        models.append(trainer.model)
+
+    return saving
 
 
 def test_an_interrupted_run_continues_to_the_same_adapter(base, texts, tmp_path, crash):
@@ -85,12 +147,20 @@ def test_the_card_says_what_the_adapter_is_and_where_its_base_is(trained):
 
 def test_a_merged_adapter_is_a_checkpoint_with_the_same_outputs(trained, tmp_path):
     folder, _ = trained
-    assert merge_adapter(folder, tmp_path / "merged") < 1e-5
+    separate = read_adapted(folder).get_base_model()
+    told = CliRunner().invoke(app, ["merge", str(folder), str(tmp_path / "merged")])
+    assert told.exit_code == 0, told.output
     shutil.rmtree(tmp_path / "base")
-    merged = read_model(tmp_path / "merged")
+    merged, inputs = read_model(tmp_path / "merged"), example_inputs(separate)
     assert type(merged).__name__ == "BidirBertForSequenceClassification"
+    torch.testing.assert_close(merged(**inputs).logits, separate(**inputs).logits, atol=1e-4, rtol=1e-4)
     record = json.loads((tmp_path / "merged/previous_run.json").read_text())
     assert record["recipe"]["lora_rank"] == 4
+
+
+def test_the_folder_of_the_base_is_not_overwritten(trained, tmp_path):
+    with pytest.raises(FileExistsError, match="without the source"):
+        merge_adapter(trained[0], tmp_path / "base", overwrite=True)
 
 
 def test_a_classifier_of_other_classes_gets_a_new_head(texts, tmp_path):
@@ -128,16 +198,25 @@ def test_a_decoder_gets_an_adapter_of_the_named_layers(tmp_path):
     assert measured.scores["perplexity"] < len(tokenizer) / 2
 
 
-def test_masked_words_are_learnt_by_an_adapter(base, texts, tmp_path):
+def test_masked_words_are_learnt_by_an_adapter_of_a_checkpoint_that_has_their_output_layer(base, texts, tmp_path):
     words = shlex.split("--lora_rank 2 --max_steps 2 --use_cpu --disable_tqdm true --max_length 16")
-    files = ["--train_file", texts[1], "--model_name_or_path", base, "--output_dir", str(tmp_path / "run")]
-    masked_lm.main([*words, *files])
+    words += ["--train_file", texts[1], "--output_dir", str(tmp_path / "run")]
+    without = saved(BertForSequenceClassification, tmp_path / "classifier")
+    with pytest.raises(InputError, match=r"lacks 6 weights of BidirBertForMaskedLM, such as cls\.predictions"):
+        masked_lm.main([*words, "--model_name_or_path", without])
+    masked_lm.main([*words, "--model_name_or_path", base])
     assert type(read_model(tmp_path / "run")).__name__ == "BidirBertForMaskedLM"
 
 
 def other_base(tmp_path):
     saved(BertForMaskedLM, tmp_path / "other", seed=1)
-    return {"base": tmp_path / "other"}, "another base model than"
+    return {"base": tmp_path / "other"}, r"another base model than .*, whose weights have the SHA-256"
+
+
+def other_attention(tmp_path):
+    file = tmp_path / "base/config.json"
+    file.write_text(file.read_text().replace('"attn_negative_mass": 0.5', '"attn_negative_mass": 0.25'))
+    return {}, "attn_negative_mass 0.25; it was trained with 0.5"
 
 
 def missing_base(tmp_path):
@@ -145,10 +224,28 @@ def missing_base(tmp_path):
     return {}, "there is none"
 
 
+def truncated_base(tmp_path):
+    file = tmp_path / "base/model.safetensors"
+    file.write_bytes(file.read_bytes()[:999])
+    (tmp_path / "adapter/run.json").unlink()  # whose digest would refuse it before
+    return {}, "is no BidirBertForSequenceClassification"
+
+
+def missing_weights(tmp_path):
+    (tmp_path / "adapter/adapter_model.safetensors").unlink()
+    return {}, "has no adapter_model.safetensors"
+
+
+def truncated_adapter(tmp_path):
+    file = tmp_path / "adapter/adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:999])
+    return {}, "cannot be read"
+
+
 def half_an_adapter(tmp_path):
     file = tmp_path / "adapter/adapter_model.safetensors"
     weights = load_file(file)
-    weights.pop(sorted(weights)[0])
+    weights.pop(next(name for name in sorted(weights) if "lora_A" in name))
     save_file(weights, file)
     return {}, "1 weights are only in one of them"
 
@@ -159,7 +256,13 @@ def of_another_shape(tmp_path):
     return {}, "does not fit BidirBertForSequenceClassification"
 
 
-@pytest.mark.parametrize("spoil", [other_base, missing_base, half_an_adapter, of_another_shape])
+SPOILT = [
+    other_base, other_attention, missing_base, truncated_base, missing_weights, truncated_adapter, half_an_adapter,
+    of_another_shape,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spoil", SPOILT)
 def test_an_adapter_that_does_not_fit_is_refused_and_nothing_is_written(trained, tmp_path, spoil):
     options, message = spoil(tmp_path)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
@@ -177,12 +280,28 @@ def test_a_complete_checkpoint_is_not_merged(base, tmp_path):
         merge_adapter(base, tmp_path / "merged")
 
 
-def test_an_adapter_is_neither_quantised_nor_trained_on(trained, texts, tmp_path):
+def test_an_adapter_without_a_record_is_read_with_the_classes_of_its_base(trained):
+    (trained[0] / "run.json").unlink()
+    assert read_model(trained[0]).config.id2label == {0: "LABEL_0", 1: "LABEL_1"}
+
+
+def test_an_adapter_is_neither_quantised_nor_restored_nor_trained_on(trained, texts, tmp_path):
     folder, _ = trained
     with pytest.raises(ValueError, match="quantised only when merged"):
         quantise_checkpoint(folder, tmp_path / "int8")
-    with pytest.raises(InputError, match="is an adapter; train on from the merged model"):
-        main([*texts, "--model_name_or_path", str(folder), "--output_dir", str(tmp_path / "again")])
+    with pytest.raises(ValueError, match="is an adapter; merge it first"):
+        restore_softmax(folder, tmp_path / "stock")
+    for more in ([], ["--lora_rank", "2"]):
+        with pytest.raises(InputError, match="is an adapter; train on from the merged model"):
+            main([*texts, *more, "--model_name_or_path", str(folder), "--output_dir", str(tmp_path / "again")])
+
+
+def test_a_run_is_not_continued_on_another_base(base, texts, tmp_path, crash):
+    words = [*texts, *RUN, "--model_name_or_path", base, "--output_dir", str(tmp_path / "run")]
+    crash(main, words, after_steps=8)
+    saved(BertForMaskedLM, tmp_path / "base", seed=1)
+    with pytest.raises(InputError, match="the weights or the attention of the base model differ"):
+        main(words)
 
 
 @pytest.mark.parametrize(
@@ -202,9 +321,13 @@ def test_options_that_an_adapter_cannot_have_are_refused(base, texts, tmp_path, 
 
 def test_an_adapter_needs_a_signed_checkpoint(texts, tmp_path):
     BertForMaskedLM(BertConfig(vocab_size=60, **SHAPE)).save_pretrained(tmp_path / "stock")
-    with pytest.raises(InputError, match="sign it first: hf-bidir convert"):
+    with pytest.raises(InputError, match="sign it first, for instance by hf-bidir convert"):
         main([*texts, *RUN, "--model_name_or_path", str(tmp_path / "stock")])
     with pytest.raises(InputError, match="name one as --model_name_or_path"):
         main([*texts, *RUN])
+    (tmp_path / "rnn").mkdir()
+    (tmp_path / "rnn/config.json").write_text('{"model_type": "bidir_rnn"}')
+    with pytest.raises(InputError, match="is recurrent; adapters are for transformers"):
+        main([*texts, *RUN, "--model_name_or_path", str(tmp_path / "rnn")])
     with pytest.raises(InputError, match="--lora_alpha needs --lora_rank"):
         image_classification.main(["--dataset_name", "digits", "--lora_alpha", "8"])
