@@ -69,9 +69,8 @@ def measure(run: dict[str, Any], options: argparse.Namespace) -> None:
     row = {
         "validation_accuracy": results["eval_accuracy"],
         "test_accuracy": results["test_accuracy"],
-        "parameters": record.get("adapter_parameters", record["num_parameters"]),
+        "parameters": record.get("adapter", {}).get("parameters", record["num_parameters"]),
         "megabytes": weights.stat().st_size / 1e6,
-        "seconds": record["duration_seconds"],
     }
     files = [options.ag_news / f"{split}.parquet" for split in ("train", "test")] if data == "ag-news" else []
     save_run("adapters", KEY, run | row, *files)
@@ -98,7 +97,7 @@ def table(runs: DataFrame) -> str:
             spread(of, "seconds", digits=0),
         ]
         rows.append([NAMES[data], trained, *sizes, *found])
-    return markdown([*header, "difference, points", "seconds"], rows)
+    return markdown([*header, "difference, points"], rows)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 import peft
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Trainer, TrainingArguments
 
-import hf_bidir
+from hf_bidir import signed
+from hf_bidir.checkpoints.reading import read_model
+from hf_bidir.hub import CardCallback, build_model_card
 from hf_bidir.modeling.signed_layers import signed_layers
 from tests.tiny_models import inputs_of, logits_of, stock_model
 
@@ -19,7 +21,7 @@ every_kind = pytest.mark.parametrize("family", KINDS)
 @pytest.fixture
 def base(family, tmp_path):
     """The folder of a signed model."""
-    hf_bidir.signed(stock_model(family), [0.3, 1.0]).save_pretrained(tmp_path / "base")
+    signed(stock_model(family), [0.3, 1.0]).save_pretrained(tmp_path / "base")
     return tmp_path / "base"
 
 
@@ -95,6 +97,39 @@ def test_a_merged_model_equals_the_adapted_one(family, base):
     merged = model.merge_and_unload()
     assert type(merged) is type(loaded(family, base))
     torch.testing.assert_close(merged(**inputs).logits, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["roberta"])
+def test_the_trainer_saves_an_adapter_alone_and_its_card_names_the_base(family, base, tmp_path):
+    model = peft.get_peft_model(loaded(family, base), lora(family))
+    inputs = inputs_of(family)
+    rows = [
+        {"input_ids": ids, "attention_mask": keep, "labels": label % 2}
+        for label, (ids, keep) in enumerate(zip(inputs["input_ids"], inputs["attention_mask"], strict=True))
+    ]
+    options = {"max_steps": 3, "learning_rate": 0.1, "report_to": "none", "disable_tqdm": True, "use_cpu": True}
+    args = TrainingArguments(tmp_path / "run", **options)
+    trainer = Trainer(model, args, train_dataset=rows, callbacks=[CardCallback()])
+    trainer.train()
+    trainer.evaluate(rows)
+    trainer.save_model()
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    torch.testing.assert_close(logits_of(read_model(tmp_path / "run"), inputs), logits_of(model.eval(), inputs))
+    (tmp_path / "run/README.md").unlink()  # peft's own
+    card = build_model_card(tmp_path / "run").text
+    assert "LoRA adapter of rank 4" in card
+    assert 'base = "../base"' in card
+    signed(stock_model(family), negative_mass=0.2).save_pretrained(base)
+    with pytest.raises(ValueError, match="another base model than"):
+        read_model(tmp_path / "run")
+
+
+def test_an_adapter_of_a_model_that_was_signed_in_memory_does_not_load_on_its_stock_base(tmp_path):
+    stock_model("roberta").save_pretrained(tmp_path / "stock")
+    stock = KINDS["roberta"][0].from_pretrained(tmp_path / "stock")
+    peft.get_peft_model(signed(stock), lora("roberta")).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ValueError, match=r"is a stock roberta\. If it was signed in memory, save the signed model"):
+        read_model(tmp_path / "adapter")
 
 
 @pytest.mark.parametrize("family", ["llama"])

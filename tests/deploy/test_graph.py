@@ -2,6 +2,7 @@
 
 import json
 
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -44,6 +45,13 @@ def run(graph, inputs):
     return torch.from_numpy(
         session.run(["logits"], {name: tensor.numpy() for name, tensor in inputs.items() if name in taken})[0]
     )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_graph_computes_tanhmax_by_the_softmax_operator(family, exported):
+    nodes = onnx.load(exported(family)[1] / "model.onnx", load_external_data=False).graph.node
+    operators = [node.op_type for node in nodes]
+    assert (operators.count("Softmax"), operators.count("Exp")) == (2, 0)  # one per layer
 
 
 @pytest.mark.parametrize("family", FAMILIES)

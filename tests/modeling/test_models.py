@@ -161,8 +161,9 @@ def test_the_model_compiles_into_one_graph(family, mass):
         torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
 
 
-def test_the_model_exports_into_one_program():
-    model, inputs = signed_model("roberta"), inputs_of("roberta")
+@pytest.mark.parametrize("mass", [1.0, [[0.0, 0.1, 0.5, 1.0]] * 2], ids=["model", "head"])
+def test_the_model_exports_into_one_program(mass):
+    model, inputs = signed_model("roberta", mass), inputs_of("roberta")
     program = torch.export.export(model, (), inputs)
     torch.testing.assert_close(program.module()(**inputs).logits, model(**inputs).logits)
 
