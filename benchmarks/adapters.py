@@ -89,15 +89,22 @@ def table(runs: DataFrame) -> str:
     rows = []
     for (data, trained), of in best.items():
         first = of.iloc[0]
-        sizes = [f"{first['parameters']:,}", f"{first['megabytes']:.1f}", f"{first['rate']:g}", str(len(of))]
-        against = comparison(of, best[data, "all weights"], "test_accuracy", 100) if trained == "adapter" else None
-        found = [
-            spread(of, "test_accuracy", 100, 2),
-            against.text() if against else "",
-            spread(of, "seconds", digits=0),
+        sizes = [
+            f"{first['parameters']:,}",
+            f"{first['megabytes']:.1f}",
+            _rate(first["rate"], RATES[data, trained]),
+            str(len(of)),
         ]
-        rows.append([NAMES[data], trained, *sizes, *found])
+        against = comparison(of, best[data, "all weights"], "test_accuracy", 100) if trained == "adapter" else None
+        rows.append(
+            [NAMES[data], trained, *sizes, spread(of, "test_accuracy", 100, 2), against.text() if against else ""]
+        )
     return markdown([*header, "difference, points"], rows)
+
+
+def _rate(rate: float, tried: tuple[float, ...]) -> str:
+    """A learning rate, with a note if it is the lowest or highest one that was tried."""
+    return f"{rate:g}{' (highest tried)' if rate == max(tried) else ' (lowest tried)' if rate == min(tried) else ''}"
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 An adapter keeps the attention of its base, so the base is always a signed checkpoint.
 """
 
+import copy
 import json
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,7 @@ class Adapter:
         return any(f".{module}." in f".{weight}" for module in whole)
 
     def model_config(self, base: PretrainedConfig) -> PretrainedConfig:
-        """The config of its model: that of the base, which is changed, with the head and the fields of the run.
+        """The config of its model: a copy of that of the base, with the adapter's head and the fields of the run.
 
         Raises:
             ValueError: the base is not signed, or has no head for the adapter's task.
@@ -84,19 +85,26 @@ class Adapter:
                 f'signed in memory, save the signed model and name its folder as "base_model_name_or_path" in '
                 f"{ADAPTER_CONFIG}; otherwise load it with peft.PeftModel.from_pretrained."
             )
-        base.architectures = [self._head(base)]
-        base.attn_oriented = None  # holds for the weights of the base
-        for name, value in self.changes.items():
-            setattr(base, name, value)
-        return base
+        config = copy.deepcopy(base)
+        config.architectures = [self._head(base)]
+        config.attn_oriented = None  # holds for the weights of the base
+        for path, value in self.changes.items():
+            *parts, name = path.split(".")
+            setattr(reduce(getattr, parts, config), name, value)
+        return config
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The fields of the model's config that the run changed, such as the names of the classes."""
+        """The fields of the model's config that the run changed, by path, such as "text_config.pad_token_id"."""
         changes = dict(self.record.get("config", {}))
         if "id2label" in changes:
             changes["id2label"] = {int(index): name for index, name in changes["id2label"].items()}
         return changes
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        """The fields of the model's generation config."""
+        return self.record.get("generation", {})
 
     def _head(self, base: PretrainedConfig) -> str:
         """The name of the model's class."""
@@ -111,7 +119,7 @@ class Adapter:
 
     def check_base(self, base: str | Path, config: PretrainedConfig) -> None:
         """Raise ValueError if the run had another base: other weights, or another attention in its config."""
-        if not self.record:
+        if "base" not in self.record:
             return
         trained_on, found = self.record["base"], base_facts(base, config, self.revision)
         if sorted(trained_on["weights"].values()) != sorted(found["weights"].values()):
@@ -131,12 +139,14 @@ class Adapter:
 
         Raises:
             FileNotFoundError: its weights are missing.
-            ValueError: it does not fit the model, or its weights cannot be read.
+            ValueError: it is not LoRA, does not fit the model, or its weights cannot be read.
             ModuleNotFoundError: peft is not installed.
         """
         with extra("lora"):
             from peft import PeftModel, get_peft_model_state_dict
 
+        if self.config.get("peft_type") != "LORA":
+            raise ValueError(f"{self.source} is a {self.config.get('peft_type')} adapter; expected LORA.")
         file = self.folder / ADAPTER_WEIGHTS
         if not file.is_file():  # peft would look for a repository of this name
             raise FileNotFoundError(f"the adapter {self.source} has no {ADAPTER_WEIGHTS}.")
@@ -152,13 +162,17 @@ class Adapter:
             raise ValueError(f"{refused}{str(error).strip().splitlines()[-1].strip()}") from error
         if unequal:
             raise ValueError(f"{refused}{len(unequal)} weights are only in one of them, such as {sorted(unequal)[0]}.")
+        check_untied(adapted)
         return adapted
 
 
 def read_adapter(source: str | Path) -> Adapter | None:
     """The adapter in a folder or Hub repository; None if it is none.
 
-    A folder with a config.json is a complete model, as in transformers.
+    A local folder with a config.json is a complete model, as in transformers.
+
+    Raises:
+        ValueError: its config is not JSON.
     """
     folder = Path(source)
     if not folder.is_dir():
@@ -171,7 +185,10 @@ def read_adapter(source: str | Path) -> Adapter | None:
         folder = Path(snapshot_download(str(source), allow_patterns=[ADAPTER_CONFIG, ADAPTER_WEIGHTS, RECORD]))
     if (Path(source) / "config.json").is_file() or not (folder / ADAPTER_CONFIG).is_file():
         return None
-    return Adapter(str(source), folder, json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8")))
+    try:
+        return Adapter(str(source), folder, read_json(folder / ADAPTER_CONFIG))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{folder / ADAPTER_CONFIG} is not JSON ({error}); copy or download it again.") from error
 
 
 def required_adapter(source: str | Path) -> Adapter:
@@ -194,13 +211,27 @@ def base_facts(base: str | Path, config: PretrainedConfig, revision: str | None 
 
 
 def chosen_fields(config: PretrainedConfig, base: PretrainedConfig) -> dict[str, Any]:
-    """The fields of a config that differ from those of its base."""
+    """The fields of a config that differ from those of its base, by path."""
     fields, others = config.to_dict(), base.to_dict()
-    return {
-        name: value
-        for name, value in fields.items()
-        if name not in NOT_CHOSEN and (name not in others or others[name] != value)
-    }
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        part, other = getattr(config, name, None), getattr(base, name, None)
+        if isinstance(part, PretrainedConfig) and isinstance(other, PretrainedConfig):
+            found |= {f"{name}.{path}": inner for path, inner in chosen_fields(part, other).items()}
+        elif name not in NOT_CHOSEN and (name not in others or others[name] != value):
+            found[name] = value
+    return found
+
+
+def check_untied(adapted: "PeftModel") -> None:
+    """Raise ValueError if LoRA changes one of two layers that share a weight: merged, it would change both."""
+    model = adapted.get_base_model()
+    if model.get_output_embeddings() is None:
+        return
+    layers = model.get_input_embeddings(), model.get_output_embeddings()
+    weights = [getattr(layer, "base_layer", layer).weight for layer in layers]
+    if weights[0] is weights[1] and any(hasattr(layer, "base_layer") for layer in layers):
+        raise ValueError("the embeddings and the output layer share one weight, and cannot have an adapter.")
 
 
 def _short(digests: dict[str, str]) -> str:

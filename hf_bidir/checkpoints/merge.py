@@ -34,7 +34,8 @@ def merge_adapter(
         FileExistsError: `output_dir` is not empty, or holds the adapter or the base.
     """
     output_dir = free_folder(output_dir, overwrite, source)
-    adapter, adapted = required_adapter(source), read_adapted(source, torch.float32, base)
+    adapter = required_adapter(source)
+    adapted = read_adapted(adapter, torch.float32, base)
     base = adapter.base if base is None else base
     free_folder(output_dir, overwrite, base)
     whole = adapted.get_base_model()  # with the adapter in its layers

@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from hf_bidir.checkpoints.adapters import Adapter, read_adapter, required_adapter
+from hf_bidir.checkpoints.adapters import Adapter, read_adapter
 from hf_bidir.checkpoints.auto_classes import bidir_class
 from hf_bidir.common.errors import did_you_mean
 from hf_bidir.modeling.configuration_bidir import stock_heads
@@ -47,7 +47,7 @@ def read_config(source: str | Path, revision: str | None = None) -> PretrainedCo
     if not path.exists() and (path.is_absolute() or (len(path.parts) > 1 and path.parent.is_dir())):
         raise FileNotFoundError(f"expected a checkpoint folder at {source}; there is none.")
     if adapter := read_adapter(source):
-        return adapter.model_config(read_config(adapter.base, adapter.revision))
+        return adapter.model_config(_base_config(adapter, adapter.base, adapter.revision))
     if path.is_dir() and not (path / "config.json").is_file():
         raise FileNotFoundError(f"{source} has no config.json, so it is not a checkpoint folder.")
     try:
@@ -89,8 +89,8 @@ def read_bidir(source: str | Path, dtype: torch.dtype | str = "auto", **options:
     Raises:
         ValueError: an unknown head, or weights that are missing or unreadable.
     """
-    if read_adapter(source):
-        return merged(read_adapted(source, dtype, **options))
+    if adapter := read_adapter(source):
+        return merged(read_adapted(adapter, dtype, **options))
     name = (read_config(source).architectures or ["checkpoint without a class"])[0]
     try:
         return complete_model(bidir_class(name), source, dtype, **options)
@@ -132,7 +132,7 @@ def complete_model(
 
 
 def read_adapted(
-    source: str | Path, dtype: torch.dtype | str = "auto", base: str | Path | None = None, **options: Any
+    adapter: Adapter, dtype: torch.dtype | str = "auto", base: str | Path | None = None, **options: Any
 ) -> "PeftModel":
     """Load an adapter on its base model, not merged, in evaluation mode.
 
@@ -143,23 +143,33 @@ def read_adapted(
 
     Raises:
         FileNotFoundError: there is no such base model.
-        ValueError: not an adapter; or the base is another one than that of the training run, is not signed, is
-            quantised or is incomplete; or the adapter does not fit it.
+        ValueError: the base is another one than that of the training run, is not signed, is quantised, is incomplete,
+            or is an adapter itself; or the adapter does not fit it.
     """
-    adapter = required_adapter(source)
     if "quantization_config" in options:
-        raise ValueError(f"{source} is an adapter, and can be quantised only when merged: hf-bidir merge {source} OUT.")
+        raise ValueError(
+            f"{adapter.source} is an adapter, and can be quantised only when merged: hf-bidir merge {adapter.source} "
+            "OUT."
+        )
     revision = adapter.revision if base is None else None
     base = adapter.base if base is None else base
-    config = read_config(base, revision)
+    config = _base_config(adapter, base, revision)
     check_full_precision(config, base, "the base of an adapter")
     adapter.check_base(base, config)
     config = adapter.model_config(config)
     options |= {"config": config, "dtype": dtype, "revision": revision, "ignore_mismatched_sizes": True}
     model = _base_model(adapter, base, options)
-    if generation := adapter.record.get("generation"):
-        model.generation_config.update(**generation)
+    if adapter.generation:
+        model.generation_config.update(**adapter.generation)
     return adapter.on(model).eval()
+
+
+def _base_config(adapter: Adapter, base: str | Path, revision: str | None) -> PretrainedConfig:
+    if read_adapter(base):
+        raise ValueError(
+            f"the base model of the adapter {adapter.source}, {base}, is an adapter itself; merge it first."
+        )
+    return read_config(base, revision)
 
 
 def _base_model(adapter: Adapter, base: str | Path, options: dict[str, Any]) -> PreTrainedModel:

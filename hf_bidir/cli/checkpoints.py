@@ -124,8 +124,8 @@ def merge(
     """Merge a LoRA adapter into its base model.
 
     OUT is a complete signed checkpoint in fp32, which needs neither the adapter nor peft. Its outputs are compared with
-    those of the separate adapter before anything is saved, and a base with other weights than those that the adapter
-    was trained on is refused.
+    those of the separate adapter before anything is saved. Another base than the one in the adapter's run.json is
+    refused.
 
     \b
     hf-bidir merge runs/my-adapter runs/my-model

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PretrainedConfig, PreTrainedModel
 
-from hf_bidir.checkpoints.adapters import AUTO_CLASSES, read_adapter
+from hf_bidir.checkpoints.adapters import AUTO_CLASSES, check_untied
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.common.extras import extra
 from hf_bidir.finetune.arguments import AdapterArguments
@@ -43,8 +43,6 @@ def check_adapter(arguments: Any, given: Collection[str]) -> None:
         raise InputError("--lora_rank trains an adapter for a checkpoint; name one as --model_name_or_path")
     if changed := [name for name in ATTENTION if getattr(arguments, name) is not None]:
         raise InputError(f"an adapter has the attention of its base model; leave out --{changed[0]}")
-    if read_adapter(source):
-        raise InputError(f"{source} is an adapter; train on from the merged model: hf-bidir merge {source} OUT")
     with as_input_error("", OSError, ValueError):
         model_type = PretrainedConfig.get_config_dict(source)[0].get("model_type", "")
     if not model_type.startswith("bidir_"):
@@ -67,7 +65,8 @@ def add_adapter(
         new: weights that the checkpoint does not have.
 
     Raises:
-        InputError: no layer is called like one of `lora_targets`, or the checkpoint of a language model lacks weights.
+        InputError: no layer is called like one of `lora_targets`, one of them shares its weight with the embeddings, or
+            the checkpoint of a language model lacks weights.
         ModuleNotFoundError: peft is not installed.
     """
     if new and auto not in CLASSIFIERS:  # a new output layer may share its weights with the embeddings
@@ -92,6 +91,7 @@ def add_adapter(
     )
     with as_input_error("--lora_targets: " if arguments.lora_targets else ""):
         adapted = get_peft_model(model, config)
+        check_untied(adapted)
     # the folder has a card of this package
     adapted.create_or_update_model_card = lambda output_dir: None  # type: ignore[method-assign]
     return adapted

@@ -15,6 +15,7 @@ from hf_bidir.checkpoints.auto_classes import bidir_class
 from hf_bidir.checkpoints.convert import is_softmax
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.checkpoints.reading import check_full_precision, read_config
+from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.finetune.adapter import ATTENTION, LORA, NEGATIVE_MASSES, add_adapter, check_adapter
 from hf_bidir.finetune.arguments import AdapterArguments, ModelArguments, PretrainedArguments
@@ -62,6 +63,9 @@ def check_given(arguments: PretrainedArguments, given: Collection[str]) -> None:
             f"--{', --'.join(shaping)} shape a model from scratch and cannot change the checkpoint "
             f"{arguments.model_name_or_path}; leave them out, or leave out --model_name_or_path"
         )
+    source = arguments.model_name_or_path
+    if source and not source.startswith(TIMM_PREFIX) and read_adapter(source):
+        raise InputError(f"{source} is an adapter; train on from the merged model: hf-bidir merge {source} OUT")
     check_adapter(arguments, given)
 
 
@@ -110,8 +114,6 @@ def checkpoint_config(auto: str, arguments: PretrainedArguments, names: list[str
     """
     source = str(arguments.model_name_or_path)
     with as_input_error("", OSError, ValueError):
-        if read_adapter(source):
-            raise InputError(f"{source} is an adapter; train on from the merged model: hf-bidir merge {source} OUT")
         config = read_config(source)
         check_full_precision(config, source, "trained")
         if not config.model_type.startswith("bidir_"):
@@ -175,10 +177,8 @@ def able_to_pad(tokenizer: PreTrainedTokenizerBase, source: str) -> PreTrainedTo
 
 
 def know_padding(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Set a missing `pad_token_id`: a decoder's classifier takes the last token before padding as input."""
-    text_config = config.get_text_config()
-    if getattr(text_config, "pad_token_id", None) is None:
-        text_config.pad_token_id = tokenizer.pad_token_id
+    """Set `pad_token_id` to the tokenizer's: a decoder's classifier takes the last token before padding as input."""
+    config.get_text_config().pad_token_id = tokenizer.pad_token_id
 
 
 def label_fields(names: list[str]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import shutil
 from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel, TrainerState, TrainingArguments
@@ -18,6 +18,9 @@ from hf_bidir.common.files import PREVIOUS, RECORD, sha256
 from hf_bidir.finetune.arguments import RunArguments
 from hf_bidir.finetune.data.arguments import DataArguments, UnlabelledDataArguments
 from hf_bidir.finetune.data.splits import Splits
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
 
 LIBRARIES = ("hf-bidir", "torch", "transformers", "datasets", "accelerate", "tokenizers", "scikit-learn")
 # options that do not affect losses, so an interrupted run may be resumed with other values
@@ -74,14 +77,25 @@ def size(model: PreTrainedModel) -> dict[str, Any]:
     number = model.num_parameters()
     if not hasattr(model, "peft_config"):
         return {"num_parameters": number}
-    trained, peft_config = model.num_parameters(only_trainable=True), next(iter(model.peft_config.values()))
-    own, base = {"parameters": trained}, peft_config.base_model_name_or_path
-    if base and (config := read_config(base)).model_type.startswith("bidir_"):
-        own |= {"base": base_facts(base, config), "config": chosen_fields(model.config, config)}
-        if model.can_generate():
-            fields = model.generation_config.to_diff_dict()
-            own["generation"] = {name: value for name, value in fields.items() if name != "transformers_version"}
-    return {"num_parameters": number - trained, "adapter": own}
+    trained = model.num_parameters(only_trainable=True)
+    adapter = {"parameters": trained} | _beside_base(model, next(iter(model.peft_config.values())))
+    return {"num_parameters": number - trained, "adapter": adapter}
+
+
+def _beside_base(model: PreTrainedModel, adapter: "PeftConfig") -> dict[str, Any]:
+    """The base of an adapter, and what the model's configs have that those of the base do not; empty if unknown."""
+    base, revision = adapter.base_model_name_or_path or "", adapter.revision
+    try:
+        config = read_config(base, revision)
+    except (OSError, ValueError):  # a Trainer of somebody's own, whose base was never saved or has moved
+        return {}
+    if not config.model_type.startswith("bidir_"):
+        return {}
+    found = {"base": base_facts(base, config, revision), "config": chosen_fields(model.config, config)}
+    if model.can_generate():
+        fields = model.generation_config.to_diff_dict()
+        found["generation"] = {name: value for name, value in fields.items() if name != "transformers_version"}
+    return found
 
 
 def circumstances(args: TrainingArguments) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from hf_bidir.finetune.data.arguments import DataArguments, UnlabelledDataArgume
 from hf_bidir.finetune.data.splits import Splits
 from hf_bidir.finetune.folder import CURVE, RECORD, RESULTS, checkpoint_to_resume, clear_run
 from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
-from hf_bidir.finetune.record import begin_record, ending, keep_previous_record
+from hf_bidir.finetune.record import begin_record, ending, keep_previous_record, size
 from hf_bidir.finetune.schedule_options import build_schedule, check_checkpoint_schedule
 from hf_bidir.finetune.schedules import NegativeMassSchedule
 from hf_bidir.finetune.scratch import set_scratch_duration
@@ -111,7 +111,9 @@ def finetune(
         _warn_if_constant(splits, results)
         trainer.save_model()
         if args.should_save:
-            record |= ending(trainer.state, args, checkpoint, time.monotonic() - started) | extra_record(model)
+            # the Trainer sets special tokens in the configs, which an adapter's record has
+            record |= size(model) | extra_record(model)
+            record |= ending(trainer.state, args, checkpoint, time.monotonic() - started)
             keep_previous_record(given.get("model_name_or_path"), folder)
             _finish_folder(folder, record, results, trainer.state.log_history)
             print(summary(folder, results, task, model))

@@ -1,14 +1,17 @@
 """The files that make up a checkpoint, and those that describe it."""
 
+import hashlib
+import json
 from pathlib import Path
 
-from hf_bidir.common.files import sha256
+from hf_bidir.checkpoints.adapters import ADAPTER_CONFIG
+from hf_bidir.common.files import read_json, sha256
 
 CODE = ("*.py",)
 MODULES = ("[0-9]_*/*.json", "[0-9]_*/*.safetensors")  # sentence-transformers keeps them in numbered folders
 COMPUTED_FROM = (
     "config.json",
-    "adapter_config.json",
+    ADAPTER_CONFIG,
     "generation_config.json",
     "*.safetensors",
     "model.safetensors.index.json",
@@ -39,5 +42,17 @@ def found(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path]:
 
 
 def digests(folder: Path, patterns: tuple[str, ...] = COMPUTED_FROM) -> dict[str, str]:
-    """The SHA-256 of every file that decides what the checkpoint computes, by name."""
-    return {name: sha256(file) for name, file in found(folder, patterns).items()}
+    """The SHA-256 of every file that decides what the checkpoint computes, by name.
+
+    That of an adapter's config leaves out where its base is, which changes when it is published.
+    """
+    return {
+        name: _digest_of_adapter(file) if name == ADAPTER_CONFIG else sha256(file)
+        for name, file in found(folder, patterns).items()
+    }
+
+
+def _digest_of_adapter(config: Path) -> str:
+    fields = read_json(config)
+    fields = {name: fields[name] for name in sorted(fields.keys() - {"base_model_name_or_path", "revision"})}
+    return hashlib.sha256(json.dumps(fields).encode()).hexdigest()

@@ -5,6 +5,7 @@ BASE is the folder of the base model if FOLDER is an adapter, and CHANGES the fi
 
 import json
 import sys
+from functools import reduce
 from typing import Any
 
 # an import of the package, even an installed one, now raises ImportError
@@ -29,8 +30,11 @@ def adapted(auto: Any, folder: str, base: str, changes: str) -> torch.nn.Module:
     """The base model with the adapter, which contains the head where that of the base is missing or of another size."""
     from peft import PeftModel
 
-    given = {"trust_remote_code": True, "ignore_mismatched_sizes": True} | json.loads(changes)
-    model = auto.from_pretrained(base, **given)
+    config = transformers.AutoConfig.from_pretrained(base, trust_remote_code=True)
+    for path, value in json.loads(changes).items():
+        *parts, name = path.split(".")
+        setattr(reduce(getattr, parts, config), name, value)
+    model = auto.from_pretrained(base, config=config, trust_remote_code=True, ignore_mismatched_sizes=True)
     return PeftModel.from_pretrained(model, folder)
 
 

@@ -225,6 +225,7 @@ def _example(folder: Path, facts: dict[str, Any]) -> Checkpoint:
         base=_base_in_example(facts["adapter"], folder) if facts["adapter"] else None,
         base_revision=facts["adapter"].revision if facts["adapter"] else None,
         changes=facts["adapter"].changes if facts["adapter"] else {},
+        generation=facts["adapter"].generation if facts["adapter"] else {},
     )
 
 
@@ -300,7 +301,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
         datasets=[data_set.hub_name for data_set in used if data_set.hub_name] or None,
         tags=[
             *([facts["activation"], "signed-attention"] if signed else []),
-            *([facts["adapter"].config["peft_type"].lower()] if facts["adapter"] else []),
+            *(["lora"] if facts["adapter"] else []),
             "hf_bidir",
         ],
         metrics=[metric for name in overall(facts["scores"]) if (metric := METRICS[name])] or None,

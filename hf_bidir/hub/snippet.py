@@ -30,7 +30,8 @@ class Checkpoint:
         has_example_image: whether the folder has example.png.
         makes_sentence_vectors: whether sentence-transformers loads it.
         base, base_revision: the base model and its revision, if this is an adapter.
-        changes: the fields of the config in which an adapter's model differs from its base.
+        changes, generation: the fields of its config in which an adapter's model differs from its base, by path, and
+            those of its generation config.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Checkpoint:
     base: str | None = None
     base_revision: str | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
+    generation: Mapping[str, Any] = field(default_factory=dict)
 
 
 def snippet(checkpoint: Checkpoint) -> str:
@@ -54,7 +56,8 @@ def snippet(checkpoint: Checkpoint) -> str:
     if checkpoint.makes_sentence_vectors:
         return _sentence_vectors(checkpoint)
     extra, use = _use(checkpoint)
-    classes = sorted(filter(None, [checkpoint.processor_class, checkpoint.auto_class]))
+    config = None if checkpoint.base is None else "AutoConfig"
+    classes = sorted(filter(None, [checkpoint.processor_class, checkpoint.auto_class, config]))
     imports = [*extra, f"from transformers import {', '.join(classes)}"]
     if checkpoint.base is not None:
         imports.insert(-1, "from peft import PeftModel")
@@ -72,16 +75,19 @@ def snippet(checkpoint: Checkpoint) -> str:
 
 def _adapted(checkpoint: Checkpoint, eager: list[str]) -> list[str]:
     """Lines that load the base model, with the fields that the adapter's run changed, and put the adapter on it."""
-    changes = {name: value for name, value in checkpoint.changes.items() if name != "label2id"}
-    # the base may have a head for other classes, which the adapter replaces
-    classes = ["**changes", "ignore_mismatched_sizes=True"] if changes else []
     pinned = [f'revision="{checkpoint.base_revision}"'] if checkpoint.base_revision else []
-    given = ", ".join(["base", *pinned, *classes, *eager, "trust_remote_code=True"])
+    options = ", ".join([*pinned, "trust_remote_code=True"])
+    changes = [f"config.{path} = {value!r}" for path, value in checkpoint.changes.items() if path != "label2id"]
+    # the base may have a head for other classes, which the adapter replaces
+    given = ", ".join(["base", "config=config", "ignore_mismatched_sizes=True", *eager, options])
+    generation = [f"model.generation_config.update(**{dict(checkpoint.generation)})"] if checkpoint.generation else []
     revision = ", revision=revision" if checkpoint.repo_id else ""
     return [
         f'base = "{checkpoint.base}"',
-        *([f"changes = {changes}  # in the config of the base"] if changes else []),
+        f"config = AutoConfig.from_pretrained(base, {options})",
+        *changes,
         f"model = {checkpoint.auto_class}.from_pretrained({given})",
+        *generation,
         f"model = PeftModel.from_pretrained(model, source{revision})",
     ]
 

@@ -14,7 +14,7 @@ from transformers import AutoConfig
 from hf_bidir.checkpoints.adapters import ADAPTER_CONFIG, Adapter, read_adapter
 from hf_bidir.checkpoints.convert import TOLERANCE, TOLERATED_STEPS
 from hf_bidir.checkpoints.example_inputs import example_inputs
-from hf_bidir.checkpoints.reading import read_bidir
+from hf_bidir.checkpoints.reading import read_adapted, read_bidir
 from hf_bidir.common.files import read_json, write_json
 from hf_bidir.hub.checkpoint_files import CODE, COMPUTED_FROM, MODULES, REPORTS, digests, found
 from hf_bidir.hub.isolated import isolated_forward
@@ -157,7 +157,9 @@ def _check_contents(staged: Staged) -> None:
 
 def _check_alone(staged: Staged) -> None:
     """Load the staged folder in a clean process, and compare its outputs with those of the model here."""
-    model = read_bidir(staged.folder)
+    adapter = read_adapter(staged.folder)
+    # not merged, as the clean process computes it: merging rounds
+    model = read_adapted(adapter).get_base_model() if adapter else read_bidir(staged.folder)
     name = type(model).__name__
     auto = next((auto for auto, path in model.config.auto_map.items() if path.endswith(f".{name}")), "AutoModel")
     inputs = example_inputs(model)

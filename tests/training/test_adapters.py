@@ -9,6 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
     AutoTokenizer,
     BertConfig,
     BertForMaskedLM,
@@ -19,6 +21,7 @@ from transformers import (
 from typer.testing import CliRunner
 
 from hf_bidir import signed
+from hf_bidir.checkpoints.adapters import required_adapter
 from hf_bidir.checkpoints.convert import restore_softmax
 from hf_bidir.checkpoints.example_inputs import example_inputs
 from hf_bidir.checkpoints.merge import merge_adapter
@@ -31,7 +34,7 @@ from hf_bidir.finetune.data.tokenizer import train_byte_level, train_wordpiece
 from hf_bidir.finetune.trainer import FinetuneTrainer
 from hf_bidir.hub.evaluation import evaluate_checkpoint
 from tests.training.checkpoints_of_others import checkpoint_of
-from training import causal_lm, image_classification, masked_lm, text_classification
+from training import causal_lm, image_classification, masked_lm, seq2seq, text_classification
 from training.text_classification import main
 
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
@@ -90,7 +93,8 @@ CLASSIFIERS = {  # with heads of several layers, a padding token of the run's ow
 
 @pytest.mark.parametrize("family", CLASSIFIERS)
 def test_any_classifier_is_read_as_it_was_trained(family, texts, tmp_path, monkeypatch):
-    checkpoint_of(family, tmp_path / "base")
+    fields = {"pad_token_id": 7} if family == "GPT2" else {}  # not that of the tokenizer
+    checkpoint_of(family, tmp_path / "base", **fields)
     signed(AutoModel.from_pretrained(tmp_path / "base")).save_pretrained(tmp_path / "base")
     images = CLASSIFIERS[family] is image_classification.main
     data = ["--dataset_name", "digits", "--max_train_samples", "32"] if images else [*texts, "--max_length", "16"]
@@ -99,8 +103,8 @@ def test_any_classifier_is_read_as_it_was_trained(family, texts, tmp_path, monke
     )
     kept = []
     monkeypatch.setattr(FinetuneTrainer, "save_model", spied(FinetuneTrainer.save_model, kept))
-    main = CLASSIFIERS[family]
-    main([*data, *words, "--model_name_or_path", str(tmp_path / "base"), "--output_dir", str(tmp_path / "run")])
+    given = [*data, *words, "--model_name_or_path", str(tmp_path / "base"), "--output_dir", str(tmp_path / "run")]
+    CLASSIFIERS[family](given)
     trained, read = kept[-1].eval(), read_model(tmp_path / "run")
     inputs = example_inputs(read)
     if not images:  # padded
@@ -138,16 +142,46 @@ def test_an_interrupted_run_continues_to_the_same_adapter(base, texts, tmp_path,
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_the_card_says_what_the_adapter_is_and_where_its_base_is(trained):
-    card = (trained[0] / "README.md").read_text()
-    assert "base_model_relation: adapter" in card
-    assert "LoRA adapter of rank 4" in card
-    assert 'base = "../base"' in card  # seen from the folder of the card, where the example runs
+def shown(folder, monkeypatch):
+    """The names that the example of a card sets."""
+    monkeypatch.chdir(folder)
+    names = {}
+    exec((folder / "README.md").read_text().partition("```python\n")[2].partition("```")[0], names)
+    return names
+
+
+def test_the_card_says_what_the_adapter_is_and_its_example_computes_the_same(trained, monkeypatch):
+    folder, _ = trained
+    expected, tokenizer = load_checkpoint(folder)
+    text = (folder / "README.md").read_text()
+    assert "base_model_relation: adapter" in text
+    assert "LoRA adapter of rank 4" in text
+    inputs = tokenizer("a charming film with a weak ending", return_tensors="pt")
+    example = shown(folder, monkeypatch)
+    torch.testing.assert_close(example["outputs"].logits, expected(**inputs).logits)
+
+
+def test_an_encoder_decoder_writes_what_it_wrote_in_training(tmp_path, monkeypatch):
+    rows = "\n".join(f"{word} film,{word} row" for word in ["good", "bad"] * 20)
+    (tmp_path / "pairs.csv").write_text(f"source,target\n{rows}")
+    checkpoint_of("T5", tmp_path / "base", "ForConditionalGeneration")
+    base = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "base")
+    signed(base).save_pretrained(tmp_path / "base")
+    words = shlex.split("--lora_rank 4 --max_steps 20 --learning_rate 0.1 --use_cpu --disable_tqdm true --max_length 8")
+    words += ["--source_prefix", "film: ", "--model_name_or_path", str(tmp_path / "base")]
+    kept = []
+    monkeypatch.setattr(FinetuneTrainer, "save_model", spied(FinetuneTrainer.save_model, kept))
+    seq2seq.main([*words, "--train_file", str(tmp_path / "pairs.csv"), "--output_dir", str(tmp_path / "run")])
+    inputs = AutoTokenizer.from_pretrained(tmp_path / "run")(["film: good film"], return_tensors="pt")
+    ids = {"input_ids": inputs["input_ids"]}
+    written = kept[-1].eval().generate(**ids).tolist()
+    assert read_model(tmp_path / "run").generate(**ids).tolist() == written
+    assert shown(tmp_path / "run", monkeypatch)["model"].generate(**ids).tolist() == written
 
 
 def test_a_merged_adapter_is_a_checkpoint_with_the_same_outputs(trained, tmp_path):
     folder, _ = trained
-    separate = read_adapted(folder).get_base_model()
+    separate = read_adapted(required_adapter(folder)).get_base_model()
     told = CliRunner().invoke(app, ["merge", str(folder), str(tmp_path / "merged")])
     assert told.exit_code == 0, told.output
     shutil.rmtree(tmp_path / "base")
@@ -236,6 +270,22 @@ def missing_weights(tmp_path):
     return {}, "has no adapter_model.safetensors"
 
 
+def truncated_config(tmp_path):
+    file = tmp_path / "adapter/adapter_config.json"
+    file.write_text(file.read_text()[:50])
+    return {}, "adapter_config.json is not JSON"
+
+
+def another_kind(tmp_path):
+    file = tmp_path / "adapter/adapter_config.json"
+    file.write_text(file.read_text().replace('"LORA"', '"PREFIX_TUNING"'))
+    return {}, "is a PREFIX_TUNING adapter; expected LORA"
+
+
+def its_own_base(tmp_path):
+    return {"base": tmp_path / "adapter"}, "is an adapter itself; merge it first"
+
+
 def truncated_adapter(tmp_path):
     file = tmp_path / "adapter/adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:999])
@@ -257,8 +307,8 @@ def of_another_shape(tmp_path):
 
 
 SPOILT = [
-    other_base, other_attention, missing_base, truncated_base, missing_weights, truncated_adapter, half_an_adapter,
-    of_another_shape,
+    other_base, other_attention, missing_base, truncated_base, missing_weights, truncated_config, another_kind,
+    its_own_base, truncated_adapter, half_an_adapter, of_another_shape,
 ]  # fmt: skip
 
 
@@ -278,6 +328,16 @@ def test_a_base_that_has_moved_can_be_named(trained, tmp_path):
 def test_a_complete_checkpoint_is_not_merged(base, tmp_path):
     with pytest.raises(ValueError, match="is not an adapter"):
         merge_adapter(base, tmp_path / "merged")
+
+
+def test_layers_that_share_a_weight_get_no_adapter(tmp_path):
+    (tmp_path / "text.txt").write_text("one two three four five\n" * 200)
+    checkpoint_of("GPT2", tmp_path / "base", "LMHeadModel")
+    signed(AutoModelForCausalLM.from_pretrained(tmp_path / "base")).save_pretrained(tmp_path / "base")
+    words = shlex.split("--lora_rank 2 --lora_targets lm_head --max_steps 1 --use_cpu --block_size 8")
+    words += ["--train_file", str(tmp_path / "text.txt"), "--output_dir", str(tmp_path / "run")]
+    with pytest.raises(InputError, match="the embeddings and the output layer share one weight"):
+        causal_lm.main([*words, "--model_name_or_path", str(tmp_path / "base")])
 
 
 def test_an_adapter_without_a_record_is_read_with_the_classes_of_its_base(trained):
