@@ -177,8 +177,10 @@ def able_to_pad(tokenizer: PreTrainedTokenizerBase, source: str) -> PreTrainedTo
 
 
 def know_padding(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Set `pad_token_id` to the tokenizer's: a decoder's classifier takes the last token before padding as input."""
-    config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    """Set a missing `pad_token_id`: a decoder's classifier takes the last token before padding as input."""
+    text_config = config.get_text_config()
+    if getattr(text_config, "pad_token_id", None) is None:
+        text_config.pad_token_id = tokenizer.pad_token_id
 
 
 def label_fields(names: list[str]) -> dict[str, Any]:
