@@ -122,6 +122,8 @@ class Adapter:
         if "base" not in self.record:
             return
         trained_on, found = self.record["base"], base_facts(base, config, self.revision)
+        if trained_on["weights"] and not found["weights"]:
+            raise ValueError(f"{base}, the base of adapter {self.source}, has no weights (model*.safetensors).")
         if sorted(trained_on["weights"].values()) != sorted(found["weights"].values()):
             raise ValueError(
                 f"{self.source} is an adapter for another base model than {base}, whose weights have the SHA-256 "

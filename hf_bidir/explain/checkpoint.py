@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_bidir.checkpoints.convert import signed_model
-from hf_bidir.checkpoints.reading import checkpoint_processors, read_bidir, read_config
+from hf_bidir.checkpoints.reading import check_full_precision, checkpoint_processors, read_bidir, read_config
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.explain.running import reads_images
 
@@ -24,10 +24,13 @@ def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, Any]:
 
     Raises:
         FileNotFoundError: no such checkpoint, or one without weights, tokenizer or image processor.
-        ValueError: the attention cannot be made signed.
+        ValueError: the attention cannot be made signed, or the weights are quantised, through which no gradient flows.
     """
     _check_weights(Path(source))
-    if not str(source).startswith(TIMM_PREFIX) and read_config(source).model_type.startswith("bidir_"):
+    config = None if str(source).startswith(TIMM_PREFIX) else read_config(source)
+    if config is not None:
+        check_full_precision(config, source, "explained")
+    if config is not None and config.model_type.startswith("bidir_"):
         model, processors = read_bidir(source, torch.float32), checkpoint_processors(source)
     else:
         model, processors, _ = signed_model(source, dtype=torch.float32)

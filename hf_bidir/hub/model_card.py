@@ -185,6 +185,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "figures": {file: caption for file, caption in FIGURES.items() if (folder / file).is_file()},
         "run": _circumstances(run),
         "code": digests(folder, CODE),
+        "has_code": any(folder.glob("*.py")) if adapter is None else _base_has_code(adapter),
     }
 
 
@@ -217,7 +218,7 @@ def _example(folder: Path, facts: dict[str, Any]) -> Checkpoint:
         repo_id=facts["repo_id"],
         revision=facts["revision"],
         committed=folder.resolve().parent.name == CARDS,
-        has_code=bool(facts["code"]),
+        has_code=facts["has_code"],
         has_single_label=facts["problem_type"] in (None, "single_label_classification"),
         digits=facts["recipe"].get("dataset_name") == "digits",
         has_example_image=(folder / EXAMPLE_IMAGE).is_file(),
@@ -227,6 +228,11 @@ def _example(folder: Path, facts: dict[str, Any]) -> Checkpoint:
         changes=facts["adapter"].changes if facts["adapter"] else {},
         generation=facts["adapter"].generation if facts["adapter"] else {},
     )
+
+
+def _base_has_code(adapter: Adapter) -> bool:
+    """Whether the base model of an adapter has the model code, as every one on the Hub has."""
+    return not Path(adapter.base).exists() or any(Path(adapter.base).glob("*.py"))
 
 
 def _base_in_example(adapter: Adapter, folder: Path) -> str:
@@ -285,7 +291,8 @@ def _library(facts: dict[str, Any]) -> str:
 def _metadata(facts: dict[str, Any]) -> ModelCardData:
     """The card's YAML block, with the measured numbers as a model index."""
     recipe, previous = facts["recipe"], facts["previous"]
-    parts = [*facts["data"].values(), *previous.get("data", {}).values()]
+    # the data of an adapter's base are on the card of the base
+    parts = [*facts["data"].values(), *({} if facts["adapter"] else previous.get("data", {})).values()]
     used = list(dict.fromkeys(data_set for part in parts for data_set in known_data.data_sets(part)))
     languages = sorted({data_set.language for data_set in used if data_set.language})
     signed = facts["activation"] in WITH_NEGATIVE_MASS and any(all_masses(facts["negative_mass"]))
@@ -297,7 +304,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
         library_name=_library(facts),
         pipeline_tag="sentence-similarity" if facts["makes_sentence_vectors"] else PIPELINES.get(facts["auto_class"]),
         base_model=_base_model(facts),
-        base_model_relation="adapter" if facts["adapter"] else None,
+        base_model_relation="adapter" if facts["adapter"] and _base_model(facts) else None,
         datasets=[data_set.hub_name for data_set in used if data_set.hub_name] or None,
         tags=[
             *([facts["activation"], "signed-attention"] if signed else []),

@@ -24,7 +24,7 @@ class Checkpoint:
         auto_class, processor_class: the Auto classes that load the model and its tokenizer or processor.
         repo_id, revision: the Hub repository; without a `repo_id` the example loads a local folder.
         committed: whether that folder is model_cards/`name` of a clone; otherwise the example runs inside the folder.
-        has_code: whether the folder has the model code.
+        has_code: whether the folder, or that of an adapter's base, has the model code.
         has_single_label: whether the scores of classes are probabilities after a softmax.
         digits: whether the images are those of scikit-learn.
         has_example_image: whether the folder has example.png.
@@ -163,7 +163,7 @@ def _sentence_vectors(checkpoint: Checkpoint) -> str:
 
 
 def _brings_code(checkpoint: Checkpoint) -> bool:
-    return checkpoint.has_code or checkpoint.repo_id is not None or checkpoint.base is not None
+    return checkpoint.has_code or checkpoint.repo_id is not None
 
 
 def _source(checkpoint: Checkpoint) -> list[str]:

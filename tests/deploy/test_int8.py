@@ -13,6 +13,7 @@ from hf_bidir.checkpoints.reading import read_model
 from hf_bidir.common.errors import InputError
 from hf_bidir.deploy.int8 import quantise_checkpoint
 from hf_bidir.explain import orient_heads
+from hf_bidir.explain.checkpoint import load_checkpoint
 from hf_bidir.finetune.tasks.distillation import distillation
 from hf_bidir.finetune.tasks.text_classification import text_classification
 from tests.tiny_models import inputs_of, stock_model
@@ -60,6 +61,11 @@ def test_a_copy_is_neither_converted_nor_quantised_again(folders, refusing, tmp_
 def test_the_heads_of_a_copy_are_not_oriented(folders):
     with pytest.raises(ValueError, match="BidirBertForSequenceClassification has quantised weights"):
         orient_heads(read_model(folders[1]), [inputs_of("bert")])
+
+
+def test_a_copy_is_not_explained(folders):
+    with pytest.raises(ValueError, match="has quantised weights, which cannot be explained"):
+        load_checkpoint(folders[1])
 
 
 @pytest.mark.parametrize("script", [text_classification, distillation])

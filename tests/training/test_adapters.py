@@ -154,7 +154,6 @@ def test_the_card_says_what_the_adapter_is_and_its_example_computes_the_same(tra
     folder, _ = trained
     expected, tokenizer = load_checkpoint(folder)
     text = (folder / "README.md").read_text()
-    assert "base_model_relation: adapter" in text
     assert "LoRA adapter of rank 4" in text
     inputs = tokenizer("a charming film with a weak ending", return_tensors="pt")
     example = shown(folder, monkeypatch)
