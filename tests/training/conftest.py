@@ -8,11 +8,16 @@ from transformers import Trainer
 @pytest.fixture
 def texts(tmp_path):
     """Options that name three small tables of texts whose class is a word in them."""
+    return tables(tmp_path)
+
+
+def tables(folder):
+    """The same, in a folder."""
     options = []
     for split, rows in (("train", 48), ("validation", 12), ("test", 12)):
         labels = [row % 3 == 0 for row in range(rows)]
         sentences = [f"a {'good' if y else 'bad'} film of {split} row {row}" for row, y in enumerate(labels)]
-        file = tmp_path / f"{split}.parquet"
+        file = folder / f"{split}.parquet"
         Dataset.from_dict({"text": sentences, "label": [int(y) for y in labels]}).to_parquet(str(file))
         options += [f"--{split}_file", str(file)]
     return [*options, "--class_names", "bad", "good"]
