@@ -225,17 +225,8 @@ def test_a_decoder_gets_an_adapter_of_the_named_layers(tmp_path):
     )
     signed(stock).save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
-    words = shlex.split(
-        "--lora_rank 2 --lora_targets c_attn c_fc --max_steps 60 --learning_rate 3e-2 --use_cpu --block_size 8"
-    )
-    words += [
-        "--disable_tqdm",
-        "true",
-        "--train_file",
-        str(tmp_path / "text.txt"),
-        "--output_dir",
-        str(tmp_path / "run"),
-    ]
+    words = shlex.split("--lora_rank 2 --lora_targets c_attn c_fc --max_steps 60 --learning_rate 3e-2 --block_size 8")
+    words += ["--use_cpu", "--train_file", str(tmp_path / "text.txt"), "--output_dir", str(tmp_path / "run")]
     results = causal_lm.main([*words, "--model_name_or_path", str(tmp_path / "base")])
     assert results["eval_perplexity"] < len(tokenizer) / 2  # of random weights: about its size
     names = load_file(tmp_path / "run/adapter_model.safetensors")
