@@ -117,11 +117,11 @@ class Adapter:
             )
         return base.auto_map[auto].rpartition(".")[2]
 
-    def check_base(self, base: str | Path, config: PretrainedConfig) -> None:
+    def check_base(self, base: str | Path, config: PretrainedConfig, revision: str | None) -> None:
         """Raise ValueError if the run had another base: other weights, or another attention in its config."""
         if "base" not in self.record:
             return
-        trained_on, found = self.record["base"], base_facts(base, config, self.revision)
+        trained_on, found = self.record["base"], base_facts(base, config, revision)
         if trained_on["weights"] and not found["weights"]:
             raise ValueError(f"{base}, the base of adapter {self.source}, has no weights (model*.safetensors).")
         if sorted(trained_on["weights"].values()) != sorted(found["weights"].values()):

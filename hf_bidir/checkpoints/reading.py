@@ -155,7 +155,7 @@ def read_adapted(
     base = adapter.base if base is None else base
     config = _base_config(adapter, base, revision)
     check_full_precision(config, base, "the base of an adapter")
-    adapter.check_base(base, config)
+    adapter.check_base(base, config, revision)
     config = adapter.model_config(config)
     options |= {"config": config, "dtype": dtype, "revision": revision, "ignore_mismatched_sizes": True}
     model = _base_model(adapter, base, options)
