@@ -1,27 +1,25 @@
-"""Observe or change the coefficients, keys and layers of a running signed model."""
+"""Observe or change the coefficients, keys and layers of a running signed model.
+
+A change acts on the calls of the thread that makes it, after those of surrounding contexts.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from torch import Tensor, nn
 
-from hf_bidir.modeling.attention import grouped_matmul
-from hf_bidir.modeling.signed_layers import EDIT, KEEP, OBSERVE, PROJECT, signed_layers
+from hf_bidir.modeling.eager_attention import grouped_matmul
+from hf_bidir.modeling.interventions import Interventions
+from hf_bidir.modeling.signed_layers import signed_layers
 
 
-@contextmanager
-def edited_coefficients(model: nn.Module, edit: Callable[[Tensor], Tensor]) -> Iterator[None]:
+def edited_coefficients(model: nn.Module, edit: Callable[[Tensor], Tensor]) -> AbstractContextManager[None]:
     """Inside the context, replace the coefficients of every layer of a signed model by `edit(coefficients)`.
-
-    With gradient checkpointing the backward pass has to run inside the context as well, because it runs layers again.
 
     Args:
         edit: maps `[batch, heads, queries, keys]` to the same shape; called once per call of a layer, in order.
     """
-    layers = _some_signed_layers(model)
-    outer = getattr(layers[0], EDIT, None)  # the edit of a surrounding context is applied first
-    with _set_on(layers, EDIT, edit if outer is None else lambda coefficients: edit(outer(coefficients))):
-        yield
+    return _intervening(model, Interventions(edit=edit))
 
 
 def kept_keys(model: nn.Module, keep: Tensor) -> AbstractContextManager[None]:
@@ -31,9 +29,7 @@ def kept_keys(model: nn.Module, keep: Tensor) -> AbstractContextManager[None]:
         keep: boolean `[batch, 1, 1, keys]`, for calls without a cache. Padding, and keys that a surrounding context
             drops, stay dropped.
     """
-    layers = _some_signed_layers(model)
-    outer = getattr(layers[0], KEEP, None)
-    return _set_on(layers, KEEP, keep if outer is None else keep & outer)
+    return _intervening(model, Interventions(keep=keep))
 
 
 def edited_projections(
@@ -45,7 +41,7 @@ def edited_projections(
         edit: maps query `[batch, heads, queries, head_dim]`, key and value `[batch, key heads, keys, head_dim]` to
             the same shapes. Attention with its own scores, as in recurrent models, is not edited.
     """
-    return _set_on(_some_signed_layers(model), PROJECT, edit)
+    return _intervening(model, Interventions(project=edit))
 
 
 def observed_layers(
@@ -55,7 +51,7 @@ def observed_layers(
 
     Key and value are `[batch, key heads, keys, head_dim]`, the context `[batch, queries, heads, head_dim]`.
     """
-    return _set_on(_some_signed_layers(model), OBSERVE, observe)
+    return _intervening(model, Interventions(observe=observe))
 
 
 def without_negatives(model: nn.Module) -> AbstractContextManager[None]:
@@ -91,16 +87,16 @@ def at_tokens(rows: Tensor, keep: Tensor | None) -> Tensor:
     return rows.flatten(0, 1)
 
 
-@contextmanager
-def _set_on(layers: list[nn.Module], name: str, value: object) -> Iterator[None]:
-    before = [getattr(layer, name, None) for layer in layers]
-    for layer in layers:
-        setattr(layer, name, value)
-    try:
-        yield
-    finally:
-        for layer, old in zip(layers, before, strict=True):
-            setattr(layer, name, old)
+def _intervening(model: nn.Module, interventions: Interventions) -> AbstractContextManager[None]:
+    layers = _some_signed_layers(model)
+    # the layer's own function, which may belong to a copy of the package's code that came with a checkpoint
+    own = getattr(layers[0], "intervening", None)
+    if own is None:
+        raise ValueError(
+            f"this {type(model).__name__} runs the code of an older hf_bidir that came with its checkpoint, which "
+            "cannot be observed; import hf_bidir before you load it."
+        )
+    return own(layers, interventions)
 
 
 def check_attends(model: nn.Module) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from hf_bidir.modeling.configuration_bidir import bidir_config
-from hf_bidir.modeling.modeling_bidir import replace_config, signed_class
-from hf_bidir.modeling.signed_layers import check_attn_implementation, sign_layers, signed_layers
+from hf_bidir.modeling.modeling_bidir import sign, signed_class
+from hf_bidir.modeling.signed_layers import check_attn_implementation, signed_layers
 
 
 def signed(
@@ -35,14 +35,11 @@ def signed(
         raise ValueError(
             f"{type(model).__name__} is signed already; set model.config.attn_negative_mass, the value of all layers."
         )
-    before, made = model.config, signed_class(type(model))
-    config = bidir_config(before, attn_activation=activation, attn_negative_mass=negative_mass, attn_partial=partial)
+    made = signed_class(type(model))
+    config = bidir_config(
+        model.config, attn_activation=activation, attn_negative_mass=negative_mass, attn_partial=partial
+    )
     check_attn_implementation(config._attn_implementation)
-    replace_config(model, before, config)
-    try:
-        sign_layers(model)
-    except ValueError:
-        replace_config(model, config, before)
-        raise
+    sign(model, config)
     model.__class__ = made
     return model

@@ -167,6 +167,8 @@ class _Proportional(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("the rules of AttnLRP define no second derivatives; leave out create_graph=True.")
         (ratio,) = ctx.saved_tensors
         return gradient * ratio, None
 

@@ -13,7 +13,7 @@ from transformers import (
 )
 from transformers.trainer_callback import ExportableState
 
-from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS, check_negative_mass
+from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS, checked_negative_mass
 
 NEARLY_SOFTMAX = math.exp(-12)
 
@@ -43,8 +43,8 @@ class NegativeMassSchedule(TrainerCallback, ExportableState):
     """
 
     def __init__(self, start: float = NEARLY_SOFTMAX, end: float = 1.0, *, until: float = 0.35) -> None:
+        start, end = checked_negative_mass(start), checked_negative_mass(end)
         for name, mass in (("start", start), ("end", end)):
-            check_negative_mass(mass)
             if mass == 0:
                 raise ValueError(f"expected {name} above 0, whose logarithm is finite; 6e-6 is close to softmax.")
         if not 0 <= until <= 1:

@@ -7,7 +7,7 @@ Every activation has the signature `fn(scores, keep=None, dim=-1)`; `tanhmax` an
 import math
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ def tanhmax(scores: Tensor, keep: Tensor | None = None, dim: int = -1, negative_
 
     Source: Huang, Yang, Wang 2024 (doi 10.6339/24-JDS1134) for `λ = 1`.
     """
-    check_negative_mass(negative_mass)
+    negative_mass = checked_negative_mass(negative_mass)
     if isinstance(negative_mass, Tensor):
         negative_mass = negative_mass.to(scores.device, compute_dtype(scores.dtype))
         shift = score_shift(negative_mass.clamp_min(torch.finfo(torch.float32).tiny))
@@ -55,7 +55,7 @@ def balanced(scores: Tensor, keep: Tensor | None = None, dim: int = -1, negative
 
     Arguments, result and errors as in `tanhmax`. At `λ = 1`, a row with one kept key gives 0.
     """
-    check_negative_mass(negative_mass)
+    negative_mass = checked_negative_mass(negative_mass)
     if isinstance(negative_mass, Tensor):
         negative_mass = negative_mass.to(scores.device, compute_dtype(scores.dtype))
     x, half = upcast(scores), negative_mass / 2
@@ -87,17 +87,32 @@ def score_shift(negative_mass: Mass) -> Mass:
     return -0.5 * math.log(negative_mass)
 
 
-def check_negative_mass(negative_mass: float | Tensor) -> None:
-    """Raise ValueError unless every entry lies in [0, 1]; tensors are not inspected while torch.compile traces."""
-    if isinstance(negative_mass, Tensor):
-        valid = torch.compiler.is_compiling() or bool(((negative_mass >= 0) & (negative_mass <= 1)).all())
+def checked_negative_mass(mass: Any) -> float | Tensor:
+    """A number of any kind as a float, a tensor as it is; ValueError unless every entry lies in [0, 1].
+
+    Tensors are not inspected while torch.compile traces, and may have a gradient.
+    """
+    if isinstance(mass, Tensor):
+        checked, valid = mass, torch.compiler.is_compiling() or bool(((mass >= 0) & (mass <= 1)).all())
     else:
-        valid = isinstance(negative_mass, (int, float)) and 0 <= negative_mass <= 1  # torch 2.8 compiles no union
+        checked = mass if isinstance(mass, float) else as_number(mass)
+        valid = checked is not None and 0 <= checked <= 1
     if not valid:
         raise ValueError(
-            f"negative_mass must lie in [0, 1] (0 is softmax, 1 is TanhMax), got {negative_mass}; "
+            f"negative_mass must lie in [0, 1] (0 is softmax, 1 is TanhMax), got {mass!r}; "
             "set attn_negative_mass in the config, or the argument negative_mass, to a value in that range."
         )
+    return checked
+
+
+def as_number(value: Any) -> float | None:
+    """A real number of any kind (Python's, NumPy's, a tensor with one entry) as a float; None for anything else."""
+    if isinstance(value, str):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 def _shifted_tanhmax(scores: Tensor, keep: Tensor | None, dim: int, shift: float | Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from .activations import WITH_NEGATIVE_MASS, get_attn_activation, upcast
 from .attention_call import AttentionCall, attention_call
 from .attention_inputs import HAS_COMPILER, HAS_TRITON, HEAD_DIMS, NegativeMass, check_shapes
 from .chunked_attention import chunked_attention
+from .eager_attention import eager_attention, is_transformed
 from .fused_check import fused_agrees
 
 logger = logging.get_logger(__name__)
@@ -84,10 +85,10 @@ def attend(
     query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall, implementation: str = "auto"
 ) -> tuple[Tensor, Tensor | None]:
     """`bidir_attention` for inputs that are already checked; models call this."""
-    if call.score_terms and implementation != "eager":
+    if implementation != "eager" and (reason := _needs_eager(query, key, value, call)):
         implementation = "eager"
         if not torch.compiler.is_compiling():
-            _log_choice("eager", f"only it computes {call.score_terms}")
+            _log_choice("eager", reason)
     if implementation == "auto":
         implementation, reason = choose_implementation(query, key, value, call)
         if not torch.compiler.is_compiling() and query.shape[2] > 1 and call.activation != "softmax":
@@ -108,36 +109,11 @@ def attend(
     return chunked_attention(query, key, value, keep, call), None
 
 
-def eager_attention(
-    query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall
-) -> tuple[Tensor, Tensor]:
-    """The reference path: scores, coefficients, dropout, context."""
-    rows, columns = slice(0, query.shape[2]), slice(0, key.shape[2])
-    scores = grouped_matmul(query, key.mT) * call.scaling
-    keep = call.mask(keep, rows, columns, query.device)
-    if call.softcap is not None:
-        scores = (scores / call.softcap).tanh() * call.softcap
-    if call.bias is not None:
-        scores = scores + call.bias
-    if call.sinks is not None:  # appended as an extra last key
-        scores = torch.cat([scores, call.sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1).to(scores)], -1)
-        keep = None if keep is None else F.pad(keep, (0, 1), value=True)
-    coefficients = activated(scores, keep, call.activation, call.negative_mass)[..., columns]
-    coefficients = F.dropout(coefficients, call.dropout)
-    return grouped_matmul(coefficients.to(value.dtype), value), coefficients
-
-
-def grouped_matmul(x: Tensor, y: Tensor) -> Tensor:
-    """`x @ y` for `[batch, heads, rows, n]` and `[batch, key heads, n, columns]`, without repeating `y`."""
-    if x.shape[1] == y.shape[1]:
-        return x @ y
-    return (x.reshape(x.shape[0], y.shape[1], -1, x.shape[3]) @ y).reshape(-1, *x.shape[1:3], y.shape[3])
-
-
-def activated(scores: Tensor, keep: Tensor | None, activation: str, negative_mass: float | Tensor) -> Tensor:
-    """Apply the activation with this name to scores `[batch, heads, queries, keys]`."""
-    mass = {"negative_mass": negative_mass} if activation in WITH_NEGATIVE_MASS else {}
-    return get_attn_activation(activation)(scores, keep, **mass)
+def _needs_eager(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> str | None:
+    """The reason why no other implementation computes a call; None if others do."""
+    if call.score_terms:
+        return f"only it computes {call.score_terms}"
+    return "only it supports torch.func and forward-mode derivatives" if is_transformed(query, key, value) else None
 
 
 def softmax_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:

@@ -8,7 +8,7 @@ from shutil import which
 import torch
 from torch import Tensor
 
-from .activations import check_negative_mass
+from .activations import checked_negative_mass
 
 NegativeMass = float | Sequence[float] | Tensor
 
@@ -56,22 +56,23 @@ def same_batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tenso
 def per_head(negative_mass: NegativeMass, query: Tensor) -> float | Tensor:
     """The negative mass as a float, or as a tensor `[heads, 1, 1]` if the heads differ or it was given as a tensor."""
     heads = query.shape[1]
-    if isinstance(negative_mass, (int, float)):  # torch 2.8 compiles no union
-        check_negative_mass(negative_mass)
-        return float(negative_mass)
-    if isinstance(negative_mass, str):
-        raise ValueError(f"negative_mass must be a number in [0, 1] or one per head, got {negative_mass!r}.")
-    count = negative_mass.numel() if isinstance(negative_mass, Tensor) else len(negative_mass)
+    if isinstance(negative_mass, float):
+        return checked_negative_mass(negative_mass)
+    if isinstance(negative_mass, Tensor):
+        _check_count(negative_mass.numel(), heads)
+        return checked_negative_mass(negative_mass).reshape(-1, 1, 1)
+    if isinstance(negative_mass, str) or not hasattr(negative_mass, "__len__"):
+        return checked_negative_mass(negative_mass)  # one number of another kind, or an error
+    masses = [checked_negative_mass(value) for value in negative_mass]
+    _check_count(len(masses), heads)
+    if len(set(masses)) == 1:
+        return masses[0]
+    return torch.tensor(masses, dtype=torch.float32, device=query.device).view(-1, 1, 1)
+
+
+def _check_count(count: int, heads: int) -> None:
     if count not in (1, heads):
         raise ValueError(f"negative_mass needs one value, or one for each of the {heads} heads, got {count}.")
-    if isinstance(negative_mass, Tensor):
-        check_negative_mass(negative_mass)
-        return negative_mass.reshape(-1, 1, 1)
-    for value in negative_mass:
-        check_negative_mass(value)
-    if len(set(negative_mass)) == 1:
-        return float(negative_mass[0])
-    return torch.tensor(negative_mass, dtype=torch.float32, device=query.device).view(-1, 1, 1)
 
 
 def check_shapes(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .activations import compute_dtype, upcast
 from .attention_call import AttentionCall
+from .eager_attention import eager_gradients
 
 # Scores per piece. On a CPU they take 1 MiB in fp32, so that the few tensors of a piece fit into a core's caches; a
 # piece has at least one head per thread. On other devices the number only bounds the memory.
@@ -51,7 +52,9 @@ class Piece(NamedTuple):
 
 
 def chunked_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
-    """TanhMax attention, differentiable once in query, key, value and the shift of the scores.
+    """TanhMax attention, differentiable in query, key, value and the shift of the scores.
+
+    Derivatives beyond the first take the eager path, in memory quadratic in the length.
 
     Args:
         query: `[batch, heads, queries, head_dim]`; `key` and `value` have `keys` in place of `queries`, and may have
@@ -97,10 +100,13 @@ class _Chunked(torch.autograd.Function):
         return context
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, grad_context):
         query, key, value, shift, keep, context, inverse = ctx.saved_tensors
         call, problem = ctx.call, _Problem(query, key, shift, keep, ctx.call, ctx.threads)
+        if torch.is_grad_enabled():  # create_graph=True: what is returned will be differentiated again
+            factors = problem.dropout_factors(ctx.seed) if call.dropout > 0 else None
+            gradients = eager_gradients((query, key, value), shift, keep, call, grad_context, factors)
+            return *gradients, None, None, None, None
         # Each query is in the pieces of one block, a key in any number of blocks, so gradients of keys are summed. The
         # sums are [..., size, keys]: the products added to them then need no transposed copy of a piece.
         grad_query, grad_key, grad_value = torch.empty_like(query), problem.key_sums(key), problem.key_sums(value)
@@ -171,6 +177,14 @@ class _Problem:
                 for h in range(0, heads, piece_heads):
                     piece = Piece(slice(b, b + examples), slice(h, h + piece_heads), rows, columns, factors)
                     yield piece if self.keep is None else self.masked(piece, self.keep)
+
+    def dropout_factors(self, seed: int) -> Tensor:
+        """The factors of all pieces, `[batch, heads, queries, keys]`."""
+        factors = self.query.new_zeros(*self.query.shape[:4], self.key.shape[2], dtype=self.dtype)
+        for index, piece in enumerate(self.pieces()):
+            own = factors[piece.of_queries][..., piece.columns]
+            own.copy_(_dropout_factors(own.flatten(2, 3), self.call.dropout, seed + index).unflatten(2, own.shape[2:4]))
+        return factors.flatten(1, 2)
 
     def heads_per_piece(self, fitting: int) -> int:
         """The most heads that fit, a multiple of the threads: two threads take as long for three heads as for four."""

@@ -2,14 +2,13 @@
 
 import functools
 import inspect
-from numbers import Real
 from typing import Any
 
 import transformers
 from transformers import PretrainedConfig
 from transformers.models.auto import modeling_auto
 
-from .activations import check_negative_mass, did_you_mean, get_attn_activation
+from .activations import as_number, checked_negative_mass, did_you_mean, get_attn_activation
 
 PREFIX = "Bidir"
 FORMAT = 1  # version of the fields below in config.json
@@ -61,6 +60,10 @@ class BidirConfigMixin(_Stock):
                 )
             part |= ours
         return fields, unused
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a field; `attn_negative_mass` is checked, and stored as floats and lists, which json can hold."""
+        super().__setattr__(name, as_masses(value) if name == "attn_negative_mass" else value)
 
     def to_diff_dict(self) -> dict[str, Any]:
         """As in transformers, but always with the attention fields, so that saved configs do not depend on defaults."""
@@ -208,7 +211,7 @@ def __getattr__(name: str) -> type[PretrainedConfig]:
 def check_bidir_config(config: PretrainedConfig) -> None:
     """Raise ValueError for invalid attention fields; `check_layers` compares them with a model's layers."""
     get_attn_activation(config.attn_activation)
-    _check_masses(config.attn_negative_mass)
+    as_masses(config.attn_negative_mass)  # anew, because a list can change in place
     config.check_scope()
 
 
@@ -250,14 +253,15 @@ def check_format(saved: int) -> None:
         )
 
 
-def _check_masses(mass: Any, depth: int = 0) -> None:
-    if isinstance(mass, list | tuple) and mass and depth < 2:
-        for entry in mass:
-            _check_masses(entry, depth + 1)
-    elif isinstance(mass, Real):
-        check_negative_mass(float(mass))
-    else:
+def as_masses(mass: Any, depth: int = 2) -> float | list:
+    """An `attn_negative_mass` of numbers, lists, arrays or tensors as floats and lists; ValueError if it is invalid."""
+    entries = mass.tolist() if hasattr(mass, "tolist") else mass  # of NumPy and torch
+    if isinstance(entries, list | tuple) and entries and depth:
+        return [as_masses(entry, depth - 1) for entry in entries]
+    number = as_number(entries)
+    if number is None:
         raise ValueError(
             "attn_negative_mass must be a number in [0, 1], or a list with one entry per layer, each a number or a "
             f"list with one number per head; got {mass!r}."
         )
+    return checked_negative_mass(number)  # type: ignore[return-value]  # a float for a float

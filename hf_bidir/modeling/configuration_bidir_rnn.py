@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from transformers import PretrainedConfig
 
-from .activations import check_negative_mass  # noqa: F401  transformers 5.0 copies only directly imported files
+from .activations import checked_negative_mass  # noqa: F401  transformers 5.0 copies only directly imported files
 from .configuration_bidir import BidirConfigMixin, check_bidir_config, check_format, check_layers
 
 ENCODERS = ("none", "lstm", "gru")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .attention_call import AttentionCall, attention_call
 from .attention_inputs import HEAD_DIMS, INTERPRETED, check_shapes
+from .eager_attention import eager_gradients
 from .fused_blocks import triton
 from .fused_kernels import forward_kernel, key_value_gradient_kernel, query_gradient_kernel
 
@@ -92,7 +93,9 @@ def fused_attention(
     call: AttentionCall | None = None,
     packed: Packed | None = None,
 ) -> Tensor:
-    """TanhMax or softmax attention in one kernel, differentiable once in query, key, value and the negative mass.
+    """TanhMax or softmax attention in one kernel, differentiable in query, key, value and the negative mass.
+
+    Derivatives beyond the first take the eager path, except with dropout or packed examples, which refuse them.
 
     Args:
         query: `[batch, heads, queries, head_dim]`, fp16, bf16 or fp32; `key` and `value` have `keys` in place of
@@ -214,13 +217,31 @@ def _save(ctx, inputs, output) -> None:
 
 
 def _gradients(ctx, grad_context, _):
+    if torch.is_grad_enabled() and (found := _differentiable_gradients(ctx, grad_context)):
+        *gradients, grad_shift = found
+        return *gradients, None, grad_shift, *[None] * 10
     *gradients, row_gradients = _backward(grad_context, *ctx.saved_tensors, *ctx.numbers)
     grad_shift = row_gradients.sum((0, 2)) if ctx.needs_input_grad[4] else None
     return *gradients, None, grad_shift, *[None] * 10
 
 
+def _differentiable_gradients(ctx, grad_context) -> tuple[Tensor | None, ...] | None:
+    """The gradients of query, key, value and shift by the eager path, for `create_graph=True`; None where it cannot
+    compute them: it does not know which coefficients were dropped, nor the examples of packed tensors."""
+    query, key, value, _, _, keep, shift, seed, cu_seqlens, _ = ctx.saved_tensors
+    if seed is not None or cu_seqlens is not None:
+        return None
+    _, _, signed, scaling, dropout, causal, window = ctx.numbers
+    call = AttentionCall("tanhmax" if signed else "softmax", 1.0, scaling, dropout, causal, window)
+    per_head = None if shift is None else shift.view(-1, 1, 1)
+    return eager_gradients((query, key, value), per_head, keep, call, grad_context)
+
+
 def _no_second_gradients(ctx, *_):
-    raise RuntimeError('fused attention has only first derivatives; use "eager" for second derivatives.')
+    raise RuntimeError(
+        "fused attention with dropout or with packed examples has only first derivatives; for second ones pass no "
+        'dropout, or use "eager".'
+    )
 
 
 _forward.register_autograd(_gradients, setup_context=_save)

@@ -45,7 +45,7 @@ def difference_from_eager(
     Returns:
         A clause about the first difference or the error; None if everything matches.
     """
-    from .attention import eager_attention
+    from .eager_attention import eager_attention
 
     generator, call = torch.Generator().manual_seed(0), AttentionCall(scaling=head_dim**-0.5)
     sizes = (head_dim, head_dim, value_dim, value_dim)

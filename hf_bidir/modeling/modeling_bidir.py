@@ -13,17 +13,19 @@ from transformers.modeling_utils import _CAN_RECORD_REGISTRY
 
 from .attention_inputs import fused_obstacle
 from .configuration_bidir import PREFIX, bidir_config, check_bidir_config, signed_config_class, stock_class, stock_heads
-from .signed_layers import check_attn_implementation, sign_layers
+from .signed_layers import check_attn_implementation, recompute_alike, sign_layers, signed_layers
 
 if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one imports directly, so it imports all
     from .activations import tanhmax  # noqa: F401
     from .attention import bidir_attention  # noqa: F401
     from .attention_call import AttentionCall  # noqa: F401
     from .chunked_attention import chunked_attention  # noqa: F401
+    from .eager_attention import eager_attention  # noqa: F401
     from .fused_attention import fused_attention  # noqa: F401
     from .fused_blocks import triton  # noqa: F401
     from .fused_check import fused_agrees  # noqa: F401
     from .fused_kernels import forward_kernel  # noqa: F401
+    from .interventions import intervening  # noqa: F401
 
 
 _CONSTRUCTION = RLock()
@@ -55,8 +57,19 @@ class BidirMixin(_Stock):
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; a model that FSDP has sharded is saved under the name of its signed class."""
+        layers, masses = signed_layers(self), self.config.attn_negative_mass
+        whole = getattr(layers[0], "signed_count", 1) if layers else 0
+        if isinstance(masses, list) and whole != len(layers):
+            raise ValueError(
+                f"this {type(self).__name__} has {len(layers)} of the {whole} layers that attn_negative_mass lists; "
+                "save the whole model."
+            )
         with _named_like_its_base(type(self)):
             return super().save_pretrained(*args, **kwargs)
+
+    def _set_gradient_checkpointing(self, *args: Any, **kwargs: Any) -> None:
+        super()._set_gradient_checkpointing(*args, **kwargs)
+        recompute_alike(self)
 
     @classmethod
     def is_custom_code(cls) -> bool:
@@ -91,6 +104,31 @@ def _named_like_its_base(made: type) -> Iterator[None]:
             setattr(made, name, value)
 
 
+def sign(model: PreTrainedModel, config: PretrainedConfig) -> None:
+    """Sign the layers of a model as `config` says, which becomes its config. A failure changes nothing.
+
+    A part with the same config, such as the encoder below a head, gets its own signed class, so that it can be saved.
+    """
+    before = model.config
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel) and part is not model]
+    made = {part: signed_class(type(part)) for part in parts if part.config is before and _is_public(type(part))}
+    sign_layers(model, config)
+    replace_config(model, before, config)
+    for part in parts:
+        if part in made:
+            part.__class__ = made[part]
+        elif not isinstance(part, BidirMixin):
+            part.save_pretrained = _refuse_to_save_part
+
+
+def _refuse_to_save_part(*args: Any, **kwargs: Any) -> None:
+    raise ValueError(
+        "this part of a signed model cannot be saved by itself: transformers has no class for it, or its config has no "
+        "fields of signed attention, so it would be loaded as softmax. Save the whole model; a part that has a Bidir… "
+        "class can be loaded from there."
+    )
+
+
 def replace_config(model: PreTrainedModel, old: PretrainedConfig, new: PretrainedConfig) -> None:
     """Set `module.config` to `new` in every module whose config is `old`."""
     for module in model.modules():
@@ -100,12 +138,17 @@ def replace_config(model: PreTrainedModel, old: PretrainedConfig, new: Pretraine
 
 def signed_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
     """The signed class of a model class of transformers; ValueError for other classes."""
-    if getattr(transformers, stock.__name__, None) is not stock:
+    if not _is_public(stock):
         raise ValueError(
             f"{stock.__name__} is defined in {stock.__module__}; only models of transformers itself can be made "
             "signed, because a saved checkpoint refers to them by name."
         )
     return globals().get(PREFIX + stock.__name__) or _create_class(stock)
+
+
+def _is_public(stock: type) -> bool:
+    """Whether a checkpoint can refer to this class by its name in transformers."""
+    return getattr(transformers, stock.__name__, None) is stock
 
 
 def _create_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
@@ -117,7 +160,7 @@ def _create_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
             stock.__init__(self, config, *args, **kwargs)
         if not hasattr(self.config, "attn_activation"):  # a composite model built its config from its parts
             replace_config(self, self.config, bidir_config(self.config))
-        sign_layers(self)
+        sign(self, self.config)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         if self.config.attn_window is not None:  # a window needs as many queries as keys

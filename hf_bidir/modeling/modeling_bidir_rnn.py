@@ -10,17 +10,19 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling, SequenceClassifierOutput
 
-from .attention import activated
 from .attention_inputs import per_head
 from .configuration_bidir import check_bidir_config, layer_negative_mass
 from .configuration_bidir_rnn import BidirRnnConfig
+from .eager_attention import activated
 from .hard_selection import Reinforce, select_one
+from .interventions import intervening, interventions_in
 from .modeling_bidir import BidirMixin
 from .scores import SCORES, WITHOUT_QUERY, PerTokenScore, PositionalFeedForwardScore
-from .signed_layers import EDIT, without_dropped
+from .signed_layers import without_dropped
 
 if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one imports directly, so it imports all
     from .activations import tanhmax  # noqa: F401
+    from .attention import bidir_attention  # noqa: F401
     from .attention_call import AttentionCall  # noqa: F401
     from .chunked_attention import chunked_attention  # noqa: F401
     from .fused_attention import fused_attention  # noqa: F401
@@ -47,7 +49,7 @@ class BidirScoredAttention(nn.Module):
 
     def __init__(self, config: BidirRnnConfig, size: int):
         super().__init__()
-        self.config, self.signed_index = config, 0
+        self.config, self.signed_index, self.intervening = config, 0, intervening
         self.score = SCORES[config.attn_score](
             query_size=size,
             key_size=size,
@@ -73,7 +75,7 @@ class BidirScoredAttention(nn.Module):
         scores = self.score(None if query is None else query.unsqueeze(1), states).unsqueeze(1)
         kept, weight = self._scope(query, keep, step)
         coefficients = self.activated(scores, without_dropped(self, kept)) * weight
-        edit = getattr(self, EDIT, None)
+        edit = interventions_in(self).edit
         return edit(coefficients) if edit else coefficients
 
     def activated(self, scores: Tensor, keep: Tensor | None) -> Tensor:

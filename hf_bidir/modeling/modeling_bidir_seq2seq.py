@@ -19,13 +19,15 @@ if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one import
     from .attention_inputs import check_shapes  # noqa: F401
     from .chunked_attention import chunked_attention  # noqa: F401
     from .configuration_bidir import check_bidir_config  # noqa: F401
+    from .eager_attention import eager_attention  # noqa: F401
     from .fused_attention import fused_attention  # noqa: F401
     from .fused_blocks import triton  # noqa: F401
     from .fused_check import fused_agrees  # noqa: F401
     from .fused_kernels import forward_kernel  # noqa: F401
+    from .interventions import intervening  # noqa: F401
     from .modeling_bidir import BidirMixin  # noqa: F401
     from .scores import SCORES  # noqa: F401
-    from .signed_layers import EDIT  # noqa: F401
+    from .signed_layers import sign_layers  # noqa: F401
 
 CELLS = {"lstm": nn.LSTMCell, "gru": nn.GRUCell}
 IGNORED = -100  # label that the loss ignores

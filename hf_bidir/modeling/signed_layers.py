@@ -15,17 +15,19 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
-from .attention import attend, grouped_matmul
+from .activations import WITH_NEGATIVE_MASS
+from .attention import attend
 from .attention_call import AttentionCall, attention_call
 from .attention_inputs import check_shapes, keep_and_bias, same_batch
-from .configuration_bidir import check_layers, layer_negative_mass
+from .configuration_bidir import all_masses, check_layers, layer_negative_mass
+from .eager_attention import grouped_matmul
+from .interventions import NONE, intervening, interventions_in, recomputed_alike, wanting_coefficients
 
 logger = logging.get_logger(__name__)
 
-EDIT, KEEP, OBSERVE, WANTED = "edit_coefficients", "keep_keys", "observe", "coefficients_wanted"
-PROJECT = "edit_projections"
 BACKENDS = {
     "sdpa": "the fastest exact path for the device, the default",
     "eager": "returns the coefficients",
@@ -33,6 +35,8 @@ BACKENDS = {
 }
 # Unique per module name, so that code loaded with a checkpoint does not replace functions of another version.
 SIGNED = f"signed-{crc32(__name__.encode()):08x}:"
+SDPA = ALL_ATTENTION_FUNCTIONS["sdpa"]  # transformers' own function
+SDPA_LACKS = {"position_bias", "softcap", "s_aux"} - inspect.signature(SDPA).parameters.keys()
 SOFTMAX_FUNCTIONS = {"softmax", "scaled_dot_product_attention", "multi_head_attention_forward"}
 MASK_ROWS = 256  # rows of a mask that are compared at a time
 SPARSE = frozenset({"block_indices", "indices"})  # arguments that select keys by index
@@ -73,7 +77,7 @@ def check_attn_implementation(name: str | None, between_tokens: bool = True) -> 
         between_tokens: False for a model with its own scores, which the kernel does not support.
     """
     known = {key: description for key, description in BACKENDS.items() if between_tokens or key != "fused"}
-    if name not in (None, *known):
+    if name is not None and name not in known:
         choices = ", ".join(f'"{key}" ({description})' for key, description in known.items())
         # begins like transformers' own message
         prefix = f'Specified `attn_implementation="{name}"` is not supported'
@@ -125,8 +129,8 @@ def _names(module_class: type[nn.Module]) -> frozenset[str]:
     return frozenset(chain(*(_code(method).co_names for method in methods)))
 
 
-def sign_layers(model: PreTrainedModel) -> None:
-    """Make every attention layer of a model signed, as `model.config` says.
+def sign_layers(model: PreTrainedModel, config: PretrainedConfig) -> None:
+    """Make every attention layer of a model signed, as `config` says. A failure changes nothing.
 
     Raises:
         ValueError: no layer uses the interface; some attention is outside it, without `attn_partial` in the config; or
@@ -145,28 +149,29 @@ def sign_layers(model: PreTrainedModel) -> None:
             f"{name} limits its queries to keys chosen by index ({_listed(sparse)}), which signed attention does not "
             "compute; use a model with dense attention."
         )
-    if outside and not model.config.attn_partial:
+    if outside and not config.attn_partial:
         raise ValueError(
             f"{name} computes some attention outside transformers' attention interface, which would stay softmax: "
             f"{_listed(outside)}. To accept that: signed(model, partial=True), --partial, attn_partial in the config."
         )
-    check_layers(model.config.attn_negative_mass, [heads_of(layer) for layer in layers])
+    check_layers(config.attn_negative_mass, [heads_of(layer) for layer in layers])
+    stocks = [config if layer.config is model.config else layer.config for layer in layers]
+    refused = [_unsupported_arguments(layer) for layer in layers]
     for index, layer in enumerate(layers):
-        layer.signed_index, layer.signed_count = index, len(layers)
-        layer.config = SignedConfig(layer.config, model.config, _unsupported_arguments(layer))
+        layer.signed_index, layer.signed_count, layer.intervening = index, len(layers), intervening
+        layer.config = SignedConfig(stocks[index], config, refused[index])
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
             part.register_forward_pre_hook(_before_forward, with_kwargs=True)
             part.register_forward_hook(_after_forward, with_kwargs=True, always_call=True)
-            if part.config is not model.config:
-                part.save_pretrained = _refuse_to_save_part
+    recompute_alike(model)
 
 
-def _refuse_to_save_part(*args: Any, **kwargs: Any) -> None:
-    raise ValueError(
-        "the config of this part has no fields of signed attention, so it would be saved as softmax; save the whole "
-        "model, and load the part from it with its Bidir… class."
-    )
+def recompute_alike(model: nn.Module) -> None:
+    """With gradient checkpointing, run layers again with the changes of the forward pass (`recomputed_alike`)."""
+    for module in model.modules():
+        if checkpoint := vars(module).get("_gradient_checkpointing_func"):
+            module._gradient_checkpointing_func = recomputed_alike(checkpoint)
 
 
 def _unsupported_arguments(layer: nn.Module) -> frozenset[str]:
@@ -175,8 +180,14 @@ def _unsupported_arguments(layer: nn.Module) -> frozenset[str]:
     Arguments that the eager function does not name have no effect in the stock model either. A sliding window is
     already part of the mask.
     """
-    own = inspect.unwrap(type(layer).forward).__globals__.get("eager_attention_forward", signed_attention)
-    return UNSUPPORTED | inspect.signature(own).parameters.keys() - {"sliding_window"}
+    parameters = inspect.signature(_own_eager(type(layer)) or _attend).parameters  # type: ignore[arg-type]
+    return UNSUPPORTED | parameters.keys() - {"sliding_window"}
+
+
+@cache
+def _own_eager(module_class: type[nn.Module]) -> Callable | None:
+    """The eager attention function beside a layer's class, which the layer calls by default."""
+    return inspect.unwrap(module_class.forward).__globals__.get("eager_attention_forward")
 
 
 def _listed(names: list[str], most: int = 4) -> str:
@@ -200,6 +211,49 @@ def signed_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Signed attention with the signature of transformers' `AttentionInterface`.
+
+    A softmax layer calls the function that the stock model would call, and so equals it to the bit.
+
+    Args:
+        module: a signed layer.
+        query, key, value: `[batch, heads, length, head_dim]`; keys and values may have fewer heads, and their batch or
+            the query's may be 1.
+        attention_mask: None, boolean, or float: entries of at most -50 mask the key, others are added to the scores.
+        options: of the stock function; see `_attend`.
+
+    Returns:
+        The context `[batch, queries, heads, head_dim]`, and the coefficients `[batch, heads, queries, keys]` on the
+        eager path, else None.
+    """
+    attend_as = _stock_function(module, options) or _attend
+    return attend_as(module, query, key, value, attention_mask, **options)
+
+
+def _stock_function(module: nn.Module, options: dict[str, Any]) -> Callable | None:
+    """The function of the stock model for a layer that computes softmax now; None if it does not, or if this call wants
+    what the function does not give: coefficients or score terms from SDPA, a window, a change."""
+    config, backend = module.config.bidir, module.config.stock._attn_implementation or "sdpa"
+    if config.attn_activation not in ("softmax", *WITH_NEGATIVE_MASS) or config.attn_window is not None:
+        return None
+    if config.attn_activation != "softmax" and any(all_masses(_negative_mass(module))):
+        return None
+    if interventions_in(module) is not NONE:
+        return None
+    if backend == "eager":
+        return _own_eager(type(module))  # type: ignore[arg-type]
+    lacking = any(options.get(name) is not None for name in SDPA_LACKS)
+    return None if backend == "fused" or lacking or wanting_coefficients.get() else SDPA
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     is_causal: bool | None = None,
@@ -208,27 +262,20 @@ def signed_attention(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Signed attention with the signature of transformers' `AttentionInterface`.
+    """Signed attention; arguments and result as in `signed_attention`.
 
     Args:
-        module: a signed layer.
-        query, key, value: `[batch, heads, length, head_dim]`; keys and values may have fewer heads, and their batch or
-            the query's may be 1.
-        attention_mask: None, boolean, or float: entries of at most -50 mask the key, others are added to the scores.
         scaling: factor on the scores, by default `head_dim ** -0.5`.
         is_causal: without a mask, query `i` attends to the keys `j <= i`; by default as the layer says.
         position_bias: added to the scores, `[batch or 1, heads, queries, keys]`; may contain a mask as well.
         softcap: scores become `softcap * tanh(scores / softcap)`.
         s_aux: `[heads]`, the score of an extra key without a value, which enters the normaliser only.
         others: refused if the layer's own attention function uses them, else ignored.
-
-    Returns:
-        The context `[batch, queries, heads, head_dim]`, and the coefficients `[batch, heads, queries, keys]` on the
-        eager path, else None.
     """
     _refuse_unsupported(module, others)
-    if project := getattr(module, PROJECT, None):
-        query, key, value = project(query, key, value)
+    changes = interventions_in(module)
+    if changes.project:
+        query, key, value = changes.project(query, key, value)
     backend = module.config.stock._attn_implementation or "sdpa"
     keep, bias = keep_and_bias(attention_mask, position_bias, omit_zero_bias=backend != "eager")
     causal = attention_mask is None and backend != "eager" and _is_causal(module, is_causal, query)
@@ -239,16 +286,15 @@ def signed_attention(
     dropout = dropout if module.training else 0.0
     terms = {"bias": bias, "softcap": softcap, "sinks": s_aux}
     call = attention_call(query, key, activation, mass, scaling, dropout, causal, window, **terms)
-    edit = getattr(module, EDIT, None)
-    coefficients_needed = edit or backend == "eager" or getattr(module, WANTED, False)
+    coefficients_needed = changes.edit or backend == "eager" or wanting_coefficients.get()
     implementation = "eager" if coefficients_needed else backend.replace("sdpa", "auto")
     context, coefficients = attend(query, key, value, without_dropped(module, keep), call, implementation)
-    if edit:
-        coefficients = edit(coefficients)
+    if changes.edit:
+        coefficients = changes.edit(coefficients)
         context = grouped_matmul(coefficients, value)
     context = context.transpose(1, 2).contiguous()
-    if observe := getattr(module, OBSERVE, None):
-        observe(module, key, value, context)
+    if changes.observe:
+        changes.observe(module, key, value, context)
     return context, coefficients
 
 
@@ -302,34 +348,27 @@ def _is_causal(module: nn.Module, is_causal: bool | None, query: Tensor) -> bool
 
 
 def without_dropped(module: nn.Module, keep: Tensor | None) -> Tensor | None:
-    """The keep-mask, without the keys that `kept_keys` drops."""
-    kept = getattr(module, KEEP, None)
+    """The keep-mask, without the keys that the running call drops."""
+    kept = interventions_in(module).keep
     if kept is None:
         return keep
     return kept if keep is None else keep & kept
 
 
 def _before_forward(model: PreTrainedModel, args: tuple, kwargs: dict) -> None:
-    """With `output_attentions`, switch every layer to the eager path."""
-    requested = _attentions_requested(model, kwargs)
-    if requested and model.config._attn_implementation != "eager" and not torch.compiler.is_compiling():
+    """With `output_attentions`, every layer takes the eager path during the call."""
+    if not _attentions_requested(model, kwargs):
+        return
+    wanting_coefficients.set(wanting_coefficients.get() + 1)
+    if model.config._attn_implementation != "eager" and not torch.compiler.is_compiling():
         logger.warning_once(
             "signed attention: a call with output_attentions=True uses the eager path, which returns coefficients."
         )
-    if requested or getattr(model, WANTED, False):
-        _set_wanted(model, requested)
 
 
 def _after_forward(model: PreTrainedModel, args: tuple, kwargs: dict, outputs: Any) -> None:
-    """Switch back to the fast path, unless the backward pass will run layers again (gradient checkpointing)."""
-    recomputed = model.training and any(getattr(part, "gradient_checkpointing", False) for part in model.modules())
-    if _attentions_requested(model, kwargs) and not recomputed:
-        _set_wanted(model, False)
-
-
-def _set_wanted(model: PreTrainedModel, wanted: bool) -> None:
-    for module in (model, *signed_layers(model)):
-        setattr(module, WANTED, wanted)
+    if _attentions_requested(model, kwargs):
+        wanting_coefficients.set(wanting_coefficients.get() - 1)
 
 
 def _attentions_requested(model: PreTrainedModel, kwargs: dict) -> bool:

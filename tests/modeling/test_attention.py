@@ -210,7 +210,7 @@ def test_every_mask_of_transformers_becomes_the_same_keep_mask():
         ({"negative_mass": torch.full((2,), 0.5)}, "one for each of the 3 heads, got 2"),
         ({"negative_mass": [0.0, 0.5, 1.0], "implementation": "lift"}, "every head's negative mass to be positive"),
         ({"negative_mass": 2.0}, r"must lie in \[0, 1\]"),
-        ({"negative_mass": "half"}, "number in .* or one per head, got 'half'"),
+        ({"negative_mass": "half"}, r"must lie in \[0, 1\].*, got 'half'"),
         ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
         ({"key": torch.zeros(2, 3, 0, 8), "value": torch.zeros(2, 3, 0, 8)}, r"no size may be 0.*\(2, 3, 0, 8\)"),
         ({"keep": torch.ones(2, 1, 1, 29)}, "keep must be boolean"),

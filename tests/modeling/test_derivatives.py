@@ -1,0 +1,151 @@
+"""Derivatives beyond the first backward pass, and those of torch.func, on the paths with a backward of their own."""
+
+import pytest
+import torch
+from torch.autograd import gradgradcheck
+from torch.func import grad, hessian, jvp, vmap
+
+from hf_bidir import bidir_attention, signed
+from hf_bidir.explain.relevance_rules import proportional
+from tests.tiny_models import stock_model
+
+HEADS, LENGTH, SIZE = 4, 5, 3
+PADDING = torch.tensor([[True, True, True, True, False]])[:, None, None]
+FULL = torch.rand(1, HEADS, LENGTH, LENGTH, generator=torch.Generator().manual_seed(1)) > 0.4
+
+
+def projections(key_heads: int = HEADS, dtype: torch.dtype = torch.float64, size: int = SIZE) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(1, heads, LENGTH, size) for heads in (HEADS, key_heads, key_heads)]
+    return [torch.randn(shape, generator=generator, dtype=dtype).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"keep": PADDING},
+        {"keep": FULL},
+        {"causal": True},
+        {"window": 1},
+        {"key_heads": 2},
+        {"negative_mass": 0.3},
+        {"dropout": 0.4},
+        {"dropout": 0.4, "keep": PADDING, "key_heads": 2},
+    ],
+    ids=lambda options: ", ".join(options) or "plain",
+)
+def test_second_derivatives_of_the_chunked_path_are_those_of_finite_differences(options):
+    options = dict(options)
+    inputs = projections(options.pop("key_heads", HEADS))
+
+    def attended(*inputs: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(0)  # the same coefficients are dropped
+        return bidir_attention(*inputs, implementation="chunked", **options)[0]
+
+    assert gradgradcheck(attended, inputs, fast_mode=True)
+
+
+def test_the_negative_mass_has_second_derivatives_too():
+    mass = torch.tensor([0.2, 0.5, 0.7, 1.0], dtype=torch.float64, requires_grad=True)
+    inputs = projections()
+
+    def attended(shrunk: torch.Tensor) -> torch.Tensor:
+        return bidir_attention(*inputs, negative_mass=shrunk * 0.9, implementation="chunked")[0]
+
+    assert gradgradcheck(attended, (mass,), fast_mode=True)
+
+
+def second_gradients(inputs: list[torch.Tensor], implementation: str, **options) -> tuple[torch.Tensor, ...]:
+    context = bidir_attention(*inputs, implementation=implementation, **options)[0]
+    first = torch.autograd.grad(context.square().sum(), inputs, create_graph=True)
+    return torch.autograd.grad(sum(x.square().sum() for x in first), inputs)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True, "negative_mass": 0.3}, {"keep": PADDING}])
+def test_second_derivatives_of_the_kernel_are_those_of_the_eager_path(options):
+    pytest.importorskip("triton")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    options = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
+    inputs = [x.detach().to(device).requires_grad_() for x in projections(dtype=torch.float32, size=16)]
+    for got, expected in zip(*(second_gradients(inputs, path, **options) for path in ("fused", "eager")), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_the_kernel_refuses_second_derivatives_with_dropout_which_it_cannot_draw_again():
+    pytest.importorskip("triton")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    inputs = [x.detach().to(device).requires_grad_() for x in projections(dtype=torch.float32, size=16)]
+    with pytest.raises(RuntimeError, match='only first derivatives; for second ones pass no dropout, or use "eager"'):
+        second_gradients(inputs, "fused", dropout=0.5)
+
+
+@pytest.fixture(scope="module")
+def bert():
+    return signed(stock_model("bert")).double()
+
+
+def logit(model, embeddings: torch.Tensor) -> torch.Tensor:
+    return model(inputs_embeds=embeddings[None] if embeddings.dim() == 2 else embeddings).logits[0, 0]
+
+
+def test_every_way_to_differentiate_a_model_gives_what_finite_differences_give(bert):
+    embeddings = bert.get_input_embeddings()(torch.tensor([5, 6, 7])).detach()
+    direction = torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    step = 1e-5
+
+    def f(x):
+        return logit(bert, x)
+
+    slope = (f(embeddings + step * direction) - f(embeddings - step * direction)) / (2 * step)
+    gradient = grad(f)(embeddings)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(embeddings, direction)
+        forward = torch.autograd.forward_ad.unpack_dual(f(dual)).tangent
+    slopes = {
+        "torch.func.jvp": jvp(f, (embeddings,), (direction,))[1],
+        "torch.autograd.functional.jvp": torch.autograd.functional.jvp(f, embeddings, direction)[1],
+        "forward mode": forward,
+        "torch.func.grad": (gradient * direction).sum(),
+    }
+    for name, found in slopes.items():
+        torch.testing.assert_close(found, slope, rtol=1e-5, atol=1e-7, msg=name)
+
+    change = (grad(f)(embeddings + step * direction) - grad(f)(embeddings - step * direction)) / (2 * step)
+    products = {
+        "torch.autograd.functional.hvp": torch.autograd.functional.hvp(f, embeddings, direction)[1],
+        "torch.func.hessian": torch.einsum("abcd,cd->ab", hessian(f)(embeddings), direction),
+        "gradient of a gradient": jvp(grad(f), (embeddings,), (direction,))[1],
+    }
+    for name, found in products.items():
+        torch.testing.assert_close(found, change, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_gradients_per_example_are_those_of_single_examples(bert):
+    batch = torch.randn(3, 4, 32, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    together = vmap(grad(lambda x: logit(bert, x)))(batch)
+    for example, expected in zip(batch, together, strict=True):
+        (single,) = torch.autograd.grad(logit(bert, example.requires_grad_()), example)
+        torch.testing.assert_close(single, expected)
+
+
+def test_a_gradient_penalty_trains_the_weights_as_on_the_eager_path(bert):
+    ids, found = torch.tensor([[5, 6, 7]]), {}
+    for backend in ("sdpa", "eager"):
+        bert.set_attn_implementation(backend)
+        bert.zero_grad()
+        embeddings = bert.get_input_embeddings()(ids).detach().requires_grad_()
+        loss = logit(bert, embeddings)
+        (gradient,) = torch.autograd.grad(loss, embeddings, create_graph=True)
+        (loss + gradient.square().sum()).backward()
+        found[backend] = {name: p.grad for name, p in bert.named_parameters() if p.grad is not None}
+    bert.set_attn_implementation("sdpa")
+    assert found["sdpa"].keys() == found["eager"].keys()
+    for name, gradient in found["sdpa"].items():
+        torch.testing.assert_close(gradient, found["eager"][name], msg=name)
+
+
+def test_the_rules_of_attnlrp_refuse_a_second_derivative_which_they_do_not_define():
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(RuntimeError, match="AttnLRP.*no second derivatives"):
+        torch.autograd.grad(proportional(x, x.exp()).sum(), x, create_graph=True)
