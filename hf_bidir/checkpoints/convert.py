@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from hf_bidir.checkpoints.adapters import read_adapter
 from hf_bidir.checkpoints.example_inputs import example_inputs
@@ -41,6 +41,8 @@ from hf_bidir.modeling.configuration_bidir import (
 
 logger = logging.getLogger(__name__)
 
+TEXT_INPUTS = {"input_ids", "attention_mask", "decoder_input_ids"}
+GENERATED = 3  # tokens; the first comes from the padded texts, the others from steps over the cache
 TOLERANCE, TOLERATED_STEPS = 1e-5, 8  # relative difference of outputs; in half precision, in rounding steps
 
 
@@ -237,10 +239,25 @@ def random_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
 
 @torch.inference_mode()
 def outputs_of(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Tensor]:
-    """All floating-point tensors that the model returns, with a fixed seed for models that draw random numbers."""
+    """All floating-point tensors that the model returns, with a fixed seed for models that draw random numbers.
+
+    For a model that generates text also the logits of steps over a cache, after padding on the left.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return list(output_tensors(model(**inputs)))
+        return [*output_tensors(model(**inputs)), *_generated_logits(model, inputs)]
+
+
+def _generated_logits(model: PreTrainedModel, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    """The logits of each generated token, `[batch, vocabulary]`; none if the model generates no text from text alone."""
+    if not model.can_generate() or not {"input_ids", "attention_mask"} <= inputs.keys() <= TEXT_INPUTS:
+        return ()
+    padded_on_the_left = {name: inputs[name].flip(1) for name in ("input_ids", "attention_mask")}
+    greedy = GenerationConfig(
+        max_new_tokens=GENERATED, min_new_tokens=GENERATED, do_sample=False, num_beams=1, use_cache=True,
+        pad_token_id=0, output_logits=True, return_dict_in_generate=True,
+    )  # fmt: skip
+    return model.generate(**padded_on_the_left, generation_config=greedy).logits
 
 
 def output_tensors(outputs: Any) -> Iterator[Tensor]:

@@ -147,5 +147,5 @@ def test_a_gradient_penalty_trains_the_weights_as_on_the_eager_path(bert):
 
 def test_the_rules_of_attnlrp_refuse_a_second_derivative_which_they_do_not_define():
     x = torch.ones(3, requires_grad=True)
-    with pytest.raises(RuntimeError, match="AttnLRP.*no second derivatives"):
+    with pytest.raises(RuntimeError, match="AttnLRP define no second derivatives"):
         torch.autograd.grad(proportional(x, x.exp()).sum(), x, create_graph=True)

@@ -27,13 +27,16 @@ def decoder(request):
     return signed(stock_model(request.param))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", [*DECODERS, "bart", "t5"])
-def test_a_converted_model_generates_the_tokens_of_the_stock_model(family):
-    stock = stock_model(family)
-    assert torch.equal(
-        signed(copy.deepcopy(stock), negative_mass=0.0).generate(prompts(), **GREEDY),
-        stock.generate(prompts(), **GREEDY),
-    )
+def test_a_converted_model_has_the_logits_of_the_stock_model_in_every_padded_step_over_its_cache(family, dtype):
+    stock = stock_model(family).to(dtype)
+    keep = torch.tensor([[0, 0, 0, 1, 1], [1, 1, 1, 1, 1]])
+    options = GREEDY | {"attention_mask": keep, "output_logits": True, "return_dict_in_generate": True}
+    converted = signed(copy.deepcopy(stock), negative_mass=0.0)
+    expected, got = (model.generate(prompts(), **options) for model in (stock, converted))
+    assert torch.equal(got.sequences, expected.sequences)
+    assert all(map(torch.equal, got.logits, expected.logits))
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static", "offloaded"])

@@ -69,6 +69,9 @@ ALONE = {
     "vit": (lambda: signed_model("vit"), "vit", "AutoModelForImageClassification"),
     "llama": (lambda: signed_model("llama"), "llama", "AutoModelForCausalLM"),
     "bart": (lambda: signed_model("bart"), "bart", "AutoModelForSeq2SeqLM"),
+    "the encoder below a head": (lambda: signed_model("bert").base_model, "bert", "AutoModel"),
+    "the decoder below a head": (lambda: signed_model("llama", 0.3).model, "llama", "AutoModel"),
+    "the model inside an encoder-decoder": (lambda: signed_model("bart").base_model, "bart", "AutoModel"),
     "a window": (lambda: windowed("bert"), "bert", "AutoModelForSequenceClassification"),
     "recurrent": (
         lambda: recurrent(BidirRnnForSequenceClassification, encoder="lstm", attn_score="feed_forward"),
@@ -116,13 +119,17 @@ def elsewhere(tmp_path_factory):
     command = [sys.executable, "-I", "-c", "\n".join(child)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, cwd=folder)
     assert done.returncode == 0, done.stderr
-    return {name: load_file(folder / f"{name}.outputs")["logits"] for name in ALONE}
+    return {name: main_output(load_file(folder / f"{name}.outputs")) for name in ALONE}
+
+
+def main_output(outputs):
+    return outputs["logits"] if "logits" in outputs else outputs["last_hidden_state"]
 
 
 @pytest.mark.parametrize("name", ALONE)
 def test_a_saved_model_reloads_in_a_process_that_has_no_hf_bidir(elsewhere, name):
     make, inputs, _ = ALONE[name]
-    torch.testing.assert_close(elsewhere[name], make()(**inputs_of(inputs)).logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(elsewhere[name], main_output(make()(**inputs_of(inputs))), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["bert", "vit", "llama"])
@@ -130,7 +137,7 @@ def test_an_encoder_loaded_from_a_head_has_the_saved_tensors(family, tmp_path):
     saved = signed_model(family)
     saved.save_pretrained(tmp_path)
     loaded = AutoModel.from_pretrained(tmp_path)
-    assert type(loaded).__name__ == f"Bidir{type(saved.base_model).__name__}"
+    assert type(loaded) is type(saved.base_model)
     for name, tensor in saved.base_model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
 
@@ -162,8 +169,17 @@ def test_a_part_of_a_model_takes_its_attention_from_the_whole(tmp_path):
 
 def test_a_part_with_a_config_of_its_own_is_not_saved_as_softmax(tmp_path):
     model = signed_model("t5")
-    with pytest.raises(ValueError, match="would be saved as softmax; save the whole model"):
+    with pytest.raises(ValueError, match=r"would be loaded as softmax\. Save the whole model"):
         model.encoder.save_pretrained(tmp_path)
+
+
+def test_a_part_is_saved_as_the_class_that_it_is_and_computes_the_same_from_its_folder(tmp_path):
+    whole = signed_model("bert", [0.2, 0.7])
+    whole.base_model.save_pretrained(tmp_path)
+    loaded = AutoModel.from_pretrained(tmp_path).eval()
+    assert (type(loaded).__name__, loaded.config.attn_negative_mass) == ("BidirBertModel", [0.2, 0.7])
+    states = [model(**inputs_of("bert")).last_hidden_state for model in (whole.base_model, loaded)]
+    assert torch.equal(*states)
 
 
 def test_a_constructor_that_copies_its_config_keeps_it_signed(tmp_path):

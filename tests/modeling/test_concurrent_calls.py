@@ -1,0 +1,99 @@
+"""What a call wants from the layers of a model stays within that call: other threads compute as without it."""
+
+import threading
+
+import torch
+
+from hf_bidir import signed
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients, kept_keys, observed_layers
+from hf_bidir.modeling.signed_layers import signed_layers
+from tests.tiny_models import inputs_of, logits_of, stock_model
+
+INPUTS = inputs_of("bert")
+
+
+def signed_bert():
+    return signed(stock_model("bert"))
+
+
+def elsewhere(model):
+    """The outputs that another thread computes meanwhile."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(model(**INPUTS)))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_a_call_with_attentions_keeps_them_while_another_thread_makes_a_plain_one():
+    model, meanwhile = signed_bert(), []
+
+    def call_once_elsewhere(*_):
+        if not meanwhile:
+            meanwhile.append(None)
+            meanwhile[0] = elsewhere(model)
+
+    signed_layers(model)[1].register_forward_pre_hook(call_once_elsewhere)
+    outputs = model(**INPUTS, output_attentions=True)
+    assert [a.shape for a in outputs.attentions] == [(3, 4, 9, 9)] * 2
+    assert "attentions" not in meanwhile[0]
+
+
+def test_a_failing_call_with_attentions_leaves_nothing_behind():
+    model = signed_bert()
+    hook = signed_layers(model)[1].register_forward_pre_hook(lambda *_: 1 / 0)
+    for _ in range(2):
+        try:
+            model(**INPUTS, output_attentions=True)
+        except ZeroDivisionError:
+            hook.remove()
+    assert signed_layers(model)[0](torch.zeros(1, 2, 32))[1] is None
+
+
+def test_changes_and_observers_act_in_the_thread_that_makes_them():
+    model, seen = signed_bert(), []
+    expected = logits_of(model, INPUTS)
+    keep = (torch.arange(9) < 1)[None, None, None]
+    contexts = [
+        edited_coefficients(model, torch.zeros_like),
+        kept_keys(model, keep),
+        observed_layers(model, lambda layer, *_: seen.append(layer)),
+    ]
+    for context in contexts:
+        with context:
+            assert torch.equal(elsewhere(model).logits, expected)
+            logits_of(model, INPUTS)
+    assert seen == signed_layers(model)
+
+
+def test_an_edit_of_one_layer_and_of_all_both_apply_to_that_layer():
+    model, calls = signed_bert(), []
+    second = signed_layers(model)[1]
+    with edited_coefficients(second, lambda a: calls.append("second") or a):  # noqa: SIM117  one inside the other
+        with edited_coefficients(model, lambda a: calls.append("all") or a):
+            model(**INPUTS)
+    assert calls == ["all", "second", "all"]
+
+
+def test_layers_that_gradient_checkpointing_runs_again_are_changed_as_in_the_forward_pass():
+    gradients = []
+    for checkpointing in (False, True):
+        model = signed_bert().train()
+        for dropout in (module for module in model.modules() if isinstance(module, torch.nn.Dropout)):
+            dropout.p = 0.0
+        if checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        with edited_coefficients(model, lambda a: a * 0.5):
+            loss = logits_of(model, INPUTS).sum()
+        loss.backward()  # outside the context
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+    for expected, got in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+def test_a_model_that_checkpoints_its_layers_already_does_so_alike_once_signed():
+    stock = stock_model("bert").train()
+    stock.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    outputs = signed(stock)(**INPUTS, output_attentions=True)
+    outputs.logits.sum().backward()
+    assert len(outputs.attentions) == 2
