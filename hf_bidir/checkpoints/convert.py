@@ -249,7 +249,7 @@ def outputs_of(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Tensor
 
 
 def _generated_logits(model: PreTrainedModel, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
-    """The logits of each generated token, `[batch, vocabulary]`; none if the model generates no text from text alone."""
+    """The logits of each generated token, `[batch, vocabulary]`; none unless it turns text into text."""
     if not model.can_generate() or not {"input_ids", "attention_mask"} <= inputs.keys() <= TEXT_INPUTS:
         return ()
     padded_on_the_left = {name: inputs[name].flip(1) for name in ("input_ids", "attention_mask")}
