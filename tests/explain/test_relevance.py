@@ -1,6 +1,7 @@
 """AttnLRP: conservation, agreement with LXT, invariance under flipped heads, and operations without a rule."""
 
 import json
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,13 @@ from safetensors import safe_open
 from torch import nn
 
 import hf_bidir
-from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients, edited_projections, in_evaluation, observed_layers
 from hf_bidir.explain import align, flip_heads, integrated_relevance, relevance
 from hf_bidir.explain.input_function import InputFunction
 from hf_bidir.explain.relevance import relevance_rules
 from hf_bidir.explain.relevance_rules import NoRule, RelevanceRules
-from hf_bidir.modeling.signed_layers import OBSERVE, PROJECT, signed_layers
+from hf_bidir.modeling.interventions import NONE, interventions_in
+from hf_bidir.modeling.signed_layers import signed_layers
 from tests.explain.conftest import FAMILIES, bert, family, inputs_of, sentences, tokenizer, vit
 from tests.tiny_models import stock_model
 
@@ -38,27 +40,20 @@ def doubled(inputs):
     return {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
 
 
+@contextmanager
 def recorded_attention(model):
-    """Record `[query, key, value, context]` of every call inside `relevance_rules`."""
+    """Record `[query, key, value, context]` of every call, before and after the rules of an inner context."""
     calls = []
 
-    def record(layer):
-        project, observe = getattr(layer, PROJECT), getattr(layer, OBSERVE)
+    def projected(*projections):
+        calls.append(list(projections))
+        return projections
 
-        def projected(*projections):
-            calls.append(list(projections))
-            return project(*projections)
+    def observed(layer, key, value, context):
+        calls[-1].append(context)
 
-        def observed(layer, key, value, context):
-            calls[-1].append(context)
-            observe(layer, key, value, context)
-
-        setattr(layer, PROJECT, projected)
-        setattr(layer, OBSERVE, observed)
-
-    for layer in signed_layers(model):
-        record(layer)
-    return calls
+    with edited_projections(model, projected), observed_layers(model, observed):
+        yield calls
 
 
 def absorbed_by_attention(y, calls):
@@ -80,8 +75,7 @@ def test_relevance_sums_to_the_logit_without_what_the_normalisers_absorb(name, n
     with in_evaluation(model), torch.enable_grad():
         function = InputFunction.of(model, inputs, 1, None)
         start = function.start.clone().requires_grad_()
-        with relevance_rules(model):
-            calls = recorded_attention(model)
+        with recorded_attention(model) as calls, relevance_rules(model):
             y = function.score(start, function.rows)
         absorbed = absorbed_by_attention(y, calls)
     if name == "ViTForImageClassification" and negative_mass == 1:
@@ -124,8 +118,7 @@ def test_a_product_of_coefficients_and_values_is_shared_half_and_half(negative_m
     with in_evaluation(model), torch.enable_grad():
         function = InputFunction.of(model, inputs, 1, None)
         start = function.start.clone().requires_grad_()
-        with relevance_rules(model):
-            calls = recorded_attention(model)
+        with recorded_attention(model) as calls, relevance_rules(model):
             y = function.score(start, function.rows)
         for query, key, value, context in calls:
             found = torch.autograd.grad(y.sum(), [query, key, value, context], retain_graph=True)
@@ -223,7 +216,7 @@ def test_the_model_is_left_as_it_was():
     assert model.training
     assert not frozen.requires_grad
     assert model.classifier.bias.requires_grad
-    assert not any(getattr(layer, name, None) for layer in signed_layers(model) for name in (PROJECT, OBSERVE))
+    assert all(interventions_in(layer) is NONE for layer in signed_layers(model))
 
 
 def test_an_operation_without_a_rule_is_named_with_methods_that_need_none():
@@ -255,9 +248,8 @@ def test_the_relevance_of_a_source_and_of_what_was_generated_sum_to_the_logit():
         parts.append(output.detach().requires_grad_())
         return parts[-1].clone()
 
-    with torch.enable_grad(), relevance_rules(model):
+    with torch.enable_grad(), recorded_attention(model) as calls, relevance_rules(model):
         hooks = [module.register_forward_hook(remember) for module in embeddings]
-        calls = recorded_attention(model)
         y = model(**inputs).logits[0, -1, 7]
         for hook in hooks:
             hook.remove()
