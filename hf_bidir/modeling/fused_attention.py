@@ -1,7 +1,8 @@
-"""Signed attention as torch operators around the Triton kernels: checks, launches, gradients and fake tensors.
+"""Signed attention around the Triton kernels: checks, launches, gradients, and operators for graphs.
 
-Forward and backward are `torch.library` operators, which `torch.compile(fullgraph=True)` and `torch.export` support.
-Memory beyond inputs and outputs is linear in the length.
+A call launches the kernels directly. In a captured graph, forward and backward are `torch.library` operators, which
+`torch.compile(fullgraph=True)` and `torch.export` keep whole; outside of one, an operator costs the CPU more time than
+all the rest of a call. Memory beyond inputs and outputs is linear in the length.
 """
 
 import math
@@ -129,10 +130,10 @@ def fused_attention(
     if window is not None:
         window = min(window, max(query.shape[2], key.shape[2]))  # larger numbers could overflow int32
     numbers = (call.activation == "tanhmax", scaling, call.dropout, call.causal, window)
-    return _forward(query, key, value, keep, shift, seed, *starts, *numbers)[0]
+    inputs = (query, key, value, keep, shift, seed, *starts, *numbers)
+    return _operator(*inputs)[0] if torch.compiler.is_compiling() else _Fused.apply(*inputs)
 
 
-@torch.library.custom_op(f"{NAMESPACE}::signed_attention", mutates_args=())
 def _forward(
     query: Tensor,
     key: Tensor,
@@ -160,7 +161,6 @@ def _forward(
     return context, normaliser
 
 
-@torch.library.custom_op(f"{NAMESPACE}::signed_attention_backward", mutates_args=())
 def _backward(
     grad_context: Tensor,
     query: Tensor,
@@ -200,12 +200,16 @@ def _backward(
     return grad_query, grad_key, grad_value, grad_shift
 
 
-@_forward.register_fake
+_operator = torch.library.custom_op(f"{NAMESPACE}::signed_attention", _forward, mutates_args=())
+_backward_operator = torch.library.custom_op(f"{NAMESPACE}::signed_attention_backward", _backward, mutates_args=())
+
+
+@_operator.register_fake
 def _(query, key, value, keep, shift, seed, cu_seqlens, *_):
     return _new_context(query, value, cu_seqlens), _new_normaliser(query, cu_seqlens)
 
 
-@_backward.register_fake
+@_backward_operator.register_fake
 def _(grad_context, query, key, value, context, normaliser, keep, shift, seed, cu_seqlens, *_):
     return *(_new_gradient(x, cu_seqlens) for x in (query, key, value)), torch.empty_like(normaliser)
 
@@ -213,14 +217,20 @@ def _(grad_context, query, key, value, context, normaliser, keep, shift, seed, c
 def _save(ctx, inputs, output) -> None:
     query, key, value, keep, shift, seed, cu_seqlens, cu_seqlens_k, *ctx.numbers = inputs
     ctx.save_for_backward(query, key, value, *output, keep, shift, seed, cu_seqlens, cu_seqlens_k)
+
+
+def _save_for_operator(ctx, inputs, output) -> None:
+    _save(ctx, inputs, output)
     ctx.mark_non_differentiable(output[1])
 
 
-def _gradients(ctx, grad_context, _):
-    if torch.is_grad_enabled() and (found := _differentiable_gradients(ctx, grad_context)):
-        *gradients, grad_shift = found
-        return *gradients, None, grad_shift, *[None] * 10
-    *gradients, row_gradients = _backward(grad_context, *ctx.saved_tensors, *ctx.numbers)
+def _gradients(ctx, grad_context, _=None, backward=_backward_operator):
+    if torch.is_grad_enabled():  # create_graph=True: what is returned will be differentiated again
+        if found := _differentiable_gradients(ctx, grad_context):
+            *gradients, grad_shift = found
+            return *gradients, None, grad_shift, *[None] * 10
+        backward = _backward_operator  # which refuses that
+    *gradients, row_gradients = backward(grad_context, *ctx.saved_tensors, *ctx.numbers)
     grad_shift = row_gradients.sum((0, 2)) if ctx.needs_input_grad[4] else None
     return *gradients, None, grad_shift, *[None] * 10
 
@@ -244,8 +254,22 @@ def _no_second_gradients(ctx, *_):
     )
 
 
-_forward.register_autograd(_gradients, setup_context=_save)
-_backward.register_autograd(_no_second_gradients)
+_operator.register_autograd(_gradients, setup_context=_save_for_operator)
+_backward_operator.register_autograd(_no_second_gradients)
+
+
+class _Fused(torch.autograd.Function):
+    """The same forward and backward without the operators."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        output = _forward(*inputs)
+        _save(ctx, inputs, output)
+        return output[0]
+
+    @staticmethod
+    def backward(ctx, grad_context):
+        return _gradients(ctx, grad_context, backward=_backward)
 
 
 class _Launch:

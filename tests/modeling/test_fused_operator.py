@@ -101,7 +101,7 @@ def test_torch_finds_nothing_wrong_with_the_operator(causal):
     shift = torch.zeros(1, device=DEVICE, requires_grad=True)
     numbers = (17, 19, True, 0.25, 0.0, causal, None)
     found = torch.library.opcheck(
-        module._forward, (*inputs, mask("holes", 1, 1, 17, 19), shift, None, None, None, *numbers)
+        module._operator, (*inputs, mask("holes", 1, 1, 17, 19), shift, None, None, None, *numbers)
     )
     assert set(found.values()) == {"SUCCESS"}
 
