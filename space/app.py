@@ -140,8 +140,8 @@ def page(checkpoints: list[str]) -> gr.Blocks:
                 parts = {
                     "text": gr.Textbox(label="Text", lines=3, max_length=LONGEST, **first["text"]),
                     "image": gr.Image(
-                        label="Image", type="filepath", format="png", height=200, sources=["upload", "clipboard"],
-                        buttons=[], elem_classes="image-input", **first["image"],
+                        label="Image", type="filepath", format="png", image_mode=None, height=200,
+                        sources=["upload", "clipboard"], buttons=[], elem_classes="image-input", **first["image"],
                     ),
                 }  # fmt: skip
                 go = gr.Button("Explain", variant="primary")

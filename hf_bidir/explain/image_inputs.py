@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hf_bidir.common.images import open_image
 from hf_bidir.explain.checkpoint import Example
 from hf_bidir.explain.running import (
     leading_tokens,
@@ -21,7 +22,6 @@ from hf_bidir.explain.running import (
     vision_config,
 )
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # formats that Pillow decodes without starting another program
 INTERPOLATE = "interpolate_pos_encoding"
 
 
@@ -31,17 +31,18 @@ def read_image(
     """Prepare an image as model input.
 
     Args:
-        image: a file, or a PIL image. Transparent pixels become white.
+        image: a file, or a PIL image, as in `hf_bidir.common.images.open_image`.
         size: by default the processor resizes and crops the image. With a size, the whole image is used in its own
             shape, with a shorter side of about this many pixels, a multiple of the patch size; position embeddings are
             interpolated.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: not an image, more than 8 bits per channel, or a model that takes images of one size only.
+        ValueError: an image that cannot be opened or converted, a size of less than one patch, or a model that takes
+            images of one size only.
     """
     channels = getattr(vision_config(model), "num_channels", 3)
-    picture = _opaque(ImageOps.exif_transpose(_opened(image))).convert("L" if channels == 1 else "RGB")
+    picture = open_image(image, "L" if channels == 1 else "RGB")
     if size is None:
         pixels, photo = processor([picture], return_tensors="pt")["pixel_values"], _as_cropped(processor, picture)
     else:
@@ -75,33 +76,6 @@ def _interpolating(model: PreTrainedModel, args: tuple, kwargs: dict) -> tuple[t
     if pixels is None or usual is None or tuple(pixels.shape[-2:]) == usual:
         return None
     return args, {INTERPOLATE: True, **kwargs}
-
-
-def _opened(image: str | Path | Image.Image) -> Image.Image:
-    if isinstance(image, Image.Image):
-        opened, name = image, "the image"
-    elif not isinstance(image, str | Path):
-        raise ValueError(f"expected the path of an image or a PIL image, got a {type(image).__name__}.")
-    else:
-        if not Path(image).is_file():
-            raise FileNotFoundError(f"expected an image file, found none at {image}.")
-        try:
-            with Image.open(image, formats=FORMATS) as opened:
-                opened.load()
-        except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
-            raise ValueError(f"expected an image ({', '.join(FORMATS)}); {image} cannot be read as one.") from error
-        name = str(image)
-    if opened.mode in ("I", "F") or opened.mode.startswith("I;16"):
-        raise ValueError(f"{name} has more than 8 bits per channel ({opened.mode}); convert it to 8 bits.")
-    return opened
-
-
-def _opaque(image: Image.Image) -> Image.Image:
-    """The image over white, where it is transparent."""
-    if image.mode not in ("RGBA", "LA", "PA") and "transparency" not in image.info:
-        return image
-    image = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
 
 
 def _as_cropped(processor: Any, picture: Image.Image) -> Image.Image:

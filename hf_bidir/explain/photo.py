@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from hf_bidir.common.files import save_figure
+from hf_bidir.common.images import open_image
 from hf_bidir.explain.colors import COLORS, Scale, as_array
 
 LARGEST_SIDE = 448  # pixels of a panel's longer side
@@ -53,7 +54,7 @@ def photo_heatmap(
     for title, grid in grids.items():
         if grid.ndim != 2 or not np.isfinite(grid).all():
             raise ValueError(f"expected finite scores [rows, columns] for {title}, got the shape {grid.shape}.")
-    picture = photo.convert("RGB")
+    picture = open_image(photo)
     picture.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
     figure, panels = _panels(picture, len(grids) + with_photo, columns)
     if with_photo:

@@ -17,6 +17,7 @@ from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.files import PREVIOUS, RECORD, sha256
 from hf_bidir.finetune.arguments import RunArguments
 from hf_bidir.finetune.data.arguments import DataArguments, UnlabelledDataArguments
+from hf_bidir.finetune.data.image_folder import folder_digest
 from hf_bidir.finetune.data.splits import Splits
 
 if TYPE_CHECKING:
@@ -154,8 +155,12 @@ def _source(name: str, data: DataArguments | UnlabelledDataArguments) -> dict[st
     files = getattr(data, f"{name}_file", None) or data.train_file  # held-out rows come from the training file
     if files is None:
         return {"source": _without_folders(data.dataset_name)}
-    paths = [Path(file) for file in ([files] if isinstance(files, str) else files)]
-    hashes = [sha256(path) for path in paths if path.is_file()]
+    return source_of([Path(file) for file in ([files] if isinstance(files, str) else files)])
+
+
+def source_of(paths: list[Path]) -> dict[str, str]:
+    """The names and the SHA-256 of files, or of folders of images, that are one split."""
+    hashes = [sha256(path) if path.is_file() else folder_digest(path) for path in paths if path.exists()]
     # a folder of images is often called train or test
     names = [f"{path.resolve().parent.name}/{path.name}" if path.is_dir() else path.name for path in paths]
     return {"source": ", ".join(names)} | ({"sha256": ", ".join(hashes)} if hashes else {})

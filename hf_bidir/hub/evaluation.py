@@ -33,7 +33,7 @@ from hf_bidir.finetune.data.sources import TABLES
 from hf_bidir.finetune.data.text_data import read_text_split, read_texts, tokenize_split
 from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
 from hf_bidir.finetune.models import know_padding, saved_tokenizer
-from hf_bidir.finetune.record import library_versions
+from hf_bidir.finetune.record import library_versions, source_of
 from hf_bidir.finetune.trainer import CausalTrainer, FinetuneTrainer
 from hf_bidir.hub.card_numbers import same_data
 from hf_bidir.hub.checkpoint_files import digests
@@ -261,8 +261,7 @@ def read_examples(
     names = [model.config.id2label[index] for index in range(model.config.num_labels)]
     if data is not None and (Path(data).exists() or Path(data).suffix in TABLES):
         read_file, file = read_image_split if images else read_text_split, Path(data)
-        examples, described = read_file(data, arguments, names, split), {"source": file.name}
-        described |= {"sha256": sha256(file)} if file.is_file() else {}
+        examples, described = read_file(data, arguments, names, split), source_of([file])
     else:
         if data is not None and data != arguments.dataset_name:
             arguments.dataset_name, arguments.dataset_config = data, None

@@ -12,7 +12,12 @@ COEFFICIENTS = "coefficients = outputs.attentions  # one tensor per layer, [batc
 CLASS = "print(model.config.id2label[outputs.logits.argmax().item()], outputs.logits.softmax(-1).max().item())"
 # the digits of scikit-learn are 0 to 16, and the processor expects 0 to 255
 DIGIT = 'image = Image.fromarray((load_digits().images[0] * 255 / 16).round().astype("uint8")).convert("RGB")'
-NOISE = 'image = Image.effect_noise((64, 64), 60).convert("RGB")  # noise; your own: Image.open("image.png")'
+NOISE = 'image = Image.effect_noise((64, 64), 60)  # noise; your own: Image.open("image.png")'
+# what hf_bidir.common.images.open_image does to 8 bits per channel; the example runs without hf_bidir
+AS_IN_TRAINING = (
+    'image = ImageOps.exif_transpose(image).convert("RGBA")  # as in training: upright, transparent pixels white',
+    'image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")',
+)
 
 
 @dataclass(frozen=True)
@@ -140,14 +145,14 @@ def _text_uses(checkpoint: Checkpoint) -> dict[str, list[str]]:
 def _image(checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
     if checkpoint.digits:
         return ["from PIL import Image", "from sklearn.datasets import load_digits"], [DIGIT]
+    imports = ["from PIL import Image, ImageOps"]
     if not checkpoint.has_example_image:
-        return ["from PIL import Image"], [NOISE]
-    comment = "  # a test image; any image will do"
-    if not checkpoint.repo_id:
-        return ["from PIL import Image"], [f'image = Image.open(f"{{source}}/{EXAMPLE_IMAGE}").convert("RGB"){comment}']
-    file = f'hf_hub_download(source, "{EXAMPLE_IMAGE}", revision=revision)'
-    imports = ["from huggingface_hub import hf_hub_download", "from PIL import Image"]
-    return imports, [f'image = Image.open({file}).convert("RGB"){comment}']
+        return imports, [NOISE, *AS_IN_TRAINING]
+    file = f'f"{{source}}/{EXAMPLE_IMAGE}"'
+    if checkpoint.repo_id:
+        file = f'hf_hub_download(source, "{EXAMPLE_IMAGE}", revision=revision)'
+        imports.insert(0, "from huggingface_hub import hf_hub_download")
+    return imports, [f"image = Image.open({file})  # a test image; any of 8 bits per channel will do", *AS_IN_TRAINING]
 
 
 def _prediction(checkpoint: Checkpoint) -> str:

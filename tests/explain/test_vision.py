@@ -1,6 +1,5 @@
 """Photographs of any size: what the model sees of them, its special tokens, and maps over them."""
 
-import io
 import pickle
 
 import numpy as np
@@ -96,18 +95,6 @@ def test_the_photo_of_a_processor_that_crops_is_the_part_that_it_keeps(photo):
     assert (kept[0], kept[-1]) == pytest.approx((255 * 15 / 89, 255 * 74 / 89), abs=2)
 
 
-def test_transparent_pixels_become_white():
-    clear = Image.new("RGBA", (24, 24), (0, 0, 0, 0))
-    example = read_image(model_of("ViT"), processor(), clear)
-    assert example.photo.getpixel((3, 3)) == (255, 255, 255)
-
-
-@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
-def test_more_than_eight_bits_are_refused(mode):
-    with pytest.raises(ValueError, match=f"more than 8 bits per channel \\({mode}\\); convert it to 8 bits"):
-        read_image(model_of("ViT"), processor(), Image.new(mode, (24, 24)))
-
-
 def test_pixels_without_a_picture_are_refused():
     with pytest.raises(ValueError, match="the path of an image or a PIL image, got a Tensor"):
         read_image(model_of("ViT"), processor(), torch.zeros(3, 24, 24))
@@ -178,12 +165,3 @@ def test_a_model_that_read_an_image_can_be_pickled(photo):
     copied = pickle.loads(pickle.dumps(model))
     pixels = torch.randn(1, 3, 30, 44, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(copied(pixels).logits, model(pixels).logits)
-
-
-def test_a_photograph_is_turned_as_its_camera_says():
-    picture = Image.new("RGB", (24, 48), "white")
-    picture.getexif()[0x0112] = 6  # turned by a quarter
-    stream = io.BytesIO()
-    picture.save(stream, "JPEG", exif=picture.getexif())
-    turned = read_image(model_of("ViT"), processor(), Image.open(stream))
-    assert turned.photo.size == (48, 24)

@@ -1,11 +1,13 @@
 """evaluate_checkpoint: the card's numbers reproduced from the files alone."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from PIL import Image
 from transformers import (
     AutoImageProcessor,
     AutoTokenizer,
@@ -21,6 +23,7 @@ from hf_bidir.checkpoints.layer_hooks import without_negatives
 from hf_bidir.cli import app
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.image_files import read_digits
+from hf_bidir.finetune.data.image_folder import folder_digest
 from hf_bidir.hub import build_model_card, evaluate_checkpoint
 from hf_bidir.hub.evaluation import claimed_scores, is_of_the_cards_data
 from tests.training.checkpoints_of_others import checkpoint_of
@@ -55,6 +58,20 @@ def digits(tmp_path_factory):
     folder = tmp_path_factory.mktemp("images") / "run"
     train_on_images(["--dataset_name", "digits", *SMALL, *BRIEF, "--patch_size", "4", "--output_dir", str(folder)])
     return folder
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    """A finished run on folders of images, and its test folder."""
+    place, pixels = tmp_path_factory.mktemp("photographs"), np.random.default_rng(0)
+    for number in range(24):
+        for name in ("train", "test"):
+            folder = place / name / ("day", "night")[number % 2]
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels.integers(0, 256, (8, 8), np.uint8)).save(folder / f"test-{number}.png")
+    files = ["--train_file", str(place / "train"), "--test_file", str(place / "test")]
+    train_on_images([*files, *SMALL, *BRIEF, "--patch_size", "4", "--output_dir", str(place / "run")])
+    return place / "run", place / "test"
 
 
 def results(folder):
@@ -216,3 +233,27 @@ def test_a_name_that_nobody_has_is_one_line():
     told = CliRunner().invoke(app, ["evaluate", "nobody/nothing-at-all", "--data", "x.parquet"])
     assert (told.exit_code, len(told.stderr.strip().splitlines())) == (2, 1), told.stderr
     assert "neither a checkpoint folder nor a model" in told.stderr
+
+
+def test_a_folder_of_images_is_known_again_wherever_it_is_and_another_is_not(photographs, tmp_path):
+    folder, test = photographs
+    copied = shutil.copytree(test, tmp_path / "copy")
+    told = CliRunner().invoke(app, ["evaluate", str(folder), "--data", str(copied)])
+    assert (told.exit_code, "other data" in told.stdout) == (0, False), told.output
+    readme = folder / "README.md"
+    card = readme.read_text(encoding="utf-8")
+    accuracy = claimed_scores(folder)["accuracy"]
+    readme.write_text(card.replace(f"value: {accuracy}", "value: 0.987"), encoding="utf-8")
+    told = CliRunner().invoke(app, ["evaluate", str(folder), "--data", str(copied)])
+    assert (told.exit_code, "0.9870" in told.stdout) == (1, True), told.output
+    (copied / "day/test-0.png").rename(copied / "night/test-0.png")
+    told = CliRunner().invoke(app, ["evaluate", str(folder), "--data", str(copied)])
+    readme.write_text(card, encoding="utf-8")
+    assert (told.exit_code, "measured on other data than this" in told.stdout) == (0, True), told.output
+
+
+def test_the_record_and_the_card_have_the_digest_of_a_folder(photographs):
+    folder, test = photographs
+    recorded = json.loads((folder / "run.json").read_text(encoding="utf-8"))["data"]["test"]
+    assert recorded == {"source": f"{test.parent.name}/test", "sha256": folder_digest(test), "rows": 24}
+    assert f"{recorded['source']} (sha256 `{recorded['sha256'][:12]}…`)" in build_model_card(folder).text

@@ -4,8 +4,10 @@ import re
 import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageOps
 
 from hf_bidir import (
     BidirBertConfig,
@@ -15,10 +17,11 @@ from hf_bidir import (
     BidirViTConfig,
     BidirViTForImageClassification,
 )
+from hf_bidir.common.images import open_image
 from hf_bidir.finetune.data.image_data import new_image_processor
 from hf_bidir.finetune.data.tokenizer import train_wordpiece
 from hf_bidir.hub import build_model_card
-from hf_bidir.hub.snippet import Checkpoint, snippet
+from hf_bidir.hub.snippet import AS_IN_TRAINING, Checkpoint, snippet
 
 ROOT = Path(__file__).parents[2]
 WITH_WEIGHTS = sorted(file.parent for file in (ROOT / "model_cards").glob("*/model.safetensors"))
@@ -87,6 +90,20 @@ def test_the_example_of_a_users_image_model_runs_in_its_folder(offline, tmp_path
     monkeypatch.chdir(tmp_path)
     assert len(run(build_model_card(tmp_path).text)["coefficients"]) == 2
     assert capsys.readouterr().out.startswith("LABEL_")
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "CMYK"])
+def test_the_example_sees_an_image_as_training_does(mode, tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 4), np.uint8)
+    image = Image.fromarray(pixels)
+    image = image.quantize(9) if mode == "P" else image.convert(mode)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image.save(tmp_path / "image.tif" if mode == "CMYK" else tmp_path / "image.png", exif=exif)
+    file = next(tmp_path.iterdir())
+    variables = {"Image": Image, "ImageOps": ImageOps, "image": Image.open(file)}
+    exec("\n".join(AS_IN_TRAINING), variables)
+    np.testing.assert_array_equal(variables["image"], open_image(file))
 
 
 def test_a_model_with_several_labels_prints_logits_because_softmax_is_no_probability_there():

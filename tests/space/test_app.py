@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gradio as gr
 import pytest
 import torch
 from app import (
@@ -19,7 +20,9 @@ from app import (
     offered_models,
     opened,
 )
+from app import page as build_page
 from pictures import common_scale
+from PIL import Image
 from playwright.sync_api import expect, sync_playwright
 from screenshots import CHROMIUM, FLAGS
 from transformers import BartConfig, BartForConditionalGeneration
@@ -304,6 +307,14 @@ def test_a_page_that_was_never_given_a_text_asks_for_one(texts):
     response = response_to(texts)
     assert "type a text" in response["message"]["value"]
     assert response["results"]["visible"] is False
+
+
+@pytest.mark.parametrize("image", [Image.new("RGBA", (9, 9)), Image.new("I;16", (9, 9))], ids=["clear", "16 bits"])
+def test_an_upload_arrives_as_it_was(image, tmp_path):
+    image.save(tmp_path / "image.png")
+    upload = next(block for block in build_page(DIGITS).blocks.values() if isinstance(block, gr.Image))
+    given = upload.preprocess(gr.data_classes.ImageData(path=str(tmp_path / "image.png"), orig_name="image.png"))
+    assert Path(given).read_bytes() == (tmp_path / "image.png").read_bytes()
 
 
 def test_a_file_that_is_no_image_is_named_without_its_folder(tmp_path):

@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 from transformers import AutoImageProcessor, BaseImageProcessor, PretrainedConfig
 
 from hf_bidir.common.errors import InputError, as_input_error
+from hf_bidir.common.images import open_image
 from hf_bidir.finetune.data.arguments import ImageColumnArguments, ImageDataArguments
 from hf_bidir.finetune.data.image_files import DIGITS, read_digits, read_images
 from hf_bidir.finetune.data.splits import Splits, labelled_split, labelled_splits, raw_splits
@@ -50,17 +51,18 @@ def read_image_split(file: str, data: ImageDataArguments, names: list[str], name
 
 
 def check_images(name: str, split: Dataset) -> None:
-    """Decode every image once.
+    """Open every image once.
 
     Raises:
-        InputError: an image cannot be read; the message has its row, counted from 0.
+        InputError: an image cannot be read; the message has its file, or its row, counted from 0.
     """
     for row in tqdm(range(len(split)), desc=f"checking {name} images", disable=len(split) < 5000):
         try:
-            if split[row]["image"] is None:
-                raise ValueError("there is no image")
+            open_image(split[row]["image"])
         except Exception as error:
-            raise InputError(f"row {row} of the {name} split (from 0) is not a readable image: {error}") from error
+            stored = split.cast_column("image", Image(decode=False))[row]["image"] or {}
+            where = stored.get("path") or f"row {row} of the {name} split (from 0)"
+            raise InputError(f"{where} is not a readable image: {error}") from error
 
 
 def guessed_image_size(train: Dataset) -> int:
@@ -124,9 +126,9 @@ class ImageCollator:
     def __call__(self, examples: Sequence[dict]) -> dict[str, Tensor]:
         """Return `pixel_values` [batch, 3, height, width] and, where the examples have labels, `labels` [batch].
 
-        Grey images become RGB, because that is what the image-classification pipeline feeds a model.
+        `open_image` makes all images RGB.
         """
-        images = [example["image"].convert("RGB") for example in examples]
+        images = [open_image(example["image"]) for example in examples]
         augments = self.flip or self.shift or self.rotate or self.timm
         if augments:
             generator = batch_generator(image.tobytes() for image in images)

@@ -1,16 +1,16 @@
-"""Reading images: IDX files, the digits of scikit-learn, image folders, and tables of image bytes."""
+"""Reading images: folders, IDX files, tables of image bytes, and the digits of scikit-learn."""
 
 import gzip
 import zlib
 from pathlib import Path
 
 import numpy as np
-from datasets import Dataset, Features, Image, Value, load_dataset
-from datasets.exceptions import DatasetGenerationError
+from datasets import Dataset, Features, Image, Value
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from hf_bidir.common.errors import InputError, as_input_error
+from hf_bidir.common.errors import InputError
+from hf_bidir.finetune.data.image_folder import read_image_folder
 from hf_bidir.finetune.data.sources import existing, read_table
 
 DIGITS = "digits"
@@ -18,16 +18,17 @@ DIGITS_TEST_SHARE, DIGITS_VALIDATION_SHARE = 0.2, 0.1
 DIGITS_WHITE = 16  # the scans hold 0 to 16
 
 
-def read_images(path: str) -> Dataset:
+def read_images(path: str, labelled: bool = True) -> Dataset:
     """Read one split from a folder of class folders, an IDX file, or a table with a column of image bytes.
+
+    Args:
+        labelled: whether images of a folder have their class folder as `label`; see `read_image_folder`.
 
     Raises:
         InputError: the path is missing, is of another kind or cannot be read.
     """
     if existing(path).is_dir():
-        problems = (DatasetGenerationError, ValueError, OSError)
-        with as_input_error(f"cannot read {path} as a folder of class folders: ", *problems):
-            return load_dataset("imagefolder", data_dir=path, split="train", drop_labels=False)
+        return read_image_folder(Path(path), labelled)
     return read_idx(Path(path)) if "-idx3-ubyte" in path else read_table(path)
 
 

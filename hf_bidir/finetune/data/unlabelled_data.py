@@ -1,6 +1,7 @@
 """Data without labels: texts cut into snippets, and images."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from datasets import Dataset, Image, Value, concatenate_datasets
@@ -9,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_bidir.checkpoints.example_inputs import text_limit
 from hf_bidir.common.errors import InputError, as_input_error
+from hf_bidir.common.images import open_image
 from hf_bidir.finetune.data.arguments import DistillationDataArguments, UnlabelledDataArguments, UnlabelledTextArguments
 from hf_bidir.finetune.data.image_data import IMAGE_COLUMNS, check_images
 from hf_bidir.finetune.data.image_files import read_images
@@ -58,7 +60,8 @@ def read_unlabelled_images(data: DistillationDataArguments) -> Splits:
     Raises:
         InputError: no data, no such file or column, or no images in it.
     """
-    splits = sampled_evaluation(unlabelled_columns(data, read_images, data.image_column, IMAGE_COLUMNS, Image()), data)
+    read_file = partial(read_images, labelled=False)
+    splits = sampled_evaluation(unlabelled_columns(data, read_file, data.image_column, IMAGE_COLUMNS, Image()), data)
     if data.check_images:
         for name, split in splits:
             check_images(name, split)
@@ -91,13 +94,15 @@ def unlabelled_batches(
         InputError: no such file or column, or no text in it.
     """
     images = model.main_input_name == "pixel_values"
-    rows = (read_images if images else read_table)(file)
+    rows = read_images(file, labelled=False) if images else read_table(file)
     guesses = IMAGE_COLUMNS if images else TEXT_COLUMNS
     found = find_column("train", rows, column, guesses, guesses[0])
     rows = rows.shuffle(seed=0).select(range(min(examples, len(rows)))).select_columns([found])
     if images:
+        with as_input_error(f"expected images in the column {found} of {file}: ", Exception):
+            rows = rows.cast_column(found, Image())
         one = getattr(getattr(model.config, "vision_config", model.config), "num_channels", 3) == 1
-        pictures = [row[found].convert("L" if one else "RGB") for row in rows]
+        pictures = [open_image(row[found], "L" if one else "RGB") for row in rows]
         parts = [pictures[start : start + batch_size] for start in range(0, len(pictures), batch_size)]
         return [{"pixel_values": processor(part, return_tensors="pt")["pixel_values"]} for part in parts]
     texts = [row[found] for row in rows if isinstance(row[found], str) and row[found].strip()]

@@ -6,15 +6,18 @@ import pytest
 import torch
 from datasets import Dataset
 from PIL import Image
-from transformers import AutoImageProcessor
+from transformers import AutoImageProcessor, ViTConfig, ViTForImageClassification
 
+from hf_bidir import signed
 from hf_bidir.common.errors import InputError
+from hf_bidir.explain import read_image
 from hf_bidir.finetune.data.arguments import ImageDataArguments
 from hf_bidir.finetune.data.image_data import (
     ImageCollator,
     guessed_image_size,
     guessed_patch_size,
     new_image_processor,
+    read_image_split,
     read_image_splits,
 )
 
@@ -112,10 +115,52 @@ def test_an_idx_file_that_is_cut_is_one_clear_error(tmp_path):
         read(path)
 
 
-def test_a_folder_without_class_folders_is_one_clear_error(tmp_path):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=r"cannot read .* as a folder of class folders"):
-        read(str(tmp_path / "empty"))
+def test_an_unreadable_file_of_a_folder_is_named(tmp_path):
+    path = write_folder(tmp_path / "train")
+    (tmp_path / "train/class0/06.png").write_bytes(png(PIXELS[0])[:40])
+    with pytest.raises(InputError, match=r"class0/06\.png is not a readable image"):
+        read(path)
+
+
+def test_an_image_that_cannot_be_converted_is_named_before_training(tmp_path):
+    write_folder(tmp_path / "train")
+    Image.fromarray(np.full((6, 6), 200, np.float32)).save(tmp_path / "train/class0/06.tif")
+    with pytest.raises(InputError, match=r"06\.tif is not a readable image: .* expected values from 0 to 1"):
+        read(str(tmp_path / "train"))
+
+
+INK = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
+KINDS = {
+    "transparent.png": Image.fromarray(np.stack([np.zeros_like(INK), INK], -1), "LA"),
+    "deep.png": Image.fromarray(INK.astype(np.uint16) * 257),
+    "float.tif": Image.fromarray(INK.astype(np.float32) / 255),
+    "palette.png": Image.fromarray(np.stack([INK, INK[::-1], INK.T], -1)).quantize(64),
+    "cmyk.tif": Image.fromarray(np.stack([INK, INK[::-1], INK.T, INK], -1), "CMYK"),
+    "turned.png": Image.fromarray(INK),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_training_evaluation_and_explanation_see_the_same_pixels(name, tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6 if name.startswith("turned") else 1
+    for folder in ("train/day", "train/night"):
+        (tmp_path / folder).mkdir(parents=True)
+        KINDS[name].save(tmp_path / folder / name, exif=exif)
+    new_image_processor(8).save_pretrained(tmp_path)
+    data = ImageDataArguments(train_file=str(tmp_path / "train"), validation_file=str(tmp_path / "train"))
+    trained = ImageCollator(new_image_processor(8))([read_image_splits(data).train[0]])["pixel_values"]
+    loaded = AutoImageProcessor.from_pretrained(tmp_path)
+    split = read_image_split(str(tmp_path / "train"), data, ["day", "night"], "test")
+    evaluated = ImageCollator(loaded)([split[0]])["pixel_values"]
+    config = ViTConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=8, patch_size=4
+    )
+    model = signed(ViTForImageClassification(config))
+    explained = read_image(model, loaded, tmp_path / "train/day" / name).inputs["pixel_values"]
+    torch.testing.assert_close(evaluated, trained, atol=1e-6, rtol=0)
+    torch.testing.assert_close(explained, trained, atol=1e-6, rtol=0)
+    assert len(trained.unique()) >= 64  # no grey level is lost
 
 
 def test_a_batch_is_rgb_between_minus_one_and_one():

@@ -1,0 +1,95 @@
+"""Opening an image file: the one conversion that training, evaluation and explanation share."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+# formats that Pillow decodes without starting another program
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "JPEG2000", "PPM", "AVIF")
+
+
+def open_image(image: str | Path | Image.Image, mode: str = "RGB") -> Image.Image:
+    """Open an image: upright, opaque, with 8 bits per channel.
+
+    - The orientation in EXIF is applied.
+    - Integers of 16 bits are scaled from [0, 65535] to [0, 255], floating point from [0, 1]. Integers of 32 bits, whose
+      white no format defines, are taken as [0, 255].
+    - Transparent pixels are composed over white.
+    - A palette gives its colours. CMYK and other colours are converted by Pillow, without colour profiles.
+    - An animation gives its first frame, a file of several pages its first page.
+
+    Args:
+        image: a file, or a PIL image.
+        mode: "RGB", or "L" for one channel.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: not an image, values outside of those ranges, or a mode that Pillow cannot convert.
+    """
+    if isinstance(image, Image.Image):
+        opened, name = image, "the image"
+    else:
+        opened, name = _read(image), str(image)
+    white = _white(opened)
+    try:
+        upright = ImageOps.exif_transpose(opened)
+        return _opaque(upright if white is None else _eight_bits(upright, white)).convert(mode)
+    except ValueError as error:
+        raise ValueError(f"cannot convert {name} to {mode}: {error}") from error
+
+
+def is_image_file(path: Path) -> bool:
+    """Whether the suffix, or else the content, is that of an image."""
+    if Image.registered_extensions().get(path.suffix.lower()) in FORMATS:
+        return True
+    try:
+        with Image.open(path, formats=_formats()):
+            return True
+    except (UnidentifiedImageError, OSError):
+        return False
+
+
+def _formats() -> list[str]:
+    Image.init()
+    return [name for name in FORMATS if name in Image.OPEN]  # AVIF since Pillow 11.3
+
+
+def _read(file: str | Path) -> Image.Image:
+    if not isinstance(file, str | Path):
+        raise ValueError(f"expected the path of an image or a PIL image, got a {type(file).__name__}.")
+    if not Path(file).is_file():
+        raise FileNotFoundError(f"expected an image file, found none at {file}.")
+    try:
+        with Image.open(file, formats=_formats()) as opened:
+            opened.load()
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
+        raise ValueError(f"expected an image ({', '.join(FORMATS)}); {file} cannot be read as one.") from error
+    return opened
+
+
+def _eight_bits(image: Image.Image, white: int) -> Image.Image:
+    """The image with values in [0, white] scaled to [0, 255]."""
+    values, transparent = np.asarray(image), image.info.get("transparency")
+    low, high = values.min(), values.max()
+    if not (low >= 0 and high <= white):  # also true of NaN
+        raise ValueError(f"expected values from 0 to {white} for mode {image.mode}; got {low} to {high}; scale them")
+    grey = Image.fromarray(np.rint(values * (255 / white)).astype(np.uint8))
+    if transparent is not None:
+        grey.putalpha(Image.fromarray(np.uint8(255) * (values != transparent)))
+    return grey
+
+
+def _white(image: Image.Image) -> int | None:
+    """The value of white in a mode of more than 8 bits per channel; None for the others."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):  # PGM of 16 bits
+        return 2**16 - 1
+    return {"I": 255, "F": 1}.get(image.mode)
+
+
+def _opaque(image: Image.Image) -> Image.Image:
+    """The image over white, where it is transparent."""
+    if image.mode not in ("RGBA", "RGBa", "LA", "La", "PA") and "transparency" not in image.info:
+        return image
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)

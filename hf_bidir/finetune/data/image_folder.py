@@ -1,0 +1,103 @@
+"""Folders of images: every image counts, whatever its name; its class is the folder that it is in."""
+
+import glob
+import hashlib
+import logging
+import os
+import unicodedata
+from pathlib import Path
+
+from datasets import ClassLabel, Dataset, Features, Image, load_dataset
+from datasets.data_files import SPLIT_KEYWORDS
+from datasets.exceptions import DatasetGenerationError
+from tqdm.auto import tqdm
+
+from hf_bidir.common.errors import InputError, as_input_error
+from hf_bidir.common.files import sha256
+from hf_bidir.common.images import is_image_file
+
+logger = logging.getLogger(__name__)
+
+METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # labels, as in `imagefolder` of datasets
+SPLIT_NAMES = {name for names in SPLIT_KEYWORDS.values() for name in names}  # train, test, val …
+LISTED = 5  # file names in a message
+
+
+def read_image_folder(folder: Path, labelled: bool = True) -> Dataset:
+    """Read the images in a folder, in the order of their paths, as one split.
+
+    The label of an image is the name of the folder directly under `folder` that it is in, at any depth. Hidden files
+    and folders do not count; a warning names other files that are not images. With a metadata.csv, .jsonl or .parquet,
+    the columns are those that the builder `imagefolder` of datasets makes.
+
+    Args:
+        labelled: whether to add the column `label`, for which every image must be in a folder of its own class.
+
+    Raises:
+        InputError: there are no images, one is in no class folder, or the folder holds splits.
+    """
+    if _metadata(folder):
+        with as_input_error(f"cannot read {folder} with its metadata: ", DatasetGenerationError, ValueError, OSError):
+            return load_dataset("imagefolder", data_files=[f"{glob.escape(str(folder))}/**"], split="train")
+    files, others = _listed(folder)
+    if others:
+        names = ", ".join(str(file.relative_to(folder)) for file in others[:LISTED])
+        logger.warning("%d files in %s are not images and were left out: %s", len(others), folder, names)
+    if not files:
+        raise InputError(f"expected images in {folder}{', one folder per class' * labelled}; there are none")
+    _check_holds_no_splits(folder, files, labelled)
+    columns, features = {"image": [str(file) for file in files]}, Features({"image": Image()})
+    if not labelled:
+        return Dataset.from_dict(columns, features)
+    columns["label"] = [_class_of(file, folder) for file in files]
+    if "" in columns["label"]:
+        stray = files[columns["label"].index("")]
+        raise InputError(
+            f"expected one folder per class in {folder}; {columns['label'].count('')} of {len(files)} images are in no "
+            f"class folder, such as {stray.name}"
+        )
+    features["label"] = ClassLabel(names=sorted(set(columns["label"])))
+    return Dataset.from_dict(columns, features)
+
+
+def folder_digest(folder: Path) -> str:
+    """The SHA-256 of the images in a folder and of their classes, whatever the names and the order of the files."""
+    files = _listed(folder)[0] + _metadata(folder)
+    bar = tqdm(files, desc=f"hashing {folder.name}", disable=len(files) < 5000)
+    lines = sorted(f"{_class_of(file, folder)} {sha256(file)}" for file in bar)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _listed(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The images in a folder and its sub-folders, and the other files, sorted by path; without hidden ones."""
+    found: tuple[list[Path], list[Path]] = [], []
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for file in (Path(parent, name) for name in files if not name.startswith(".")):
+            found[not is_image_file(file)].append(file)
+    return sorted(found[0]), sorted(found[1])
+
+
+def _metadata(folder: Path) -> list[Path]:
+    return [file for name in METADATA if (file := folder / name).is_file()]
+
+
+def _class_of(file: Path, folder: Path) -> str:
+    """The name of the class folder, in the one form in which every system writes accents; empty without one."""
+    first, *rest = file.relative_to(folder).parts
+    return unicodedata.normalize("NFC", first) if rest else ""
+
+
+def _check_holds_no_splits(folder: Path, files: list[Path], labelled: bool) -> None:
+    """Refuse a folder of splits: all its folders have names of splits, and in labelled data hold folders of their own.
+
+    A class may be called "train": then its folder holds images.
+    """
+    parts = [file.relative_to(folder).parts for file in files]
+    names = sorted({path[0] for path in parts})
+    depth = 3 if labelled else 2
+    if all(len(path) >= depth for path in parts) and {name.lower() for name in names} <= SPLIT_NAMES:
+        raise InputError(
+            f"expected one split in {folder}; it has {', '.join(names)}. Give each its option, such as --train_file "
+            f"{folder / names[-1]}"
+        )
