@@ -1,6 +1,6 @@
 """The texts or images of an experiment as three files: from the Hub, from a data folder, or generated."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from datasets import ClassLabel, Dataset, Image
@@ -21,7 +21,7 @@ RECORD = "splits.json"  # beside the data files: how they were made
 HELD_OUT = "validation held out of the training examples"
 REMOVED = "removed rows, which repeat an earlier split"
 SPLITS = ("train", "validation", "test")
-READERS = {
+READERS: dict[str, tuple[Callable[[str], Dataset], tuple[str, ...]]] = {
     "recurrent": (read_table, TEXT_COLUMNS),
     "bert": (read_table, TEXT_COLUMNS),
     "images": (read_images, IMAGE_COLUMNS),

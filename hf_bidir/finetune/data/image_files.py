@@ -13,6 +13,7 @@ from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.data.image_folder import read_image_folder
 from hf_bidir.finetune.data.sources import existing, read_table
 
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 DIGITS = "digits"
 DIGITS_TEST_SHARE, DIGITS_VALIDATION_SHARE = 0.2, 0.1
 DIGITS_WHITE = 16  # the scans hold 0 to 16
@@ -29,6 +30,8 @@ def read_images(path: str, labelled: bool = True) -> Dataset:
     """
     if existing(path).is_dir():
         return read_image_folder(Path(path), labelled)
+    if path.endswith(ARCHIVES):
+        raise InputError(f"expected a folder, a table or an IDX file; unpack {path} and give its folder")
     return read_idx(Path(path)) if "-idx3-ubyte" in path else read_table(path)
 
 

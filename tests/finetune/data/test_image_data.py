@@ -1,5 +1,6 @@
 import gzip
 import io
+import shutil
 
 import numpy as np
 import pytest
@@ -113,6 +114,12 @@ def test_an_idx_file_that_is_cut_is_one_clear_error(tmp_path):
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(whole[:-3]))
     with pytest.raises(InputError, match="or is cut"):
         read(path)
+
+
+def test_an_archive_is_to_be_unpacked(tmp_path):
+    archive = shutil.make_archive(str(tmp_path / "photos"), "zip", write_folder(tmp_path / "photos"))
+    with pytest.raises(InputError, match=r"unpack .*photos\.zip and give its folder"):
+        read(archive)
 
 
 def test_an_unreadable_file_of_a_folder_is_named(tmp_path):

@@ -1,13 +1,18 @@
 """Plain text becomes snippets, and images need no labels."""
 
+import numpy as np
 import pytest
+import torch
 from datasets import Dataset
 from PIL import Image
-from transformers import BertTokenizerFast
+from transformers import BertTokenizerFast, ViTConfig, ViTForImageClassification
 
+from hf_bidir import signed
 from hf_bidir.common.errors import InputError
+from hf_bidir.explain import read_image
 from hf_bidir.finetune.data.arguments import DistillationDataArguments, UnlabelledTextArguments
-from hf_bidir.finetune.data.unlabelled_data import read_snippets, read_unlabelled_images
+from hf_bidir.finetune.data.image_data import new_image_processor
+from hf_bidir.finetune.data.unlabelled_data import read_snippets, read_unlabelled_images, unlabelled_batches
 
 WORDS = [f"w{index}" for index in range(40)]
 
@@ -90,3 +95,18 @@ def test_a_flat_folder_of_images_needs_no_labels(tmp_path):
     splits = read_unlabelled_images(DistillationDataArguments(train_file=[str(tmp_path)], validation_share=0.25))
     assert (len(splits.train), len(splits.validation)) == (6, 2)
     assert splits.train.column_names == ["image"]
+
+
+def test_batches_for_orienting_have_the_pixels_of_explanations(tmp_path):
+    Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).convert("LA").save(tmp_path / "one.png")
+    image = Image.open(tmp_path / "one.png")
+    image.putalpha(100)
+    image.save(tmp_path / "one.png")
+    Dataset.from_dict({"image": [(tmp_path / "one.png").read_bytes()]}).to_parquet(str(tmp_path / "one.parquet"))
+    config = ViTConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=8, patch_size=4
+    )
+    model, processor = signed(ViTForImageClassification(config)), new_image_processor(8)
+    (batch,) = unlabelled_batches(model, processor, str(tmp_path / "one.parquet"), None, 4, 2)
+    explained = read_image(model, processor, tmp_path / "one.png").inputs["pixel_values"]
+    torch.testing.assert_close(batch["pixel_values"], explained)
