@@ -1,6 +1,7 @@
 """Opening an image file: the one conversion that training, evaluation and explanation share."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -37,6 +38,11 @@ def open_image(image: str | Path | Image.Image, mode: str = "RGB") -> Image.Imag
         return _opaque(upright if white is None else _eight_bits(upright, white)).convert(mode)
     except ValueError as error:
         raise ValueError(f"cannot convert {name} to {mode}: {error}") from error
+
+
+def image_mode(config: Any) -> str:
+    """The mode of the images that a model with this config takes: "L" with one channel, else "RGB"."""
+    return "L" if getattr(getattr(config, "vision_config", config), "num_channels", 3) == 1 else "RGB"
 
 
 def is_image_file(path: Path) -> bool:

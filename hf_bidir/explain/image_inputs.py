@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_bidir.common.images import open_image
+from hf_bidir.common.images import image_mode, open_image
 from hf_bidir.explain.checkpoint import Example
 from hf_bidir.explain.running import (
     leading_tokens,
@@ -41,8 +41,7 @@ def read_image(
         ValueError: an image that cannot be opened or converted, a size of less than one patch, or a model that takes
             images of one size only.
     """
-    channels = getattr(vision_config(model), "num_channels", 3)
-    picture = open_image(image, "L" if channels == 1 else "RGB")
+    picture = open_image(image, image_mode(model.config))
     if size is None:
         pixels, photo = processor([picture], return_tensors="pt")["pixel_values"], _as_cropped(processor, picture)
     else:

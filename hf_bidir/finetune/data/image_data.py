@@ -115,6 +115,7 @@ class ImageCollator:
         rotate: each image turns by up to this many degrees.
         flip: each image is mirrored with probability 1/2.
         timm: additional augmentation by timm.
+        mode: of the images, as in `open_image`.
     """
 
     processor: BaseImageProcessor
@@ -122,13 +123,11 @@ class ImageCollator:
     rotate: float = 0.0
     flip: bool = False
     timm: TimmAugmentation = field(default_factory=TimmAugmentation)
+    mode: str = "RGB"
 
     def __call__(self, examples: Sequence[dict]) -> dict[str, Tensor]:
-        """Return `pixel_values` [batch, 3, height, width] and, where the examples have labels, `labels` [batch].
-
-        `open_image` makes all images RGB.
-        """
-        images = [open_image(example["image"]) for example in examples]
+        """Return `pixel_values` [batch, channels, height, width] and, where there are labels, `labels` [batch]."""
+        images = [open_image(example["image"], self.mode) for example in examples]
         augments = self.flip or self.shift or self.rotate or self.timm
         if augments:
             generator = batch_generator(image.tobytes() for image in images)
@@ -141,10 +140,10 @@ class ImageCollator:
         return {"pixel_values": pixels, "labels": torch.tensor([example["label"] for example in examples])}
 
     @classmethod
-    def of(cls, processor: BaseImageProcessor, data: ImageColumnArguments) -> "ImageCollator":
+    def of(cls, processor: BaseImageProcessor, data: ImageColumnArguments, mode: str = "RGB") -> "ImageCollator":
         """The training collator with the augmentation that `data` names."""
         timm = TimmAugmentation(data.augment, data.erase)
-        return cls(processor, shift=data.shift, rotate=data.rotate, flip=data.flip, timm=timm)
+        return cls(processor, shift=data.shift, rotate=data.rotate, flip=data.flip, timm=timm, mode=mode)
 
     def _augmented(self, image: Pillow.Image, generator: torch.Generator) -> Pillow.Image:
         if self.flip and torch.rand((), generator=generator) < 0.5:

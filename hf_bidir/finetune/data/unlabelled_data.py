@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_bidir.checkpoints.example_inputs import text_limit
 from hf_bidir.common.errors import InputError, as_input_error
-from hf_bidir.common.images import open_image
+from hf_bidir.common.images import image_mode, open_image
 from hf_bidir.finetune.data.arguments import DistillationDataArguments, UnlabelledDataArguments, UnlabelledTextArguments
 from hf_bidir.finetune.data.image_data import IMAGE_COLUMNS, check_images
 from hf_bidir.finetune.data.image_files import read_images
@@ -101,8 +101,7 @@ def unlabelled_batches(
     if images:
         with as_input_error(f"expected images in the column {found} of {file}: ", Exception):
             rows = rows.cast_column(found, Image())
-        one = getattr(getattr(model.config, "vision_config", model.config), "num_channels", 3) == 1
-        pictures = [open_image(row[found], "L" if one else "RGB") for row in rows]
+        pictures = [open_image(row[found], image_mode(model.config)) for row in rows]
         parts = [pictures[start : start + batch_size] for start in range(0, len(pictures), batch_size)]
         return [{"pixel_values": processor(part, return_tensors="pt")["pixel_values"]} for part in parts]
     texts = [row[found] for row in rows if isinstance(row[found], str) and row[found].strip()]

@@ -14,6 +14,7 @@ from hf_bidir.checkpoints.convert import is_softmax
 from hf_bidir.checkpoints.sentence_folder import sentence_folder
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.errors import InputError
+from hf_bidir.common.images import image_mode
 from hf_bidir.finetune.arguments import CentringArguments, HealingArguments, HealingScheduleArguments
 from hf_bidir.finetune.data.arguments import DistillationDataArguments, option
 from hf_bidir.finetune.data.image_data import ImageCollator
@@ -120,8 +121,9 @@ def prepared(
             return splits, (collator, collator), processor
         if isinstance(processor, BaseImageProcessor):
             args.remove_unused_columns = False  # the collator, not the model, takes the image column
-            collator = ImageCollator.of(processor, data)
-            return read_unlabelled_images(data), (collator, ImageCollator(processor)), processor
+            mode = image_mode(student.config)
+            collators = ImageCollator.of(processor, data, mode), ImageCollator(processor, mode=mode)
+            return read_unlabelled_images(data), collators, processor
     raise InputError(f"{source} has neither a tokenizer nor an image processor; save one in its folder")
 
 

@@ -5,14 +5,16 @@ import pytest
 import torch
 from datasets import Dataset
 from PIL import Image
-from transformers import BertTokenizerFast, ViTConfig, ViTForImageClassification
+from transformers import BertTokenizerFast, ViTConfig, ViTForImageClassification, ViTImageProcessor
 
 from hf_bidir import signed
 from hf_bidir.common.errors import InputError
 from hf_bidir.explain import read_image
+from hf_bidir.finetune.arguments import HealingArguments
 from hf_bidir.finetune.data.arguments import DistillationDataArguments, UnlabelledTextArguments
 from hf_bidir.finetune.data.image_data import new_image_processor
 from hf_bidir.finetune.data.unlabelled_data import read_snippets, read_unlabelled_images, unlabelled_batches
+from hf_bidir.finetune.tasks.distillation import prepared
 
 WORDS = [f"w{index}" for index in range(40)]
 
@@ -97,16 +99,29 @@ def test_a_flat_folder_of_images_needs_no_labels(tmp_path):
     assert splits.train.column_names == ["image"]
 
 
+def vit(**fields):
+    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    return ViTForImageClassification(ViTConfig(**shape, image_size=8, patch_size=4, **fields))
+
+
+def test_a_model_of_one_channel_is_healed_with_grey_images(tmp_path):
+    for index in range(4):
+        Image.new("RGBA", (8, 8), (index, 0, 0, 9)).save(tmp_path / f"{index}.png")
+    processor = ViTImageProcessor(size={"height": 8, "width": 8}, image_mean=[0.5], image_std=[0.5])
+    data = DistillationDataArguments(train_file=[str(tmp_path)], validation_share=0.5, flip=True)
+    args = HealingArguments(output_dir=str(tmp_path / "run"), use_cpu=True)
+    splits, collators, _ = prepared(data, args, "vit", vit(num_channels=1), [processor])
+    for collator in collators:
+        assert collator(list(splits.train))["pixel_values"].shape == (2, 1, 8, 8)
+
+
 def test_batches_for_orienting_have_the_pixels_of_explanations(tmp_path):
     Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).convert("LA").save(tmp_path / "one.png")
     image = Image.open(tmp_path / "one.png")
     image.putalpha(100)
     image.save(tmp_path / "one.png")
     Dataset.from_dict({"image": [(tmp_path / "one.png").read_bytes()]}).to_parquet(str(tmp_path / "one.parquet"))
-    config = ViTConfig(
-        hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=8, patch_size=4
-    )
-    model, processor = signed(ViTForImageClassification(config)), new_image_processor(8)
+    model, processor = signed(vit()), new_image_processor(8)
     (batch,) = unlabelled_batches(model, processor, str(tmp_path / "one.parquet"), None, 4, 2)
     explained = read_image(model, processor, tmp_path / "one.png").inputs["pixel_values"]
     torch.testing.assert_close(batch["pixel_values"], explained)
