@@ -42,7 +42,7 @@ def read_image_folder(folder: Path, labelled: bool = True) -> Dataset:
     files, others = _listed(folder)
     if others:
         names = ", ".join(str(file.relative_to(folder)) for file in others[:LISTED])
-        logger.warning("%d files in %s are not images and were left out: %s", len(others), folder, names)
+        logger.warning("%d of the files in %s are not images and were left out: %s", len(others), folder, names)
     if not files:
         raise InputError(f"expected images in {folder}{', one folder per class' * labelled}; there are none")
     _check_holds_no_splits(folder, files, labelled)

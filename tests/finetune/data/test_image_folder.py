@@ -56,7 +56,7 @@ def test_hidden_files_do_not_count_and_other_files_are_named(tmp_path, caplog):
     folder = images(tmp_path, "day/1.png", "night/1.png", "night/.2.png", ".trash/1.png")
     (folder / "day/notes.txt").write_text("none")
     assert classes(read_image_folder(folder)) == {"day": 1, "night": 1}
-    assert "1 files in" in caplog.text
+    assert "1 of the files in" in caplog.text
     assert "are not images and were left out: day/notes.txt" in caplog.text
 
 
