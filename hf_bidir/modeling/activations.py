@@ -87,7 +87,7 @@ def score_shift(negative_mass: Mass) -> Mass:
     return -0.5 * math.log(negative_mass)
 
 
-def checked_negative_mass(mass: Any) -> float | Tensor:
+def checked_negative_mass(mass: Any) -> Any:
     """A number of any kind as a float, a tensor as it is; ValueError unless every entry lies in [0, 1].
 
     Tensors are not inspected while torch.compile traces, and may have a gradient.

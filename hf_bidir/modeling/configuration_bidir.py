@@ -264,4 +264,4 @@ def as_masses(mass: Any, depth: int = 2) -> float | list:
             "attn_negative_mass must be a number in [0, 1], or a list with one entry per layer, each a number or a "
             f"list with one number per head; got {mass!r}."
         )
-    return checked_negative_mass(number)  # type: ignore[return-value]  # a float for a float
+    return checked_negative_mass(number)

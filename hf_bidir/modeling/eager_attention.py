@@ -73,7 +73,8 @@ def eager_gradients(
     if shift is not None:
         call = replace(call, negative_mass=(-2 * shift).exp())
     with torch.enable_grad(), torch.autocast(grad_context.device.type, enabled=False):
-        context = eager_attention(*map(upcast, inputs), keep, replace(call, dropout=0.0), factors)[0]
+        query, key, value = (upcast(x) for x in inputs)
+        context = eager_attention(query, key, value, keep, replace(call, dropout=0.0), factors)[0]
         context = context.to(grad_context.dtype)
         wanted = [x for x in (*inputs, shift) if x is not None and x.requires_grad]
         found = iter(torch.autograd.grad(context, wanted, grad_context, create_graph=True))

@@ -289,7 +289,7 @@ def _attend(
     coefficients_needed = changes.edit or backend == "eager" or wanting_coefficients.get()
     implementation = "eager" if coefficients_needed else backend.replace("sdpa", "auto")
     context, coefficients = attend(query, key, value, without_dropped(module, keep), call, implementation)
-    if changes.edit:
+    if changes.edit and coefficients is not None:
         coefficients = changes.edit(coefficients)
         context = grouped_matmul(coefficients, value)
     context = context.transpose(1, 2).contiguous()
