@@ -38,6 +38,7 @@ SLOW = (
     "paper",
     "cli/test_text_demo.py",
     "explain/test_flow.py",
+    "explain/test_sentence_encoder.py",
     "faithfulness/test_metrics.py",
     "benchmarks",
 )

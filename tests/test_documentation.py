@@ -19,6 +19,9 @@ import pytest
 import torch
 import typer
 from PIL import Image
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Normalize, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import AutoImageProcessor, AutoTokenizer
 
 import hf_bidir
@@ -48,6 +51,7 @@ STAND_INS = {  # name: architecture, card with the tokenizer or image processor,
     "runs/mine": ("bert", "sst2-rnn-tanhmax", True),
     "runs/sst2-tanhmax": ("bert", "sst2-rnn-tanhmax", True),
 }
+SENTENCES = "sentence-transformers/all-MiniLM-L6-v2"
 COPIES = {"runs/digits-tanhmax": "digits-tanhmax", "runs/smol-healed": "imdb-lm-tanhmax"}
 
 
@@ -64,6 +68,8 @@ def stand_ins(tmp_path_factory):
         model = stock_model(family, **fields)
         for saved in (hf_bidir.signed(model) if is_signed else model, processor):
             saved.save_pretrained(folder / name)
+    bert = Transformer(str(folder / "google-bert/bert-base-uncased"))
+    SentenceTransformer(modules=[bert, Pooling(32), Normalize()], device="cpu").save(str(folder / SENTENCES))
     for name, card in COPIES.items():
         shutil.copytree(CARDS / card, folder / name)
     shutil.copyfile(next((ROOT / "space/examples/digits").iterdir()), folder / "runs/digits-tanhmax/digit.png")

@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import transformers
 from huggingface_hub import snapshot_download
@@ -13,7 +14,8 @@ from transformers.utils import cached_file
 from hf_bidir.modeling.configuration_bidir import stock_heads
 
 MODULES = "modules.json"
-MODEL_FILES = (MODULES, "config_sentence_transformers.json")
+MODEL_SETTINGS = "config_sentence_transformers.json"
+MODEL_FILES = (MODULES, MODEL_SETTINGS)
 TRANSFORMER_SETTINGS, EMBEDDING = "sentence_*_config.json", "feature-extraction"
 WITH_DECODER = {"AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq"}  # Auto classes of model types with a decoder
 WITHOUT_WEIGHTS = ["*.json", "*.txt", "*.model", "*.jinja"]
@@ -26,18 +28,35 @@ class SentenceFolder:
     Attributes:
         folder: the local folder; for a Hub repository at first without weights.
         path: the subfolder of its transformer, often "".
-        other_folders: the subfolders of its other modules, which may not exist.
+        modules: its other modules in order, each with its "type" and its subfolder "path", which may not exist.
         name: the name on the Hub; None for a local folder.
     """
 
     folder: Path
     path: str
-    other_folders: tuple[str, ...]
+    modules: tuple[dict[str, str], ...]
     name: str | None
 
     @property
     def transformer(self) -> Path:
         return self.folder / self.path
+
+    @property
+    def other_folders(self) -> tuple[str, ...]:
+        """The subfolders of the other modules, which may not exist."""
+        return tuple(module["path"] for module in self.modules if module["path"])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the whole model and of its transformer, such as prompts and the longest text."""
+        files = [self.folder / MODEL_SETTINGS, *self.transformer.glob(TRANSFORMER_SETTINGS)]
+        read = [json.loads(file.read_text("utf-8")) for file in files if file.is_file()]
+        return {name: value for settings in read for name, value in settings.items()}
+
+    @property
+    def embeds(self) -> bool:
+        """Whether its transformer makes states for an embedding, not predictions of a task."""
+        return self.settings.get("transformer_task", EMBEDDING) == EMBEDDING
 
     def head(self, config: PretrainedConfig) -> type[PreTrainedModel] | None:
         """The stock class that sentence-transformers loads for embeddings, whatever the config names; None for other
@@ -46,8 +65,7 @@ class SentenceFolder:
         Raises:
             ValueError: an encoder-decoder, whose encoder sentence-transformers always loads as a stock class.
         """
-        settings = [json.loads(file.read_text("utf-8")) for file in self.transformer.glob(TRANSFORMER_SETTINGS)]
-        if any(setting.get("transformer_task", EMBEDDING) != EMBEDDING for setting in settings):
+        if not self.embeds:
             return None
         heads = stock_heads(config.model_type)
         name = heads.get("AutoModel")
@@ -89,19 +107,25 @@ def sentence_folder(source: str | Path) -> SentenceFolder | None:
     listed = Path(source, MODULES) if name is None else Path(_on_the_hub(name) or "")
     if not listed.is_file():
         return None
-    kinds = {module["path"]: module["type"].rpartition(".")[2] for module in json.loads(listed.read_text("utf-8"))}
-    if outside := [path for path in kinds if Path(path).is_absolute() or ".." in Path(path).parts]:
+    modules = json.loads(listed.read_text("utf-8"))
+    paths = [module["path"] for module in modules]
+    if outside := [path for path in paths if Path(path).is_absolute() or ".." in Path(path).parts]:
         raise ValueError(
             f"{source} has modules outside its folder ({', '.join(outside)}); such a model is not converted."
         )
-    path = next((path for path, kind in kinds.items() if kind == "Transformer"), None)
-    if path is None:
+    transformer = next((module for module in modules if _kind(module) == "Transformer"), None)
+    if transformer is None:
         raise ValueError(
             f"{source} is a model of sentence-transformers without a Transformer module, so it has no attention to "
-            f"sign; its modules are {', '.join(kinds.values())}."
+            f"sign; its modules are {', '.join(map(_kind, modules))}."
         )
     folder = listed.parent if name is None else _download(name, WITHOUT_WEIGHTS)
-    return SentenceFolder(folder, path, tuple(other for other in kinds if other not in ("", path)), name)
+    others = tuple(module for module in modules if module is not transformer)
+    return SentenceFolder(folder, transformer["path"], others, name)
+
+
+def _kind(module: dict[str, str]) -> str:
+    return module["type"].rpartition(".")[2]
 
 
 def _on_the_hub(name: str) -> str | None:

@@ -30,7 +30,12 @@ METHOD_NAMES = (
     "alti",
     "value-zeroing",
 )
-DEFAULTS = ("integrated-attnlrp", "integrated-gradients")  # TEXT_DEFAULT and IMAGE_DEFAULT of hf_bidir.explain.methods
+# TEXT_DEFAULT, IMAGE_DEFAULT and CAUSAL_DEFAULT of hf_bidir.explain.methods
+DEFAULTS = {
+    "integrated-attnlrp": "texts",
+    "integrated-gradients": "images",
+    "erasure": "the next token of causal language models",
+}
 
 
 @app.command()
@@ -43,8 +48,9 @@ def explain(
     method: Annotated[
         str | None,
         typer.Option(
-            help=f"One of: {', '.join(METHOD_NAMES)}. By default {DEFAULTS[0]} for texts, {DEFAULTS[1]} for images, "
-            "and contributions for a layer or a head (docs/explanations.md compares them)."
+            help=f"One of: {', '.join(METHOD_NAMES)}. By default "
+            f"{', '.join(f'{name} for {kind}' for name, kind in DEFAULTS.items())}, and contributions for a layer or a "
+            "head (docs/explanations.md compares them)."
         ),
     ] = None,
     target: Annotated[str | None, typer.Option(help="Class or token to explain; by default the predicted one.")] = None,
@@ -66,6 +72,7 @@ def explain(
         int | None,
         typer.Option(help="Images: use the whole image with this shorter side in pixels, instead of the usual crop."),
     ] = None,
+    against: Annotated[str | None, typer.Option(help="Sentence encoders: explain the similarity to this text.")] = None,
     output: Annotated[Path, typer.Option(help="Output folder for the figures and the page.")] = Path("explanation"),
     top: Annotated[int, typer.Option(min=1, help="Number of tokens to print.")] = 10,
 ) -> None:
@@ -81,6 +88,8 @@ def explain(
     Causal language models such as Llama: the next token is explained, or with --continuation or --new-tokens every
     token of a text, in alignment.png. A leading space is added to --target. Encoder-decoders: the alignment of
     the generated text with the input is drawn; only --output, --top and --method contributions or attnlrp apply.
+    Folders of sentence-transformers: the embedding is explained, pooled as the folder says, or with --against its
+    similarity to a second text.
 
     \b
     hf-bidir explain runs/digits-tanhmax runs/digits-tanhmax/digit.png    (after: make demo)
@@ -90,6 +99,7 @@ def explain(
     hf-bidir explain HuggingFaceTB/SmolLM2-135M "The capital of France is" --target Paris
     hf-bidir explain model_cards/imdb-lm-tanhmax "The film was" --new-tokens 20
     hf-bidir explain runs/dates-rnn-tanhmax "the 5th of March 1998"
+    hf-bidir explain sentence-transformers/all-MiniLM-L6-v2 "a charming film" --against "a lovely story"
     """
     with slow_imports("explain"):
         from transformers.utils import logging
@@ -99,14 +109,13 @@ def explain(
 
     logging.disable_progress_bar()  # for loading the weights
     chosen: dict[str, Any] = {"target": target, "position": position, "layer": layer, "head": head}
-    chosen |= {"continuation": continuation, "new_tokens": new_tokens, "size": size}
+    chosen |= {"continuation": continuation, "new_tokens": new_tokens, "size": size, "against": against}
     with one_line_errors():
         replaces = holds_explanation(output)  # checked first: an explanation may take minutes
         explanation = explain_checkpoint(checkpoint, text_or_image, method=method, **chosen)
         written = write_explanation(explanation, output)
     typer.echo(explanation.summary(top))
-    if method is None and isinstance(explanation, Explanation) and explanation.method in DEFAULTS:
-        kind = "texts" if explanation.example.grid is None else "images"
+    if method is None and isinstance(explanation, Explanation) and (kind := DEFAULTS.get(explanation.method)):
         typer.echo(f"{explanation.method} is the default for {kind}; docs/explanations.md compares the methods.")
     told = f"Replaced the earlier explanation in {output}" if replaces else "Saved"
     typer.echo(f"{told}: {', '.join(map(str, written))}")

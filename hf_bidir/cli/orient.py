@@ -41,6 +41,7 @@ def orient(
         from hf_bidir.checkpoints.sentence_folder import sentence_folder
         from hf_bidir.explain.checkpoint import load_checkpoint
         from hf_bidir.explain.orient import CONSISTENT, orient_heads
+        from hf_bidir.explain.sentence_encoder import transformer_of
         from hf_bidir.finetune.data.unlabelled_data import unlabelled_batches
 
     with one_line_errors():
@@ -52,7 +53,7 @@ def orient(
             share = orient_heads(model, batches, target)
         sentences = sentence_folder(checkpoint)
         source = sentences.transformer if sentences else checkpoint
-        write_checkpoint(folder, [model, *checkpoint_processors(source)], sentences)
+        write_checkpoint(folder, [transformer_of(model), *checkpoint_processors(source)], sentences)
     consistent = int((share >= CONSISTENT).sum())
     typer.echo(f"{consistent} of {share.numel()} heads have a consistent sign (a share of at least {CONSISTENT}).")
     for warning in told:

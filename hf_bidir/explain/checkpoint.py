@@ -12,26 +12,36 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_bidir.checkpoints.convert import signed_model
 from hf_bidir.checkpoints.reading import check_full_precision, checkpoint_processors, read_bidir, read_config
+from hf_bidir.checkpoints.sentence_folder import sentence_folder
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.explain.running import reads_images
+from hf_bidir.explain.sentence_encoder import sentence_encoder
 
 
 def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, Any]:
     """Load a bidir checkpoint as it is, or a softmax one of transformers or timm as the equal bidir model (`λ = 0`).
 
     Returns:
-        The model, in fp32 and evaluation mode, and its tokenizer or image processor.
+        The model, in fp32 and evaluation mode, and its tokenizer or image processor. A folder of sentence-transformers
+        is a `SentenceEncoder`, whose output is the embedding; its `transformer` is the model without pooling.
 
     Raises:
         FileNotFoundError: no such checkpoint, or one without weights, tokenizer or image processor.
-        ValueError: the attention cannot be made signed, or the weights are quantised, through which no gradient flows.
+        ValueError: the attention cannot be made signed, or the weights are quantised, through which no gradient flows;
+            or as in `sentence_encoder`.
+        ModuleNotFoundError: a folder of sentence-transformers, which is not installed.
     """
-    _check_weights(Path(source))
-    config = None if str(source).startswith(TIMM_PREFIX) else read_config(source)
+    sentences = None if str(source).startswith(TIMM_PREFIX) else sentence_folder(source)
+    transformer = sentences.transformer if sentences else source
+    if sentences is None or sentences.name is None:  # the folder of a Hub repository has its weights later
+        _check_weights(Path(transformer))
+    config = None if str(source).startswith(TIMM_PREFIX) else read_config(transformer)
     if config is not None:
         check_full_precision(config, source, "explained")
     if config is not None and config.model_type.startswith("bidir_"):
-        model, processors = read_bidir(source, torch.float32), checkpoint_processors(source)
+        if sentences:
+            sentences.fetch_weights()
+        model, processors = read_bidir(transformer, torch.float32), checkpoint_processors(transformer)
     else:
         model, processors, _ = signed_model(source, dtype=torch.float32)
     images = reads_images(model)
@@ -39,6 +49,7 @@ def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, Any]:
     if not fitting:
         kind = "image processor" if images else "tokenizer"
         raise FileNotFoundError(f"{source} has no {kind} beside its weights; save one there with save_pretrained.")
+    model = sentence_encoder(model, fitting[0], sentences) if sentences else model
     return model.eval(), fitting[0]
 
 

@@ -12,7 +12,15 @@ from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.explain.alignment import LOGIT, Alignment
 from hf_bidir.explain.checkpoint import Example, read_text
 from hf_bidir.explain.colors import visible
-from hf_bidir.explain.methods import METHODS, default_method, token_scores
+from hf_bidir.explain.methods import (
+    METHODS,
+    check_method,
+    default_method,
+    passes_of,
+    sink_note,
+    token_scores,
+    why_fast,
+)
 
 ROWS = 16  # generated tokens explained in one batch
 
@@ -44,21 +52,28 @@ def explain_continuation(
     Raises:
         ValueError: an empty prompt or continuation, more tokens than the model has positions, and as in `token_scores`.
     """
-    method = method or default_method(model, layer, head)
+    check_method(method or default_method(model, layer, head), layer, head)
     example, ids = _generated(model, tokenizer, prompt, continuation, new_tokens)
     start = len(example.token_of_piece)
     generated = ids[start:]
     inputs = {"input_ids": ids[None, :-1].to(model.device)}
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     positions = torch.arange(start - 1, len(ids) - 1)
+    passes = passes_of(model, inputs)
+    why = "" if method else why_fast(default_method(model, layer, head, passes), passes)
+    method = method or default_method(model, layer, head, passes)
     scores = prediction_scores(model, inputs, generated, positions, method, layer=layer, head=head)
+    by_token = _by_token(example, scores, len(generated) - 1, METHODS[method].additive)
     pieces = [visible(tokenizer.decode([token])) for token in generated.tolist()]
+    source = [*example.tokens, *pieces[:-1]]
+    sink = sink_note(method, source, [*example.special, *[False] * len(pieces[:-1])], by_token)
+    where = METHODS[method].caption(layer, head) + f"; y is {LOGIT}" * METHODS[method].explains_output
     return Alignment(
-        source=[*example.tokens, *pieces[:-1]],
+        source=source,
         written=pieces,
         explained=f"{visible(prompt.strip())} → {visible(tokenizer.decode(generated).strip())}",
-        what=METHODS[method].caption(layer, head) + (f"; y is {LOGIT}" if METHODS[method].explains_output else ""),
-        scores={METHODS[method].unit: _by_token(example, scores, len(pieces) - 1, METHODS[method].additive)},
+        what=" ".join(filter(None, [why, sink, where])),
+        scores={METHODS[method].unit: by_token},
         first_length=len(example.tokens),
         how_to_read=METHODS[method].how_to_read,
         has_signs=METHODS[method].signed,
@@ -83,12 +98,13 @@ def prediction_scores(
         inputs: the text, `[1, length]`.
         targets, positions: `[targets]`, the token ids to explain, and the position that predicts each of them.
         method, layer, head: as in `token_scores`.
-        batch_size: output tokens in one batch.
+        batch_size: output tokens in one batch; methods with a forward pass per token compute all outputs at once.
 
     Raises:
         ValueError: as in `token_scores`.
     """
-    method = method or default_method(model, layer, head)
+    method = method or default_method(model, layer, head, passes_of(model, inputs))
+    batch_size = len(targets) if METHODS[method].shared else batch_size
     parts = list(zip(targets.split(batch_size), positions.split(batch_size), strict=True))
     rows = []
     for chosen, places in tqdm(parts, desc=method, unit="batch", leave=False, delay=1, disable=len(parts) < 2):

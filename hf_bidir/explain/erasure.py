@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation, kept_keys
 from hf_bidir.explain.attentions import read_position
-from hf_bidir.explain.readout import Readout, Target, choose_readout
+from hf_bidir.explain.readout import Readout, Target, choose_readout, predicts_per_token
 from hf_bidir.explain.running import (
     attends_between_tokens,
     keep_mask_of,
@@ -21,6 +22,7 @@ from hf_bidir.explain.running import (
     record_coefficients,
     sequence_length,
 )
+from hf_bidir.explain.sentence_encoder import SentenceEncoder, takes_embedding
 
 
 @torch.no_grad()
@@ -36,11 +38,14 @@ def erasure(
 ) -> Tensor:
     """`y - y without token i`, for every token: positive where the token supports the target.
 
+    Several outputs of one text, which is in every row, share the forward passes, except with "token".
+
     Args:
         model, inputs, target, position: as in `contributions`.
         how: what "without" means.
             "renormalise"  no query attends to the token in any layer, and each query's other coefficients are rescaled
-                           to the sum of magnitudes that all had before.
+                           to the sum of magnitudes that all had before. A sentence encoder leaves it out of its
+                           pooling, too, here and with "zero" and "mask".
             "zero"         the same without rescaling, as in the TanhMax paper. In a model with one attention layer and
                            a linear output this is the contribution `a_i ∂y/∂a_i`, whatever the model does.
             "mask"         every layer masks the token before the activation, like padding. With softmax this equals
@@ -62,13 +67,15 @@ def erasure(
     if chunk_size < 1:
         raise ValueError(f"expected a chunk_size of at least 1, got {chunk_size}.")
     inputs = prepared_inputs(model, inputs)
+    asked, inputs = len(inputs[model.main_input_name]), inputs if how == "token" else _one_text(model, inputs)
     with in_evaluation(model):
         outputs, coefficients = record_coefficients(model, inputs)
         keep = keep_mask_of(inputs, sequence_length(model, inputs, coefficients))
         read = read_position(coefficients[-1], keep)
+        outputs, shared = (outputs, False) if len(keep) == asked else (_repeated(outputs, asked), True)
         readout = choose_readout(model, outputs, target, position, read)
         whole = readout(outputs)
-        effects = torch.zeros(keep.shape, dtype=whole.dtype, device=whole.device)
+        effects = torch.zeros(asked, keep.shape[1], dtype=whole.dtype, device=whole.device)
         erasable = keep if how != "token" else keep & ~_indispensable(model, inputs, readout, read, keep)
         chunks = [chunk for chunk in erasable.nonzero().split(chunk_size) if len(chunk)]
         for chunk in tqdm(
@@ -77,14 +84,32 @@ def erasure(
             examples, tokens = chunk.unbind(1)
             rows, own = {name: value[examples] for name, value in inputs.items()}, readout.of(examples)
             if how == "token":
-                reduced, own = _without_input(model, rows, own, tokens, keep.shape[1])
-                remaining = own(model(**reduced, return_dict=True))
+                rows, own = _without_input(model, rows, own, tokens, keep.shape[1])
+                remaining = model(**rows, return_dict=True)
             else:
                 others = torch.arange(keep.shape[1], device=tokens.device) != tokens.unsqueeze(1)
+                if takes_embedding(model):
+                    rows["pooled"] = others
                 with _attending_only(model, others[:, None, None], how):
-                    remaining = own(model(**rows, return_dict=True))
-            effects[examples, tokens] = whole[examples] - remaining
+                    remaining = model(**rows, return_dict=True)
+            if shared:
+                left = [readout(_repeated(remaining, asked, row)) for row in range(len(tokens))]
+                effects[:, tokens] = whole.unsqueeze(1) - torch.stack(left, 1)
+            else:
+                effects[examples, tokens] = whole[examples] - own(remaining)
     return effects
+
+
+def _one_text(model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The first row of a text in all rows, of which several outputs are explained; otherwise the inputs."""
+    same = predicts_per_token(model) and all(bool((value == value[:1]).all()) for value in inputs.values())
+    return {name: value[:1] for name, value in inputs.items()} if same else inputs
+
+
+def _repeated(outputs: ModelOutput, count: int, row: int = 0) -> ModelOutput:
+    """One row of logits as those of `count` examples."""
+    logits: Any = outputs["logits"]
+    return ModelOutput(logits=logits[row].expand(count, *logits.shape[1:]))
 
 
 def _attending_only(model: PreTrainedModel, others: Tensor, how: str) -> AbstractContextManager[None]:
@@ -108,8 +133,10 @@ def _attending_only(model: PreTrainedModel, others: Tensor, how: str) -> Abstrac
 def _indispensable(model: PreTrainedModel, inputs: dict, readout: Readout, read: Tensor, keep: Tensor) -> Tensor:
     """Boolean like `keep`: the token that `y` is read from, and the tokens before an image's patches.
 
-    Where `y` is pooled over all tokens, only the single token of a text of one.
+    Where `y` is pooled over all tokens, only the single token of a text of one; where it reads a single one, this one.
     """
+    if isinstance(model, SentenceEncoder):
+        return model.pooling_weights(keep) == 1
     if not attends_between_tokens(model):
         return (keep.sum(1, keepdim=True) == 1).expand_as(keep)
     positions = torch.arange(keep.shape[1], device=keep.device)

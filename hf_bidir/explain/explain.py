@@ -18,12 +18,13 @@ from hf_bidir.explain.colors import shortened, visible
 from hf_bidir.explain.continuation import check_prompt
 from hf_bidir.explain.explanation import Explanation
 from hf_bidir.explain.image_inputs import read_image
-from hf_bidir.explain.methods import METHODS, check_method, default_method, scores_by_default
+from hf_bidir.explain.methods import METHODS, check_method, default_method, scores_by_default, sink_note
 from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.orientation import oriented_towards
-from hf_bidir.explain.prediction import batches, is_causal, predictions, token_level
-from hf_bidir.explain.readout import predicts_per_token
+from hf_bidir.explain.prediction import batches, predictions, token_level
+from hf_bidir.explain.readout import is_causal, predicts_per_token, reads_beginning
 from hf_bidir.explain.running import check_bidir, reads_images
+from hf_bidir.explain.sentence_encoder import SentenceEncoder
 from hf_bidir.explain.windows import merged, note, window, windows_of
 from hf_bidir.explain.words import Explanations
 
@@ -43,15 +44,17 @@ def explain(
     layer: int | None = None,
     head: int | None = None,
     size: int | None = None,
+    against: str | None = None,
     batch_size: int = 16,
     progress: bool = True,
 ) -> Explanation | Explanations:
     """Explain the prediction for a text or an image, or for each of several.
 
         explain(model, tokenizer, "a charming film with a weak ending", target="positive")
+        explain(encoder, tokenizer, "a charming film", against="a lovely story")
 
     A text that exceeds the limit of the model is explained in overlapping windows, and y is the mean logit over them.
-    A masked language model sees the beginning of the text, and a causal one refuses it.
+    Masked language models and sentence encoders see the beginning of the text, and a causal language model refuses it.
 
     Args:
         model: a signed model, with any negative mass; `hf_bidir.signed(model, negative_mass=0.0)` makes one of a
@@ -63,6 +66,8 @@ def explain(
             predicted class of each.
         position, layer, head: as in `token_scores`.
         size: for images, as in `read_image`.
+        against: for sentence encoders, a second text: y is the similarity of the embeddings. Without it, y is the
+            embedding's projection on its own direction.
         batch_size: texts, or windows of long texts, that run together.
         progress: show a progress bar for several inputs.
 
@@ -75,6 +80,7 @@ def explain(
             `read_image` and `token_scores`.
     """
     options: dict[str, Any] = {"target": target, "position": position, "layer": layer, "head": head, "size": size}
+    options["against"] = against
     if isinstance(inputs, ONE):
         return next(explain_each(model, processor, [inputs], method, batch_size=batch_size, **options))
     inputs = list(_checked(inputs))
@@ -96,6 +102,7 @@ def explain_each(
     layer: int | None = None,
     head: int | None = None,
     size: int | None = None,
+    against: str | None = None,
     batch_size: int = 16,
 ) -> Iterator[Explanation]:
     """`explain`, one `Explanation` after the other, so that a data set need not fit in memory.
@@ -104,6 +111,7 @@ def explain_each(
         inputs: any iterable, such as a column of a streamed data set.
     """
     check_bidir(model)
+    model = compared(model, processor, against)
     if not isinstance(target, Integral | str | None):
         raise ValueError(f"expected one target for all inputs, a name or an index; got a {type(target).__name__}.")
     check_method(method or default_method(model, layer, head), layer, head)
@@ -116,6 +124,18 @@ def explain_each(
         rows = batch_size if _pads(model, processor) else 1
         chosen: dict[str, Any] = {"target": target, "position": position, "layer": layer, "head": head}
         yield from _explain_batch(model, processor, examples, method, rows, **chosen)
+
+
+def compared(model: PreTrainedModel, tokenizer: Any, against: str | None) -> PreTrainedModel:
+    """The model, or the sentence encoder whose y is the similarity to the text `against`."""
+    if against is None:
+        return model
+    if not isinstance(model, SentenceEncoder):
+        raise ValueError(
+            f"a second text is compared by sentence encoders: folders of sentence-transformers, as load_checkpoint "
+            f"loads them; {type(model).__name__} is none. Leave out against."
+        )
+    return model.compared_with(tokenizer, against)
 
 
 def _checked(inputs: Iterable[ONE]) -> Iterable[ONE]:
@@ -135,7 +155,7 @@ def _pads(model: PreTrainedModel, processor) -> bool:
 
 
 def read(model: PreTrainedModel, processor: Any, text_or_image: ONE, size: int | None = None) -> Example:
-    """The model inputs of a text or an image; a text is cut only if the model predicts tokens."""
+    """The model inputs of a text or an image; a text is cut only if the model reads the beginning of texts."""
     videos = hasattr(model.config, "num_frames")
     if reads_images(model) and not videos:
         return read_image(model, processor, text_or_image, size=size)
@@ -147,7 +167,9 @@ def read(model: PreTrainedModel, processor: Any, text_or_image: ONE, size: int |
         raise ValueError(
             f"expected a text for {type(model).__name__}, got {type(text_or_image).__name__}; pass the text itself."
         )
-    whole = predicts_per_token(model) or not processor.is_fast
+    if isinstance(model, SentenceEncoder):
+        text_or_image = model.spelled(text_or_image)
+    whole = reads_beginning(model) or not processor.is_fast
     example = read_text(processor, text_or_image, text_limit(model, processor) if whole else LONGEST_TEXT)
     if is_causal(model):
         check_prompt(model, processor, example)
@@ -177,22 +199,24 @@ def _explain_batch(
     shares, layer, head = METHODS[used].explains_output, chosen["layer"], chosen["head"]
     for example, own, one, pieces in zip(examples, windows, predicted, torch.cat(scores).split(counts), strict=True):
         length = len(example.token_of_piece)
+        by_token = example.by_token(merged(list(pieces), own, length, shares), METHODS[used].additive)
+        sink = filter(None, [sink_note(used, example.tokens, example.special, by_token)])
         yield Explanation(
             example=example,
             explained=one.explained,
             method=used,
             layer=layer,
             head=head,
-            scores=example.by_token(merged(list(pieces), own, length, shares), METHODS[used].additive),
+            scores=by_token,
             value=one.value,
             target=one.target,
-            notes=[*truncation(example), *unknown(example, processor), *note(own, shares), *about],
+            notes=[*truncation(example), *unknown(example, processor), *note(own, shares), *about, *sink],
         )
 
 
 def windows_of_model(model: PreTrainedModel, processor, example: Example) -> list[Tensor]:
-    """The positions of a text's windows; an image, and a text of which tokens are predicted, have a single one."""
-    if example.grid is not None or predicts_per_token(model):
+    """The positions of a text's windows; a single one for an image, and where only the beginning of a text is read."""
+    if example.grid is not None or reads_beginning(model):
         return [torch.arange(len(example.token_of_piece))]
     return windows_of(example, text_limit(model, processor))
 

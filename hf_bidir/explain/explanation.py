@@ -88,7 +88,7 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         """The scores as HTML, which Jupyter shows in place of the object."""
-        caption = " ".join(filter(None, [self.explained, *self.notes, self.hidden(), self.reading()]))
+        caption = " ".join(filter(None, [self.explained, *self.notes, self.hidden(), self.sums(), self.reading()]))
         if self.example.grid is not None:
             return html_fragment(pictures={self.caption(self.method): png_of(self.plot())}, caption=caption)
         return html_fragment(blocks=self._blocks(), caption=caption)
@@ -106,7 +106,8 @@ class Explanation:
         order = self.scores.abs().argsort(descending=True)[:top].tolist()
         scores, tokens = self.scores.tolist(), self.example.tokens
         rows = [f"{self.number(scores[index]):>10}  {visible(shortened(tokens[index]))}" for index in order]
-        return "\n".join([self.explained, *self.notes, f"{self.caption(self.method)}. Largest magnitude first:", *rows])
+        heading = f"{self.caption(self.method)}. Largest magnitude first:"
+        return "\n".join(filter(None, [self.explained, *self.notes, heading, *rows, self.sums()]))
 
     def number(self, score: float) -> str:
         """A score as text, with a sign if the method has signs."""
@@ -150,7 +151,7 @@ class Explanation:
             del headings["scores"]
             blocks = self._blocks()
         by_heading = {heading: pictures[name] for name, heading in headings.items()}
-        caption = " ".join(filter(None, [*self.notes, self.hidden(), self.reading()]))
+        caption = " ".join(filter(None, [*self.notes, self.hidden(), self.sums(), self.reading()]))
         return html_page(self.explained, blocks=blocks, pictures=by_heading, caption=caption)
 
     def shown(self, scores: Tensor) -> tuple[list[str], Tensor]:
@@ -167,6 +168,13 @@ class Explanation:
     def scale(self) -> Scale:
         """The colour scale of the scores. The grid of heads has its own: sums over all tokens can be much larger."""
         return _scale_of(self.shown(self.scores)[1])
+
+    def sums(self) -> str:
+        """One sentence on what the scores sum to, where they are for or against y."""
+        method, total = METHODS[self.method], self.scores.sum().item()
+        if not method.explains_output or self.value != self.value or (self.layer, self.head) != (None, None):
+            return ""
+        return f"The scores sum to {signed(total)}, y is {signed(self.value)}; {method.sums}."
 
     def reading(self) -> str:
         """One sentence on how to read the scores, with their colour scale."""

@@ -46,20 +46,24 @@ def integrated_gradients(
     *,
     position: int | Tensor | None = None,
     steps: int = 50,
+    keep_first: bool | None = None,
 ) -> Tensor:
     """`(x - x') · ∫ ∂y/∂x` on the line from a baseline x' (Sundararajan et al. 2017); captum's `IntegratedGradients`.
 
-    The baseline is the embedding of the padding token at every position, or an image of zeros, the mean colour after
-    normalisation. The scores of an example sum to `y(x) - y(x')`, up to the error of the integral.
+    The baseline is the embedding of the padding token at every position, in causal attention at every one but the
+    first, whose score is then 0; or an image of zeros, the mean colour after normalisation. The scores of an example
+    sum to `y(x) - y(x')`, up to the error of the integral.
 
     Arguments, result and errors as in `gradient_times_input`.
 
     Args:
         steps: points on the line, each one forward and backward pass. Logs a warning if the sum of an example's scores
             misses the change of `y` by over 10 %.
+        keep_first: whether the first token of a text is part of the baseline; by default in causal attention, whose
+            sink it is.
     """
     with torch.inference_mode(False), in_evaluation(model), without_cudnn_where_recurrent(model):
-        function = InputFunction.of(model, inputs, target, position)
+        function = InputFunction.of(model, inputs, target, position, keep_first=keep_first)
         scores = IntegratedGradients(function.score).attribute(
             function.start.clone().requires_grad_(),
             baselines=function.baseline,

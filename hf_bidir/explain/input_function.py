@@ -47,14 +47,18 @@ class InputFunction:
     readout: Readout | None  # None: that of the outputs of `score`, for a function of one point
     target: Target = None
     position: int | Tensor | None = None
+    keep_first: Tensor | None = None  # boolean [batch]: texts whose first token is part of the baseline
 
     @classmethod
     @torch.no_grad()
-    def of(cls, model, inputs, target, position, *, one_point: bool = False) -> "InputFunction":
+    def of(
+        cls, model, inputs, target, position, *, one_point: bool = False, keep_first: bool | None = None
+    ) -> "InputFunction":
         """The function of these inputs.
 
         Args:
             one_point: it will be computed at the inputs only; saves a forward pass for texts and models with logits.
+            keep_first: whether the first token of a text is part of the baseline; None: where attention is causal.
         """
         inputs = prepared_inputs(model, inputs)
         start = inputs["pixel_values"] if reads_images(model) else model.get_input_embeddings()(inputs["input_ids"])
@@ -63,7 +67,10 @@ class InputFunction:
         outputs, coefficients = record_coefficients(model, inputs)
         length = sequence_length(model, inputs, coefficients)
         read = read_position(coefficients[-1], keep_mask_of(inputs, length))
-        return cls(model, inputs, start, length, choose_readout(model, outputs, target, position, read))
+        kept = read > 0 if keep_first is None else torch.full_like(read, keep_first, dtype=torch.bool)
+        return cls(
+            model, inputs, start, length, choose_readout(model, outputs, target, position, read), keep_first=kept
+        )
 
     @property
     def rows(self) -> Tensor:
@@ -72,12 +79,21 @@ class InputFunction:
 
     @property
     def baseline(self) -> Tensor:
+        """Images of zeros, or padding at every token, except the first of a text in `keep_first`.
+
+        Causal models use the first token as a sink: most attention goes to it and most of their computation depends on
+        it. On a way that starts without it, y changes too abruptly for an integral of few steps.
+        """
         if self.start.dim() == 4:
             return torch.zeros_like(self.start)
         padding = getattr(self.model.config.get_text_config(), "pad_token_id", None)
         known = isinstance(padding, int) and 0 <= padding < self.model.get_input_embeddings().num_embeddings
         token = torch.tensor([padding if known else 0], device=self.start.device)
-        return self.model.get_input_embeddings()(token).detach().expand_as(self.start)
+        padded = self.model.get_input_embeddings()(token).detach().expand_as(self.start)
+        if self.keep_first is None:  # a function of one point
+            return padded
+        first = torch.arange(self.start.shape[1], device=self.start.device) == 0
+        return torch.where((first & self.keep_first[:, None])[..., None], self.start, padded)
 
     def score(self, start: Tensor, rows: Tensor) -> Tensor:
         inputs = {name: value[rows] for name, value in self.inputs.items()}

@@ -1,17 +1,18 @@
 """All methods under one signature: a signed or unsigned number per token."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_bidir.common.errors import did_you_mean
 from hf_bidir.explain.erasure import erasure
 from hf_bidir.explain.gradients import gradient_times_input, integrated_gradients
-from hf_bidir.explain.readout import Target, check_position
+from hf_bidir.explain.readout import Target, check_position, is_causal
 from hf_bidir.explain.relevance import integrated_relevance, relevance
 from hf_bidir.explain.relevance_rules import NoRule
 from hf_bidir.explain.running import attends_between_tokens, prepared_inputs, reads_images
@@ -27,10 +28,15 @@ from hf_bidir.explain.scorers import (
     by_values,
     by_whole,
 )
+from hf_bidir.explain.sentence_encoder import pools_tokens
 from hf_bidir.explain.smooth_grad import smooth_grad
 
 NO_PASS = "none"
 TEXT_DEFAULT, IMAGE_DEFAULT = "integrated-attnlrp", "integrated-gradients"
+CAUSAL_DEFAULT, CAUSAL_FAST = "erasure", "attnlrp"  # of causal language models
+AFFORDABLE = 64  # forward passes up to which CAUSAL_DEFAULT is the default
+SINK = 0.9  # share of the scores on the first or a special token from which they say nothing about the others
+NOT_Y = "they need not sum to y"
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,10 @@ class Method:
     oriented: bool = False  # needs `orient_heads` at λ = 1
     between_tokens: bool = False  # needs attention from every token to every token
     of_patches: bool = False  # explains images alone
+    one_query: bool = False  # starts at a single token, from which the output is read
     by_head: bool = True  # a method that takes a layer takes a head as well
+    shared: bool = False  # several outputs of one text take no more passes than one
+    sums: str = NOT_Y  # what the scores of an example sum to, where they are for or against y
 
     @property
     def explains_output(self) -> bool:
@@ -108,11 +117,12 @@ def token_scores(
         ValueError: an unknown method, layer or head, a layer or head for a method that takes none, or a method that
             the model does not support.
     """
-    method = method or default_method(model, layer, head)
+    method = method or default_method(model, layer, head, passes_of(model, inputs))
     check_method(method, layer, head)
     inputs = prepared_inputs(model, inputs)
     if method not in methods_of(model):
         needed = "image patches" if METHODS[method].of_patches else "attention between tokens"
+        needed = "an output that is read from a single token" if pools_tokens(model) else needed
         raise ValueError(
             f"{method} needs {needed}, which {type(model).__name__} does not have; choose one of "
             f"{', '.join(methods_of(model))}."
@@ -128,21 +138,48 @@ def methods_of(model: PreTrainedModel) -> list[str]:
     """
     if model.config.is_encoder_decoder:
         return ["contributions"]
-    between_tokens, images = attends_between_tokens(model), reads_images(model)
-    return [
-        name
-        for name, method in METHODS.items()
-        if (between_tokens or not method.between_tokens) and (images or not method.of_patches)
-    ]
+    missing = {
+        "between_tokens": not attends_between_tokens(model),
+        "of_patches": not reads_images(model),
+        "one_query": pools_tokens(model),
+    }
+    needs = [need for need, lacks in missing.items() if lacks]
+    return [name for name, method in METHODS.items() if not any(getattr(method, need) for need in needs)]
 
 
-def default_method(model: PreTrainedModel, layer: int | None = None, head: int | None = None) -> str:
+def default_method(model: PreTrainedModel, layer: int | None = None, head: int | None = None, passes: int = 1) -> str:
     """An eligible method whose mean rank in benchmarks/explanations.py ties with the best one.
 
-    Contributions for a layer or head, a recurrent model, and an encoder-decoder.
+    For causal language models the most faithful one of benchmarks/causal_explanations.py, or among those of one
+    backward pass, where it would need more than `AFFORDABLE` forward passes. Contributions for a layer or head, a
+    recurrent model, and an encoder-decoder.
+
+    Args:
+        passes: the forward passes of erasure, one per token.
     """
-    best = IMAGE_DEFAULT if reads_images(model) else TEXT_DEFAULT
+    if reads_images(model):
+        best = IMAGE_DEFAULT
+    elif is_causal(model):
+        best = CAUSAL_DEFAULT if passes <= AFFORDABLE else CAUSAL_FAST
+    else:
+        best = TEXT_DEFAULT
     return best if best in methods_of(model) and layer is None and head is None else "contributions"
+
+
+def passes_of(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> int:
+    """The forward passes that erasure takes per text, one for each token, whatever the number of explained outputs."""
+    main = inputs.get(model.main_input_name) if isinstance(inputs, Mapping) else None
+    return main.shape[-1] if isinstance(main, Tensor) else 1
+
+
+def why_fast(method: str, passes: int) -> str:
+    """One sentence where the default of a causal language model is the fast one, else ""."""
+    return (
+        f"{CAUSAL_DEFAULT}, the default of causal language models, would need {passes} forward passes; {method} needs "
+        f"one backward pass and is less faithful. Choose --method {CAUSAL_DEFAULT} to wait for it."
+        if method == CAUSAL_FAST
+        else ""
+    )
 
 
 def scores_by_default(
@@ -157,14 +194,33 @@ def scores_by_default(
         The scores `[batch, length]`, the method that computed them, and a sentence if it is neither the given nor the
         default one, else "".
     """
-    chosen = method or default_method(model, where.get("layer"), where.get("head"))
+    passes = passes_of(model, inputs)
+    chosen = method or default_method(model, where.get("layer"), where.get("head"), passes)
     try:
-        return token_scores(model, inputs, chosen, **where), chosen, ""
+        return token_scores(model, inputs, chosen, **where), chosen, "" if method else why_fast(chosen, passes)
     except NoRule as error:
         if method is not None:
             raise
         why = f"The default method, {chosen}, does not apply: {error}"
         return token_scores(model, inputs, "contributions", **where), "contributions", why
+
+
+def sink_note(method: str, tokens: Sequence[str], special: Sequence[bool], scores: Tensor) -> str:
+    """One sentence where a sink of the attention holds almost all scores, else "".
+
+    Args:
+        tokens, special: names, and which are special tokens, `[tokens]`.
+        scores: `[..., tokens]`, of a method that traces coefficients.
+    """
+    shares = scores.abs().reshape(-1, scores.shape[-1]).sum(0)
+    largest = int(shares.argmax())
+    share = shares[largest].item() / max(shares.sum().item(), torch.finfo(torch.float32).tiny)
+    if METHODS[method].explains_output or len(tokens) < 2 or share < SINK or (largest and not special[largest]):
+        return ""
+    return (
+        f'"{tokens[largest]}", a sink of the attention, holds {share:.0%} of the scores of {method}, which therefore '
+        "say nothing about the other tokens."
+    )
 
 
 def check_method(method: str, layer: int | None = None, head: int | None = None) -> None:
@@ -209,12 +265,14 @@ METHODS: dict[str, Method] = {
         "Δy",
         "n forward",
         partial(by_whole, erasure),
+        shared=True,
     ),
     "erasure-mask": Method(
         "fall of y when the token is masked like padding",
         "Δy",
         "n forward",
         partial(by_whole, partial(erasure, how="mask")),
+        shared=True,
     ),
     "erasure-token": Method(
         "fall of y when the token is removed from the input",
@@ -234,6 +292,7 @@ METHODS: dict[str, Method] = {
         "part of y",
         "50 forward, 50 backward",
         partial(by_whole, integrated_gradients),
+        sums="they sum to the change of y from the baseline, up to the error of the integral",
     ),
     "grad-cam": Method(
         "Grad-CAM: inputs x of the attention times the mean of ∂y/∂x over patches",
@@ -270,6 +329,7 @@ METHODS: dict[str, Method] = {
         oriented=True,
         additive=False,
         between_tokens=True,
+        one_query=True,
     ),
     "attention": Method(
         "magnitude |a| of the coefficients of the query read by the output",
@@ -297,6 +357,7 @@ METHODS: dict[str, Method] = {
         signed=False,
         additive=False,
         between_tokens=True,
+        one_query=True,
     ),
     "values": Method(
         "norm ‖a v W_o‖ of the weighted values of the query read by the output",

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from hf_bidir.explain.readout import Target
 from hf_bidir.explain.running import attention_config
+from hf_bidir.explain.sentence_encoder import transformer_of
 
 PREDICTED = "predicted class"  # orientation without a fixed target
 
@@ -39,9 +40,9 @@ def oriented_towards(model: PreTrainedModel) -> str | None:
 
 @torch.no_grad()
 def fingerprint(model: nn.Module) -> str:
-    """A hash of the names and values of all weights in single precision, 16 characters."""
+    """A hash of the names and values of all weights in single precision, 16 characters; of what attends alone."""
     found = hashlib.sha256()
-    for name, weight in sorted(model.named_parameters()):
+    for name, weight in sorted(transformer_of(model).named_parameters()):
         found.update(name.encode())
         found.update(weight.detach().float().cpu().contiguous().numpy().tobytes())
     return found.hexdigest()[:16]

@@ -12,8 +12,9 @@ from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.explain.attentions import read_position
 from hf_bidir.explain.checkpoint import Example
 from hf_bidir.explain.colors import signed, visible
-from hf_bidir.explain.readout import Readout, Target, choose_readout, has_head, names_tokens
+from hf_bidir.explain.readout import Readout, Target, choose_readout, has_head, is_causal, names_tokens
 from hf_bidir.explain.running import keep_mask_of, prepared_inputs, record_coefficients
+from hf_bidir.explain.sentence_encoder import SentenceEncoder, takes_embedding
 from hf_bidir.modeling.activations import upcast
 
 
@@ -52,11 +53,11 @@ def predictions(
     inputs = prepared_inputs(model, inputs)
     with in_evaluation(model):
         parts = [_rows(model, part) for part in batches(inputs, batch_size)]
-    rows = torch.cat([rows for rows, _ in parts])
-    read = None if parts[0][1] is None else torch.cat([read for _, read in parts if read is not None])
+    name = parts[0][0]
+    rows = torch.cat([rows for _, rows, _ in parts])
+    read = None if parts[0][2] is None else torch.cat([read for *_, read in parts if read is not None])
     if windows is None:
         windows = [1] * len(rows)
-    name = "last_hidden_state" if read is not None else "logits"
     several, found = any(count > 1 for count in windows), []
     if several and read is not None:  # the rows of one example are read each at its own position
         outputs = ModelOutput(last_hidden_state=rows)
@@ -78,20 +79,27 @@ def batches(inputs: Mapping[str, Tensor], size: int) -> Iterator[dict[str, Tenso
         yield {name: value[start : start + size] for name, value in inputs.items()}
 
 
-def _rows(model: PreTrainedModel, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-    """The logits in at least fp32; or the hidden states of a model without a head and the position it is read at."""
+def _rows(model: PreTrainedModel, inputs: dict[str, Tensor]) -> tuple[str, Tensor, Tensor | None]:
+    """The name of the explained output and its rows, in at least fp32 if they are logits.
+
+    They are logits or an embedding; or the hidden states of a model without a head, with the position it is read at.
+    """
     if has_head(model) and "logits" in (outputs := model(**inputs, return_dict=True)):
-        return upcast(outputs.logits), None
+        return "logits", upcast(outputs.logits), None
+    if takes_embedding(model):
+        return "sentence_embedding", model(**inputs).sentence_embedding, None
     outputs, coefficients = record_coefficients(model, inputs)
     read = read_position(coefficients[-1], keep_mask_of(inputs, coefficients[-1].shape[-1]))
     if "last_hidden_state" not in outputs:
         choose_readout(model, outputs, None, None)  # raises an error that names the outputs
-    return outputs.last_hidden_state, read
+    return "last_hidden_state", outputs.last_hidden_state, read
 
 
 def _described(
     model: PreTrainedModel, processor, outputs: ModelOutput, readout: Readout, row: int, value: float
 ) -> Prediction:
+    if isinstance(model, SentenceEncoder):
+        return Prediction(_similarity(model, value), value, None)
     place = None if readout.positions is None else int(readout.positions[row])
     if "logits" not in outputs:
         y = f"y, the hidden state of token {place} projected on its own direction, {signed(value)}"
@@ -110,9 +118,13 @@ def _described(
     return Prediction(text, value, explained)
 
 
-def is_causal(model: PreTrainedModel) -> bool:
-    """Whether the model predicts the next token."""
-    return names_tokens(model) and "MaskedLM" not in type(model).__name__
+def _similarity(model: SentenceEncoder, value: float) -> str:
+    """What is explained of a text's embedding, in words."""
+    if model.reference is not None:
+        what = f'{model.similarity} similarity to "{visible(model.against)}"'
+        return f"Embedding ({model.described}). Explained: y, its {what}, {signed(value)}."
+    y = f"y, the embedding before normalisation projected on its own direction, {signed(value)}"
+    return f"Embedding ({model.described}). Explained: {y}; --against TEXT explains its similarity to a text."
 
 
 def token_level(model, processor, example: Example, target, position) -> tuple[str | int | None, int | None]:

@@ -14,10 +14,12 @@ from transformers.utils import ModelOutput
 
 from hf_bidir.common.errors import did_you_mean
 from hf_bidir.explain.attentions import token_positions
+from hf_bidir.explain.sentence_encoder import takes_embedding
 from hf_bidir.modeling.activations import upcast
 
 VOCABULARY = ("ForMaskedLM", "ForCausalLM", "LMHeadModel")
 PER_TOKEN = (*VOCABULARY, "ForTokenClassification")
+ROWS = ("logits", "sentence_embedding", "last_hidden_state")  # outputs that are explained, the first one present
 Target = int | str | Sequence[int] | Tensor | None
 
 
@@ -51,7 +53,8 @@ def choose_readout(
 
     Args:
         target: a class by index or name, or one index per example; None for the predicted class. A model without a
-            head takes no target: `y` is the projection on its own hidden state.
+            head takes no target: `y` is the projection on its own hidden state, or on its own embedding. A sentence
+            encoder that is compared with a text has the similarity to it as `y`.
         position: for heads with an output per token (language modelling, token classes), the position to explain.
         default: the position for a model without a head, if `position` is None.
 
@@ -79,6 +82,8 @@ def choose_readout(
         return Readout(weights, positions)
     if target is not None:
         raise ValueError(f"{type(model).__name__} has no classes, so target must be None; got {target!r}.")
+    if (reference := getattr(model, "reference", None)) is not None:  # the embedding that this one is compared with
+        return Readout(reference.to(rows).expand_as(rows), positions)
     return Readout(torch.nn.functional.normalize(rows, dim=-1), positions)
 
 
@@ -92,6 +97,16 @@ def names_tokens(model: PreTrainedModel) -> bool:
     return type(model).__name__.endswith(VOCABULARY)
 
 
+def is_causal(model: PreTrainedModel) -> bool:
+    """Whether the model predicts the next token."""
+    return names_tokens(model) and "MaskedLM" not in type(model).__name__
+
+
+def reads_beginning(model: PreTrainedModel) -> bool:
+    """Whether a text that is too long is cut: the model predicts tokens, or embeds texts as sentence-transformers."""
+    return predicts_per_token(model) or takes_embedding(model)
+
+
 def predicts_per_token(model: PreTrainedModel) -> bool:
     return type(model).__name__.endswith(PER_TOKEN)
 
@@ -101,12 +116,13 @@ def check_position(model: PreTrainedModel, position: int | Tensor | None) -> Non
     name = type(model).__name__
     if predicts_per_token(model) and position is None:
         raise ValueError(f"{name} has an output per token; choose the one to explain with position=….")
-    if position is not None and name.endswith("Classification") and not predicts_per_token(model):
+    whole = name.endswith("Classification") or takes_embedding(model)
+    if position is not None and whole and not predicts_per_token(model):
         raise ValueError(f"{name} has one output per example; leave out position.")
 
 
 def _rows(outputs: ModelOutput) -> Tensor | None:
-    return outputs.get("logits", outputs.get("last_hidden_state"))
+    return next((outputs[name] for name in ROWS if name in outputs), None)
 
 
 def _classes(model: PreTrainedModel, logits: Tensor, target: Target) -> Tensor:

@@ -58,6 +58,7 @@ def integrated_relevance(
     *,
     position: int | Tensor | None = None,
     steps: int = 2,
+    keep_first: bool | None = None,
 ) -> Tensor:
     """`(x - x')` times the mean of AttnLRP's modified gradient on the line from a baseline x' to the input x.
 
@@ -67,11 +68,12 @@ def integrated_relevance(
 
     Args:
         steps: points on the line, the midpoints of as many parts; each one forward and backward pass.
+        keep_first: as in `integrated_gradients`.
     """
     if steps < 1:
         raise ValueError(f"expected at least one step, got {steps}.")
     with _differentiable(model):
-        function = InputFunction.of(model, inputs, target, position)
+        function = InputFunction.of(model, inputs, target, position, keep_first=keep_first)
         change, gradient = function.start - function.baseline, torch.zeros_like(function.start)
         for step in range(steps):
             gradient += _gradient(function, function.baseline + (step + 0.5) / steps * change) / steps

@@ -12,16 +12,21 @@ from hf_bidir.explain.checkpoint import load_checkpoint
 from hf_bidir.explain.continuation import explain_continuation
 from hf_bidir.explain.contributions import contributions
 from hf_bidir.explain.encoder_decoder import align
-from hf_bidir.explain.explain import SEVERAL_OUTPUTS, explain_each, windows_of_model
+from hf_bidir.explain.explain import SEVERAL_OUTPUTS, compared, explain_each, windows_of_model
 from hf_bidir.explain.explanation import Explanation
-from hf_bidir.explain.methods import METHODS, check_method, default_method, methods_of, token_scores
+from hf_bidir.explain.methods import METHODS, check_method, default_method, methods_of, sink_note, token_scores
 from hf_bidir.explain.page import png_of
-from hf_bidir.explain.prediction import is_causal, token_level
+from hf_bidir.explain.prediction import token_level
+from hf_bidir.explain.readout import is_causal
 from hf_bidir.explain.running import reads_images
 
 FIGURES = ("scores", "rollout-flow", "heads", "alignment")
 PAGE = "index.html"
 PAGE_MARK = '<meta name="generator" content="hf-bidir explain">'  # in page.html
+NO_FLOW = (
+    "Rollout and flow are not drawn beside the scores: in a causal language model they ranked tokens worse than random "
+    "scores do (docs/explanations.md)."
+)
 LITTLE = 0.1  # share of y below which the summed magnitude of contributions is noted
 LONGEST_NAME = 255  # longest file name; longer texts cannot be files
 FLOW_LIMIT = 256  # tokens; the time for all flows grows at least with the cube of the length
@@ -39,6 +44,7 @@ def explain_checkpoint(
     continuation: str | None = None,
     new_tokens: int | None = None,
     size: int | None = None,
+    against: str | None = None,
 ) -> Explanation | Alignment:
     """Explain the prediction of a checkpoint, signed or softmax, for a text or an image file.
 
@@ -50,6 +56,7 @@ def explain_checkpoint(
         continuation, new_tokens: for causal language models, explain each token of a given continuation, or of
             `new_tokens` generated tokens, instead of the next token alone.
         size: for images, as in `read_image`.
+        against: for sentence encoders, a second text, as in `explain`.
 
     Returns:
         The scores of tokens; for generated text or a continuation, its alignment with the source.
@@ -59,6 +66,7 @@ def explain_checkpoint(
             for a text model, or an option that does not apply to the model.
     """
     model, processor = source if isinstance(source, tuple) else load_checkpoint(source)
+    model = compared(model, processor, against)
     check_method(method or default_method(model, layer, head), layer, head)
     _check_not_a_file(model, text_or_image)
     generation = {"continuation": continuation, "new_tokens": new_tokens}
@@ -88,16 +96,23 @@ def _explain_prediction(
     part = model.base_model if type(model).__name__.endswith(SEVERAL_OUTPUTS) else model
     if len(windows_of_model(part, processor, example)) > 1:  # figures of a single window would be of another text
         return explanation
-    if len(example.token_of_piece) > FLOW_LIMIT:
+    if len(example.token_of_piece) > FLOW_LIMIT and not is_causal(model):
         notes.append(f"Flow is left out of the figures for over {FLOW_LIMIT} tokens; --method flow computes it.")
     target, position = token_level(model, processor, example, target, position)
     inputs = example.inputs
     chosen: dict[str, Any] = {"target": target, "position": position}
     traced = {}
     names = {"rollout", *(["flow"] if len(example.token_of_piece) <= FLOW_LIMIT else [])}
+    if is_causal(model):
+        names = set()
+        notes.append(NO_FLOW)
     for name in sorted(names.intersection(methods_of(part))):
         found = token_scores(part, inputs, name, layer=layer, head=head, **chosen)
-        traced[name] = example.by_token(found[0], METHODS[name].additive)
+        scores = example.by_token(found[0], METHODS[name].additive)
+        if sink := sink_note(name, example.tokens, example.special, scores):
+            notes.append(f"{name.capitalize()} is not drawn: {sink}")
+        else:
+            traced[name] = scores
     heads = contributions(part, inputs, **chosen)[0].sum(-1)
     whole = (explanation.method, layer, head) == ("contributions", None, None)
     if whole and explanation.scores.abs().sum() < LITTLE * abs(explanation.value):

@@ -17,6 +17,7 @@ from hf_bidir.explain.gradients import grad_cam
 from hf_bidir.explain.readout import Target
 from hf_bidir.explain.rollout import attention_rollout
 from hf_bidir.explain.running import check_exists, keep_mask_of, record_coefficients, sequence_length
+from hf_bidir.explain.sentence_encoder import SentenceEncoder
 from hf_bidir.explain.value_zeroing import value_zeroing
 
 
@@ -87,13 +88,18 @@ def _heads(request: Request) -> Literal["mean"] | int:
 
 
 def _source(matrix: Tensor, keep: Tensor, request: Request) -> Tensor:
-    """The position that the output is read from, `[batch]`."""
+    """The position that the output is read from, `[batch]`; of several that are pooled the one of largest share."""
+    if isinstance(request.model, SentenceEncoder):
+        return request.model.pooling_weights(keep).argmax(-1)
     return token_positions(read_position(matrix, keep) if request.position is None else request.position, keep)
 
 
 def _from_source(matrix: Tensor, request: Request) -> Tensor:
-    """The row of the source position in `[batch, queries, keys]`."""
-    source = _source(matrix, keep_mask_of(request.inputs, matrix.shape[-1]), request)
+    """The row of the source position in `[batch, queries, keys]`; the mean over the pooled ones, by their shares."""
+    keep = keep_mask_of(request.inputs, matrix.shape[-1])
+    if isinstance(request.model, SentenceEncoder):
+        return (request.model.pooling_weights(keep).to(matrix).unsqueeze(1) @ matrix).squeeze(1)
+    source = _source(matrix, keep, request)
     return matrix[torch.arange(len(matrix), device=matrix.device), source]
 
 

@@ -14,6 +14,7 @@ from hf_bidir.checkpoints.example_inputs import example_inputs, longest_text
 from hf_bidir.common.files import save_figure
 from hf_bidir.explain.checkpoint import load_checkpoint
 from hf_bidir.explain.running import reads_images
+from hf_bidir.explain.sentence_encoder import transformer_of
 from hf_bidir.rank_collapse.measures import (
     STACKS,
     Stack,
@@ -78,6 +79,7 @@ def measure_checkpoint(source: str | Path, texts: Sequence[str] | None = None, p
         FileNotFoundError, ValueError: as in `load_checkpoint` and `layer_states`; or texts for an image model.
     """
     model, processor = load_checkpoint(source)
+    model = transformer_of(model)
     if texts is None:
         return measure_rank_collapse(model, example_inputs(model), paths)
     if reads_images(model):

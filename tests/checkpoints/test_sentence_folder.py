@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -158,19 +159,33 @@ def test_a_module_outside_the_folder_is_refused(tmp_path):
         convert_checkpoint(tmp_path, tmp_path / "out")
 
 
-def test_a_name_on_the_hub_is_fetched_without_weights_first(source, converted, tmp_path):
-    folder, _ = converted["source"]
-    paths = [path for path in source[0].rglob("*") if path.is_file()]
-    files = {p.relative_to(source[0]).as_posix(): File(p.read_bytes(), p.suffix == ".safetensors") for p in paths}
+@contextmanager
+def on_the_hub(folder, home):
+    """A Hub with the folder as alice/st, and its user."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    files = {p.relative_to(folder).as_posix(): File(p.read_bytes(), p.suffix == ".safetensors") for p in paths}
     with Hub({"hf_alice": Account("alice")}) as hub:
         hub.uploads |= {file.oid: file.content for file in files.values() if file.lfs}
         hub.repositories["alice/st"] = Repository("alice/st", private=False)
         hub.repositories["alice/st"].add("first", files, "main", None)
-        with User(hub, tmp_path / "home") as user:
-            refused = user.run("convert", "alice/st", tmp_path / "out", "--attn-activation", "tanmax")
-            assert (refused.returncode, "tanmax" in refused.stderr) == (2, True), refused.stderr
-            assert not any("model.safetensors" in path for _, path in hub.requests)
-            done = user.run("convert", "alice/st", tmp_path / "out")
+        with User(hub, home) as user:
+            yield hub, user
+
+
+def test_a_name_on_the_hub_is_explained(source, tmp_path):
+    with on_the_hub(source[0], tmp_path / "home") as (_, user):
+        done = user.run("explain", "alice/st", SENTENCES[0], "--against", "bad", "--output", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert 'y, its cosine similarity to "bad"' in done.stdout
+
+
+def test_a_name_on_the_hub_is_fetched_without_weights_first(source, converted, tmp_path):
+    folder, _ = converted["source"]
+    with on_the_hub(source[0], tmp_path / "home") as (hub, user):
+        refused = user.run("convert", "alice/st", tmp_path / "out", "--attn-activation", "tanmax")
+        assert (refused.returncode, "tanmax" in refused.stderr) == (2, True), refused.stderr
+        assert not any("model.safetensors" in path for _, path in hub.requests)
+        done = user.run("convert", "alice/st", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     there, here = (
         {file.relative_to(at) for file in at.rglob("*") if file.is_file()} for at in (folder, tmp_path / "out")

@@ -9,7 +9,17 @@ from typer.testing import CliRunner
 
 import hf_bidir
 from hf_bidir.cli import app
-from hf_bidir.explain import explain, explain_continuation, load_checkpoint, prediction_scores, token_scores
+from hf_bidir.explain import (
+    METHODS,
+    explain,
+    explain_continuation,
+    integrated_gradients,
+    integrated_relevance,
+    load_checkpoint,
+    methods,
+    prediction_scores,
+    token_scores,
+)
 from hf_bidir.explain.alignment import Alignment
 from hf_bidir.explain.colors import visible
 from hf_bidir.explain.report import explain_checkpoint
@@ -65,7 +75,7 @@ def test_a_given_continuation_is_explained_token_by_token(model):
     found = explain_continuation(model, TOKENIZER, PROMPT, NEXT)
     assert "".join(found.written) == f" {NEXT}"
     assert found.source == [*PROMPT.split(), *found.written[:-1]]
-    assert found.scores["relevance"].shape == (len(found.written), len(found.source))
+    assert found.scores["Δy"].shape == (len(found.written), len(found.source))
     assert found.explained == f"{PROMPT} → {NEXT}"
     logits = model(**TOKENIZER(f"{PROMPT} {NEXT}", return_tensors="pt")).logits[0].softmax(-1)
     first = TOKENIZER(f" {NEXT}")["input_ids"][0]
@@ -116,7 +126,9 @@ def test_the_command_explains_the_next_token_a_target_and_what_follows(folder, t
 
     told, files = run()
     assert "minus the mean of all tokens" in told
-    assert files == {"scores.png", "rollout-flow.png", "heads.png", "index.html"}
+    assert "erasure is the default for the next token of causal language models" in told
+    assert "Rollout and flow are not drawn" in told
+    assert files == {"scores.png", "heads.png", "index.html"}
     told, _ = run("--target", "bad", "--method", "erasure")
     assert 'Explained: y, the logit of " bad" minus' in told
     told, files = run("--new-tokens", "3", "--method", "gradient")
@@ -128,6 +140,52 @@ def test_a_continuation_explained_without_signs_prints_none(folder):
     told = explain_checkpoint(folder, PROMPT, continuation=NEXT, method="rollout").summary()
     assert "+" not in told.partition("Largest magnitude first:")[2]
     assert "y is" not in told
+
+
+def test_where_erasure_would_take_long_the_output_says_that_a_fast_method_stands_in(model, monkeypatch):
+    inputs = TOKENIZER(PROMPT, return_tensors="pt")
+    length = inputs["input_ids"].shape[1]
+    monkeypatch.setattr(methods, "AFFORDABLE", length)
+    assert explain(model, TOKENIZER, PROMPT).method == "erasure"
+    told = explain_continuation(model, TOKENIZER, PROMPT, NEXT).summary()  # whose first tokens the others read
+    assert "would need" in told.partition("Largest magnitude first:")[0]
+    assert METHODS["attnlrp"].what in told
+    monkeypatch.setattr(methods, "AFFORDABLE", length - 1)
+    found = explain(model, TOKENIZER, PROMPT)
+    assert (found.method, f"would need {length} forward passes" in found.notes[0]) == ("attnlrp", True)
+    assert explain(model, TOKENIZER, PROMPT, "attnlrp").notes == []
+
+
+def test_erasure_of_several_outputs_takes_as_many_rows_as_one(model):
+    rows = []
+    model.register_forward_pre_hook(lambda *call: rows.append(len(call[-1]["input_ids"])), with_kwargs=True)
+    ids = TOKENIZER(f"{PROMPT} {NEXT}", return_tensors="pt")["input_ids"]
+    for targets in (torch.tensor([5]), torch.tensor([5, 6, 7])):
+        prediction_scores(model, {"input_ids": ids}, targets, torch.full_like(targets, 3), "erasure")
+    assert rows == [1, ids.shape[1]] * 2
+
+
+@pytest.mark.parametrize("method", [integrated_gradients, integrated_relevance])
+def test_the_first_token_of_causal_attention_stays_in_the_baseline_as_the_sink(method, model):
+    inputs = TOKENIZER(PROMPT, return_tensors="pt")
+    options = {"target": 7, "position": inputs["input_ids"].shape[1] - 1}
+    scores = method(model, inputs, **options)
+    assert not scores[:, 0].any()
+    assert scores[:, 1:].all()
+    assert method(model, inputs, **options, keep_first=False)[:, 0].all()
+
+
+def test_integrated_gradients_of_a_causal_model_add_up_to_the_change_from_padding_after_the_first_token():
+    model = hf_bidir.signed(stock_model("GPT2LMHeadModel"), negative_mass=0.0)
+    inputs = dict(TOKENIZER(PROMPT, return_tensors="pt"))
+    padded = inputs["input_ids"].clone()
+    padded[:, 1:] = model.config.pad_token_id
+    with torch.no_grad():
+        rows = [model(**inputs | {"input_ids": ids}).logits[0, -1] for ids in (inputs["input_ids"], padded)]
+    change = [row[7] - row.mean() for row in rows]
+    position = inputs["input_ids"].shape[1] - 1
+    scores = integrated_gradients(model, inputs, target=7, position=position, steps=400)
+    assert scores.sum().item() == pytest.approx((change[0] - change[1]).item(), abs=0.02, rel=0.02)
 
 
 def test_a_prompt_that_the_tokenizer_would_cut_is_refused():

@@ -25,7 +25,8 @@ from hf_bidir.explain import (
     token_scores,
     value_weighted,
 )
-from hf_bidir.explain.methods import TEXT_DEFAULT
+from hf_bidir.explain.methods import CAUSAL_DEFAULT
+from hf_bidir.explain.readout import is_causal
 from hf_bidir.explain.report import explain_checkpoint
 from hf_bidir.explain.running import record_coefficients
 from hf_bidir.modeling.signed_layers import signed_layers
@@ -310,9 +311,8 @@ def test_the_command_explains_a_checkpoint_of_any_family(name, tmp_path):
     )
     assert result.exit_code == 0, result.output
     assert "patch in row" in result.output if of_images else "unbelievably" in result.output
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        *("scores.png", "rollout-flow.png", "heads.png", "index.html")
-    }
+    traced = [] if is_causal(model) else ["rollout-flow.png"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"scores.png", "heads.png", "index.html", *traced}
 
 
 def test_a_language_model_is_explained_at_the_next_word_which_a_target_may_name():
@@ -320,7 +320,7 @@ def test_a_language_model_is_explained_at_the_next_word_which_a_target_may_name(
     explanation = explain_checkpoint((model, tokenizer()), "a good", target="film")
     assert 'Explained: y, the logit of "film"' in explanation.explained
     inputs = {"input_ids": torch.tensor([[2, 5, 6, 3]])}
-    expected = token_scores(model, inputs, TEXT_DEFAULT, 8, position=3)[0]
+    expected = token_scores(model, inputs, CAUSAL_DEFAULT, 8, position=3)[0]
     torch.testing.assert_close(explanation.scores, expected)
     with pytest.raises(ValueError, match="'elephant' is not one token of the vocabulary"):
         explain_checkpoint((model, tokenizer()), "a good", target="elephant")

@@ -6,7 +6,7 @@ import torch
 from hf_bidir import BidirBertForMaskedLM
 from hf_bidir.cli.explain import DEFAULTS, METHOD_NAMES
 from hf_bidir.explain import METHODS, attention_flow, attention_rollout, contributions, flip_heads, token_scores
-from hf_bidir.explain.methods import IMAGE_DEFAULT, TEXT_DEFAULT
+from hf_bidir.explain.methods import CAUSAL_DEFAULT, IMAGE_DEFAULT, TEXT_DEFAULT, sink_note
 from hf_bidir.explain.running import record_coefficients
 from tests.explain.conftest import TEXT_METHODS, bert, images, sentences, vit
 
@@ -112,4 +112,19 @@ def test_captions_say_which_layers_and_heads():
 
 def test_the_command_line_names_all_methods():
     assert tuple(METHODS) == METHOD_NAMES
-    assert DEFAULTS == (TEXT_DEFAULT, IMAGE_DEFAULT)
+    assert tuple(DEFAULTS) == (TEXT_DEFAULT, IMAGE_DEFAULT, CAUSAL_DEFAULT)
+
+
+@pytest.mark.parametrize(
+    ("method", "scores", "named"),
+    [
+        ("rollout", [0.97, 0.02, 0.01], '"[CLS]", a sink of the attention, holds 97% of the scores of rollout'),
+        ("rollout", [0.02, 0.97, 0.01], ""),  # a word, which is what the method says
+        ("rollout", [0.5, 0.4, 0.1], ""),
+        ("erasure", [0.97, 0.02, -0.01], ""),  # for or against y
+        ("value-zeroing", [[0.9, 0.1, 0.0], [1.0, 0.0, 0.0]], "holds 95% of the scores of value-zeroing"),
+    ],
+)
+def test_a_sink_that_holds_almost_all_scores_is_named(method, scores, named):
+    note = sink_note(method, ["[CLS]", "good", "[SEP]"], [True, False, True], torch.tensor(scores))
+    assert (named in note) if named else note == ""

@@ -9,8 +9,9 @@ from transformers import ViTImageProcessor
 from typer.testing import CliRunner
 
 from hf_bidir import BidirBertForMaskedLM, BidirBertForQuestionAnswering, BidirBertModel
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.cli import app
-from hf_bidir.explain import read_text, token_scores
+from hf_bidir.explain import load_checkpoint, read_text, token_scores
 from hf_bidir.explain.methods import TEXT_DEFAULT
 from hf_bidir.explain.report import explain_checkpoint
 from tests.explain.conftest import bert, tokenizer, vit
@@ -179,6 +180,33 @@ def test_an_earlier_explanation_is_replaced_and_other_folders_are_refused(checkp
 def test_the_page_explains_how_to_read_the_scores(checkpoint, method, meaning):
     page = explain_checkpoint(checkpoint, TEXT, method=method).page()
     assert re.search(rf"How to read: [^.]*{meaning}[^.]* on one colour scale", page)
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        ("attnlrp", "they need not sum to y"),
+        ("integrated-gradients", "they sum to the change of y from the baseline"),
+        ("rollout", None),
+    ],
+)
+def test_the_page_and_the_summary_say_what_the_scores_sum_to(checkpoint, method, told):
+    explanation = explain_checkpoint(checkpoint, TEXT, method=method)
+    for text in (explanation.page(), explanation.summary()):
+        assert (told in text) if told else ("sum to" not in text)
+
+
+def test_a_figure_that_a_sink_fills_is_left_out_with_the_reason(checkpoint):
+    model, words = load_checkpoint(checkpoint)
+
+    def onto_the_first(coefficients):
+        return torch.nn.functional.one_hot(torch.zeros_like(coefficients[..., 0]).long(), coefficients.shape[-1]) * 1e3
+
+    with edited_coefficients(model, onto_the_first):
+        explanation = explain_checkpoint((model, words), TEXT, method="rollout")
+    assert "a sink of the attention" in " ".join(explanation.notes)
+    assert "Rollout is not drawn" in " ".join(explanation.notes)
+    assert "rollout" not in explanation.traced
 
 
 def test_scores_and_heads_have_a_scale_each_so_that_neither_is_pale(checkpoint):

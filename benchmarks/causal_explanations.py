@@ -1,0 +1,158 @@
+"""Which explanation of a causal language model should one trust? The fall of y without the tokens ranked first.
+
+    python benchmarks/causal_explanations.py MODEL  # folder or Hub name, such as HuggingFaceTB/SmolLM2-135M-Instruct
+    make tables
+
+For every prompt of causal_prompts.txt, y is the logit of the predicted next token minus the mean over the vocabulary.
+Every method scores the tokens of the prompt; the quarter with the highest scores is removed, at least one token, and y
+is computed again. The last token, from which y is read, stays. Random scores, drawn with ten seeds, are the baseline.
+
+    deleted     fall of y when these tokens are deleted
+    replaced    fall of y when each of them is replaced by a random token of the other prompts, mean over eight draws
+    masked      fall of y when no query attends to them
+    …_after     the same if the first token is left out of the ranking and stays
+    first       the share of the first token in the sum of magnitudes
+    total       the sum of the scores as a share of y
+    missed      integrated gradients: the error of their sum, as a share of the change of y from the baseline
+    seconds     time, one thread; and in units of a forward pass
+
+Prompts alternate: one half chooses the default method ("choice"), the other reports it ("report"). Rows, one for each
+model, method, prompt and seed, go to benchmarks/results/causal_explanations.csv.
+"""
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+from measure import save_runs
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from hf_bidir.checkpoints.layer_hooks import kept_keys
+from hf_bidir.explain import (
+    METHODS,
+    integrated_gradients,
+    integrated_relevance,
+    load_checkpoint,
+    token_scores,
+)
+from hf_bidir.explain.methods import methods_of
+from hf_bidir.explain.readout import choose_readout
+from hf_bidir.faithfulness.deletion import ranks, without_tokens
+
+NAME, KEY = "causal_explanations", ("model", "method", "seed", "prompt")
+PROMPTS = Path(__file__).with_name("causal_prompts.txt")
+RANDOM, SEEDS = "random", 10  # a method of random scores
+SHARE, DRAWS = 0.25, 8  # of tokens removed; of random tokens in their place
+# baselines that are not those of METHODS: padding in place of the first token too
+VARIANTS: dict[str, Callable[..., Tensor]] = {
+    "integrated-gradients, first token padded": partial(integrated_gradients, keep_first=False),
+    "integrated-attnlrp, first token padded": partial(integrated_relevance, keep_first=False),
+}
+Row = dict[str, str | int | float]
+
+
+class Prompt:
+    """A prompt with its predicted next token, and y where some of its tokens are removed."""
+
+    def __init__(self, model: PreTrainedModel, ids: Tensor, others: list[int], seed: int):
+        self.model, self.inputs = model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        self.length, self.position = ids.shape[1], ids.shape[1] - 1
+        draw = random.Random(seed)
+        self.replacements = torch.tensor([[draw.choice(others) for _ in range(self.length)] for _ in range(DRAWS)])
+        with torch.no_grad():
+            self.target = model(**self.inputs).logits[0, -1].argmax()[None]
+        self.y = self.ys(self.inputs)[0].item()
+
+    @torch.no_grad()
+    def ys(self, inputs: dict[str, Tensor]) -> Tensor:
+        """y at the last token of every row, `[rows]`."""
+        position = inputs["attention_mask"].sum(1) - 1
+        outputs = self.model(**inputs, return_dict=True)
+        return choose_readout(self.model, outputs, self.target, position)(outputs)
+
+    def falls(self, removed: Tensor) -> dict[str, Tensor]:
+        """The fall of y without the tokens in `removed`, boolean `[rows, length]`, by the way they are removed."""
+        rows = {name: value.expand(len(removed), -1) for name, value in self.inputs.items()}
+        keep = torch.ones_like(removed)
+        deleted = self.ys(without_tokens(self.model, rows, keep, removed))
+        with kept_keys(self.model, ~removed[:, None, None]):
+            masked = self.ys(rows)
+        filled = torch.where(removed[:, None], self.replacements, self.inputs["input_ids"]).flatten(0, 1)
+        replaced = self.ys({"input_ids": filled, "attention_mask": torch.ones_like(filled)}).view(-1, DRAWS).mean(1)
+        return {"deleted": self.y - deleted, "replaced": self.y - replaced, "masked": self.y - masked}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="folder or Hub name of a causal language model, signed or softmax")
+    parser.add_argument("--name", help="in the table; by default that of the folder")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    model, tokenizer = load_checkpoint(options.model)
+    model.requires_grad_(False)
+    name = options.name or Path(options.model).name
+    texts = [tokenizer(text, return_tensors="pt")["input_ids"] for text in PROMPTS.read_text("utf-8").splitlines()]
+    for number, ids in enumerate(tqdm(texts, desc=name)):
+        others = [token for other in texts if other is not ids for token in other[0].tolist()]
+        prompt = Prompt(model, ids, others, seed=number)
+        shared = {"model": name, "prompt": number, "half": ("choice", "report")[number % 2]}
+        shared |= {"tokens": prompt.length, "y": round(prompt.y, 3)}
+        save_runs(NAME, KEY, [shared | row for row in measured(prompt)], PROMPTS)
+
+
+def measured(prompt: Prompt) -> list[Row]:
+    """A row for each method, and for each seed of the random scores."""
+    rows, found = zip(*scored(prompt), strict=True)
+    all_scores = torch.stack(found)
+    for suffix, first in (("", 0), ("_after", 1)):
+        removable = torch.zeros_like(all_scores, dtype=torch.bool)
+        removable[:, first : prompt.position] = True
+        rank, count = ranks(all_scores, removable)
+        falls = prompt.falls(rank < (SHARE * count.double()).ceil()[:, None])
+        for how, values in falls.items():
+            for row, value in zip(rows, values.tolist(), strict=True):
+                row[how + suffix] = round(value, 3)
+    return list(rows)
+
+
+def scored(prompt: Prompt) -> Iterator[tuple[Row, Tensor]]:
+    """Every method with its scores `[length]` and what they cost."""
+    model, place = prompt.model, {"target": prompt.target, "position": prompt.position}
+    functions = {
+        method: partial(token_scores, method=method) for method in methods_of(model) if not METHODS[method].oriented
+    } | VARIANTS
+    for method, function in functions.items():
+        start = time.perf_counter()
+        scores = function(model, prompt.inputs, **place)[0].detach()
+        middle = time.perf_counter()
+        prompt.ys(prompt.inputs)
+        cost = {"seconds": middle - start, "forward_passes": (middle - start) / (time.perf_counter() - middle)}
+        row = {"method": method, "seed": 0} | {name: round(value, 3) for name, value in cost.items()}
+        total = scores.sum().item()
+        row |= {"first": round((scores[0].abs() / scores.abs().sum()).item(), 4), "total": round(total / prompt.y, 4)}
+        if method.startswith("integrated-gradients"):
+            row["missed"] = round(missed(prompt, total, method not in VARIANTS), 4)
+        yield row, scores
+    for seed in range(SEEDS):
+        draw = torch.Generator().manual_seed(1000 * seed + int(prompt.inputs["input_ids"].sum()))
+        yield {"method": RANDOM, "seed": seed}, torch.randn(prompt.length, generator=draw)
+
+
+def missed(prompt: Prompt, total: float, keep_first: bool) -> float:
+    """The error of the sum of integrated gradients, as a share of the change of y from the baseline."""
+    text = prompt.model.config.get_text_config()
+    padded = torch.full_like(prompt.inputs["input_ids"], text.pad_token_id or 0)
+    if keep_first:
+        padded[:, 0] = prompt.inputs["input_ids"][:, 0]
+    change = prompt.y - prompt.ys(prompt.inputs | {"input_ids": padded}).item()
+    return abs(total - change) / abs(change)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""Folders of sentence-transformers: the embedding that they compute is explained, and its similarity to a text."""
+
+import json
+
+import pytest
+import torch
+from transformers import BertConfig, BertModel
+from typer.testing import CliRunner
+
+from hf_bidir import convert_checkpoint
+from hf_bidir.cli import app
+from hf_bidir.explain import erasure, explain, load_checkpoint, token_scores
+from hf_bidir.explain.methods import methods_of
+from tests.explain.conftest import SHAPE, tokenizer, with_biases
+
+sentence_transformers = pytest.importorskip("sentence_transformers")
+TEXT, OTHER = "a unbelievably good film !", "a bad film"
+MODES = ["mean", "cls", "max", "lasttoken", "weightedmean", ("mean", "max")]
+
+
+def sentence_folder(folder, mode="mean", parts=("Normalize",), **settings):
+    """A folder of a tiny BERT, as sentence-transformers saves it, and the model that sentence-transformers loads."""
+    from sentence_transformers.base.modules import Dense, Normalize, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    torch.manual_seed(0)
+    with_biases(BertModel(BertConfig(**SHAPE))).save_pretrained(folder / "bert")
+    tokenizer().save_pretrained(folder / "bert")
+    pooling = Pooling(16, mode)
+    dense = Dense(pooling.pooling_output_dimension, 8)
+    others = [{"Normalize": Normalize(), "Dense": dense}[name] for name in parts]
+    modules = [Transformer(str(folder / "bert"), max_seq_length=10), pooling, *others]
+    model = sentence_transformers.SentenceTransformer(modules=modules, device="cpu", **settings)
+    model.save(str(folder / "st"))
+    return folder / "st", sentence_transformers.SentenceTransformer(str(folder / "st"), device="cpu")
+
+
+def similarity(stock, text):
+    return stock.similarity(stock.encode([text]), stock.encode([OTHER])).item()
+
+
+@pytest.fixture(scope="module")
+def mean(tmp_path_factory):
+    return sentence_folder(tmp_path_factory.mktemp("mean"), parts=("Dense", "Normalize"))
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_y_is_the_similarity_that_sentence_transformers_computes(mode, tmp_path):
+    folder, stock = sentence_folder(tmp_path, mode)
+    found = explain(*load_checkpoint(folder), TEXT, against=OTHER)
+    assert found.value == pytest.approx(similarity(stock, TEXT), abs=1e-6)
+    assert f'cosine similarity to "{OTHER}"' in found.explained
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"similarity_fn_name": "cosine"},
+        {"similarity_fn_name": "dot"},
+        {"default_prompt_name": "q", "prompts": {"q": "good "}},
+    ],
+)
+def test_the_settings_of_the_folder_count(settings, tmp_path):
+    folder, stock = sentence_folder(tmp_path, "mean", ("Dense",), **settings)
+    found = explain(*load_checkpoint(folder), TEXT, against=OTHER)
+    assert found.value == pytest.approx(similarity(stock, TEXT), abs=1e-5)
+
+
+def test_without_a_second_text_y_is_the_length_of_the_pooled_embedding(mean):
+    folder, stock = mean
+    found = explain(*load_checkpoint(folder), TEXT)
+    features = stock.preprocess([TEXT]) if hasattr(stock, "preprocess") else stock.tokenize([TEXT])
+    for part in list(stock)[:-1]:  # all but the normalisation
+        features = part(features)
+    assert found.value == pytest.approx(features["sentence_embedding"].norm().item(), rel=1e-5)
+    assert "projected on its own direction" in found.explained
+
+
+def test_a_converted_folder_is_explained_as_its_source(mean, tmp_path):
+    expected = explain(*load_checkpoint(mean[0]), TEXT, against=OTHER)
+    found = explain(*load_checkpoint(convert_checkpoint(mean[0], tmp_path / "signed")), TEXT, against=OTHER)
+    torch.testing.assert_close(found.scores, expected.scores, atol=1e-5, rtol=1e-4)
+
+
+def test_a_text_is_cut_where_sentence_transformers_cuts_it(mean):
+    found = explain(*load_checkpoint(mean[0]), "a good film " * 9, against=OTHER)
+    assert len(found.tokens) == 10
+    assert "word pieces were left out" in found.notes[0]
+    assert found.value == pytest.approx(similarity(mean[1], "a good film " * 9), abs=1e-6)
+
+
+@pytest.mark.parametrize("how", ["mask", "token"])
+def test_an_erased_token_is_not_pooled(how, mean):
+    model, words = load_checkpoint(mean[0])
+    model = model.compared_with(words, OTHER)
+    inputs = dict(words(TEXT, return_tensors="pt"))
+    effects = erasure(model, inputs, how=how)
+    reduced = inputs | {"attention_mask": torch.tensor([[1, 1, 0, *[1] * (inputs["input_ids"].shape[1] - 3)]])}
+    if how == "token":
+        reduced = {name: torch.cat([value[:, :2], value[:, 3:]], 1) for name, value in inputs.items()}
+    with torch.no_grad():
+        whole, without = (model(**rows).sentence_embedding[0] @ model.reference for rows in (inputs, reduced))
+    assert effects[0, 2].item() == pytest.approx((whole - without).item(), abs=1e-6)
+
+
+def test_every_method_scores_a_pooled_embedding_and_padding_changes_nothing(mean):
+    model, words = load_checkpoint(mean[0])
+    assert not {"flow", "signed-flow"} & set(methods_of(model))
+    both = dict(words([TEXT, OTHER], padding=True, return_tensors="pt"))
+    for method in [name for name in methods_of(model) if name != "smoothgrad"]:  # noise is drawn by batch
+        scores = token_scores(model.compared_with(words, "good"), both, method)
+        alone = token_scores(model.compared_with(words, "good"), dict(words(OTHER, return_tensors="pt")), method)
+        torch.testing.assert_close(scores[1, : alone.shape[1]], alone[0], atol=1e-5, rtol=1e-3)
+        assert not scores[1, alone.shape[1] :].any(), method
+
+
+def test_rollout_of_a_mean_is_that_of_all_tokens_and_of_a_class_token_its_own(mean, tmp_path):
+    model, words = load_checkpoint(mean[0])
+    inputs = dict(words(TEXT, return_tensors="pt"))
+    one = load_checkpoint(sentence_folder(tmp_path, "cls")[0])[0]
+    each = [
+        token_scores(model.transformer, inputs, "rollout", position=place)
+        for place in range(len(inputs["input_ids"][0]))
+    ]
+    torch.testing.assert_close(token_scores(model, inputs, "rollout"), torch.stack(each).mean(0))
+    torch.testing.assert_close(token_scores(one, inputs, "rollout"), each[0])
+    assert "flow" in methods_of(one)
+
+
+def test_the_command_explains_the_similarity(mean, tmp_path):
+    words = [str(mean[0]), TEXT, "--against", OTHER, "--output", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, ["explain", *words])
+    assert result.exit_code == 0, result.output
+    assert f'y, its cosine similarity to "{OTHER}"' in result.output
+    assert "similarity to" in (tmp_path / "out/index.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"against": " "}, "second text with at least one word"),
+        ({"position": 2}, "one output per example"),
+        ({"target": 1}, "has no classes"),
+        ({"method": "flow"}, "needs an output that is read from a single token"),
+    ],
+)
+def test_bad_input_is_one_error_with_the_expectation(mean, options, message):
+    with pytest.raises(ValueError, match=message):
+        explain(*load_checkpoint(mean[0]), TEXT, **options)
+
+
+def test_a_similarity_that_is_not_linear_and_a_module_of_elsewhere_are_refused(tmp_path):
+    folder, _ = sentence_folder(tmp_path, similarity_fn_name="euclidean")
+    with pytest.raises(ValueError, match="only the similarities cosine and dot are explained"):
+        explain(*load_checkpoint(folder), TEXT, against=OTHER)
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[1]["type"] = "elsewhere.Pooling"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ValueError, match=r"the module elsewhere\.Pooling"):
+        load_checkpoint(folder)
+
+
+def test_only_a_sentence_encoder_compares_texts(checkpoint):
+    with pytest.raises(ValueError, match="compared by sentence encoders"):
+        explain(*load_checkpoint(checkpoint), TEXT, against=OTHER)
+
+
+def test_orientation_is_that_of_the_embedding_and_lasts(mean, tmp_path):
+    folder = convert_checkpoint(mean[0], tmp_path / "signed", negative_mass=1.0)
+    (tmp_path / "texts.csv").write_text("text\n" + f"{TEXT}\n{OTHER}\n" * 8)
+    words = [str(folder), str(tmp_path / "oriented"), "--data", str(tmp_path / "texts.csv")]
+    result = CliRunner().invoke(app, ["orient", *words])
+    assert result.exit_code == 0, result.output
+    before, after = (explain(*load_checkpoint(place), TEXT, "signed-attention") for place in words[:2])
+    assert after.value == pytest.approx(before.value, rel=1e-4)
+    assert "The heads are oriented" in after.notes[0]
+    assert "needs oriented heads" in before.notes[0]
