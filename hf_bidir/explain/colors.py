@@ -12,6 +12,7 @@ from torch import Tensor
 
 COLORS = colormaps["RdBu_r"]
 STEPS = 256  # colours in a colour bar
+JOINERS = "\u200c\u200d"  # cannot be printed; letters and emojis beside them are written apart or as one
 
 
 def as_array(values: Tensor | np.ndarray | Sequence[float]) -> np.ndarray:
@@ -79,5 +80,5 @@ def shortened(token: str, length: int = 40) -> str:
 
 def visible(token: str) -> str:
     """The token, with "␣" for each character that cannot be printed, and for each blank in a token of blanks."""
-    shown = "".join(char if char.isprintable() else "␣" for char in token)
+    shown = "".join(char if char.isprintable() or char in JOINERS else "␣" for char in token)
     return shown if shown.strip() else "␣" * len(token)

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.example_inputs import longest_text, text_limit
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.explain.alignment import LOGIT, Alignment
-from hf_bidir.explain.checkpoint import Example, read_text
+from hf_bidir.explain.checkpoint import Example, read_text, spelled
 from hf_bidir.explain.colors import visible
 from hf_bidir.explain.methods import METHODS, default_method, token_scores
 
@@ -52,7 +52,7 @@ def explain_continuation(
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     positions = torch.arange(start - 1, len(ids) - 1)
     scores = prediction_scores(model, inputs, generated, positions, method, layer=layer, head=head)
-    pieces = [visible(tokenizer.decode([token])) for token in generated.tolist()]
+    pieces = spelled(tokenizer, generated.tolist())
     return Alignment(
         source=[*example.tokens, *pieces[:-1]],
         written=pieces,

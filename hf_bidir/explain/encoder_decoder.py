@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.example_inputs import text_limit
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.explain.alignment import LOGIT, Alignment
-from hf_bidir.explain.checkpoint import Example, read_text
+from hf_bidir.explain.checkpoint import Example, read_text, spelled
 from hf_bidir.explain.colors import visible
 from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.relevance import relevance_rules
@@ -78,7 +78,7 @@ def align(
         scores = {RELEVANCE: relevance} | scores
     return Alignment(
         source=[visible(token) for token in example.tokens],
-        written=[visible(token) for token in tokenizer.convert_ids_to_tokens(ids[0, 1:])],
+        written=spelled(tokenizer, ids[0, 1:].tolist()),
         explained=_explained(model, example, tokenizer.decode(ids[0], skip_special_tokens=True)),
         what=WHAT[next(iter(scores))].format(f"y, {LOGIT}"),
         scores={unit: example.by_token(rows) for unit, rows in scores.items()},
