@@ -15,7 +15,7 @@ from hf_bidir.checkpoints.convert import signed_model
 from hf_bidir.checkpoints.reading import check_full_precision, checkpoint_processors, read_bidir, read_config
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.explain.colors import JOINERS, visible
-from hf_bidir.explain.running import reads_images
+from hf_bidir.explain.running import check_kind, reads_images
 
 UNDECODED = "\ufffd"  # in the text of a part of a character
 
@@ -28,16 +28,19 @@ def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, Any]:
 
     Raises:
         FileNotFoundError: no such checkpoint, or one without weights, tokenizer or image processor.
-        ValueError: the attention cannot be made signed, or the weights are quantised, through which no gradient flows.
+        ValueError: it reads neither one text nor one image, its attention cannot be made signed, its weights are
+            quantised, or its tokenizer has tokens without an embedding.
     """
     _check_weights(Path(source))
     config = None if str(source).startswith(TIMM_PREFIX) else read_config(source)
     if config is not None:
         check_full_precision(config, source, "explained")
     if config is not None and config.model_type.startswith("bidir_"):
-        model, processors = read_bidir(source, torch.float32), checkpoint_processors(source)
+        model = read_bidir(source, torch.float32)
+        processors = checkpoint_processors(source, model)
     else:
         model, processors, _ = signed_model(source, dtype=torch.float32)
+    check_kind(model)
     images = reads_images(model)
     fitting = [found for found in processors if isinstance(found, PreTrainedTokenizerBase) != images]
     if not fitting:
@@ -102,7 +105,7 @@ def read_text(tokenizer, text: str | Sequence[str], limit: int) -> Example:
     last, first, reach = None, 0, 0  # the word of the piece before, from its smallest start to its largest end
     for piece, word, (start, end) in zip(pieces, encoding.word_ids(), offsets, strict=True):
         begins = word is None or word != last
-        if not split and word is not None and last is not None:
+        if isinstance(text, str) and word is not None and last is not None:
             begins = _begins_word(text, first, reach, start, begins)
         if begins:
             tokens.append(piece)
@@ -110,7 +113,7 @@ def read_text(tokenizer, text: str | Sequence[str], limit: int) -> Example:
             first, reach = start, end
         last, first, reach = word, min(first, start), max(reach, end)
         if word is not None:
-            tokens[-1] = text[word] if split else _spelling(text, first, reach)
+            tokens[-1] = _spelling(text, first, reach) if isinstance(text, str) else text[word]
         token_of_piece.append(len(tokens) - 1)
     if all(special):
         raise ValueError(f"expected a text with at least one word, got {text!r}.")

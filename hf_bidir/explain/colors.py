@@ -1,5 +1,6 @@
 """Signed numbers as colours and text: red for +, blue for −, white for 0, on a scale symmetrical around 0."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -76,6 +77,17 @@ def text_color_on(color: tuple[float, ...]) -> str:
 def shortened(token: str, length: int = 40) -> str:
     """Truncate a token to `length` characters, ending in an ellipsis."""
     return token if len(token) <= length else f"{token[: length - 1]}…"
+
+
+def told_apart(tokens: Sequence[str]) -> list[str]:
+    """The tokens as they are printed; of equal ones, such as "the (2 of 3)", also which one it is."""
+    names = [visible(shortened(token)) for token in tokens]
+    counts, seen = Counter(names), Counter[str]()
+    for index, name in enumerate(names):
+        seen[name] += 1
+        if counts[name] > 1:
+            names[index] = f"{name} ({seen[name]} of {counts[name]})"
+    return names
 
 
 def visible(token: str) -> str:

@@ -9,10 +9,12 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.example_inputs import longest_text, text_limit
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
+from hf_bidir.checkpoints.unwrapping import unwrapped
 from hf_bidir.explain.alignment import LOGIT, Alignment
 from hf_bidir.explain.checkpoint import Example, read_text, spelled
 from hf_bidir.explain.colors import visible
 from hf_bidir.explain.methods import METHODS, default_method, token_scores
+from hf_bidir.explain.running import model_within
 
 ROWS = 16  # generated tokens explained in one batch
 
@@ -44,6 +46,7 @@ def explain_continuation(
     Raises:
         ValueError: an empty prompt or continuation, more tokens than the model has positions, and as in `token_scores`.
     """
+    model = model_within(model, tokenizer)
     method = method or default_method(model, layer, head)
     example, ids = _generated(model, tokenizer, prompt, continuation, new_tokens)
     start = len(example.token_of_piece)
@@ -88,6 +91,7 @@ def prediction_scores(
     Raises:
         ValueError: as in `token_scores`.
     """
+    model = unwrapped(model)
     method = method or default_method(model, layer, head)
     parts = list(zip(targets.split(batch_size), positions.split(batch_size), strict=True))
     rows = []

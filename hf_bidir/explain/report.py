@@ -17,7 +17,7 @@ from hf_bidir.explain.explanation import Explanation
 from hf_bidir.explain.methods import METHODS, check_method, default_method, methods_of, token_scores
 from hf_bidir.explain.page import png_of
 from hf_bidir.explain.prediction import is_causal, token_level
-from hf_bidir.explain.running import reads_images
+from hf_bidir.explain.running import check_kind, model_within, reads_images
 
 FIGURES = ("scores", "rollout-flow", "heads", "alignment")
 PAGE = "index.html"
@@ -59,6 +59,8 @@ def explain_checkpoint(
             for a text model, or an option that does not apply to the model.
     """
     model, processor = source if isinstance(source, tuple) else load_checkpoint(source)
+    model = model_within(model, processor)
+    check_kind(model)
     check_method(method or default_method(model, layer, head), layer, head)
     _check_not_a_file(model, text_or_image)
     generation = {"continuation": continuation, "new_tokens": new_tokens}

@@ -10,10 +10,14 @@ from transformers import (
     ByT5Tokenizer,
     PreTrainedTokenizerFast,
     ViTImageProcessor,
+    Wav2Vec2Config,
+    Wav2Vec2FeatureExtractor,
+    Wav2Vec2ForSequenceClassification,
 )
 
 from hf_bidir.explain import load_checkpoint, read_image, read_text
 from hf_bidir.explain.checkpoint import spelled
+from hf_bidir.explain.report import explain_checkpoint
 from hf_bidir.finetune.data.tokenizer import train_byte_level
 from tests.explain.conftest import tokenizer, vit
 
@@ -36,6 +40,18 @@ def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path):
     vit().save_pretrained(tmp_path)
     with pytest.raises(FileNotFoundError, match="has no image processor beside its weights"):
         load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("given", ["a good film", "speech.wav"])
+def test_a_model_of_sound_is_refused_for_what_it_reads_whatever_is_given(given, tmp_path):
+    (tmp_path / "speech.wav").write_bytes(b"RIFF")
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    layers = {"conv_dim": (16, 16), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_conv_pos_embeddings": 4}
+    config = Wav2Vec2Config(**shape, **layers, num_conv_pos_embedding_groups=2, num_feat_extract_layers=2)
+    Wav2Vec2ForSequenceClassification(config).save_pretrained(tmp_path / "speech")
+    Wav2Vec2FeatureExtractor().save_pretrained(tmp_path / "speech")
+    with pytest.raises(ValueError, match="BidirWav2Vec2ForSequenceClassification takes sound, video or several inputs"):
+        explain_checkpoint(tmp_path / "speech", str(tmp_path / given) if given.endswith("wav") else given)
 
 
 def test_word_pieces_are_joined_to_the_words_of_the_text():
