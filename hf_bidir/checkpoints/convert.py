@@ -103,7 +103,7 @@ def signed_model(
     Returns:
         The model, its tokenizer and processors if any, and the largest difference of an output on random input.
     """
-    attention: dict[str, Any] = {"activation": attn_activation, "negative_mass": negative_mass, "partial": partial}
+    attention: dict[str, Any] = {"attn_activation": attn_activation, "negative_mass": negative_mass, "partial": partial}
     read = _read_source(source, weights, dtype, attention)
     inputs = random_inputs(read.model)
     before = read.outputs(inputs)
@@ -146,7 +146,7 @@ def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bo
     difference = largest_difference(outputs_of(bidir, inputs), outputs_of(model, inputs), inputs)
     if not difference <= _tolerance(model):
         raise ValueError(f"the restored model's outputs differ from the source's by {difference:.1e}; nothing saved.")
-    return write_checkpoint(output_dir, [model, *checkpoint_processors(transformer)], sentences)
+    return write_checkpoint(output_dir, [model, *checkpoint_processors(transformer, model)], sentences)
 
 
 def stock_config(config: PretrainedConfig, stock_class: type[PreTrainedModel]) -> PretrainedConfig:
@@ -221,7 +221,7 @@ def _read_source(
     if sentences:
         sentences.fetch_weights()
     model = complete_model(head, source, dtype)
-    return _Source(model, checkpoint_processors(source), bound(outputs_of, model))
+    return _Source(model, checkpoint_processors(source, model), bound(outputs_of, model))
 
 
 def random_inputs(model: PreTrainedModel) -> dict[str, Tensor]:

@@ -3,9 +3,11 @@
 A change acts on the calls of the thread that makes it, after those of surrounding contexts.
 """
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+import torch
 from torch import Tensor, nn
 
 from hf_bidir.modeling.eager_attention import grouped_matmul
@@ -118,11 +120,12 @@ def _some_signed_layers(model: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the context; restores the mode of every module afterwards."""
+    """Evaluation mode inside the context, and no compiled graphs, which ignore hooks; restores all modes afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        yield
+        with torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext():
+            yield
     finally:
         for module in training:
             module.training = True

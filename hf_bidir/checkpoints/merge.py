@@ -48,7 +48,7 @@ def merge_adapter(
             f"the outputs of the merged model differ from those with the adapter by {difference:.1e}, more than "
             f"{TOLERANCE:g}; nothing saved."
         )
-    processors = checkpoint_processors(source) or checkpoint_processors(base)
+    processors = checkpoint_processors(source, model) or checkpoint_processors(base, model)
     # the card tells where the weights come from
     write_checkpoint(output_dir, [model, *processors], copies={PREVIOUS: adapter.folder / RECORD})
     return difference

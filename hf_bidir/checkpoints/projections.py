@@ -4,7 +4,7 @@ Model families name and fuse their projections in dozens of ways, so they are fo
 feature of a linear map belongs to a head if the head's keys or values depend on it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -16,15 +16,13 @@ from hf_bidir.checkpoints.example_inputs import example_inputs
 from hf_bidir.checkpoints.layer_hooks import in_evaluation, observed_layers
 from hf_bidir.modeling.signed_layers import signed_layers
 
-LINEAR = (nn.Linear, Conv1D)
-
 
 @dataclass(frozen=True)
 class Features:
     """Some of the outputs of a linear map.
 
     Attributes:
-        linear: the map; a `Conv1D` of GPT-2 has its weight transposed.
+        linear: the map; `weight_of` reads its weight.
         indices: which outputs, `[features]`.
         direct: whether keys or values equal these outputs, in this order; False if something is in between, such as
             rotary positions or a norm.
@@ -53,9 +51,55 @@ class Projections:
     heads: int = 0
 
 
+def linear_maps(model: nn.Module) -> Iterator[nn.Module]:
+    """The linear maps; one with an adapter, or with quantised weights, is one map with all that is inside it."""
+    for module in model.children():
+        base = _base_of(module)
+        if isinstance(base, Conv1D) or (hasattr(base, "in_features") and hasattr(base, "out_features")):
+            yield module
+        else:
+            yield from linear_maps(module)
+
+
+def _base_of(module: nn.Module) -> nn.Module:
+    """The layer under peft's adapters; the layer itself without any."""
+    return _base_of(module.base_layer) if isinstance(getattr(module, "base_layer", None), nn.Module) else module
+
+
+def is_plain(linear: nn.Module) -> bool:
+    """Whether the map is its weight and bias alone, without an adapter and in full precision."""
+    return type(linear) in (nn.Linear, Conv1D) and type(linear.weight) is nn.Parameter
+
+
 def weight_of(linear: nn.Module) -> Tensor:
-    """The weight as `[outputs, inputs]`, a view."""
-    return linear.weight.T if isinstance(linear, Conv1D) else linear.weight
+    """The weight as `[outputs, inputs]`: a view; of a map that is not plain, what it computes of unit vectors."""
+    if is_plain(linear):
+        return linear.weight.T if isinstance(linear, Conv1D) else linear.weight
+    units = torch.cat([torch.zeros(1, linear.in_features), torch.eye(linear.in_features)])
+    with in_evaluation(linear), torch.no_grad():
+        bias, *columns = linear(_placed(units, linear))
+    return (torch.stack(columns) - bias).T
+
+
+def check_differentiable(model: nn.Module) -> None:
+    """Raise ValueError if a gradient does not flow through a linear map, such as one that multiplies 8-bit numbers."""
+    for linear in filter(lambda linear: not is_plain(_base_of(linear)), linear_maps(model)):
+        with torch.inference_mode(False), torch.enable_grad(), in_evaluation(linear):
+            state = _placed(torch.ones(1, linear.in_features), linear).requires_grad_()
+            output = linear(state).sum()
+            gradient = torch.autograd.grad(output, state, allow_unused=True)[0] if output.requires_grad else None
+        if gradient is None:
+            raise ValueError(
+                f"no gradient flows through the quantised weights of {type(model).__name__}; use a method without "
+                "gradients, such as erasure, or the model that it was made from."
+            )
+
+
+def _placed(states: Tensor, linear: nn.Module) -> Tensor:
+    """The inputs on the device of the map, in the precision of its floating-point weights."""
+    weights = list(linear.parameters())
+    dtype = next((weight.dtype for weight in weights if weight.is_floating_point()), states.dtype)
+    return states.to(weights[0].device if weights else states.device, dtype)
 
 
 def projections(model: PreTrainedModel, inputs: Mapping[str, Tensor] | None = None) -> list[Projections]:
@@ -66,8 +110,8 @@ def projections(model: PreTrainedModel, inputs: Mapping[str, Tensor] | None = No
         inputs: inputs of the model, by default `example_inputs`.
     """
     probe = _Probe(model)
-    hooks = [hook for module in model.modules() if isinstance(module, LINEAR) for hook in (
-        module.register_forward_pre_hook(probe.before), module.register_forward_hook(probe.after))]  # fmt: skip
+    hooks = [hook for linear in dict.fromkeys(linear_maps(model)) for hook in (
+        linear.register_forward_pre_hook(probe.before), linear.register_forward_hook(probe.after))]  # fmt: skip
     try:
         recording = observed_layers(model, probe.observe)
         with in_evaluation(model), torch.inference_mode(False), torch.enable_grad(), recording:

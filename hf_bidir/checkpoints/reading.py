@@ -1,6 +1,7 @@
 """Reads the config, the model and the processors of a checkpoint, signed or stock."""
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from transformers import (
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -30,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 # audio models have a feature extractor
 PROCESSORS = (AutoTokenizer, AutoImageProcessor, AutoFeatureExtractor, AutoProcessor)
+NAMED = 5  # tokens in an error
 
 
 def read_config(source: str | Path, revision: str | None = None) -> PretrainedConfig:
@@ -204,8 +207,12 @@ def check_full_precision(config: PretrainedConfig, source: str | Path, what: str
         )
 
 
-def checkpoint_processors(source: str | Path) -> list:
-    """The tokenizer, image processor, feature extractor and combined processor of a checkpoint, if any."""
+def checkpoint_processors(source: str | Path, model: PreTrainedModel) -> list:
+    """The tokenizer, image processor, feature extractor and combined processor of a model's checkpoint, if any.
+
+    Raises:
+        ValueError: as in `check_vocabulary`.
+    """
     found: dict[type, Any] = {}
     for auto in PROCESSORS:
         try:
@@ -215,4 +222,37 @@ def checkpoint_processors(source: str | Path) -> list:
             logger.info("%s has nothing for %s", source, auto.__name__)
         else:
             found.setdefault(type(processor), processor)
+    for processor in found.values():
+        check_vocabulary(processor, vocabulary_of(model), source)
     return list(found.values())
+
+
+def vocabulary_of(model: PreTrainedModel) -> int | None:
+    """The number of tokens that a model of text has embeddings for; None for other models."""
+    if model.main_input_name != "input_ids":
+        return None
+    with suppress(NotImplementedError):  # models of text and images may have a table of each
+        return getattr(model.get_input_embeddings(), "num_embeddings", None)
+    return None
+
+
+def check_vocabulary(tokenizer: Any, count: int | None, source: str | Path) -> None:
+    """Raise ValueError if tokens were added to a tokenizer for which the model has no embedding.
+
+    Special tokens that only a text which names them has, such as Gemma 3's token of images, may have none.
+
+    Args:
+        tokenizer: other processors pass.
+        count: the number of embeddings; None passes.
+        source: the checkpoint, for the message.
+    """
+    if count is None or not isinstance(tokenizer, PreTrainedTokenizerBase):
+        return
+    own = {getattr(tokenizer, f"{name}_id", None) for name in tokenizer.SPECIAL_TOKENS_ATTRIBUTES}
+    added = sorted(tokenizer.added_tokens_decoder.items())
+    if without := [token for index, token in added if index >= count and (not token.special or index in own)]:
+        raise ValueError(
+            f"the tokenizer of {source} has tokens for which its model, with {count} embeddings, has none: "
+            f"{', '.join(map(str, without[:NAMED]))}{', …' * (len(without) > NAMED)}. They were added without "
+            "model.resize_token_embeddings(len(tokenizer)); call it, and save the model again."
+        )

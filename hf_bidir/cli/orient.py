@@ -53,7 +53,7 @@ def orient(
             share = orient_heads(model, batches, target)
         sentences = sentence_folder(checkpoint)
         source = sentences.transformer if sentences else checkpoint
-        write_checkpoint(folder, [transformer_of(model), *checkpoint_processors(source)], sentences)
+        write_checkpoint(folder, [transformer_of(model), *checkpoint_processors(source, model)], sentences)
     consistent = int((share >= CONSISTENT).sum())
     typer.echo(f"{consistent} of {share.numel()} heads have a consistent sign (a share of at least {CONSISTENT}).")
     for warning in told:

@@ -76,7 +76,8 @@ def export_checkpoint(
             "transformer from a folder of its own."
         )
     check_full_precision(read_config(source), source, "exported")
-    model, processors = read_model(source, torch.float32), checkpoint_processors(source)
+    model = read_model(source, torch.float32)
+    processors = checkpoint_processors(source, model)
     inputs = _traced_inputs(model, processors)
     if any(len(tensor) != 2 for tensor in inputs.values()):  # an axis of size 1 would be fixed
         raise ValueError(f"{type(model).__name__} cannot be exported: it accepts one example at a time.")

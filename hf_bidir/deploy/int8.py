@@ -45,7 +45,7 @@ def quantise_checkpoint(source: str | Path, output_dir: str | Path, *, overwrite
     model = read_int8(transformer)
     if not any(isinstance(weight, TorchAOBaseTensor) for weight in model.parameters()):
         raise ValueError(f"{type(model).__name__} has no nn.Linear layer that torchao quantises (GPT-2 has Conv1D).")
-    return write_checkpoint(output_dir, [model, *checkpoint_processors(transformer)], sentences)
+    return write_checkpoint(output_dir, [model, *checkpoint_processors(transformer, model)], sentences)
 
 
 def read_int8(source: str | Path) -> PreTrainedModel:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from hf_bidir.explain.colors import Scale, as_array, shortened, signed
+from hf_bidir.explain.colors import Scale, as_array, shortened, signed, told_apart
 from hf_bidir.explain.figures import alignment_grid
 from hf_bidir.explain.page import html_page, png_of
 from hf_bidir.explain.text_heatmap import text_blocks
@@ -53,10 +53,11 @@ class Alignment:
         """One line per generated token, with the source tokens of largest magnitude."""
         lines = [self.explained, f"{self.what}. Largest magnitude first:"]
         number = signed if self.has_signs else "{:.2g}".format
+        names = told_apart(self.source)
         for word, row in zip(self.rows, next(iter(self.scores.values())), strict=True):
             order = row.abs().argsort(descending=True)[:top].tolist()
             order = [index for index in order if row[index].abs() > NAMED_SHARE * row.abs().max()]
-            named = "  ".join(f"{number(row[index].item())} {shortened(self.source[index])}" for index in order)
+            named = "  ".join(f"{number(row[index].item())} {names[index]}" for index in order)
             lines.append(f"{shortened(word):>16}  {named}")
         return "\n".join(lines)
 

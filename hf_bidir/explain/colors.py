@@ -1,5 +1,6 @@
 """Signed numbers as colours and text: red for +, blue for −, white for 0, on a scale symmetrical around 0."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 COLORS = colormaps["RdBu_r"]
 STEPS = 256  # colours in a colour bar
+JOINERS = "\u200c\u200d"  # cannot be printed; letters and emojis beside them are written apart or as one
 
 
 def as_array(values: Tensor | np.ndarray | Sequence[float]) -> np.ndarray:
@@ -77,7 +79,18 @@ def shortened(token: str, length: int = 40) -> str:
     return token if len(token) <= length else f"{token[: length - 1]}…"
 
 
+def told_apart(tokens: Sequence[str]) -> list[str]:
+    """The tokens as they are printed; of equal ones, such as "the (2 of 3)", also which one it is."""
+    names = [visible(shortened(token)) for token in tokens]
+    counts, seen = Counter(names), Counter[str]()
+    for index, name in enumerate(names):
+        seen[name] += 1
+        if counts[name] > 1:
+            names[index] = f"{name} ({seen[name]} of {counts[name]})"
+    return names
+
+
 def visible(token: str) -> str:
     """The token, with "␣" for each character that cannot be printed, and for each blank in a token of blanks."""
-    shown = "".join(char if char.isprintable() else "␣" for char in token)
+    shown = "".join(char if char.isprintable() or char in JOINERS else "␣" for char in token)
     return shown if shown.strip() else "␣" * len(token)

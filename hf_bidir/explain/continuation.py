@@ -9,8 +9,9 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.example_inputs import longest_text, text_limit
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
+from hf_bidir.checkpoints.unwrapping import unwrapped
 from hf_bidir.explain.alignment import LOGIT, Alignment
-from hf_bidir.explain.checkpoint import Example, read_text
+from hf_bidir.explain.checkpoint import Example, read_text, spelled
 from hf_bidir.explain.colors import visible
 from hf_bidir.explain.methods import (
     METHODS,
@@ -21,6 +22,7 @@ from hf_bidir.explain.methods import (
     token_scores,
     why_fast,
 )
+from hf_bidir.explain.running import model_within
 
 ROWS = 16  # generated tokens explained in one batch
 
@@ -52,6 +54,7 @@ def explain_continuation(
     Raises:
         ValueError: an empty prompt or continuation, more tokens than the model has positions, and as in `token_scores`.
     """
+    model = model_within(model, tokenizer)
     check_method(method or default_method(model, layer, head), layer, head)
     example, ids = _generated(model, tokenizer, prompt, continuation, new_tokens)
     start = len(example.token_of_piece)
@@ -64,7 +67,7 @@ def explain_continuation(
     method = method or default_method(model, layer, head, passes)
     scores = prediction_scores(model, inputs, generated, positions, method, layer=layer, head=head)
     by_token = _by_token(example, scores, len(generated) - 1, METHODS[method].additive)
-    pieces = [visible(tokenizer.decode([token])) for token in generated.tolist()]
+    pieces = spelled(tokenizer, generated.tolist())
     source = [*example.tokens, *pieces[:-1]]
     sink = sink_note(method, source, [*example.special, *[False] * len(pieces[:-1])], by_token)
     where = METHODS[method].caption(layer, head) + f"; y is {LOGIT}" * METHODS[method].explains_output
@@ -103,6 +106,7 @@ def prediction_scores(
     Raises:
         ValueError: as in `token_scores`.
     """
+    model = unwrapped(model)
     method = method or default_method(model, layer, head, passes_of(model, inputs))
     batch_size = len(targets) if METHODS[method].shared else batch_size
     parts = list(zip(targets.split(batch_size), positions.split(batch_size), strict=True))

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import observed_layers
-from hf_bidir.checkpoints.projections import Projections, projections, weight_of
+from hf_bidir.checkpoints.projections import Projections, check_differentiable, projections, weight_of
 from hf_bidir.explain.attentions import read_position
 from hf_bidir.explain.readout import Target, choose_readout
 from hf_bidir.explain.running import keep_mask_of, prepared_inputs, record_coefficients, sequence_length
@@ -70,6 +70,7 @@ def coefficients_and_gradients(
     """
     with torch.inference_mode(False), torch.enable_grad():
         inputs = prepared_inputs(model, inputs)
+        check_differentiable(model)
         outputs, coefficients = record_coefficients(model, inputs)
         last = read_position(coefficients[-1], keep_mask_of(inputs, coefficients[-1].shape[-1]))
         score = choose_readout(model, outputs, target, position, last)(outputs)

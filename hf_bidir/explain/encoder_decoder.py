@@ -8,13 +8,14 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.example_inputs import text_limit
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
+from hf_bidir.checkpoints.projections import check_differentiable
 from hf_bidir.explain.alignment import LOGIT, Alignment
-from hf_bidir.explain.checkpoint import Example, read_text
+from hf_bidir.explain.checkpoint import Example, read_text, spelled
 from hf_bidir.explain.colors import visible
 from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.relevance import relevance_rules
 from hf_bidir.explain.relevance_rules import NoRule
-from hf_bidir.explain.running import attends_between_tokens, check_bidir, record_coefficients
+from hf_bidir.explain.running import attends_between_tokens, model_within, record_coefficients
 from hf_bidir.modeling.signed_layers import signed_layers
 
 CONTRIBUTION, RELEVANCE, COEFFICIENT, MAGNITUDE = "a · ∂y/∂a", "relevance", "coefficient a", "mean |a|"
@@ -57,7 +58,8 @@ def align(
     Raises:
         ValueError: a model that is no encoder-decoder of text, or a text without words.
     """
-    check_bidir(model)
+    model = model_within(model, tokenizer)
+    check_differentiable(model)
     if method not in METHODS_OF_TEXTS:
         raise ValueError(
             f"{type(model).__name__} is explained by {' or '.join(METHODS_OF_TEXTS)}; got the method {method!r}."
@@ -78,7 +80,7 @@ def align(
         scores = {RELEVANCE: relevance} | scores
     return Alignment(
         source=[visible(token) for token in example.tokens],
-        written=[visible(token) for token in tokenizer.convert_ids_to_tokens(ids[0, 1:])],
+        written=spelled(tokenizer, ids[0, 1:].tolist()),
         explained=_explained(model, example, tokenizer.decode(ids[0], skip_special_tokens=True)),
         what=WHAT[next(iter(scores))].format(f"y, {LOGIT}"),
         scores={unit: example.by_token(rows) for unit, rows in scores.items()},

@@ -23,7 +23,7 @@ from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.orientation import oriented_towards
 from hf_bidir.explain.prediction import batches, predictions, token_level
 from hf_bidir.explain.readout import is_causal, predicts_per_token, reads_beginning
-from hf_bidir.explain.running import check_bidir, reads_images
+from hf_bidir.explain.running import check_kind, model_within, reads_images
 from hf_bidir.explain.sentence_encoder import SentenceEncoder
 from hf_bidir.explain.windows import merged, note, window, windows_of
 from hf_bidir.explain.words import Explanations
@@ -110,8 +110,7 @@ def explain_each(
     Args:
         inputs: any iterable, such as a column of a streamed data set.
     """
-    check_bidir(model)
-    model = compared(model, processor, against)
+    model = compared(model_within(model, processor), processor, against)
     if not isinstance(target, Integral | str | None):
         raise ValueError(f"expected one target for all inputs, a name or an index; got a {type(target).__name__}.")
     check_method(method or default_method(model, layer, head), layer, head)
@@ -156,11 +155,9 @@ def _pads(model: PreTrainedModel, processor) -> bool:
 
 def read(model: PreTrainedModel, processor: Any, text_or_image: ONE, size: int | None = None) -> Example:
     """The model inputs of a text or an image; a text is cut only if the model reads the beginning of texts."""
-    videos = hasattr(model.config, "num_frames")
-    if reads_images(model) and not videos:
+    check_kind(model)
+    if reads_images(model):
         return read_image(model, processor, text_or_image, size=size)
-    if model.main_input_name != "input_ids" or hasattr(model.config, "vision_config") or videos:
-        raise ValueError(f"expected a model of one text or one image; {type(model).__name__} takes other inputs.")
     if size is not None:
         raise ValueError(f"size is for images; {type(model).__name__} takes texts.")
     if not isinstance(text_or_image, str):

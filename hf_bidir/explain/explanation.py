@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from hf_bidir.explain.checkpoint import Example
-from hf_bidir.explain.colors import Scale, as_array, shortened, signed, visible
+from hf_bidir.explain.colors import Scale, as_array, shortened, signed, told_apart, visible
 from hf_bidir.explain.figures import image_heatmap, layer_head_grid
 from hf_bidir.explain.methods import METHODS
 from hf_bidir.explain.page import html_fragment, html_page, png_of, write_page
@@ -104,8 +104,8 @@ class Explanation:
     def summary(self, top: int = 10) -> str:
         """The explained output, then the tokens with the scores of largest magnitude, special tokens included."""
         order = self.scores.abs().argsort(descending=True)[:top].tolist()
-        scores, tokens = self.scores.tolist(), self.example.tokens
-        rows = [f"{self.number(scores[index]):>10}  {visible(shortened(tokens[index]))}" for index in order]
+        scores, names = self.scores.tolist(), told_apart(self.example.tokens)
+        rows = [f"{self.number(scores[index]):>10}  {names[index]}" for index in order]
         heading = f"{self.caption(self.method)}. Largest magnitude first:"
         return "\n".join(filter(None, [self.explained, *self.notes, heading, *rows, self.sums()]))
 
@@ -161,7 +161,7 @@ class Explanation:
 
     def hidden(self) -> str:
         """The special tokens that are not drawn, with their scores, as a sentence; empty if there are none."""
-        numbers = zip(self.example.tokens, self.example.special, self.scores.tolist(), strict=True)
+        numbers = zip(told_apart(self.example.tokens), self.example.special, self.scores.tolist(), strict=True)
         named = [f"{token} ({self.number(score)})" for token, special, score in numbers if special]
         return f"Not drawn: {', '.join(named)}." if named else ""
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from hf_bidir.checkpoints.projections import check_differentiable
 from hf_bidir.explain.attentions import read_position
 from hf_bidir.explain.readout import Readout, Target, choose_readout, has_head
 from hf_bidir.explain.running import (
@@ -61,6 +62,7 @@ class InputFunction:
             keep_first: whether the first token of a text is part of the baseline; None: where attention is causal.
         """
         inputs = prepared_inputs(model, inputs)
+        check_differentiable(model)
         start = inputs["pixel_values"] if reads_images(model) else model.get_input_embeddings()(inputs["input_ids"])
         if one_point and not reads_images(model) and has_head(model):
             return cls(model, inputs, start, start.shape[1], None, target, position)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hf_bidir.checkpoints.unwrapping import unwrapped
 from hf_bidir.common.errors import did_you_mean
 from hf_bidir.explain.erasure import erasure
 from hf_bidir.explain.gradients import gradient_times_input, integrated_gradients
@@ -117,6 +118,7 @@ def token_scores(
         ValueError: an unknown method, layer or head, a layer or head for a method that takes none, or a method that
             the model does not support.
     """
+    model = unwrapped(model)
     method = method or default_method(model, layer, head, passes_of(model, inputs))
     check_method(method, layer, head)
     inputs = prepared_inputs(model, inputs)

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.example_inputs import example_inputs
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
-from hf_bidir.checkpoints.projections import Projections, largest_change, projections, weight_of
+from hf_bidir.checkpoints.projections import Projections, is_plain, largest_change, projections, weight_of
 from hf_bidir.checkpoints.reading import check_full_precision
 from hf_bidir.explain.contributions import coefficients_and_gradients
 from hf_bidir.explain.orientation import record_orientation
@@ -124,6 +124,11 @@ def _groups(found: list[Projections]) -> Tensor:
     owners = defaultdict(list)
     for head, maps in enumerate(linear_maps):
         for features in chain(*maps):
+            if not is_plain(features.linear):
+                raise ValueError(
+                    f"heads are flipped in their weights, and a {type(features.linear).__name__} holds more than a "
+                    "weight and a bias; merge the adapter first (model.merge_and_unload()), and quantise last."
+                )
             for index in features.indices.tolist():
                 owners[id(features.linear.weight), index].append(head)
     first, other = zip(*((heads[0], head) for heads in owners.values() for head in heads), strict=True)

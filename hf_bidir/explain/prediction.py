@@ -10,7 +10,7 @@ from transformers.utils import ModelOutput
 
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.explain.attentions import read_position
-from hf_bidir.explain.checkpoint import Example
+from hf_bidir.explain.checkpoint import Example, spelled
 from hf_bidir.explain.colors import signed, visible
 from hf_bidir.explain.readout import Readout, Target, choose_readout, has_head, is_causal, names_tokens
 from hf_bidir.explain.running import keep_mask_of, prepared_inputs, record_coefficients
@@ -163,10 +163,5 @@ def _word_piece(tokenizer, word: str) -> int:
 
 def _name_of(model: PreTrainedModel, processor):
     if names_tokens(model):
-        return lambda index: f'"{_token(processor, index)}"'
+        return lambda index: f'"{spelled(processor, [index])[0]}"'
     return lambda index: model.config.id2label[index]
-
-
-def _token(tokenizer, index: int) -> str:
-    """The token as spelled in a text, or the piece itself if that is empty, or its id if the tokenizer has none."""
-    return visible(tokenizer.decode([index])) or tokenizer.convert_ids_to_tokens(index) or f"token {index}"

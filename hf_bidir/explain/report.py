@@ -18,7 +18,7 @@ from hf_bidir.explain.methods import METHODS, check_method, default_method, meth
 from hf_bidir.explain.page import png_of
 from hf_bidir.explain.prediction import token_level
 from hf_bidir.explain.readout import is_causal
-from hf_bidir.explain.running import reads_images
+from hf_bidir.explain.running import check_kind, model_within, reads_images
 
 FIGURES = ("scores", "rollout-flow", "heads", "alignment")
 PAGE = "index.html"
@@ -66,7 +66,8 @@ def explain_checkpoint(
             for a text model, or an option that does not apply to the model.
     """
     model, processor = source if isinstance(source, tuple) else load_checkpoint(source)
-    model = compared(model, processor, against)
+    model = compared(model_within(model, processor), processor, against)
+    check_kind(model)
     check_method(method or default_method(model, layer, head), layer, head)
     _check_not_a_file(model, text_or_image)
     generation = {"continuation": continuation, "new_tokens": new_tokens}

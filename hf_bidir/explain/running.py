@@ -7,16 +7,40 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
 from hf_bidir.checkpoints.example_inputs import longest_text
 from hf_bidir.checkpoints.layer_hooks import check_attends, edited_coefficients, in_evaluation
+from hf_bidir.checkpoints.reading import check_vocabulary, vocabulary_of
+from hf_bidir.checkpoints.unwrapping import unwrapped
 from hf_bidir.modeling.signed_layers import signed_layers
+
+
+def model_within(model: Any, processor: Any) -> PreTrainedModel:
+    """The signed model inside `torch.compile`, `DataParallel` or peft.
+
+    Raises:
+        ValueError: no signed model, or model and processor in the wrong order; and as in `unwrapped`.
+    """
+    if isinstance(processor, nn.Module) or isinstance(model, PreTrainedTokenizerBase):
+        raise ValueError(
+            "expected a model and then its tokenizer or image processor; got a "
+            f"{type(model).__name__} and a {type(processor).__name__}."
+        )
+    model = unwrapped(model)
+    check_bidir(model)
+    check_vocabulary(processor, vocabulary_of(model), type(model).__name__)
+    return model
 
 
 def check_bidir(model: PreTrainedModel) -> None:
     """Raise ValueError for a model without signed layers; a part of a signed model, such as its encoder, passes."""
+    if unwrapped(model) is not model:
+        raise ValueError(
+            f"expected the {type(unwrapped(model)).__name__} itself, got a {type(model).__name__} around it; "
+            "hf_bidir.explain.explain and token_scores take both."
+        )
     check_attends(model)
     if not signed_layers(model):
         raise ValueError(
@@ -38,6 +62,16 @@ def attends_between_tokens(model: PreTrainedModel) -> bool:
 
 def reads_images(model: PreTrainedModel) -> bool:
     return model.main_input_name == "pixel_values"
+
+
+def check_kind(model: PreTrainedModel) -> None:
+    """Raise ValueError unless the model reads one text or one image."""
+    several = hasattr(model.config, "vision_config") and not reads_images(model)
+    if several or hasattr(model.config, "num_frames") or model.main_input_name not in ("input_ids", "pixel_values"):
+        raise ValueError(
+            f"expected a model of one text or one image; {type(model).__name__} takes sound, video or several inputs, "
+            "which cannot be explained."
+        )
 
 
 def prepared_inputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -67,6 +101,12 @@ def prepared_inputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dic
             "expected input_ids [batch, length] or pixel_values [batch, channels, height, width], not empty; got "
             f"{ {name: tuple(value.shape) for name, value in inputs.items()} } for {type(model).__name__}, whose main "
             f"input is {model.main_input_name}."
+        )
+    count = vocabulary_of(model)
+    if count is not None and main.max() >= count:
+        raise ValueError(
+            f"expected tokens below {count}, the number of embeddings of {type(model).__name__}, got {main.max()}; is "
+            "the tokenizer another model's, or were tokens added without resize_token_embeddings?"
         )
     limit = longest_text(model) if main.dim() == 2 else None
     if limit and main.shape[1] > limit:

@@ -245,4 +245,5 @@ def _signed(source: str) -> tuple[PreTrainedModel, list]:
             model, processors, _ = signed_model(source, dtype=torch.float32)
             return model, processors
         check_full_precision(read_config(source), source, "trained")
-        return read_bidir(source, dtype=torch.float32), checkpoint_processors(source)
+        model = read_bidir(source, dtype=torch.float32)
+        return model, checkpoint_processors(source, model)

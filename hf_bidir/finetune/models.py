@@ -14,7 +14,7 @@ from hf_bidir.checkpoints.adapters import read_adapter
 from hf_bidir.checkpoints.auto_classes import bidir_class
 from hf_bidir.checkpoints.convert import is_softmax
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
-from hf_bidir.checkpoints.reading import check_full_precision, read_config
+from hf_bidir.checkpoints.reading import check_full_precision, check_vocabulary, read_config
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.finetune.adapter import ATTENTION, LORA, NEGATIVE_MASSES, add_adapter, check_adapter
@@ -155,10 +155,12 @@ def check_reads_no_future(model: PreTrainedModel, source: str | None) -> None:
         )
 
 
-def saved_tokenizer(source: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a checkpoint, with a padding token; InputError if there is none."""
+def saved_tokenizer(source: str, config: PretrainedConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer of a checkpoint, with a padding token; InputError if there is none that fits the model."""
     with as_input_error(f"cannot load the tokenizer of {source}: ", OSError, ValueError, KeyError, TypeError):
         tokenizer = AutoTokenizer.from_pretrained(source)
+    with as_input_error():
+        check_vocabulary(tokenizer, getattr(config.get_text_config(), "vocab_size", None), source)
     return able_to_pad(tokenizer, source)
 
 

@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
     DataCollatorWithPadding,
+    PretrainedConfig,
     PreTrainedModel,
     TrainingArguments,
     default_data_collator,
@@ -256,7 +257,7 @@ def read_examples(
     """The examples, their source, and the collator that makes batches of them."""
     images, run = model.main_input_name == "pixel_values", _run(folder)
     if _is_causal(model):
-        return _read_blocks(folder, run, data, split, columns)
+        return _read_blocks(model.config, folder, run, data, split, columns)
     arguments = _data_arguments(ImageDataArguments if images else TextDataArguments, run, columns)
     names = [model.config.id2label[index] for index in range(model.config.num_labels)]
     if data is not None and (Path(data).exists() or Path(data).suffix in TABLES):
@@ -274,18 +275,23 @@ def read_examples(
             raise ValueError(f"{arguments.dataset_name} has no {split} split with labels; choose another by --split.")
     if images:
         return examples, described, ImageCollator(checkpoint_processor(str(folder), model.config))
-    tokenizer = saved_tokenizer(str(folder))
+    tokenizer = saved_tokenizer(str(folder), model.config)
     know_padding(model.config, tokenizer)
     length = min(arguments.max_length, longest_text(model) or arguments.max_length)
     return tokenize_split(examples, tokenizer, length), described, DataCollatorWithPadding(tokenizer)
 
 
 def _read_blocks(
-    folder: Path, run: dict[str, Any], data: str | None, split: str, columns: dict[str, str | None]
+    config: PretrainedConfig,
+    folder: Path,
+    run: dict[str, Any],
+    data: str | None,
+    split: str,
+    columns: dict[str, str | None],
 ) -> tuple[Dataset, dict[str, Any], Callable]:
     """The same for a language model: the blocks of a split, sampled as in the training script."""
     arguments = _data_arguments(BlockArguments, run, columns)
-    tokenizer = saved_tokenizer(str(folder))
+    tokenizer = saved_tokenizer(str(folder), config)
     if data is not None and (Path(data).exists() or Path(data).suffix in TABLES):
         arguments.train_file = arguments.validation_file = [data]
         described = {"source": Path(data).name, "sha256": sha256(Path(data))}

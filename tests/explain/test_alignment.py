@@ -14,7 +14,7 @@ from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.cli import app
 from hf_bidir.explain import align, alignment_grid, contributions
 from hf_bidir.explain.encoder_decoder import COEFFICIENT, CONTRIBUTION, MAGNITUDE
-from hf_bidir.finetune.data.tokenizer import train_words
+from hf_bidir.finetune.data.tokenizer import train_byte_level, train_words
 from tests.explain.conftest import tokenizer, with_biases
 
 TEXT = "c a d b"
@@ -193,6 +193,16 @@ def test_blanks_are_visible():
     tokenizer = train_words(["a b"], vocab_size=20, max_length=8, unit="character", ends=True)
     found = align(model_of(vocab_size=len(tokenizer)), tokenizer, "a b")
     assert found.source == ["a", "␣", "b", "[EOS]"]
+
+
+def test_generated_tokens_are_named_as_in_a_text_and_those_that_the_tokenizer_lacks_by_their_ids():
+    tokenizer = train_byte_level(["a"], vocab_size=257, max_length=8)
+    model = model_of(vocab_size=len(tokenizer) + 9)
+    written = [*tokenizer("é b")["input_ids"], len(tokenizer) + 5]
+    model.generate = lambda **_: torch.tensor([[0, *written]])
+    found = align(model, tokenizer, "日b")
+    assert found.written == ["é [1/2]", "é [2/2]", "␣", "b", f"token {written[-1]}"]
+    assert found.source == ["日b"]
 
 
 @pytest.fixture(params=["Bart", "Marian", "T5"])

@@ -3,10 +3,22 @@
 import pytest
 import torch
 from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForSequenceClassification, ByT5Tokenizer, PreTrainedTokenizerFast, ViTImageProcessor
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import (
+    AutoModelForSequenceClassification,
+    BertTokenizer,
+    ByT5Tokenizer,
+    PreTrainedTokenizerFast,
+    ViTImageProcessor,
+    Wav2Vec2Config,
+    Wav2Vec2FeatureExtractor,
+    Wav2Vec2ForSequenceClassification,
+)
 
 from hf_bidir.explain import load_checkpoint, read_image, read_text
+from hf_bidir.explain.checkpoint import spelled
+from hf_bidir.explain.report import explain_checkpoint
+from hf_bidir.finetune.data.tokenizer import train_byte_level
 from tests.explain.conftest import tokenizer, vit
 
 
@@ -30,6 +42,18 @@ def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path):
         load_checkpoint(tmp_path)
 
 
+@pytest.mark.parametrize("given", ["a good film", "speech.wav"])
+def test_a_model_of_sound_is_refused_for_what_it_reads_whatever_is_given(given, tmp_path):
+    (tmp_path / "speech.wav").write_bytes(b"RIFF")
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    layers = {"conv_dim": (16, 16), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_conv_pos_embeddings": 4}
+    config = Wav2Vec2Config(**shape, **layers, num_conv_pos_embedding_groups=2, num_feat_extract_layers=2)
+    Wav2Vec2ForSequenceClassification(config).save_pretrained(tmp_path / "speech")
+    Wav2Vec2FeatureExtractor().save_pretrained(tmp_path / "speech")
+    with pytest.raises(ValueError, match="BidirWav2Vec2ForSequenceClassification takes sound, video or several inputs"):
+        explain_checkpoint(tmp_path / "speech", str(tmp_path / given) if given.endswith("wav") else given)
+
+
 def test_word_pieces_are_joined_to_the_words_of_the_text():
     example = read_text(tokenizer(), "a unbelievably good film", limit=12)
     assert example.tokens == ["[CLS]", "a", "unbelievably", "good", "film", "[SEP]"]
@@ -48,6 +72,53 @@ def test_words_are_split_at_blanks_whatever_the_pre_tokenizer(pre_tokenizer):
     example = read_text(PreTrainedTokenizerFast(tokenizer_object=pieces), "a good film", limit=12)
     assert example.tokens == ["a", "good", "film"]
     assert not any(example.special)
+
+
+def byte_level():
+    """Bytes alone, as GPT-2's pre-tokenizer and decoder leave them where no merge applies."""
+    return train_byte_level(["a"], vocab_size=257, max_length=64)
+
+
+def byte_fallback():
+    """Characters outside the vocabulary as tokens such as <0xE6>, as in Llama 2 and Gemma."""
+    known = ["<unk>", "▁", "a", "▁a", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocabulary, options = {piece: index for index, piece in enumerate(known)}, {"unk_token": "<unk>", "fuse_unk": True}
+    pieces = Tokenizer(models.BPE(vocabulary, [("▁", "a")], byte_fallback=True, **options))
+    pieces.normalizer = normalizers.Replace(" ", "▁")
+    pieces.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return PreTrainedTokenizerFast(tokenizer_object=pieces)
+
+
+@pytest.mark.parametrize("pieces", [byte_level, byte_fallback])
+@pytest.mark.parametrize(
+    "word", ["Привет", "日本", "é", "😀", "नमस्ते", "cafe\u0301", "👨\u200d👩\u200d👧", "می\u200cخواهم"]
+)
+def test_a_word_is_spelled_as_in_the_text_however_many_pieces_a_character_has(word, pieces):
+    example = read_text(pieces(), f"a {word} a", limit=64)
+    assert example.tokens == ["a", word, "a"]
+    scores = torch.arange(len(example.token_of_piece)).float()
+    assert example.by_token(scores)[1] == scores[1:-1].sum() - (scores[-2] if pieces is byte_level else 0)
+
+
+def test_a_mark_that_the_tokenizer_drops_stays_in_the_word():
+    vocabulary = {piece: index for index, piece in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cafe"])}
+    assert read_text(BertTokenizer(vocab=vocabulary), "cafe\u0301", limit=9).tokens[1] == "cafe\u0301"
+
+
+@pytest.mark.parametrize("pieces", [byte_level, byte_fallback, ByT5Tokenizer])
+def test_the_pieces_of_a_character_are_named_by_it(pieces):
+    named = spelled(pieces(), pieces()("a日é", add_special_tokens=False)["input_ids"])
+    assert named == ["a", "日 [1/3]", "日 [2/3]", "日 [3/3]", "é [1/2]", "é [2/2]"]
+
+
+def test_a_part_of_a_character_is_named_by_its_piece_and_an_unknown_token_by_its_id():
+    tokenizer = byte_fallback()
+    assert spelled(tokenizer, [2, *tokenizer("日")["input_ids"][:1], 2, 999]) == [
+        "a",
+        "\ufffd [<0xE6>]",
+        "a",
+        "token 999",
+    ]
 
 
 def test_a_text_that_is_split_into_words_keeps_them():
@@ -78,6 +149,7 @@ def test_a_tokenizer_without_offsets_gives_its_pieces():
     tokenizer = ByT5Tokenizer()
     example = read_text(tokenizer, "a ok", limit=16)
     assert example.tokens == ["a", "␣", "o", "k", "</s>"]
+    assert read_text(tokenizer, "日é", limit=16).tokens == ["日", "é", "</s>"]
     assert example.special == [False] * 4 + [True]
     with pytest.raises(ValueError, match="expected a text with at least one word"):
         read_text(tokenizer, "", limit=16)
@@ -100,6 +172,9 @@ def test_sentencepiece_pieces_become_words_without_offsets():
 
         def convert_ids_to_tokens(self, ids):
             return [self.known[index] for index in ids]
+
+        def decode(self, ids):
+            return "".join(self.convert_ids_to_tokens(ids))
 
     example = read_text(Pieces(), "good film ?", limit=16)
     assert example.tokens == ["good", "film", "<unk>", "</s>"]

@@ -21,6 +21,7 @@ from hf_bidir.explain import (
     token_scores,
 )
 from hf_bidir.explain.alignment import Alignment
+from hf_bidir.explain.checkpoint import spelled
 from hf_bidir.explain.colors import visible
 from hf_bidir.explain.report import explain_checkpoint
 from hf_bidir.finetune.data.tokenizer import train_byte_level
@@ -87,7 +88,13 @@ def test_without_a_continuation_the_generated_text_is_explained(model):
     found = explain_continuation(model, TOKENIZER, PROMPT, new_tokens=4)
     inputs = TOKENIZER(PROMPT, return_tensors="pt")
     written = model.generate(**inputs, max_new_tokens=4, do_sample=False)[0, inputs["input_ids"].shape[1] :]
-    assert found.written == [visible(TOKENIZER.decode([token])) for token in written]
+    assert found.written == spelled(TOKENIZER, written.tolist())
+
+
+def test_tokens_of_one_character_are_named_by_it_in_rows_and_columns(model):
+    found = explain_continuation(model, TOKENIZER, PROMPT, "日")
+    assert found.written == ["␣", "日 [1/3]", "日 [2/3]", "日 [3/3]"]
+    assert found.source[-3:] == found.written[:-1]
 
 
 def test_y_is_the_logit_minus_the_mean_so_a_shift_of_all_logits_changes_nothing(model):
@@ -239,7 +246,8 @@ def test_a_masked_language_model_takes_no_continuation():
 
 
 @pytest.mark.parametrize(
-    ("token", "shown"), [(" good", " good"), ("\n\n", "␣␣"), (".\n", ".␣"), ("\x03", "␣"), ("", "")]
+    ("token", "shown"),
+    [(" good", " good"), ("\n\n", "␣␣"), (".\n", ".␣"), ("\x03", "␣"), ("", ""), ("👨\u200d👧", "👨\u200d👧")],
 )
 def test_blank_and_control_characters_become_visible(token, shown):
     assert visible(token) == shown

@@ -106,6 +106,13 @@ def test_control_characters_of_a_text_are_not_printed():
     assert "\x1b" not in found._repr_html_()
 
 
+def test_equal_tokens_are_told_apart_where_they_are_listed():
+    found = explain(model(), tokenizer(), "a good film a film", "erasure")
+    listed = {line.split("  ")[-1] for line in found.summary().splitlines()[-7:]}
+    assert listed == {"[CLS]", "a (1 of 2)", "good", "film (1 of 2)", "a (2 of 2)", "film (2 of 2)", "[SEP]"}
+    assert found.tokens == ["[CLS]", "a", "good", "film", "a", "film", "[SEP]"]
+
+
 def test_the_page_of_an_explanation_is_written(tmp_path):
     explain(model(), tokenizer(), TEXTS[0]).to_html(tmp_path / "page.html")
     assert "unbelievably" in (tmp_path / "page.html").read_text(encoding="utf-8")

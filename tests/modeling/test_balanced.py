@@ -85,7 +85,7 @@ def test_a_signed_bert_is_the_stock_model_at_zero_and_another_at_one(backend):
     stock = BertModel(BertConfig(initializer_range=0.5, **SMALL), add_pooling_layer=False).eval()
     ids, mask = torch.arange(20).view(2, 10), torch.tensor([[1] * 10, [1] * 6 + [0] * 4])
     expected = stock(ids, attention_mask=mask).last_hidden_state[mask.bool()]
-    model = signed(stock, 0.0, activation="balanced")
+    model = signed(stock, 0.0, attn_activation="balanced")
     model.set_attn_implementation(backend)
     torch.testing.assert_close(model(ids, attention_mask=mask).last_hidden_state[mask.bool()], expected)
     model.config.attn_negative_mass = 1.0
@@ -96,7 +96,7 @@ def test_a_signed_bert_is_the_stock_model_at_zero_and_another_at_one(backend):
 def test_a_saved_decoder_generates_the_same_text_with_and_without_a_cache(tmp_path):
     torch.manual_seed(0)
     config = LlamaConfig(initializer_range=0.5, num_key_value_heads=2, **SMALL)
-    signed(LlamaForCausalLM(config), 0.8, activation="balanced").save_pretrained(tmp_path)
+    signed(LlamaForCausalLM(config), 0.8, attn_activation="balanced").save_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert (model.config.attn_activation, model.config.attn_negative_mass) == ("balanced", 0.8)
     options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}

@@ -224,7 +224,7 @@ def test_a_registered_activation_reaches_every_layer(monkeypatch):
         return torch.nn.functional.one_hot(first, scores.shape[-1]).to(scores)
 
     register_attn_activation("first_key_only", first_key_only)
-    signed(stock_model("vit"), activation="first_key_only")(**inputs_of("vit"))
+    signed(stock_model("vit"), attn_activation="first_key_only")(**inputs_of("vit"))
     assert calls == [(3, 4, 17, 17)] * 2
 
 

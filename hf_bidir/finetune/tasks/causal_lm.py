@@ -53,7 +53,8 @@ def _train(
     check_schedule(schedule, arguments, given)
     splits = read_documents(data)
     if source := arguments.model_name_or_path:
-        config, tokenizer = checkpoint_config(HEAD, arguments, names=[]), saved_tokenizer(source)
+        config = checkpoint_config(HEAD, arguments, names=[])
+        tokenizer = saved_tokenizer(source, config)
     else:
         new_config(arguments, None, data.block_size)  # refuses bad options before the vocabulary is trained
         tokenizer = train_byte_level(

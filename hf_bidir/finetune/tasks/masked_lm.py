@@ -44,7 +44,8 @@ def _train(
     source = arguments.model_name_or_path
     check_given(arguments, given)
     check_schedule(schedule, arguments, given)
-    config, tokenizer = checkpoint_config(HEAD, arguments, names=[]), saved_tokenizer(source)
+    config = checkpoint_config(HEAD, arguments, names=[])
+    tokenizer = saved_tokenizer(source, config)
     if tokenizer.mask_token is None:
         raise InputError(f"the tokenizer of {source} has no mask token; choose a masked language model")
     set_seed(args.seed)

@@ -55,7 +55,8 @@ def _train(
     check_schedule(schedule, arguments, given)
     splits = read_pairs(data)
     if source := arguments.model_name_or_path:
-        config, tokenizer = checkpoint_config(HEAD, arguments, names=[]), saved_tokenizer(source)
+        config = checkpoint_config(HEAD, arguments, names=[])
+        tokenizer = saved_tokenizer(source, config)
     else:
         tokenizer, config = _from_scratch(data, arguments, splits)
     set_seed(args.seed)

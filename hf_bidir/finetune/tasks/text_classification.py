@@ -44,7 +44,8 @@ def classify_texts(
     check_schedule(schedule, arguments, given)
     splits = read_texts(data)
     if source:
-        config, tokenizer = checkpoint_config(HEAD, arguments, splits.names), saved_tokenizer(source)
+        config = checkpoint_config(HEAD, arguments, splits.names)
+        tokenizer = saved_tokenizer(source, config)
         know_padding(config, tokenizer)
     else:
         tokenizer, config = from_scratch(data, arguments, splits)

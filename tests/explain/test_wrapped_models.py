@@ -1,0 +1,148 @@
+"""Models with adapters, quantised weights, or something around them."""
+
+import copy
+from contextlib import contextmanager
+
+import pytest
+import torch
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from torch import nn
+from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
+
+import hf_bidir
+from hf_bidir.checkpoints.projections import linear_maps, weight_of
+from hf_bidir.explain import alti, contributions, explain, flip_heads, orient_heads, token_scores, value_weighted
+from tests.explain.conftest import TEXT_METHODS, bert, family, inputs_of, sentences, tokenizer
+from tests.tiny_models import inputs_of as tiny_inputs
+from tests.tiny_models import logits_of, stock_model
+
+SENTENCE = "a unbelievably good film"
+LORA = {"target_modules": "all-linear", "task_type": "SEQ_CLS", "init_lora_weights": False, "lora_alpha": 32}
+
+
+def adapted(model, **options):
+    torch.manual_seed(1)
+    return get_peft_model(model, LoraConfig(**LORA | options)).eval()
+
+
+def merged(model):
+    return copy.deepcopy(model).merge_and_unload().eval()
+
+
+@pytest.mark.parametrize("method", TEXT_METHODS)
+def test_an_adapter_is_explained_as_the_merged_model(method):
+    model = adapted(bert())
+    expected = token_scores(merged(model), sentences(), method)
+    torch.testing.assert_close(token_scores(model, sentences(), method), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["values", "alti"])
+@pytest.mark.parametrize("options", [{}, {"use_dora": True}], ids=["LoRA", "DoRA"])
+def test_transposed_weights_have_adapters_too(method, options):
+    model = adapted(family("GPT2ForSequenceClassification"), fan_in_fan_out=True, **options)
+    inputs = inputs_of(model.get_base_model())
+    expected = token_scores(merged(model), inputs, method)
+    torch.testing.assert_close(token_scores(model, inputs, method), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("rounding", [Int8WeightOnlyConfig, Int8DynamicActivationInt8WeightConfig])
+def test_quantised_weights_are_read_as_what_they_compute(rounding):
+    exact, model = bert(), bert()
+    quantize_(model, rounding())
+    for linear, expected in zip(linear_maps(model), map(weight_of, linear_maps(exact)), strict=True):
+        assert (weight_of(linear) - expected).abs().max() < 0.01 * expected.abs().max()
+    for shares in (value_weighted(model, sentences()), alti(model, sentences())):
+        assert min(layer[0].sum() for layer in shares) > 0
+
+
+def test_a_method_with_gradients_refuses_weights_without_them_instead_of_returning_zeros():
+    model = bert()
+    quantize_(model, Int8DynamicActivationInt8WeightConfig())
+    for method in ("contributions", "gradient", "attnlrp"):
+        with pytest.raises(ValueError, match="no gradient flows through the quantised weights of BidirBert"):
+            token_scores(model, sentences(), method)
+    assert token_scores(model, sentences(), "erasure").abs().sum() > 0
+
+
+def test_heads_with_an_adapter_are_not_flipped():
+    model = adapted(bert()).get_base_model()
+    with pytest.raises(ValueError, match=r"merge the adapter first \(model.merge_and_unload\(\)\)"):
+        flip_heads(model, torch.ones(3, 2, dtype=torch.bool))
+    with pytest.raises(ValueError, match="merge the adapter first"):
+        orient_heads(model, [sentences()])
+
+
+@contextmanager
+def distributed(model):
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        yield nn.parallel.DistributedDataParallel(model)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@contextmanager
+def wrapped(how, model):
+    if how == "DistributedDataParallel":
+        with distributed(model) as wrapper:
+            yield wrapper
+    elif how == "compiled in place":
+        model.compile(backend="eager")
+        yield model
+    else:
+        model = nn.DataParallel(model) if "DataParallel" in how else model
+        yield torch.compile(model, backend="eager") if "compiled" in how else model
+
+
+WRAPPERS = ["compiled", "compiled in place", "DataParallel", "compiled DataParallel", "DistributedDataParallel"]
+
+
+@pytest.mark.parametrize("how", WRAPPERS)
+@pytest.mark.parametrize("method", ["integrated-attnlrp", "contributions", "values", "value-zeroing"])
+def test_the_model_inside_a_wrapper_is_explained(how, method):
+    expected = explain(bert(), tokenizer(), SENTENCE, method)
+    with wrapped(how, bert()) as model:
+        found = explain(model, tokenizer(), SENTENCE, method)
+    torch.testing.assert_close(found.scores, expected.scores, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", WRAPPERS)
+def test_the_model_inside_a_wrapper_is_signed(how):
+    inputs, expected = tiny_inputs("bert"), hf_bidir.signed(stock_model("bert"))
+    with wrapped(how, stock_model("bert")) as model, torch.no_grad():
+        before = logits_of(model, inputs)
+        assert hf_bidir.signed(model) is model
+        torch.testing.assert_close(logits_of(model, inputs), logits_of(expected, inputs))
+        assert not torch.allclose(before, logits_of(expected, inputs), atol=1e-2)
+
+
+def test_a_model_with_an_adapter_is_signed():
+    model = adapted(stock_model("bert"))
+    assert hf_bidir.signed(model, 0.5) is model
+    assert model.config.attn_negative_mass == 0.5
+    assert type(model.get_base_model()) is hf_bidir.BidirBertForSequenceClassification
+
+
+def test_the_activation_is_chosen_by_the_name_of_its_field():
+    for option in ("attn_activation", "activation"):
+        assert hf_bidir.signed(stock_model("bert"), **{option: "balanced"}).config.attn_activation == "balanced"
+
+
+def test_a_prompt_and_sharded_weights_are_refused():
+    prompt = get_peft_model(bert(), PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=2))
+    with pytest.raises(ValueError, match=r"adds a prompt, which is outside the model; pass model.get_base_model\(\)"):
+        explain(prompt, tokenizer(), SENTENCE)
+    sharded = type("FullyShardedDataParallel", (nn.Module,), {})()
+    with pytest.raises(ValueError, match="the weights of this FullyShardedDataParallel are sharded"):
+        hf_bidir.signed(sharded)
+
+
+def test_a_single_method_says_that_it_takes_the_model_itself():
+    with pytest.raises(ValueError, match="expected the BidirBertForSequenceClassification itself, got a DataParallel"):
+        contributions(nn.DataParallel(bert()), sentences())
+
+
+def test_model_and_tokenizer_in_the_wrong_order_are_named():
+    told = "expected a model and then its tokenizer or image processor; got a .*Tokenizer.* and a BidirBert"
+    with pytest.raises(ValueError, match=told):
+        explain(tokenizer(), bert(), SENTENCE)
