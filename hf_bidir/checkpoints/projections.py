@@ -55,10 +55,16 @@ def linear_maps(model: nn.Module) -> Iterator[nn.Module]:
     """The linear maps; one with an adapter, or with quantised weights, is one map with all that is inside it."""
     for module in model.children():
         base = _base_of(module)
-        if isinstance(base, Conv1D) or (hasattr(base, "in_features") and hasattr(base, "out_features")):
+        if isinstance(base, nn.Linear | Conv1D) or _replaces_linear(base):
             yield module
         else:
             yield from linear_maps(module)
+
+
+def _replaces_linear(module: nn.Module) -> bool:
+    """Whether a module of another class has the sizes of a linear map, as quantised ones have, and none inside it."""
+    sizes = hasattr(module, "in_features") and hasattr(module, "out_features")
+    return sizes and not any(isinstance(part, nn.Linear) for part in module.modules())
 
 
 def _base_of(module: nn.Module) -> nn.Module:
