@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import BertConfig, BertModel
+from transformers import CONFIG_MAPPING, BertConfig, BertModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from typer.testing import CliRunner
 
@@ -164,6 +164,16 @@ def pair(sweep):
 
     stock = built(BertModel, tiny_config(BertConfig))
     return Pair(stock, example(stock))
+
+
+@pytest.mark.parametrize("name", ["vit", "wav2vec2"])
+def test_examples_of_images_and_of_sounds_are_reshaped(sweep, name):
+    from families_inputs import Reshaped
+
+    model = sweep.built(sweep.model_class(name), sweep.tiny_config(CONFIG_MAPPING[name]))
+    plain = Reshaped(model, {}).inputs()
+    reshaped = Reshaped(model, dict.fromkeys(plain, lambda x: x.unsqueeze(1))).inputs()
+    assert reshaped[model.main_input_name].shape == plain[model.main_input_name].unsqueeze(1).shape
 
 
 def test_a_layer_that_stays_softmax_is_found(pair):

@@ -22,7 +22,7 @@ from hf_bidir.finetune.data.splits import Splits
 from hf_bidir.finetune.data.text_data import check_max_length
 from hf_bidir.finetune.data.unlabelled_data import read_snippets, read_unlabelled_images
 from hf_bidir.finetune.distillation import DistillationTrainer, student_and_teacher
-from hf_bidir.finetune.metrics import relative_error_metrics
+from hf_bidir.finetune.metrics import distillation_metrics
 from hf_bidir.finetune.run import finetune
 from hf_bidir.finetune.task import Task
 
@@ -101,7 +101,7 @@ def _train(
         trainer_class=DistillationTrainer,
         teacher=teacher,
         keep_signs=keep_signs,
-        compute_metrics=relative_error_metrics,
+        compute_metrics=distillation_metrics(student.can_generate()),
     )
     if args.should_save and not source.startswith(TIMM_PREFIX) and (sentences := sentence_folder(source)):
         sentences.copy_others(Path(args.output_dir))
