@@ -2,7 +2,9 @@
 
 import copy
 import logging
-from collections.abc import Iterator
+import math
+import time
+from collections.abc import Callable, Iterator
 from statistics import mean
 from typing import Any
 
@@ -69,17 +71,36 @@ class DistillationTrainer(FinetuneTrainer):
         self.model_accepts_loss_kwargs = False  # the loss is a mean; the Trainer averages accumulated ones
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:
-        """Train; first print the error that the student has at its final negative mass without healing."""
+        """Train; first print how long it will take, and the error of the student at its final negative mass."""
         schedule = self._callback(NegativeMassSchedule)
         if schedule and not resume_from_checkpoint:
             config, before = self.model.config, self.model.config.attn_negative_mass
             config.attn_negative_mass = schedule.end
+            logger.warning("Healing takes about %s.", self._expected_duration())
             metrics = self.evaluate(metric_key_prefix="unhealed")
             config.attn_negative_mass = before
             error, perplexity = (metrics.get(f"unhealed_{name}") for name in ("relative_error", "perplexity"))
             beside = f", perplexity {perplexity:.4g}" if perplexity else ""
             logger.warning("Before healing, at λ = %g: relative error %.4g%s", schedule.end, error, beside)
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+    def _expected_duration(self) -> str:
+        """The duration in words, from that of one step and of the evaluation of one batch."""
+        args, rows = self.args, min(self.args.train_batch_size, len(self.train_dataset))
+        batch = self._prepare_inputs(self.eval_collator([self.train_dataset[row] for row in range(rows)]))
+        with self.accelerator.autocast():
+            step = _seconds(lambda: self.compute_loss(self.model, batch).backward())
+            evaluation = _seconds(lambda: self.prediction_step(self.model, batch))
+        self.model.zero_grad()
+        per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        per_epoch = math.ceil(len(self.train_dataset) / per_step)
+        steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch)
+        share = math.ceil(args.eval_steps * steps) if (args.eval_steps or 1) < 1 else args.eval_steps
+        evaluations = 2 + int(steps / {"no": math.inf, "steps": share, "epoch": per_epoch}[args.eval_strategy])
+        evaluated = len(self.eval_dataset) / args.world_size
+        seconds = steps * args.gradient_accumulation_steps * step + evaluations * evaluated / rows * evaluation
+        amount = f"{seconds / 60:.0f} minutes" if seconds > 90 else f"{seconds:.0f} seconds"
+        return f"{amount}: {steps} steps, and {evaluations} evaluations on {len(self.eval_dataset)} examples"
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, **kwargs: Any
@@ -114,6 +135,14 @@ class DistillationTrainer(FinetuneTrainer):
                 losses = [_next_token_losses(outputs.logits, inputs) for outputs in (found, expected)]
                 measured = [torch.cat(parts, 1) for parts in zip(errors, *losses, strict=True)]
         return _mean_error(*errors), *measured
+
+
+def _seconds(compute: Callable[[], object]) -> float:
+    started = time.monotonic()
+    compute()
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return time.monotonic() - started
 
 
 def _next_token_losses(logits: Tensor, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -177,7 +206,7 @@ def _check_hooks_see_every_layer(args: TrainingArguments) -> None:
 
 
 def _states(outputs: ModelOutput) -> tuple[list[Tensor], list[Tensor]]:
-    """The outputs of all layers, and the logits; without a head the last output is that of the model, after its norm."""
+    """The outputs of the layers, of which the last is that of the model where it has no head, and the logits."""
     hidden = outputs.get("hidden_states")
     if hidden is None:
         raise InputError(f"a model that returns {', '.join(outputs)} has no hidden states of layers to match")

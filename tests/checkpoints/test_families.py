@@ -41,7 +41,7 @@ def page_rows():
     ]
     header = next(index for index, cells in enumerate(lines) if cells[0].strip() == "type")
     names = [cell.strip() for cell in lines[header]]
-    return {cells[0].strip(): dict(zip(names, map(str.strip, cells), strict=True)) for cells in lines[header + 1 :]}
+    return {cells[0].strip(): dict(zip(names, map(str.strip, cells), strict=True)) for cells in lines[header + 2 :]}
 
 
 def test_the_summary_has_every_model_type_of_the_version_it_was_made_with():

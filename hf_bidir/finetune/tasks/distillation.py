@@ -28,6 +28,8 @@ from hf_bidir.finetune.task import Task
 
 logger = logging.getLogger(__name__)
 FEWEST_TEXTS, CHECKED_TEXTS = 100, 500
+FEWEST_EVALUATED, MOST_EVALUATED = 32, 500  # examples
+TRAINED_PER_EVALUATED = 35  # a tenth of the time: 7 evaluations, and training costs twice the evaluation of an example
 MOST_UNKNOWN = 0.2  # share of unknown pieces
 SHORT_PIECES = 2.0  # characters; words of an unknown alphabet become pieces of one letter
 
@@ -112,6 +114,7 @@ def prepared(
     data: DistillationDataArguments, args: HealingArguments, source: str, student: PreTrainedModel, processors: list
 ) -> tuple[Splits, tuple[Callable, Callable], PreTrainedTokenizerBase | BaseImageProcessor]:
     """The splits, the collators for training and evaluation, and the tokenizer or image processor."""
+    data.max_eval_samples = data.max_eval_samples or _evaluated(args)
     for processor in processors:
         if isinstance(processor, PreTrainedTokenizerBase):
             check_max_length(data.max_length, student, source)
@@ -125,6 +128,14 @@ def prepared(
             collators = ImageCollator.of(processor, data, mode), ImageCollator(processor, mode=mode)
             return read_unlabelled_images(data), collators, processor
     raise InputError(f"{source} has neither a tokenizer nor an image processor; save one in its folder")
+
+
+def _evaluated(args: HealingArguments) -> int:
+    """The default number of examples in an evaluation."""
+    if args.max_steps < 1:
+        return MOST_EVALUATED
+    trained = args.max_steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+    return min(max(trained // TRAINED_PER_EVALUATED, FEWEST_EVALUATED), MOST_EVALUATED)
 
 
 def _check_texts(snippets: Dataset, tokenizer: PreTrainedTokenizerBase, source: str) -> None:
