@@ -1,6 +1,7 @@
 """Reads the config, the model and the processors of a checkpoint, signed or stock."""
 
 import logging
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.utils import cached_file
 
 from hf_bidir.checkpoints.adapters import Adapter, read_adapter
 from hf_bidir.checkpoints.auto_classes import bidir_class
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+CARD, LICENCES = "README.md", ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE")
 # audio models have a feature extractor
 PROCESSORS = (AutoTokenizer, AutoImageProcessor, AutoFeatureExtractor, AutoProcessor)
 
@@ -216,3 +219,23 @@ def checkpoint_processors(source: str | Path) -> list:
         else:
             found.setdefault(type(processor), processor)
     return list(found.values())
+
+
+def documents(source: str | Path, note: str = "") -> dict[str, bytes]:
+    """The card and the licence of a checkpoint, as far as it has them, by name.
+
+    Args:
+        note: a sentence to add to the card, after its header.
+    """
+    found = {}
+    for name in (CARD, *LICENCES):
+        try:
+            path = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
+        except (OSError, ValueError) as error:
+            logger.info("%s of %s cannot be read: %s", name, source, error)
+            continue
+        found |= {name: Path(path).read_bytes()} if path else {}
+    if note and CARD in found:
+        header = re.match(rb"(---\r?\n.*?\n---\r?\n)?", found[CARD], re.DOTALL)[0]
+        found[CARD] = header + f"\n> {note}\n\n".encode() + found[CARD][len(header) :]
+    return found

@@ -8,7 +8,7 @@ from transformers.utils import ModelOutput
 
 from hf_bidir import signed
 from hf_bidir.finetune.arguments import HealingArguments
-from hf_bidir.finetune.distillation import DistillationTrainer, _errors, _mean_error
+from hf_bidir.finetune.distillation import DistillationTrainer, _difference, _errors, _mean_error
 from hf_bidir.finetune.metrics import distillation_metrics
 from hf_bidir.finetune.schedules import NegativeMassSchedule
 from hf_bidir.finetune.tasks.distillation import _evaluated
@@ -35,6 +35,25 @@ def test_an_undecided_prediction_does_not_outweigh_the_others():
     teacher, student = torch.tensor([[3.0, 0.0], [0.0, 1e-6]]), torch.tensor([[3.0, 0.0], [0.0, 0.3]])
     states = [outputs(torch.zeros(2, 1, 1), torch.ones(2, 1, 1), logits=logits) for logits in (student, teacher)]
     assert _mean_error(*_errors(*states, None)).item() == pytest.approx(0.09 / 9 / 2, rel=1e-4)
+
+
+def test_the_difference_counts_tokens_and_not_padding():
+    generator = torch.Generator().manual_seed(0)
+    found, expected = (ModelOutput(logits=torch.randn(2, 3, 4, generator=generator)) for _ in range(2))
+    keep = torch.tensor([[1, 1, 1], [1, 0, 0]])
+    rows = [(0, 0), (0, 1), (0, 2), (1, 0)]
+    theirs, ours = expected.logits.softmax(-1), found.logits.softmax(-1)
+    nats = [(theirs[row] * (theirs[row] / ours[row]).log()).sum() for row in rows]
+    torch.testing.assert_close(_difference(found, expected, keep), torch.stack(nats).mean())
+
+
+def test_the_difference_of_spans_counts_both_ends():
+    one, other = torch.tensor([[2.0, 0.0, 0.0]]), torch.zeros(1, 3)
+    outputs = [
+        ModelOutput(start_logits=start, end_logits=end) for start, end in ((one, one), (other, one), (one, other))
+    ]
+    expected, *found = outputs
+    assert _difference(found[0], expected, None) == _difference(found[1], expected, None) > 0
 
 
 @pytest.fixture

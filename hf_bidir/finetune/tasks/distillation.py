@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
+from huggingface_hub import ModelCard
 from transformers import BaseImageProcessor, DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from yaml import YAMLError
 
 from hf_bidir.checkpoints.convert import is_softmax
+from hf_bidir.checkpoints.reading import CARD, LICENCES, documents
 from hf_bidir.checkpoints.sentence_folder import sentence_folder
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.errors import InputError
@@ -87,6 +90,8 @@ def _train(
     )
     splits, collators, processor = prepared(data, args, source, student, processors)
     keep_signs = _keeps_signs(student, arguments.keep_signs)
+    if licence := _licence(source):
+        given = {"license": licence} | given
     set_seed(args.seed)
     results = finetune(
         student,
@@ -105,8 +110,12 @@ def _train(
         keep_signs=keep_signs,
         compute_metrics=distillation_metrics(student.can_generate()),
     )
-    if args.should_save and not source.startswith(TIMM_PREFIX) and (sentences := sentence_folder(source)):
-        sentences.copy_others(Path(args.output_dir))
+    if args.should_save and not source.startswith(TIMM_PREFIX):
+        for name, content in documents(source).items():
+            if name in LICENCES:
+                Path(args.output_dir, name).write_bytes(content)
+        if sentences := sentence_folder(source):
+            sentences.copy_others(Path(args.output_dir))
     return results
 
 
@@ -128,6 +137,17 @@ def prepared(
             collators = ImageCollator.of(processor, data, mode), ImageCollator(processor, mode=mode)
             return read_unlabelled_images(data), collators, processor
     raise InputError(f"{source} has neither a tokenizer nor an image processor; save one in its folder")
+
+
+def _licence(source: str) -> str | None:
+    """The licence that the card of the source names, which is that of the healed weights too."""
+    card = {} if source.startswith(TIMM_PREFIX) else documents(source)
+    if CARD not in card:
+        return None
+    try:
+        return ModelCard(card[CARD].decode(), ignore_metadata_errors=True).data.license
+    except (ValueError, YAMLError):
+        return None
 
 
 def _evaluated(args: HealingArguments) -> int:
