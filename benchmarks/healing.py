@@ -202,6 +202,18 @@ def table(runs: DataFrame, model: str) -> str:
     return markdown(["student", "steps", *(heading for heading, _ in COLUMNS.values())], rows)
 
 
+def losses(runs: DataFrame) -> str:
+    """One row a student that was healed with one of two losses."""
+    runs = where(runs, model="tokens").sort_values(["seed", "student"])
+    check_runs(runs, ["student"], 2)
+    forms = {"perplexity": "{:,.0f}", "teacher_perplexity": "{:,.0f}", "relative_error": "{:.2f}"}
+    rows = [
+        [row["student"], str(row["seed"]), *(form.format(row[name]) for name, form in forms.items())]
+        for row in runs.to_dict("records")
+    ]
+    return markdown(["loss", "seed", "perplexity", "perplexity of the teacher", "error per token"], rows)
+
+
 def share(folder: Path, given: dict[str, Any]) -> float:
     """The share of negative coefficients of a student on held-out data."""
     data, arguments, _, args = distillation.read(given)

@@ -121,7 +121,7 @@ def complete_model(
     If the checkpoint has no pooler, the model has none.
     """
     try:
-        model, report = head.from_pretrained(source, dtype=dtype, output_loading_info=True, **options)
+        model, report = with_report(head, source, dtype=dtype, **options)
     except (SafetensorError, RuntimeError) as error:
         raise ValueError(
             f"the weights in {source} cannot be read ({error}); if the file is incomplete, copy or download it again."
@@ -132,6 +132,20 @@ def complete_model(
     if missing:
         raise ValueError(f"{source} is incomplete: it lacks the weights {missing}.")
     return model.eval()
+
+
+def with_report(head: type[PreTrainedModel], source: str | Path, **options: Any) -> tuple[PreTrainedModel, dict]:
+    """`from_pretrained` with the keys that were missing or did not fit, which it does not log: callers check them."""
+    loader = logging.getLogger(transformers.modeling_utils.__name__)
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "LOAD REPORT" not in record.getMessage()
+
+    loader.addFilter(is_other)
+    try:
+        return head.from_pretrained(source, output_loading_info=True, **options)
+    finally:
+        loader.removeFilter(is_other)
 
 
 def read_adapted(
@@ -180,7 +194,7 @@ def _base_model(adapter: Adapter, base: str | Path, options: dict[str, Any]) -> 
     name = options["config"].architectures[0]
     try:
         head: Any = bidir_class(name)
-        model, report = head.from_pretrained(base, output_loading_info=True, **options)
+        model, report = with_report(head, base, **options)
     except (AttributeError, SafetensorError, RuntimeError) as error:
         raise ValueError(f"the base model {base} of the adapter {adapter.source} is no {name}: {error}") from error
     keys = {key if isinstance(key, str) else key[0] for key in (*report["missing_keys"], *report["mismatched_keys"])}

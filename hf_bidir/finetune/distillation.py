@@ -36,8 +36,8 @@ class DistillationTrainer(FinetuneTrainer):
     """A Trainer without labels, whose loss is the student's relative squared error, and optionally keeps its signs.
 
     The error of a layer is the mean of `‖student - teacher‖² / ‖teacher‖²` over the tokens that are not padding. The
-    states of some tokens, often the first one, have 100 times the norm of the others, so a quotient of sums over tokens
-    would measure them alone. Where the model has a head, the error of its logits, which are close to 0 where a
+    states of a few tokens, often the first one, have many times the norm of the others, so a quotient of sums over
+    tokens would measure them alone. Where the model has a head, the error of its logits, which are close to 0 where a
     prediction is undecided, is `Σ ‖student - teacher‖² / Σ ‖teacher‖²`. The loss is the mean over layers and logits.
     The embeddings, which are equal already, stay as they are.
 
