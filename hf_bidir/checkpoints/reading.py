@@ -241,7 +241,7 @@ def documents(source: str | Path, note: str = "") -> dict[str, bytes]:
     Args:
         note: a sentence to add to the card, after its header.
     """
-    found = {}
+    found: dict[str, bytes] = {}
     for name in (CARD, *LICENCES):
         try:
             path = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
@@ -250,6 +250,6 @@ def documents(source: str | Path, note: str = "") -> dict[str, bytes]:
             continue
         found |= {name: Path(path).read_bytes()} if path else {}
     if note and CARD in found:
-        header = re.match(rb"(---\r?\n.*?\n---\r?\n)?", found[CARD], re.DOTALL)[0]
-        found[CARD] = header + f"\n> {note}\n\n".encode() + found[CARD][len(header) :]
+        header, text = re.fullmatch(rb"(---\r?\n.*?\n---\r?\n)?(.*)", found[CARD], re.DOTALL).groups(b"")  # type: ignore
+        found[CARD] = header + f"\n> {note}\n\n".encode() + text
     return found

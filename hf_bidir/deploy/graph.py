@@ -158,8 +158,8 @@ def _of_other_sizes(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 def _relative_difference(expected: list[Tensor], got: list[Tensor], inputs: dict[str, Tensor]) -> float:
     """The largest difference of an output, relative to the largest output."""
     largest = [output.abs().max().clamp_min(torch.finfo(output.dtype).tiny) for output in expected]
-    scaled = [[x / scale for x, scale in zip(some, largest, strict=True)] for some in (expected, got)]
-    return largest_difference(*scaled, inputs)
+    ours, theirs = ([x / scale for x, scale in zip(some, largest, strict=True)] for some in (got, expected))
+    return largest_difference(theirs, ours, inputs)
 
 
 def _rounding_error(model: PreTrainedModel, outputs: list[Tensor], inputs: dict[str, Tensor]) -> float:

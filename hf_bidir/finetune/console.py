@@ -100,9 +100,10 @@ class QuietProgress(ProgressCallback):
         eval_dataloader: DataLoader | None = None,
         **kwargs: Any,
     ) -> None:
-        if self.prediction_bar is None and state.is_world_process_zero and has_length(eval_dataloader):
+        countable = eval_dataloader is not None and has_length(eval_dataloader)
+        if countable and state.is_world_process_zero and self.prediction_bar is None:  # type: ignore[has-type]
             self.prediction_bar = tqdm(
-                total=len(eval_dataloader),
+                total=len(eval_dataloader),  # type: ignore[arg-type]
                 desc="evaluation",
                 leave=False,
                 dynamic_ncols=True,

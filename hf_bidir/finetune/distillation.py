@@ -168,7 +168,8 @@ def _errors(found: ModelOutput, expected: ModelOutput, keep: Tensor | None) -> t
             errors, norms = errors / norms.clamp_min(SMALLEST), torch.ones_like(norms)
         kept = keep if keep is not None and keep.shape == norms.shape else 1
         sums.append(torch.stack([(errors * kept).sum(1), (norms * kept).sum(1)]))
-    return torch.stack(sums, -1).unbind()
+    numerators, denominators = torch.stack(sums, -1)
+    return numerators, denominators
 
 
 def _mean_error(errors: Tensor, norms: Tensor) -> Tensor:

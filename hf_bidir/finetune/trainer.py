@@ -75,7 +75,8 @@ class FinetuneTrainer(Trainer):
                     setattr(self.args, name, math.ceil(max_steps * share))
             return super()._init_training_state(max_steps, *args, **kwargs)
         finally:
-            vars(self.args).update(given)
+            for name, value in given.items():
+                setattr(self.args, name, value)
 
     def get_train_dataloader(self) -> DataLoader:
         self.data_collator = self.train_collator

@@ -145,7 +145,7 @@ def _licence(source: str) -> str | None:
     if CARD not in card:
         return None
     try:
-        return ModelCard(card[CARD].decode(), ignore_metadata_errors=True).data.license
+        return ModelCard(card[CARD].decode(), ignore_metadata_errors=True).data.to_dict().get("license")
     except (ValueError, YAMLError):
         return None
 
