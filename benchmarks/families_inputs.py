@@ -13,21 +13,23 @@ Inputs = dict[str, Any]
 SIDE, SERIES = 4, 12  # patches per side of an image; steps of a time series
 
 
+def _reshaped(make: Callable[[Examples, set[str]], Inputs]) -> Callable[["Reshaped", set[str]], Inputs]:
+    def reshaped(self: "Reshaped", wanted: set[str]) -> Inputs:
+        made = make(self, wanted)
+        return {name: self.reshape[name](x) if name in self.reshape else x for name, x in made.items()}
+
+    return reshaped
+
+
 class Reshaped(Examples):
     """Examples whose images or sounds have another shape."""
+
+    # named as attributes, so that a method that is renamed in the package fails here
+    images, audio = _reshaped(Examples.images), _reshaped(Examples.audio)
 
     def __init__(self, model: PreTrainedModel, reshape: dict[str, Callable[[Tensor], Tensor]]):
         super().__init__(model, seed=0)
         self.reshape = reshape
-
-    def images(self, wanted: set[str]) -> Inputs:
-        return self._reshaped(super().images(wanted))
-
-    def sounds(self, wanted: set[str]) -> Inputs:
-        return self._reshaped(super().sounds(wanted))
-
-    def _reshaped(self, inputs: Inputs) -> Inputs:
-        return {name: self.reshape[name](x) if name in self.reshape else x for name, x in inputs.items()}
 
 
 def patches_of(x: Tensor, patch: int = 14) -> Tensor:

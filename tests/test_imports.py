@@ -60,3 +60,13 @@ def test_a_config_registered_by_somebody_else_remains():
         "print(type(AutoConfig.for_model('mine')).__name__, type(AutoConfig.for_model('bidir_vit')).__name__)"
     )
     assert run(code) == "Mine BidirViTConfig"
+
+
+def test_a_command_prints_no_deprecation_in_the_code_of_libraries():
+    code = (
+        "from hf_bidir.cli import app\nimport transformers.modeling_utils, torch.utils._pytree, warnings\n"
+        "warnings.warn('is deprecated', FutureWarning)\n"
+        "torch.utils._pytree.log.warning('%s is deprecated', 1)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""

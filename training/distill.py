@@ -25,7 +25,8 @@ labels are needed, and one healed checkpoint serves every later task: fine-tune 
 causal_lm.py or image_classification.py --model_name_or_path FOLDER.
 
 The reported relative error is the squared distance of the hidden states (and the logits) to the teacher's, as a
-share of their squared norm: 0 is equal.
+share of their squared norm, on average over layers and tokens: 0 is equal. For a language model the perplexity of
+student and teacher is reported beside it.
 
 Matching alone reduces negative coefficients. Two penalties keep them in use: on heads whose output comes from one
 sign, and on predictions that stay the same without negative coefficients. --keep_signs false leaves them out; the

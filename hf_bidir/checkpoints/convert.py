@@ -24,6 +24,7 @@ from hf_bidir.checkpoints.reading import (
     check_full_precision,
     checkpoint_processors,
     complete_model,
+    documents,
     read_bidir,
     read_config,
     stock_head,
@@ -59,6 +60,7 @@ def convert_checkpoint(
     """Write a signed copy of a softmax checkpoint, with its tokenizer or processors.
 
     A folder of sentence-transformers stays one: its transformer is converted, its other modules and prompts are copied.
+    The source's README.md and licence are copied too.
 
     Args:
         source: a folder, a name on the Hub, "timm:NAME", or an instantiated timm VisionTransformer.
@@ -83,7 +85,16 @@ def convert_checkpoint(
         source, attn_activation=attn_activation, negative_mass=negative_mass, weights=weights, partial=partial
     )
     logger.warning("Largest difference of an output on random input: %.1e", difference)
-    return write_checkpoint(output_dir, [model, *processors], _sentence_folder(source))
+    copies = {} if _is_timm(source) else documents(str(source), note=_note(model.config))
+    return write_checkpoint(output_dir, [model, *processors], _sentence_folder(source), copies)
+
+
+def _note(config: PretrainedConfig) -> str:
+    """A sentence above the card of the source."""
+    return (
+        f"Signed by hf_bidir: attention activation `{config.attn_activation}`, negative mass "
+        f"λ = {config.attn_negative_mass}. Below is the card of the checkpoint that it was made from."
+    )
 
 
 def signed_model(
@@ -294,7 +305,10 @@ def is_softmax(config: PretrainedConfig) -> bool:
 
 
 def write_checkpoint(
-    output_dir: Path, parts: list, sentences: SentenceFolder | None = None, copies: Mapping[str, Path] | None = None
+    output_dir: Path,
+    parts: list,
+    sentences: SentenceFolder | None = None,
+    copies: Mapping[str, Path | bytes] | None = None,
 ) -> Path:
     """Save model, processors and copies of other files in a temporary folder, then move it to the target."""
     output_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -305,7 +319,9 @@ def write_checkpoint(
         if sentences:
             sentences.copy_others(complete)
         for name, file in (copies or {}).items():
-            if file.is_file():
+            if isinstance(file, bytes):
+                (complete / name).write_bytes(file)
+            elif file.is_file():
                 shutil.copyfile(file, complete / name)
         if output_dir.exists():
             output_dir.rename(Path(scratch, "replaced"))

@@ -1,6 +1,7 @@
 """Reads the config, the model and the processors of a checkpoint, signed or stock."""
 
 import logging
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.utils import cached_file
 
 from hf_bidir.checkpoints.adapters import Adapter, read_adapter
 from hf_bidir.checkpoints.auto_classes import bidir_class
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+CARD, LICENCES = "README.md", ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE")
 # audio models have a feature extractor
 PROCESSORS = (AutoTokenizer, AutoImageProcessor, AutoFeatureExtractor, AutoProcessor)
 NAMED = 5  # tokens in an error
@@ -121,7 +124,7 @@ def complete_model(
     If the checkpoint has no pooler, the model has none.
     """
     try:
-        model, report = head.from_pretrained(source, dtype=dtype, output_loading_info=True, **options)
+        model, report = with_report(head, source, dtype=dtype, **options)
     except (SafetensorError, RuntimeError) as error:
         raise ValueError(
             f"the weights in {source} cannot be read ({error}); if the file is incomplete, copy or download it again."
@@ -132,6 +135,20 @@ def complete_model(
     if missing:
         raise ValueError(f"{source} is incomplete: it lacks the weights {missing}.")
     return model.eval()
+
+
+def with_report(head: type[PreTrainedModel], source: str | Path, **options: Any) -> tuple[PreTrainedModel, dict]:
+    """`from_pretrained` with the keys that were missing or did not fit, which it does not log: callers check them."""
+    loader = logging.getLogger(transformers.modeling_utils.__name__)
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "LOAD REPORT" not in record.getMessage()
+
+    loader.addFilter(is_other)
+    try:
+        return head.from_pretrained(source, output_loading_info=True, **options)
+    finally:
+        loader.removeFilter(is_other)
 
 
 def read_adapted(
@@ -180,7 +197,7 @@ def _base_model(adapter: Adapter, base: str | Path, options: dict[str, Any]) -> 
     name = options["config"].architectures[0]
     try:
         head: Any = bidir_class(name)
-        model, report = head.from_pretrained(base, output_loading_info=True, **options)
+        model, report = with_report(head, base, **options)
     except (AttributeError, SafetensorError, RuntimeError) as error:
         raise ValueError(f"the base model {base} of the adapter {adapter.source} is no {name}: {error}") from error
     keys = {key if isinstance(key, str) else key[0] for key in (*report["missing_keys"], *report["mismatched_keys"])}
@@ -256,3 +273,23 @@ def check_vocabulary(tokenizer: Any, count: int | None, source: str | Path) -> N
             f"{', '.join(map(str, without[:NAMED]))}{', …' * (len(without) > NAMED)}. They were added without "
             "model.resize_token_embeddings(len(tokenizer)); call it, and save the model again."
         )
+
+
+def documents(source: str | Path, note: str = "") -> dict[str, bytes]:
+    """The card and the licence of a checkpoint, as far as it has them, by name.
+
+    Args:
+        note: a sentence to add to the card, after its header.
+    """
+    found: dict[str, bytes] = {}
+    for name in (CARD, *LICENCES):
+        try:
+            path = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
+        except (OSError, ValueError) as error:
+            logger.info("%s of %s cannot be read: %s", name, source, error)
+            continue
+        found |= {name: Path(path).read_bytes()} if path else {}
+    if note and CARD in found:
+        header, text = re.fullmatch(rb"(---\r?\n.*?\n---\r?\n)?(.*)", found[CARD], re.DOTALL).groups(b"")  # type: ignore
+        found[CARD] = header + f"\n> {note}\n\n".encode() + text
+    return found

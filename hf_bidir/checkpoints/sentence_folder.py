@@ -85,7 +85,7 @@ class SentenceFolder:
             _download(self.name, ["*.bin", "*.bin.index.json"])
 
     def copy_others(self, target: Path) -> None:
-        """Copy the other modules, settings and prompts, but neither the transformer nor the README."""
+        """Copy the other modules, settings and prompts."""
         for name in filter(lambda name: (self.folder / name).is_dir(), self.other_folders):
             shutil.copytree(self.folder / name, target / name, dirs_exist_ok=True)
         settings = self.transformer.glob(TRANSFORMER_SETTINGS)

@@ -1,11 +1,18 @@
 """The application that every sub-command belongs to."""
 
+import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import typer
 
 from hf_bidir.common.extras import extra
+
+# Deprecations in the code of libraries, which the user of a command cannot change. Wherever torchao is installed,
+# transformers imports it, and torch 2.14 logs one about torchao 0.18.
+warnings.filterwarnings("ignore", category=FutureWarning)
+logging.getLogger("torch.utils._pytree").addFilter(lambda record: "is deprecated" not in record.msg)
 
 ALIASES = {"text-column": "column", "image-column": "column"}  # the training scripts' names for the same option
 

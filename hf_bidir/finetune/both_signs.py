@@ -9,29 +9,33 @@ from torch import Tensor, nn
 
 from hf_bidir.checkpoints.layer_hooks import at_tokens, signed_parts
 
-SMALLEST = 1e-6  # variance
+SMALLEST = 1e-6  # squared distance, and share
 
 
 @contextmanager
 def one_sidedness(model: nn.Module, keep: Tensor | None, most_unequal: float) -> Iterator[list[Tensor]]:
     """Inside the context, collect for every call of a signed layer how far its heads are from using both signs.
 
-    With `o+` and `o-` the contexts of the positive and of the negative coefficients of a head, and variances over the
-    tokens of the batch, that is the mean over heads of `max(0, |log Var(o+) - log Var(o-)| - log most_unequal)`. Where
-    a part is 0 everywhere, as the negative one at `λ = 0`, no gradient could change it, and the head counts as 0. The
-    backward pass may run outside the context, except with gradient checkpointing.
+    The contexts of the positive and of the negative coefficients of a head have squared distances `d+` and `d-` from
+    their means over the tokens of the batch. The share of a sign is the mean over tokens of its part of `d+ + d-`, in
+    which a token of large values, such as the first one, counts as much as the others. Collected is the mean over heads
+    of `max(0, |log share+ - log share-| - log most_unequal)`. Where a part is 0 everywhere, as the negative one at
+    `λ = 0`, no gradient could change it, and the head counts as 0. The backward pass may run outside the context,
+    except with gradient checkpointing.
 
     Args:
         keep: attention mask of a batch of texts, `[batch, length]`; None counts every position.
-        most_unequal: ratio of the variances from which on a head is penalised; 3 asks for a quarter from either sign.
+        most_unequal: ratio of the shares from which on a head is penalised; 3 asks for a quarter from either sign.
     """
     penalties: list[Tensor] = []
 
     def record(layer: int, *parts: Tensor) -> None:
-        variances = torch.stack([at_tokens(part, keep).float().var(0).sum(-1) for part in parts])
-        logarithms = variances.add(SMALLEST).log()
+        contexts = torch.stack([at_tokens(part, keep).float() for part in parts])  # [signs, tokens, heads, head_dim]
+        distances = (contexts - contexts.mean(1, keepdim=True)).square().sum(-1)
+        shares = (distances / distances.sum(0).clamp_min(SMALLEST)).mean(1)
+        logarithms = shares.add(SMALLEST).log()
         penalty = (logarithms[0] - logarithms[1]).abs() - math.log(most_unequal)
-        penalties.append((penalty.clamp_min(0) * (variances > 0).all(0)).mean())
+        penalties.append((penalty.clamp_min(0) * (shares > 0).all(0)).mean())
 
     with signed_parts(model, record):
         yield penalties

@@ -22,7 +22,7 @@ from hf_bidir.common.statistics import rounded
 from hf_bidir.finetune.metrics import HEADLINES
 
 SHOWN = ("loss", *HEADLINES)
-LONG_EVALUATION = 100  # batches
+LONG_EVALUATION = 3.0  # seconds
 NEXT = {
     "text-classification": 'hf-bidir explain {folder} "a text of your own"',
     "image-classification": "hf-bidir explain {folder} IMAGE",
@@ -84,14 +84,32 @@ class EvaluationLines(TrainerCallback):
 
 
 class QuietProgress(ProgressCallback):
-    """The Trainer's progress bar without the logged dictionaries, and without bars for short evaluations and saving."""
+    """The Trainer's progress bars, without the logged dictionaries, and without one for saving.
+
+    That of an evaluation appears after `LONG_EVALUATION` seconds.
+    """
 
     def on_log(self, *args: Any, **kwargs: Any) -> None:
         pass
 
-    def on_prediction_step(self, *args: Any, eval_dataloader: DataLoader | None = None, **kwargs: Any) -> None:
-        if eval_dataloader is None or not has_length(eval_dataloader) or len(eval_dataloader) > LONG_EVALUATION:
-            super().on_prediction_step(*args, eval_dataloader=eval_dataloader, **kwargs)
+    def on_prediction_step(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        eval_dataloader: DataLoader | None = None,
+        **kwargs: Any,
+    ) -> None:
+        countable = eval_dataloader is not None and has_length(eval_dataloader)
+        if countable and state.is_world_process_zero and self.prediction_bar is None:  # type: ignore[has-type]
+            self.prediction_bar = tqdm(
+                total=len(eval_dataloader),  # type: ignore[arg-type]
+                desc="evaluation",
+                leave=False,
+                dynamic_ncols=True,
+                delay=LONG_EVALUATION,
+            )
+        super().on_prediction_step(args, state, control, eval_dataloader=eval_dataloader, **kwargs)
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         self.shows_saving = logging.is_progress_bar_enabled()

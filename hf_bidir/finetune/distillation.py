@@ -2,13 +2,15 @@
 
 import copy
 import logging
-from collections.abc import Iterator
+import math
+import time
+from collections.abc import Callable, Iterator
 from statistics import mean
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import kl_div
+from torch.nn.functional import cross_entropy, kl_div
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import ModelOutput
@@ -26,15 +28,18 @@ from hf_bidir.modeling.configuration_bidir import all_masses
 from hf_bidir.modeling.signed_layers import signed_layers
 
 LOGITS = ("logits", "start_logits", "end_logits")
+SMALLEST = 1e-6  # squared norm of a token that errors are divided by
 logger = logging.getLogger(__name__)
 
 
 class DistillationTrainer(FinetuneTrainer):
     """A Trainer without labels, whose loss is the student's relative squared error, and optionally keeps its signs.
 
-    For every layer, and the logits where the model has a head, the error is `Σ ‖student - teacher‖² / Σ ‖teacher‖²`
-    over the tokens that are not padding; the loss is its mean over layers and logits. The embeddings, which are equal
-    already, stay as they are.
+    The error of a layer is the mean of `‖student - teacher‖² / ‖teacher‖²` over the tokens that are not padding. The
+    states of a few tokens, often the first one, have many times the norm of the others, so a quotient of sums over
+    tokens would measure them alone. Where the model has a head, the error of its logits, which are close to 0 where a
+    prediction is undecided, is `Σ ‖student - teacher‖² / Σ ‖teacher‖²`. The loss is the mean over layers and logits.
+    The embeddings, which are equal already, stay as they are.
 
     Args:
         teacher: the softmax model; takes the same inputs.
@@ -66,15 +71,36 @@ class DistillationTrainer(FinetuneTrainer):
         self.model_accepts_loss_kwargs = False  # the loss is a mean; the Trainer averages accumulated ones
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:
-        """Train; first print the error that the student has at its final negative mass without healing."""
+        """Train; first print how long it will take, and the error of the student at its final negative mass."""
         schedule = self._callback(NegativeMassSchedule)
         if schedule and not resume_from_checkpoint:
             config, before = self.model.config, self.model.config.attn_negative_mass
             config.attn_negative_mass = schedule.end
-            error = self.evaluate(metric_key_prefix="unhealed")["unhealed_relative_error"]
+            logger.warning("Healing takes about %s.", self._expected_duration())
+            metrics = self.evaluate(metric_key_prefix="unhealed")
             config.attn_negative_mass = before
-            logger.warning("Relative error before healing, at λ = %g: %.4g", schedule.end, error)
+            error, perplexity = (metrics.get(f"unhealed_{name}") for name in ("relative_error", "perplexity"))
+            beside = f", perplexity {perplexity:.4g}" if perplexity else ""
+            logger.warning("Before healing, at λ = %g: relative error %.4g%s", schedule.end, error, beside)
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+    def _expected_duration(self) -> str:
+        """The duration in words, from that of one step and of the evaluation of one batch."""
+        args, rows = self.args, min(self.args.train_batch_size, len(self.train_dataset))
+        batch = self._prepare_inputs(self.eval_collator([self.train_dataset[row] for row in range(rows)]))
+        with self.accelerator.autocast():
+            step = _seconds(lambda: self.compute_loss(self.model, batch).backward())
+            evaluation = _seconds(lambda: self.prediction_step(self.model, batch))
+        self.model.zero_grad()
+        per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        per_epoch = math.ceil(len(self.train_dataset) / per_step)
+        steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch)
+        share = math.ceil(args.eval_steps * steps) if (args.eval_steps or 1) < 1 else args.eval_steps
+        evaluations = 2 + int(steps / {"no": math.inf, "steps": share, "epoch": per_epoch}[args.eval_strategy])
+        evaluated = len(self.eval_dataset) / args.world_size
+        seconds = steps * args.gradient_accumulation_steps * step + evaluations * evaluated / rows * evaluation
+        amount = f"{seconds / 60:.0f} minutes" if seconds > 90 else f"{seconds:.0f} seconds"
+        return f"{amount}: {steps} steps, and {evaluations} evaluations on {len(self.eval_dataset)} examples"
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, **kwargs: Any
@@ -82,7 +108,7 @@ class DistillationTrainer(FinetuneTrainer):
         model.eval()  # dropout would be noise that the teacher does not have
         expected, keep = self._teacher_outputs(inputs), inputs.get("attention_mask")
         if not self.keep_signs:
-            return _mean_error(*_distances(model(**inputs, output_hidden_states=True), expected, keep))
+            return _mean_error(*_errors(model(**inputs, output_hidden_states=True), expected, keep))
         with one_sidedness(model, keep, self.most_unequal) as one_sided:
             found = model(**inputs, output_hidden_states=True)
         with without_negatives(model):
@@ -91,7 +117,7 @@ class DistillationTrainer(FinetuneTrainer):
         needed = self.needed_signs_weight * (self.margin - difference).clamp_min(0)
         # near λ = 0 the penalties could only move the student away from its teacher
         mass = mean(map(float, all_masses(self.model.config.attn_negative_mass)))
-        return _mean_error(*_distances(found, expected, keep)) + mass * (both + needed)
+        return _mean_error(*_errors(found, expected, keep)) + mass * (both + needed)
 
     def _teacher_outputs(self, inputs: dict[str, Tensor]) -> ModelOutput:
         with torch.no_grad():
@@ -100,31 +126,62 @@ class DistillationTrainer(FinetuneTrainer):
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The error without the penalties, and per example and state what `relative_error_metrics` needs."""
+        """The error without the penalties, and per example what `distillation_metrics` needs."""
         with torch.no_grad(), self.compute_loss_context_manager():
             inputs = self._prepare_inputs(inputs)
-            found = model(**inputs, output_hidden_states=True)
-            errors, norms = _distances(found, self._teacher_outputs(inputs), inputs.get("attention_mask"))
-        return _mean_error(errors, norms), errors, norms
+            found, expected = model(**inputs, output_hidden_states=True), self._teacher_outputs(inputs)
+            measured = errors = _errors(found, expected, inputs.get("attention_mask"))
+            if self.teacher.can_generate():
+                losses = [_next_token_losses(outputs.logits, inputs) for outputs in (found, expected)]
+                measured = [torch.cat(parts, 1) for parts in zip(errors, *losses, strict=True)]
+        return _mean_error(*errors), *measured
 
 
-def _distances(found: ModelOutput, expected: ModelOutput, keep: Tensor | None) -> tuple[Tensor, Tensor]:
-    """`[examples, states]` each: squared distances from teacher to student, squared norms of the teacher."""
-    pairs = list(zip(_states(found), _states(expected), strict=True))
-    distances = [_squared_norms(student - teacher, keep) for student, teacher in pairs]
-    return torch.stack(distances, 1), torch.stack([_squared_norms(teacher, keep) for _, teacher in pairs], 1)
+def _seconds(compute: Callable[[], object]) -> float:
+    started = time.monotonic()
+    compute()
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return time.monotonic() - started
 
 
-def _mean_error(distances: Tensor, norms: Tensor) -> Tensor:
-    return (distances.sum(0) / norms.sum(0)).mean()
+def _next_token_losses(logits: Tensor, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Sum of the losses of the tokens after the first, in nats, and their number, `[examples, 1]` each."""
+    ids = inputs["input_ids"]
+    keep = inputs.get("attention_mask", torch.ones_like(ids))
+    targets = ids[:, 1:].masked_fill(keep[:, 1:] * keep[:, :-1] == 0, -100)  # padding may be on either side
+    losses = cross_entropy(logits[:, :-1].float().transpose(1, 2), targets, reduction="none")
+    return losses.sum(1, keepdim=True), (targets != -100).sum(1, keepdim=True).float()
+
+
+def _errors(found: ModelOutput, expected: ModelOutput, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Numerators and denominators of the relative errors, `[examples, states]` each, to be summed over examples.
+
+    Of a layer, the sum of its tokens' relative errors and their number; of logits, squared distances and norms.
+    """
+    (layers, logits), (true_layers, true_logits) = _states(found), _states(expected)
+    pairs = [*zip(layers, true_layers, strict=True), *zip(logits, true_logits, strict=True)]
+    sums = []
+    for index, (student, teacher) in enumerate(pairs):
+        errors, norms = _squared_norms(student - teacher), _squared_norms(teacher)
+        if index < len(layers):
+            errors, norms = errors / norms.clamp_min(SMALLEST), torch.ones_like(norms)
+        kept = keep if keep is not None and keep.shape == norms.shape else 1
+        sums.append(torch.stack([(errors * kept).sum(1), (norms * kept).sum(1)]))
+    numerators, denominators = torch.stack(sums, -1)
+    return numerators, denominators
+
+
+def _mean_error(errors: Tensor, norms: Tensor) -> Tensor:
+    return (errors.sum(0) / norms.sum(0)).mean()
 
 
 def _difference(found: ModelOutput, expected: ModelOutput, keep: Tensor | None) -> Tensor:
     """The mean divergence from the teacher's classes, tokens or ends of spans, in nats, or the last states' error."""
     names = [name for name in LOGITS if name in expected and expected[name].shape[-1] > 1]
     if not names:
-        distances, norms = _distances(found, expected, keep)
-        return _mean_error(distances[:, -1:], norms[:, -1:])
+        errors, norms = _errors(found, expected, keep)
+        return _mean_error(errors[:, -1:], norms[:, -1:])
     nats = [_divergence(found[name], expected[name]) for name in names]
     return torch.stack([(one if one.dim() == 1 else at_tokens(one, keep)).mean() for one in nats]).mean()
 
@@ -149,24 +206,21 @@ def _check_hooks_see_every_layer(args: TrainingArguments) -> None:
         )
 
 
-def _states(outputs: ModelOutput) -> list[Tensor]:
-    """The output of every layer and the logits, or without a head the last output of the model (after its norm)."""
+def _states(outputs: ModelOutput) -> tuple[list[Tensor], list[Tensor]]:
+    """The outputs of the layers, of which the last is that of the model where it has no head, and the logits."""
     hidden = outputs.get("hidden_states")
     if hidden is None:
         raise InputError(f"a model that returns {', '.join(outputs)} has no hidden states of layers to match")
     logits = [outputs[name] for name in LOGITS if name in outputs]
-    if not logits:
-        return [*hidden[1:-1], outputs.last_hidden_state]
     spans = "start_logits" in outputs  # [batch, length], where other logits have their classes last
-    return [*hidden[1:], *(x.unsqueeze(-1) if spans else x for x in logits)]
+    layers = hidden[1:] if logits else (*hidden[1:-1], outputs.last_hidden_state)
+    return [*layers], [x.unsqueeze(-1) if spans else x for x in logits]
 
 
-def _squared_norms(states: Tensor, keep: Tensor | None) -> Tensor:
-    """Squared norm of each example; padding is excluded from `[batch, length, features]`."""
+def _squared_norms(states: Tensor) -> Tensor:
+    """Squared norms of tokens `[batch, length]`, or `[batch, 1]` of states that are not `[batch, length, features]`."""
     squares = states.float().square()
-    if keep is not None and squares.dim() > 2 and squares.shape[:2] == keep.shape:
-        squares = squares.flatten(2).sum(-1) * keep
-    return squares.flatten(1).sum(-1)
+    return squares.sum(-1) if squares.dim() == 3 else squares.flatten(1).sum(1, keepdim=True)
 
 
 def _before_attention(model: PreTrainedModel) -> Iterator[nn.Parameter]:

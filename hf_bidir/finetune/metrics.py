@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
 # the metrics that describe a run best, in order of preference
-HEADLINES = ("accuracy", "exact_match", "relative_error", "masked_accuracy", "perplexity")
+HEADLINES = ("accuracy", "exact_match", "relative_error", "masked_accuracy", "perplexity", "teacher_perplexity")
 
 
 def classification_metrics(names: list[str]) -> Callable[[EvalPrediction], dict[str, float]]:
@@ -69,16 +69,24 @@ def sequence_metrics(tokenizer: PreTrainedTokenizerBase) -> Callable[[EvalPredic
     return compute
 
 
-def relative_error_metrics(evaluation: EvalPrediction) -> dict[str, float]:
-    """The squared error of a student relative to its teacher, over a whole split.
+def distillation_metrics(generates_text: bool) -> Callable[[EvalPrediction], dict[str, float]]:
+    """Make a `compute_metrics` for students beside their teachers.
 
     Args:
-        evaluation: `predictions` `[examples, states]`, the squared distances of the student's states to the
-            teacher's; `label_ids`, the squared norms of the teacher's.
+        generates_text: whether the last two quantities are the next-token losses of the student and of the teacher.
 
     Returns:
-        `relative_error`, the mean over states, and `relative_error_<index>` of each; 0.01 is 1 %.
+        A function from an evaluation to metrics. Its `predictions` and `label_ids`, `[examples, quantities]` each, are
+        numerators and denominators; a quantity is their quotient after summation over a whole split. The metrics are
+        `relative_error`, the mean over states (0.01 is 1 %), `relative_error_<index>` of each, and of a language model
+        `perplexity` and `teacher_perplexity`.
     """
-    errors = evaluation.predictions.sum(0, dtype=np.float64) / evaluation.label_ids.sum(0, dtype=np.float64)
-    each = {f"relative_error_{index}": float(error) for index, error in enumerate(errors)}
-    return {"relative_error": float(errors.mean()), **each}
+
+    def compute(evaluation: EvalPrediction) -> dict[str, float]:
+        found = evaluation.predictions.sum(0, dtype=np.float64) / evaluation.label_ids.sum(0, dtype=np.float64)
+        errors, losses = (found[:-2], found[-2:]) if generates_text else (found, ())
+        each = {f"relative_error_{index}": float(error) for index, error in enumerate(errors)}
+        perplexities = dict(zip(("perplexity", "teacher_perplexity"), map(float, np.exp(losses)), strict=False))
+        return {"relative_error": float(errors.mean())} | perplexities | each
+
+    return compute

@@ -14,7 +14,7 @@ from hf_bidir.checkpoints.adapters import read_adapter
 from hf_bidir.checkpoints.auto_classes import bidir_class
 from hf_bidir.checkpoints.convert import is_softmax
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
-from hf_bidir.checkpoints.reading import check_full_precision, check_vocabulary, read_config
+from hf_bidir.checkpoints.reading import check_full_precision, check_vocabulary, read_config, with_report
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.finetune.adapter import ATTENTION, LORA, NEGATIVE_MASSES, add_adapter, check_adapter
@@ -254,9 +254,7 @@ def _pretrained(
     new: list[str] = []
     refused = f"{source} is not a usable checkpoint: "
     with as_input_error(refused, ValueError, OSError, SafetensorError):
-        model, report = head.from_pretrained(
-            source, config=config, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32
-        )
+        model, report = with_report(head, source, config=config, ignore_mismatched_sizes=True, dtype=torch.float32)
     for problem in ("missing_keys", "mismatched_keys"):
         keys = sorted(key if isinstance(key, str) else key[0] for key in report[problem])  # or (key, shape, shape)
         new += [key for key in keys if not _belongs_to_checkpoint(key, model)]
@@ -267,6 +265,8 @@ def _pretrained(
                 f"{refused}expected every weight of the encoder in the shape that config.json describes; "
                 f"{len(keys)} {problem.replace('_', ' ')}: {shown}"
             )
+    if new:
+        logger.warning("%s has no weights of this shape for %s; new ones are trained.", source, ", ".join(new))
     return model, new
 
 

@@ -65,6 +65,19 @@ class FinetuneTrainer(Trainer):
             config.attn_oriented = None
         return super().train(*args, **kwargs)
 
+    def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        """As in transformers, which on resume compares shares of the steps with the checkpoint's numbers of steps, and
+        would report a difference; so shares are numbers meanwhile."""
+        given = {name: getattr(self.args, name) for name in ("logging_steps", "eval_steps", "save_steps")}
+        try:
+            for name, share in given.items():
+                if share is not None and share < 1:
+                    setattr(self.args, name, math.ceil(max_steps * share))
+            return super()._init_training_state(max_steps, *args, **kwargs)
+        finally:
+            for name, value in given.items():
+                setattr(self.args, name, value)
+
     def get_train_dataloader(self) -> DataLoader:
         self.data_collator = self.train_collator
         return super().get_train_dataloader()

@@ -12,8 +12,9 @@ METRICS = {  # the run's metric -> its name on the Hub, or None
     "exact_match": "exact_match",
     "token_accuracy": None,
     "masked_accuracy": None,
-    "relative_error": None,
     "perplexity": "perplexity",
+    "teacher_perplexity": None,
+    "relative_error": None,
 }
 DIGITS = 4
 EQUAL = 5e-5  # half of the last digit that is printed, for numbers below 1

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from hf_bidir.checkpoints.adapters import ADAPTER_CONFIG
+from hf_bidir.checkpoints.reading import CARD, LICENCES
 from hf_bidir.common.files import read_json, sha256
 
 CODE = ("*.py",)
@@ -32,7 +33,8 @@ COMPUTED_FROM = (
     "sentence_*_config.json",
     *MODULES,
 )
-REPORTS = ("README.md", "*.png", "all_results.json", "run.json", "previous_run.json", "evaluation.json", "seeds.json")
+RECORDS = ("all_results.json", "run.json", "previous_run.json", "evaluation.json", "seeds.json")
+REPORTS = (CARD, *LICENCES, "*.png", *RECORDS)
 
 
 def found(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path]:

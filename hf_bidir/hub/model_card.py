@@ -63,6 +63,11 @@ FIGURES = {
     "attention.png": "Signed attention over a few inputs",
     "loss_curve.png": "Loss during training, and validation accuracy where it was measured",
 }
+HEALED = (
+    "relative_error",
+    "perplexity",
+    "teacher_perplexity",
+)  # metrics of validation data beside those of a later test
 SOURCE = re.compile(r'^source, revision = "([^"]+)", "([^"]+)"', re.MULTILINE)  # in the card's example
 KEPT_WHEN_EDITED = ("license", "tags")  # generated metadata that manual edits override
 NOT_SETTINGS = {"output_dir", "train_file", "validation_file", "test_file"}  # the card describes the data instead
@@ -176,7 +181,9 @@ def _facts(folder: Path) -> dict[str, Any]:
         "verified": reproduced and is_of_these_files(folder, evaluation),
         "reproduced": reproduced,
         "measured_later": measured_later,
-        "relative_error": results.get("eval_relative_error"),
+        "healed": {
+            name: results.get(f"eval_{name}") for name in ("relative_error", "perplexity", "teacher_perplexity")
+        },
         "snippets": run.get("task") == "distillation" and (folder / "tokenizer_config.json").is_file(),
         "needed_signs": _needed_signs(folder, run, config),
         "has_weights": any(folder.glob("*.safetensors")),

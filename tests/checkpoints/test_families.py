@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import BertConfig, BertModel
+from transformers import CONFIG_MAPPING, BertConfig, BertModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from typer.testing import CliRunner
 
@@ -41,7 +41,7 @@ def page_rows():
     ]
     header = next(index for index, cells in enumerate(lines) if cells[0].strip() == "type")
     names = [cell.strip() for cell in lines[header]]
-    return {cells[0].strip(): dict(zip(names, map(str.strip, cells), strict=True)) for cells in lines[header + 1 :]}
+    return {cells[0].strip(): dict(zip(names, map(str.strip, cells), strict=True)) for cells in lines[header + 2 :]}
 
 
 def test_the_summary_has_every_model_type_of_the_version_it_was_made_with():
@@ -164,6 +164,16 @@ def pair(sweep):
 
     stock = built(BertModel, tiny_config(BertConfig))
     return Pair(stock, example(stock))
+
+
+@pytest.mark.parametrize("name", ["vit", "wav2vec2"])
+def test_examples_of_images_and_of_sounds_are_reshaped(sweep, name):
+    from families_inputs import Reshaped
+
+    model = sweep.built(sweep.model_class(name), sweep.tiny_config(CONFIG_MAPPING[name]))
+    plain = Reshaped(model, {}).inputs()
+    reshaped = Reshaped(model, dict.fromkeys(plain, lambda x: x.unsqueeze(1))).inputs()
+    assert reshaped[model.main_input_name].shape == plain[model.main_input_name].unsqueeze(1).shape
 
 
 def test_a_layer_that_stays_softmax_is_found(pair):

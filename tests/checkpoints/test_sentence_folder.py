@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from transformers import BertConfig, BertForMaskedLM, BertModel, BertTokenizerFast, T5Config, T5EncoderModel
 
 from hf_bidir import convert_checkpoint
@@ -48,6 +49,7 @@ def sentence_model(folder):
     modules = [Transformer(str(folder / "bert")), Pooling(16), Dense(16, 8), Normalize()]
     model = SentenceTransformer(modules=modules, prompts={"query": "good "}, device="cpu")
     model.save(str(folder / "st"))
+    (folder / "st/LICENSE").write_text("Apache-2.0")
     return folder / "st", model.encode(SENTENCES, prompt_name="query", convert_to_tensor=True)
 
 
@@ -66,7 +68,7 @@ def nested(source, tmp_path_factory):
     inner = folder / "0_Transformer"
     inner.mkdir()
     for file in [file for file in folder.iterdir() if file.is_file()]:
-        if file.name not in ("modules.json", "config_sentence_transformers.json", "README.md"):
+        if file.name not in ("modules.json", "config_sentence_transformers.json", "README.md", "LICENSE"):
             file.rename(inner / file.name)
     modules = json.loads((folder / "modules.json").read_text())
     modules[0]["path"] = "0_Transformer"
@@ -99,9 +101,17 @@ def converted(source, nested, tmp_path_factory):
 
 @pytest.mark.parametrize("layout", ["source", "nested"])
 def test_a_converted_folder_embeds_equally_where_hf_bidir_is_not_installed(layout, request, converted):
-    folder, vectors = converted[layout]
+    _, vectors = converted[layout]
     torch.testing.assert_close(vectors, request.getfixturevalue(layout)[1], rtol=0, atol=1e-6)
-    assert not (folder / "README.md").exists()  # which told about another model
+
+
+def test_the_card_of_the_source_comes_along_below_a_note_and_its_licence_too(source, converted):
+    folder, stock = converted["nested"][0], source[0]
+    ours, theirs = (ModelCard.load(place / "README.md") for place in (folder, stock))
+    assert ours.data.to_dict() == theirs.data.to_dict()
+    assert ours.text.startswith("\n> Signed by hf_bidir: attention activation `tanhmax`, negative mass λ = 0.0.")
+    assert ours.text.endswith(theirs.text)
+    assert (folder / "LICENSE").read_text() == "Apache-2.0"
 
 
 def test_negative_mass_reaches_the_vectors(source, converted):

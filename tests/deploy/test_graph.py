@@ -104,13 +104,25 @@ def test_the_folder_needs_no_code_of_the_package_and_says_what_attention_the_gra
     assert graph(input_ids=ones, attention_mask=ones, token_type_ids=0 * ones).logits.shape == (1, 2)
 
 
-def test_a_graph_that_differs_from_the_model_is_refused_and_nothing_is_written(exported, tmp_path, monkeypatch):
+def test_a_graph_that_differs_from_the_model_is_written_only_if_that_is_asked_for(exported, tmp_path, monkeypatch):
     trace = graph_module._exported
     other = signed(stock_model("vit"), negative_mass=0.1)
     monkeypatch.setattr(graph_module, "_exported", lambda model, *rest: trace(other, *rest))
-    with pytest.raises(ValueError, match="differ from the model's by"):
+    with pytest.raises(ValueError, match=r"differ from the model's by .* set tolerance \(--tolerance\)"):
         export_checkpoint(exported("vit")[0], tmp_path / "graph", format="pt2")
     assert not list(tmp_path.iterdir())
+    assert export_checkpoint(exported("vit")[0], tmp_path / "graph", format="pt2", tolerance=1.0) > 1e-3
+
+
+def test_a_graph_may_differ_by_a_few_times_the_rounding_error_of_the_model(exported, tmp_path, monkeypatch):
+    monkeypatch.setattr(graph_module, "TOLERANCE", 0.0)
+    monkeypatch.setattr(graph_module, "ROUNDING", 100)
+    assert 0 < export_checkpoint(exported("gpt2")[0], tmp_path / "graph") < 1e-5
+
+
+def test_a_difference_is_relative_to_the_largest_output_also_of_small_outputs():
+    expected, got = [torch.tensor([[1e-3, 2e-3]])], [torch.tensor([[1e-3, 1e-3]])]
+    assert graph_module._relative_difference(expected, got, {}) == pytest.approx(0.5)
 
 
 def test_the_tokenizer_and_the_token_types_come_along(exported):

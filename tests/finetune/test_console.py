@@ -12,7 +12,8 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from hf_bidir.finetune.console import evaluation_line, summary
+from hf_bidir.finetune import console
+from hf_bidir.finetune.console import QuietProgress, evaluation_line, summary
 
 SHAPE = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
 
@@ -51,3 +52,15 @@ def test_the_next_commands_after_healing_a_model_with_a_head_explain_its_input_a
 def test_the_next_command_after_healing_images_trains_on_images():
     model = SimpleNamespace(main_input_name="pixel_values")
     assert "image_classification.py" in summary(Path("runs/a"), {"eval_loss": 1.0}, "distillation", model)
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0.0, True), (60.0, False)])
+def test_the_bar_of_an_evaluation_appears_after_some_time_however_few_batches_it_has(
+    seconds, shown, monkeypatch, capsys
+):
+    monkeypatch.setattr(console, "LONG_EVALUATION", seconds)
+    progress, state = QuietProgress(), SimpleNamespace(is_world_process_zero=True)
+    for _ in range(2):
+        progress.on_prediction_step(None, state, None, eval_dataloader=[1, 2])
+    progress.on_evaluate(None, state, None)
+    assert ("evaluation" in capsys.readouterr().err) == shown

@@ -6,9 +6,9 @@ from transformers import EvalPrediction
 from hf_bidir.finetune.data.tokenizer import train_words
 from hf_bidir.finetune.metrics import (
     classification_metrics,
+    distillation_metrics,
     masked_word_metrics,
     predicted_classes,
-    relative_error_metrics,
     sequence_metrics,
 )
 
@@ -51,8 +51,15 @@ def test_an_unknown_word_cannot_be_right():
 
 def test_the_relative_error_is_that_of_the_whole_split_not_a_mean_over_examples():
     distances, norms = np.array([[1.0, 0.0], [0.0, 4.0]]), np.array([[1.0, 2.0], [3.0, 6.0]])
-    metrics = relative_error_metrics(EvalPrediction(distances, norms))
+    metrics = distillation_metrics(generates_text=False)(EvalPrediction(distances, norms))
     assert metrics == {"relative_error_0": 0.25, "relative_error_1": 0.5, "relative_error": 0.375}
+
+
+def test_the_perplexities_are_those_of_all_tokens_of_the_split():
+    sums, counts = np.array([[1.0, 2.0, 1.0], [1.0, 4.0, 2.0]]), np.array([[4.0, 1.0, 1.0], [4.0, 2.0, 2.0]])
+    metrics = distillation_metrics(generates_text=True)(EvalPrediction(sums, counts))
+    expected = {"perplexity": np.exp(2), "teacher_perplexity": np.exp(1)}
+    assert metrics == pytest.approx({"relative_error": 0.25, "relative_error_0": 0.25} | expected)
 
 
 def test_only_masked_words_are_counted():

@@ -32,6 +32,12 @@ def stock(tmp_path):
     return tmp_path
 
 
+def test_a_new_head_is_told_in_one_line(stock, capfd, caplog):
+    build(stock)
+    assert f"{stock} has no weights of this shape for classifier.bias, classifier.weight" in caplog.text
+    assert "REPORT" not in capfd.readouterr().err
+
+
 def rewrite_weights(folder, change):
     weights = load_file(folder / "model.safetensors")
     change(weights)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 from datasets import Dataset
-from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments, trainer_utils
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
 from hf_bidir.finetune.trainer import FinetuneTrainer
@@ -54,3 +54,18 @@ def test_early_stopping_keeps_the_lower_loss_of_equally_accurate_checkpoints(tmp
     )
     trainer.train()
     assert trainer.state.best_model_checkpoint.endswith(f"checkpoint-{best_step}")
+
+
+def test_shares_of_the_steps_are_no_difference_from_a_checkpoint_s_numbers_of_steps(tmp_path, monkeypatch):
+    reported = []
+    monkeypatch.setattr(trainer_utils.logger, "warning_once", reported.append)
+    rows = Dataset.from_list([{"input_ids": [1, 2], "labels": 0}] * 40)
+    args = TrainingArguments(
+        str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True, per_device_train_batch_size=2, max_steps=10,
+        logging_steps=0.2, eval_steps=0.5, save_steps=0.5, eval_strategy="steps",
+    )  # fmt: skip
+    more = {"args": args, "train_dataset": rows, "eval_dataset": rows}
+    FinetuneTrainer(model=new_model(1.0), **more).train()
+    FinetuneTrainer(model=new_model(1.0), **more).train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    assert not reported
+    assert (args.logging_steps, args.eval_steps, args.save_steps) == (0.2, 0.5, 0.5)

@@ -109,9 +109,11 @@ def test_a_run_that_kept_its_last_checkpoint_does_not_say_that_validation_chose_
     assert "also chose the checkpoint" not in build_model_card(finished).text
 
 
-def test_the_card_of_a_healed_model_has_the_distance_to_its_teacher(finished):
-    write(finished, "all_results.json", {"eval_relative_error": 0.004})
+def test_the_card_of_a_healed_model_has_the_distance_to_its_teacher_and_the_perplexity_of_both(finished):
+    perplexities = {"eval_perplexity": 81.25, "eval_teacher_perplexity": 74.5}
+    write(finished, "all_results.json", {"eval_relative_error": 0.004} | perplexities)
     text = build_model_card(finished).text
+    assert "is 81.25, and that of the softmax teacher 74.50." in text
     assert "| relative error | 0.0040 |" in text
     assert "0.01 is 1 %" in text
 

@@ -128,7 +128,7 @@ class UnlabelledDataArguments:
     validation_share: float = option(0.05, "Share of the rows held out if there is no validation split.")
     split_seed: int = option(0, "Seed for choosing held-out rows and samples.")
     max_train_samples: int | None = option(None, "Train on a random sample of this many rows.")
-    max_eval_samples: int = option(500, "Evaluate on a random sample of this many blocks, snippets or images.")
+    max_eval_samples: int | None = option(500, "Evaluate on a random sample of this many blocks, snippets or images.")
 
     def __post_init__(self) -> None:
         _check_share(self.validation_share)
@@ -173,3 +173,9 @@ class UnlabelledTextArguments(PlainTextArguments):
 @dataclass
 class DistillationDataArguments(ImageColumnArguments, UnlabelledTextArguments):
     """Data options of distillation, on texts or on images."""
+
+    max_eval_samples: int | None = option(
+        None,
+        "Evaluate on a random sample of this many snippets or images; default: at most 500, and so few that all "
+        "evaluations take about a tenth of the time.",
+    )

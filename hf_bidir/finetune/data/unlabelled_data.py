@@ -147,7 +147,7 @@ def _only(
 
 
 def sampled_evaluation(splits: Splits, data: UnlabelledDataArguments) -> Splits:
-    if len(splits.validation) > data.max_eval_samples:
+    if data.max_eval_samples is not None and len(splits.validation) > data.max_eval_samples:
         splits.validation = splits.validation.shuffle(seed=data.split_seed).select(range(data.max_eval_samples))
         note = f"Evaluated on a random sample of {data.max_eval_samples}."
         splits.notes += [note] if note not in splits.notes else []

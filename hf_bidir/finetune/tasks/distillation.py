@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
+from huggingface_hub import ModelCard
 from transformers import BaseImageProcessor, DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from yaml import YAMLError
 
 from hf_bidir.checkpoints.convert import is_softmax
+from hf_bidir.checkpoints.reading import CARD, LICENCES, documents
 from hf_bidir.checkpoints.sentence_folder import sentence_folder
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.errors import InputError
@@ -22,12 +25,14 @@ from hf_bidir.finetune.data.splits import Splits
 from hf_bidir.finetune.data.text_data import check_max_length
 from hf_bidir.finetune.data.unlabelled_data import read_snippets, read_unlabelled_images
 from hf_bidir.finetune.distillation import DistillationTrainer, student_and_teacher
-from hf_bidir.finetune.metrics import relative_error_metrics
+from hf_bidir.finetune.metrics import distillation_metrics
 from hf_bidir.finetune.run import finetune
 from hf_bidir.finetune.task import Task
 
 logger = logging.getLogger(__name__)
 FEWEST_TEXTS, CHECKED_TEXTS = 100, 500
+FEWEST_EVALUATED, MOST_EVALUATED = 32, 500  # examples
+TRAINED_PER_EVALUATED = 35  # a tenth of the time: 7 evaluations, and training costs twice the evaluation of an example
 MOST_UNKNOWN = 0.2  # share of unknown pieces
 SHORT_PIECES = 2.0  # characters; words of an unknown alphabet become pieces of one letter
 
@@ -85,6 +90,8 @@ def _train(
     )
     splits, collators, processor = prepared(data, args, source, student, processors)
     keep_signs = _keeps_signs(student, arguments.keep_signs)
+    if licence := _licence(source):
+        given = {"license": licence} | given
     set_seed(args.seed)
     results = finetune(
         student,
@@ -101,10 +108,14 @@ def _train(
         trainer_class=DistillationTrainer,
         teacher=teacher,
         keep_signs=keep_signs,
-        compute_metrics=relative_error_metrics,
+        compute_metrics=distillation_metrics(student.can_generate()),
     )
-    if args.should_save and not source.startswith(TIMM_PREFIX) and (sentences := sentence_folder(source)):
-        sentences.copy_others(Path(args.output_dir))
+    if args.should_save and not source.startswith(TIMM_PREFIX):
+        for name, content in documents(source).items():
+            if name in LICENCES:
+                Path(args.output_dir, name).write_bytes(content)
+        if sentences := sentence_folder(source):
+            sentences.copy_others(Path(args.output_dir))
     return results
 
 
@@ -112,6 +123,7 @@ def prepared(
     data: DistillationDataArguments, args: HealingArguments, source: str, student: PreTrainedModel, processors: list
 ) -> tuple[Splits, tuple[Callable, Callable], PreTrainedTokenizerBase | BaseImageProcessor]:
     """The splits, the collators for training and evaluation, and the tokenizer or image processor."""
+    data.max_eval_samples = data.max_eval_samples or _evaluated(args)
     for processor in processors:
         if isinstance(processor, PreTrainedTokenizerBase):
             check_max_length(data.max_length, student, source)
@@ -125,6 +137,25 @@ def prepared(
             collators = ImageCollator.of(processor, data, mode), ImageCollator(processor, mode=mode)
             return read_unlabelled_images(data), collators, processor
     raise InputError(f"{source} has neither a tokenizer nor an image processor; save one in its folder")
+
+
+def _licence(source: str) -> str | None:
+    """The licence that the card of the source names, which is that of the healed weights too."""
+    card = {} if source.startswith(TIMM_PREFIX) else documents(source)
+    if CARD not in card:
+        return None
+    try:
+        return ModelCard(card[CARD].decode(), ignore_metadata_errors=True).data.to_dict().get("license")
+    except (ValueError, YAMLError):
+        return None
+
+
+def _evaluated(args: HealingArguments) -> int:
+    """The default number of examples in an evaluation."""
+    if args.max_steps < 1:
+        return MOST_EVALUATED
+    trained = args.max_steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+    return min(max(trained // TRAINED_PER_EVALUATED, FEWEST_EVALUATED), MOST_EVALUATED)
 
 
 def _check_texts(snippets: Dataset, tokenizer: PreTrainedTokenizerBase, source: str) -> None:
