@@ -42,9 +42,11 @@ def read_image_splits(data: ImageDataArguments) -> Splits:
     return splits
 
 
-def read_image_split(file: str, data: ImageDataArguments, names: list[str], name: str) -> Dataset:
+def read_image_split(
+    file: str, data: ImageDataArguments, names: list[str], name: str, values: list[str] | None = None
+) -> Dataset:
     """Read one split, `image` and `label`, for a model with the classes `names`; errors as in `read_image_splits`."""
-    split = labelled_split(read_images(file), data, data.image_column, IMAGE_COLUMNS, names, name)
+    split = labelled_split(read_images(file), data, data.image_column, IMAGE_COLUMNS, names, name, values, file)
     split = split.cast_column("image", Image())
     check_images(name, split)
     return split

@@ -96,7 +96,7 @@ def unlabelled_batches(
     images = model.main_input_name == "pixel_values"
     rows = read_images(file, labelled=False) if images else read_table(file)
     guesses = IMAGE_COLUMNS if images else TEXT_COLUMNS
-    found = find_column("train", rows, column, guesses, guesses[0])
+    found = find_column(file, rows, column, guesses, guesses[0])
     rows = rows.shuffle(seed=0).select(range(min(examples, len(rows)))).select_columns([found])
     if images:
         with as_input_error(f"expected images in the column {found} of {file}: ", Exception):
@@ -138,7 +138,7 @@ def _only(
     """The input column of all parts, one after the other."""
     found = []
     for part in parts:
-        old = find_column(name, part, column, guesses, guesses[0])
+        old = find_column(f"the {name} split", part, column, guesses, guesses[0])
         part = part.select_columns([old])
         part = part if old == guesses[0] else part.rename_column(old, guesses[0])
         with as_input_error(f"expected {guesses[0]}s in the column {old} of the {name} split: ", Exception):
