@@ -38,7 +38,7 @@ def records(file: Path) -> Iterator[tuple[int, list[str]]]:
     with file.open(encoding=encoding(file), newline="") as stream:
         reader, line = csv.reader(stream, **dialect(file)), 1
         for fields in reader:
-            if any(fields) or len(fields) > 1:  # pandas skips blank lines
+            if len(fields) > 1 or any(field.strip() for field in fields):  # pandas skips blank lines
                 yield line, fields
             line = reader.line_num + 1
 

@@ -5,7 +5,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.data.arguments import PairDataArguments
-from hf_bidir.finetune.data.problems import Problems
+from hf_bidir.finetune.data.problems import Problems, quoted
 from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.finetune.data.splits import Splits, named_columns, raw_splits, unlabelled_splits
 
@@ -30,7 +30,8 @@ def _select(name: str, split: Dataset, data: PairDataArguments, problems: Proble
     given = {"source": data.source_column, "target": data.target_column}
     split = named_columns(name, split, {role: (column, (role,)) for role, column in given.items()}, problems)
     for role in split.column_names:
-        if split.features[role].dtype.startswith(("int", "uint")):
+        kind = split.features[role]
+        if isinstance(kind, Value) and kind.dtype.startswith(("int", "uint")):
             split = split.cast_column(role, Value("string"))
         problems.texts(name, split, role)
     return split
@@ -58,10 +59,12 @@ def tokenize_pairs(
 
     tokenized = splits.map(map_split)
     for name, split in tokenized:
-        longest = max(map(len, split["labels"]))
-        if longest > max_target_length:
+        lengths = list(map(len, split["labels"]))
+        if (longest := max(lengths)) > max_target_length:
+            target = getattr(splits, name)[lengths.index(longest)]["target"]
             raise InputError(
-                f"expected targets of at most {max_target_length} tokens (--max_target_length); one of the {name} "
-                f"split has {longest}"
+                f"expected targets of at most {max_target_length} tokens (--max_target_length); in the {name} split "
+                f"{sum(length > max_target_length for length in lengths)} are longer, at most {longest}: "
+                f"{quoted([target])}"
             )
     return tokenized
