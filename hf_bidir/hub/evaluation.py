@@ -115,7 +115,7 @@ def evaluate_checkpoint(
     folder = local_folder(source, revision)
     model = _load(folder)
     split = split or ("validation" if _is_causal(model) else "test")
-    options = {"text_column": column, "image_column": column, "label_column": label_column}
+    options: dict[str, Any] = {"text_column": column, "image_column": column, "label_column": label_column}
     options |= {"drop_bad_rows": drop_bad_rows or None}
     examples, described, collator = read_examples(model, folder, data, split, options)
     with tempfile.TemporaryDirectory() as scratch:
@@ -137,7 +137,7 @@ def evaluate_checkpoint(
 def claimed_scores(folder: Path, split: str = "test") -> dict[str, float]:
     """The checkpoint's own numbers of a split in the model index of its card, by name; none without a card."""
     readme = folder / "README.md"
-    results = (read_card(readme).data.eval_results if readme.is_file() else None) or []
+    results = (read_card(readme).data.get("eval_results") if readme.is_file() else None) or []
     named = {result.metric_name: result.metric_value for result in results if result.dataset_split == split}
     # "accuracy, mean of 5 seeds" belongs to several checkpoints, "accuracy, this checkpoint (seed 0)" to this one
     return {name.partition(", ")[0]: value for name, value in named.items() if ", mean of " not in name}

@@ -49,9 +49,7 @@ def classes_of(
     """The classes of the training split, as they stand in the data, and their names; both in the order of indices."""
     if not labels:
         return [], []
-    declared, rows_of = isinstance(train.features["label"], ClassLabel), defaultdict(list)
-    for row in problems.usable("train"):
-        rows_of[labels[row]].append(row)
+    declared, rows_of = isinstance(train.features["label"], ClassLabel), _rows_of("train", labels, problems)
     if not declared and not data.class_names:
         _check_spelling(rows_of, problems)
     rare = [] if has_validation else [label for label, rows in rows_of.items() if len(rows) == 1]
@@ -76,6 +74,15 @@ def classes_of(
     return order, names
 
 
+def _rows_of(name: str, labels: Sequence[str | None], problems: Problems) -> dict[str, list[int]]:
+    """The usable rows of each label."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for row in problems.usable(name):
+        if (label := labels[row]) is not None:
+            found[label].append(row)
+    return found
+
+
 def _sorted(labels: Collection[str]) -> list[str]:
     """Integers by their size, other labels by their letters."""
     return sorted(labels, key=int) if all(map(WHOLE.fullmatch, labels)) else sorted(labels)
@@ -96,10 +103,7 @@ def check_known(name: str, labels: Sequence[str | None], known: Sequence[str], o
     """Rows whose label is none of the `known` ones, which the `owner` has, are a problem."""
     if not labels or not known:
         return
-    unknown, classes = defaultdict(list), set(known)
-    for row in problems.usable(name):
-        if labels[row] not in classes:
-            unknown[labels[row]].append(row)
+    unknown = {label: rows for label, rows in _rows_of(name, labels, problems).items() if label not in known}
     counts = listed([f"{quoted([label])} ({len(rows)})" for label, rows in unknown.items()])
     what = f"labels that the {owner} lacks: {counts}; it has {quoted(known)}"
     problems.add(name, what, [row for rows in unknown.values() for row in rows])
