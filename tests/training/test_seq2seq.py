@@ -76,7 +76,7 @@ def test_a_checkpoint_is_trained_on_and_beams_evaluate_it(learned, pairs, tmp_pa
 
 
 def test_a_target_that_does_not_fit_is_one_error(pairs, tmp_path):
-    with pytest.raises(InputError, match="expected targets of at most 3 tokens .* in the train split"):
+    with pytest.raises(InputError, match=r"expected targets of at most 3 tokens .* in the train split"):
         main([*pairs, *RUN, "--max_target_length", "3", "--output_dir", str(tmp_path / "run")])
 
 
