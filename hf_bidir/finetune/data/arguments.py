@@ -38,7 +38,8 @@ class DataArguments:
     split_seed: int = option(0, "Seed for choosing the held-out examples, independent of --seed.")
     max_train_samples: int | None = option(None, "Train on a random sample of this size, for a quick trial.")
     drop_bad_rows: bool = option(
-        False, "Leave out rows without text or label, or whose class cannot be used; by default one error lists them."
+        False,
+        "Leave out rows without readable input or label, or whose class cannot be used; by default, an error lists them.",
     )
 
     @property

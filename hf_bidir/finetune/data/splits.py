@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 PARTS = {"train": "train", "validation": "test"}  # names of splits here and in train_test_split
 LABELS = ("label", "labels")
 HELD_OUT = "cannot hold out a validation split; give --validation_file or a larger --validation_share: "
+Check = Callable[[str, Dataset, Problems], None]
 
 
 @dataclass
@@ -76,7 +77,11 @@ def raw_splits(data: DataArguments, read_file: Callable[[str], Dataset]) -> dict
 
 
 def labelled_splits(
-    raw: dict[str, Dataset], data: LabelledDataArguments, column: str | None, guesses: tuple[str, ...]
+    raw: dict[str, Dataset],
+    data: LabelledDataArguments,
+    column: str | None,
+    guesses: tuple[str, ...],
+    check: Check | None = None,
 ) -> Splits:
     """Reduce the splits to input and label, check the labels, and hold out a validation split if needed.
 
@@ -85,6 +90,7 @@ def labelled_splits(
         data: the label column, the class names and the share to hold out.
         column: the input column; None looks for one of `guesses`.
         guesses: usual names of the input column; the first is its name in the result.
+        check: adds the rows without a usable input to the problems; texts are always checked.
 
     Raises:
         InputError: a missing column, an empty split, or rows without input or label, or whose label is unknown in the
@@ -93,7 +99,7 @@ def labelled_splits(
     raw, problems = _select(raw, data.files, data, column, guesses)
     # in a user's own file -1 is an ordinary label
     notes = [] if data.train_file else _replace_hidden_test(raw)
-    labels = _check_inputs(raw, guesses[0], problems)
+    labels = _check_inputs(raw, guesses[0], check, problems)
     order, names = classes_of(raw["train"], labels["train"], data, "validation" in raw, problems)
     for name in raw.keys() - {"train"}:
         check_known(name, labels[name], order, "train split", problems)
@@ -165,11 +171,12 @@ def labelled_split(
     name: str,
     values: list[str] | None = None,
     file: str | None = None,
+    check: Check | None = None,
 ) -> Dataset:
     """A single split whose labels are classes of a model.
 
     Args:
-        split, data, column, guesses: as in `labelled_splits`.
+        split, data, column, guesses, check: as in `labelled_splits`.
         names: the classes of the model.
         name: of the split, for errors.
         values: what stood for each class in the data that the model was trained on, as its record says.
@@ -180,7 +187,7 @@ def labelled_split(
             model does not have. One error names them all.
     """
     raw, problems = _select({name: split}, {name: file} if file else {}, data, column, guesses)
-    labels = _check_inputs(raw, guesses[0], problems)[name]
+    labels = _check_inputs(raw, guesses[0], check, problems)[name]
     order = values_of(set(labels), names, values)
     check_known(name, labels, order, "model", problems)
     for note in problems.settle(data.drop_bad_rows):
@@ -211,11 +218,15 @@ def _select(
     return selected, problems
 
 
-def _check_inputs(raw: Mapping[str, Dataset], role: str, problems: Problems) -> dict[str, list[str | None]]:
-    """The label of each row as text; rows without text or label are problems. A column of other labels gives none."""
-    if role == "text":
-        for name, split in raw.items():
+def _check_inputs(
+    raw: Mapping[str, Dataset], role: str, check: Check | None, problems: Problems
+) -> dict[str, list[str | None]]:
+    """The label of each row as text; rows without input or label are problems. A column of other labels gives none."""
+    for name, split in raw.items():
+        if role == "text":
             problems.texts(name, split, role)
+        elif check and role in split.column_names:
+            check(name, split, problems)
     return {
         name: labels_of(name, split, problems) if "label" in split.column_names else [] for name, split in raw.items()
     }

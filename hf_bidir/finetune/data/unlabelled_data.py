@@ -12,7 +12,7 @@ from hf_bidir.checkpoints.example_inputs import text_limit
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.common.images import image_mode, open_image
 from hf_bidir.finetune.data.arguments import DistillationDataArguments, UnlabelledDataArguments, UnlabelledTextArguments
-from hf_bidir.finetune.data.image_data import IMAGE_COLUMNS, check_images
+from hf_bidir.finetune.data.image_data import IMAGE_COLUMNS, unreadable_images
 from hf_bidir.finetune.data.image_files import read_images
 from hf_bidir.finetune.data.sources import read_hub, read_table
 from hf_bidir.finetune.data.splits import Splits, find_column, unlabelled_splits
@@ -64,7 +64,10 @@ def read_unlabelled_images(data: DistillationDataArguments) -> Splits:
     splits = sampled_evaluation(unlabelled_columns(data, read_file, data.image_column, IMAGE_COLUMNS, Image()), data)
     if data.check_images:
         for name, split in splits:
-            check_images(name, split)
+            for row, problem in unreadable_images(name, split):
+                raise InputError(
+                    f"no readable image in row {row} of the {name} split as it is used (from 0): {problem}"
+                )
     return splits
 
 
