@@ -105,8 +105,8 @@ def evaluate_checkpoint(
         revision: a branch, tag or commit on the Hub.
         batch_size: examples per forward pass; no number depends on it.
         column, label_column: the text or image column, and the class column; by default those of the run, or detected.
-        drop_bad_rows: leave out rows without usable input or label, or with a label that the model lacks; by default, what the
-            run did.
+        drop_bad_rows: leave out rows without usable input or label, or with a label that the model lacks; by default,
+            what the run did.
 
     Raises:
         FileNotFoundError: there is no such checkpoint.

@@ -39,7 +39,7 @@ class DataArguments:
     max_train_samples: int | None = option(None, "Train on a random sample of this size, for a quick trial.")
     drop_bad_rows: bool = option(
         False,
-        "Leave out rows without readable input or label, or whose class cannot be used; by default, an error lists them.",
+        "Leave out rows without readable input or label, or of unusable classes; by default, an error lists them.",
     )
 
     @property
