@@ -101,6 +101,9 @@ def evaluate(
     batch_size: Annotated[int, typer.Option(min=1, help="Examples per forward pass.")] = 64,
     column: ColumnOption = None,
     label_column: LabelOption = None,
+    drop_bad_rows: Annotated[
+        bool, typer.Option("--drop-bad-rows", help="Leave out rows without text or label, or of unknown classes.")
+    ] = False,
     tolerance: Annotated[
         float,
         typer.Option(min=0, help="Tolerance when comparing with the card: absolute, relative for numbers above 1."),
@@ -124,6 +127,7 @@ def evaluate(
 
     logging.disable_progress_bar()  # for loading the weights
     options: dict[str, Any] = {"split": split, "batch_size": batch_size, "column": column, "label_column": label_column}
+    options |= {"drop_bad_rows": drop_bad_rows}
     with one_line_errors():
         if save and not Path(checkpoint).is_dir():
             raise ValueError(

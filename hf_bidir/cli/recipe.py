@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 from transformers import HfArgumentParser
+from transformers.hf_argparser import string_to_bool
 
 from hf_bidir.cli.script_help import FullHelp, ShortHelp
 from hf_bidir.common.errors import InputError, did_you_mean
@@ -45,6 +46,9 @@ def read_command_line(
         allow_abbrev=False,
         add_help=False,
     )
+    for action in parser._actions:
+        if action.type is string_to_bool:  # transformers demands a value where the default is None
+            action.nargs, action.const = "?", True
     known = sorted(action.dest for action in parser._actions)
     parser.add_argument("-h", "--help", action=ShortHelp)
     help_all = {"action": "help", "default": SUPPRESS, "help": "show every option, with its full help"}

@@ -93,7 +93,7 @@ def _name(action: Action) -> str:
 
 
 def _value(action: Action) -> str:
-    if action.nargs == 0 or isinstance(action.default, bool) or not action.option_strings:
+    if action.nargs in (0, "?") or not action.option_strings:
         return ""
     kinds: dict[Any, str] = {int: "N", float: "X"}
     kind = kinds.get(action.type, "VALUE")

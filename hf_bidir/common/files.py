@@ -28,8 +28,11 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The content of a JSON file; empty if the file does not exist."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    """The content of a JSON file; empty if the file does not exist. Raises ValueError if it is not JSON in UTF-8."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise ValueError(f"expected JSON in UTF-8 in {path}; {error}. Restore the file.") from error
 
 
 def write_json(path: Path, content: dict) -> None:

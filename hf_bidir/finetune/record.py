@@ -66,6 +66,7 @@ def begin_record(
         "data": {name: _source(name, data) | {"rows": len(split)} for name, split in splits},
         "notes": splits.notes,
         "label_names": splits.names,
+        "label_values": splits.values,
         "class_shares": splits.class_shares(),
         **size(model),
         "examples_per_step": args.world_size * args.train_batch_size * args.gradient_accumulation_steps,

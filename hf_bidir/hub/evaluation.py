@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
-from huggingface_hub import ModelCard, snapshot_download
+from datasets import ClassLabel, Dataset
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from transformers import (
     AutoModelForCausalLM,
@@ -27,10 +27,16 @@ from hf_bidir.checkpoints.layer_hooks import without_negatives
 from hf_bidir.checkpoints.reading import read_bidir, read_config
 from hf_bidir.common.files import read_json, sha256, write_json
 from hf_bidir.explain.signs import negative_share
-from hf_bidir.finetune.data.arguments import BlockArguments, ImageDataArguments, TextDataArguments
+from hf_bidir.finetune.data.arguments import (
+    BlockArguments,
+    ImageDataArguments,
+    LabelledDataArguments,
+    TextDataArguments,
+)
 from hf_bidir.finetune.data.blocks import cut_into_blocks, read_documents
 from hf_bidir.finetune.data.image_data import ImageCollator, checkpoint_processor, read_image_split, read_image_splits
-from hf_bidir.finetune.data.sources import TABLES
+from hf_bidir.finetune.data.sources import is_table
+from hf_bidir.finetune.data.splits import labelled_split
 from hf_bidir.finetune.data.text_data import read_text_split, read_texts, tokenize_split
 from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
 from hf_bidir.finetune.models import know_padding, saved_tokenizer
@@ -38,6 +44,7 @@ from hf_bidir.finetune.record import library_versions, source_of
 from hf_bidir.finetune.trainer import CausalTrainer, FinetuneTrainer
 from hf_bidir.hub.card_numbers import same_data
 from hf_bidir.hub.checkpoint_files import digests
+from hf_bidir.hub.model_card import read_card
 
 EVALUATION = "evaluation.json"
 FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")  # no code, because the package has the models
@@ -86,6 +93,7 @@ def evaluate_checkpoint(
     batch_size: int = 64,
     column: str | None = None,
     label_column: str | None = None,
+    drop_bad_rows: bool = False,
 ) -> Evaluation:
     """Evaluate a classifier or a causal language model, signed or softmax, on a split.
 
@@ -97,6 +105,8 @@ def evaluate_checkpoint(
         revision: a branch, tag or commit on the Hub.
         batch_size: examples per forward pass; no number depends on it.
         column, label_column: the text or image column, and the class column; by default those of the run, or detected.
+        drop_bad_rows: leave out rows without usable input or label, or with a label that the model lacks; by default,
+            what the run did.
 
     Raises:
         FileNotFoundError: there is no such checkpoint.
@@ -105,8 +115,9 @@ def evaluate_checkpoint(
     folder = local_folder(source, revision)
     model = _load(folder)
     split = split or ("validation" if _is_causal(model) else "test")
-    columns = {"text_column": column, "image_column": column, "label_column": label_column}
-    examples, described, collator = read_examples(model, folder, data, split, columns)
+    options: dict[str, Any] = {"text_column": column, "image_column": column, "label_column": label_column}
+    options |= {"drop_bad_rows": drop_bad_rows or None}
+    examples, described, collator = read_examples(model, folder, data, split, options)
     with tempfile.TemporaryDirectory() as scratch:
         trainer = _trainer(model, _arguments(scratch, batch_size, prediction_loss_only=_is_causal(model)), collator)
         scores = _scores(trainer, examples)
@@ -126,7 +137,7 @@ def evaluate_checkpoint(
 def claimed_scores(folder: Path, split: str = "test") -> dict[str, float]:
     """The checkpoint's own numbers of a split in the model index of its card, by name; none without a card."""
     readme = folder / "README.md"
-    results = (ModelCard.load(readme).data.eval_results if readme.is_file() else None) or []
+    results = (read_card(readme).data.get("eval_results") if readme.is_file() else None) or []
     named = {result.metric_name: result.metric_value for result in results if result.dataset_split == split}
     # "accuracy, mean of 5 seeds" belongs to several checkpoints, "accuracy, this checkpoint (seed 0)" to this one
     return {name.partition(", ")[0]: value for name, value in named.items() if ", mean of " not in name}
@@ -138,14 +149,19 @@ def is_of_the_cards_data(folder: Path, evaluation: Evaluation) -> bool:
 
 
 def comparison(measured: Evaluation, claimed: dict[str, float], same: bool) -> str:
-    """A table of the card's numbers and the newly measured ones."""
+    """A table of the newly measured numbers, and beside them those of the card if they are of the same data."""
     kind = "blocks" if "perplexity" in measured.scores else "examples"
     where = f"{measured.data['source']} ({measured.split}, {measured.data['rows']:,} {kind})"
-    lines = [f"{where:<40} {'card':>8} {'measured':>10} {'difference':>12}"]
+    compared = bool(claimed) and same
+    lines = [
+        f"{where:<40} " + (f"{'card':>8} {'measured':>10} {'difference':>12}" if compared else f"{'measured':>10}")
+    ]
+    if claimed and not same:
+        lines.insert(0, "According to run.json, the card's numbers were measured on other data; nothing is compared.")
     for name, value in measured.scores.items():
         card = claimed.get(name)
-        beside = f"{'–':>8} {value:>10.4f}" if card is None else f"{card:>8.4f} {value:>10.4f} {value - card:>+12.4f}"
-        lines.append(f"{name.replace('_', ' '):<40} {beside}")
+        cells = f"{'–':>8} {value:>10.4f}" if card is None else f"{card:>8.4f} {value:>10.4f} {value - card:>+12.4f}"
+        lines.append(f"{name.replace('_', ' '):<40} {cells if compared else f'{value:>10.4f}'}")
     if measured.negative_share is not None:
         accuracy, perplexity = measured.accuracy_without_negatives, measured.perplexity_without_negatives
         without = f"perplexity is {perplexity:.4f}" if accuracy is None else f"accuracy is {accuracy:.4f}"
@@ -155,8 +171,6 @@ def comparison(measured: Evaluation, claimed: dict[str, float], same: bool) -> s
         )
     if not claimed:
         lines.append(f"No card claims a number for the {measured.split} split, so nothing was compared.")
-    elif not same:
-        lines.append("According to run.json, the card's numbers were measured on other data than this.")
     return "\n".join(lines)
 
 
@@ -252,27 +266,30 @@ def _signs(trainer: FinetuneTrainer, examples: Dataset) -> tuple[float | None, d
 
 
 def read_examples(
-    model: PreTrainedModel, folder: Path, data: str | None, split: str, columns: dict[str, str | None]
+    model: PreTrainedModel, folder: Path, data: str | None, split: str, options: dict[str, Any]
 ) -> tuple[Dataset, dict[str, Any], Callable]:
     """The examples, their source, and the collator that makes batches of them."""
     images, run = model.main_input_name == "pixel_values", _run(folder)
     if _is_causal(model):
-        return _read_blocks(model.config, folder, run, data, split, columns)
-    arguments = _data_arguments(ImageDataArguments if images else TextDataArguments, run, columns)
+        return _read_blocks(model.config, folder, run, data, split, options)
+    arguments = _data_arguments(ImageDataArguments if images else TextDataArguments, run, options)
     names = [model.config.id2label[index] for index in range(model.config.num_labels)]
-    if data is not None and (Path(data).exists() or Path(data).suffix in TABLES):
+    values = run.get("label_values")  # a record of an earlier version has none
+    if data is not None and (Path(data).exists() or is_table(data)):
         read_file, file = read_image_split if images else read_text_split, Path(data)
-        examples, described = read_file(data, arguments, names, split), source_of([file])
+        examples, described = read_file(data, arguments, names, split, values), source_of([file])
     else:
         if data is not None and data != arguments.dataset_name:
-            arguments.dataset_name, arguments.dataset_config = data, None
+            arguments.dataset_name, arguments.dataset_config, arguments.class_names = data, None, None
         arguments.dataset_name = data or _data_set_of(run, split)
+        arguments.class_names = None if values else arguments.class_names
         splits = (read_image_splits if images else read_texts)(arguments)
-        if splits.names != names:
-            raise ValueError(f"{folder} has the classes {names}, and {arguments.dataset_name} has {splits.names}.")
         examples, described = dict(splits).get(split), {"source": arguments.dataset_name}
         if examples is None:
             raise ValueError(f"{arguments.dataset_name} has no {split} split with labels; choose another by --split.")
+        examples = examples.cast_column("label", ClassLabel(names=splits.names))
+        role, dropping = "image" if images else "text", LabelledDataArguments(drop_bad_rows=arguments.drop_bad_rows)
+        examples = labelled_split(examples, dropping, role, (role,), names, split, values)
     if images:
         return examples, described, ImageCollator(checkpoint_processor(str(folder), model.config))
     tokenizer = saved_tokenizer(str(folder), model.config)
@@ -287,12 +304,12 @@ def _read_blocks(
     run: dict[str, Any],
     data: str | None,
     split: str,
-    columns: dict[str, str | None],
+    options: dict[str, Any],
 ) -> tuple[Dataset, dict[str, Any], Callable]:
     """The same for a language model: the blocks of a split, sampled as in the training script."""
-    arguments = _data_arguments(BlockArguments, run, columns)
+    arguments = _data_arguments(BlockArguments, run, options)
     tokenizer = saved_tokenizer(str(folder), config)
-    if data is not None and (Path(data).exists() or Path(data).suffix in TABLES):
+    if data is not None and (Path(data).exists() or is_table(data)):
         arguments.train_file = arguments.validation_file = [data]
         described = {"source": Path(data).name, "sha256": sha256(Path(data))}
         return (
@@ -307,10 +324,10 @@ def _read_blocks(
     return dict(blocks)[split], {"source": arguments.dataset_name}, default_data_collator
 
 
-def _data_arguments(kind: type, run: dict[str, Any], columns: dict[str, str | None]) -> Any:
-    """The data options of the run, without its files, and with the requested columns."""
+def _data_arguments(kind: type, run: dict[str, Any], options: dict[str, Any]) -> Any:
+    """The data options of the run, without its files, and with the requested options."""
     known = {field.name for field in fields(kind) if not field.name.endswith("_file")}
-    chosen = run.get("recipe", {}) | {name: column for name, column in columns.items() if column is not None}
+    chosen = run.get("recipe", {}) | {name: value for name, value in options.items() if value is not None}
     return kind(**{name: value for name, value in chosen.items() if name in known})
 
 

@@ -9,9 +9,12 @@ from statistics import mean
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
+from yaml import YAMLError
 
 from hf_bidir.checkpoints.adapters import Adapter, read_adapter
 from hf_bidir.checkpoints.reading import read_config
+from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, replacing
 from hf_bidir.common.statistics import TESTED_BY_SEED
 from hf_bidir.hub import known_data
@@ -86,15 +89,15 @@ def build_model_card(folder: str | Path, repo_id: str | None = None, revision: s
 
     Raises:
         FileNotFoundError: `folder` has neither a config.json nor an adapter, or the adapter's base cannot be read.
-        ValueError: the adapter names no base model, or one that is not signed.
+        ValueError: the adapter names no base model, or one that is not signed; or README.md cannot be read.
     """
     folder, readme = Path(folder), Path(folder, "README.md")
     if not (folder / "config.json").is_file() and read_adapter(folder) is None:
         raise FileNotFoundError(f"expected a checkpoint folder with a config.json; {folder} has none")
-    existing = ModelCard.load(readme) if readme.is_file() else None
+    existing = read_card(readme) if readme.is_file() else None
     if repo_id is None and existing and (named := SOURCE.search(existing.text)):
         repo_id, revision = named.groups()
-    known = existing.data.model_name if existing else None  # the folder may have been renamed
+    known = existing.data.get("model_name") if existing else None  # the folder may have been renamed
     name = repo_id.rpartition("/")[2] if repo_id else known or folder.resolve().name
     facts = _facts(folder) | {"name": name, "repo_id": repo_id, "revision": revision or "main"}
     example = _example(folder, facts)
@@ -102,6 +105,28 @@ def build_model_card(folder: str | Path, repo_id: str | None = None, revision: s
     card = ModelCard.from_template(_metadata(facts), template_path=str(TEMPLATE), **facts)
     card.text = f"\n{BEGIN}\n{card.text.strip()}\n{END}\n"
     return merge_cards(existing, card) if existing else card
+
+
+def read_card(readme: Path, name: str | None = None) -> ModelCard:
+    """The card in a README.md, which messages call `name`; by default its folder and file.
+
+    Raises:
+        InputError: the file is not UTF-8, or its header is not YAML or has no end.
+    """
+    name = name or "/".join(readme.resolve().parts[-2:])
+    try:
+        text = readme.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name} is not UTF-8 ({error}); save it as UTF-8.") from error
+    advice = "Correct the header, between the two lines ---, or remove it."
+    if text.lstrip().startswith(("---\n", "---\r\n")) and not REGEX_YAML_BLOCK.search(text):
+        raise InputError(f"the header of {name} has no end. {advice}")
+    try:
+        return ModelCard(text)
+    except (YAMLError, ValueError, TypeError) as error:  # TypeError: a key that is no text
+        raise InputError(
+            f"the header of {name} is not that of a model card: {' '.join(str(error).split())}. {advice}"
+        ) from error
 
 
 def write_card(folder: str | Path, repo_id: str | None = None, revision: str | None = None) -> Path:
@@ -130,7 +155,7 @@ def card_differences(folder: str | Path) -> list[str]:
         raise FileNotFoundError(f"expected a checkpoint folder at {folder}; there is none.")
     if not readme.is_file():
         raise FileNotFoundError(f"{folder} has no README.md to check; hf-bidir card {folder} writes one.")
-    existing, expected = readme.read_text(encoding="utf-8"), str(build_model_card(folder))
+    expected, existing = str(build_model_card(folder)), readme.read_text(encoding="utf-8")
     lines = unified_diff(existing.splitlines(), expected.splitlines(), "README.md", "results", lineterm="", n=0)
     return list(lines)
 

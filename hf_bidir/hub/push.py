@@ -16,7 +16,7 @@ from huggingface_hub.errors import (
 )
 
 from hf_bidir.hub.checkpoint_files import CODE, COMPUTED_FROM
-from hf_bidir.hub.model_card import merge_cards
+from hf_bidir.hub.model_card import merge_cards, read_card
 from hf_bidir.hub.staging import Staged, stage
 
 README = "README.md"
@@ -126,7 +126,7 @@ def _merge_card(api: HfApi, staged: Staged, repo_id: str, revision: str | None) 
     try:
         with tempfile.TemporaryDirectory() as scratch:
             published = api.hf_hub_download(repo_id, README, revision=revision, local_dir=scratch)
-            written = ModelCard.load(published)
+            written = read_card(Path(published), f"the README.md of {repo_id}")
     except EntryNotFoundError:
         return
     merge_cards(written, ModelCard(staged.card)).save(staged.folder / README)

@@ -146,7 +146,10 @@ def _check_contents(staged: Staged) -> None:
             raise ValueError(f"{file.name} is larger than {LARGEST // 2**30} GiB; save the model in smaller shards.")
         if file.suffix not in (".json", ".md", ".txt"):
             continue
-        text = file.read_text(encoding="utf-8")
+        try:
+            text = file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file.name} is not UTF-8 ({error}); save it as UTF-8.") from error
         if SECRET.search(text):
             raise ValueError(f"{file.name} holds what looks like a Hub token; remove it, and revoke the token.")
         place = LOCAL_PATH.search(text) if file.name not in VOCABULARIES else None

@@ -14,7 +14,7 @@ from hf_bidir.finetune.data.overlap import Repeats, find_repeats
 from hf_bidir.finetune.data.sources import read_hub, read_table
 from hf_bidir.finetune.data.splits import labelled_splits
 from hf_bidir.finetune.data.synthetic import SETS, write_splits
-from hf_bidir.finetune.data.text_data import TEXT_COLUMNS, check_texts, without_repeats
+from hf_bidir.finetune.data.text_data import TEXT_COLUMNS, without_repeats
 from hf_bidir.paper.experiments import Experiment
 
 RECORD = "splits.json"  # beside the data files: how they were made
@@ -93,10 +93,7 @@ def labelled_data(experiment: Experiment, data_dir: Path | None) -> tuple[dict[s
 
 
 def _repeats(splits: dict[str, Dataset]) -> dict[str, Repeats]:
-    texts = {name: split["text"][:] for name, split in splits.items()}
-    for name, rows in texts.items():
-        check_texts(name, rows)
-    return find_repeats(texts)
+    return find_repeats({name: split["text"][:] for name, split in splits.items()})
 
 
 def _raw(experiment: Experiment, data_dir: Path | None) -> dict[str, Dataset]:

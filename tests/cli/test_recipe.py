@@ -74,6 +74,12 @@ def test_a_missing_recipe_is_one_clear_error():
         read_recipe(OPTIONS, "nowhere.yaml")
 
 
+@pytest.mark.parametrize("name", ["bf16", "fp16", "gradient_checkpointing", "tf32", "disable_tqdm", "lowercase"])
+def test_an_option_that_is_true_or_false_needs_no_value(name):
+    assert read_command_line(OPTIONS, [f"--{name}", "--seed", "1"]) == {name: True, "seed": 1}
+    assert read_command_line(OPTIONS, [f"--{name}", "false"]) == {name: False}
+
+
 def test_a_recipe_after_an_option_is_one_clear_error(recipe):
     with pytest.raises(InputError, match="expected the recipe before all options"):
         read_command_line(OPTIONS, ["--seed", "1", recipe])

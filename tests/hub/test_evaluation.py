@@ -117,11 +117,50 @@ def test_labels_may_be_the_names_of_the_classes(texts, tmp_path):
 
 
 def test_a_label_that_the_model_does_not_know_is_refused(texts, tmp_path):
-    with pytest.raises(ValueError, match=r"labels that the model lacks: 7 \(1 rows\); the model has: 0, 1"):
+    with pytest.raises(ValueError, match=r"row 4 \(from 0\): labels that the model lacks: '7' \(1\); it has '0', '1'"):
         evaluate_checkpoint(texts[0], table(tmp_path / "other.parquet", [*ROWS[:4], ("odd", 7)]))
     rows = [("a good film", "good"), ("an odd film", "odd")]
-    with pytest.raises(ValueError, match=r"the model lacks: 'odd' \(1 rows\); the model has: 'bad', 'good'"):
+    with pytest.raises(ValueError, match=r"row 1 \(from 0\): .* lacks: 'odd' \(1\); it has 'bad', 'good'"):
         evaluate_checkpoint(texts[0], table(tmp_path / "names.parquet", rows))
+
+
+@pytest.fixture(scope="module")
+def stars(tmp_path_factory):
+    """A finished run whose labels 1, 2 and 3 have other names, and its test file."""
+    place = tmp_path_factory.mktemp("stars")
+    file = table(place / "train.parquet", [(f"{'abc'[row % 3]} film {row}", row % 3 + 1) for row in range(30)])
+    options = [
+        "--train_file",
+        file,
+        "--validation_file",
+        file,
+        "--test_file",
+        file,
+        "--class_names",
+        "low",
+        "mid",
+        "high",
+    ]
+    train_on_texts([*options, *SMALL, *BRIEF, "--vocab_size", "60", "--output_dir", str(place / "run")])
+    return place / "run", file
+
+
+def test_labels_mean_what_they_meant_in_training_whatever_the_names_of_the_classes_are(stars, tmp_path):
+    folder, file = stars
+    assert evaluate_checkpoint(folder, file).scores["accuracy"] == results(folder)["test_accuracy"]
+    part = table(tmp_path / "part.parquet", [(f"{'abc'[row % 3]} film {row}", row % 3 + 1) for row in (1, 2, 4, 5)])
+    recall = evaluate_checkpoint(folder, file).scores
+    assert evaluate_checkpoint(folder, part).scores["accuracy"] == (recall["recall_mid"] + recall["recall_high"]) / 2
+
+
+def test_an_index_is_no_label_where_the_record_says_what_the_labels_are(stars, tmp_path):
+    with pytest.raises(ValueError, match=r"labels that the model lacks: '0' \(1\); it has '1', '2', '3'"):
+        evaluate_checkpoint(stars[0], table(tmp_path / "indices.parquet", [("a film", 0)]))
+
+
+def test_rows_of_unknown_classes_are_left_out_on_request(stars, tmp_path):
+    file = table(tmp_path / "more.parquet", [("a film", 1), ("a film", 4)])
+    assert evaluate_checkpoint(stars[0], file, drop_bad_rows=True).data["rows"] == 1
 
 
 def test_a_folder_without_weights_is_refused():
@@ -226,7 +265,9 @@ def test_the_command_prints_the_cards_number_beside_the_fresh_one_and_fails_when
 def test_other_data_than_the_cards_is_no_difference_and_is_named(texts, tmp_path):
     folder, _ = texts
     told = CliRunner().invoke(app, ["evaluate", str(folder), "--data", table(tmp_path / "other.parquet", ROWS[:3])])
-    assert (told.exit_code, "measured on other data than this" in told.stdout) == (0, True), told.output
+    first = told.stdout.splitlines()[0]
+    assert (told.exit_code, "measured on other data; nothing is compared" in first) == (0, True), told.output
+    assert "difference" not in told.stdout
 
 
 def test_a_name_that_nobody_has_is_one_line():
@@ -249,7 +290,7 @@ def test_a_folder_of_images_is_known_again_wherever_it_is_and_another_is_not(pho
     (copied / "day/test-0.png").rename(copied / "night/test-0.png")
     told = CliRunner().invoke(app, ["evaluate", str(folder), "--data", str(copied)])
     readme.write_text(card, encoding="utf-8")
-    assert (told.exit_code, "measured on other data than this" in told.stdout) == (0, True), told.output
+    assert (told.exit_code, "measured on other data; nothing" in told.stdout) == (0, True), told.output
 
 
 def test_the_record_and_the_card_have_the_digest_of_a_folder(photographs):

@@ -76,19 +76,13 @@ def test_a_checkpoint_is_trained_on_and_beams_evaluate_it(learned, pairs, tmp_pa
 
 
 def test_a_target_that_does_not_fit_is_one_error(pairs, tmp_path):
-    with pytest.raises(InputError, match=r"expected targets of at most 3 tokens \(--max_target_length\); one of"):
+    with pytest.raises(InputError, match=r"expected targets of at most 3 tokens .* in the train split"):
         main([*pairs, *RUN, "--max_target_length", "3", "--output_dir", str(tmp_path / "run")])
 
 
 def test_columns_that_there_are_not_are_one_error(pairs, tmp_path):
     with pytest.raises(InputError, match=r"no column goal; its columns are: source, target. .*--target_column"):
         main([*pairs, *RUN, "--target_column", "goal", "--output_dir", str(tmp_path / "run")])
-
-
-def test_a_row_without_a_target_is_one_error(tmp_path):
-    (tmp_path / "train.csv").write_text("source,target\na,b\na,\nb,a\n")
-    with pytest.raises(InputError, match="expected a target in every row; missing in 1 of the train split"):
-        main(["--train_file", str(tmp_path / "train.csv"), *RUN, "--output_dir", str(tmp_path / "run")])
 
 
 def test_whole_numbers_are_texts(tmp_path):

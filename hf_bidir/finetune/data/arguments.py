@@ -37,6 +37,16 @@ class DataArguments:
     )
     split_seed: int = option(0, "Seed for choosing the held-out examples, independent of --seed.")
     max_train_samples: int | None = option(None, "Train on a random sample of this size, for a quick trial.")
+    drop_bad_rows: bool = option(
+        False,
+        "Leave out rows without readable input or label, or of unusable classes; by default, an error lists them.",
+    )
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The file of each split that has one."""
+        files = {"train": self.train_file, "validation": self.validation_file, "test": self.test_file}
+        return {name: file for name, file in files.items() if file}
 
     def __post_init__(self) -> None:
         if self.max_train_samples is not None and self.max_train_samples < 1:

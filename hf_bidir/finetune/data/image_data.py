@@ -1,7 +1,8 @@
 """Image classification data: read, check, augment, and turn into batches of pixels."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 import transformers
@@ -16,10 +17,12 @@ from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.common.images import open_image
 from hf_bidir.finetune.data.arguments import ImageColumnArguments, ImageDataArguments
 from hf_bidir.finetune.data.image_files import DIGITS, read_digits, read_images
+from hf_bidir.finetune.data.problems import Problems, listed
 from hf_bidir.finetune.data.splits import Splits, labelled_split, labelled_splits, raw_splits
 from hf_bidir.finetune.data.timm_augment import TimmAugmentation
 from hf_bidir.finetune.randomness import batch_generator
 
+NO_IMAGES = "expected images, or the bytes of image files, in the image column: "
 IMAGE_COLUMNS = ("image", "img", "pixels")
 LARGEST_GUESSED_SIZE = 64  # a new model is small, and its time grows with the square of the number of patches
 MEAN = STD = (0.5, 0.5, 0.5)
@@ -33,36 +36,42 @@ def read_image_splits(data: ImageDataArguments) -> Splits:
     """
     from_digits = data.dataset_name == DIGITS and not (data.train_file or data.validation_file or data.test_file)
     raw = read_digits() if from_digits else raw_splits(data, read_images)
-    splits = labelled_splits(raw, data, data.image_column, IMAGE_COLUMNS)
-    with as_input_error("expected images, or the bytes of image files, in the image column: ", Exception):
-        splits = splits.map(lambda split: split.cast_column("image", Image()))
-    if data.check_images:
-        for name, split in splits:
-            check_images(name, split)
-    return splits
+    splits = labelled_splits(raw, data, data.image_column, IMAGE_COLUMNS, _check_rows if data.check_images else None)
+    with as_input_error(NO_IMAGES, Exception):
+        return splits.map(lambda split: split.cast_column("image", Image()))
 
 
-def read_image_split(file: str, data: ImageDataArguments, names: list[str], name: str) -> Dataset:
+def read_image_split(
+    file: str, data: ImageDataArguments, names: list[str], name: str, values: list[str] | None = None
+) -> Dataset:
     """Read one split, `image` and `label`, for a model with the classes `names`; errors as in `read_image_splits`."""
-    split = labelled_split(read_images(file), data, data.image_column, IMAGE_COLUMNS, names, name)
-    split = split.cast_column("image", Image())
-    check_images(name, split)
-    return split
+    columns = (data.image_column, IMAGE_COLUMNS)
+    split = labelled_split(read_images(file), data, *columns, names, name, values, file, _check_rows)
+    return split.cast_column("image", Image())
 
 
-def check_images(name: str, split: Dataset) -> None:
-    """Open every image once.
+def _check_rows(name: str, split: Dataset, problems: Problems) -> None:
+    """Rows whose image cannot be opened are a problem."""
+    try:
+        unreadable = dict(unreadable_images(name, split.cast_column("image", Image())))
+    except Exception as error:
+        problems.column(name, f"{problems.title(name)}: {NO_IMAGES}{error}")
+    else:
+        problems.add(name, f"no readable image: {listed(list(map(str, unreadable.values())))}", unreadable)
 
-    Raises:
-        InputError: an image cannot be read; the message has its file, or its row, counted from 0.
-    """
+
+def unreadable_images(name: str, split: Dataset) -> Iterator[tuple[int, str]]:
+    """Open every image once; the rows where that fails, with the file, where there is one, and the cause."""
     for row in tqdm(range(len(split)), desc=f"checking {name} images", disable=len(split) < 5000):
         try:
             open_image(split[row]["image"])
         except Exception as error:
             stored = split.cast_column("image", Image(decode=False))[row]["image"] or {}
-            where = stored.get("path") or f"row {row} of the {name} split (from 0)"
-            raise InputError(f"{where} is not a readable image: {error}") from error
+            path, cause = stored.get("path") or "", str(error)
+            if path:  # notes are published, so without the folders above
+                name = "/".join(Path(path).parts[-2:])
+                cause = f"{name}: {cause.replace(path, name)}"
+            yield row, cause
 
 
 def guessed_image_size(train: Dataset) -> int:

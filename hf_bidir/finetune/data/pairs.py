@@ -5,9 +5,9 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.data.arguments import PairDataArguments
+from hf_bidir.finetune.data.problems import Problems, quoted
 from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.finetune.data.splits import Splits, named_columns, raw_splits, unlabelled_splits
-from hf_bidir.finetune.data.text_data import check_texts
 
 
 def read_pairs(data: PairDataArguments) -> Splits:
@@ -16,19 +16,24 @@ def read_pairs(data: PairDataArguments) -> Splits:
     Raises:
         InputError: the data cannot be used: no such file or column, an empty split, a row without a text.
     """
-    raw = {name: _select(name, split, data) for name, split in raw_splits(data, read_table).items()}
-    notes = [] if "test" in raw else ["There was no test split, so there are no test numbers."]
+    raw = raw_splits(data, read_table)
+    problems = Problems(raw, data.files)
+    raw = {name: _select(name, split, data, problems) for name, split in raw.items()}
+    notes = problems.settle(data.drop_bad_rows)
+    raw = {name: split.select(problems.usable(name)) for name, split in raw.items()}
+    notes += [] if "test" in raw else ["There was no test split, so there are no test numbers."]
     return unlabelled_splits(raw, data.validation_share, data.split_seed, data.max_train_samples, notes)
 
 
-def _select(name: str, split: Dataset, data: PairDataArguments) -> Dataset:
+def _select(name: str, split: Dataset, data: PairDataArguments, problems: Problems) -> Dataset:
     """Only the source and target columns; integers become text."""
     given = {"source": data.source_column, "target": data.target_column}
-    split = named_columns(name, split, {role: (column, (role,)) for role, column in given.items()})
-    for role in given:
-        if split.features[role].dtype.startswith(("int", "uint")):
+    split = named_columns(name, split, {role: (column, (role,)) for role, column in given.items()}, problems)
+    for role in split.column_names:
+        kind = split.features[role]
+        if isinstance(kind, Value) and kind.dtype.startswith(("int", "uint")):
             split = split.cast_column(role, Value("string"))
-        check_texts(name, split[role][:], role)
+        problems.texts(name, split, role)
     return split
 
 
@@ -54,10 +59,12 @@ def tokenize_pairs(
 
     tokenized = splits.map(map_split)
     for name, split in tokenized:
-        longest = max(map(len, split["labels"]))
-        if longest > max_target_length:
+        lengths = list(map(len, split["labels"]))
+        if (longest := max(lengths)) > max_target_length:
+            target = getattr(splits, name)[lengths.index(longest)]["target"]
             raise InputError(
-                f"expected targets of at most {max_target_length} tokens (--max_target_length); one of the {name} "
-                f"split has {longest}"
+                f"expected targets of at most {max_target_length} tokens (--max_target_length); in the {name} split "
+                f"{sum(length > max_target_length for length in lengths)} are longer, at most {longest}: "
+                f"{quoted([target])}"
             )
     return tokenized

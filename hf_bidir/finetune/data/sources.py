@@ -1,22 +1,26 @@
 """Reading one split, from a file or from a data set on the Hub, as a `datasets.Dataset`."""
 
+import glob
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, DatasetDict, load_dataset
+import pandas as pd
+from datasets import Dataset, DatasetDict, Features, Value, load_dataset
+from datasets import logging as datasets_logging
 from datasets.exceptions import DatasetGenerationError
 
 from hf_bidir.common.errors import InputError, as_input_error
+from hf_bidir.finetune.data.lines import dialect, encoding, reason, unequal_rows
 
-# texts such as "null" or "NA" stay texts
-_CSV = {"keep_default_na": False}
-TABLES: dict[str, tuple[str, dict[str, Any]]] = {
-    ".parquet": ("parquet", {}),
-    ".csv": ("csv", _CSV),
-    ".tsv": ("csv", _CSV | {"sep": "\t"}),
-    ".json": ("json", {}),
-    ".jsonl": ("json", {}),
-    ".txt": ("text", {}),  # one text per line
+TABLES = {
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".txt": "text",  # one text per line
 }
 
 
@@ -31,35 +35,68 @@ def existing(path: str) -> Path:
     return Path(path)
 
 
+def is_table(path: str) -> bool:
+    """Whether a path ends as a file that `read_table` reads, in capitals or not."""
+    return Path(path).suffix.lower() in TABLES
+
+
 def read_table(path: str, sample_by: str = "line") -> Dataset:
     """Read a parquet, csv, tsv, json, jsonl or txt file.
+
+    The columns of csv and tsv files are texts, as they are written: `007` and `NA` stay so. Their separator, a comma,
+    semicolon, tab or bar, is the one in the header.
 
     Args:
         sample_by: what a row of a txt file is: a "line", a "paragraph" or the whole "document".
 
     Raises:
-        InputError: the file is missing, has another suffix or cannot be read.
+        InputError: the file is missing, has another suffix or cannot be read; the message says in which line.
     """
     file = existing(path)
-    if file.suffix not in TABLES:
+    if not is_table(path):
         hint = " Is it a folder of images? They need image_classification.py." if file.is_dir() else ""
         raise InputError(f"expected a file that ends in {', '.join(TABLES)}; got {file}.{hint}")
-    builder, options = TABLES[file.suffix]
-    if builder == "text":
-        options = {"sample_by": sample_by}
+    builder = TABLES[file.suffix.lower()]
     if file.stat().st_size == 0:
         raise InputError(f"{file} is empty; expected a {builder} file with at least one row")
-    with as_input_error(f"cannot read {file} as {builder}: ", DatasetGenerationError, ValueError, OSError):
-        try:
-            return load_dataset(builder, data_files=str(file), split="train", **options)
-        except ValueError as error:
-            if "corresponds to no data" in str(error):
-                raise InputError(f"{file} has no rows; expected at least one") from error
-            raise
-        except DatasetGenerationError as error:
-            if isinstance(error.__cause__, UnicodeDecodeError):
-                raise InputError(f"expected UTF-8 in {file}; {error.__cause__}; save the file as UTF-8") from error
-            raise
+    try:
+        with _without_log():
+            options = _options(file, builder, sample_by)
+            return load_dataset(builder, data_files=glob.escape(str(file)), split="train", **options)
+    except InputError:
+        raise
+    except (DatasetGenerationError, ValueError, OSError) as error:
+        if "corresponds to no data" in str(error):
+            raise InputError(f"{file} has no rows; expected at least one") from error
+        raise InputError(f"cannot read {file} as {builder}: {reason(file, error)}") from error
+
+
+def _options(file: Path, builder: str, sample_by: str) -> dict[str, Any]:
+    if builder == "parquet":
+        return {}
+    options: dict[str, Any] = {"encoding": encoding(file)}
+    if builder == "text":
+        options["sample_by"] = sample_by
+    if builder == "csv":
+        # texts such as "null" or "NA" stay texts
+        options |= dialect(file) | {"keep_default_na": False}
+        head = pd.read_csv(file, nrows=1, **options)
+        # pandas takes the first field for the name of a row where the first row has one more than the header
+        if not isinstance(head.index, pd.RangeIndex) and (problem := unequal_rows(file)):
+            raise InputError(f"cannot read {file} as csv: {problem}")
+        options["features"] = Features({name: Value("string") for name in head.columns})
+    return options
+
+
+@contextmanager
+def _without_log() -> Iterator[None]:
+    """Keep `datasets` from logging an error that is raised as well."""
+    before = datasets_logging.get_verbosity()
+    datasets_logging.set_verbosity(datasets_logging.CRITICAL)
+    try:
+        yield
+    finally:
+        datasets_logging.set_verbosity(before)
 
 
 def read_hub(name: str, config: str | None) -> dict[str, Dataset]:

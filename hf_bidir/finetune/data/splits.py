@@ -1,24 +1,26 @@
 """Train, validation and test split in one form: an input column, integer labels, and the classes' names."""
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from datasets import ClassLabel, Dataset
+from datasets import Dataset
 from sklearn.model_selection import train_test_split
 
 from hf_bidir.common.errors import InputError, as_input_error, did_you_mean
 from hf_bidir.finetune.data.arguments import DataArguments, LabelledDataArguments
+from hf_bidir.finetune.data.labels import check_known, classes_of, labels_of, values_of
+from hf_bidir.finetune.data.problems import Problems
 from hf_bidir.finetune.data.sources import read_hub
 
 logger = logging.getLogger(__name__)
 
 PARTS = {"train": "train", "validation": "test"}  # names of splits here and in train_test_split
+LABELS = ("label", "labels")
 HELD_OUT = "cannot hold out a validation split; give --validation_file or a larger --validation_share: "
-SEPARATORS = {";", "|"}
+Check = Callable[[str, Dataset, Problems], None]
 
 
 @dataclass
@@ -31,6 +33,7 @@ class Splits:
         test: the same, or None when there is no test data.
         names: the class names, by label index; empty for data without labels.
         notes: automatic decisions about the data and the run, in sentences.
+        values: what stands in the data for each class, by label index; `names` unless --class_names renames them.
     """
 
     train: Dataset
@@ -38,6 +41,7 @@ class Splits:
     test: Dataset | None
     names: list[str]
     notes: list[str]
+    values: list[str] = field(default_factory=list)
 
     def __iter__(self):
         """The pairs (name, data set) of the splits that exist."""
@@ -47,7 +51,7 @@ class Splits:
     def map(self, function: Callable[[Dataset], Dataset]) -> "Splits":
         """The same splits, each passed through `function`."""
         mapped = {name: function(split) for name, split in self}
-        return Splits(names=self.names, notes=self.notes, **({"test": None} | mapped))
+        return replace(self, **mapped)
 
     def class_shares(self) -> dict[str, float]:
         """The share of each class in the training split; the shares sum to 1, and without labels there are none."""
@@ -69,12 +73,15 @@ def raw_splits(data: DataArguments, read_file: Callable[[str], Dataset]) -> dict
         if not data.dataset_name:
             raise InputError("expected training data: give --train_file or --dataset_name; see --help")
         return read_hub(data.dataset_name, data.dataset_config)
-    files = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
-    return {name: read_file(file) for name, file in files.items() if file}
+    return {name: read_file(file) for name, file in data.files.items()}
 
 
 def labelled_splits(
-    raw: dict[str, Dataset], data: LabelledDataArguments, column: str | None, guesses: tuple[str, ...]
+    raw: dict[str, Dataset],
+    data: LabelledDataArguments,
+    column: str | None,
+    guesses: tuple[str, ...],
+    check: Check | None = None,
 ) -> Splits:
     """Reduce the splits to input and label, check the labels, and hold out a validation split if needed.
 
@@ -83,20 +90,22 @@ def labelled_splits(
         data: the label column, the class names and the share to hold out.
         column: the input column; None looks for one of `guesses`.
         guesses: usual names of the input column; the first is its name in the result.
+        check: adds the rows without a usable input to the problems; texts are always checked.
 
     Raises:
-        InputError: a missing column, an empty split, or a label that is missing, is unknown in the training
-            split or has no name.
+        InputError: a missing column, an empty split, or rows without input or label, or whose label is unknown in the
+            training split, too rare, or another only by case or blanks. One error names them all.
     """
-    raw = {name: _select(name, split, data.label_column, column, guesses) for name, split in raw.items()}
+    raw, problems = _select(raw, data.files, data, column, guesses)
     # in a user's own file -1 is an ordinary label
     notes = [] if data.train_file else _replace_hidden_test(raw)
-    labels = {name: _label_values(name, split) for name, split in raw.items()}
-    known, names = _classes(raw["train"], labels["train"], data.class_names)
-    for name, values in labels.items():
-        _check_known(name, values, known)
-        indices = [known[value] for value in values]
-        raw[name] = raw[name].remove_columns("label").add_column("label", indices)
+    labels = _check_inputs(raw, guesses[0], check, problems)
+    order, names = classes_of(raw["train"], labels["train"], data, "validation" in raw, problems)
+    for name in raw.keys() - {"train"}:
+        check_known(name, labels[name], order, "train split", problems)
+    notes += problems.settle(data.drop_bad_rows)
+    known = {value: index for index, value in enumerate(order)}
+    raw = {name: _indexed(split, labels[name], known, problems.usable(name)) for name, split in raw.items()}
     if "validation" not in raw:
         raw["train"], raw["validation"] = _hold_out(raw["train"], data.validation_share, data.split_seed)
         notes.append(
@@ -108,7 +117,7 @@ def labelled_splits(
         notes.append("There was no test split with labels, so there are no test numbers.")
     for note in notes:
         logger.warning(note)
-    return Splits(raw["train"], raw["validation"], raw.get("test"), names, notes)
+    return Splits(raw["train"], raw["validation"], raw.get("test"), names, notes, order)
 
 
 def unlabelled_splits(
@@ -160,74 +169,106 @@ def labelled_split(
     guesses: tuple[str, ...],
     names: list[str],
     name: str,
+    values: list[str] | None = None,
+    file: str | None = None,
+    check: Check | None = None,
 ) -> Dataset:
-    """A single split whose labels are the names or the indices of a model's classes.
+    """A single split whose labels are classes of a model.
 
     Args:
-        split, data, column, guesses: as in `labelled_splits`.
+        split, data, column, guesses, check: as in `labelled_splits`.
         names: the classes of the model.
         name: of the split, for errors.
+        values: what stood for each class in the data that the model was trained on, as its record says.
+        file: of the split, for errors.
 
     Raises:
-        InputError: a missing column, an empty split, or a label that is missing or that the model does not have.
+        InputError: a missing column, an empty split, or rows without input, without label, or with a label that the
+            model does not have. One error names them all.
     """
-    split = _select(name, split, data.label_column, column, guesses)
-    values = _label_values(name, split)
-    named = any(isinstance(value, str) for value in values) or {str(value) for value in values} <= set(names)
-    known: dict[Any, int] = (
-        {label: index for index, label in enumerate(names)} if named else {i: i for i in range(len(names))}
-    )
-    values = [str(value) for value in values] if named else values
-    _check_known(name, values, known, "model")
-    return split.remove_columns("label").add_column("label", [known[value] for value in values])
+    raw, problems = _select({name: split}, {name: file} if file else {}, data, column, guesses)
+    labels = _check_inputs(raw, guesses[0], check, problems)[name]
+    order = values_of(set(labels), names, values)
+    check_known(name, labels, order, "model", problems)
+    for note in problems.settle(data.drop_bad_rows):
+        logger.warning(note)
+    known = {value: index for index, value in enumerate(order)}
+    return _indexed(raw[name], labels, known, problems.usable(name))
+
+
+def _indexed(split: Dataset, labels: Sequence[str | None], known: Mapping[Any, int], rows: list[int]) -> Dataset:
+    """These rows of a split, with the index of the class as label."""
+    if len(rows) < len(split):
+        split = split.select(rows)
+    return split.remove_columns("label").add_column("label", [known[labels[row]] for row in rows])
 
 
 def _select(
-    name: str, split: Dataset, label_column: str | None, column: str | None, guesses: tuple[str, ...]
+    raw: Mapping[str, Dataset],
+    files: Mapping[str, str],
+    data: LabelledDataArguments,
+    column: str | None,
+    guesses: tuple[str, ...],
+) -> tuple[dict[str, Dataset], Problems]:
+    """Only the input and label columns, with their names in `Splits`, and what is wrong with the columns."""
+    selected: dict[str, Dataset] = {}
+    problems, wanted = Problems(selected, files), {guesses[0]: (column, guesses), "label": (data.label_column, LABELS)}
+    for name, split in raw.items():
+        selected[name] = named_columns(name, split, wanted, problems)
+    return selected, problems
+
+
+def _check_inputs(
+    raw: Mapping[str, Dataset], role: str, check: Check | None, problems: Problems
+) -> dict[str, list[str | None]]:
+    """The label of each row as text; rows without input or label are problems. A column of other labels gives none."""
+    for name, split in raw.items():
+        if role == "text":
+            problems.texts(name, split, role)
+        elif check and role in split.column_names:
+            check(name, split, problems)
+    return {
+        name: labels_of(name, split, problems) if "label" in split.column_names else [] for name, split in raw.items()
+    }
+
+
+def named_columns(
+    name: str, split: Dataset, wanted: dict[str, tuple[str | None, tuple[str, ...]]], problems: Problems
 ) -> Dataset:
-    """Only the input and label columns, with their names in `Splits`."""
-    if len(split) == 0:
-        raise InputError(f"the {name} split is empty; expected at least one row")
-    wanted = {guesses[0]: (column, guesses), "label": (label_column, ("label", "labels"))}
-    return named_columns(name, split, wanted)
-
-
-def named_columns(name: str, split: Dataset, wanted: dict[str, tuple[str | None, tuple[str, ...]]]) -> Dataset:
-    """Selected columns of a split, renamed to their roles.
+    """Selected columns of a split, renamed to their roles; one that is missing is left out, and is a problem.
 
     Args:
         name: of the split, for errors.
         wanted: for each role the column that was given, or None, and the guesses, as in `find_column`.
-
-    Raises:
-        InputError: a column is missing, or has two roles.
     """
-    found = {role: find_column(name, split, *choice, role) for role, choice in wanted.items()}
-    if len(set(found.values())) < len(found):
-        raise InputError(f"expected different columns for {' and '.join(found)}; both are {next(iter(found.values()))}")
-    split = split.select_columns(list(found.values()))
-    return split.rename_columns({old: new for new, old in found.items() if old != new})
+    if len(split) == 0:
+        problems.column(name, f"{problems.title(name)} is empty; expected at least one row")
+    found: dict[str, str] = {}
+    for role, choice in wanted.items():
+        try:
+            column = find_column(problems.title(name), split, *choice, role)
+        except InputError as error:
+            problems.column(name, str(error))
+            continue
+        if column in found:
+            problems.column(name, f"expected different columns for {found[column]} and {role}; both are {column}")
+        found.setdefault(column, role)
+    return split.select_columns(list(found)).rename_columns({old: new for old, new in found.items() if old != new})
 
 
-def find_column(name: str, split: Dataset, given: str | None, guesses: tuple[str, ...], role: str) -> str:
+def find_column(where: str, split: Dataset, given: str | None, guesses: tuple[str, ...], role: str) -> str:
     """The given column, or the first existing one of `guesses`.
 
     Raises:
-        InputError: there is none; the message names the split and the option --<role>_column.
+        InputError: there is none; the message names the split, `where`, and the option --<role>_column.
     """
     candidates = (given,) if given else guesses
     for candidate in candidates:
         if candidate in split.column_names:
             return candidate
-    if len(split.column_names) == 1 and (found := SEPARATORS & set(split.column_names[0])):
-        raise InputError(
-            f"the {name} split has one column, {split.column_names[0]}; separate columns by commas instead of "
-            f"{' '.join(found)}"
-        )
     raise InputError(
-        f"the {name} split has no column {' or '.join(candidates)}; its columns are: "
-        f"{', '.join(split.column_names)}. Choose one with --{role}_column."
-        + did_you_mean(candidates[0], split.column_names)
+        f"{where} has no column {' or '.join(candidates)}; its columns are: {', '.join(split.column_names)}. "
+        f"Choose one with --{role}_column." + did_you_mean(candidates[0], split.column_names)
     )
 
 
@@ -237,59 +278,14 @@ def _replace_hidden_test(raw: dict[str, Dataset]) -> list[str]:
     Returns:
         Notes about the replacement.
     """
-    if "test" not in raw or set(raw["test"]["label"]) != {-1}:
+    test = raw.get("test")
+    if test is None or "label" not in test.column_names or set(test["label"]) != {-1}:
         return []
     del raw["test"]
     if "validation" not in raw:
         return ["The data set hides its test labels."]
     raw["test"] = raw.pop("validation")
     return ["The data set hides its test labels: its validation split became the test split."]
-
-
-def _label_values(name: str, split: Dataset) -> list[str | int]:
-    """The class names if the data has names, else the label values."""
-    values, feature = split["label"][:], split.features["label"]
-    for row, value in enumerate(values):
-        named = isinstance(feature, ClassLabel)
-        if value is None or value == "" or (named and value < 0):
-            raise InputError(f"row {row} of the {name} split has no label (it holds {value!r}); remove such rows")
-        if (isinstance(value, float) and not value.is_integer()) or not isinstance(value, str | int | float):
-            raise InputError(f"expected integers or strings as labels; row {row} of the {name} split has {value!r}")
-    if isinstance(feature, ClassLabel):
-        return feature.int2str(values)
-    return [int(value) if isinstance(value, float) else value for value in values]
-
-
-def _classes(
-    train: Dataset, values: list[str | int], given_names: list[str] | None
-) -> tuple[dict[str | int, int], list[str]]:
-    """The label index of each value in the training split, and the name of each index."""
-    feature, present = train.features["label"], set(values)
-    with as_input_error("the train split mixes integers and strings as labels: ", TypeError):
-        order = [name for name in feature.names if name in present] if isinstance(feature, ClassLabel) else None
-        order = order or sorted(present)
-    if len(order) < 2:
-        raise InputError(
-            f"expected at least two classes (of images: one folder per class); every row of the train split has the "
-            f"label {order[0]!r}"
-        )
-    names = given_names or [str(value) for value in order]
-    if len(names) != len(order) or len(set(names)) != len(names):
-        raise InputError(
-            f"expected {len(order)} different class names, for the labels {', '.join(map(str, order))}; "
-            f"--class_names has: {', '.join(names)}"
-        )
-    return {value: index for index, value in enumerate(order)}, names
-
-
-def _check_known(name: str, values: Sequence[Any], known: Mapping[Any, int], owner: str = "train split") -> None:
-    unknown = Counter(value for value in values if value not in known)
-    if unknown:
-        listed = ", ".join(f"{value!r} ({count} rows)" for value, count in unknown.most_common(5))
-        raise InputError(
-            f"the {name} split has labels that the {owner} lacks: {listed}; "
-            f"the {owner} has: {', '.join(repr(value) for value in known)}"
-        )
 
 
 def _hold_out(train: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:

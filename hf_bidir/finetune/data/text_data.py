@@ -18,7 +18,6 @@ from hf_bidir.finetune.data.splits import Splits, labelled_split, labelled_split
 logger = logging.getLogger(__name__)
 
 TEXT_COLUMNS = ("text", "sentence")
-ROWS_SHOWN = 5
 MOST_CHARACTERS = 20_000_000  # searched for repeated texts without --remove_repeated, which takes seconds
 
 
@@ -26,12 +25,10 @@ def read_texts(data: TextDataArguments) -> Splits:
     """Read the splits with the columns `text` and `label`.
 
     Raises:
-        InputError: the data cannot be used; see `labelled_splits`, and every text must be a non-empty string.
+        InputError: the data cannot be used; see `labelled_splits`.
     """
     splits = labelled_splits(raw_splits(data, read_table), data, data.text_column, TEXT_COLUMNS)
     texts = {name: split["text"][:] for name, split in splits}
-    for name, rows in texts.items():
-        check_texts(name, rows)
     if data.remove_repeated or sum(map(len, chain(*texts.values()))) <= MOST_CHARACTERS:
         _note_repeats(splits, texts, data.remove_repeated)
     return splits
@@ -58,22 +55,11 @@ def without_repeats(name: str, split: Dataset, repeats: Repeats) -> Dataset:
     return split.select(repeats.kept)
 
 
-def read_text_split(file: str, data: TextDataArguments, names: list[str], name: str) -> Dataset:
-    """Read one split alone, `text` and `label`, for a model that has the classes `names`; errors as in `read_texts`."""
-    split = labelled_split(read_table(file), data, data.text_column, TEXT_COLUMNS, names, name)
-    check_texts(name, split["text"][:])
-    return split
-
-
-def check_texts(name: str, texts: list, role: str = "text") -> None:
-    """Raise InputError unless every row has a text; the error names the split, `name`, and the column, `role`."""
-    bad = [row for row, text in enumerate(texts) if not isinstance(text, str) or not text.strip()]
-    if bad:
-        shown = ", ".join(map(str, bad[:ROWS_SHOWN])) + (", ..." if len(bad) > ROWS_SHOWN else "")
-        raise InputError(
-            f"expected a {role} in every row; missing in {len(bad)} of the {name} split (from 0: {shown}; "
-            f"the first holds {texts[bad[0]]!r}); remove them or choose another --{role}_column"
-        )
+def read_text_split(
+    file: str, data: TextDataArguments, names: list[str], name: str, values: list[str] | None = None
+) -> Dataset:
+    """Read one split alone, `text` and `label`, for a model with the classes `names`; see `labelled_split`."""
+    return labelled_split(read_table(file), data, data.text_column, TEXT_COLUMNS, names, name, values, file)
 
 
 def tokenize(splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Splits:

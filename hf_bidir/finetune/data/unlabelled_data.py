@@ -12,7 +12,7 @@ from hf_bidir.checkpoints.example_inputs import text_limit
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.common.images import image_mode, open_image
 from hf_bidir.finetune.data.arguments import DistillationDataArguments, UnlabelledDataArguments, UnlabelledTextArguments
-from hf_bidir.finetune.data.image_data import IMAGE_COLUMNS, check_images
+from hf_bidir.finetune.data.image_data import IMAGE_COLUMNS, unreadable_images
 from hf_bidir.finetune.data.image_files import read_images
 from hf_bidir.finetune.data.sources import read_hub, read_table
 from hf_bidir.finetune.data.splits import Splits, find_column, unlabelled_splits
@@ -64,7 +64,10 @@ def read_unlabelled_images(data: DistillationDataArguments) -> Splits:
     splits = sampled_evaluation(unlabelled_columns(data, read_file, data.image_column, IMAGE_COLUMNS, Image()), data)
     if data.check_images:
         for name, split in splits:
-            check_images(name, split)
+            for row, problem in unreadable_images(name, split):
+                raise InputError(
+                    f"no readable image in row {row} of the {name} split as it is used (from 0): {problem}"
+                )
     return splits
 
 
@@ -96,7 +99,7 @@ def unlabelled_batches(
     images = model.main_input_name == "pixel_values"
     rows = read_images(file, labelled=False) if images else read_table(file)
     guesses = IMAGE_COLUMNS if images else TEXT_COLUMNS
-    found = find_column("train", rows, column, guesses, guesses[0])
+    found = find_column(file, rows, column, guesses, guesses[0])
     rows = rows.shuffle(seed=0).select(range(min(examples, len(rows)))).select_columns([found])
     if images:
         with as_input_error(f"expected images in the column {found} of {file}: ", Exception):
@@ -138,7 +141,7 @@ def _only(
     """The input column of all parts, one after the other."""
     found = []
     for part in parts:
-        old = find_column(name, part, column, guesses, guesses[0])
+        old = find_column(f"the {name} split", part, column, guesses, guesses[0])
         part = part.select_columns([old])
         part = part if old == guesses[0] else part.rename_column(old, guesses[0])
         with as_input_error(f"expected {guesses[0]}s in the column {old} of the {name} split: ", Exception):

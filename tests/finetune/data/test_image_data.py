@@ -92,7 +92,7 @@ def test_a_file_beside_the_digits_is_refused_rather_than_ignored(tmp_path, optio
 def test_an_unreadable_image_is_named_by_its_row(tmp_path):
     encoded = [png(pixels) for pixels in PIXELS]
     encoded[7] = encoded[7][:40]
-    with pytest.raises(InputError, match="row 7 of the train split"):
+    with pytest.raises(InputError, match=r"t.parquet \(the train split\), row 7 \(from 0\): no readable image"):
         read(write_parquet(tmp_path / "t.parquet", encoded))
 
 
@@ -125,14 +125,17 @@ def test_an_archive_is_to_be_unpacked(tmp_path):
 def test_an_unreadable_file_of_a_folder_is_named(tmp_path):
     path = write_folder(tmp_path / "train")
     (tmp_path / "train/class0/06.png").write_bytes(png(PIXELS[0])[:40])
-    with pytest.raises(InputError, match=r"class0/06\.png is not a readable image"):
+    with pytest.raises(InputError, match=r"row \d+ \(from 0\): no readable image: .*class0/06\.png"):
         read(path)
+    splits = read(path, drop_bad_rows=True)
+    assert splits.notes[0].startswith("2 rows were left out. train (the train split), row 3 (from 0)")
+    assert str(tmp_path) not in splits.notes[0]
 
 
 def test_an_image_that_cannot_be_converted_is_named_before_training(tmp_path):
     write_folder(tmp_path / "train")
     Image.fromarray(np.full((6, 6), 200, np.float32)).save(tmp_path / "train/class0/06.tif")
-    with pytest.raises(InputError, match=r"06\.tif is not a readable image: .* expected values from 0 to 1"):
+    with pytest.raises(InputError, match=r"no readable image: .*06\.tif.* expected values from 0 to 1"):
         read(str(tmp_path / "train"))
 
 

@@ -99,10 +99,21 @@ def test_options_that_do_not_fit_the_data_are_one_clear_error(train, options, me
 @pytest.mark.parametrize(
     ("texts", "labels", "message"),
     [
-        (["good", None, " ", "x"], ["pos", "neg"] * 2, r"missing in 2 of the test split \(from 0: 1, 2"),
-        (["x"] * 4, ["pos", "neg", "meh", "meh"], r"labels that the train split lacks: 'meh' \(2 rows\)"),
-        (["x"] * 4, ["pos", None, "neg", "neg"], "row 1 of the test split has no label"),
-        (["x"] * 4, [0.5, 1.0, 0.0, 1.0], "expected integers or strings as labels; row 0 .* has 0.5"),
+        (
+            ["good", None, " ", "x"],
+            ["pos", "neg"] * 2,
+            r"test.parquet \(the test split\), rows 1, 2 \(from 0\): no text",
+        ),
+        (
+            ["x"] * 4,
+            ["pos", "neg", "meh", "meh"],
+            r"labels that the train split lacks: 'meh' \(2\); it has 'neg', 'pos'",
+        ),
+        (["x"] * 4, ["pos", None, "neg", "neg"], r"row 1 \(from 0\): no label"),
+        (["x"] * 4, [1.0, float("nan"), 0.0, 1.0], r"row 1 \(from 0\): no label"),
+        (["x"] * 4, [0.5, 1.0, 0.0, 1.0], "expected integers or names as labels; it has '0.5'"),
+        (["x"] * 4, [[0, 1]] * 4, r"expected integers or names as labels; it has '\[0, 1\]'"),
+        ([1, 2, 3, 4], ["pos", "neg"] * 2, "expected texts as text; the column holds 1"),
         ([], [], "test.parquet has no rows"),
     ],
 )
@@ -110,6 +121,82 @@ def test_rows_that_cannot_be_used_are_one_clear_error(tmp_path, texts, labels, m
     train, test = write(tmp_path / "train.parquet"), write(tmp_path / "test.parquet", texts, labels)
     with pytest.raises(InputError, match=message):
         read(train, test_file=test)
+
+
+BAD = [
+    ("", "pos"),  # line 42, after the header and 40 rows
+    ("two\nlines", ""),  # lines 43 and 44
+    ("x", "POS"),
+    ("x", "neg "),
+    ("x", "rare"),
+]
+
+
+@pytest.fixture
+def bad_files(tmp_path):
+    """A training and a test file with rows that cannot be used."""
+    train = write(tmp_path / "train.csv", [*TEXTS, *(text for text, _ in BAD)], [*LABELS, *(label for _, label in BAD)])
+    test = write(tmp_path / "test.csv", ["x", "y", "z"], ["pos", "", "rare"])
+    return {"train_file": train, "test_file": test}
+
+
+def test_one_error_names_every_problem_of_every_split_by_the_lines_of_the_files(bad_files):
+    with pytest.raises(InputError) as error:
+        read_texts(TextDataArguments(**bad_files))
+    assert str(error.value).splitlines() == [
+        "the data cannot be used:",
+        "- train.csv (the train split), line 42: no text",
+        "- train.csv (the train split), line 43: no label",
+        "- train.csv (the train split), lines 45, 46: labels that differ only by case or blanks from one with more "
+        "rows: 'POS' from 'pos', 'neg ' from 'neg'; --class_names keeps them",
+        "- train.csv (the train split), line 47: no other row of class 'rare', so none can be held out for validation",
+        "- test.csv (the test split), line 3: no label",
+        "- test.csv (the test split), line 4: labels that the train split lacks: 'rare' (1); it has 'neg', 'pos'",
+        "Correct these 7 rows, or pass --drop_bad_rows to go on without them.",
+    ]
+
+
+def test_rows_that_cannot_be_used_are_left_out_on_request_and_the_notes_say_which(bad_files):
+    splits = read_texts(TextDataArguments(**bad_files, drop_bad_rows=True))
+    assert sorted([*splits.train["text"], *splits.validation["text"]]) == sorted(TEXTS)
+    assert splits.test["text"][:] == ["x"]
+    assert splits.notes[0].startswith("7 rows were left out. train.csv (the train split), line 42: no text;")
+
+
+def test_a_missing_column_is_reported_beside_the_rows_and_cannot_be_left_out(tmp_path, bad_files):
+    bad_files["test_file"] = write(tmp_path / "other.csv", ["x"], ["pos"], columns=("text", "labl"))
+    with pytest.raises(
+        InputError, match=r"line 42: no text(?s:.*)other.csv .* has no column label or labels;.*\"labl\""
+    ):
+        read_texts(TextDataArguments(**bad_files, drop_bad_rows=True))
+
+
+def test_a_split_of_which_no_row_is_left_is_one_clear_error(tmp_path, train):
+    test = write(tmp_path / "test.parquet", ["x"] * 2, ["meh"] * 2)
+    with pytest.raises(InputError, match=r"No row of test.parquet \(the test split\) can be used"):
+        read(train, test_file=test, drop_bad_rows=True)
+
+
+def test_the_report_of_a_large_table_is_short(tmp_path):
+    with pytest.raises(InputError) as error:
+        read(write(tmp_path / "train.csv", ["x"] * 400, [f"{row % 300} words" for row in range(400)]))
+    assert "lines 102, 103, 104, 105, 106 and 195 more: no other row of class '100 words'" in str(error.value)
+    assert len(str(error.value)) < 1000
+
+
+def test_class_names_keep_labels_that_differ_only_by_case(tmp_path):
+    path = write(tmp_path / "train.csv", labels=["a", "A"] * 20)
+    assert read(path, class_names=["capital", "small"]).values == ["A", "a"]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
+def test_integers_stored_as_text_are_the_same_labels_in_the_order_of_their_size(tmp_path, suffix):
+    labels = [(row % 12) + 1 for row in range(36)]
+    path = write(tmp_path / f"train{suffix}", [f"t {row}" for row in range(36)], list(map(str, labels)))
+    test = write(tmp_path / "test.parquet", ["x"] * 3, [1.0, 2.0, 12.0])
+    splits = read(path, validation_file=path, test_file=test)
+    assert splits.values == splits.names == [str(label) for label in range(1, 13)]
+    assert splits.test["label"][:] == [0, 1, 11]
 
 
 def test_a_single_class_is_one_clear_error(tmp_path):

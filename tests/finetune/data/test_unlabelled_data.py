@@ -87,7 +87,9 @@ def test_an_image_that_cannot_be_read_is_named_before_training(tmp_path):
     for index in range(4):
         Image.new("L", (4, 4), index).save(tmp_path / f"{index}.png")
     (tmp_path / "4.png").write_bytes(b"no image")
-    with pytest.raises(InputError, match="is not a readable image"):
+    with pytest.raises(
+        InputError, match=r"no readable image in row 3 of the train split as it is used \(from 0\): .*4\.png"
+    ):
         read_unlabelled_images(DistillationDataArguments(train_file=[str(tmp_path)]))
 
 

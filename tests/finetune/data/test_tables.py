@@ -1,0 +1,98 @@
+"""Tables as files: separators, encodings, lines, and why a file cannot be read."""
+
+import pytest
+
+from hf_bidir.common.errors import InputError
+from hf_bidir.finetune.data.arguments import PairDataArguments
+from hf_bidir.finetune.data.lines import row_lines
+from hf_bidir.finetune.data.pairs import read_pairs
+from hf_bidir.finetune.data.sources import read_table
+
+ROWS = {"text": ["a, b", "Ärger"], "label": ["1", "2"]}
+
+
+def write(path, text, encoding="utf-8"):
+    path.write_bytes(text.encode(encoding))
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["table.csv", "TABLE.CSV", "table.tsv", "a table [1].csv"])
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_the_separator_is_that_of_the_header_whatever_the_file_is_called(tmp_path, name, separator):
+    lines = [("text", "label"), ('"a, b"', "1"), ("Ärger", "2")]
+    file = write(tmp_path / name, "".join(f"{separator.join(line)}\n" for line in lines))
+    assert read_table(file)[:] == ROWS
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "txt"])
+def test_a_file_says_by_its_first_bytes_that_it_is_utf_16(tmp_path, encoding, suffix):
+    content = {"csv": "text\nÄrger\n", "jsonl": '{"text": "Ärger"}\n', "txt": "Ärger\n"}[suffix]
+    assert read_table(write(tmp_path / f"table.{suffix}", content, encoding))[:] == {"text": ["Ärger"]}
+
+
+def test_columns_of_a_csv_file_are_texts_as_they_are_written(tmp_path):
+    pairs = "source,target\n007,1.50\n010,2.0\nNA,null\n"
+    file = write(tmp_path / "pairs.csv", pairs)
+    splits = read_pairs(PairDataArguments(train_file=file, validation_file=file))
+    assert splits.train[:] == {"source": ["007", "010", "NA"], "target": ["1.50", "2.0", "null"]}
+
+
+def test_blanks_after_a_separator_belong_to_neither_names_nor_values(tmp_path):
+    assert read_table(write(tmp_path / "a.csv", 'text, label\n"a, b", 1\n'))[:] == {"text": ["a, b"], "label": ["1"]}
+
+
+def test_names_of_rows_as_r_writes_them_are_no_column(tmp_path):
+    assert read_table(write(tmp_path / "a.csv", "text,label\n1,x,a\n2,y,b\n"))[:] == {
+        "text": ["x", "y"],
+        "label": ["a", "b"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "encoding", "message"),
+    [
+        ("a.csv", "text,label\nx,1\none, two,1\n", "utf-8", r"header has 2 fields, line 3 has 3; put quotes .* ','"),
+        ("a.csv", "text,label\none, two,1\nx,1\n", "utf-8", "header has 2 fields, line 2 has 3"),
+        ("a.csv", 'text,label\n"two\nlines",1\n"open,1\nx,1\n', "utf-8", "a quote that opens in line 4 does not close"),
+        (
+            "a.csv",
+            "text,label\nx,1\nÄrger,2\n",
+            "cp1252",
+            "line 3 holds the byte 0xc4 .*'Ärger,2'.*save the file as UTF-8",
+        ),
+        ("a.txt", "x\nÄrger\n", "cp1252", "line 2 holds the byte 0xc4"),
+        ("a.jsonl", '{"text": "Ärger"}\n', "cp1252", "line 1 holds the byte 0xc4"),
+        ("a.jsonl", '{"text": "x"}\n\n{"text": \n', "utf-8", "line 3 is not JSON"),
+        ("a.jsonl", '{"text": "x"}\n["x"]\n', "utf-8", "line 2 holds a list; expected an object"),
+        ("a.jsonl", '{"a": 1}\n\n{"a": "x"}\n', "utf-8", "a is a number in line 1 and a text in line 3"),
+        ("a.parquet", "x", "utf-8", "cannot read .* as parquet: Parquet file size is 1 bytes"),
+        ("a.csv", "text,label\n", "utf-8", "has no rows"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_line_with_the_cause(tmp_path, caplog, name, content, encoding, message):
+    with pytest.raises(InputError, match=message) as error:
+        read_table(write(tmp_path / name, content, encoding))
+    assert len(str(error.value).splitlines()) == 1
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "lines"),
+    [
+        ("a.csv", 'text,label\nx,1\n\n   \n"two\nlines",1\ny,2\n', [2, 5, 7]),
+        ("a.jsonl", '{"text": "x"}\n\n{"text": "y"}\n', [1, 3]),
+        ("a.json", '[{"text": "x"},\n{"text": "y"}]\n', []),
+        ("a.parquet", "", []),
+    ],
+)
+def test_a_row_is_named_by_the_line_where_it_begins(tmp_path, name, content, lines):
+    assert row_lines(tmp_path / write(tmp_path / name, content)) == lines
+
+
+def test_pairs_without_a_source_or_target_are_named_by_line_or_left_out(tmp_path):
+    file = write(tmp_path / "pairs.csv", "source,target\na,\nb,c\n,d\ne,f\n")
+    with pytest.raises(InputError, match=r"line 4: no source\n- .* line 2: no target\nCorrect these 2 rows"):
+        read_pairs(PairDataArguments(train_file=file))
+    splits = read_pairs(PairDataArguments(train_file=file, validation_share=0.5, drop_bad_rows=True))
+    assert len(splits.train) + len(splits.validation) == 2
