@@ -133,9 +133,12 @@ def _create_class(stock: type[PretrainedConfig]) -> type[PretrainedConfig]:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         check_format(kwargs.pop("attn_format", 0))
         fields = {field: kwargs.pop(field, default) for field, default in ATTENTION_FIELDS.items()}
-        for name in ("attn_learn_negative_mass", "auto_map", "model_type"):  # obsolete, or class attributes
+        for name in ("attn_learn_negative_mass", "auto_map"):  # obsolete, or a class attribute
             kwargs.pop(name, None)
+        kind = kwargs.pop("model_type", stock.model_type).removeprefix("bidir_")
         stock.__init__(self, *args, **kwargs)
+        if kind != stock.model_type:  # of a checkpoint of another type with the same classes, whose keys it names
+            self.model_type = f"bidir_{kind}"
         for field, value in fields.items():
             setattr(self, field, value)
         self.auto_map = dict(type(self).remote_code)

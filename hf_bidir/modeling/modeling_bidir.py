@@ -113,6 +113,7 @@ def sign(model: PreTrainedModel, config: PretrainedConfig) -> None:
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel) and part is not model]
     made = {part: signed_class(type(part)) for part in parts if part.config is before and _is_public(type(part))}
     sign_layers(model, config)
+    _register_checkpoint_keys(config.model_type.removeprefix("bidir_"), config.model_type)
     replace_config(model, before, config)
     for part in parts:
         if part in made:
@@ -183,7 +184,7 @@ def _create_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
     made.register_for_auto_class(autos[0] if autos else "AutoModel")
     # transformers fills this registry of recordable outputs in __init__, which signed(model) does not run
     dict.__setitem__(_CAN_RECORD_REGISTRY, str(made), stock._can_record_outputs)
-    _register_checkpoint_keys(stock, name)
+    _register_checkpoint_keys(stock.__name__, name)
     globals()[name] = made  # pickle looks it up here
     return made
 
@@ -223,17 +224,15 @@ def _stock_config_class(
                     seen.__class__ = own
 
 
-def _register_checkpoint_keys(stock: type[PreTrainedModel], name: str) -> None:
-    """Give a signed class the checkpoint keys of its stock class.
+def _register_checkpoint_keys(stock: str, signed: str) -> None:
+    """Give a signed class or model type the checkpoint keys of its stock one.
 
     transformers renames keys by class name and model type. Without this, weights would stay random, and only the load
     report would mention it.
     """
-    mapping = get_checkpoint_conversion_mapping(stock.__name__)
-    if mapping is None:
-        mapping = get_checkpoint_conversion_mapping(stock.config_class.model_type)
+    mapping = get_checkpoint_conversion_mapping(stock)
     if mapping is not None:
-        register_checkpoint_conversion_mapping(name, mapping, overwrite=True)
+        register_checkpoint_conversion_mapping(signed, mapping, overwrite=True)
 
 
 def __getattr__(name: str) -> type[PreTrainedModel]:
