@@ -3,9 +3,12 @@
 A change acts on the calls of the thread that makes it, after those of surrounding contexts.
 """
 
+import inspect
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +16,8 @@ from torch import Tensor, nn
 from hf_bidir.modeling.eager_attention import grouped_matmul
 from hf_bidir.modeling.interventions import Interventions
 from hf_bidir.modeling.signed_layers import signed_layers
+
+INTERPOLATE = "interpolate_pos_encoding"
 
 
 def edited_coefficients(model: nn.Module, edit: Callable[[Tensor], Tensor]) -> AbstractContextManager[None]:
@@ -119,12 +124,53 @@ def _some_signed_layers(model: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
+def hooked(
+    modules: Iterable[nn.Module], *, before: Callable | None = None, after: Callable | None = None
+) -> Iterator[None]:
+    """Inside the context, call hooks around the forward passes of modules, in calls from this thread.
+
+    Args:
+        before: `before(module, args, kwargs)`, as in `register_forward_pre_hook(with_kwargs=True)`.
+        after: `after(module, args, kwargs, output)`, as in `register_forward_hook(with_kwargs=True)`.
+    """
+    with ExitStack() as stack:
+        for module in modules:
+            if before is not None:
+                stack.enter_context(module.register_forward_pre_hook(_here(before), with_kwargs=True))
+            if after is not None:
+                stack.enter_context(module.register_forward_hook(_here(after), with_kwargs=True))
+        yield
+
+
+def _here(hook: Callable) -> Callable:
+    """The hook, without an effect in other threads, whose calls of the same model are not its business."""
+    thread = threading.get_ident()
+    return lambda *call: hook(*call) if threading.get_ident() == thread else None
+
+
+def _interpolating(model: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    """The arguments of a call, with interpolation for an unusual size."""
+    pixels = kwargs.get("pixel_values", args[0] if args else None)
+    usual = getattr(getattr(model.config, "vision_config", model.config), "image_size", None)
+    usual = (usual, usual) if isinstance(usual, int) else usual and tuple(usual)
+    if pixels is None or usual is None or tuple(pixels.shape[-2:]) == usual:
+        return None
+    return args, {INTERPOLATE: True, **kwargs}
+
+
+@contextmanager
 def in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the context, and no compiled graphs, which ignore hooks; restores all modes afterwards."""
+    """Evaluation mode inside the context, and no compiled graphs, which ignore hooks; restores all modes afterwards.
+
+    Inside, a ViT, DeiT or CLIP interpolates its position embeddings for images of another size than the config's, for
+    which it raises an error otherwise. Models such as DINOv2 interpolate without help.
+    """
     training = [module for module in model.modules() if module.training]
+    sized = [model] if INTERPOLATE in inspect.signature(type(model).forward).parameters else []
     model.eval()
     try:
-        with torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext():
+        eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+        with eager, hooked(sized, before=_interpolating):
             yield
     finally:
         for module in training:

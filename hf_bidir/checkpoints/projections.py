@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from hf_bidir.checkpoints.example_inputs import example_inputs
-from hf_bidir.checkpoints.layer_hooks import in_evaluation, observed_layers
+from hf_bidir.checkpoints.layer_hooks import hooked, in_evaluation, observed_layers
 from hf_bidir.modeling.signed_layers import signed_layers
 
 
@@ -116,15 +116,10 @@ def projections(model: PreTrainedModel, inputs: Mapping[str, Tensor] | None = No
         inputs: inputs of the model, by default `example_inputs`.
     """
     probe = _Probe(model)
-    hooks = [hook for linear in dict.fromkeys(linear_maps(model)) for hook in (
-        linear.register_forward_pre_hook(probe.before), linear.register_forward_hook(probe.after))]  # fmt: skip
-    try:
-        recording = observed_layers(model, probe.observe)
-        with in_evaluation(model), torch.inference_mode(False), torch.enable_grad(), recording:
+    watching = hooked(dict.fromkeys(linear_maps(model)), before=probe.before, after=probe.after)
+    with in_evaluation(model), torch.inference_mode(False), torch.enable_grad():  # noqa: SIM117
+        with watching, observed_layers(model, probe.observe):
             model(**(example_inputs(model) if inputs is None else inputs))
-    finally:
-        for hook in hooks:
-            hook.remove()
     return [probe.found.get(layer, Projections(layer)) for layer in signed_layers(model)]
 
 
@@ -145,14 +140,14 @@ class _Probe:
         self.found: dict[nn.Module, Projections] = {}
         self.waiting: tuple[nn.Module, Tensor] | None = None  # a layer whose output map is not yet found
 
-    def before(self, linear: nn.Module, args: tuple) -> None:
+    def before(self, linear: nn.Module, args: tuple, kwargs: dict) -> None:
         if self.waiting is None or not args:
             return
         layer, context = self.waiting
         if args[0].numel() == context.numel() and torch.equal(args[0].flatten(), context.flatten()):
             self.found[layer], self.waiting = replace(self.found[layer], output=linear), None
 
-    def after(self, linear: nn.Module, args: tuple, output: Tensor) -> Tensor:
+    def after(self, linear: nn.Module, args: tuple, kwargs: dict, output: Tensor) -> Tensor:
         leaf = output.detach().requires_grad_()
         self.recent.append((linear, leaf))
         return leaf

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.layer_hooks import observed_layers
+from hf_bidir.checkpoints.layer_hooks import hooked, observed_layers
 from hf_bidir.checkpoints.projections import Projections, projections, weight_of
 from hf_bidir.explain.running import prepared_inputs, record_coefficients, sequence_length
 from hf_bidir.modeling.activations import upcast
@@ -77,16 +77,15 @@ class _Recorder:
         self.runs: list[_Run] = []
         self.norms: list[tuple[Tensor, Tensor]] = []  # inputs and outputs of the norms since the last attention
         self.source = torch.empty(0)
+        norms = [module for module in model.modules() if "Norm" in type(module).__name__]
+        outputs = {found.output for found in self.maps.values() if found.output is not None}
+        values = {f.linear for found in self.maps.values() for head in found.value for f in head}
         self.hooks = ExitStack()
-        for module in model.modules():
-            if "Norm" in type(module).__name__:
-                self.hooks.enter_context(module.register_forward_hook(self._after_norm))
-        for linear in {found.output for found in self.maps.values() if found.output is not None}:
-            self.hooks.enter_context(linear.register_forward_hook(self._after_output))
-        for linear in {f.linear for found in self.maps.values() for head in found.value for f in head}:
-            self.hooks.enter_context(linear.register_forward_pre_hook(self._before_value))
+        self.hooks.enter_context(hooked(norms, after=self._after_norm))
+        self.hooks.enter_context(hooked(outputs, after=self._after_output))
+        self.hooks.enter_context(hooked(values, before=self._before_value))
 
-    def _before_value(self, linear: nn.Module, args: tuple) -> None:
+    def _before_value(self, linear: nn.Module, args: tuple, kwargs: dict) -> None:
         self.source = args[0]
 
     def observe(self, layer: nn.Module, key: Tensor, value: Tensor, context: Tensor) -> None:
@@ -94,11 +93,11 @@ class _Recorder:
         self.runs.append(_Run(self.maps[layer], value, self.source, next(before, None)))
         self.norms = []
 
-    def _after_output(self, linear: nn.Module, args: tuple, output: Tensor) -> None:
+    def _after_output(self, linear: nn.Module, args: tuple, kwargs: dict, output: Tensor) -> None:
         if self.runs and self.runs[-1].added is None:
             self.runs[-1].added = output
 
-    def _after_norm(self, norm: nn.Module, args: tuple, output: Tensor) -> None:
+    def _after_norm(self, norm: nn.Module, args: tuple, kwargs: dict, output: Tensor) -> None:
         if self.runs and self.runs[-1].added is not None and self.runs[-1].total is None:
             self.runs[-1].total, self.runs[-1].norm = args[0], norm
         self.norms.append((args[0], output))

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.example_inputs import text_limit
-from hf_bidir.checkpoints.layer_hooks import in_evaluation
+from hf_bidir.checkpoints.layer_hooks import hooked, in_evaluation
 from hf_bidir.checkpoints.projections import check_differentiable
 from hf_bidir.explain.alignment import LOGIT, Alignment
 from hf_bidir.explain.checkpoint import Example, read_text, spelled
@@ -127,11 +127,11 @@ def _relevance_rows(model: PreTrainedModel, inputs: dict[str, Tensor], ids: Tens
     start = embedding(inputs["input_ids"]).detach().requires_grad_()
     calls: list[nn.Module] = []
 
-    def first_call_of_the_encoder(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
+    def first_call_of_the_encoder(module: nn.Module, args: tuple, kwargs: dict, output: Tensor) -> Tensor:
         calls.append(module)  # the decoder may share the embedding
         return start.clone() if len(calls) == 1 else output
 
-    with embedding.register_forward_hook(first_call_of_the_encoder), relevance_rules(model):
+    with hooked([embedding], after=first_call_of_the_encoder), relevance_rules(model):
         logits = model(**inputs, decoder_input_ids=ids[:, :-1]).logits[0]
     chosen = _explained_logits(logits, ids)
     rows = [torch.autograd.grad(y, start, retain_graph=True)[0] for y in chosen]
@@ -151,12 +151,8 @@ def cross_attention(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> lis
         if kwargs.get("key_value_states") is not None or kwargs.get("encoder_hidden_states") is not None:
             found.append(layer)
 
-    hooks = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in signed_layers(model)]
-    try:
+    with hooked(signed_layers(model), before=record):
         model(**inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
     if not found:
         raise ValueError(f"{type(model).__name__} has no signed layer whose keys come from the encoder.")
     return found

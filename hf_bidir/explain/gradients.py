@@ -8,7 +8,7 @@ from captum.attr import InputXGradient, IntegratedGradients, LayerGradCam
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.layer_hooks import in_evaluation
+from hf_bidir.checkpoints.layer_hooks import hooked, in_evaluation
 from hf_bidir.explain.input_function import InputFunction, without_cudnn_where_recurrent
 from hf_bidir.explain.readout import Target
 from hf_bidir.explain.running import check_exists, leading_tokens
@@ -121,7 +121,7 @@ def grad_cam(
             return (states, *others), kwargs
 
         attention = signed_layers(model)[-1 if layer is None else layer]
-        with attention.register_forward_pre_hook(pass_through_patches, with_kwargs=True):
+        with hooked([attention], before=pass_through_patches):
             scores = LayerGradCam(function.score, patches).attribute(
                 function.start, additional_forward_args=function.rows
             )

@@ -1,6 +1,5 @@
 """Prepare an image of any size for explanation."""
 
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,6 @@ from hf_bidir.explain.running import (
     vision_config,
 )
 
-INTERPOLATE = "interpolate_pos_encoding"
-
 
 def read_image(
     model: PreTrainedModel, processor: Any, image: str | Path | Image.Image, *, size: int | None = None
@@ -33,8 +30,8 @@ def read_image(
     Args:
         image: a file, or a PIL image, as in `hf_bidir.common.images.open_image`.
         size: by default the processor resizes and crops the image. With a size, the whole image is used in its own
-            shape, with a shorter side of about this many pixels, a multiple of the patch size; position embeddings are
-            interpolated.
+            shape, with a shorter side of about this many pixels, a multiple of the patch size. Explanations interpolate
+            position embeddings; a call of your own needs `interpolate_pos_encoding=True`.
 
     Raises:
         FileNotFoundError: no such file.
@@ -46,35 +43,12 @@ def read_image(
         pixels, photo = processor([picture], return_tensors="pt")["pixel_values"], _as_cropped(processor, picture)
     else:
         pixels, photo = _whole(model, processor, picture, size), picture
-    accept_any_size(model)
     rows, columns = patch_grid(model, pixels)
     leading = _leading(model, pixels)
     patches = [f"patch in row {row}, column {column}" for row in range(rows) for column in range(columns)]
     tokens, special = leading + patches, [True] * len(leading) + [False] * len(patches)
     places = torch.arange(len(tokens))
     return Example({"pixel_values": pixels}, tokens, special, places, grid=(rows, columns), photo=photo)
-
-
-def accept_any_size(model: PreTrainedModel) -> None:
-    """Let the model interpolate its position embeddings for images of another size than `config.image_size`, for good.
-
-    Without this hook, a ViT, DeiT or CLIP raises an error for them, so nothing else changes. Models such as DINOv2
-    interpolate without it.
-    """
-    named = INTERPOLATE in inspect.signature(type(model).forward).parameters
-    if named and not hasattr(model, "_accepts_any_size"):
-        model.register_forward_pre_hook(_interpolating, with_kwargs=True)
-        model._accepts_any_size = True
-
-
-def _interpolating(model: PreTrainedModel, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-    """The arguments of a call, with interpolation for an unusual size; a function of the module, so that it pickles."""
-    pixels = kwargs.get("pixel_values", args[0] if args else None)
-    usual = getattr(vision_config(model), "image_size", None)
-    usual = (usual, usual) if isinstance(usual, int) else usual and tuple(usual)
-    if pixels is None or usual is None or tuple(pixels.shape[-2:]) == usual:
-        return None
-    return args, {INTERPOLATE: True, **kwargs}
 
 
 def _as_cropped(processor: Any, picture: Image.Image) -> Image.Image:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from hf_bidir.checkpoints.layer_hooks import hooked
 from hf_bidir.checkpoints.projections import check_differentiable
 from hf_bidir.explain.attentions import read_position
 from hf_bidir.explain.readout import Readout, Target, choose_readout, has_head
@@ -103,11 +104,8 @@ class InputFunction:
         if start.dim() == 4:
             return self._read(self.model(**inputs | {"pixel_values": start}, return_dict=True), rows)
         # no inputs_embeds: some models find padding, or the position to read, by token id
-        hook = self.model.get_input_embeddings().register_forward_hook(lambda *_: start.clone())
-        try:
+        with hooked([self.model.get_input_embeddings()], after=lambda *_: start.clone()):
             return self._read(self.model(**inputs, return_dict=True), rows)
-        finally:
-            hook.remove()
 
     def _read(self, outputs: ModelOutput, rows: Tensor) -> Tensor:
         if self.readout is None:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.example_inputs import example_inputs
-from hf_bidir.checkpoints.layer_hooks import in_evaluation
+from hf_bidir.checkpoints.layer_hooks import hooked, in_evaluation
 from hf_bidir.checkpoints.projections import Projections, is_plain, largest_change, projections, weight_of
 from hf_bidir.checkpoints.reading import check_full_precision
 from hf_bidir.explain.contributions import coefficients_and_gradients
@@ -176,12 +176,8 @@ def _outputs(model: PreTrainedModel) -> list[Tensor]:
 def _support(model, batch, target, position) -> Tensor:
     """Sums of `|a| u` and of `|a u|` over the batch, `[2, layers, heads]`."""
     layers, calls = signed_layers(model), []
-    hooks = [layer.register_forward_pre_hook(lambda layer, _: calls.append(layer)) for layer in layers]
-    try:
+    with hooked(layers, before=lambda layer, *_: calls.append(layer)):
         coefficients, gradients = coefficients_and_gradients(model, batch, target, position)
-    finally:
-        for hook in hooks:
-            hook.remove()
     sums: dict[nn.Module, Any] = dict.fromkeys(layers, 0)
     for layer, coefficient, support in zip(calls, coefficients, gradients, strict=True):
         pull = (coefficient.abs() * support).double()  # 0 for queries at padding

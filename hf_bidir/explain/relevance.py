@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.layer_hooks import edited_projections, in_evaluation, observed_layers
+from hf_bidir.checkpoints.layer_hooks import edited_projections, hooked, in_evaluation, observed_layers
 from hf_bidir.explain.input_function import InputFunction
 from hf_bidir.explain.readout import Target
 from hf_bidir.explain.relevance_rules import KEY, OTHERS, QUERY, VALUE, NoRule, RelevanceRules, scaled
@@ -121,11 +121,9 @@ def relevance_rules(model: PreTrainedModel, through_scores: bool = True) -> Iter
         stack.enter_context(_frozen(model))
         stack.enter_context(edited_projections(model, projected))
         stack.enter_context(observed_layers(model, attended))
-        for module in model.modules():
-            # activations of several operations, such as NewGELU, count as one
-            if type(module).__module__ == "transformers.activations":
-                stack.enter_context(module.register_forward_pre_hook(rules.enter_activation))
-                stack.enter_context(module.register_forward_hook(rules.leave_activation))
+        # activations of several operations, such as NewGELU, count as one
+        activations = [part for part in model.modules() if type(part).__module__ == "transformers.activations"]
+        stack.enter_context(hooked(activations, before=rules.enter_activation, after=rules.leave_activation))
         stack.enter_context(rules)
         yield
 

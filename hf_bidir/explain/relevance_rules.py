@@ -62,10 +62,10 @@ class RelevanceRules(TorchFunctionMode):
             return function(*args, **kwargs)
         return _apply(function, _operation(function), args, kwargs)
 
-    def enter_activation(self, module: nn.Module, args: tuple) -> None:
+    def enter_activation(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         self.paused += 1
 
-    def leave_activation(self, module: nn.Module, args: tuple, output: Tensor) -> Tensor:
+    def leave_activation(self, module: nn.Module, args: tuple, kwargs: dict, output: Tensor) -> Tensor:
         self.paused -= 1
         with torch._C.DisableTorchFunction():
             return proportional(args[0], output)

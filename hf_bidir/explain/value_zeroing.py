@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_map
 from tqdm import tqdm
 from transformers import Cache, PreTrainedModel
 
-from hf_bidir.checkpoints.layer_hooks import edited_projections, in_evaluation
+from hf_bidir.checkpoints.layer_hooks import edited_projections, hooked, in_evaluation
 from hf_bidir.explain.running import blocks, check_exists, prepared_inputs, record_coefficients, sequence_length
 from hf_bidir.modeling.activations import upcast
 
@@ -77,12 +77,8 @@ def _block_calls(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Call
         args, kwargs = tree_map(_without_cache, (args, kwargs), is_leaf=_is_cache)
         calls.append((block, args, kwargs, _states(output).clone()))
 
-    hooks = [block.register_forward_hook(record, with_kwargs=True) for block in blocks(model)]
-    try:
+    with hooked(blocks(model), after=record):
         model(**inputs, return_dict=True)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return calls
 
 

@@ -5,7 +5,7 @@ import threading
 import torch
 
 from hf_bidir import signed
-from hf_bidir.checkpoints.layer_hooks import edited_coefficients, kept_keys, observed_layers
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients, hooked, kept_keys, observed_layers
 from hf_bidir.modeling.signed_layers import signed_layers
 from tests.tiny_models import inputs_of, logits_of, stock_model
 
@@ -58,11 +58,13 @@ def test_changes_and_observers_act_in_the_thread_that_makes_them():
         edited_coefficients(model, torch.zeros_like),
         kept_keys(model, keep),
         observed_layers(model, lambda layer, *_: seen.append(layer)),
+        hooked([model.get_input_embeddings()], after=lambda *call: torch.zeros_like(call[-1])),
     ]
     for context in contexts:
         with context:
             assert torch.equal(elsewhere(model).logits, expected)
             logits_of(model, INPUTS)
+    assert torch.equal(logits_of(model, INPUTS), expected)
     assert seen == signed_layers(model)
 
 
