@@ -268,6 +268,8 @@ def _generated_logits(model: PreTrainedModel, inputs: dict[str, Tensor]) -> tupl
         max_new_tokens=GENERATED, min_new_tokens=GENERATED, do_sample=False, num_beams=1, use_cache=True,
         pad_token_id=0, output_logits=True, return_dict_in_generate=True,
     )  # fmt: skip
+    if model.config.is_encoder_decoder and getattr(model.config, "decoder_start_token_id", None) is None:
+        greedy.decoder_start_token_id = 0
     return model.generate(**padded_on_the_left, generation_config=greedy).logits
 
 

@@ -4,17 +4,15 @@ A change acts on the calls of the thread that makes it, after those of surroundi
 """
 
 import inspect
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from hf_bidir.modeling.eager_attention import grouped_matmul
-from hf_bidir.modeling.interventions import Interventions
+from hf_bidir.modeling.interventions import Interventions, graphs
 from hf_bidir.modeling.signed_layers import signed_layers
 
 INTERPOLATE = "interpolate_pos_encoding"
@@ -143,7 +141,7 @@ def hooked(
 
 
 def _here(hook: Callable) -> Callable:
-    """The hook, without an effect in other threads, whose calls of the same model are not its business."""
+    """The hook, with an effect in this thread only; other threads may call the same model meanwhile."""
     thread = threading.get_ident()
     return lambda *call: hook(*call) if threading.get_ident() == thread else None
 
@@ -169,8 +167,7 @@ def in_evaluation(model: nn.Module) -> Iterator[None]:
     sized = [model] if INTERPOLATE in inspect.signature(type(model).forward).parameters else []
     model.eval()
     try:
-        eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-        with eager, hooked(sized, before=_interpolating):
+        with graphs.stopped(), hooked(sized, before=_interpolating):
             yield
     finally:
         for module in training:

@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import edited_projections, hooked, in_evaluation, observed_layers
@@ -118,7 +118,6 @@ def relevance_rules(model: PreTrainedModel, through_scores: bool = True) -> Iter
         rules.paused -= 1
 
     with ExitStack() as stack:
-        stack.enter_context(_frozen(model))
         stack.enter_context(edited_projections(model, projected))
         stack.enter_context(observed_layers(model, attended))
         # activations of several operations, such as NewGELU, count as one
@@ -126,16 +125,3 @@ def relevance_rules(model: PreTrainedModel, through_scores: bool = True) -> Iter
         stack.enter_context(hooked(activations, before=rules.enter_activation, after=rules.leave_activation))
         stack.enter_context(rules)
         yield
-
-
-@contextmanager
-def _frozen(model: nn.Module) -> Iterator[None]:
-    """Context in which no weight requires a gradient, so that only what depends on the input does."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in trained:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)

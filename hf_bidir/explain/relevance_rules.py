@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hf_bidir.modeling.activations import upcast
 
@@ -57,7 +57,7 @@ class RelevanceRules(TorchFunctionMode):
         self.paused = 0  # depth of parts with a rule of their own
 
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = tree_map_only(nn.Parameter, Tensor.detach, (args, kwargs or {}))  # weights are constants
         if self.paused or not torch.is_grad_enabled() or not _dependent(args, kwargs):
             return function(*args, **kwargs)
         return _apply(function, _operation(function), args, kwargs)

@@ -113,7 +113,9 @@ def _needs_eager(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall)
     """The reason why no other implementation computes a call; None if others do."""
     if call.score_terms:
         return f"only it computes {call.score_terms}"
-    return "only it supports torch.func and forward-mode derivatives" if is_transformed(query, key, value) else None
+    if is_transformed(query, key, value, call.negative_mass):
+        return "only it supports torch.func and forward-mode derivatives"
+    return None
 
 
 def softmax_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:

@@ -61,6 +61,7 @@ def per_head(negative_mass: NegativeMass, query: Tensor) -> float | Tensor:
     if isinstance(negative_mass, Tensor):
         _check_count(negative_mass.numel(), heads)
         return checked_negative_mass(negative_mass).reshape(-1, 1, 1)
+    negative_mass = negative_mass.tolist() if hasattr(negative_mass, "tolist") else negative_mass  # of NumPy
     if isinstance(negative_mass, str) or not hasattr(negative_mass, "__len__"):
         return checked_negative_mass(negative_mass)  # one number of another kind, or an error
     masses = [checked_negative_mass(value) for value in negative_mass]

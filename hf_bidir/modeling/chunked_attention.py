@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .activations import compute_dtype, upcast
 from .attention_call import AttentionCall
-from .eager_attention import eager_gradients
+from .eager_attention import eager_gradients, needs_eager_gradients
 
 # Scores per piece. On a CPU they take 1 MiB in fp32, so that the few tensors of a piece fit into a core's caches; a
 # piece has at least one head per thread. On other devices the number only bounds the memory.
@@ -103,7 +103,7 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx, grad_context):
         query, key, value, shift, keep, context, inverse = ctx.saved_tensors
         call, problem = ctx.call, _Problem(query, key, shift, keep, ctx.call, ctx.threads)
-        if torch.is_grad_enabled():  # create_graph=True: what is returned will be differentiated again
+        if needs_eager_gradients(grad_context):
             factors = problem.dropout_factors(ctx.seed) if call.dropout > 0 else None
             gradients = eager_gradients((query, key, value), shift, keep, call, grad_context, factors)
             return *gradients, None, None, None, None

@@ -68,6 +68,8 @@ class BidirConfigMixin(_Stock):
     def to_diff_dict(self) -> dict[str, Any]:
         """As in transformers, but always with the attention fields, so that saved configs do not depend on defaults."""
         ours = {name: getattr(self, name) for name in ATTENTION_FIELDS if hasattr(self, name)}
+        if "attn_negative_mass" in ours:  # a list may have changed in place
+            ours["attn_negative_mass"] = as_masses(ours["attn_negative_mass"])
         return super().to_diff_dict() | ours | {"attn_format": FORMAT}
 
     def check_scope(self) -> None:

@@ -81,9 +81,19 @@ def eager_gradients(
     return tuple(next(found) if x is not None and x.requires_grad else None for x in (*inputs, shift))
 
 
-def is_transformed(*tensors: Tensor) -> bool:
+def is_transformed(*inputs: Tensor | float) -> bool:
     """Whether `torch.func` or forward-mode differentiation is at work, which no custom backward pass takes part in."""
     if torch.compiler.is_compiling():
         return False
-    transforms = torch._C._are_functorch_transforms_active()
-    return transforms or any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+    tensors = (x for x in inputs if isinstance(x, Tensor))
+    return torch._C._are_functorch_transforms_active() or any(
+        forward_ad.unpack_dual(x).tangent is not None for x in tensors
+    )
+
+
+def needs_eager_gradients(grad_context: Tensor) -> bool:
+    """Whether a backward pass has to be made of plain operations: its result is differentiated again
+    (`create_graph=True`), or it runs for several gradients at once (`is_grads_batched=True`)."""
+    if torch.compiler.is_compiling():
+        return torch.is_grad_enabled()
+    return torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(grad_context)

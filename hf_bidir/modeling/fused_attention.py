@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .attention_call import AttentionCall, attention_call
 from .attention_inputs import HEAD_DIMS, INTERPRETED, check_shapes
-from .eager_attention import eager_gradients
+from .eager_attention import eager_gradients, needs_eager_gradients
 from .fused_blocks import triton
 from .fused_kernels import forward_kernel, key_value_gradient_kernel, query_gradient_kernel
 
@@ -131,7 +131,9 @@ def fused_attention(
         window = min(window, max(query.shape[2], key.shape[2]))  # larger numbers could overflow int32
     numbers = (call.activation == "tanhmax", scaling, call.dropout, call.causal, window)
     inputs = (query, key, value, keep, shift, seed, *starts, *numbers)
-    return _operator(*inputs)[0] if torch.compiler.is_compiling() else _Fused.apply(*inputs)
+    # tensors of other classes, such as fake ones, see an operator; so do graphs
+    captured = torch.compiler.is_compiling() or type(query) is not Tensor
+    return _operator(*inputs)[0] if captured else _Fused.apply(*inputs)
 
 
 def _forward(
@@ -225,7 +227,7 @@ def _save_for_operator(ctx, inputs, output) -> None:
 
 
 def _gradients(ctx, grad_context, _=None, backward=_backward_operator):
-    if torch.is_grad_enabled():  # create_graph=True: what is returned will be differentiated again
+    if needs_eager_gradients(grad_context):
         if found := _differentiable_gradients(ctx, grad_context):
             *gradients, grad_shift = found
             return *gradients, None, grad_shift, *[None] * 10

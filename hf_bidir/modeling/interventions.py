@@ -3,11 +3,13 @@
 These belong to a call, so they are kept per thread and asyncio task, and never on the modules, which calls share.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -17,18 +19,52 @@ Value = TypeVar("Value")
 
 
 class CallVariable(Generic[Value]):
-    """A value of the running thread or task. A compiled graph, which cannot read those, sees the one set last."""
+    """A value of the running thread or task.
+
+    A graph of torch.compile cannot read those: while it is captured, only what is set inside it counts. Whoever sets a
+    value outside of graphs therefore keeps graphs from running (`Graphs`).
+    """
 
     def __init__(self, name: str, default: Value):
-        self.context, self.latest = ContextVar(name, default=default), default
+        self.context, self.captured = ContextVar(name, default=default), default
 
     def get(self) -> Value:
-        return self.latest if torch.compiler.is_compiling() else self.context.get()
+        return self.captured if torch.compiler.is_compiling() else self.context.get()
 
     def set(self, value: Value) -> None:
-        self.latest = value
-        if not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            self.captured = value
+        else:
             self.context.set(value)
+
+
+class Graphs:
+    """Keeps graphs of torch.compile from running, in the whole process, while a call needs what they leave out."""
+
+    def __init__(self) -> None:
+        self.lock, self.calls, self.stance = Lock(), 0, nullcontext()
+
+    def stop(self) -> None:
+        with self.lock:
+            self.calls += 1
+            if self.calls == 1 and "torch._dynamo" in sys.modules:
+                self.stance = torch.compiler.set_stance("force_eager")
+
+    def resume(self) -> None:
+        with self.lock:
+            self.calls -= 1
+            if self.calls == 0:
+                self.stance.__exit__(None, None, None)
+                self.stance = nullcontext()
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Inside the context, what is compiled runs uncompiled; contexts of several threads may overlap."""
+        self.stop()
+        try:
+            yield
+        finally:
+            self.resume()
 
 
 @dataclass(frozen=True)
@@ -67,8 +103,9 @@ class Interventions:
 
 
 NONE = Interventions()
-# how many of the model calls that are running in this thread, one inside the other, want coefficients
-wanting_coefficients: CallVariable[int] = CallVariable("wanting_coefficients", 0)
+graphs = Graphs()
+# the models of this thread's running calls that want coefficients, one call inside the other
+wanting_coefficients: CallVariable[tuple[nn.Module, ...]] = CallVariable("wanting_coefficients", ())
 _by_layer: CallVariable[dict[nn.Module, Interventions]] = CallVariable("interventions", {})
 
 
@@ -84,7 +121,8 @@ def intervening(layers: Iterable[nn.Module], interventions: Interventions) -> It
     outer = _by_layer.get()
     _by_layer.set({**outer, **{layer: outer.get(layer, NONE).then(interventions) for layer in layers}})
     try:
-        yield
+        with graphs.stopped():
+            yield
     finally:
         _by_layer.set(outer)
 

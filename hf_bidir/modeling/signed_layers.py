@@ -24,7 +24,7 @@ from .attention_call import AttentionCall, attention_call
 from .attention_inputs import check_shapes, keep_and_bias, same_batch
 from .configuration_bidir import all_masses, check_layers, layer_negative_mass
 from .eager_attention import grouped_matmul
-from .interventions import NONE, intervening, interventions_in, recomputed_alike, wanting_coefficients
+from .interventions import NONE, graphs, intervening, interventions_in, recomputed_alike, wanting_coefficients
 
 logger = logging.get_logger(__name__)
 
@@ -359,16 +359,23 @@ def _before_forward(model: PreTrainedModel, args: tuple, kwargs: dict) -> None:
     """With `output_attentions`, every layer takes the eager path during the call."""
     if not _attentions_requested(model, kwargs):
         return
-    wanting_coefficients.set(wanting_coefficients.get() + 1)
-    if model.config._attn_implementation != "eager" and not torch.compiler.is_compiling():
+    wanting_coefficients.set((*wanting_coefficients.get(), model))
+    if torch.compiler.is_compiling():
+        return
+    graphs.stop()
+    if model.config._attn_implementation != "eager":
         logger.warning_once(
             "signed attention: a call with output_attentions=True uses the eager path, which returns coefficients."
         )
 
 
 def _after_forward(model: PreTrainedModel, args: tuple, kwargs: dict, outputs: Any) -> None:
-    if _attentions_requested(model, kwargs):
-        wanting_coefficients.set(wanting_coefficients.get() - 1)
+    wanting = wanting_coefficients.get()
+    if not wanting or wanting[-1] is not model:  # `_before_forward` did not see a request, or did not run
+        return
+    wanting_coefficients.set(wanting[:-1])
+    if not torch.compiler.is_compiling():
+        graphs.resume()
 
 
 def _attentions_requested(model: PreTrainedModel, kwargs: dict) -> bool:

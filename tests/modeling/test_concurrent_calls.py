@@ -1,13 +1,17 @@
 """What a call wants from the layers of a model stays within that call: other threads compute as without it."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
+import pytest
 import torch
 
 from hf_bidir import signed
-from hf_bidir.checkpoints.layer_hooks import edited_coefficients, hooked, kept_keys, observed_layers
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients, hooked, in_evaluation, kept_keys, observed_layers
+from hf_bidir.explain import explain
 from hf_bidir.modeling.signed_layers import signed_layers
-from tests.tiny_models import inputs_of, logits_of, stock_model
+from tests.tiny_models import WORDS, inputs_of, logits_of, stock_model, word_tokenizer
 
 INPUTS = inputs_of("bert")
 
@@ -42,12 +46,62 @@ def test_a_call_with_attentions_keeps_them_while_another_thread_makes_a_plain_on
 def test_a_failing_call_with_attentions_leaves_nothing_behind():
     model = signed_bert()
     hook = signed_layers(model)[1].register_forward_pre_hook(lambda *_: 1 / 0)
-    for _ in range(2):
-        try:
-            model(**INPUTS, output_attentions=True)
-        except ZeroDivisionError:
-            hook.remove()
+    with suppress(ZeroDivisionError):
+        model(**INPUTS, output_attentions=True)
+    hook.remove()
     assert signed_layers(model)[0](torch.zeros(1, 2, 32))[1] is None
+
+
+@pytest.mark.parametrize("other", ["raises", "asks for attentions"])
+def test_a_hook_of_the_user_that_comes_first_or_last_leaves_nothing_behind(other):
+    model = signed_bert()
+
+    def hook(module, args, kwargs):
+        if other == "raises":
+            raise ZeroDivisionError
+        return args, kwargs | {"output_attentions": True}
+
+    handle = model.register_forward_pre_hook(hook, with_kwargs=True, prepend=other == "raises")
+    with suppress(ZeroDivisionError):
+        model(**INPUTS, output_attentions=other == "raises")
+    handle.remove()
+    assert signed_layers(model)[0](torch.zeros(1, 2, 32))[1] is None
+
+
+def test_a_compiled_model_computes_without_the_changes_of_another_thread():
+    model = signed_bert()
+    compiled, expected = torch.compile(model, backend="eager"), logits_of(model, INPUTS)
+    with edited_coefficients(model, torch.zeros_like):
+        torch.testing.assert_close(elsewhere(compiled).logits, expected)
+        assert not torch.allclose(logits_of(compiled, INPUTS), expected, atol=1e-2)
+    torch.testing.assert_close(logits_of(compiled, INPUTS), expected)
+
+
+def test_contexts_of_two_threads_may_overlap_and_graphs_run_again_afterwards():
+    model, runs = signed_bert(), []
+
+    def counting(graph, inputs):
+        return lambda *call: runs.append(graph) or graph.forward(*call)
+
+    compiled = torch.compile(lambda x: x.sin(), backend=counting)
+    first, second = (in_evaluation(model) for _ in range(2))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    compiled(torch.ones(2))
+    assert not runs
+    second.__exit__(None, None, None)
+    compiled(torch.ones(2))
+    assert len(runs) == 1
+
+
+def test_explanations_in_several_threads_are_those_of_one_after_the_other():
+    model, texts = signed(stock_model("bert", vocab_size=len(WORDS))), ["a good film", "this is a bad film ."]
+    expected = {text: explain(model, word_tokenizer(), text) for text in texts}
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda text: (text, explain(model, word_tokenizer(), text)), texts * 8):
+            assert found[1].method == expected[found[0]].method
+            torch.testing.assert_close(found[1].scores, expected[found[0]].scores)
 
 
 def test_changes_and_observers_act_in_the_thread_that_makes_them():

@@ -56,6 +56,19 @@ def test_the_negative_mass_has_second_derivatives_too():
     assert gradgradcheck(attended, (mass,), fast_mode=True)
 
 
+def test_the_negative_mass_has_a_forward_mode_derivative():
+    inputs, masses = [x.detach() for x in projections()], torch.full((HEADS,), 0.5, dtype=torch.float64)
+
+    def attended(mass: torch.Tensor) -> torch.Tensor:
+        return bidir_attention(*inputs, negative_mass=mass, implementation="chunked")[0].sum()
+
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(masses, torch.ones_like(masses))
+        slope = torch.autograd.forward_ad.unpack_dual(attended(dual)).tangent
+    step = 1e-6
+    torch.testing.assert_close(slope, (attended(masses + step) - attended(masses - step)) / (2 * step))
+
+
 def second_gradients(inputs: list[torch.Tensor], implementation: str, **options) -> tuple[torch.Tensor, ...]:
     context = bidir_attention(*inputs, implementation=implementation, **options)[0]
     first = torch.autograd.grad(context.square().sum(), inputs, create_graph=True)
@@ -114,11 +127,23 @@ def test_every_way_to_differentiate_a_model_gives_what_finite_differences_give(b
     change = (grad(f)(embeddings + step * direction) - grad(f)(embeddings - step * direction)) / (2 * step)
     products = {
         "torch.autograd.functional.hvp": torch.autograd.functional.hvp(f, embeddings, direction)[1],
+        "torch.autograd.functional.hessian": torch.einsum(
+            "abcd,cd->ab", torch.autograd.functional.hessian(f, embeddings, vectorize=True), direction
+        ),
         "torch.func.hessian": torch.einsum("abcd,cd->ab", hessian(f)(embeddings), direction),
         "gradient of a gradient": jvp(grad(f), (embeddings,), (direction,))[1],
     }
     for name, found in products.items():
         torch.testing.assert_close(found, change, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_gradients_of_several_outputs_at_once_are_those_of_each(bert):
+    def logits(x):
+        return bert(inputs_embeds=x[None]).logits[0]
+
+    embeddings = bert.get_input_embeddings()(torch.tensor([5, 6, 7])).detach()
+    one_by_one = torch.autograd.functional.jacobian(logits, embeddings)
+    torch.testing.assert_close(torch.autograd.functional.jacobian(logits, embeddings, vectorize=True), one_by_one)
 
 
 def test_gradients_per_example_are_those_of_single_examples(bert):

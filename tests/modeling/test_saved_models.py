@@ -182,6 +182,25 @@ def test_a_part_is_saved_as_the_class_that_it_is_and_computes_the_same_from_its_
     assert torch.equal(*states)
 
 
+def test_a_model_type_with_the_classes_of_another_keeps_its_own_checkpoint_keys(tmp_path):
+    if not hasattr(transformers, "ExaoneConfig"):
+        pytest.skip("this version of transformers has no type of Llama's classes with keys of its own")
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    config = transformers.ExaoneConfig(vocab_size=60, eos_token_id=2, num_key_value_heads=2, **shape)
+    stock = transformers.LlamaForCausalLM(config).eval()
+    stock.save_pretrained(tmp_path / "stock")
+    expected = logits_of(stock, inputs_of("llama"))
+    signed(stock, 0.0).save_pretrained(tmp_path / "signed")
+    keys = [set(load_file(tmp_path / name / "model.safetensors")) for name in ("stock", "signed")]
+    assert keys[0] == keys[1]
+    for model in (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "signed"),
+        hf_bidir.BidirLlamaForCausalLM.from_pretrained(tmp_path / "stock", attn_negative_mass=0.0),
+    ):
+        assert torch.equal(logits_of(model.eval(), inputs_of("llama")), expected)
+
+
 def test_a_constructor_that_copies_its_config_keeps_it_signed(tmp_path):
     shape = {"d_model": 32, "decoder_layers": 1, "decoder_attention_heads": 4, "decoder_ffn_dim": 40, "vocab_size": 60}
     hf_bidir.BidirPegasusForCausalLM(hf_bidir.BidirPegasusConfig(**shape)).save_pretrained(tmp_path)

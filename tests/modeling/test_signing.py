@@ -9,7 +9,14 @@ import torch
 from hf_bidir import BidirBertConfig, bidir_attention, signed
 from tests.tiny_models import inputs_of, logits_of, stock_model
 
-NUMBERS = [np.float32(0.5), np.float64(0.5), torch.tensor(0.5), torch.tensor([0.5]).bfloat16()[0], Fraction(1, 2)]
+NUMBERS = [
+    np.float32(0.5),
+    np.float64(0.5),
+    np.array(0.5),
+    torch.tensor(0.5),
+    torch.tensor([0.5]).bfloat16()[0],
+    Fraction(1, 2),
+]
 kinds = pytest.mark.parametrize("number", NUMBERS, ids=lambda number: type(number).__name__)
 
 
@@ -43,7 +50,16 @@ def test_lists_and_arrays_of_numbers_become_lists_of_floats(masses):
     assert BidirBertConfig(attn_negative_mass=masses).attn_negative_mass == [0.25, 1.0]
 
 
-@pytest.mark.parametrize("mass", [None, "half", 2.0, np.float32("nan"), [0.5, None], [], [[[0.5]]], torch.zeros(0)])
+def test_a_number_that_is_put_into_the_list_is_saved_as_a_float(tmp_path):
+    model = signed(stock_model("bert"), [1.0, 1.0])
+    model.config.attn_negative_mass[0] = np.float32(0.5)
+    model.save_pretrained(tmp_path)
+    assert type(model).from_pretrained(tmp_path).config.attn_negative_mass == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    "mass", [None, "half", 2.0, 10**400, np.float32("nan"), [0.5, None], [], [[[0.5]]], torch.zeros(0)]
+)
 def test_what_is_no_negative_mass_is_refused_at_once_wherever_it_is_given(mass):
     stock, config = stock_model("bert"), BidirBertConfig()
     for give in (lambda: signed(stock, mass), lambda: setattr(config, "attn_negative_mass", mass)):
