@@ -314,16 +314,14 @@ def run(model: PreTrainedModel, inputs: Inputs) -> dict[str, Tensor]:
     return dict(_tensors(model(**inputs)))
 
 
-def _tensors(outputs: Any, name: str = "output") -> Iterator[tuple[str, Tensor]]:
+def _tensors(outputs: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors by name, with the names of the parts that they are in, since parts have outputs of the same name."""
     if isinstance(outputs, Tensor):
         if outputs.is_floating_point() and outputs.numel():
-            yield name, outputs
-    elif isinstance(outputs, Mapping):
-        for key, value in outputs.items():
-            yield from _tensors(value, key)
-    elif isinstance(outputs, list | tuple):
-        for index, value in enumerate(outputs):
-            yield from _tensors(value, f"{name}.{index}")
+            yield name or "output", outputs
+    elif isinstance(outputs, Mapping | list | tuple):
+        for key, value in outputs.items() if isinstance(outputs, Mapping) else enumerate(outputs):
+            yield from _tensors(value, f"{name}.{key}" if name else str(key))
 
 
 def difference(outputs: Inputs, reference: Inputs, inputs: Inputs | None = None) -> tuple[float, str]:
