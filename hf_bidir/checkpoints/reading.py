@@ -1,7 +1,6 @@
 """Reads the config, the model and the processors of a checkpoint, signed or stock."""
 
 import logging
-import re
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from transformers.utils import cached_file
 
 from hf_bidir.checkpoints.adapters import Adapter, read_adapter
 from hf_bidir.checkpoints.auto_classes import bidir_class
+from hf_bidir.common.card import CARD, with_note
 from hf_bidir.common.errors import did_you_mean
 from hf_bidir.modeling.configuration_bidir import stock_heads
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CARD, LICENCES = "README.md", ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE")
+LICENCES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE")
 # audio models have a feature extractor
 PROCESSORS = (AutoTokenizer, AutoImageProcessor, AutoFeatureExtractor, AutoProcessor)
-NAMED = 5  # tokens in an error
+NAMED = 5  # tokens or weights in a message
 
 
 def read_config(source: str | Path, revision: str | None = None) -> PretrainedConfig:
@@ -138,7 +138,10 @@ def complete_model(
 
 
 def with_report(head: type[PreTrainedModel], source: str | Path, **options: Any) -> tuple[PreTrainedModel, dict]:
-    """`from_pretrained` with the keys that were missing or did not fit, which it does not log: callers check them."""
+    """`from_pretrained` with the keys that were missing or did not fit, which it does not log: callers check them.
+
+    One line names the weights that the model has no place for.
+    """
     loader = logging.getLogger(transformers.modeling_utils.__name__)
 
     def is_other(record: logging.LogRecord) -> bool:
@@ -146,9 +149,23 @@ def with_report(head: type[PreTrainedModel], source: str | Path, **options: Any)
 
     loader.addFilter(is_other)
     try:
-        return head.from_pretrained(source, output_loading_info=True, **options)
+        model, report = head.from_pretrained(source, output_loading_info=True, **options)
     finally:
         loader.removeFilter(is_other)
+    if left_out := sorted(report["unexpected_keys"]):
+        logger.warning(
+            "%d weights in %s are not part of %s and were left out: %s",
+            len(left_out),
+            source,
+            head.__name__,
+            _first(left_out),
+        )
+    return model, report
+
+
+def _first(names: list[str]) -> str:
+    """The first few names."""
+    return ", ".join(names[:NAMED]) + ", …" * (len(names) > NAMED)
 
 
 def read_adapted(
@@ -256,7 +273,8 @@ def vocabulary_of(model: PreTrainedModel) -> int | None:
 def check_vocabulary(tokenizer: Any, count: int | None, source: str | Path) -> None:
     """Raise ValueError if tokens were added to a tokenizer for which the model has no embedding.
 
-    Special tokens that only a text which names them has, such as Gemma 3's token of images, may have none.
+    Special tokens that the tokenizer names itself, such as `image_token` of Gemma 3, may have none: in a model of text
+    they are not used.
 
     Args:
         tokenizer: other processors pass.
@@ -265,12 +283,13 @@ def check_vocabulary(tokenizer: Any, count: int | None, source: str | Path) -> N
     """
     if count is None or not isinstance(tokenizer, PreTrainedTokenizerBase):
         return
-    own = {getattr(tokenizer, f"{name}_id", None) for name in tokenizer.SPECIAL_TOKENS_ATTRIBUTES}
+    of_texts = PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES
+    others = {token for name, token in tokenizer.special_tokens_map.items() if name not in of_texts}
     added = sorted(tokenizer.added_tokens_decoder.items())
-    if without := [token for index, token in added if index >= count and (not token.special or index in own)]:
+    if without := [str(token) for index, token in added if index >= count and str(token) not in others]:
         raise ValueError(
             f"the tokenizer of {source} has tokens for which its model, with {count} embeddings, has none: "
-            f"{', '.join(map(str, without[:NAMED]))}{', …' * (len(without) > NAMED)}. They were added without "
+            f"{_first(without)}. They were added without "
             "model.resize_token_embeddings(len(tokenizer)); call it, and save the model again."
         )
 
@@ -290,6 +309,5 @@ def documents(source: str | Path, note: str = "") -> dict[str, bytes]:
             continue
         found |= {name: Path(path).read_bytes()} if path else {}
     if note and CARD in found:
-        header, text = re.fullmatch(rb"(---\r?\n.*?\n---\r?\n)?(.*)", found[CARD], re.DOTALL).groups(b"")  # type: ignore
-        found[CARD] = header + f"\n> {note}\n\n".encode() + text
+        found[CARD] = with_note(found[CARD], note)
     return found

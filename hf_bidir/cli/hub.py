@@ -134,6 +134,7 @@ def evaluate(
                 f"--save needs a local folder; {checkpoint} is not one. Download it first, or leave --save out."
             )
         folder = evaluation.local_folder(checkpoint, revision)
+        evaluation.claimed_scores(folder)  # refuses a card that cannot be read, before the measurement
         measured = evaluation.evaluate_checkpoint(folder, data, **options)
         claimed = evaluation.claimed_scores(folder, measured.split)
         same = evaluation.is_of_the_cards_data(folder, measured)

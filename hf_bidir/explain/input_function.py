@@ -85,7 +85,7 @@ class InputFunction:
         """Images of zeros, or padding at every token, except the first of a text in `keep_first`.
 
         Causal models use the first token as a sink: most attention goes to it and most of their computation depends on
-        it. On a way that starts without it, y changes too abruptly for an integral of few steps.
+        it. On a path that starts without it, y changes too abruptly for an integral of few steps.
         """
         if self.start.dim() == 4:
             return torch.zeros_like(self.start)

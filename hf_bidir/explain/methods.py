@@ -36,7 +36,7 @@ NO_PASS = "none"
 TEXT_DEFAULT, IMAGE_DEFAULT = "integrated-attnlrp", "integrated-gradients"
 CAUSAL_DEFAULT, CAUSAL_FAST = "erasure", "attnlrp"  # of causal language models
 AFFORDABLE = 64  # forward passes up to which CAUSAL_DEFAULT is the default
-SINK = 0.9  # share of the scores on the first or a special token from which they say nothing about the others
+SINK = 0.9  # share of the scores on the first or a special token from which they do not rank the others
 NOT_Y = "they need not sum to y"
 
 
@@ -178,7 +178,8 @@ def why_fast(method: str, passes: int) -> str:
     """One sentence where the default of a causal language model is the fast one, else ""."""
     return (
         f"{CAUSAL_DEFAULT}, the default of causal language models, would need {passes} forward passes; {method} needs "
-        f"one backward pass and is less faithful. Choose --method {CAUSAL_DEFAULT} to wait for it."
+        f'one backward pass and is less faithful. Choose method="{CAUSAL_DEFAULT}" '
+        f"(--method {CAUSAL_DEFAULT}) to wait for it."
         if method == CAUSAL_FAST
         else ""
     )
@@ -220,8 +221,8 @@ def sink_note(method: str, tokens: Sequence[str], special: Sequence[bool], score
     if METHODS[method].explains_output or len(tokens) < 2 or share < SINK or (largest and not special[largest]):
         return ""
     return (
-        f'"{tokens[largest]}", a sink of the attention, holds {share:.0%} of the scores of {method}, which therefore '
-        "say nothing about the other tokens."
+        f'"{tokens[largest]}", a sink of the attention, holds {share:.0%} of the scores of {method}; they do '
+        "not rank the other tokens."
     )
 
 

@@ -66,8 +66,11 @@ class FinetuneTrainer(Trainer):
         return super().train(*args, **kwargs)
 
     def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
-        """As in transformers, which on resume compares shares of the steps with the checkpoint's numbers of steps, and
-        would report a difference; so shares are numbers meanwhile."""
+        """As in transformers.
+
+        On resume transformers compares `logging_steps` with the checkpoint's number of steps, and reports a share as a
+        difference; shares are replaced by numbers for the duration of the call.
+        """
         given = {name: getattr(self.args, name) for name in ("logging_steps", "eval_steps", "save_steps")}
         try:
             for name, share in given.items():

@@ -5,7 +5,8 @@ import json
 from pathlib import Path
 
 from hf_bidir.checkpoints.adapters import ADAPTER_CONFIG
-from hf_bidir.checkpoints.reading import CARD, LICENCES
+from hf_bidir.checkpoints.reading import LICENCES
+from hf_bidir.common.card import CARD
 from hf_bidir.common.files import read_json, sha256
 
 CODE = ("*.py",)

@@ -25,6 +25,7 @@ from hf_bidir.checkpoints.convert import is_softmax
 from hf_bidir.checkpoints.example_inputs import longest_text
 from hf_bidir.checkpoints.layer_hooks import without_negatives
 from hf_bidir.checkpoints.reading import read_bidir, read_config
+from hf_bidir.common.card import read_card
 from hf_bidir.common.files import read_json, sha256, write_json
 from hf_bidir.explain.signs import negative_share
 from hf_bidir.finetune.data.arguments import (
@@ -44,7 +45,6 @@ from hf_bidir.finetune.record import library_versions, source_of
 from hf_bidir.finetune.trainer import CausalTrainer, FinetuneTrainer
 from hf_bidir.hub.card_numbers import same_data
 from hf_bidir.hub.checkpoint_files import digests
-from hf_bidir.hub.model_card import read_card
 
 EVALUATION = "evaluation.json"
 FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")  # no code, because the package has the models

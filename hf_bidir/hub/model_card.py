@@ -9,12 +9,10 @@ from statistics import mean
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from huggingface_hub.repocard import REGEX_YAML_BLOCK
-from yaml import YAMLError
 
 from hf_bidir.checkpoints.adapters import Adapter, read_adapter
 from hf_bidir.checkpoints.reading import read_config
-from hf_bidir.common.errors import InputError
+from hf_bidir.common.card import read_card
 from hf_bidir.common.files import read_json, replacing
 from hf_bidir.common.statistics import TESTED_BY_SEED
 from hf_bidir.hub import known_data
@@ -66,11 +64,8 @@ FIGURES = {
     "attention.png": "Signed attention over a few inputs",
     "loss_curve.png": "Loss during training, and validation accuracy where it was measured",
 }
-HEALED = (
-    "relative_error",
-    "perplexity",
-    "teacher_perplexity",
-)  # metrics of validation data beside those of a later test
+# of validation data, shown beside the metrics of a later test
+HEALED = ("relative_error", "perplexity", "teacher_perplexity")
 SOURCE = re.compile(r'^source, revision = "([^"]+)", "([^"]+)"', re.MULTILINE)  # in the card's example
 KEPT_WHEN_EDITED = ("license", "tags")  # generated metadata that manual edits override
 NOT_SETTINGS = {"output_dir", "train_file", "validation_file", "test_file"}  # the card describes the data instead
@@ -105,28 +100,6 @@ def build_model_card(folder: str | Path, repo_id: str | None = None, revision: s
     card = ModelCard.from_template(_metadata(facts), template_path=str(TEMPLATE), **facts)
     card.text = f"\n{BEGIN}\n{card.text.strip()}\n{END}\n"
     return merge_cards(existing, card) if existing else card
-
-
-def read_card(readme: Path, name: str | None = None) -> ModelCard:
-    """The card in a README.md, which messages call `name`; by default its folder and file.
-
-    Raises:
-        InputError: the file is not UTF-8, or its header is not YAML or has no end.
-    """
-    name = name or "/".join(readme.resolve().parts[-2:])
-    try:
-        text = readme.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{name} is not UTF-8 ({error}); save it as UTF-8.") from error
-    advice = "Correct the header, between the two lines ---, or remove it."
-    if text.lstrip().startswith(("---\n", "---\r\n")) and not REGEX_YAML_BLOCK.search(text):
-        raise InputError(f"the header of {name} has no end. {advice}")
-    try:
-        return ModelCard(text)
-    except (YAMLError, ValueError, TypeError) as error:  # TypeError: a key that is no text
-        raise InputError(
-            f"the header of {name} is not that of a model card: {' '.join(str(error).split())}. {advice}"
-        ) from error
 
 
 def write_card(folder: str | Path, repo_id: str | None = None, revision: str | None = None) -> Path:
@@ -206,9 +179,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "verified": reproduced and is_of_these_files(folder, evaluation),
         "reproduced": reproduced,
         "measured_later": measured_later,
-        "healed": {
-            name: results.get(f"eval_{name}") for name in ("relative_error", "perplexity", "teacher_perplexity")
-        },
+        "healed": {name: results.get(f"eval_{name}") for name in HEALED},
         "snippets": run.get("task") == "distillation" and (folder / "tokenizer_config.json").is_file(),
         "needed_signs": _needed_signs(folder, run, config),
         "has_weights": any(folder.glob("*.safetensors")),

@@ -15,8 +15,9 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from hf_bidir.common.card import read_card
 from hf_bidir.hub.checkpoint_files import CODE, COMPUTED_FROM
-from hf_bidir.hub.model_card import merge_cards, read_card
+from hf_bidir.hub.model_card import merge_cards
 from hf_bidir.hub.staging import Staged, stage
 
 README = "README.md"

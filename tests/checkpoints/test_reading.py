@@ -1,11 +1,11 @@
 """Reading checkpoints: tokenizers that do not fit their models."""
 
 import pytest
-from transformers import BertTokenizer
+from transformers import AutoTokenizer, BertForQuestionAnswering, BertTokenizer
 
 from hf_bidir import signed
 from hf_bidir.checkpoints.convert import signed_model
-from hf_bidir.checkpoints.reading import check_vocabulary, checkpoint_processors, read_model
+from hf_bidir.checkpoints.reading import check_vocabulary, checkpoint_processors, read_model, with_report
 from hf_bidir.explain import explain, load_checkpoint, token_scores
 from hf_bidir.finetune.models import saved_tokenizer
 from tests.tiny_models import VOCABULARY, stock_model, word_tokenizer
@@ -55,7 +55,29 @@ def test_an_explanation_in_memory_checks_the_tokenizer_as_well():
         token_scores(model, dict(tokenizer("a newtok film", return_tensors="pt")))
 
 
-def test_a_padding_token_needs_an_embedding_and_a_token_of_other_inputs_does_not():
-    with pytest.raises(ValueError, match=r"has none: \[NEWPAD\]"):
-        check_vocabulary(larger_tokenizer(pad_token="[NEWPAD]"), VOCABULARY, "it")
-    check_vocabulary(larger_tokenizer(additional_special_tokens=["<image>"]), VOCABULARY, "it")  # as in Gemma 3
+@pytest.mark.parametrize(
+    ("special", "named"),
+    [({"pad_token": "[NEWPAD]"}, r"\[NEWPAD\]"), ({"additional_special_tokens": ["<ent>", "</ent>"]}, "<ent>, </ent>")],
+)
+def test_special_tokens_need_embeddings(tmp_path, special, named):
+    larger_tokenizer(**special).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"has none: {named}. They were added without"):
+        check_vocabulary(AutoTokenizer.from_pretrained(tmp_path), VOCABULARY, "it")
+
+
+def test_a_named_token_of_other_inputs_needs_no_embedding(tmp_path):
+    tokenizer = larger_tokenizer(additional_special_tokens=["<image>"])
+    tokenizer.save_pretrained(tmp_path)
+    named = AutoTokenizer.from_pretrained(tmp_path, extra_special_tokens={"image_token": "<image>"})  # as in Gemma 3
+    assert named.image_token_id == VOCABULARY
+    check_vocabulary(named, VOCABULARY, "it")
+
+
+def test_weights_without_a_place_in_the_model_are_named_in_one_line(tmp_path, caplog):
+    stock_model("bert").save_pretrained(tmp_path)
+    with_report(BertForQuestionAnswering, tmp_path)
+    (line,) = (record.getMessage() for record in caplog.records if "left out" in record.getMessage())
+    assert line.startswith("4 weights in")
+    assert line.endswith(
+        "left out: bert.pooler.dense.bias, bert.pooler.dense.weight, classifier.bias, classifier.weight"
+    )

@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
 from hf_bidir.cli import app
-from hf_bidir.hub.model_card import read_card
+from hf_bidir.common.card import read_card
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_mark_of_utf_8_does_not_hide_the_header_of_a_readme(tmp_path):
     assert read_card(tmp_path / "README.md").data.license == "mit"
 
 
-@pytest.mark.parametrize("command", [["card"], ["card", "--check"], ["push", "--dry-run", "me/mine"]])
+@pytest.mark.parametrize("command", [["card"], ["card", "--check"], ["push", "--dry-run", "me/mine"], ["evaluate"]])
 def test_commands_say_in_one_line_that_the_readme_cannot_be_read(tmp_path, command):
     small = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 8)
     config = BidirBertConfig(**small, num_hidden_layers=1, num_attention_heads=1)

@@ -5,6 +5,7 @@ import hashlib
 import logging
 import os
 import unicodedata
+from collections import Counter
 from pathlib import Path
 
 from datasets import ClassLabel, Dataset, Features, Image, load_dataset
@@ -89,15 +90,23 @@ def _class_of(file: Path, folder: Path) -> str:
 
 
 def _check_holds_no_splits(folder: Path, files: list[Path], labelled: bool) -> None:
-    """Refuse a folder of splits: all its folders have names of splits, and in labelled data hold folders of their own.
+    """Refuse a folder of splits, and warn of a class that may be one.
 
-    A class may be called "train": then its folder holds images.
+    A folder is taken for a split if it has the name of one and, in labelled data, most of its images are in folders of
+    its own: a class may be called "train", then its folder holds images.
     """
     parts = [file.relative_to(folder).parts for file in files]
-    names = sorted({path[0] for path in parts})
-    depth = 3 if labelled else 2
-    if all(len(path) >= depth for path in parts) and {name.lower() for name in names} <= SPLIT_NAMES:
+    deeper, names = Counter(path[0] for path in parts if len(path) > 1 + labelled), Counter(path[0] for path in parts)
+    splits = sorted(name for name, count in deeper.items() if name.lower() in SPLIT_NAMES and 2 * count > names[name])
+    if len(splits) > 1 or splits == list(names):
         raise InputError(
-            f"expected one split in {folder}; it has {', '.join(names)}. Give each its option, such as --train_file "
-            f"{folder / names[-1]}"
+            f"expected one split in {folder}; it has {', '.join(splits)}. Give each its option, such as --train_file "
+            f"{folder / splits[-1]}"
+        )
+    if splits and labelled:
+        logger.warning(
+            "The folder %s has the name of a split and holds folders; its images are of the class %r. If it is a "
+            "split, give each split its option, such as --train_file.",
+            folder / splits[0],
+            splits[0],
         )

@@ -3,30 +3,39 @@
 import re
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 from datasets import ClassLabel, Dataset
 
 from hf_bidir.finetune.data.arguments import LabelledDataArguments
+from hf_bidir.finetune.data.lines import COMMAS
 from hf_bidir.finetune.data.problems import Problems, listed, quoted
 
 WHOLE = re.compile(r"([+-]?\d+)(\.0+)?")  # how pandas writes an integer beside missing values: 1.0
+TEXTS = ("string", "large_string")
 NUMBER = re.compile(r"[+-]?\d*\.?\d+(e[+-]?\d+)?", re.IGNORECASE)
 
 
-def labels_of(name: str, split: Dataset, problems: Problems) -> list[str | None]:
-    """The label of each row, as text; None, and a problem, where there is none. No labels where they are no classes."""
+def labels_of(name: str, split: Dataset, problems: Problems, has_names: bool) -> list[str | None]:
+    """The label of each row, as text; None, and a problem, where there is none. No labels where they are no classes.
+
+    Decimals are no classes, except as text: in a file with types, or in a csv file of classes that are known by name.
+    """
     values, feature = split["label"][:], split.features["label"]
     if isinstance(feature, ClassLabel):
         labels = [None if value is None or value < 0 else feature.int2str(value) for value in values]
     else:
         labels = [_label(value) for value in values]
         given = {label for label in labels if label is not None}
-        measured = sorted(label for label in given if not WHOLE.fullmatch(label))
-        are_numbers = measured and all(map(NUMBER.fullmatch, given))
-        if are_numbers or (values and isinstance(values[0], list | dict)):
-            first = quoted(measured[:1])
-            problems.column(name, f"{problems.title(name)}: expected integers or names as labels; it has {first}")
+        decimals = sorted(label for label in given if not WHOLE.fullmatch(label))
+        has_types = Path(problems.files.get(name, "")).suffix.lower() not in COMMAS
+        are_numbers = decimals and all(map(NUMBER.fullmatch, given))
+        are_texts = getattr(feature, "dtype", None) in TEXTS and (has_types or has_names)
+        if (are_numbers and not are_texts) or (values and isinstance(values[0], list | dict)):
+            advice = "" if has_types or has_names else "; if these are classes, name them with --class_names"
+            found = f"expected integers or names as labels; it has {quoted(decimals[:1])}{advice}"
+            problems.column(name, f"{problems.title(name)}: {found}")
             return []
     problems.add(name, "no label", [row for row, label in enumerate(labels) if label is None])
     return labels

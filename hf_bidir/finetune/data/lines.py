@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hf_bidir.common.errors import InputError
+
 COMMAS, JSON = (".csv", ".tsv"), (".json", ".jsonl")
 SEPARATORS = ",;\t|"
 LONGEST_FIELD = 2**31 - 1  # characters; the csv module's own limit is 131,072
@@ -21,10 +23,15 @@ def encoding(file: Path) -> str:
 
 
 def dialect(file: Path) -> dict[str, Any]:
-    """The separator in the first line of a csv file, and whether blanks follow it, as arguments of csv and pandas."""
+    """The separator in the header of a csv file, and whether blanks follow it, as arguments of csv and pandas.
+
+    Raises:
+        InputError: the first line is a command to Excel.
+    """
     usual = "\t" if file.suffix.lower() == ".tsv" else ","
-    with file.open(encoding=encoding(file)) as stream:
-        header = stream.readline()
+    line, header = next(_numbered(file), (1, ""))
+    if header.startswith("sep="):
+        raise InputError(f"{file}, line {line}: {header.strip()!r} is a command to Excel, no header; remove the line")
     try:
         found = csv.Sniffer().sniff(header, usual if usual in header else SEPARATORS)
     except csv.Error:  # a single column

@@ -26,7 +26,7 @@ class Problems:
         self.splits, self.files = splits, files
         self.found: dict[str, list[str]] = defaultdict(list)
         self.rows: dict[str, set[int]] = defaultdict(set)
-        self.of_columns = False  # no row that can be dropped mends them
+        self.of_columns = False  # there are problems that dropping rows does not solve
         self.lines: dict[str, list[int]] = {}
 
     def column(self, name: str, problem: str) -> None:

@@ -1,6 +1,7 @@
 """Train, validation and test split in one form: an input column, integer labels, and the classes' names."""
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -99,7 +100,7 @@ def labelled_splits(
     raw, problems = _select(raw, data.files, data, column, guesses)
     # in a user's own file -1 is an ordinary label
     notes = [] if data.train_file else _replace_hidden_test(raw)
-    labels = _check_inputs(raw, guesses[0], check, problems)
+    labels = _check_inputs(raw, guesses[0], check, problems, has_names=bool(data.class_names))
     order, names = classes_of(raw["train"], labels["train"], data, "validation" in raw, problems)
     for name in raw.keys() - {"train"}:
         check_known(name, labels[name], order, "train split", problems)
@@ -107,7 +108,7 @@ def labelled_splits(
     known = {value: index for index, value in enumerate(order)}
     raw = {name: _indexed(split, labels[name], known, problems.usable(name)) for name, split in raw.items()}
     if "validation" not in raw:
-        raw["train"], raw["validation"] = _hold_out(raw["train"], data.validation_share, data.split_seed)
+        raw["train"], raw["validation"] = _hold_out(raw["train"], data.validation_share, data.split_seed, names)
         notes.append(
             f"No validation split was given: {len(raw['validation'])} training rows "
             f"({data.validation_share:.0%}, stratified by class, split seed {data.split_seed}) were held out."
@@ -187,7 +188,7 @@ def labelled_split(
             model does not have. One error names them all.
     """
     raw, problems = _select({name: split}, {name: file} if file else {}, data, column, guesses)
-    labels = _check_inputs(raw, guesses[0], check, problems)[name]
+    labels = _check_inputs(raw, guesses[0], check, problems, has_names=True)[name]
     order = values_of(set(labels), names, values)
     check_known(name, labels, order, "model", problems)
     for note in problems.settle(data.drop_bad_rows):
@@ -219,7 +220,7 @@ def _select(
 
 
 def _check_inputs(
-    raw: Mapping[str, Dataset], role: str, check: Check | None, problems: Problems
+    raw: Mapping[str, Dataset], role: str, check: Check | None, problems: Problems, has_names: bool
 ) -> dict[str, list[str | None]]:
     """The label of each row as text; rows without input or label are problems. A column of other labels gives none."""
     for name, split in raw.items():
@@ -228,7 +229,8 @@ def _check_inputs(
         elif check and role in split.column_names:
             check(name, split, problems)
     return {
-        name: labels_of(name, split, problems) if "label" in split.column_names else [] for name, split in raw.items()
+        name: labels_of(name, split, problems, has_names) if "label" in split.column_names else []
+        for name, split in raw.items()
     }
 
 
@@ -288,10 +290,16 @@ def _replace_hidden_test(raw: dict[str, Dataset]) -> list[str]:
     return ["The data set hides its test labels: its validation split became the test split."]
 
 
-def _hold_out(train: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
+def _hold_out(train: Dataset, share: float, seed: int, names: list[str]) -> tuple[Dataset, Dataset]:
     """Split rows off the training split, stratified by class."""
-    with as_input_error(HELD_OUT):
-        kept, held_out = train_test_split(
-            np.arange(len(train)), test_size=share, random_state=seed, stratify=train["label"][:]
+    counts = np.bincount(train["label"], minlength=len(names))
+    held_out = math.ceil(share * len(train))
+    if not len(names) <= held_out <= len(train) - len(names):
+        rarest = int(counts.argmin())
+        raise InputError(
+            f"cannot hold out a validation split of {held_out} of {len(train)} rows with each of the {len(names)} "
+            f'classes, of which "{names[rarest]}" has the fewest rows, {counts[rarest]}, and leave as many. Give '
+            "--validation_file, another --validation_share, or more rows of the small classes."
         )
-    return train.select(sorted(kept)), train.select(sorted(held_out))
+    rows = train_test_split(np.arange(len(train)), test_size=share, random_state=seed, stratify=train["label"][:])
+    return train.select(sorted(rows[0])), train.select(sorted(rows[1]))

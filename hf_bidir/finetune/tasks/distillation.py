@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from huggingface_hub import ModelCard
 from transformers import BaseImageProcessor, DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, set_seed
-from yaml import YAMLError
 
 from hf_bidir.checkpoints.convert import is_softmax
-from hf_bidir.checkpoints.reading import CARD, LICENCES, documents
+from hf_bidir.checkpoints.reading import LICENCES, documents
 from hf_bidir.checkpoints.sentence_folder import sentence_folder
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
+from hf_bidir.common.card import CARD, parsed_card
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.images import image_mode
 from hf_bidir.finetune.arguments import CentringArguments, HealingArguments, HealingScheduleArguments
@@ -145,8 +144,8 @@ def _licence(source: str) -> str | None:
     if CARD not in card:
         return None
     try:
-        return ModelCard(card[CARD].decode(), ignore_metadata_errors=True).data.to_dict().get("license")
-    except (ValueError, YAMLError):
+        return parsed_card(card[CARD], CARD, ignore_metadata_errors=True).data.get("license")
+    except InputError:
         return None
 
 

@@ -67,11 +67,19 @@ def test_hidden_files_do_not_count_and_other_files_are_named(tmp_path, caplog):
         (["1.png", "2.png"], "2 of 2 images are in no class folder, such as 1.png"),
         (["train/day/1.png", "test/day/1.png"], r"it has test, train\. Give each its option, such as --train_file"),
         (["Train/day/1.png"], "it has Train"),
+        (["train/day/1.png", "val/day/1.png", "val/day/2.png", "val/logo.png"], "it has train, val"),
+        (["train/day/1.png", "val/day/1.png", "samples/1.png", "logo.png"], "it has train, val"),
     ],
 )
 def test_what_is_no_folder_of_classes_is_one_error(tmp_path, names, said):
     with pytest.raises(InputError, match=said):
         read_image_folder(images(tmp_path, *names))
+
+
+def test_a_class_that_may_be_a_split_is_named(tmp_path, caplog):
+    folder = images(tmp_path, "train/day/1.png", "samples/1.png")
+    assert classes(read_image_folder(folder)) == {"samples": 1, "train": 1}
+    assert "train has the name of a split and holds folders; its images are of the class 'train'" in caplog.text
 
 
 def test_an_empty_folder_is_one_error(tmp_path):

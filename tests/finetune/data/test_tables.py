@@ -42,6 +42,12 @@ def test_blanks_after_a_separator_belong_to_neither_names_nor_values(tmp_path):
     assert read_table(write(tmp_path / "a.csv", 'text, label\n"a, b", 1\n'))[:] == {"text": ["a, b"], "label": ["1"]}
 
 
+def test_blank_lines_above_the_header_do_not_count(tmp_path):
+    file = write(tmp_path / "a.csv", "\n  \ntext;label\na, b;1\n")
+    assert read_table(file)[:] == {"text": ["a, b"], "label": ["1"]}
+    assert row_lines(tmp_path / "a.csv") == [4]
+
+
 def test_names_of_rows_as_r_writes_them_are_no_column(tmp_path):
     assert read_table(write(tmp_path / "a.csv", "text,label\n1,x,a\n2,y,b\n"))[:] == {
         "text": ["x", "y"],
@@ -68,6 +74,7 @@ def test_names_of_rows_as_r_writes_them_are_no_column(tmp_path):
         ("a.jsonl", '{"a": 1}\n\n{"a": "x"}\n', "utf-8", "a is a number in line 1 and a text in line 3"),
         ("a.parquet", "x", "utf-8", "cannot read .* as parquet: Parquet file size is 1 bytes"),
         ("a.csv", "text,label\n", "utf-8", "has no rows"),
+        ("a.csv", "sep=;\ntext;label\nx;1\n", "utf-8", "a.csv, line 1: 'sep=;' is a command to Excel, .* remove the"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_one_line_with_the_cause(tmp_path, caplog, name, content, encoding, message):

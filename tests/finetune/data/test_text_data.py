@@ -5,7 +5,8 @@ from datasets import ClassLabel, Dataset, Features, Value
 
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.data.arguments import TextDataArguments
-from hf_bidir.finetune.data.splits import labelled_splits
+from hf_bidir.finetune.data.sources import read_table
+from hf_bidir.finetune.data.splits import labelled_split, labelled_splits
 from hf_bidir.finetune.data.text_data import read_texts
 
 TEXTS, LABELS = ["good", "bad", "fine", "poor"] * 10, ["pos", "neg"] * 20
@@ -197,6 +198,46 @@ def test_integers_stored_as_text_are_the_same_labels_in_the_order_of_their_size(
     splits = read(path, validation_file=path, test_file=test)
     assert splits.values == splits.names == [str(label) for label in range(1, 13)]
     assert splits.test["label"][:] == [0, 1, 11]
+
+
+VERSIONS = ["3.8", "3.10"] * 20
+
+
+@pytest.mark.parametrize(
+    ("suffix", "names"), [(".parquet", None), (".jsonl", None), (".jsonl", ["new", "old"]), (".csv", ["new", "old"])]
+)
+def test_texts_that_look_like_decimals_may_be_labels(tmp_path, suffix, names):
+    path = write(tmp_path / f"train{suffix}", labels=VERSIONS)
+    splits = read(path, validation_file=path, class_names=names)
+    assert splits.values == ["3.10", "3.8"]
+    assert splits.names == (names or splits.values)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "labels", "names", "message"),
+    [
+        (".csv", VERSIONS, None, "labels; it has '3.10'; if these are classes, name them with --class_names"),
+        (".parquet", [3.8, 3.1] * 20, ["old", "new"], r"labels; it has '3.1'$"),
+    ],
+)
+def test_decimals_in_a_column_without_type_or_of_numbers_are_no_classes(tmp_path, suffix, labels, names, message):
+    with pytest.raises(InputError, match=f"(?m){message}"):
+        read(write(tmp_path / f"train{suffix}", labels=labels), class_names=names)
+
+
+def test_a_model_of_versions_is_evaluated_on_a_csv_file(tmp_path):
+    table = read_table(write(tmp_path / "test.csv", labels=VERSIONS))
+    options = {"column": None, "guesses": ("text",), "names": ["3.10", "3.8"], "name": "test"}
+    split = labelled_split(table, TextDataArguments(), **options, file=str(tmp_path / "test.csv"))
+    assert split["label"][:2] == [1, 0]
+
+
+def test_a_split_that_cannot_have_a_row_of_each_class_is_one_clear_error(tmp_path):
+    labels = ["a"] * 5 + ["b"] * 5 + ["rare"] * 2
+    with pytest.raises(
+        InputError, match=r"2 of 12 rows with each of the 3 classes, of which \"rare\" has the fewest rows, 2"
+    ):
+        read(write(tmp_path / "train.parquet", [f"text {row}" for row in range(12)], labels))
 
 
 def test_a_single_class_is_one_clear_error(tmp_path):
