@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one import
     from .activations import tanhmax  # noqa: F401
     from .attention import bidir_attention  # noqa: F401
     from .attention_call import AttentionCall  # noqa: F401
+    from .attention_layers import attention_layers  # noqa: F401
     from .chunked_attention import chunked_attention  # noqa: F401
     from .eager_attention import eager_attention  # noqa: F401
     from .fused_attention import fused_attention  # noqa: F401
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one import
     from .fused_check import fused_agrees  # noqa: F401
     from .fused_kernels import forward_kernel  # noqa: F401
     from .interventions import intervening  # noqa: F401
+    from .two_calls import kernel_attention  # noqa: F401
 
 
 _CONSTRUCTION = RLock()
@@ -42,7 +44,6 @@ class BidirMixin(_Stock):
     """
 
     attends_between_tokens = True  # False: a single query attends to the whole input
-    _supports_flash_attn = _supports_flex_attn = False
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any):
