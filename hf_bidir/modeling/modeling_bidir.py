@@ -13,7 +13,7 @@ from transformers.modeling_utils import _CAN_RECORD_REGISTRY
 
 from .attention_inputs import fused_obstacle
 from .configuration_bidir import PREFIX, bidir_config, check_bidir_config, signed_config_class, stock_class, stock_heads
-from .signed_layers import check_attn_implementation, recompute_alike, sign_layers, signed_layers
+from .signed_layers import PAGED, check_attn_implementation, recompute_alike, sign_layers, signed_layers
 
 if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one imports directly, so it imports all
     from .activations import tanhmax  # noqa: F401
@@ -83,6 +83,8 @@ class BidirMixin(_Stock):
             for part in attn_implementation.values():
                 cls._check_backend(part)
             return
+        if attn_implementation and attn_implementation != PAGED:
+            attn_implementation = attn_implementation.removeprefix("paged|")  # as transformers does
         check_attn_implementation(attn_implementation, cls.attends_between_tokens)
         if attn_implementation == "fused" and (obstacle := fused_obstacle()):
             raise ValueError(f'attn_implementation="fused" cannot run here: {obstacle}; use "sdpa".')

@@ -34,6 +34,7 @@ BACKENDS = {
     "fused": "always the Triton kernel, on a GPU",
 }
 PAGED = "paged|eager"  # the eager path of transformers' continuous batching
+REGISTERED = (None, *BACKENDS, PAGED)
 # Unique per module name, so that code loaded with a checkpoint does not replace functions of another version.
 SIGNED = f"signed-{crc32(__name__.encode()):08x}:"
 SDPA = ALL_ATTENTION_FUNCTIONS["sdpa"]  # transformers' own function
@@ -68,7 +69,7 @@ class SignedConfig:
         name = self.stock._attn_implementation
         check_attn_implementation(name)
         signed_name = SIGNED + (name or "sdpa")
-        if signed_name not in ALL_ATTENTION_FUNCTIONS:  # a kernel, also one of the Hub
+        if name not in REGISTERED and signed_name not in ALL_ATTENTION_FUNCTIONS:  # a kernel, also one of the Hub
             AttentionInterface.register(signed_name, signed_attention)
         return signed_name
 
@@ -80,8 +81,7 @@ def check_attn_implementation(name: str | None, between_tokens: bool = True) -> 
         between_tokens: False for a model with its own scores, which no kernel supports.
     """
     known = {key: description for key, description in BACKENDS.items() if between_tokens or key != "fused"}
-    used = name if name in (None, PAGED) else name.removeprefix("paged|")  # as transformers reads it
-    if used is not None and used not in known and not (between_tokens and (used == PAGED or is_kernel(used))):
+    if name is not None and name not in known and not (between_tokens and (name == PAGED or is_kernel(name))):
         choices = ", ".join(f'"{key}" ({description})' for key, description in known.items())
         choices += ", flash_attention_2, 3 or 4, or flex_attention" if between_tokens else ""
         # begins like transformers' own message
@@ -209,7 +209,7 @@ def _stock_function(module: nn.Module, options: dict[str, Any]) -> Callable | No
 def _kernel(layer: nn.Module) -> str | None:
     """The name of the flash or flex attention that a layer is to use; None for the backends of this package."""
     name = layer.config.stock._attn_implementation
-    return None if name is None or name in BACKENDS or name == PAGED else name
+    return None if name in REGISTERED else name
 
 
 def _backend(layer: nn.Module) -> str:
@@ -389,5 +389,5 @@ def _fused_mask(*args: Any, mask_function: Callable = bidirectional_mask_functio
 # transformers rejects unknown backend names, and omits the mask for backends without a registered mask function
 AttentionInterface.register("fused", _no_stock_layer)
 AttentionMaskInterface.register("fused", _fused_mask)
-for _name in BACKENDS:
+for _name in (*BACKENDS, PAGED):
     AttentionInterface.register(SIGNED + _name, signed_attention)

@@ -102,7 +102,7 @@ def plain_mask(
     """
     queries, keys, device = query.shape[2], key.shape[2], query.device
     if isinstance(mask, torch_flex.BlockMask):
-        return torch_flex.create_mask(mask.mask_mod, *mask.shape[:2], queries, keys, device).bool()
+        return torch_flex.create_mask(mask.mask_mod, mask.shape[0], mask.shape[1], queries, keys, device)
     if _is_flex(name) or (mask is not None and mask.dim() == 4):
         return mask
     if options.get("cu_seq_lens_q") is not None or _is_packed_sequence(options.get("position_ids"), query.shape[0]):
@@ -161,19 +161,20 @@ def _flex(
 ) -> Tensor:
     """TanhMax by torch's flex attention, called as transformers calls it; autograd does the backward pass."""
 
-    def capped(score: Tensor, *index: Tensor) -> Tensor:
-        return softcap * torch.tanh(score / softcap)
-
     heads = query.shape[1]
     if heads & (heads - 1):  # as transformers: the kernel groups heads only if their number is a power of two
         key, value = (x.repeat_interleave(heads // x.shape[1], 1) for x in (key, value))
     on_cpu = query.device.type == "cpu"  # where the compiled kernel returns no log-sum-exps
     attend = torch_flex.flex_attention if on_cpu else partial(compile_friendly_flex_attention, training=layer.training)
-    options = {"score_mod": capped if softcap is not None else None, "block_mask": mask, "scale": scaling}
+    options = {"score_mod": partial(_capped, softcap) if softcap else None, "block_mask": mask, "scale": scaling}
     options |= {"enable_gqa": key.shape[1] != heads, "kernel_options": kernel_options, **LSE_OF_FLEX}
     found = (attend(signed, key, value, **options) for signed in (query, -query))
     toward, away = ((x.transpose(1, 2), getattr(aux, "lse", aux).transpose(1, 2)) for x, aux in found)
     return merged(toward, away, log_mass, sinks)[0].contiguous()
+
+
+def _capped(softcap: float, score: Tensor, *index: Tensor) -> Tensor:
+    return softcap * torch.tanh(score / softcap)
 
 
 def _flash(name: str, signed: Callable) -> Callable:
@@ -212,7 +213,7 @@ def signed_kernel(kernel: Callable, log_mass: float | Tensor, sinks: Tensor | No
                 return found
             raise ValueError(
                 f"{kernel.__module__}.{kernel.__qualname__} returns no log-sum-exps [heads, queries], which signed "
-                'attention needs; use flash-attn 2.7 or later, or attn_implementation="sdpa".'
+                'attention needs; use flash-attn 2.6 or later, or attn_implementation="sdpa".'
             )
 
         return TwoCalls.apply(call, query, key, value, log_mass, sinks)
