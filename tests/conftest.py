@@ -21,6 +21,7 @@ SLOW = (
     "checkpoints/test_sentence_folder.py",
     "test_documentation.py",
     "modeling/test_saved_models.py",
+    "modeling/test_two_calls.py",
     "modeling/test_made_classes.py",
     "modeling/test_models.py",
     "modeling/test_fused_attention.py",

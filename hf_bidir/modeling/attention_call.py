@@ -10,6 +10,8 @@ from torch import Tensor
 from .activations import WITH_NEGATIVE_MASS, compute_dtype, score_shift
 from .attention_inputs import NegativeMass, check_dropout, per_head
 
+MASK_ROWS = 256  # rows of a mask that are compared at a time
+
 
 @dataclass(frozen=True)
 class AttentionCall:
@@ -137,3 +139,19 @@ def check_window(window: int | None) -> None:
     """Raise ValueError unless `window` is None or an integer of at least 1."""
     if window is not None and (isinstance(window, float) or window < 1):
         raise ValueError(f"window must be an integer of at least 1, or None; got {window!r}.")
+
+
+def is_sliding_window(keep: Tensor | None, sliding: int) -> bool:
+    """Whether a mask keeps exactly the keys `i - sliding < j <= i` of each query `i`, as it does without padding."""
+    if keep is None or keep.shape[2] != keep.shape[3] or sliding < 2 or _is_captured(keep):
+        return False
+    length, call = keep.shape[2], AttentionCall(causal=True, window=sliding - 1)
+    blocks = (slice(first, min(first + MASK_ROWS, length)) for first in range(0, length, MASK_ROWS))
+    bands = ((rows, call.band(rows, slice(0, length), keep.device)) for rows in blocks)
+    return all(band is not None and bool((keep[:, :, rows] == band).all()) for rows, band in bands)
+
+
+def _is_captured(x: Tensor) -> bool:
+    """Whether operations are captured as a graph, which must not depend on the values of a tensor."""
+    capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or capturing

@@ -13,12 +13,13 @@ from transformers.modeling_utils import _CAN_RECORD_REGISTRY
 
 from .attention_inputs import fused_obstacle
 from .configuration_bidir import PREFIX, bidir_config, check_bidir_config, signed_config_class, stock_class, stock_heads
-from .signed_layers import check_attn_implementation, recompute_alike, sign_layers, signed_layers
+from .signed_layers import PAGED, check_attn_implementation, recompute_alike, sign_layers, signed_layers
 
 if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one imports directly, so it imports all
     from .activations import tanhmax  # noqa: F401
     from .attention import bidir_attention  # noqa: F401
     from .attention_call import AttentionCall  # noqa: F401
+    from .attention_layers import attention_layers  # noqa: F401
     from .chunked_attention import chunked_attention  # noqa: F401
     from .eager_attention import eager_attention  # noqa: F401
     from .fused_attention import fused_attention  # noqa: F401
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one import
     from .fused_check import fused_agrees  # noqa: F401
     from .fused_kernels import forward_kernel  # noqa: F401
     from .interventions import intervening  # noqa: F401
+    from .two_calls import kernel_attention  # noqa: F401
 
 
 _CONSTRUCTION = RLock()
@@ -42,7 +44,6 @@ class BidirMixin(_Stock):
     """
 
     attends_between_tokens = True  # False: a single query attends to the whole input
-    _supports_flash_attn = _supports_flex_attn = False
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any):
@@ -82,6 +83,8 @@ class BidirMixin(_Stock):
             for part in attn_implementation.values():
                 cls._check_backend(part)
             return
+        if attn_implementation and attn_implementation != PAGED:
+            attn_implementation = attn_implementation.removeprefix("paged|")  # as transformers does
         check_attn_implementation(attn_implementation, cls.attends_between_tokens)
         if attn_implementation == "fused" and (obstacle := fused_obstacle()):
             raise ValueError(f'attn_implementation="fused" cannot run here: {obstacle}; use "sdpa".')

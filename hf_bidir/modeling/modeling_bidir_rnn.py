@@ -24,11 +24,13 @@ if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one import
     from .activations import tanhmax  # noqa: F401
     from .attention import bidir_attention  # noqa: F401
     from .attention_call import AttentionCall  # noqa: F401
+    from .attention_layers import attention_layers  # noqa: F401
     from .chunked_attention import chunked_attention  # noqa: F401
     from .fused_attention import fused_attention  # noqa: F401
     from .fused_blocks import triton  # noqa: F401
     from .fused_check import fused_agrees  # noqa: F401
     from .fused_kernels import forward_kernel  # noqa: F401
+    from .two_calls import kernel_attention  # noqa: F401
 
 RECURRENT = {"lstm": nn.LSTM, "gru": nn.GRU}
 

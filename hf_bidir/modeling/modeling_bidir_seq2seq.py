@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one import
     from .attention import bidir_attention  # noqa: F401
     from .attention_call import AttentionCall  # noqa: F401
     from .attention_inputs import check_shapes  # noqa: F401
+    from .attention_layers import attention_layers  # noqa: F401
     from .chunked_attention import chunked_attention  # noqa: F401
     from .configuration_bidir import check_bidir_config  # noqa: F401
     from .eager_attention import eager_attention  # noqa: F401
@@ -28,6 +29,7 @@ if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one import
     from .modeling_bidir import BidirMixin  # noqa: F401
     from .scores import SCORES  # noqa: F401
     from .signed_layers import sign_layers  # noqa: F401
+    from .two_calls import kernel_attention  # noqa: F401
 
 CELLS = {"lstm": nn.LSTMCell, "gru": nn.GRUCell}
 IGNORED = -100  # label that the loss ignores

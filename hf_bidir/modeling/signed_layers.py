@@ -6,8 +6,6 @@ its `config` by a view with the name of our function; everything outside the lay
 
 import inspect
 from collections.abc import Callable
-from functools import cache
-from itertools import chain
 from typing import Any
 from zlib import crc32
 
@@ -20,11 +18,13 @@ from transformers.utils import logging
 
 from .activations import WITH_NEGATIVE_MASS
 from .attention import attend
-from .attention_call import AttentionCall, attention_call
+from .attention_call import attention_call, is_sliding_window
 from .attention_inputs import check_shapes, keep_and_bias, same_batch
+from .attention_layers import attention_layers, attention_outside, keywords, own_eager
 from .configuration_bidir import all_masses, check_layers, layer_negative_mass
 from .eager_attention import grouped_matmul
 from .interventions import NONE, graphs, intervening, interventions_in, recomputed_alike, wanting_coefficients
+from .two_calls import is_kernel, kernel_attention, plain_mask, stock_kernel, why_not
 
 logger = logging.get_logger(__name__)
 
@@ -33,14 +33,15 @@ BACKENDS = {
     "eager": "returns the coefficients",
     "fused": "always the Triton kernel, on a GPU",
 }
+PAGED = "paged|eager"  # the eager path of transformers' continuous batching
+REGISTERED = (None, *BACKENDS, PAGED)
 # Unique per module name, so that code loaded with a checkpoint does not replace functions of another version.
 SIGNED = f"signed-{crc32(__name__.encode()):08x}:"
 SDPA = ALL_ATTENTION_FUNCTIONS["sdpa"]  # transformers' own function
 SDPA_LACKS = {"position_bias", "softcap", "s_aux"} - inspect.signature(SDPA).parameters.keys()
-SOFTMAX_FUNCTIONS = {"softmax", "scaled_dot_product_attention", "multi_head_attention_forward"}
-MASK_ROWS = 256  # rows of a mask that are compared at a time
 SPARSE = frozenset({"block_indices", "indices"})  # arguments that select keys by index
-UNSUPPORTED = SPARSE | {"cache", "cu_seq_lens_k", "cu_seq_lens_q"}  # and arguments of paged caches and packed examples
+PACKED = frozenset({"cu_seq_lens_k", "cu_seq_lens_q"})  # of packed examples, which flash kernels keep apart
+UNSUPPORTED = SPARSE | PACKED | {"cache"}  # and a paged cache that the attention function updates (transformers 5.0)
 
 
 class SignedConfig:
@@ -67,66 +68,25 @@ class SignedConfig:
     def _attn_implementation(self) -> str:
         name = self.stock._attn_implementation
         check_attn_implementation(name)
-        return SIGNED + (name or "sdpa")
+        signed_name = SIGNED + (name or "sdpa")
+        if name not in REGISTERED and signed_name not in ALL_ATTENTION_FUNCTIONS:  # a kernel, also one of the Hub
+            AttentionInterface.register(signed_name, signed_attention)
+        return signed_name
 
 
 def check_attn_implementation(name: str | None, between_tokens: bool = True) -> None:
     """Raise ValueError unless `name` is a backend with signed attention, or None (not chosen yet).
 
     Args:
-        between_tokens: False for a model with its own scores, which the kernel does not support.
+        between_tokens: False for a model with its own scores, which no kernel supports.
     """
     known = {key: description for key, description in BACKENDS.items() if between_tokens or key != "fused"}
-    if name is not None and name not in known:
+    if name is not None and name not in known and not (between_tokens and (name == PAGED or is_kernel(name))):
         choices = ", ".join(f'"{key}" ({description})' for key, description in known.items())
+        choices += ", flash_attention_2, 3 or 4, or flex_attention" if between_tokens else ""
         # begins like transformers' own message
         prefix = f'Specified `attn_implementation="{name}"` is not supported'
         raise ValueError(f"{prefix}: it does not compute signed attention; choose {choices}.")
-
-
-# mypy does not take type[Any] for hashable, hence the `type: ignore[arg-type]`s of this file
-def attention_layers(model: nn.Module) -> list[nn.Module]:
-    """The layers that use transformers' attention interface, in the order of `model.modules()`."""
-    with_config = [module for module in model.modules() if hasattr(module, "config")]
-    return [m for m in with_config if "ALL_ATTENTION_FUNCTIONS" in _forward_names(type(m))]  # type: ignore[arg-type]
-
-
-def attention_outside(model: nn.Module) -> list[str]:
-    """The names of attention modules that do not use the interface, and therefore stay softmax."""
-    layers = set(attention_layers(model))
-    return [
-        name
-        for name, module in model.named_modules()
-        if module not in layers
-        and (
-            isinstance(module, nn.MultiheadAttention)
-            or ("Att" in type(module).__name__ and SOFTMAX_FUNCTIONS & _names(type(module)))  # type: ignore[arg-type]
-        )
-    ]
-
-
-def _code(function: Callable) -> Any:
-    return getattr(inspect.unwrap(function), "__code__", None) or _code.__code__
-
-
-@cache
-def _forward_names(module_class: type[nn.Module]) -> frozenset[str]:
-    """The attribute and global names in the code of a module's `forward`."""
-    return frozenset(_code(module_class.forward).co_names)
-
-
-@cache
-def _keywords(module_class: type[nn.Module]) -> frozenset[str]:
-    """The keyword argument names that a module's `forward` passes to other functions."""
-    return frozenset(chain(*(names for names in _code(module_class.forward).co_consts if isinstance(names, tuple))))
-
-
-@cache
-def _names(module_class: type[nn.Module]) -> frozenset[str]:
-    """The attribute and global names in the code of any method of a module."""
-    classes = (base for base in module_class.__mro__ if issubclass(base, nn.Module) and base is not nn.Module)
-    methods = (method for base in classes for method in vars(base).values() if callable(method))
-    return frozenset(chain(*(_code(method).co_names for method in methods)))
 
 
 def sign_layers(model: PreTrainedModel, config: PretrainedConfig) -> None:
@@ -144,7 +104,7 @@ def sign_layers(model: PreTrainedModel, config: PretrainedConfig) -> None:
             f"{name} has no layer that computes attention through transformers' attention interface{where}. "
             "`hf-bidir families` lists the model types that can be signed."
         )
-    if sparse := sorted({type(m).__name__ for m in layers if SPARSE & _keywords(type(m))}):  # type: ignore[arg-type]
+    if sparse := sorted({type(m).__name__ for m in layers if SPARSE & keywords(type(m))}):  # type: ignore[arg-type]
         raise ValueError(
             f"{name} limits its queries to keys chosen by index ({_listed(sparse)}), which signed attention does not "
             "compute; use a model with dense attention."
@@ -180,14 +140,9 @@ def _unsupported_arguments(layer: nn.Module) -> frozenset[str]:
     Arguments that the eager function does not name have no effect in the stock model either. A sliding window is
     already part of the mask.
     """
-    parameters = inspect.signature(_own_eager(type(layer)) or _attend).parameters  # type: ignore[arg-type]
-    return UNSUPPORTED | parameters.keys() - {"sliding_window"}
-
-
-@cache
-def _own_eager(module_class: type[nn.Module]) -> Callable | None:
-    """The eager attention function beside a layer's class, which the layer calls by default."""
-    return inspect.unwrap(module_class.forward).__globals__.get("eager_attention_forward")
+    parameters = inspect.signature(own_eager(type(layer)) or _attend).parameters  # type: ignore[arg-type]
+    supported = inspect.signature(_attend).parameters.keys() | {"sliding_window"}
+    return UNSUPPORTED | parameters.keys() - supported
 
 
 def _listed(names: list[str], most: int = 4) -> str:
@@ -228,24 +183,72 @@ def signed_attention(
         The context `[batch, queries, heads, head_dim]`, and the coefficients `[batch, heads, queries, keys]` on the
         eager path, else None.
     """
-    attend_as = _stock_function(module, options) or _attend
+    attend_as = _stock_function(module, options) or (_attend_by_kernel if _kernel(module) else _attend)
     return attend_as(module, query, key, value, attention_mask, **options)
 
 
 def _stock_function(module: nn.Module, options: dict[str, Any]) -> Callable | None:
     """The function of the stock model for a layer that computes softmax now; None if it does not, or if this call wants
     what the function does not give: coefficients or score terms from SDPA, a window, a change."""
-    config, backend = module.config.bidir, module.config.stock._attn_implementation or "sdpa"
+    config, backend = module.config.bidir, _backend(module)
     if config.attn_activation not in ("softmax", *WITH_NEGATIVE_MASS) or config.attn_window is not None:
         return None
     if config.attn_activation != "softmax" and any(all_masses(_negative_mass(module))):
         return None
     if interventions_in(module) is not NONE:
         return None
+    if kernel := _kernel(module):
+        return None if wanting_coefficients.get() else stock_kernel(kernel)
     if backend == "eager":
-        return _own_eager(type(module))  # type: ignore[arg-type]
+        paged = module.config.stock._attn_implementation == PAGED
+        return ALL_ATTENTION_FUNCTIONS[PAGED] if paged else own_eager(type(module))  # type: ignore[arg-type]
     lacking = any(options.get(name) is not None for name in SDPA_LACKS)
     return None if backend == "fused" or lacking or wanting_coefficients.get() else SDPA
+
+
+def _kernel(layer: nn.Module) -> str | None:
+    """The name of the flash or flex attention that a layer is to use; None for the backends of this package."""
+    name = layer.config.stock._attn_implementation
+    return None if name in REGISTERED else name
+
+
+def _backend(layer: nn.Module) -> str:
+    """Which of `BACKENDS` computes what no kernel does."""
+    name = layer.config.stock._attn_implementation
+    return name if name in BACKENDS else "eager" if name == PAGED else "sdpa"
+
+
+def _attend_by_kernel(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """`_attend` by two calls of a stock kernel, or another exact path for what that does not compute."""
+    kernel, config, changes = _kernel(module) or "", module.config.bidir, interventions_in(module)
+    _refuse_unsupported(module, options)
+    obstacles = {
+        "coefficients": changes.edit or wanting_coefficients.get(),
+        "a change of the mask": changes.keep is not None,
+        "attn_window": config.attn_window is not None,
+        "dropout": module.training and options.get("dropout"),
+        f"attn_activation {config.attn_activation}": config.attn_activation not in ("softmax", *WITH_NEGATIVE_MASS),
+        "balanced attention with sinks": config.attn_activation == "balanced" and options.get("s_aux") is not None,
+    }
+    reason = next(filter(obstacles.get, obstacles), None) or why_not(kernel, query, attention_mask, options)
+    if reason:
+        if not torch.compiler.is_compiling():
+            logger.warning_once(f"signed attention: {kernel} does not compute {reason}; another exact path does.")
+        causal = _is_causal(module, options.get("is_causal"), query)
+        mask = plain_mask(kernel, query, key, attention_mask, causal, options)
+        return _attend(module, query, key, value, mask, **options | {"is_causal": False})
+    if changes.project:
+        query, key, value = changes.project(query, key, value)
+    options["dropout"] = 0.0
+    mass = _negative_mass(module)
+    context = kernel_attention(
+        module, kernel, config.attn_activation, mass, (query, key, value), attention_mask, **options
+    )
+    if changes.observe:
+        changes.observe(module, key, value, context)
+    return context, None
 
 
 def _attend(
@@ -276,7 +279,7 @@ def _attend(
     changes = interventions_in(module)
     if changes.project:
         query, key, value = changes.project(query, key, value)
-    backend = module.config.stock._attn_implementation or "sdpa"
+    backend = _backend(module)
     keep, bias = keep_and_bias(attention_mask, position_bias, omit_zero_bias=backend != "eager")
     causal = attention_mask is None and backend != "eager" and _is_causal(module, is_causal, query)
     query, key, value = same_batch(query, key, value)
@@ -309,37 +312,24 @@ def _window(
 
     The keys outside the window are then skipped, on every path but the eager one.
     """
-    backend, config = layer.config.stock._attn_implementation, layer.config.bidir
+    backend, config = _backend(layer), layer.config.bidir
     can_skip = backend != "eager" and config.attn_activation == "tanhmax" and _negative_mass(layer) != 0
-    if can_skip and sliding and config.attn_window is None and _is_sliding_window(keep, sliding):
+    if can_skip and sliding and config.attn_window is None and is_sliding_window(keep, sliding):
         return None, True, sliding - 1
     return keep, causal, config.attn_window
 
 
 def _refuse_unsupported(module: nn.Module, others: dict[str, Any]) -> None:
     """Raise ValueError for arguments that would change the result and are not supported."""
-    found = [name for name, value in others.items() if value is not None and name in module.config.refused]
+    # continuous batching, which alone writes by index, keeps examples apart in its masks as well
+    apart = "write_index" in others or _kernel(module)
+    refused = module.config.refused - PACKED if apart else module.config.refused
+    found = [name for name, value in others.items() if value is not None and name in refused]
     if found:
         raise ValueError(
             f"{type(module).__name__} passes {', '.join(found)} to its attention function, which signed attention does "
             "not support; omit the argument if it comes from your call, or use the softmax model."
         )
-
-
-def _is_sliding_window(keep: Tensor | None, sliding: int) -> bool:
-    """Whether a mask keeps exactly the keys `i - sliding < j <= i` of each query `i`, as it does without padding."""
-    if keep is None or keep.shape[2] != keep.shape[3] or sliding < 2 or _is_captured(keep):
-        return False
-    length, call = keep.shape[2], AttentionCall(causal=True, window=sliding - 1)
-    blocks = (slice(first, min(first + MASK_ROWS, length)) for first in range(0, length, MASK_ROWS))
-    bands = ((rows, call.band(rows, slice(0, length), keep.device)) for rows in blocks)
-    return all(band is not None and bool((keep[:, :, rows] == band).all()) for rows, band in bands)
-
-
-def _is_captured(x: Tensor) -> bool:
-    """Whether operations are captured as a graph, which must not depend on the values of a tensor."""
-    capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or capturing
 
 
 def _is_causal(module: nn.Module, is_causal: bool | None, query: Tensor) -> bool:
@@ -399,5 +389,5 @@ def _fused_mask(*args: Any, mask_function: Callable = bidirectional_mask_functio
 # transformers rejects unknown backend names, and omits the mask for backends without a registered mask function
 AttentionInterface.register("fused", _no_stock_layer)
 AttentionMaskInterface.register("fused", _fused_mask)
-for _name in BACKENDS:
+for _name in (*BACKENDS, PAGED):
     AttentionInterface.register(SIGNED + _name, signed_attention)
