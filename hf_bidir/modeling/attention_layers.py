@@ -58,5 +58,7 @@ def _names(module_class: type[nn.Module]) -> frozenset[str]:
 
 @cache
 def own_eager(module_class: type[nn.Module]) -> Callable | None:
-    """The eager attention function beside a layer's class, which the layer calls by default."""
-    return inspect.unwrap(module_class.forward).__globals__.get("eager_attention_forward")
+    """The eager attention function that a layer calls by default, which its `forward` names."""
+    functions = inspect.unwrap(module_class.forward).__globals__
+    names = [name for name in _code(module_class.forward).co_names if name.endswith("eager_attention_forward")]
+    return functions.get(names[0]) if names else None

@@ -115,6 +115,14 @@ def interventions_in(layer: nn.Module) -> Interventions:
     return changed.get(layer, NONE) if changed else NONE
 
 
+def without_dropped(layer: nn.Module, keep: Tensor | None) -> Tensor | None:
+    """The keep-mask, without the keys that the running call drops."""
+    kept = interventions_in(layer).keep
+    if kept is None:
+        return keep
+    return kept if keep is None else keep & kept
+
+
 @contextmanager
 def intervening(layers: Iterable[nn.Module], interventions: Interventions) -> Iterator[None]:
     """Inside the context, change these layers in calls from this thread, after the changes of surrounding contexts."""
@@ -125,6 +133,13 @@ def intervening(layers: Iterable[nn.Module], interventions: Interventions) -> It
             yield
     finally:
         _by_layer.set(outer)
+
+
+def recompute_alike(model: nn.Module) -> None:
+    """With gradient checkpointing, run layers again with the changes of the forward pass."""
+    for module in model.modules():
+        if checkpoint := vars(module).get("_gradient_checkpointing_func"):
+            module._gradient_checkpointing_func = recomputed_alike(checkpoint)
 
 
 def recomputed_alike(checkpoint: Callable) -> Callable:

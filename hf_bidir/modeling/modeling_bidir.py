@@ -13,7 +13,8 @@ from transformers.modeling_utils import _CAN_RECORD_REGISTRY
 
 from .attention_inputs import fused_obstacle
 from .configuration_bidir import PREFIX, bidir_config, check_bidir_config, signed_config_class, stock_class, stock_heads
-from .signed_layers import PAGED, check_attn_implementation, recompute_alike, sign_layers, signed_layers
+from .interventions import recompute_alike
+from .signed_layers import PAGED, check_attn_implementation, sign_layers, signed_layers
 
 if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one imports directly, so it imports all
     from .activations import tanhmax  # noqa: F401
@@ -26,7 +27,6 @@ if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one import
     from .fused_blocks import triton  # noqa: F401
     from .fused_check import fused_agrees  # noqa: F401
     from .fused_kernels import forward_kernel  # noqa: F401
-    from .interventions import intervening  # noqa: F401
     from .two_calls import kernel_attention  # noqa: F401
 
 

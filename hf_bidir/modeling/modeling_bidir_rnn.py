@@ -15,10 +15,9 @@ from .configuration_bidir import check_bidir_config, layer_negative_mass
 from .configuration_bidir_rnn import BidirRnnConfig
 from .eager_attention import activated
 from .hard_selection import Reinforce, select_one
-from .interventions import intervening, interventions_in
+from .interventions import intervening, interventions_in, without_dropped
 from .modeling_bidir import BidirMixin
 from .scores import SCORES, WITHOUT_QUERY, PerTokenScore, PositionalFeedForwardScore
-from .signed_layers import without_dropped
 
 if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one imports directly, so it imports all
     from .activations import tanhmax  # noqa: F401
@@ -30,6 +29,7 @@ if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one import
     from .fused_blocks import triton  # noqa: F401
     from .fused_check import fused_agrees  # noqa: F401
     from .fused_kernels import forward_kernel  # noqa: F401
+    from .signed_layers import sign_layers  # noqa: F401
     from .two_calls import kernel_attention  # noqa: F401
 
 RECURRENT = {"lstm": nn.LSTM, "gru": nn.GRU}

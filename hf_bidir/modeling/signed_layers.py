@@ -23,8 +23,15 @@ from .attention_inputs import check_shapes, keep_and_bias, same_batch
 from .attention_layers import attention_layers, attention_outside, keywords, own_eager
 from .configuration_bidir import all_masses, check_layers, layer_negative_mass
 from .eager_attention import grouped_matmul
-from .interventions import NONE, graphs, intervening, interventions_in, recomputed_alike, wanting_coefficients
-from .two_calls import is_kernel, kernel_attention, plain_mask, stock_kernel, why_not
+from .interventions import (
+    NONE,
+    graphs,
+    intervening,
+    interventions_in,
+    recompute_alike,
+    wanting_coefficients,
+    without_dropped,
+)
 
 logger = logging.get_logger(__name__)
 
@@ -81,12 +88,18 @@ def check_attn_implementation(name: str | None, between_tokens: bool = True) -> 
         between_tokens: False for a model with its own scores, which no kernel supports.
     """
     known = {key: description for key, description in BACKENDS.items() if between_tokens or key != "fused"}
-    if name is not None and name not in known and not (between_tokens and (name == PAGED or is_kernel(name))):
+    if name is not None and name not in known and not (between_tokens and (name == PAGED or _is_kernel(name))):
         choices = ", ".join(f'"{key}" ({description})' for key, description in known.items())
         choices += ", flash_attention_2, 3 or 4, or flex_attention" if between_tokens else ""
         # begins like transformers' own message
         prefix = f'Specified `attn_implementation="{name}"` is not supported'
         raise ValueError(f"{prefix}: it does not compute signed attention; choose {choices}.")
+
+
+def _is_kernel(name: str) -> bool:
+    from .two_calls import is_kernel  # here, because a version of transformers may lack names that it imports
+
+    return is_kernel(name)
 
 
 def sign_layers(model: PreTrainedModel, config: PretrainedConfig) -> None:
@@ -125,13 +138,6 @@ def sign_layers(model: PreTrainedModel, config: PretrainedConfig) -> None:
             part.register_forward_pre_hook(_before_forward, with_kwargs=True)
             part.register_forward_hook(_after_forward, with_kwargs=True, always_call=True)
     recompute_alike(model)
-
-
-def recompute_alike(model: nn.Module) -> None:
-    """With gradient checkpointing, run layers again with the changes of the forward pass (`recomputed_alike`)."""
-    for module in model.modules():
-        if checkpoint := vars(module).get("_gradient_checkpointing_func"):
-            module._gradient_checkpointing_func = recomputed_alike(checkpoint)
 
 
 def _unsupported_arguments(layer: nn.Module) -> frozenset[str]:
@@ -198,6 +204,8 @@ def _stock_function(module: nn.Module, options: dict[str, Any]) -> Callable | No
     if interventions_in(module) is not NONE:
         return None
     if kernel := _kernel(module):
+        from .two_calls import stock_kernel
+
         return None if wanting_coefficients.get() else stock_kernel(kernel)
     if backend == "eager":
         paged = module.config.stock._attn_implementation == PAGED
@@ -222,6 +230,8 @@ def _attend_by_kernel(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
     """`_attend` by two calls of a stock kernel, or another exact path for what that does not compute."""
+    from .two_calls import kernel_attention, plain_mask, why_not
+
     kernel, config, changes = _kernel(module) or "", module.config.bidir, interventions_in(module)
     _refuse_unsupported(module, options)
     obstacles = {
@@ -335,14 +345,6 @@ def _refuse_unsupported(module: nn.Module, others: dict[str, Any]) -> None:
 def _is_causal(module: nn.Module, is_causal: bool | None, query: Tensor) -> bool:
     """Whether attention without a mask is causal, by the rules of transformers' own SDPA function."""
     return query.shape[2] > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
-
-
-def without_dropped(module: nn.Module, keep: Tensor | None) -> Tensor | None:
-    """The keep-mask, without the keys that the running call drops."""
-    kept = interventions_in(module).keep
-    if kept is None:
-        return keep
-    return kept if keep is None else keep & kept
 
 
 def _before_forward(model: PreTrainedModel, args: tuple, kwargs: dict) -> None:

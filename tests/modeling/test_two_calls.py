@@ -16,7 +16,7 @@ from transformers import (
 from transformers.integrations import flex_attention as stock_flex
 
 from hf_bidir import signed
-from hf_bidir.modeling import signed_layers as signed_layers_module
+from hf_bidir.modeling import two_calls
 from hf_bidir.modeling.attention import bidir_attention
 from hf_bidir.modeling.attention_call import attention_call
 from hf_bidir.modeling.eager_attention import eager_attention
@@ -266,7 +266,7 @@ def uncompiled(query, key, value, training=False, **options):
 def flex_on_a_cpu(monkeypatch):
     """torch's flex attention computes on a CPU what it computes on a GPU, if it is not compiled."""
     monkeypatch.setattr(torch_flex, "_validate_device", lambda *tensors: None)
-    monkeypatch.setattr(signed_layers_module, "why_not", lambda *call: None)
+    monkeypatch.setattr(two_calls, "why_not", lambda *call: None)
 
 
 @pytest.mark.parametrize("mass", MASSES)
