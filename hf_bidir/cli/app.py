@@ -2,11 +2,12 @@
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import typer
 
+from hf_bidir.common.errors import InputError
 from hf_bidir.common.extras import extra
 
 # Deprecations in the code of libraries, which the user of a command cannot change. Wherever torchao is installed,
@@ -51,6 +52,18 @@ def one_line_errors() -> Iterator[None]:
     except (ValueError, OSError, ImportError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
+
+
+@contextmanager
+def options_as(ours: Mapping[str, str]) -> Iterator[None]:
+    """Name the options of this command in errors that name those of the training scripts."""
+    try:
+        yield
+    except InputError as error:
+        text = str(error)
+        for theirs, name in ours.items():
+            text = text.replace(theirs, name)
+        raise InputError(text) from error
 
 
 @contextmanager

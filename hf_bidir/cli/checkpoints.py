@@ -5,13 +5,15 @@ from typing import Annotated, Any
 
 import typer
 
-from hf_bidir.cli.app import app, one_line_errors, slow_imports
-from hf_bidir.common.errors import InputError
+from hf_bidir.cli.app import app, one_line_errors, options_as, slow_imports
 
 OPTIONS_OF_DISTILL = {  # and what they are called here
     "--overwrite_output_dir": "--overwrite",
     "--output_dir": "OUT",
     "--model_name_or_path": "SOURCE",
+    "--train_file": "--heal",
+    "--text_column": "--column",
+    "--image_column": "--column",
     "max_steps": "steps",
     "keep_signs false": "--no-keep-signs",
     "--teacher_name_or_path": "--teacher_name_or_path of training/distill.py",
@@ -36,6 +38,7 @@ def convert(
         list[str] | None,
         typer.Option(metavar="FILE", help="Texts or images without labels: heal the copy. May be repeated."),
     ] = None,
+    column: Annotated[str | None, typer.Option(help="Text or image column of --heal; by default detected.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of healing.")] = 300,
     keep_signs: Annotated[
         bool | None,
@@ -90,7 +93,8 @@ def convert(
             "negative_mass_end": 1.0 if negative_mass is None else negative_mass,
             "overwrite_output_dir": overwrite,
         }
-        _heal(given | ({} if keep_signs is None else {"keep_signs": keep_signs}))
+        optional = {"text_column": column, "image_column": column, "keep_signs": keep_signs}
+        _heal(given | {name: value for name, value in optional.items() if value is not None})
     typer.echo(f"Saved to {output_dir}")
 
 
@@ -101,13 +105,8 @@ def _heal(given: dict[str, Any]) -> None:
         from hf_bidir.finetune.tasks.distillation import distillation
 
     def healed() -> None:
-        try:
+        with options_as(OPTIONS_OF_DISTILL):
             train_with_card(distillation, given)
-        except InputError as error:
-            text = str(error)
-            for theirs, ours in OPTIONS_OF_DISTILL.items():
-                text = text.replace(theirs, ours)
-            raise InputError(text) from error
 
     run_script(healed)
 

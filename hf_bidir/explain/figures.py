@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.figure import SubFigure
 from matplotlib.transforms import Bbox
 from torch import Tensor
 
 from hf_bidir.common.files import save_figure
 from hf_bidir.explain.colors import COLORS, Scale, as_array, shortened, text_color_on
+from hf_bidir.explain.fonts import Figure
 
 LABELLED = 8  # labelled words of each polarity in a scatter
 CAPTION_DENSITY = 15  # characters per inch of a caption

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
 from hf_bidir.common.files import save_figure
 from hf_bidir.common.images import open_image
 from hf_bidir.explain.colors import COLORS, Scale, as_array
+from hf_bidir.explain.fonts import Figure
 
 LARGEST_SIDE = 448  # pixels of a panel's longer side
 OPACITY = 0.85

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from hf_bidir.common.files import save_figure
 from hf_bidir.explain.colors import Scale, as_array, shortened, text_color_on, visible
+from hf_bidir.explain.fonts import Figure, families, silent_missing_glyphs
 from hf_bidir.explain.page import TextBlock, html_page, write_page
 
 Scores = Tensor | np.ndarray | Sequence[float]
@@ -116,8 +116,9 @@ def _places(tokens: Sequence[str], named: Mapping[str, np.ndarray], renderer) ->
 
 
 def _inches(text: str, size: float, renderer) -> float:
-    font = FontProperties(size=size)
-    return renderer.get_text_width_height_descent(text, font, ismath=False)[0] / renderer.dpi
+    font = FontProperties(family=families(text), size=size)
+    with silent_missing_glyphs():
+        return renderer.get_text_width_height_descent(text, font, ismath=False)[0] / renderer.dpi
 
 
 def _draw_block(

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from hf_bidir.explain.colors import Scale, shortened, signed, visible
 from hf_bidir.explain.explanation import Explanation
+from hf_bidir.explain.fonts import Figure
 from hf_bidir.explain.methods import METHODS
 from hf_bidir.explain.page import html_table
 

@@ -95,6 +95,16 @@ def results_table(scores: dict[str, float], seeds: dict[str, Any], split: str, s
     return rows
 
 
+def recalls_in(text: str) -> dict[str, float]:
+    """The recall of each class in the `results_table` of a card, by the name of the score."""
+    rows = [
+        line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith(("| metric |", "| recall of "))
+    ]
+    column = next((index for row in rows for index, cell in enumerate(row) if cell.startswith("this checkpoint")), 1)
+    named = {row[0].removeprefix("recall of ").replace(r"\|", "|"): row[column] for row in rows if row[0] != "metric"}
+    return {f"recall_{name}": float(value) for name, value in named.items()}
+
+
 def differences(seeds: dict[str, Any]) -> dict[str, Comparison]:
     """The overall metrics of this recipe minus those of its counterpart, paired by seed, with corrected p-values.
 

@@ -43,7 +43,7 @@ from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
 from hf_bidir.finetune.models import know_padding, saved_tokenizer
 from hf_bidir.finetune.record import library_versions, source_of
 from hf_bidir.finetune.trainer import CausalTrainer, FinetuneTrainer
-from hf_bidir.hub.card_numbers import same_data
+from hf_bidir.hub.card_numbers import recalls_in, same_data
 from hf_bidir.hub.checkpoint_files import digests
 
 EVALUATION = "evaluation.json"
@@ -135,12 +135,19 @@ def evaluate_checkpoint(
 
 
 def claimed_scores(folder: Path, split: str = "test") -> dict[str, float]:
-    """The checkpoint's own numbers of a split in the model index of its card, by name; none without a card."""
+    """The checkpoint's own numbers of a split in its card, by name; none without a card.
+
+    Overall numbers are those of the model index. The recall of each class, which is not in it, is that of the table.
+    """
     readme = folder / "README.md"
-    results = (read_card(readme).data.get("eval_results") if readme.is_file() else None) or []
+    if not readme.is_file():
+        return {}
+    card = read_card(readme)
+    results = card.data.get("eval_results") or []
     named = {result.metric_name: result.metric_value for result in results if result.dataset_split == split}
     # "accuracy, mean of 5 seeds" belongs to several checkpoints, "accuracy, this checkpoint (seed 0)" to this one
-    return {name.partition(", ")[0]: value for name, value in named.items() if ", mean of " not in name}
+    own = {name.partition(", ")[0]: value for name, value in named.items() if ", mean of " not in name}
+    return own | recalls_in(card.text) if own else {}
 
 
 def is_of_the_cards_data(folder: Path, evaluation: Evaluation) -> bool:

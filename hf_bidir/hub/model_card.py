@@ -96,7 +96,7 @@ def build_model_card(folder: str | Path, repo_id: str | None = None, revision: s
     name = repo_id.rpartition("/")[2] if repo_id else known or folder.resolve().name
     facts = _facts(folder) | {"name": name, "repo_id": repo_id, "revision": revision or "main"}
     example = _example(folder, facts)
-    facts |= {"base_name": example.base, "snippet": snippet(example)}
+    facts |= {"base_name": example.base, "base_model": _base_model(facts), "snippet": snippet(example)}
     card = ModelCard.from_template(_metadata(facts), template_path=str(TEMPLATE), **facts)
     card.text = f"\n{BEGIN}\n{card.text.strip()}\n{END}\n"
     return merge_cards(existing, card) if existing else card
@@ -110,9 +110,9 @@ def write_card(folder: str | Path, repo_id: str | None = None, revision: str | N
         temporary.write_text(str(card), encoding="utf-8")
     if repo_id is not None and card.data.get("license") is None:
         logger.warning(
-            "The card of %s names no licence; add a line such as `license: apache-2.0` to the header of README.md, or "
-            "give the training script --license.",
+            "The card of %s names no licence; add a line such as `license: apache-2.0` to the header of README.md%s.",
             repo_id,
+            ", or give the training script --license" if Path(folder, "run.json").is_file() else "",
         )
     return readme
 
@@ -157,6 +157,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "previous_settings": _settings(previous),
         "activation": config.get("attn_activation"),
         "negative_mass": config.get("attn_negative_mass"),
+        "signed": config.get("attn_activation") in WITH_NEGATIVE_MASS and any(all_masses(config["attn_negative_mass"])),
         "parameters": run.get("num_parameters"),
         "adapter": adapter,
         "adapter_parameters": run.get("adapter", {}).get("parameters"),
@@ -298,7 +299,6 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
     parts = [*facts["data"].values(), *({} if facts["adapter"] else previous.get("data", {})).values()]
     used = list(dict.fromkeys(data_set for part in parts for data_set in known_data.data_sets(part)))
     languages = sorted({data_set.language for data_set in used if data_set.language})
-    signed = facts["activation"] in WITH_NEGATIVE_MASS and any(all_masses(facts["negative_mass"]))
     return ModelCardData(
         model_name=facts["name"],
         # only the owner can license weights, so the licence comes from this run's options or the run before it
@@ -306,11 +306,11 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
         language=languages[0] if len(languages) == 1 else languages or None,
         library_name=_library(facts),
         pipeline_tag="sentence-similarity" if facts["makes_sentence_vectors"] else PIPELINES.get(facts["auto_class"]),
-        base_model=_base_model(facts),
-        base_model_relation="adapter" if facts["adapter"] and _base_model(facts) else None,
+        base_model=facts["base_model"],
+        base_model_relation="adapter" if facts["adapter"] and facts["base_model"] else None,
         datasets=[data_set.hub_name for data_set in used if data_set.hub_name] or None,
         tags=[
-            *([facts["activation"], "signed-attention"] if signed else []),
+            *([facts["activation"], "signed-attention"] if facts["signed"] else []),
             *(["lora"] if facts["adapter"] else []),
             "hf_bidir",
         ],

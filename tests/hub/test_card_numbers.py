@@ -3,7 +3,7 @@
 import pytest
 from scipy.stats import ttest_rel
 
-from hf_bidir.hub.card_numbers import differences, headline, results_table
+from hf_bidir.hub.card_numbers import differences, headline, recalls_in, results_table
 
 SCORES = {"accuracy": 0.8125, "macro_f1": 0.8, "recall_good|fine": 0.725}
 SEEDS = {
@@ -25,6 +25,13 @@ def test_overall_metrics_of_a_pair_are_compared_by_seed_and_recalls_only_shown()
     # 0.2 ± 4.303 * 0.1 / sqrt(3)
     assert accuracy[:5] == ["accuracy", "0.9000 ± 0.1000", "0.8125", "0.7000 ± 0.0000", "+0.2000 [-0.0484, +0.4484]"]
     assert recall == [r"recall of good\|fine", "0.5000 ± 0.0000", "0.7250", "0.5000 ± 0.2500", "", "", ""]
+
+
+@pytest.mark.parametrize("seeds", [SEEDS, {}], ids=["several seeds", "one run"])
+def test_the_recall_of_each_class_is_read_from_the_table(seeds):
+    rows = results_table(SCORES, seeds, "test", 7)
+    text = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    assert recalls_in(text) == {"recall_good|fine": 0.725}
 
 
 def test_p_values_of_a_pair_are_corrected_for_the_number_of_overall_metrics():

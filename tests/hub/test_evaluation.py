@@ -254,6 +254,7 @@ def test_the_command_prints_the_cards_number_beside_the_fresh_one_and_fails_when
     accuracy = claimed_scores(folder)["accuracy"]
     told = CliRunner().invoke(app, ["evaluate", str(folder), "--data", test])
     assert (told.exit_code, f"{accuracy:.4f}     {accuracy:.4f}" in told.stdout) == (0, True), told.output
+    assert "–" not in told.stdout, told.output  # the table of the card has the recall of each class
     readme = folder / "README.md"
     card = readme.read_text(encoding="utf-8")
     readme.write_text(card.replace(f"value: {accuracy}", "value: 0.987"), encoding="utf-8")
@@ -268,6 +269,17 @@ def test_other_data_than_the_cards_is_no_difference_and_is_named(texts, tmp_path
     first = told.stdout.splitlines()[0]
     assert (told.exit_code, "measured on other data; nothing is compared" in first) == (0, True), told.output
     assert "difference" not in told.stdout
+
+
+def test_errors_of_the_command_name_its_own_options(texts, photographs, tmp_path):
+    unnamed = table(tmp_path / "reviews.parquet")
+    renamed = str(tmp_path / "renamed.parquet")
+    Dataset.from_parquet(unnamed, cache_dir=str(tmp_path)).rename_column("text", "review").to_parquet(renamed)
+    told = CliRunner().invoke(app, ["evaluate", str(texts[0]), "--data", renamed])
+    assert (told.exit_code, "Choose one with --column." in told.stderr) == (2, True), told.output
+    folder, test = photographs
+    told = CliRunner().invoke(app, ["evaluate", str(folder), "--data", str(test.parent)])
+    assert (told.exit_code, f"such as --data {test}" in told.stderr) == (2, True), told.output
 
 
 def test_a_name_that_nobody_has_is_one_line():

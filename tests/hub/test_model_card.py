@@ -306,14 +306,19 @@ def test_a_renamed_folder_keeps_the_name_on_its_card(finished):
     assert card_differences(renamed) == []
 
 
-def test_a_softmax_card_says_nothing_about_signs(bare):
-    config = json.loads((bare / "config.json").read_text())
-    write(bare, "config.json", config | {"attn_activation": "softmax"})
-    assert "gauge" not in build_model_card(bare).text
+@pytest.mark.parametrize("change", [{"attn_activation": "softmax"}, {"attn_negative_mass": 0.0}], ids=str)
+def test_the_card_of_a_model_that_computes_softmax_says_nothing_about_signs(finished, change):
+    write(finished, "config.json", json.loads((finished / "config.json").read_text()) | change)
+    text = build_model_card(finished).text
+    assert not [word for word in ("gauge", "subtract", "coefficients are signed", "can be negative") if word in text]
+    assert ("is softmax, so no coefficient is negative; the weights come from `someone/base`" in text) == (
+        "attn_negative_mass" in change
+    )
 
 
-def test_a_folder_of_unknown_origin_gets_no_licence(bare):
-    assert build_model_card(bare).data.license is None
+def test_a_folder_of_unknown_origin_gets_no_licence_and_is_not_sent_to_a_script(bare, caplog):
+    write_card(bare, "someone/model")
+    assert ("names no licence" in caplog.text, "--license" in caplog.text) == (True, False)
 
 
 def test_a_figure_is_shown_when_its_file_is_there(finished):

@@ -347,6 +347,18 @@ def test_convert_names_its_own_options_in_the_errors_of_healing(bert, tmp_path):
     assert "holds a finished run. Choose another OUT, or start again in this one with --overwrite." in again.stderr
 
 
+def test_convert_heals_on_the_column_that_is_named(bert, tmp_path):
+    texts = [" ".join(["w1", "w2", "w3"])] * 120
+    Dataset.from_dict({"review": texts}).to_csv(str(tmp_path / "reviews.csv"))
+    words = ["convert", bert[1], str(tmp_path / "healed"), "--heal", str(tmp_path / "reviews.csv"), "--steps", "1"]
+    told = CliRunner().invoke(app, words)
+    assert (told.exit_code, "Choose one with --column." in told.stderr) == (2, True), told.output
+    told = CliRunner().invoke(app, [*words, "--text_column", "review"])
+    assert told.exit_code == 0, told.output
+    recipe = json.loads((tmp_path / "healed/run.json").read_text())["recipe"]
+    assert (recipe["text_column"], "image_column" in recipe) == ("review", False)
+
+
 def test_the_way_back_to_softmax_is_not_healed(bert, tmp_path):
     words = ["convert", bert[1], str(tmp_path / "healed"), "--heal", bert[3], "--to-softmax"]
     told = CliRunner().invoke(app, words)

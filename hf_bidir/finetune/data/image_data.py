@@ -46,7 +46,7 @@ def read_image_split(
 ) -> Dataset:
     """Read one split, `image` and `label`, for a model with the classes `names`; errors as in `read_image_splits`."""
     columns = (data.image_column, IMAGE_COLUMNS)
-    split = labelled_split(read_images(file), data, *columns, names, name, values, file, _check_rows)
+    split = labelled_split(read_images(file, split=name), data, *columns, names, name, values, file, _check_rows)
     return split.cast_column("image", Image())
 
 

@@ -19,17 +19,17 @@ DIGITS_TEST_SHARE, DIGITS_VALIDATION_SHARE = 0.2, 0.1
 DIGITS_WHITE = 16  # the scans hold 0 to 16
 
 
-def read_images(path: str, labelled: bool = True) -> Dataset:
+def read_images(path: str, labelled: bool = True, split: str = "train") -> Dataset:
     """Read one split from a folder of class folders, an IDX file, or a table with a column of image bytes.
 
     Args:
-        labelled: whether images of a folder have their class folder as `label`; see `read_image_folder`.
+        labelled, split: see `read_image_folder`; whether images of a folder have their class folder as `label`.
 
     Raises:
         InputError: the path is missing, is of another kind or cannot be read.
     """
     if existing(path).is_dir():
-        return read_image_folder(Path(path), labelled)
+        return read_image_folder(Path(path), labelled, split)
     if path.endswith(ARCHIVES):
         raise InputError(f"expected a folder, a table or an IDX file; unpack {path} and give its folder")
     return read_idx(Path(path)) if "-idx3-ubyte" in path else read_table(path)

@@ -24,7 +24,7 @@ SPLIT_NAMES = {name for names in SPLIT_KEYWORDS.values() for name in names}  # t
 LISTED = 5  # file names in a message
 
 
-def read_image_folder(folder: Path, labelled: bool = True) -> Dataset:
+def read_image_folder(folder: Path, labelled: bool = True, split: str = "train") -> Dataset:
     """Read the images in a folder, in the order of their paths, as one split.
 
     The label of an image is the name of the folder directly under `folder` that it is in, at any depth. Hidden files
@@ -33,6 +33,7 @@ def read_image_folder(folder: Path, labelled: bool = True) -> Dataset:
 
     Args:
         labelled: whether to add the column `label`, for which every image must be in a folder of its own class.
+        split: the split to read, for the error about a folder that holds several.
 
     Raises:
         InputError: there are no images, one is in no class folder, or the folder holds splits.
@@ -46,7 +47,7 @@ def read_image_folder(folder: Path, labelled: bool = True) -> Dataset:
         logger.warning("%d of the files in %s are not images and were left out: %s", len(others), folder, names)
     if not files:
         raise InputError(f"expected images in {folder}{', one folder per class' * labelled}; there are none")
-    _check_holds_no_splits(folder, files, labelled)
+    _check_holds_no_splits(folder, files, labelled, split)
     columns, features = {"image": [str(file) for file in files]}, Features({"image": Image()})
     if not labelled:
         return Dataset.from_dict(columns, features)
@@ -89,7 +90,7 @@ def _class_of(file: Path, folder: Path) -> str:
     return unicodedata.normalize("NFC", first) if rest else ""
 
 
-def _check_holds_no_splits(folder: Path, files: list[Path], labelled: bool) -> None:
+def _check_holds_no_splits(folder: Path, files: list[Path], labelled: bool, split: str) -> None:
     """Refuse a folder of splits, and warn of a class that may be one.
 
     A folder is taken for a split if it has the name of one and, in labelled data, most of its images are in folders of
@@ -99,9 +100,10 @@ def _check_holds_no_splits(folder: Path, files: list[Path], labelled: bool) -> N
     deeper, names = Counter(path[0] for path in parts if len(path) > 1 + labelled), Counter(path[0] for path in parts)
     splits = sorted(name for name, count in deeper.items() if name.lower() in SPLIT_NAMES and 2 * count > names[name])
     if len(splits) > 1 or splits == list(names):
+        example = next((name for name in splits if name.lower() in SPLIT_KEYWORDS[split]), splits[-1])
         raise InputError(
-            f"expected one split in {folder}; it has {', '.join(splits)}. Give each its option, such as --train_file "
-            f"{folder / splits[-1]}"
+            f"expected one split in {folder}; it has {', '.join(splits)}. Give one folder per option, such as "
+            f"--{split}_file {folder / example}"
         )
     if splits and labelled:
         logger.warning(

@@ -89,6 +89,8 @@ def _train(
     )
     splits, collators, processor = prepared(data, args, source, student, processors)
     keep_signs = _keeps_signs(student, arguments.keep_signs)
+    unused = "image_column" if isinstance(processor, PreTrainedTokenizerBase) else "text_column"
+    given = {name: value for name, value in given.items() if name != unused}
     if licence := _licence(source):
         given = {"license": licence} | given
     set_seed(args.seed)

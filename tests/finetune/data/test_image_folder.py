@@ -65,7 +65,10 @@ def test_hidden_files_do_not_count_and_other_files_are_named(tmp_path, caplog):
     [
         (["day/1.png", "night/1.png", "2.png"], "1 of 3 images are in no class folder, such as 2.png"),
         (["1.png", "2.png"], "2 of 2 images are in no class folder, such as 1.png"),
-        (["train/day/1.png", "test/day/1.png"], r"it has test, train\. Give each its option, such as --train_file"),
+        (
+            ["train/day/1.png", "test/day/1.png"],
+            r"it has test, train\. Give one folder per option, such as --train_file \S+train$",
+        ),
         (["Train/day/1.png"], "it has Train"),
         (["train/day/1.png", "val/day/1.png", "val/day/2.png", "val/logo.png"], "it has train, val"),
         (["train/day/1.png", "val/day/1.png", "samples/1.png", "logo.png"], "it has train, val"),
