@@ -39,6 +39,8 @@ SLOW = (
     "paper",
     "cli/test_text_demo.py",
     "explain/test_flow.py",
+    "explain/test_wrapped_models.py",
+    "finetune/data/test_tables.py",
     "explain/test_sentence_encoder.py",
     "faithfulness/test_metrics.py",
     "benchmarks",
