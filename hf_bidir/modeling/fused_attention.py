@@ -1,8 +1,8 @@
 """Signed attention around the Triton kernels: checks, launches, gradients, and operators for graphs.
 
 A call launches the kernels directly. In a captured graph, forward and backward are `torch.library` operators, which
-`torch.compile(fullgraph=True)` and `torch.export` keep whole; outside of one, an operator costs the CPU more time than
-all the rest of a call. Memory beyond inputs and outputs is linear in the length.
+`torch.compile(fullgraph=True)` and `torch.export` keep whole; elsewhere an operator would only cost time. Memory beyond
+inputs and outputs is linear in the length.
 """
 
 import math

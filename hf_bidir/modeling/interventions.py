@@ -85,21 +85,28 @@ class Interventions:
 
     def then(self, inner: "Interventions") -> "Interventions":
         """These, and then the inner ones."""
-
-        def project(*states: Tensor) -> tuple[Tensor, ...]:
-            return inner.project(*self.project(*states))  # type: ignore[misc]  # called only if both are set
-
-        def observe(*call: Any) -> None:
-            for observer in (self.observe, inner.observe):
-                observer(*call)  # type: ignore[misc]
-
-        def both(name: str, combined: Any) -> Any:
-            first, second = getattr(self, name), getattr(inner, name)
-            return combined(first, second) if first is not None and second is not None else first or second
-
-        edit = both("edit", lambda first, second: lambda coefficients: second(first(coefficients)))
         keep = inner.keep if self.keep is None else self.keep if inner.keep is None else self.keep & inner.keep
-        return Interventions(edit, keep, both("project", lambda *_: project), both("observe", lambda *_: observe))
+        project, observe = _composed(self.project, inner.project), _both(self.observe, inner.observe)
+        return Interventions(_composed(self.edit, inner.edit), keep, project, observe)
+
+
+def _composed(first: Callable | None, second: Callable | None) -> Callable | None:
+    """The second function of what the first returns, one value or several."""
+    if first is None or second is None:
+        return first or second
+
+    def composed(*states: Tensor) -> Any:
+        changed = first(*states)
+        return second(*changed) if isinstance(changed, tuple) else second(changed)
+
+    return composed
+
+
+def _both(first: Callable | None, second: Callable | None) -> Callable | None:
+    """A function that calls both."""
+    if first is None or second is None:
+        return first or second
+    return lambda *call: (first(*call), second(*call))
 
 
 NONE = Interventions()

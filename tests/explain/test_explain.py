@@ -3,6 +3,7 @@
 import json
 import re
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count, islice, pairwise
 
 import pandas as pd
@@ -111,6 +112,15 @@ def test_equal_tokens_are_told_apart_where_they_are_listed():
     listed = {line.split("  ")[-1] for line in found.summary().splitlines()[-8:-1]}
     assert listed == {"[CLS]", "a (1 of 2)", "good", "film (1 of 2)", "a (2 of 2)", "film (2 of 2)", "[SEP]"}
     assert found.tokens == ["[CLS]", "a", "good", "film", "a", "film", "[SEP]"]
+
+
+def test_explanations_in_several_threads_are_those_of_one_after_the_other():
+    signed = model()
+    expected = {text: explain(signed, tokenizer(), text) for text in TEXTS}
+    with ThreadPoolExecutor(4) as pool:
+        for text, found in pool.map(lambda text: (text, explain(signed, tokenizer(), text)), TEXTS * 4):
+            assert found.method == expected[text].method
+            torch.testing.assert_close(found.scores, expected[text].scores)
 
 
 def test_the_page_of_an_explanation_is_written(tmp_path):

@@ -1,7 +1,6 @@
 """What a call wants from the layers of a model stays within that call: other threads compute as without it."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -9,9 +8,8 @@ import torch
 
 from hf_bidir import signed
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, hooked, in_evaluation, kept_keys, observed_layers
-from hf_bidir.explain import explain
 from hf_bidir.modeling.signed_layers import signed_layers
-from tests.tiny_models import WORDS, inputs_of, logits_of, stock_model, word_tokenizer
+from tests.tiny_models import inputs_of, logits_of, stock_model
 
 INPUTS = inputs_of("bert")
 
@@ -93,15 +91,6 @@ def test_contexts_of_two_threads_may_overlap_and_graphs_run_again_afterwards():
     second.__exit__(None, None, None)
     compiled(torch.ones(2))
     assert len(runs) == 1
-
-
-def test_explanations_in_several_threads_are_those_of_one_after_the_other():
-    model, texts = signed(stock_model("bert", vocab_size=len(WORDS))), ["a good film", "this is a bad film ."]
-    expected = {text: explain(model, word_tokenizer(), text) for text in texts}
-    with ThreadPoolExecutor(4) as pool:
-        for found in pool.map(lambda text: (text, explain(model, word_tokenizer(), text)), texts * 8):
-            assert found[1].method == expected[found[0]].method
-            torch.testing.assert_close(found[1].scores, expected[found[0]].scores)
 
 
 def test_changes_and_observers_act_in_the_thread_that_makes_them():
