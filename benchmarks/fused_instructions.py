@@ -29,65 +29,53 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from hf_bidir.common.runs import markdown
-from hf_bidir.modeling import fused_kernels
+from hf_bidir.modeling.fused_blocks import ALIGNED
+from hf_bidir.modeling.fused_launch import KERNELS, SMALL, TILINGS, Variant
 
-KERNELS = (fused_kernels.forward_kernel, fused_kernels.query_gradient_kernel, fused_kernels.key_value_gradient_kernel)
-DATA = ("query", "key", "value", "context", "grad_context", "grad_query", "grad_key", "grad_value")
-OPTIONAL = {
-    "small": "*i1",
-    "keep": "*u8",
-    "bounds": "*i32",
-    "shift": "*fp32",
-    "seed": "*i64",
-    "query_starts": "*i32",
-    "key_starts": "*i32",
-}
-SHARED = {80: 163, 86: 99, 89: 99, 90: 227}  # maximum KiB per block, by compute capability
 COUNTED = ("exponentials", "floating point", "all instructions", "passed over")
-FLOATS = ("scale", "dropout", "survival")
+TABLED = ("forward", "query_gradient", "key_value_gradient")
+SHARED = {80: 163, 86: 99, 89: 99, 90: 227}  # maximum KiB per block, by compute capability
+NAMES = {80: "ampere", 86: "other", 89: "ada", 90: "hopper"}  # of fused_tilings.py
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+# arguments that are no integers; those of OPTIONAL may be None
+FP32 = ("normaliser", "delta", "parts", "log_totals")
+FLOATS = ("scale", "shift", "cap", "dropout")
+OPTIONAL = {
+    "keep": "*u8", "bias": "*fp32", "shifts": "*fp32", "seed": "*i64", "query_starts": "*i32", "key_starts": "*i32",
+    "grad_shift": "*fp32", "grad_bias": "*fp32", "cap": "fp32", "window": "i32",
+}  # fmt: skip
 
 
-def compiled(
-    kernel,
-    config,
-    *,
-    arch=90,
-    dtype="bf16",
-    head_dim=64,
-    value_dim=None,
-    given=(),
-    ones=(),
-    signed=True,
-    causal=False,
-):
-    """A kernel's machine code for compute capability `arch / 10`; `given` names the optional arguments in use.
+def compiled(name, tiling, *, arch=90, dtype="bf16", head_dim=64, value_dim=None, given=(), **changes):
+    """A kernel's machine code for compute capability `arch / 10`.
 
-    Triton specialises a kernel for arguments equal to 1: `ones` names these.
+    Args:
+        tiling: one of `fused_tilings.py`.
+        given: the optional arguments in use.
+        changes: fields of `Variant`.
     """
-    constants = {
-        "HEAD": head_dim, "VALUE": value_dim or head_dim, "HEAD_PAD": triton.next_power_of_2(head_dim),
-        "VALUE_PAD": triton.next_power_of_2(value_dim or head_dim), "SIGNED": signed,
-        "EXACT": dtype == "fp32", "CAUSAL": causal, "PRECISION": "tf32x3", **config.kwargs,
-    }  # fmt: skip
-    given = {*given, "small"} if signed and dtype != "fp32" else given
-    constants |= {name: None for name in (*OPTIONAL, "window") if name not in given} | dict.fromkeys(ones, 1)
-    signature, attributes = {}, {}
-    for index, name in enumerate(kernel.fn.arg_names):
-        if name in constants:
-            signature[name] = "constexpr"
-            continue
-        rows = "*fp32" if name in ("normaliser", "delta", "grad_shift") else None
-        pointer = f"*{dtype}" if name in DATA else rows or OPTIONAL.get(name)
-        signature[name] = pointer or ("fp32" if name in FLOATS else "i32")
-        if pointer or name.startswith("stride"):
+    value_dim, exact = value_dim or head_dim, dtype == "fp32"
+    variant = Variant(
+        HEAD=head_dim, VALUE=value_dim, HEAD_PAD=triton.next_power_of_2(head_dim),
+        VALUE_PAD=triton.next_power_of_2(value_dim), SIGNED=True, EXACT=exact, LEVELLED=dtype != "bf16", CAUSAL=False,
+        PER_KEY=False, SHIFTED="shifts" in given, UNIT=8, PRECISION="tf32x3",
+    )._replace(**changes)  # fmt: skip
+    queries, keys, warps, stages = tiling
+    constants = variant._asdict() | {"BLOCK_M": queries, "BLOCK_N": keys}
+    constants |= {option: None for option in OPTIONAL if option not in given}
+    kernel, signature, attributes = KERNELS[name], {}, {}
+    for index, argument in enumerate(kernel.arg_names):
+        pointer = f"*{dtype}" if argument in ALIGNED else "*fp32" if argument in FP32 else OPTIONAL.get(argument)
+        number = "fp32" if argument in FLOATS else "i32"
+        signature[argument] = "constexpr" if argument in constants else pointer or number
+        if argument in ALIGNED:
             attributes[(index,)] = [["tt.divisibility", 16]]
-    constants = {name: value for name, value in constants.items() if name in kernel.fn.arg_names}
-    return built(kernel.fn, signature, constants, attributes, arch, config)
+    constants = {argument: value for argument, value in constants.items() if argument in kernel.arg_names}
+    return built(kernel, signature, constants, attributes, arch, warps, stages)
 
 
-def built(function, signature, constants, attributes, arch: int, config):
-    options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "enable_fp_fusion": True}
+def built(function, signature, constants, attributes, arch: int, warps: int, stages: int):
+    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
     source = ASTSource(function, signature, constants, attributes)
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
@@ -126,42 +114,41 @@ def main_loop(code) -> tuple[list[str], int]:
     return [instructions[index] for index in loop if index not in passed], len(passed)
 
 
-def per_score(code, config) -> list[float]:
+def per_score(code, tiling) -> list[float]:
     """The number of instructions of the main loop per score, as in COUNTED."""
-    scores = config.kwargs["BLOCK_M"] * config.kwargs["BLOCK_N"] / (32 * config.num_warps)  # scores per thread
+    queries, keys, warps, _ = tiling
+    scores = queries * keys / (32 * warps)  # scores per thread
     loop, passed = main_loop(code)
     names = Counter(text.split()[0].split(".")[0] for text in loop)
     floating = sum(names[name] for name in ("FADD", "FMUL", "FFMA", "FMNMX", "FSETP", "FSEL", "F2FP"))
     return [count / scores for count in (names["MUFU"], floating, len(loop), passed)]
 
 
-def largest_that_fits(kernel, arch: int, head_dim: int):
-    """The configuration with the largest block that fits, and its code for softmax and for TanhMax."""
-    for config in sorted(kernel.configs, key=lambda c: -c.kwargs["BLOCK_M"] * c.kwargs["BLOCK_N"]):
-        codes = [compiled(kernel, config, arch=arch, head_dim=head_dim, signed=signed) for signed in (False, True)]
-        if max(code.metadata.shared for code in codes) <= SHARED[arch] * 1024:
-            return config, *codes
-    raise ValueError(f"no block of {kernel.fn.__name__} fits into {SHARED[arch]} KiB at head dimension {head_dim}.")
-
-
 def kernel_rows(arch: int, head_dims: list[int]) -> list[list[str]]:
     rows = []
     for head_dim in head_dims:
-        for kernel in tqdm(KERNELS, desc=f"head dimension {head_dim}", unit="kernel"):
-            config, softmax, signed = largest_that_fits(kernel, arch, head_dim)
-            name = kernel.fn.__name__.removesuffix("_kernel").replace("_", " ")
-            rows.append([str(head_dim), name, *compared(softmax, signed, config)])
+        for name in tqdm(TABLED, desc=f"head dimension {head_dim}", unit="kernel"):
+            for mode, levelled in (("softmax", True), ("tanhmax", True), ("tanhmax", False)):
+                if levelled is False and name != "forward":
+                    continue
+                rows.append(kernel_row(arch, head_dim, name, mode, levelled))
     return rows
 
 
-def compared(softmax, signed, config) -> list[str]:
-    counts = [per_score(code, config) for code in (softmax, signed)]
-    held = [resources(code) for code in (softmax, signed)]
+def kernel_row(arch: int, head_dim: int, name: str, mode: str, levelled: bool) -> list[str]:
+    size = max(64, triton.next_power_of_2(head_dim))
+    tilings = (TILINGS[f"{NAMES[arch]} {name} {mode} {size}"], *SMALL)
+    codes = (
+        (tiling, compiled(name, tiling, arch=arch, head_dim=head_dim, SIGNED=mode == "tanhmax", LEVELLED=levelled))
+        for tiling in tilings
+    )
+    tiling, code = next(found for found in codes if found[1].metadata.shared <= SHARED[arch] * 1024)
+    held = resources(code)
+    way = mode if levelled or mode == "softmax" else "tanhmax without a level"
     return [
-        f"{config.kwargs['BLOCK_M']} x {config.kwargs['BLOCK_N']}",
-        *(f"{a:.1f} → {b:.1f}" for a, b in zip(*counts, strict=True)),
-        f"{held[0].registers} → {held[1].registers}", f"{held[0].spilled} → {held[1].spilled}",
-        str(held[1].shared // 1024),
+        str(head_dim), name.replace("_", " "), way, f"{tiling[0]} x {tiling[1]}, {tiling[2]}, {tiling[3]}",
+        *(f"{count:.1f}" for count in per_score(code, tiling)), str(held.registers), str(held.spilled),
+        str(held.shared // 1024),
     ]  # fmt: skip
 
 
@@ -181,10 +168,10 @@ def _two_exponentials(x, y, WAY: tl.constexpr, SIZE: tl.constexpr):
 
 
 def exponential_rows(arch: int) -> list[list[str]]:
-    rows, config = [], SimpleNamespace(num_warps=1, num_stages=1)
+    rows = []
     signature = {"x": "*fp32", "y": "*fp32", "WAY": "constexpr", "SIZE": "constexpr"}
     for way in ("fp32", "f16x2"):
-        code = built(_two_exponentials, signature, {"WAY": way, "SIZE": 1024}, {}, arch, config)
+        code = built(_two_exponentials, signature, {"WAY": way, "SIZE": 1024}, {}, arch, 1, 1)
         lines = re.findall(r"/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?(\S+)", tool("nvdisasm", "-c", code))
         moves = ("LDG", "STG", "MOV", "IMAD.WIDE", "IMAD.MOV", "UMOV", "ULDC", "S2", "EXIT", "BRA", "NOP", "LOP3")
         special = sum(name.startswith("MUFU") for name in lines)
@@ -211,11 +198,12 @@ def main() -> None:
     options = parser.parse_args()
     if not all(16 <= head_dim <= 256 for head_dim in options.head_dims):
         parser.error(f"expected head dimensions in 16 to 256, got {options.head_dims}")
-    header = ["head dimension", "kernel", "block", *COUNTED, "registers", "bytes spilled", "shared KiB"]
+    header = ["head dimension", "kernel", "mode", "block, warps, stages", *COUNTED, "registers", "bytes spilled",
+              "shared KiB"]  # fmt: skip
     notes = (
-        f"Compiled for sm_{options.arch} by Triton {triton.__version__}, bf16, without mask; softmax → TanhMax, λ = 1. "
-        "Instructions per score of the loop over whole blocks, for the largest block tried, without those that a "
-        "branch skips unless all scores of a row are small."
+        f"Compiled for sm_{options.arch} by Triton {triton.__version__}, bf16, without mask, λ = 1, with the tiling of "
+        "fused_tilings.py. Instructions per score of the loop over whole blocks, without those that a branch skips "
+        "unless all scores of a row are small. Without a level is what bf16 uses forward."
     )
     write_table(options.output, "What a signed score costs, in instructions", notes, header,
                 kernel_rows(options.arch, options.head_dims), "cpu")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Signed attention around the Triton kernels: checks, launches, gradients, and operators for graphs.
+"""Signed attention around the Triton kernels: checks, gradients, and operators for graphs.
 
 A call launches the kernels directly. In a captured graph, forward and backward are `torch.library` operators, which
 `torch.compile(fullgraph=True)` and `torch.export` keep whole; elsewhere an operator would only cost time. Memory beyond
@@ -7,83 +7,32 @@ inputs and outputs is linear in the length.
 
 import math
 import re
-from typing import NamedTuple
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from .activations import score_shift
 from .attention_call import AttentionCall, attention_call
 from .attention_inputs import HEAD_DIMS, INTERPRETED, check_shapes
 from .eager_attention import eager_gradients, needs_eager_gradients
 from .fused_blocks import triton
-from .fused_kernels import forward_kernel, key_value_gradient_kernel, query_gradient_kernel
+from .fused_launch import launch
+from .fused_problem import Inputs, Problem, strides_of
 
 ALTERNATIVE = 'use implementation="auto", or in a model attn_implementation="sdpa"'
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+PART = 128  # keys; the parts into which the decode kernel splits the keys are multiples of it
+MOST_PARTS = 32
 # Unique per module name, so that a checkpoint's copy of this file does not replace the operators of another version.
 NAMESPACE = re.sub(r"\W", "_", __name__)
 
 
-class Packed(NamedTuple):
-    """Boundaries of examples whose queries and keys are concatenated in tensors `[1, heads, total, head_dim]`.
-
-    `cu_seqlens` and `cu_seqlens_k` are int32 `[examples + 1]`: 0, then the end of every example. `max_seqlen` and
-    `max_seqlen_k` are the largest numbers of queries and of keys in one example.
-    """
-
-    cu_seqlens: Tensor
-    cu_seqlens_k: Tensor
-    max_seqlen: int
-    max_seqlen_k: int
-
-
-def packed_examples(
-    query: Tensor,
-    key: Tensor,
-    cu_seqlens: Tensor,
-    cu_seqlens_k: Tensor | None = None,
-    max_seqlen: int | None = None,
-    max_seqlen_k: int | None = None,
-) -> Packed:
-    """`Packed` with missing values filled in; ValueError if they cannot be the boundaries of `query` and `key`."""
-    if cu_seqlens_k is None:
-        if max_seqlen_k is not None or key.shape[2] != query.shape[2]:
-            raise ValueError(
-                f"without cu_seqlens_k, cu_seqlens also applies to the keys; got {key.shape[2]} keys for "
-                f"{query.shape[2]} queries and max_seqlen_k={max_seqlen_k}. Pass cu_seqlens_k."
-            )
-        cu_seqlens_k, max_seqlen_k = cu_seqlens, max_seqlen
-    for name, starts in (("cu_seqlens", cu_seqlens), ("cu_seqlens_k", cu_seqlens_k)):
-        _check_starts(name, starts, len(cu_seqlens), query.device)
-    for name, longest in (("max_seqlen", max_seqlen), ("max_seqlen_k", max_seqlen_k)):
-        if longest is not None and (isinstance(longest, float) or longest < 1):
-            raise ValueError(f"{name} must be an integer of at least 1, got {longest}.")
-    longest = _longest(cu_seqlens, query.shape[2], "cu_seqlens") if max_seqlen is None else max_seqlen
-    if max_seqlen_k is None:
-        same = cu_seqlens_k is cu_seqlens
-        max_seqlen_k = longest if same else _longest(cu_seqlens_k, key.shape[2], "cu_seqlens_k")
-    return Packed(cu_seqlens.contiguous(), cu_seqlens_k.contiguous(), longest, max_seqlen_k)
-
-
-def _check_starts(name: str, starts: Tensor, count: int, device: torch.device) -> None:
-    if not isinstance(starts, Tensor):
-        raise ValueError(f"{name} must be an int32 tensor [examples + 1], got a {type(starts).__name__}.")
-    if starts.dtype != torch.int32 or starts.dim() != 1 or len(starts) != count or count < 2:
-        raise ValueError(
-            f"{name} must be int32 [examples + 1], here [{count}] as for the queries and at least [2]; got "
-            f"{tuple(starts.shape)} {starts.dtype}. Convert with .int()."
-        )
-    if starts.device != device:
-        raise ValueError(f"{name} must be on {device} like the queries, got {starts.device}; move it with .to().")
-
-
-def _longest(starts: Tensor, total: int, name: str) -> int:
-    """The length of the longest example; ValueError unless the boundaries rise from 0 to `total`."""
-    lengths = starts.diff()
-    first, last, shortest, longest = torch.stack([starts[0], starts[-1], lengths.min(), lengths.max()]).tolist()
-    if first != 0 or last != total or shortest < 0:
-        raise ValueError(f"{name} must rise from 0 to {total}, got {starts.tolist()}.")
-    return longest
+SCHEMA = (
+    "Tensor query, Tensor key, Tensor value, Tensor? keep, Tensor? bias, Tensor? shifts, Tensor? seed, "
+    "Tensor? cu_seqlens, Tensor? cu_seqlens_k, SymInt max_seqlen, SymInt max_seqlen_k, bool signed, float scaling, "
+    "float shift, float? cap, float dropout, bool causal, SymInt? window"
+)
 
 
 def fused_attention(
@@ -92,19 +41,20 @@ def fused_attention(
     value: Tensor,
     keep: Tensor | None = None,
     call: AttentionCall | None = None,
-    packed: Packed | None = None,
+    packed: tuple[Tensor, Tensor, int, int] | None = None,
 ) -> Tensor:
-    """TanhMax or softmax attention in one kernel, differentiable in query, key, value and the negative mass.
+    """TanhMax or softmax attention in one kernel, differentiable in query, key, value, bias and the negative mass.
 
-    Derivatives beyond the first take the eager path, except with dropout or packed examples, which refuse them.
+    Derivatives beyond the first take the eager path; they are refused with dropout, packed examples, or a bias that has
+    a gradient.
 
     Args:
         query: `[batch, heads, queries, head_dim]`, fp16, bf16 or fp32; `key` and `value` have `keys` in place of
             `queries` and may have fewer heads; the values may have another last size. Both last sizes lie in 16 to 256.
         keep: boolean, `[batch or 1, heads or 1, queries or 1, keys]`, True = attend. With one row for all queries,
             blocks of keys after the last kept one are skipped.
-        call: TanhMax by default; blocks outside the window or beyond the diagonal are skipped.
-        packed: boundaries of examples of different lengths, without padding; `keep` must be None.
+        call: TanhMax by default, without sinks; blocks outside the window or beyond the diagonal are skipped.
+        packed: `Packed` boundaries of examples of different lengths, without padding; `keep` and bias must be None.
 
     Returns:
         The context, `[batch, heads, queries, value_dim]`, in the dtype of `query`: zeros for a query without kept keys,
@@ -116,109 +66,144 @@ def fused_attention(
     Source: Huang, Yang, Wang 2024 (doi 10.6339/24-JDS1134) for TanhMax; Dao 2023 (arXiv:2307.08691) for the tiling.
     """
     check_shapes(query, key, value, keep)
-    call = attention_call(query, key) if call is None else call
-    shift, scaling, window = call.shift(query), call.scaling, call.window
-    _check(query, key, value, keep, packed)
+    return attend_fused(query, key, value, keep, attention_call(query, key) if call is None else call, packed)
+
+
+def attend_fused(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keep: Tensor | None,
+    call: AttentionCall,
+    packed: tuple[Tensor, Tensor, int, int] | None = None,
+) -> Tensor:
+    """`fused_attention` of inputs whose shapes are already checked."""
+    _check(query, key, value, keep, call, packed)
+    queries, keys, scaling, window = query.shape[2], key.shape[2], call.scaling, call.window
     if scaling < 0:  # the kernel assumes that the largest product of a row has the largest score
         query, scaling = -query, -scaling
     elif scaling == 0:  # -inf * 0 would be NaN
         query, scaling = query * 0, 1.0
-    shift = None if shift is None else shift.float().flatten()
+    mass, shifts, shift = call.negative_mass, None, 0.0
+    if isinstance(mass, Tensor):
+        mass = mass.to(query.device, torch.float32).clamp_min(torch.finfo(torch.float32).tiny)
+        shifts = score_shift(mass).flatten().expand(query.shape[1])
+    elif mass != 1:
+        shift = score_shift(mass)
     # A tensor rather than a number, so that a compiled graph draws a new seed in every call.
     seed = torch.randint(2**62, (1,), device=query.device) if call.dropout > 0 else None
-    starts = (None, None, query.shape[2], key.shape[2]) if packed is None else packed
+    starts = (None, None, queries, keys) if packed is None else packed
     if window is not None:
-        window = min(window, max(query.shape[2], key.shape[2]))  # larger numbers could overflow int32
-    numbers = (call.activation == "tanhmax", scaling, call.dropout, call.causal, window)
-    inputs = (query, key, value, keep, shift, seed, *starts, *numbers)
+        window = min(window, max(queries, keys))  # larger numbers could overflow int32
+    numbers = (call.activation == "tanhmax", scaling, shift, call.softcap, call.dropout, call.causal, window)
+    bias = call.bias
+    if bias is not None:
+        bias = bias.expand(*bias.shape[:3], keys)
+    inputs = (query, key, value, keep, bias, shifts, seed, *starts, *numbers)
     # tensors of other classes, such as fake ones, see an operator; so do graphs
-    captured = torch.compiler.is_compiling() or type(query) is not Tensor
+    captured = type(query) is not Tensor or torch.compiler.is_compiling()
     return _operator(*inputs)[0] if captured else _Fused.apply(*inputs)
 
 
-def _forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    keep: Tensor | None,
-    shift: Tensor | None,
-    seed: Tensor | None,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen: int,
-    max_seqlen_k: int,
-    signed: bool,
-    scaling: float,
-    dropout: float,
-    causal: bool,
-    window: int | None,
-) -> tuple[Tensor, Tensor]:
+def _forward(*inputs) -> tuple[Tensor, Tensor]:
     """The context, and per row `[batch, heads, queries]` log2(sum 2 cosh), negated if all its scores are small."""
-    query, key, value = (_dense_rows(x) for x in (query, key, value))
-    context, normaliser = _new_context(query, value, cu_seqlens), _new_normaliser(query, cu_seqlens)
-    launch = _Launch(
-        query, key, value, keep, shift, seed, cu_seqlens, cu_seqlens_k, signed, scaling, dropout, causal, window
-    )  # fmt: skip
-    launch(forward_kernel, "BLOCK_M", max_seqlen, (query, key, value, context), (normaliser,))
+    given = Inputs(*inputs)
+    query, problem = given.query, Problem(given)
+    context, normaliser = _new_context(query, given.value, given.cu_seqlens), _new_normaliser(query, given.cu_seqlens)
+    if problem.few_rows:
+        _decode(problem, context, normaliser)
+        return context, normaliser
+    arguments = (*problem.tensors, context, normaliser, *problem.optional, *problem.strides, *problem.heads)
+    arguments = (*arguments, given.max_seqlen, *problem.numbers)
+    launch("forward", problem.variant, problem.kinds, arguments, problem.sequences, given.max_seqlen)
     return context, normaliser
 
 
-def _backward(
-    grad_context: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    context: Tensor,
-    normaliser: Tensor,
-    keep: Tensor | None,
-    shift: Tensor | None,
-    seed: Tensor | None,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen: int,
-    max_seqlen_k: int,
-    signed: bool,
-    scaling: float,
-    dropout: float,
-    causal: bool,
-    window: int | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of query, key and value, and per row that of the shift, `[batch, heads, queries]`."""
-    query, key, value, grad_context = (_dense_rows(x) for x in (query, key, value, grad_context))
-    grad_query, grad_key, grad_value = (_new_gradient(x, cu_seqlens) for x in (query, key, value))
-    delta, grad_shift = torch.zeros_like(normaliser), torch.zeros_like(normaliser)
-    launch = _Launch(
-        query, key, value, keep, shift, seed, cu_seqlens, cu_seqlens_k, signed, scaling, dropout, causal, window
-    )  # fmt: skip
-    launch(
-        query_gradient_kernel, "BLOCK_M", max_seqlen,
-        (query, key, value, context, grad_context, grad_query), (normaliser, delta, grad_shift),
-    )  # fmt: skip
-    small = (normaliser < 0).any(-1) if signed and query.dtype != torch.float32 else None
-    launch(
-        key_value_gradient_kernel, "BLOCK_N", max_seqlen_k,
-        (query, key, value, grad_context, grad_key, grad_value), (normaliser, delta, small),
-    )  # fmt: skip
-    return grad_query, grad_key, grad_value, grad_shift
+def _decode(problem: Problem, context: Tensor, normaliser: Tensor) -> None:
+    """Fill in context and normaliser of few queries, whose keys are split among programs."""
+    (heads, groups), (queries, keys, scale, shift, cap, *_) = problem.heads, problem.numbers
+    sequences = problem.sequences // groups
+    wanted = max(1, min(_busy_programs(context.device) // sequences, MOST_PARTS))
+    span = -(-keys // (wanted * PART)) * PART
+    splits, parts, log_totals = -(-keys // span), context, normaliser
+    if splits > 1:
+        parts = context.new_empty(splits, *context.transpose(1, 2).shape, dtype=torch.float32)
+        log_totals = normaliser.new_empty(splits, *normaliser.shape)
+    arguments = (*problem.tensors, parts, log_totals, *problem.optional[:3], *problem.strides, heads, groups)
+    arguments = (*arguments, splits, span, queries, keys, scale, shift, cap)
+    variant, rows = problem.variant, triton.next_power_of_2(max(16, queries * groups))
+    launch("decode", (*variant, rows), (parts.dtype, *problem.kinds), arguments, sequences * splits)
+    if splits > 1:
+        constants = (variant.VALUE, variant.VALUE_PAD, variant.SIGNED, variant.PRECISION)
+        arguments = (parts, log_totals, context, normaliser, heads, splits, queries)
+        launch("merge", constants, problem.kinds[:2], arguments, normaliser.numel())
 
 
-_operator = torch.library.custom_op(f"{NAMESPACE}::signed_attention", _forward, mutates_args=())
-_backward_operator = torch.library.custom_op(f"{NAMESPACE}::signed_attention_backward", _backward, mutates_args=())
+@lru_cache
+def _busy_programs(device: torch.device) -> int:
+    """How many programs keep a device busy."""
+    return 2 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
+
+
+def _backward(grad_context: Tensor, context: Tensor, normaliser: Tensor, bias_wanted: bool, *inputs) -> tuple:
+    """The gradients of query, key, value, and bias, and per row that of the shift; None where there is none."""
+    given = Inputs(*inputs)
+    problem = Problem(given, grad_context)
+    grads = [_new_gradient(x, given.cu_seqlens) for x in given[:3]]
+    delta = torch.empty_like(normaliser)
+    grad_shift = None if given.shifts is None else torch.zeros_like(normaliser)
+    grad_bias, bias_strides = None, (0, 0, 0)
+    if bias_wanted and given.bias is not None:
+        grad_bias = torch.zeros(given.bias.shape, dtype=torch.float32, device=given.bias.device)
+        bias_strides = strides_of(grad_bias)
+    *states, upstream = problem.tensors
+    arguments = (*states, context, upstream, grads[0], normaliser, delta, grad_shift, grad_bias, *problem.optional)
+    arguments = (*arguments, *problem.strides, *bias_strides, *problem.heads, given.max_seqlen, *problem.numbers)
+    kinds = (grad_shift is None, grad_bias is None, *problem.kinds)
+    launch("query_gradient", problem.variant, kinds, arguments, problem.sequences, given.max_seqlen)
+    arguments = (*states, upstream, *grads[1:], normaliser, delta, *problem.optional, *problem.strides)
+    arguments = (*arguments, *problem.heads, given.max_seqlen_k, *problem.numbers)
+    sequences = problem.sequences // problem.heads[1]
+    launch("key_value_gradient", problem.variant, problem.kinds, arguments, sequences, given.max_seqlen_k)
+    return *grads, grad_bias, grad_shift
+
+
+def _backward_of_graph(grad_context, context, normaliser, bias_wanted, *inputs):
+    """`_backward` as an operator, which cannot return None, and whose inputs may have been laid out anew."""
+    context = context.transpose(1, 2).contiguous().transpose(1, 2)
+    found = _backward(grad_context, context, normaliser, bias_wanted, *inputs)
+    return tuple(normaliser.new_empty(0) if x is None else x for x in found)
+
+
+_operator = torch.library.custom_op(
+    f"{NAMESPACE}::signed_attention", _forward, mutates_args=(), schema=f"({SCHEMA}) -> (Tensor, Tensor)"
+)
+_backward_operator = torch.library.custom_op(
+    f"{NAMESPACE}::signed_attention_backward",
+    _backward_of_graph,
+    mutates_args=(),
+    schema=f"(Tensor grad_context, Tensor context, Tensor normaliser, bool bias_wanted, {SCHEMA}) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
 
 
 @_operator.register_fake
-def _(query, key, value, keep, shift, seed, cu_seqlens, *_):
-    return _new_context(query, value, cu_seqlens), _new_normaliser(query, cu_seqlens)
+def _(*inputs):
+    given = Inputs(*inputs)
+    return _new_context(given.query, given.value, given.cu_seqlens), _new_normaliser(given.query, given.cu_seqlens)
 
 
 @_backward_operator.register_fake
-def _(grad_context, query, key, value, context, normaliser, keep, shift, seed, cu_seqlens, *_):
-    return *(_new_gradient(x, cu_seqlens) for x in (query, key, value)), torch.empty_like(normaliser)
+def _(grad_context, context, normaliser, bias_wanted, *inputs):
+    given = Inputs(*inputs)
+    grad_bias = normaliser.new_empty(given.bias.shape if bias_wanted and given.bias is not None else 0)
+    grad_shift = normaliser.new_empty(0) if given.shifts is None else torch.empty_like(normaliser)
+    return *(_new_gradient(x, given.cu_seqlens) for x in given[:3]), grad_bias, grad_shift
 
 
 def _save(ctx, inputs, output) -> None:
-    query, key, value, keep, shift, seed, cu_seqlens, cu_seqlens_k, *ctx.numbers = inputs
-    ctx.save_for_backward(query, key, value, *output, keep, shift, seed, cu_seqlens, cu_seqlens_k)
+    ctx.save_for_backward(*output, *inputs[:9])
+    ctx.numbers = inputs[9:]
 
 
 def _save_for_operator(ctx, inputs, output) -> None:
@@ -227,32 +212,38 @@ def _save_for_operator(ctx, inputs, output) -> None:
 
 
 def _gradients(ctx, grad_context, _=None, backward=_backward_operator):
+    context, normaliser, *tensors = ctx.saved_tensors
+    bias_wanted, shift_wanted = ctx.needs_input_grad[4:6]
     if needs_eager_gradients(grad_context):
         if found := _differentiable_gradients(ctx, grad_context):
-            *gradients, grad_shift = found
-            return *gradients, None, grad_shift, *[None] * 10
+            *gradients, grad_shifts = found
+            return *gradients, None, None, grad_shifts, *[None] * 12
         backward = _backward_operator  # which refuses that
-    *gradients, row_gradients = backward(grad_context, *ctx.saved_tensors, *ctx.numbers)
-    grad_shift = row_gradients.sum((0, 2)) if ctx.needs_input_grad[4] else None
-    return *gradients, None, grad_shift, *[None] * 10
+    *gradients, grad_bias, grad_rows = backward(grad_context, context, normaliser, bias_wanted, *tensors, *ctx.numbers)
+    grad_bias = grad_bias.to(tensors[4].dtype) if bias_wanted else None
+    grad_shifts = grad_rows.sum((0, 2)) if shift_wanted else None
+    return *gradients, None, grad_bias, grad_shifts, *[None] * 12
 
 
 def _differentiable_gradients(ctx, grad_context) -> tuple[Tensor | None, ...] | None:
-    """The gradients of query, key, value and shift by the eager path, for `create_graph=True`; None where it cannot
+    """The gradients of query, key, value and shifts by the eager path, for `create_graph=True`; None where it cannot
     compute them: it does not know which coefficients were dropped, nor the examples of packed tensors."""
-    query, key, value, _, _, keep, shift, seed, cu_seqlens, _ = ctx.saved_tensors
-    if seed is not None or cu_seqlens is not None:
+    given = Inputs(*ctx.saved_tensors[2:], *ctx.numbers)
+    if given.seed is not None or given.cu_seqlens is not None or ctx.needs_input_grad[4]:
         return None
-    _, _, signed, scaling, dropout, causal, window = ctx.numbers
-    call = AttentionCall("tanhmax" if signed else "softmax", 1.0, scaling, dropout, causal, window)
-    per_head = None if shift is None else shift.view(-1, 1, 1)
-    return eager_gradients((query, key, value), per_head, keep, call, grad_context)
+    mass = math.exp(-2 * given.shift)
+    activation = "tanhmax" if given.signed else "softmax"
+    call = AttentionCall(
+        activation, mass, given.scaling, 0.0, given.causal, given.window, bias=given.bias, softcap=given.cap
+    )
+    per_head = None if given.shifts is None else given.shifts.view(-1, 1, 1)
+    return eager_gradients(given[:3], per_head, given.keep, call, grad_context)
 
 
 def _no_second_gradients(ctx, *_):
     raise RuntimeError(
-        "fused attention with dropout or with packed examples has only first derivatives; for second ones pass no "
-        'dropout, or use "eager".'
+        "fused attention with dropout, with packed examples or with a bias that has a gradient has only first "
+        'derivatives; for second ones pass no dropout, or use "eager".'
     )
 
 
@@ -274,81 +265,6 @@ class _Fused(torch.autograd.Function):
         return _gradients(ctx, grad_context, backward=_backward)
 
 
-class _Launch:
-    """Launches kernels; holds the arguments that all kernels of one call share."""
-
-    def __init__(
-        self, query, key, value, keep, shift, seed, cu_seqlens, cu_seqlens_k, signed, scaling, dropout, causal, window
-    ):
-        batch, heads, queries, head_dim = query.shape
-        self.examples = batch if cu_seqlens is None else len(cu_seqlens) - 1
-        bounds = None if keep is None or keep.shape[2] > 1 else _bounds(keep)
-        mask = None if keep is None else keep.view(torch.uint8).expand(batch, heads, -1, -1)
-        shift = None if shift is None else shift * math.log2(math.e)
-        self.pointers = (mask, bounds, shift, seed, cu_seqlens, cu_seqlens_k)
-        self.mask_strides = (0,) * 4 if mask is None else mask.stride()
-        self.bounds_strides = (0,) * 2 if bounds is None else bounds.expand(batch, heads, -1).stride()[:2]
-        self.heads, self.rows = (heads, heads // key.shape[1]), (queries, key.shape[2])
-        self.numbers = (scaling * math.log2(math.e), dropout, 1 / (1 - dropout), window)
-        self.options = {
-            "HEAD": head_dim,
-            "VALUE": value.shape[3],
-            "HEAD_PAD": triton.next_power_of_2(head_dim),
-            "VALUE_PAD": triton.next_power_of_2(value.shape[3]),
-            "SIGNED": signed,
-            "EXACT": query.dtype == torch.float32,
-            "CAUSAL": causal,
-            "PRECISION": _precision(query.dtype),
-            "enable_fp_fusion": True,  # fused multiply-add, which Triton 3.10 no longer enables by default
-        }
-
-    def __call__(self, kernel, block: str, longest: int, tensors: tuple, row_tensors: tuple) -> None:
-        """Run a kernel on all blocks of queries (`block="BLOCK_M"`) or keys ("BLOCK_N") of all heads and examples.
-
-        Args:
-            longest: rows of the longest example.
-            tensors: their first three strides are passed to the kernel as well.
-            row_tensors: contiguous tensors with one number per row.
-        """
-        sequences = self.examples * (self.heads[0] if block == "BLOCK_M" else self.heads[0] // self.heads[1])
-        if sequences * longest == 0:
-            return
-        strides = [stride for tensor in tensors for stride in tensor.stride()[:3]]
-        length_class = min(longest.bit_length(), 12)
-        with torch.cuda.device_of(tensors[0]):  # Triton launches kernels on the current device
-            kernel[lambda meta: (sequences * triton.cdiv(longest, meta[block]),)](
-                *tensors, *row_tensors, *self.pointers, *strides, *self.mask_strides, *self.bounds_strides,
-                *self.heads, longest, length_class, *self.rows, *self.numbers, **self.options,
-            )  # fmt: skip
-
-
-def _precision(dtype: torch.dtype) -> str:
-    """The precision of matrix products: for fp32 as set in torch; "wide" for bf16 in the interpreter, which lacks it.
-
-    "tf32x3", three products in tf32, is as exact as fp32 and runs on the tensor cores.
-    """
-    if dtype != torch.float32:
-        return "wide" if INTERPRETED and dtype == torch.bfloat16 else "tf32"
-    if hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # reading allow_tf32 is an error once this was set
-        allowed = torch.backends.cuda.matmul.fp32_precision == "tf32"
-    else:
-        allowed = torch.backends.cuda.matmul.allow_tf32
-    return "tf32" if allowed else "tf32x3"
-
-
-def _bounds(keep: Tensor) -> Tensor:
-    """int32 `[batch or 1, heads or 1, 2]`: the index of the first dropped key, and one past the last kept key."""
-    keep, positions = keep[:, :, 0], torch.arange(keep.shape[3], device=keep.device)
-    whole = positions.masked_fill(keep, keep.shape[2]).amin(-1)
-    last = (positions + 1).masked_fill(~keep, 0).amax(-1)
-    return torch.stack([whole, last], -1).int()
-
-
-def _dense_rows(x: Tensor) -> Tensor:
-    """The tensor with stride 1 in the last dimension; the kernels support any other strides."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def _new_context(query: Tensor, value: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     """A context with memory layout `[batch, queries, heads, value_dim]`, so that merging the heads needs no copy."""
     batch, heads, queries, _ = query.shape
@@ -363,29 +279,39 @@ def _new_normaliser(query: Tensor, cu_seqlens: Tensor | None) -> Tensor:
 
 
 def _new_gradient(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    like = torch.empty_like if cu_seqlens is None else torch.zeros_like
-    return like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+    """A gradient with memory layout `[batch, length, heads, size]`."""
+    batch, heads, length, size = x.shape
+    new = x.new_empty if cu_seqlens is None else x.new_zeros
+    return new(batch, length, heads, size).transpose(1, 2)
 
 
-def _check(query, key, value, keep, packed) -> None:
+def _check(query, key, value, keep, call, packed) -> None:
     """Raise ValueError unless the kernel supports these tensors."""
-    tensors = {"query": query, "key": key, "value": value, "keep": keep}
-    tensors = {name: x for name, x in tensors.items() if x is not None}
     low, high = HEAD_DIMS
-    if query.dtype not in DTYPES or len({query.dtype, key.dtype, value.dtype}) > 1:
+    others = [x for x in (key, value, keep, call.bias) if x is not None]
+    if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
         expected = f"needs one dtype, fp16, bf16 or fp32; {ALTERNATIVE}"
-    elif not all(low <= x.shape[-1] <= high for x in (query, value)):
+    elif not (low <= query.shape[-1] <= high and low <= value.shape[-1] <= high):
         expected = f"supports head dimensions from {low} to {high}; {ALTERNATIVE}"
-    elif packed is not None and keep is not None:
-        expected = "supports no mask for packed examples, which have no padding; omit keep"
-    elif len({x.device for x in tensors.values()}) > 1:
+    elif packed is not None and (keep is not None or call.bias is not None):
+        expected = "supports no mask and no bias for packed examples, which have no padding; omit keep and bias"
+    elif call.sinks is not None:
+        expected = 'supports no sinks; use "eager"'
+    elif any(x.device != query.device for x in others):
         expected = "needs all tensors on one device"
     elif query.device.type != "cuda" and not INTERPRETED:
         expected = f"needs a GPU; {ALTERNATIVE}"
-    elif query.device.type == "cuda" and torch.cuda.get_device_properties(query.device).major < 8:
+    elif query.device.type == "cuda" and _capability(query.device) < 8:
         expected = f"needs a GPU of compute capability 8 or more; {ALTERNATIVE}"
     else:
         return
     # Only here, because torch.compile does not support this loop over symbolic sizes.
-    given = [f"{name} {tuple(x.shape)} {x.dtype} on {x.device}" for name, x in tensors.items()]
+    given = [
+        f"{x} {tuple(y.shape)} {y.dtype} on {y.device}" for x, y in (("query", query), ("key", key), ("value", value))
+    ]
     raise ValueError(f"fused attention {expected}. Got {', '.join(given)}.")
+
+
+@lru_cache
+def _capability(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).major

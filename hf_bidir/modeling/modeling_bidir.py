@@ -26,7 +26,11 @@ if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one import
     from .fused_attention import fused_attention  # noqa: F401
     from .fused_blocks import triton  # noqa: F401
     from .fused_check import fused_agrees  # noqa: F401
+    from .fused_decode import decode_kernel  # noqa: F401
     from .fused_kernels import forward_kernel  # noqa: F401
+    from .fused_launch import launch  # noqa: F401
+    from .fused_problem import Problem  # noqa: F401
+    from .fused_tilings import TILINGS  # noqa: F401
     from .two_calls import kernel_attention  # noqa: F401
 
 

@@ -16,7 +16,7 @@ from tests.modeling.fused_inputs import (
 
 triton = pytest.importorskip("triton")
 
-from hf_bidir.modeling import fused_attention as module  # noqa: E402
+from hf_bidir.modeling import fused_launch  # noqa: E402
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="a GPU chooses its blocks itself")
@@ -32,8 +32,8 @@ from hf_bidir.modeling import fused_attention as module  # noqa: E402
     ],
 )
 def test_the_block_size_does_not_change_the_result(rows, columns, causal, window, monkeypatch):
-    for kernel in (module.forward_kernel, module.query_gradient_kernel, module.key_value_gradient_kernel):
-        monkeypatch.setattr(kernel, "configs", [triton.Config({"BLOCK_M": rows, "BLOCK_N": columns})])
+    monkeypatch.setattr(fused_launch, "candidates", lambda *_: [(rows, columns, 4, 1)])
+    monkeypatch.setattr(fused_launch, "_ready", {})
     inputs, keep = projections(queries=70, keys=75), mask("padding", 2, 2, 70, 75)
     got = with_gradients(attended(*inputs, keep, causal, window), inputs)
     reach = within_reach(keep, 70, 75, causal, window)

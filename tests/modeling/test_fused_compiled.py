@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -11,25 +12,19 @@ import pytest
 pytest.importorskip("triton")
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-SHARED_86 = 99 * 1024  # bytes of shared memory of a block at most, on compute capability 8.6: the least of all
+MAIN = ("forward", "query_gradient", "key_value_gradient")
 COMPILE = """
 import json, sys
-from fused_instructions import KERNELS, compiled, resources
-arch, cases = int(sys.argv[1]), json.loads(sys.argv[2])
-for case in cases:
-    size = case.pop("size", 64 * 32)
-    for kernel in KERNELS:
-        for config in kernel.configs:
-            if config.kwargs["BLOCK_M"] * config.kwargs["BLOCK_N"] == size:
-                print(resources(compiled(kernel, config, arch=arch, **case)).shared)
+from fused_instructions import compiled
+for case in json.loads(sys.argv[1]):
+    print(compiled(**case).metadata.shared // 1024)
 """
 
 
-def shared_memory(arch: int, cases: list[dict]) -> list[int]:
-    """Bytes that every kernel takes in every case, in every configuration of its size; fails where one does not
-    compile."""
+def shared_memory(cases: list[dict]) -> list[int]:
+    """KiB of shared memory of every case; fails where one does not compile."""
     done = subprocess.run(
-        [sys.executable, "-c", COMPILE, str(arch), json.dumps(cases)],
+        [sys.executable, "-c", COMPILE, json.dumps(cases)],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": str(BENCHMARKS), "TRITON_INTERPRET": "0"},
@@ -39,21 +34,47 @@ def shared_memory(arch: int, cases: list[dict]) -> list[int]:
     return [int(line) for line in done.stdout.split()]
 
 
-def test_every_option_compiles_for_hopper():
+@pytest.mark.parametrize("name", MAIN)
+def test_every_option_compiles_for_hopper(name):
     cases = [
-        {"given": ["keep", "bounds", "shift"]},
+        {"given": ["keep", "shifts", "grad_shift"], "PER_KEY": True},
         {"given": ["keep", "seed"], "dtype": "fp16", "head_dim": 40, "value_dim": 80},
-        {"given": ["query_starts", "key_starts", "window"], "causal": True},
-        {"size": 128 * 128, "given": ["keep", "shift"]},
-        {"signed": False},
-        {"ones": ["heads", "longest", "query_rows", "key_rows"], "given": ["keep", "bounds", "window"]},
+        {"given": ["query_starts", "key_starts", "window"], "CAUSAL": True},
+        {"given": ["bias", "grad_bias", "cap"]},
+        {"SIGNED": False, "LEVELLED": True, "UNIT": 1},
+        {"dtype": "fp32"},
     ]
-    # tilings of 64 x 32: one, and two for keys and values; of 128 x 128: two, forward
-    assert len(shared_memory(90, cases)) == 4 * (len(cases) - 1) + 2
+    shared_memory([{"name": name, "tiling": [64, 32, 4, 2], **case} for case in cases])
+
+
+def test_every_option_of_decoding_compiles_for_hopper():
+    cases = [
+        {"given": ["keep", "shifts"], "PER_KEY": True},
+        {"given": ["keep", "bias", "cap"], "dtype": "fp16"},
+        {"SIGNED": False, "LEVELLED": True, "dtype": "fp32"},
+    ]
+    cases = [{"name": "decode", "tiling": [16, 64, 4, 3], **case} for case in cases]
+    shared_memory([*cases, {"name": "merge", "tiling": [0, 0, 4, 1]}])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "capability", "limit"), [("ampere", 80, 163), ("ada", 86, 99), ("hopper", 90, 227)]
+)
+def test_every_tiling_of_the_table_compiles_and_fits_its_architecture(architecture, capability, limit):
+    from hf_bidir.modeling.fused_tilings import TILINGS
+
+    entries = [*product(MAIN, ("tanhmax",), (64, 256)), *product(MAIN, ("softmax",), (128,))]
+    cases = [
+        {
+            "name": name, "tiling": TILINGS[f"{architecture} {name} {mode} {size}"], "arch": capability,
+            "head_dim": size, "SIGNED": mode == "tanhmax",
+        }
+        for name, mode, size in entries
+    ]  # fmt: skip
+    for case, needed in zip(cases, shared_memory(cases), strict=True):
+        assert needed <= limit, case
 
 
 def test_the_smallest_blocks_fit_everywhere_even_where_heads_are_largest():
-    needed = shared_memory(
-        86, [{"size": 32 * 32, "head_dim": 256}, {"size": 32 * 16, "head_dim": 256, "dtype": "fp32"}]
-    )
-    assert max(needed) <= SHARED_86
+    cases = [{"name": name, "arch": 86, "head_dim": 256, "dtype": "fp32", "given": ["bias"]} for name in MAIN]
+    assert max(shared_memory([{**case, "tiling": [16, 16, 4, 1]} for case in cases])) <= 99

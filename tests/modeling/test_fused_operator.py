@@ -98,11 +98,10 @@ def test_an_exported_program_holds_the_kernel():
 @pytest.mark.parametrize("causal", [False, True])
 def test_torch_finds_nothing_wrong_with_the_operator(causal):
     inputs = projections(1, 1, 17, 19)
-    shift = torch.zeros(1, device=DEVICE, requires_grad=True)
-    numbers = (17, 19, True, 0.25, 0.0, causal, None)
-    found = torch.library.opcheck(
-        module._operator, (*inputs, mask("holes", 1, 1, 17, 19), shift, None, None, None, *numbers)
-    )
+    bias, shifts = torch.randn(1, 1, 17, 19, device=DEVICE), torch.zeros(1, device=DEVICE)
+    tensors = (*inputs, mask("holes", 1, 1, 17, 19), bias.requires_grad_(), shifts.requires_grad_(), None, None, None)
+    numbers = (17, 19, True, 0.25, 0.0, None, 0.0, causal, None)
+    found = torch.library.opcheck(module._operator, (*tensors, *numbers))
     assert set(found.values()) == {"SUCCESS"}
 
 

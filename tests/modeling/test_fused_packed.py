@@ -17,8 +17,8 @@ from tests.modeling.fused_inputs import (
 
 triton = pytest.importorskip("triton")
 
-from hf_bidir.modeling import fused_attention as module  # noqa: E402
 from hf_bidir.modeling.fused_attention import fused_attention  # noqa: E402
+from hf_bidir.modeling.packed_attention import Packed  # noqa: E402
 
 
 @pytest.mark.parametrize("mass", [1.0, (0.5, 0.0), 0.0], ids=str)
@@ -96,7 +96,7 @@ def test_boundaries_behind_the_end_read_nothing_there_even_when_nobody_looks_the
 
 def test_a_mask_besides_packed_examples_is_refused():
     query = projections(queries=29)[0]
-    examples = module.Packed(boundaries([0, 29]), boundaries([0, 29]), 29, 29)
+    examples = Packed(boundaries([0, 29]), boundaries([0, 29]), 29, 29)
     with pytest.raises(ValueError, match="omit keep"):
         fused_attention(query, query, query, mask("padding", 2, 1, 1, 29), packed=examples)
 

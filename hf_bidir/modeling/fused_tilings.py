@@ -1,0 +1,74 @@
+"""The tiling of each fused kernel: queries and keys of a block, warps, pipeline stages.
+
+By architecture, kernel, mode and head dimension (rounded up to 64, 128 or 256). Those for Hopper and head dimensions up
+to 128 were measured on an H200 (benchmarks/results/fused_tilings.md), except that of TanhMax forward at 64, which is
+the one without spilled registers (fused_instructions.md); the others are only compiled to fit the memory.
+`benchmarks/fused_tilings.py --write` measures the GPU that it runs on and rewrites its part. A Python file, because
+transformers copies no other files with the code of a checkpoint.
+"""
+
+Tiling = tuple[int, int, int, int]
+
+# By compute capability; Blackwell has at least Hopper's memory per block, and GPUs that are not listed have Ada's.
+ARCHITECTURES = {80: "ampere", 86: "ada", 89: "ada", 90: "hopper", 100: "hopper", 103: "hopper", 120: "ada"}
+OTHERS = "ada"
+FP32: Tiling = (64, 32, 4, 2)  # three products of tf32 need more registers
+# for a GPU with less memory than the tiling of its own needs, as with a bias and large heads
+SMALL: tuple[Tiling, ...] = ((64, 32, 4, 2), (32, 32, 4, 1), (32, 16, 4, 1), (16, 16, 4, 1))
+DECODE = ((64, 3), (32, 2), (16, 1))  # keys of a block and stages of the decode kernel
+TILINGS: dict[str, Tiling] = {
+    "hopper forward tanhmax 64": (128, 128, 8, 3),
+    "hopper forward tanhmax 128": (128, 128, 8, 3),
+    "hopper forward tanhmax 256": (64, 64, 8, 2),
+    "hopper forward softmax 64": (128, 64, 4, 3),
+    "hopper forward softmax 128": (128, 128, 8, 3),
+    "hopper forward softmax 256": (64, 64, 8, 2),
+    "hopper query_gradient tanhmax 64": (64, 64, 4, 3),
+    "hopper query_gradient tanhmax 128": (128, 64, 8, 3),
+    "hopper query_gradient tanhmax 256": (64, 32, 8, 2),
+    "hopper query_gradient softmax 64": (64, 64, 4, 3),
+    "hopper query_gradient softmax 128": (128, 64, 8, 3),
+    "hopper query_gradient softmax 256": (64, 32, 8, 2),
+    "hopper key_value_gradient tanhmax 64": (64, 64, 4, 3),
+    "hopper key_value_gradient tanhmax 128": (32, 64, 4, 3),
+    "hopper key_value_gradient tanhmax 256": (32, 64, 8, 2),
+    "hopper key_value_gradient softmax 64": (32, 128, 4, 3),
+    "hopper key_value_gradient softmax 128": (64, 128, 8, 3),
+    "hopper key_value_gradient softmax 256": (32, 64, 8, 2),
+    "ampere forward tanhmax 64": (128, 64, 4, 2),
+    "ampere forward tanhmax 128": (128, 64, 8, 2),
+    "ampere forward tanhmax 256": (64, 64, 8, 2),
+    "ampere forward softmax 64": (128, 64, 4, 2),
+    "ampere forward softmax 128": (128, 64, 8, 2),
+    "ampere forward softmax 256": (64, 64, 8, 2),
+    "ampere query_gradient tanhmax 64": (64, 64, 4, 2),
+    "ampere query_gradient tanhmax 128": (64, 64, 8, 2),
+    "ampere query_gradient tanhmax 256": (64, 32, 8, 2),
+    "ampere query_gradient softmax 64": (64, 64, 4, 2),
+    "ampere query_gradient softmax 128": (64, 64, 8, 2),
+    "ampere query_gradient softmax 256": (64, 32, 8, 2),
+    "ampere key_value_gradient tanhmax 64": (32, 64, 4, 2),
+    "ampere key_value_gradient tanhmax 128": (32, 64, 4, 2),
+    "ampere key_value_gradient tanhmax 256": (32, 64, 8, 2),
+    "ampere key_value_gradient softmax 64": (32, 64, 4, 2),
+    "ampere key_value_gradient softmax 128": (32, 64, 4, 2),
+    "ampere key_value_gradient softmax 256": (32, 64, 8, 2),
+    "ada forward tanhmax 64": (128, 64, 4, 2),
+    "ada forward tanhmax 128": (64, 64, 4, 2),
+    "ada forward tanhmax 256": (64, 32, 4, 2),
+    "ada forward softmax 64": (128, 64, 4, 2),
+    "ada forward softmax 128": (64, 64, 4, 2),
+    "ada forward softmax 256": (64, 32, 4, 2),
+    "ada query_gradient tanhmax 64": (64, 64, 4, 2),
+    "ada query_gradient tanhmax 128": (64, 32, 4, 2),
+    "ada query_gradient tanhmax 256": (32, 32, 4, 2),
+    "ada query_gradient softmax 64": (64, 64, 4, 2),
+    "ada query_gradient softmax 128": (64, 32, 4, 2),
+    "ada query_gradient softmax 256": (32, 32, 4, 2),
+    "ada key_value_gradient tanhmax 64": (32, 64, 4, 2),
+    "ada key_value_gradient tanhmax 128": (32, 64, 4, 2),
+    "ada key_value_gradient tanhmax 256": (32, 32, 4, 2),
+    "ada key_value_gradient softmax 64": (32, 64, 4, 2),
+    "ada key_value_gradient softmax 128": (32, 64, 4, 2),
+    "ada key_value_gradient softmax 256": (32, 32, 4, 2),
+}
