@@ -105,7 +105,7 @@ def kernel_state() -> str:
     import torch
 
     from hf_bidir.modeling.attention_inputs import HAS_COMPILER, HAS_TRITON
-    from hf_bidir.modeling.fused_check import difference_from_eager
+    from hf_bidir.modeling.fused_check import Kind, difference_from_eager
 
     nvidia = torch.cuda.is_available() and torch.version.hip is None
     missing = [
@@ -121,7 +121,7 @@ def kernel_state() -> str:
         return f"not used: missing {', '.join(missing)}"
     from hf_bidir.modeling.fused_attention import fused_attention
 
-    found = difference_from_eager(fused_attention, torch.device("cuda"), torch.bfloat16, 64, 64)
+    found = difference_from_eager(fused_attention, Kind(torch.device("cuda"), torch.bfloat16, 64, 64))
     return f"not used: {without_paths(found)}" if found else "matches the eager path (bfloat16, head dimension 64)"
 
 

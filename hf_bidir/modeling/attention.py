@@ -11,7 +11,7 @@ from transformers.utils import logging
 
 from .activations import WITH_NEGATIVE_MASS, get_attn_activation, upcast
 from .attention_call import AttentionCall, attention_call
-from .attention_inputs import HAS_COMPILER, HAS_TRITON, HEAD_DIMS, NegativeMass, check_shapes
+from .attention_inputs import NegativeMass, check_shapes
 from .chunked_attention import chunked_attention
 from .eager_attention import eager_attention, is_transformed
 from .fused_check import fused_agrees
@@ -85,23 +85,24 @@ def attend(
     query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall, implementation: str = "auto"
 ) -> tuple[Tensor, Tensor | None]:
     """`bidir_attention` for inputs that are already checked; models call this."""
-    if implementation != "eager" and (reason := _needs_eager(query, key, value, call)):
-        implementation = "eager"
-        if not torch.compiler.is_compiling():
-            _log_choice("eager", reason)
-    if implementation == "auto":
-        implementation, reason = choose_implementation(query, key, value, call)
-        if not torch.compiler.is_compiling() and query.shape[2] > 1 and call.activation != "softmax":
-            _log_choice(implementation, reason)
+    compiling, reason, given = torch.compiler.is_compiling(), None, implementation != "auto"
+    if not given:
+        implementation, why = choose_implementation(query, key, value, call, keep)
+        reason = why if query.shape[2] > 1 and call.activation != "softmax" else None
+    if implementation != "eager" and (obstacle := _obstacle(query, key, value, call, implementation, compiling)):
+        implementation, reason = "eager", obstacle
+    if reason and not compiling:
+        _log_choice(implementation, reason)
     if implementation == "eager":
         return eager_attention(query, key, value, keep, call)
-    _check_implementation(implementation, call)
+    if given:
+        _check_implementation(implementation, call)
     if call.activation == "balanced":
         return balanced_attention(query, key, value, keep, call, implementation), None
     if implementation == "fused":
-        from .fused_attention import fused_attention
+        from .fused_attention import attend_fused
 
-        return fused_attention(query, key, value, keep, call), None
+        return attend_fused(query, key, value, keep, call, captured=compiling), None
     if call.activation == "softmax":
         return softmax_attention(query, key, value, keep, call), None
     if implementation == "lift":
@@ -109,11 +110,14 @@ def attend(
     return chunked_attention(query, key, value, keep, call), None
 
 
-def _needs_eager(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> str | None:
-    """The reason why no other implementation computes a call; None if others do."""
-    if call.score_terms:
+def _obstacle(
+    query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, implementation: str, compiling: bool
+) -> str | None:
+    """The reason why only the eager path computes a call; None if `implementation` does."""
+    has_terms = call.bias is not None or call.softcap is not None
+    if call.sinks is not None or (has_terms and (implementation != "fused" or call.activation == "balanced")):
         return f"only it computes {call.score_terms}"
-    if is_transformed(query, key, value, call.negative_mass):
+    if not compiling and is_transformed(query, key, value, call.negative_mass):
         return "only it supports torch.func and forward-mode derivatives"
     return None
 
@@ -175,48 +179,38 @@ def _lifted_bias(shift: Tensor, mask: Tensor | None, length: int) -> Tensor:
     return bias.masked_fill(~mask & mask.any(-1, keepdim=True), -torch.inf)
 
 
-def choose_implementation(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> tuple[str, str]:
+def choose_implementation(
+    query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, keep: Tensor | None = None
+) -> tuple[str, str]:
     """The implementation that "auto" selects, and the reason; `benchmarks/attention.py` compares their speed.
 
     Under torch.compile on a CPU it is "eager", whose operations the compiler fuses; in an exported graph "lift".
     """
-    device = query.device.type
-    if call.activation == "softmax":
+    device, activation, compiling = query.device.type, call.activation, torch.compiler.is_compiling()
+    has_terms = call.bias is not None or call.softcap is not None
+    if activation == "softmax" and not has_terms and call.sinks is None:
         return "lift", "softmax has no negative half: torch's SDPA itself"
+    if compiling and torch.compiler.is_exporting() and query.shape[2] > 1 and not has_terms and call.sinks is None:
+        if activation == "tanhmax" and call.dropout == 0 and not isinstance(call.negative_mass, Tensor):
+            return "lift", "softmax is one operator of a graph, TanhMax is twenty"
+    on_gpu = device == "cuda" and activation in ("tanhmax", "softmax") and call.sinks is None
+    if on_gpu and fused_agrees(query, key, value, keep, call):
+        return "fused", f"{query.dtype} on {device}"
+    if has_terms or call.sinks is not None:
+        return "eager", f"only it computes {call.score_terms}"
     if query.shape[2] == 1:
         return "eager", "one row of coefficients per head is small"
-    fused = call.activation == "tanhmax" and _supports_fused(query, key, value)
-    if call.activation == "balanced" and call.dropout == 0:
+    if activation == "balanced" and call.dropout == 0:
         return "lift", "two softmax attentions by torch's SDPA"
-    liftable = call.activation == "tanhmax" and call.dropout == 0 and not isinstance(call.negative_mass, Tensor)
-    if torch.compiler.is_exporting() and liftable:
-        return "lift", "softmax is one operator of a graph, TanhMax is twenty"
-    if torch.compiler.is_compiling():
-        return ("fused" if fused else "eager"), "torch.compile fuses the formula"
-    if call.activation != "tanhmax":
-        return "eager", f"{call.activation} has no other implementation{' with dropout' if call.dropout else ''}"
-    if fused:
-        return "fused", f"{query.dtype} on {device}"
-    if _has_zero(call.negative_mass):
+    if compiling:
+        return "eager", "torch.compile fuses the formula"
+    if activation != "tanhmax":
+        return "eager", f"{activation} has no other implementation{' with dropout' if call.dropout else ''}"
+    if isinstance(call.negative_mass, Tensor) and _has_zero(call.negative_mass):
         return "eager", "one layer has softmax heads and signed heads"
     if device == "cuda" and call.dropout == 0:
         return "lift", "torch's fused kernels compute it"
     return "chunked", f"linear memory{' with dropout' if call.dropout else ''} on {device}"
-
-
-def _supports_fused(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether "auto" may use the Triton kernel: half precision on an NVIDIA GPU of compute capability 8 or more, if the
-    kernel matches the eager path there."""
-    return (
-        HAS_TRITON
-        and HAS_COMPILER
-        and query.device.type == "cuda"
-        and torch.version.hip is None
-        and query.dtype == key.dtype == value.dtype in (torch.float16, torch.bfloat16)
-        and all(HEAD_DIMS[0] <= x.shape[-1] <= HEAD_DIMS[1] for x in (query, value))
-        and torch.cuda.get_device_properties(query.device).major >= 8
-        and fused_agrees(query.device, query.dtype, query.shape[-1], value.shape[-1])
-    )
 
 
 @lru_cache

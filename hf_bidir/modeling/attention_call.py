@@ -46,7 +46,7 @@ class AttentionCall:
 
     @property
     def score_terms(self) -> str:
-        """The names of the score terms that only the eager path computes, comma-separated."""
+        """The names of the terms that some paths do not compute, comma-separated."""
         return ", ".join(name for name in ("bias", "softcap", "sinks") if getattr(self, name) is not None)
 
     def shift(self, query: Tensor) -> Tensor | None:
@@ -121,14 +121,19 @@ def attention_call(
     Raises:
         ValueError: a number out of range, or a window with unequal numbers of queries and keys.
     """
-    check_dropout(dropout)
-    check_window(window)
+    # Most calls have one mass in range, no dropout and no window, and need no function of their own to see that.
+    if dropout:
+        check_dropout(dropout)
+    if window is not None:
+        check_window(window)
     if window is not None and query.shape[2] != key.shape[2]:
         raise ValueError(
             f"window needs as many queries as keys; got {query.shape[2]} queries for {key.shape[2]} keys. Pass a mask "
             'of the keys to attend to; call a model with attn_scope="window" with use_cache=False.'
         )
-    mass = per_head(negative_mass, query) if activation in WITH_NEGATIVE_MASS else 1.0
+    mass = negative_mass if activation in WITH_NEGATIVE_MASS else 1.0
+    if type(mass) is not float or not 0 <= mass <= 1:
+        mass = per_head(mass, query)
     if isinstance(mass, float) and mass == 0:
         activation, mass = "softmax", 1.0
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling

@@ -17,7 +17,8 @@ HAS_TRITON = find_spec("triton") is not None
 HAS_COMPILER = any(which(name) for name in (os.environ.get("CC"), "gcc", "clang") if name)
 # Float mask entries of at most this drop a key: e^-50 is negligible in a softmax. Swin masks with -100.
 MASKED = -50.0
-HEAD_DIMS = (16, 256)  # smallest and largest head dimension of the kernels
+HEAD_DIMS = (16, 256)  # smallest and largest head dimension of the fused kernels
+FEW_ROWS = 64  # queries of all heads that share keys, up to which a kernel for few queries computes them in one block
 # Triton's interpreter runs the kernels slowly without a GPU. Triton reads the variable when it is imported.
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
 
@@ -78,26 +79,33 @@ def _check_count(count: int, heads: int) -> None:
 
 def check_shapes(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> None:
     """Raise ValueError with all shapes unless they fit."""
-    shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
-    if query.dim() != 4 or key.dim() != 4 or value.shape[:3] != key.shape[:3]:
-        raise ValueError(f"expected [batch, heads, length, head_dim] with equal key and value lengths, got {shapes}.")
-    if query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3]:
-        raise ValueError(f"query and key must agree in batch and head_dim, got {shapes}.")
-    if key.shape[1] == 0 or query.shape[1] % key.shape[1]:
-        raise ValueError(f"the number of key heads must divide the number of query heads; got {shapes}.")
-    if query.numel() == 0 or value.numel() == 0:
-        raise ValueError(f"no size may be 0, got {shapes}.")
-    if keep is None:
+    of_query, of_key, of_value = query.shape, key.shape, value.shape
+    if len(of_query) != 4 or len(of_key) != 4 or of_value[:3] != of_key[:3]:
+        fault = "expected [batch, heads, length, head_dim] with equal key and value lengths"
+    elif of_query[0] != of_key[0] or of_query[3] != of_key[3]:
+        fault = "query and key must agree in batch and head_dim"
+    elif of_key[1] == 0 or of_query[1] % of_key[1]:
+        fault = "the number of key heads must divide the number of query heads"
+    elif query.numel() == 0 or value.numel() == 0:
+        fault = "no size may be 0"
+    else:
+        if keep is not None:
+            _check_keep(keep, (*of_query[:3], of_key[2]))
         return
+    shapes = f"query {tuple(of_query)}, key {tuple(of_key)}, value {tuple(of_value)}"
+    raise ValueError(f"{fault}, got {shapes}.")
+
+
+def _check_keep(keep: Tensor, full: tuple[int, ...]) -> None:
     if keep.dtype != torch.bool:
         raise ValueError(f"keep must be boolean (True = attend), got {keep.dtype}; convert numbers with mask == 1.")
-    full = (*query.shape[:3], key.shape[2])
+    given = keep.shape
     if (
-        keep.dim() != 4
-        or keep.shape[3] != full[3]
-        or any(k not in (1, n) for k, n in zip(keep.shape, full, strict=True))
+        len(given) != 4
+        or given[3] != full[3]
+        or not (given[0] in (1, full[0]) and given[1] in (1, full[1]) and given[2] in (1, full[2]))
     ):
-        raise ValueError(f"keep must broadcast to [batch, heads, queries, keys] = {full}, got {tuple(keep.shape)}.")
+        raise ValueError(f"keep must broadcast to [batch, heads, queries, keys] = {full}, got {tuple(given)}.")
 
 
 def check_dropout(dropout: float) -> None:

@@ -8,12 +8,11 @@ outside the window, padding at either end) are skipped, and grouped key heads ar
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .activations import compute_dtype, upcast
 from .attention_call import AttentionCall
 from .eager_attention import eager_gradients, needs_eager_gradients
 
@@ -25,6 +24,7 @@ ROWS, BAND_ROWS = 256, 128
 
 # Scores are kept in base 2: torch computes 2^x several times as fast as e^x on some processors.
 LOG2_E = math.log2(math.e)
+EVERY = slice(None)
 
 # The power series of sinh and cosh below are exact for |score| < SMALL_SCORE. For |score| < SAFE_SCORE, neither e^s nor
 # a row's sum of cosh(s) overflows fp32.
@@ -32,23 +32,17 @@ SMALL_SCORE, SAFE_SCORE = {torch.float32: 0.5, torch.float64: 0.1}, 40.0
 
 
 class Piece(NamedTuple):
-    """Slices of examples, key heads, queries and keys, and by parts of the columns a factor 0 for every masked pair."""
+    """Examples, key heads, queries and keys that are computed at once.
 
-    examples: slice
-    heads: slice
-    rows: slice
-    columns: slice
+    Attributes:
+        of_queries: index into a tensor `[batch, key heads, groups, queries, ...]`.
+        of_keys: index into a tensor `[batch, key heads, keys, ...]`.
+        factors: by parts of the keys, a factor 0 for every masked pair.
+    """
+
+    of_queries: tuple[slice, slice, slice, slice]
+    of_keys: tuple[slice, slice, slice]
     factors: list[tuple[slice, Tensor]]
-
-    @property
-    def of_queries(self) -> tuple[slice, ...]:
-        """Index into a tensor `[batch, key heads, groups, queries, ...]`."""
-        return self.examples, self.heads, slice(None), self.rows
-
-    @property
-    def of_keys(self) -> tuple[slice, ...]:
-        """Index into a tensor `[batch, key heads, keys, ...]`."""
-        return self.examples, self.heads, self.columns
 
 
 def chunked_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
@@ -64,8 +58,12 @@ def chunked_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | 
     Returns:
         The context, `[batch, heads, queries, value_dim]`, in the dtype of `query`; computed in fp32 or fp64.
     """
+    if torch.is_autocast_enabled(query.device.type):
+        with torch.autocast(query.device.type, enabled=False):
+            return chunked_attention(query, key, value, keep, call)
     seed = int(torch.randint(2**62, ())) if call.dropout > 0 else 0
-    shift = call.shift(query)
+    mass = call.negative_mass
+    shift = None if type(mass) is float and mass == 1 else call.shift(query)
     return _Chunked.apply(query, key, value, shift, keep, call, seed, torch.get_num_threads())
 
 
@@ -78,23 +76,25 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query, key, value, shift, keep, call, seed, threads):
         problem = _Problem(query, key, shift, keep, call, threads)
+        batch, heads, groups, queries, _ = problem.query.shape
         # The memory layout is [batch, queries, heads, value_dim], so that merging the heads needs no copy.
-        context = query.new_empty(*query.shape[:3:2], query.shape[1], value.shape[3]).transpose(1, 2)
-        inverse = query.new_empty(*query.shape[:3], 1, dtype=problem.dtype)
-        contexts, inverses, modes = problem.by_group(context), problem.by_group(inverse), []
-        with torch.autocast(query.device.type, enabled=False):
-            for index, piece in enumerate(problem.pieces()):
-                sinh, cosh, mode = problem.hyperbolic(piece)
-                total = cosh.sum(-1, keepdim=True)
-                if problem.keep is not None:
-                    total.masked_fill_(total == 0, torch.inf)
-                total = total.reciprocal_()
-                if call.dropout > 0:
-                    sinh = sinh.mul_(_dropout_factors(sinh, call.dropout, seed + index))
-                mixed = (sinh @ upcast(value[piece.of_keys])).mul_(total)
-                contexts[piece.of_queries] = mixed.unflatten(2, (problem.groups, -1))
-                inverses[piece.of_queries] = total.unflatten(2, (problem.groups, -1))
-                modes.append(mode)
+        context = query.new_empty(batch, queries, heads, groups, value.shape[3])
+        contexts = context.permute(0, 2, 3, 1, 4)
+        inverses = query.new_empty(batch, heads, groups, queries, 1, dtype=problem.dtype)
+        modes = []
+        for index, piece in enumerate(problem.pieces()):
+            sinh, cosh, mode = problem.hyperbolic(piece)
+            total = cosh.sum(-1, keepdim=True)
+            if keep is not None:
+                total.masked_fill_(total == 0, torch.inf)
+            total = total.reciprocal_()
+            if call.dropout > 0:
+                sinh = sinh.mul_(_dropout_factors(sinh, call.dropout, seed + index))
+            mixed = (sinh @ value[piece.of_keys].to(problem.dtype)).mul_(total)
+            contexts[piece.of_queries] = mixed.view(*mixed.shape[:2], groups, -1, mixed.shape[3])
+            inverses[piece.of_queries] = total.view(*total.shape[:2], groups, -1, 1)
+            modes.append(mode)
+        context, inverse = context.flatten(2, 3).transpose(1, 2), inverses.flatten(1, 2)
         ctx.save_for_backward(query, key, value, shift, keep, context, inverse)
         ctx.call, ctx.seed, ctx.threads, ctx.modes = call, seed, threads, modes
         return context
@@ -102,37 +102,44 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_context):
         query, key, value, shift, keep, context, inverse = ctx.saved_tensors
+        if torch.is_autocast_enabled(query.device.type):
+            with torch.autocast(query.device.type, enabled=False):
+                return _Chunked.backward(ctx, grad_context)
         call, problem = ctx.call, _Problem(query, key, shift, keep, ctx.call, ctx.threads)
         if needs_eager_gradients(grad_context):
             factors = problem.dropout_factors(ctx.seed) if call.dropout > 0 else None
             gradients = eager_gradients((query, key, value), shift, keep, call, grad_context, factors)
             return *gradients, None, None, None, None
+        batch, heads, groups, queries, _ = problem.query.shape
+        grouped, dtype = (batch, heads, groups, queries, -1), problem.dtype
         # Each query is in the pieces of one block, a key in any number of blocks, so gradients of keys are summed. The
         # sums are [..., size, keys]: the products added to them then need no transposed copy of a piece.
-        grad_query, grad_key, grad_value = torch.empty_like(query), problem.key_sums(key), problem.key_sums(value)
+        grad_key = key.new_zeros(batch, heads, key.shape[3], key.shape[2], dtype=dtype)
+        grad_value = value.new_zeros(batch, heads, value.shape[3], value.shape[2], dtype=dtype)
+        grad_query = torch.empty_like(query)
         grad_shift = None if shift is None else torch.zeros_like(shift)
-        with torch.autocast(query.device.type, enabled=False):
-            grad_context = grad_context * inverse
-            delta = problem.by_group((grad_context * context).sum(-1, keepdim=True))
-            grad_contexts, grad_queries = problem.by_group(grad_context), problem.by_group(grad_query)
-            for index, piece in enumerate(problem.pieces()):
-                sinh, cosh, _ = problem.hyperbolic(piece, ctx.modes[index])
-                grad_output = grad_contexts[piece.of_queries].flatten(2, 3)
-                grad_coefficients = grad_output @ upcast(value[piece.of_keys]).mT
-                applied = sinh
-                if call.dropout > 0:
-                    factors = _dropout_factors(sinh, call.dropout, ctx.seed + index)
-                    applied = sinh * factors
-                    grad_coefficients.mul_(factors)
-                _accumulate(grad_value, piece, grad_output, applied)
-                grad_scores = cosh.mul_(grad_coefficients)
-                grad_scores.addcmul_(sinh, delta[piece.of_queries].flatten(2, 3), value=-1)
-                if shift is not None:
-                    summed = grad_scores.unflatten(2, (problem.groups, -1)).sum((0, 3, 4))
-                    grad_shift.view(-1, problem.groups)[piece.heads] += summed
-                scaled = grad_scores @ upcast(key[piece.of_keys])
-                grad_queries[piece.of_queries] = scaled.mul_(call.scaling).unflatten(2, (problem.groups, -1))
-                _accumulate(grad_key, piece, problem.scaled_queries(piece), grad_scores)
+        grad_context = grad_context * inverse
+        deltas = (grad_context * context).sum(-1, keepdim=True).view(grouped)
+        grad_contexts, grad_queries = grad_context.view(grouped), grad_query.view(grouped)
+        for index, piece in enumerate(problem.pieces()):
+            sinh, cosh, _ = problem.hyperbolic(piece, ctx.modes[index])
+            grad_output = grad_contexts[piece.of_queries].flatten(2, 3)
+            grad_coefficients = grad_output @ value[piece.of_keys].to(dtype).mT
+            applied = sinh
+            if call.dropout > 0:
+                factors = _dropout_factors(sinh, call.dropout, ctx.seed + index)
+                applied = sinh * factors
+                grad_coefficients.mul_(factors)
+            _accumulate(grad_value, piece, grad_output, applied)
+            grad_scores = cosh.mul_(grad_coefficients)
+            grad_scores.addcmul_(sinh, deltas[piece.of_queries].flatten(2, 3), value=-1)
+            if shift is not None:
+                summed = grad_scores.unflatten(2, (groups, -1)).sum((0, 3, 4))
+                grad_shift.view(-1, groups)[piece.of_keys[1]] += summed
+            scaled = (grad_scores @ key[piece.of_keys].to(dtype)).mul_(call.scaling)
+            grad_queries[piece.of_queries] = scaled.view(*scaled.shape[:2], groups, -1, scaled.shape[3])
+            scaled_queries = problem.query[piece.of_queries].to(dtype).flatten(2, 3) * call.scaling
+            _accumulate(grad_key, piece, scaled_queries, grad_scores)
         grad_key, grad_value = grad_key.mT.to(key.dtype), grad_value.mT.to(value.dtype)
         return grad_query, grad_key, grad_value, grad_shift, None, None, None, None
 
@@ -144,45 +151,43 @@ class _Problem:
     """
 
     def __init__(self, query, key, shift, keep, call: AttentionCall, threads: int):
-        self.groups = query.shape[1] // key.shape[1]
-        self.query, self.key, self.call = self.by_group(query), key, call
+        (batch, heads, queries, size), key_heads = query.shape, key.shape[1]
+        self.groups, self.call, self.key = heads // key_heads, call, key
+        self.query = query.view(batch, key_heads, self.groups, queries, size)
         self.shift = None if shift is None else shift.view(-1, self.groups, 1, 1)
-        self.keep = keep if keep is None else keep.unsqueeze(2) if keep.shape[1] == 1 else self.by_group(keep)
+        self.keep = keep if keep is None or keep.shape[1] == 1 else keep.unflatten(1, (-1, self.groups))
+        if keep is not None and keep.shape[1] == 1:
+            self.keep = keep.unsqueeze(2)
         self.on_cpu = query.device.type == "cpu"
-        self.threads = min(key.shape[1], threads) if self.on_cpu else 1
-        self.dtype = compute_dtype(query.dtype)
-
-    def by_group(self, x: Tensor) -> Tensor:
-        """View `[batch, heads, ...]` as `[batch, key heads, groups, ...]`."""
-        return x.unflatten(1, (-1, self.groups))
-
-    def key_sums(self, x: Tensor) -> Tensor:
-        """Zeros `[batch, key heads, size, keys]` in which the gradient of keys or values `x` is summed."""
-        return x.new_zeros(*x.shape[:2], x.shape[3], x.shape[2], dtype=self.dtype)
+        self.threads = min(key_heads, threads) if self.on_cpu else 1
+        self.dtype = torch.promote_types(query.dtype, torch.float32)
 
     def pieces(self) -> Iterator[Piece]:
         """Pieces that together cover all unmasked pairs."""
-        (batch, heads, groups, queries), keys = self.query.shape[:4], self.key.shape[2]
+        (batch, heads, groups, queries), keys, call = self.query.shape[:4], self.key.shape[2], self.call
+        banded = call.causal or call.window is not None
         budget = (CPU_PIECE if self.on_cpu else DEVICE_PIECE) // groups
-        keys_differ = self.call.banded or (self.keep is not None and self.keep.shape[3] > 1)
+        keys_differ = banded or (self.keep is not None and self.keep.shape[3] > 1)
         piece_rows = min(queries, BAND_ROWS if keys_differ else ROWS, max(1, 2 * budget // keys))
         for first in range(0, queries, piece_rows):
             rows = slice(first, min(first + piece_rows, queries))
-            columns = self.call.reach(rows, keys)
-            pairs = (rows.stop - rows.start) * (columns.stop - columns.start)
+            reach = call.reach(rows, keys) if banded else slice(0, keys)
+            pairs = (rows.stop - rows.start) * (reach.stop - reach.start)
             piece_heads = heads if budget >= pairs * heads else self.heads_per_piece(budget // pairs)
             examples = max(1, min(batch, budget // (pairs * heads)))
-            factors = self.band_factors(rows, columns) if self.keep is None else []
+            columns, factors = reach, self.band_factors(rows, reach) if banded and self.keep is None else []
             for b in range(0, batch, examples):
                 for h in range(0, heads, piece_heads):
-                    piece = Piece(slice(b, b + examples), slice(h, h + piece_heads), rows, columns, factors)
-                    yield piece if self.keep is None else self.masked(piece, self.keep)
+                    part = slice(b, b + examples), slice(h, h + piece_heads)
+                    if self.keep is not None:
+                        columns, factors = self.masked(*part, rows, reach)
+                    yield Piece((*part, EVERY, rows), (*part, columns), factors)
 
     def dropout_factors(self, seed: int) -> Tensor:
         """The factors of all pieces, `[batch, heads, queries, keys]`."""
         factors = self.query.new_zeros(*self.query.shape[:4], self.key.shape[2], dtype=self.dtype)
         for index, piece in enumerate(self.pieces()):
-            own = factors[piece.of_queries][..., piece.columns]
+            own = factors[piece.of_queries][..., piece.of_keys[2]]
             own.copy_(_dropout_factors(own.flatten(2, 3), self.call.dropout, seed + index).unflatten(2, own.shape[2:4]))
         return factors.flatten(1, 2)
 
@@ -194,47 +199,52 @@ class _Problem:
         bands = self.call.partial_bands(rows, columns, self.key.device)
         return [(part, band.to(self.dtype)) for part, band in bands]
 
-    def masked(self, piece: Piece, keep: Tensor) -> Piece:
-        """The piece with its mask as factors, and without the keys before the first and after the last kept one."""
-        examples, heads, rows, columns, _ = piece
-        indices = zip((examples, heads, slice(None), rows, columns), keep.shape, strict=True)
-        keep = keep[tuple(index if size > 1 else slice(None) for index, size in indices)]
+    def masked(
+        self, examples: slice, heads: slice, rows: slice, columns: slice
+    ) -> tuple[slice, list[tuple[slice, Tensor]]]:
+        """The columns without those before the first and after the last kept key, and the mask as factors."""
+        given: Any = self.keep
+        keep = given[
+            examples if given.shape[0] > 1 else EVERY, heads if given.shape[1] > 1 else EVERY, :,
+            rows if given.shape[3] > 1 else EVERY, columns,
+        ]  # fmt: skip
+        call = self.call
         if self.on_cpu:  # on a GPU, inspecting the mask would force a synchronisation
             used = keep.flatten(0, 3).any(0).nonzero().flatten()[[0, -1]].tolist() if keep.any() else [0, 0]
             keep, first = keep[..., used[0] : used[1] + 1], columns.start
             columns = slice(first + used[0], first + used[1] + 1)
-        if self.on_cpu and keep.all():
-            return Piece(examples, heads, rows, columns, self.band_factors(rows, columns))
-        band = self.call.band(rows, columns, self.key.device)
-        mask = keep if band is None else keep & band
-        return Piece(examples, heads, rows, columns, [(slice(None), mask.to(self.dtype))])
-
-    def scaled_queries(self, piece: Piece) -> Tensor:
-        """`[examples, key heads, groups * rows, head_dim]`."""
-        return upcast(self.query[piece.of_queries]).flatten(2, 3) * self.call.scaling
+            if keep.all():
+                banded = call.causal or call.window is not None
+                return columns, self.band_factors(rows, columns) if banded else []
+        if (band := call.band(rows, columns, self.key.device)) is not None:
+            keep = keep & band
+        return columns, [(EVERY, keep.to(self.dtype))]
 
     def hyperbolic(self, piece: Piece, mode: str | None = None) -> tuple[Tensor, Tensor, str]:
         """sinh and cosh of the scores, `[examples, key heads, groups * rows, columns]`, and the mode; 0 where masked.
 
         sinh and cosh are scaled by one number per row, which depends on the mode; the mode is chosen unless given.
         """
-        scores = (self.scaled_queries(piece) * LOG2_E) @ upcast(self.key[piece.of_keys]).mT
-        by_group = scores.unflatten(2, (self.groups, -1))
+        queries = self.query[piece.of_queries].to(self.dtype).flatten(2, 3)
+        scores = (queries * (self.call.scaling * LOG2_E)) @ self.key[piece.of_keys].to(self.dtype).mT
+        grouped = (*scores.shape[:2], self.groups, -1, scores.shape[3])
+        by_group = scores.view(grouped)
         if self.shift is not None:
-            by_group += self.shift[piece.heads] * LOG2_E
+            by_group += self.shift[piece.of_keys[1]] * LOG2_E
         for columns, factor in piece.factors:
             by_group[..., columns].mul_(factor)  # sinh(0) = 0: drops the pair without changing the row's largest score
         mode = _mode(scores) if mode is None else mode
         sinh, cosh = _hyperbolic(scores, mode)
         for columns, factor in piece.factors:
-            cosh.unflatten(2, (self.groups, -1))[..., columns].mul_(factor)
+            cosh.view(grouped)[..., columns].mul_(factor)
         return sinh, cosh, mode
 
 
 def _accumulate(sums: Tensor, piece: Piece, rows: Tensor, pairs: Tensor) -> None:
     """Add `rows^T pairs` to the sums of a piece's keys. A piece of several examples always has all heads."""
-    own = sums[piece.examples, piece.heads]
-    own.view(-1, *own.shape[2:])[..., piece.columns].baddbmm_(rows.flatten(0, 1).mT, pairs.flatten(0, 1))
+    examples, heads, columns = piece.of_keys
+    own = sums[examples, heads]
+    own.view(-1, *own.shape[2:])[..., columns].baddbmm_(rows.flatten(0, 1).mT, pairs.flatten(0, 1))
 
 
 def _mode(scores: Tensor) -> str:

@@ -82,13 +82,15 @@ def eager_gradients(
 
 
 def is_transformed(*inputs: Tensor | float) -> bool:
-    """Whether `torch.func` or forward-mode differentiation is at work, which no custom backward pass takes part in."""
-    if torch.compiler.is_compiling():
+    """Whether `torch.func` or forward-mode differentiation is at work, which no custom backward pass takes part in.
+
+    Not for use while compiling.
+    """
+    if torch._C._are_functorch_transforms_active():
+        return True
+    if forward_ad._current_level < 0:  # outside of every level of dual numbers
         return False
-    tensors = (x for x in inputs if isinstance(x, Tensor))
-    return torch._C._are_functorch_transforms_active() or any(
-        forward_ad.unpack_dual(x).tangent is not None for x in tensors
-    )
+    return any(forward_ad.unpack_dual(x).tangent is not None for x in inputs if isinstance(x, Tensor))
 
 
 def needs_eager_gradients(grad_context: Tensor) -> bool:

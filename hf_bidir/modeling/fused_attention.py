@@ -66,7 +66,8 @@ def fused_attention(
     Source: Huang, Yang, Wang 2024 (doi 10.6339/24-JDS1134) for TanhMax; Dao 2023 (arXiv:2307.08691) for the tiling.
     """
     check_shapes(query, key, value, keep)
-    return attend_fused(query, key, value, keep, attention_call(query, key) if call is None else call, packed)
+    call = attention_call(query, key) if call is None else call
+    return attend_fused(query, key, value, keep, call, packed, torch.compiler.is_compiling())
 
 
 def attend_fused(
@@ -76,8 +77,9 @@ def attend_fused(
     keep: Tensor | None,
     call: AttentionCall,
     packed: tuple[Tensor, Tensor, int, int] | None = None,
+    captured: bool = False,
 ) -> Tensor:
-    """`fused_attention` of inputs whose shapes are already checked."""
+    """`fused_attention` of inputs whose shapes are already checked; `captured` says whether a graph is being made."""
     _check(query, key, value, keep, call, packed)
     queries, keys, scaling, window = query.shape[2], key.shape[2], call.scaling, call.window
     if scaling < 0:  # the kernel assumes that the largest product of a row has the largest score
@@ -101,8 +103,7 @@ def attend_fused(
         bias = bias.expand(*bias.shape[:3], keys)
     inputs = (query, key, value, keep, bias, shifts, seed, *starts, *numbers)
     # tensors of other classes, such as fake ones, see an operator; so do graphs
-    captured = type(query) is not Tensor or torch.compiler.is_compiling()
-    return _operator(*inputs)[0] if captured else _Fused.apply(*inputs)
+    return _operator(*inputs)[0] if captured or type(query) is not Tensor else _Fused.apply(*inputs)
 
 
 def _forward(*inputs) -> tuple[Tensor, Tensor]:

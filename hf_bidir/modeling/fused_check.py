@@ -1,43 +1,112 @@
-"""Compares the Triton kernel with the eager path on this machine, once, before "auto" uses it."""
+"""Compares the Triton kernels with the eager path on this machine, once per kind of call, before "auto" uses them."""
 
 from collections.abc import Callable
-from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from transformers.utils import logging
 
 from .attention_call import AttentionCall
+from .attention_inputs import FEW_ROWS, HAS_COMPILER, HAS_TRITON, HEAD_DIMS
 
 logger = logging.get_logger(__name__)
 
 LENGTH, HEADS = 80, 2  # size of the example; the length is above most block sizes and a multiple of none
 ROUNDINGS = 8  # accepted relative difference, in rounding errors of the dtype
+NO_DROPOUT = 1e-9  # a probability that compiles dropout without dropping any of the example's coefficients
+
+
+class Kind(NamedTuple):
+    """What the code of the kernels depends on, so that the example needs no code that the model does not use."""
+
+    device: torch.device
+    dtype: torch.dtype
+    head_dim: int
+    value_dim: int
+    signed: bool = True
+    keep: str | None = "per key"  # or "per query"
+    bias: torch.dtype | None = None
+    capped: bool = False
+    shift: str | None = None  # of a negative mass below 1, "one" or "per head"
+    dropped: bool = False
+    causal: bool = False
+    window: bool = False
+    few: bool = False
+    gradient: bool = True
+
+
+_agreeing: dict[tuple, bool] = {}
+
+
+def fused_agrees(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> bool:
+    """Whether "auto" may use the kernels for this call: half precision on an NVIDIA GPU of compute capability 8 or
+    more, if they match the eager path there. Logs one warning with the reason if they do not."""
+    if not query.dtype == key.dtype == value.dtype:
+        return False
+    kind = kind_of(query, key, value, keep, call)
+    if torch.compiler.is_compiling():
+        return _agrees_in_graph(kind)
+    known = _agreeing.get(kind)
+    return agrees(kind) if known is None else known
+
+
+def kind_of(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Kind:
+    mass, bias = call.negative_mass, call.bias
+    plain = not (call.causal or call.window or call.dropout)
+    rows = query.shape[2]
+    # a graph may be for several lengths, and must not depend on them
+    few = rows == 1 if torch.compiler.is_compiling() else rows * query.shape[1] <= FEW_ROWS * key.shape[1]
+    return Kind(
+        query.device, query.dtype, query.shape[3], value.shape[3], call.activation == "tanhmax",
+        None if keep is None else "per key" if keep.shape[2] == 1 or keep.stride(2) == 0 else "per query",
+        None if bias is None else bias.dtype, call.softcap is not None,
+        "per head" if isinstance(mass, Tensor) else None if mass == 1 else "one",
+        call.dropout > 0, call.causal, call.window is not None, plain and few,
+        torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad),
+    )  # fmt: skip
 
 
 @torch.compiler.assume_constant_result
-def fused_agrees(device: torch.device, dtype: torch.dtype, head_dim: int, value_dim: int) -> bool:
-    """Whether the kernel matches the eager path for tensors of this kind; logs one warning with the reason if not."""
-    return _agrees(device, dtype, head_dim, value_dim)
+def _agrees_in_graph(kind: Kind) -> bool:
+    known = _agreeing.get(kind)
+    return agrees(kind) if known is None else known
 
 
-@lru_cache  # a separate function, because torch.compile traces a function that is both cached and marked constant
-def _agrees(device: torch.device, dtype: torch.dtype, head_dim: int, value_dim: int) -> bool:
+def agrees(kind: Kind) -> bool:
+    """`fused_agrees` for calls of this kind, which it remembers."""
+    _agreeing[kind] = False
+    if not _supported(kind):
+        return False
     from .fused_attention import fused_attention
 
-    found = difference_from_eager(fused_attention, device, dtype, head_dim, value_dim)
-    if found:
+    if found := difference_from_eager(fused_attention, kind):
         logger.warning(
-            f"The fused kernel of signed attention is not used for {dtype}, head dimension {head_dim}, on {device}: "
-            f'{found}. Another exact implementation is used; attn_implementation="fused" uses the kernel anyway.'
+            f"The fused kernel of signed attention is not used for {kind.dtype}, head dimension {kind.head_dim}, on "
+            f'{kind.device}: {found}. Another exact implementation is used; attn_implementation="fused" uses the '
+            "kernel anyway."
         )
+    _agreeing[kind] = not found
     return not found
 
 
-def difference_from_eager(
-    attend: Callable[..., Tensor], device: torch.device, dtype: torch.dtype, head_dim: int, value_dim: int
-) -> str | None:
-    """Compare a fused attention with the eager path on a small masked example, forward and backward.
+def _supported(kind: Kind) -> bool:
+    low, high = HEAD_DIMS
+    return (
+        HAS_TRITON
+        and HAS_COMPILER
+        and kind.device.type == "cuda"
+        and torch.version.hip is None
+        and kind.dtype in (torch.float16, torch.bfloat16)
+        and low <= kind.head_dim <= high
+        and low <= kind.value_dim <= high
+        and torch.cuda.get_device_properties(kind.device).major >= 8
+    )
+
+
+def difference_from_eager(attend: Callable[..., Tensor], kind: Kind) -> str | None:
+    """Compare a fused attention with the eager path on a small example of this kind, also backward where it has
+    gradients.
 
     Args:
         attend: has the signature of `fused_attention`.
@@ -47,26 +116,51 @@ def difference_from_eager(
     """
     from .eager_attention import eager_attention
 
-    generator, call = torch.Generator().manual_seed(0), AttentionCall(scaling=head_dim**-0.5)
-    sizes = (head_dim, head_dim, value_dim, value_dim)
-    # rounded to the dtype first, so that both paths get the same numbers
-    drawn = [torch.randn(1, HEADS, LENGTH, size, generator=generator).to(device, dtype) for size in sizes]
-    keep = (torch.arange(LENGTH) < LENGTH - 7).to(device)[None, None, None]
+    device, dtype = kind.device, kind.dtype
+    drawn, keep, call = example_of(kind)
 
     def computed(precision: torch.dtype, path: Callable[..., Tensor]) -> list[Tensor]:
         *inputs, weight = (x.to(precision, copy=True) for x in drawn)
-        context = path(*(x.requires_grad_() for x in inputs), keep)
-        return [context, *torch.autograd.grad((context * weight).sum(), inputs)]
+        context = path(*(x.requires_grad_(kind.gradient) for x in inputs))
+        return [context, *(torch.autograd.grad((context * weight).sum(), inputs) if kind.gradient else ())]
+
+    def eager(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return eager_attention(query, key, value, keep, call, factors=torch.ones((), device=device))[0]
 
     try:
         with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
-            exact = computed(torch.float32, lambda q, k, v, keep: eager_attention(q, k, v, keep, call)[0])
-            fused = computed(dtype, lambda *x: attend(*x, call))
+            exact = computed(torch.float32, eager)
+            fused = computed(dtype, lambda query, key, value: attend(query, key, value, keep, call))
     except Exception as error:  # compilers, drivers and launches raise errors of many types
         return f"it failed with {type(error).__name__} ({str(error).strip().partition(chr(10))[0]})"
     names, allowed = ("output", "query gradient", "key gradient", "value gradient"), ROUNDINGS * torch.finfo(dtype).eps
-    for name, expected, got in zip(names, exact, fused, strict=True):
+    for name, expected, got in zip(names, exact, fused, strict=False):
         relative = ((got.float() - expected).norm() / expected.norm()).item()
         if not relative <= allowed:
             return f"its {name} differs from the eager path by {relative:.1%}; rounding explains {allowed:.1%}"
     return None
+
+
+def example_of(kind: Kind) -> tuple[list[Tensor], Tensor | None, AttentionCall]:
+    """Query, key, value and the gradient of the context, rounded to the dtype; a keep-mask; and the options."""
+    generator, device = torch.Generator().manual_seed(0), kind.device
+    rows, columns = 1 if kind.few else LENGTH, torch.arange(LENGTH)
+    shapes = ((rows, kind.head_dim), (LENGTH, kind.head_dim), (LENGTH, kind.value_dim), (rows, kind.value_dim))
+    drawn = [torch.randn(1, HEADS, *shape, generator=generator).to(device, kind.dtype) for shape in shapes]
+    keep = (columns < LENGTH - 7).expand(1, 1, 1 if kind.keep == "per key" else rows, LENGTH)
+    if kind.keep == "per query":
+        keep = keep & ((columns + torch.arange(rows)[:, None]) % 3 > 0)
+    bias, mass = None, None if kind.shift is None else 0.5
+    if kind.bias is not None:
+        bias = torch.randn(1, HEADS, rows, LENGTH, generator=generator).to(device, kind.bias)
+    call = AttentionCall(
+        activation="tanhmax" if kind.signed else "softmax",
+        negative_mass=torch.full((HEADS, 1, 1), 0.5, device=device) if kind.shift == "per head" else mass or 1.0,
+        scaling=kind.head_dim**-0.5,
+        dropout=NO_DROPOUT if kind.dropped else 0.0,
+        causal=kind.causal,
+        window=LENGTH // 4 if kind.window else None,
+        bias=bias,
+        softcap=2.0 if kind.capped else None,
+    )
+    return drawn, None if kind.keep is None else keep.to(device), call

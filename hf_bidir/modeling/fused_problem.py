@@ -6,13 +6,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .attention_inputs import INTERPRETED
+from .attention_inputs import FEW_ROWS, INTERPRETED
 from .fused_blocks import triton
 from .fused_launch import Variant
 
 LOG2_E = math.log2(math.e)
 UNIT = 8  # numbers; rows that begin at multiples of it can be loaded 16 bytes at a time
-FEW_ROWS = 64  # queries of all heads that share keys, up to which the decode kernel computes them in one block
 
 
 class Inputs(NamedTuple):

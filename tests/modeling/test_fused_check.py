@@ -6,19 +6,40 @@ from dataclasses import replace
 import pytest
 import torch
 
+from hf_bidir.modeling.attention_call import attention_call
 from hf_bidir.modeling.attention_inputs import fused_obstacle
-from hf_bidir.modeling.fused_check import difference_from_eager
+from hf_bidir.modeling.fused_check import Kind, difference_from_eager, kind_of
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = pytest.mark.skipif(fused_obstacle() is not None, reason=str(fused_obstacle()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("head_dim", "value_dim"), [(64, 64), (48, 32)])
-def test_the_kernel_matches_the_eager_path(dtype, head_dim, value_dim):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"value_dim": 64},
+        {"keep": "per query", "shift": "one"},
+        {"keep": None, "signed": False, "dropped": True, "causal": True},
+        {"bias": torch.float32, "capped": True, "window": True},
+        {"few": True, "shift": "per head", "gradient": False},
+    ],
+    ids=str,
+)
+def test_the_kernels_match_the_eager_path_in_calls_of_every_kind(dtype, options):
     from hf_bidir.modeling.fused_attention import fused_attention
 
-    assert difference_from_eager(fused_attention, DEVICE, dtype, head_dim, value_dim) is None
+    assert difference_from_eager(fused_attention, Kind(DEVICE, dtype, 32, **{"value_dim": 32} | options)) is None
+
+
+def test_the_kind_of_a_call_says_what_its_code_depends_on():
+    query, key = torch.randn(1, 4, 1, 32, dtype=torch.float16), torch.randn(1, 2, 9, 32, dtype=torch.float16)
+    call = replace(attention_call(query, key), negative_mass=0.3)
+    expected = Kind(query.device, query.dtype, 32, 32, keep=None, shift="one", few=True, gradient=False)
+    assert kind_of(query, key, key, None, call) == expected
+    keep = torch.ones(1, 1, 40, 9, dtype=torch.bool)
+    many, expected = query.expand(1, 4, 40, 32), expected._replace(few=False, keep="per query", dropped=True)
+    assert kind_of(many, key, key, keep, replace(call, dropout=0.1)) == expected
 
 
 def wrong_forward(query, key, value, keep, call):
@@ -55,5 +76,5 @@ def does_not_compile(query, key, value, keep, call):
 )
 def test_a_kernel_that_differs_is_named_with_its_difference(attend, named):
     with torch.no_grad():  # as while a model is evaluated
-        found = difference_from_eager(attend, DEVICE, torch.float16, 32, 32)
+        found = difference_from_eager(attend, Kind(DEVICE, torch.float16, 32, 32))
     assert re.search(named, found or "no difference")
