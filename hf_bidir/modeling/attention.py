@@ -188,13 +188,14 @@ def choose_implementation(
     """
     device, activation, compiling = query.device.type, call.activation, torch.compiler.is_compiling()
     has_terms = call.bias is not None or call.softcap is not None
-    if activation == "softmax" and not has_terms and call.sinks is None:
-        return "lift", "softmax has no negative half: torch's SDPA itself"
-    if compiling and torch.compiler.is_exporting() and query.shape[2] > 1 and not has_terms and call.sinks is None:
-        if activation == "tanhmax" and call.dropout == 0 and not isinstance(call.negative_mass, Tensor):
+    if call.sinks is None and not has_terms:
+        if activation == "softmax":
+            return "lift", "softmax has no negative half: torch's SDPA itself"
+        liftable = activation == "tanhmax" and call.dropout == 0 and not isinstance(call.negative_mass, Tensor)
+        if liftable and query.shape[2] > 1 and compiling and torch.compiler.is_exporting():
             return "lift", "softmax is one operator of a graph, TanhMax is twenty"
-    on_gpu = device == "cuda" and activation in ("tanhmax", "softmax") and call.sinks is None
-    if on_gpu and fused_agrees(query, key, value, keep, call):
+    fused = device == "cuda" and activation in ("tanhmax", "softmax") and call.sinks is None
+    if fused and fused_agrees(query, key, value, keep, call):
         return "fused", f"{query.dtype} on {device}"
     if has_terms or call.sinks is not None:
         return "eager", f"only it computes {call.score_terms}"

@@ -122,6 +122,15 @@ def interventions_in(layer: nn.Module) -> Interventions:
     return changed.get(layer, NONE) if changed else NONE
 
 
+def running_call(layer: nn.Module, compiling: bool) -> tuple[Interventions, bool]:
+    """The changes to this layer in the running call, and whether the call wants coefficients."""
+    if compiling:
+        changed, wanting = _by_layer.captured, wanting_coefficients.captured
+    else:
+        changed, wanting = _by_layer.context.get(), wanting_coefficients.context.get()
+    return changed.get(layer, NONE) if changed else NONE, bool(wanting)
+
+
 def without_dropped(layer: nn.Module, keep: Tensor | None) -> Tensor | None:
     """The keep-mask, without the keys that the running call drops."""
     kept = interventions_in(layer).keep

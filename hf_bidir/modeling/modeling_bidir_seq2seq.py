@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one import
     from .interventions import intervening  # noqa: F401
     from .modeling_bidir import BidirMixin  # noqa: F401
     from .scores import SCORES  # noqa: F401
+    from .signed_attention import signed_attention  # noqa: F401
     from .signed_layers import sign_layers  # noqa: F401
     from .two_calls import kernel_attention  # noqa: F401
 

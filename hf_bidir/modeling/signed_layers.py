@@ -16,39 +16,15 @@ from transformers.masking_utils import AttentionMaskInterface, bidirectional_mas
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
-from .activations import WITH_NEGATIVE_MASS
-from .attention import attend
-from .attention_call import attention_call, is_sliding_window
-from .attention_inputs import check_shapes, keep_and_bias, same_batch
 from .attention_layers import attention_layers, attention_outside, keywords, own_eager
-from .configuration_bidir import all_masses, check_layers, layer_negative_mass
-from .eager_attention import grouped_matmul
-from .interventions import (
-    NONE,
-    graphs,
-    intervening,
-    interventions_in,
-    recompute_alike,
-    wanting_coefficients,
-    without_dropped,
-)
+from .configuration_bidir import check_layers
+from .interventions import graphs, intervening, recompute_alike, wanting_coefficients
+from .signed_attention import BACKENDS, PAGED, REGISTERED, SPARSE, UNSUPPORTED, _attend, fields_of, signed_attention
 
 logger = logging.get_logger(__name__)
 
-BACKENDS = {
-    "sdpa": "the fastest exact path for the device, the default",
-    "eager": "returns the coefficients",
-    "fused": "always the Triton kernel, on a GPU",
-}
-PAGED = "paged|eager"  # the eager path of transformers' continuous batching
-REGISTERED = (None, *BACKENDS, PAGED)
 # Unique per module name, so that code loaded with a checkpoint does not replace functions of another version.
 SIGNED = f"signed-{crc32(__name__.encode()):08x}:"
-SDPA = ALL_ATTENTION_FUNCTIONS["sdpa"]  # transformers' own function
-SDPA_LACKS = {"position_bias", "softcap", "s_aux"} - inspect.signature(SDPA).parameters.keys()
-SPARSE = frozenset({"block_indices", "indices"})  # arguments that select keys by index
-PACKED = frozenset({"cu_seq_lens_k", "cu_seq_lens_q"})  # of packed examples, which flash kernels keep apart
-UNSUPPORTED = SPARSE | PACKED | {"cache"}  # and a paged cache that the attention function updates (transformers 5.0)
 
 
 class SignedConfig:
@@ -73,12 +49,20 @@ class SignedConfig:
 
     @property
     def _attn_implementation(self) -> str:
-        name = self.stock._attn_implementation
-        check_attn_implementation(name)
-        signed_name = SIGNED + (name or "sdpa")
-        if name not in REGISTERED and signed_name not in ALL_ATTENTION_FUNCTIONS:  # a kernel, also one of the Hub
-            AttentionInterface.register(signed_name, signed_attention)
-        return signed_name
+        name = fields_of(self.stock, "__dict__").get("_attn_implementation_internal")
+        return _SIGNED_NAMES.get(name) or _signed_name(self.stock._attn_implementation)
+
+
+_SIGNED_NAMES = {name: SIGNED + name for name in (*BACKENDS, PAGED)}
+
+
+def _signed_name(name: str | None) -> str:
+    """The name of the signed function in place of the stock function `name`."""
+    check_attn_implementation(name)
+    signed_name = SIGNED + (name or "sdpa")
+    if name not in REGISTERED and signed_name not in ALL_ATTENTION_FUNCTIONS:  # a kernel, also one of the Hub
+        AttentionInterface.register(signed_name, signed_attention)
+    return signed_name
 
 
 def check_attn_implementation(name: str | None, between_tokens: bool = True) -> None:
@@ -164,187 +148,6 @@ def heads_of(layer: nn.Module) -> int | None:
 def signed_layers(model: nn.Module) -> list[nn.Module]:
     """The signed layers of a model, in the order of `attn_negative_mass`; empty for a stock model."""
     return [module for module in model.modules() if hasattr(module, "signed_index")]
-
-
-def signed_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None = None,
-    **options: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """Signed attention with the signature of transformers' `AttentionInterface`.
-
-    A softmax layer calls the function that the stock model would call, and so equals it to the bit.
-
-    Args:
-        module: a signed layer.
-        query, key, value: `[batch, heads, length, head_dim]`; keys and values may have fewer heads, and their batch or
-            the query's may be 1.
-        attention_mask: None, boolean, or float: entries of at most -50 mask the key, others are added to the scores.
-        options: of the stock function; see `_attend`.
-
-    Returns:
-        The context `[batch, queries, heads, head_dim]`, and the coefficients `[batch, heads, queries, keys]` on the
-        eager path, else None.
-    """
-    attend_as = _stock_function(module, options) or (_attend_by_kernel if _kernel(module) else _attend)
-    return attend_as(module, query, key, value, attention_mask, **options)
-
-
-def _stock_function(module: nn.Module, options: dict[str, Any]) -> Callable | None:
-    """The function of the stock model for a layer that computes softmax now; None if it does not, or if this call wants
-    what the function does not give: coefficients or score terms from SDPA, a window, a change."""
-    config, backend = module.config.bidir, _backend(module)
-    if config.attn_activation not in ("softmax", *WITH_NEGATIVE_MASS) or config.attn_window is not None:
-        return None
-    if config.attn_activation != "softmax" and any(all_masses(_negative_mass(module))):
-        return None
-    if interventions_in(module) is not NONE:
-        return None
-    if kernel := _kernel(module):
-        from .two_calls import stock_kernel
-
-        return None if wanting_coefficients.get() else stock_kernel(kernel)
-    if backend == "eager":
-        paged = module.config.stock._attn_implementation == PAGED
-        return ALL_ATTENTION_FUNCTIONS[PAGED] if paged else own_eager(type(module))  # type: ignore[arg-type]
-    lacking = any(options.get(name) is not None for name in SDPA_LACKS)
-    return None if backend == "fused" or lacking or wanting_coefficients.get() else SDPA
-
-
-def _kernel(layer: nn.Module) -> str | None:
-    """The name of the flash or flex attention that a layer is to use; None for the backends of this package."""
-    name = layer.config.stock._attn_implementation
-    return None if name in REGISTERED else name
-
-
-def _backend(layer: nn.Module) -> str:
-    """Which of `BACKENDS` computes what no kernel does."""
-    name = layer.config.stock._attn_implementation
-    return name if name in BACKENDS else "eager" if name == PAGED else "sdpa"
-
-
-def _attend_by_kernel(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **options: Any
-) -> tuple[Tensor, Tensor | None]:
-    """`_attend` by two calls of a stock kernel, or another exact path for what that does not compute."""
-    from .two_calls import kernel_attention, plain_mask, why_not
-
-    kernel, config, changes = _kernel(module) or "", module.config.bidir, interventions_in(module)
-    _refuse_unsupported(module, options)
-    obstacles = {
-        "coefficients": changes.edit or wanting_coefficients.get(),
-        "a change of the mask": changes.keep is not None,
-        "attn_window": config.attn_window is not None,
-        "dropout": module.training and options.get("dropout"),
-        f"attn_activation {config.attn_activation}": config.attn_activation not in ("softmax", *WITH_NEGATIVE_MASS),
-        "balanced attention with sinks": config.attn_activation == "balanced" and options.get("s_aux") is not None,
-    }
-    reason = next(filter(obstacles.get, obstacles), None) or why_not(kernel, query, attention_mask, options)
-    if reason:
-        if not torch.compiler.is_compiling():
-            logger.warning_once(f"signed attention: {kernel} does not compute {reason}; another exact path does.")
-        causal = _is_causal(module, options.get("is_causal"), query)
-        mask = plain_mask(kernel, query, key, attention_mask, causal, options)
-        return _attend(module, query, key, value, mask, **options | {"is_causal": False})
-    if changes.project:
-        query, key, value = changes.project(query, key, value)
-    options["dropout"] = 0.0
-    mass = _negative_mass(module)
-    context = kernel_attention(
-        module, kernel, config.attn_activation, mass, (query, key, value), attention_mask, **options
-    )
-    if changes.observe:
-        changes.observe(module, key, value, context)
-    return context, None
-
-
-def _attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None = None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    is_causal: bool | None = None,
-    position_bias: Tensor | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **others: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """Signed attention; arguments and result as in `signed_attention`.
-
-    Args:
-        scaling: factor on the scores, by default `head_dim ** -0.5`.
-        is_causal: without a mask, query `i` attends to the keys `j <= i`; by default as the layer says.
-        position_bias: added to the scores, `[batch or 1, heads, queries, keys]`; may contain a mask as well.
-        softcap: scores become `softcap * tanh(scores / softcap)`.
-        s_aux: `[heads]`, the score of an extra key without a value, which enters the normaliser only.
-        others: refused if the layer's own attention function uses them, else ignored.
-    """
-    _refuse_unsupported(module, others)
-    changes = interventions_in(module)
-    if changes.project:
-        query, key, value = changes.project(query, key, value)
-    backend = _backend(module)
-    keep, bias = keep_and_bias(attention_mask, position_bias, omit_zero_bias=backend != "eager")
-    causal = attention_mask is None and backend != "eager" and _is_causal(module, is_causal, query)
-    query, key, value = same_batch(query, key, value)
-    keep, causal, window = _window(module, keep, causal, others.get("sliding_window"))
-    check_shapes(query, key, value, keep)
-    activation, mass = module.config.bidir.attn_activation, _negative_mass(module)
-    dropout = dropout if module.training else 0.0
-    terms = {"bias": bias, "softcap": softcap, "sinks": s_aux}
-    call = attention_call(query, key, activation, mass, scaling, dropout, causal, window, **terms)
-    coefficients_needed = changes.edit or backend == "eager" or wanting_coefficients.get()
-    implementation = "eager" if coefficients_needed else backend.replace("sdpa", "auto")
-    context, coefficients = attend(query, key, value, without_dropped(module, keep), call, implementation)
-    if changes.edit and coefficients is not None:
-        coefficients = changes.edit(coefficients)
-        context = grouped_matmul(coefficients, value)
-    context = context.transpose(1, 2).contiguous()
-    if changes.observe:
-        changes.observe(module, key, value, context)
-    return context, coefficients
-
-
-def _negative_mass(layer: nn.Module) -> float | list[float]:
-    return layer_negative_mass(layer.config.bidir, layer.signed_index, layer.signed_count)
-
-
-def _window(
-    layer: nn.Module, keep: Tensor | None, causal: bool, sliding: int | None
-) -> tuple[Tensor | None, bool, int | None]:
-    """Keep-mask, causality and window of a call: a mask that is just a sliding window becomes the latter two.
-
-    The keys outside the window are then skipped, on every path but the eager one.
-    """
-    backend, config = _backend(layer), layer.config.bidir
-    can_skip = backend != "eager" and config.attn_activation == "tanhmax" and _negative_mass(layer) != 0
-    if can_skip and sliding and config.attn_window is None and is_sliding_window(keep, sliding):
-        return None, True, sliding - 1
-    return keep, causal, config.attn_window
-
-
-def _refuse_unsupported(module: nn.Module, others: dict[str, Any]) -> None:
-    """Raise ValueError for arguments that would change the result and are not supported."""
-    # continuous batching, which alone writes by index, keeps examples apart in its masks as well
-    apart = "write_index" in others or _kernel(module)
-    refused = module.config.refused - PACKED if apart else module.config.refused
-    found = [name for name, value in others.items() if value is not None and name in refused]
-    if found:
-        raise ValueError(
-            f"{type(module).__name__} passes {', '.join(found)} to its attention function, which signed attention does "
-            "not support; omit the argument if it comes from your call, or use the softmax model."
-        )
-
-
-def _is_causal(module: nn.Module, is_causal: bool | None, query: Tensor) -> bool:
-    """Whether attention without a mask is causal, by the rules of transformers' own SDPA function."""
-    return query.shape[2] > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
 
 
 def _before_forward(model: PreTrainedModel, args: tuple, kwargs: dict) -> None:

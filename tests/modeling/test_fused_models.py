@@ -18,7 +18,7 @@ from hf_bidir import (
     BidirViTConfig,
     BidirViTForImageClassification,
 )
-from hf_bidir.modeling import signed_layers
+from hf_bidir.modeling import signed_attention
 
 pytest.importorskip("triton")
 
@@ -70,13 +70,13 @@ def test_a_padded_bert_learns_the_same_from_the_kernel_and_from_the_plain_path(c
 
 def test_the_kernel_gets_padding_as_one_row_for_all_queries(monkeypatch):
     model, masks = bert(attn_implementation="fused"), []
-    attend = signed_layers.attend
+    attend = signed_attention.attend
 
     def recording(query, key, value, keep, *rest):
         masks.append(keep)
         return attend(query, key, value, keep, *rest)
 
-    monkeypatch.setattr(signed_layers, "attend", recording)
+    monkeypatch.setattr(signed_attention, "attend", recording)
     model(**SENTENCES)
     assert [tuple(keep.shape) for keep in masks] == [(3, 1, 1, 9)] * 2
 

@@ -12,7 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from hf_bidir import BidirLlamaConfig, signed, tanhmax
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, kept_keys, observed_layers
 from hf_bidir.modeling import attention
-from hf_bidir.modeling.signed_layers import SignedConfig, attention_layers, signed_attention, signed_layers
+from hf_bidir.modeling.signed_attention import signed_attention
+from hf_bidir.modeling.signed_layers import SignedConfig, attention_layers, signed_layers
 from tests.tiny_models import inputs_of, stock_model
 
 BATCH, HEADS, LENGTH, SIZE = 2, 4, 5, 8
@@ -191,14 +192,19 @@ def test_key_heads_that_do_not_divide_the_query_heads_are_refused():
         signed_attention(layer(), query, key, value)
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "fused"])
-def test_what_only_the_eager_path_computes_uses_it_and_is_logged(backend, caplog):
+@pytest.mark.parametrize(
+    ("backend", "given", "named"),
+    [
+        ("sdpa", {"position_bias": BIAS, "softcap": 30.0}, "bias, softcap"),
+        ("fused", {"position_bias": BIAS, "s_aux": torch.zeros(HEADS)}, "bias, sinks"),
+    ],
+)
+def test_what_only_the_eager_path_computes_uses_it_and_is_logged(backend, given, named, caplog):
     attention._log_choice.cache_clear()
-    given = {"position_bias": BIAS, "softcap": 30.0}
     context, coefficients = signed_attention(layer(backend=backend), *tensors(), **given)
     expected = signed_attention(layer(backend="eager"), *tensors(), **given)
     torch.testing.assert_close((context, coefficients), expected)
-    assert "uses the eager implementation (only it computes bias, softcap)" in caplog.text
+    assert f"uses the eager implementation (only it computes {named})" in caplog.text
 
 
 @pytest.mark.parametrize("padded", [False, True])

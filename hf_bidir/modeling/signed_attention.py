@@ -1,0 +1,265 @@
+"""What a signed layer computes in a call: by the function of the stock model, a stock kernel, or this package."""
+
+import inspect
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import logging
+
+from .activations import WITH_NEGATIVE_MASS
+from .attention import attend
+from .attention_call import AttentionCall, attention_call, is_sliding_window
+from .attention_inputs import check_shapes, keep_and_bias, same_batch
+from .attention_layers import own_eager
+from .configuration_bidir import all_masses, layer_negative_mass
+from .eager_attention import grouped_matmul
+from .interventions import NONE, Interventions, running_call
+
+logger = logging.get_logger(__name__)
+
+BACKENDS = {
+    "sdpa": "the fastest exact path for the device, the default",
+    "eager": "returns the coefficients",
+    "fused": "always the Triton kernel, on a GPU",
+}
+PAGED = "paged|eager"  # the eager path of transformers' continuous batching
+REGISTERED = (None, *BACKENDS, PAGED)
+SDPA = ALL_ATTENTION_FUNCTIONS["sdpa"]  # transformers' own function
+SDPA_LACKS = {"position_bias", "softcap", "s_aux"} - inspect.signature(SDPA).parameters.keys()
+SPARSE = frozenset({"block_indices", "indices"})  # arguments that select keys by index
+PACKED = frozenset({"cu_seq_lens_k", "cu_seq_lens_q"})  # of packed examples, which flash kernels keep apart
+UNSUPPORTED = SPARSE | PACKED | {"cache"}  # and a paged cache that the attention function updates (transformers 5.0)
+
+
+fields_of = object.__getattribute__  # configs of transformers look into a map of names for every field
+
+
+class Plan(NamedTuple):
+    """What a signed layer computes, as its config says.
+
+    Attributes:
+        activation, window: fields of the config.
+        negative_mass: that of the layer, or one per head.
+        softmax: whether this is softmax over all keys, which the function of the stock model may compute.
+        kernel: the flash or flex attention that the layer is to use; None for the backends of this package.
+        backend: which of `BACKENDS` computes what no kernel does.
+        calls: the checked options of the calls so far; None while a graph is made.
+    """
+
+    activation: str
+    window: int | None
+    negative_mass: float | list[float]
+    softmax: bool
+    kernel: str | None
+    backend: str
+    calls: dict[tuple, AttentionCall] | None
+
+
+def plan_of(layer: nn.Module, compiling: bool) -> Plan:
+    """The plan of a layer, made anew when its config has changed."""
+    if compiling:
+        return _made_plan(layer, None)
+    bidir, stock = fields_of(layer.config.bidir, "__dict__"), fields_of(layer.config.stock, "__dict__")
+    now = (
+        bidir.get("attn_activation"), bidir.get("attn_negative_mass"), bidir.get("attn_window"),
+        stock.get("_attn_implementation_internal"),
+    )  # fmt: skip
+    known = layer.__dict__.get("signed_plan")
+    if known is None or known[0] != now:
+        layer.signed_plan = known = deepcopy(now), _made_plan(layer, {})  # a list of masses may change in place
+    return known[1]
+
+
+def _made_plan(layer: nn.Module, calls: dict | None) -> Plan:
+    config, name = layer.config.bidir, layer.config.stock._attn_implementation
+    activation, window = config.attn_activation, config.attn_window
+    mass = layer_negative_mass(config, layer.signed_index, layer.signed_count)
+    softmax = activation == "softmax" or (activation in WITH_NEGATIVE_MASS and not any(all_masses(mass)))
+    kernel = None if name in REGISTERED else name
+    backend = name if name in BACKENDS else "eager" if name == PAGED else "sdpa"
+    return Plan(activation, window, mass, softmax and window is None, kernel, backend, calls)
+
+
+def signed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Signed attention with the signature of transformers' `AttentionInterface`.
+
+    A softmax layer calls the function that the stock model would call, and so equals it to the bit.
+
+    Args:
+        module: a signed layer.
+        query, key, value: `[batch, heads, length, head_dim]`; keys and values may have fewer heads, and their batch or
+            the query's may be 1.
+        attention_mask: None, boolean, or float: entries of at most -50 mask the key, others are added to the scores.
+        options: of the stock function; see `_attend`.
+
+    Returns:
+        The context `[batch, queries, heads, head_dim]`, and the coefficients `[batch, heads, queries, keys]` on the
+        eager path, else None.
+    """
+    compiling = torch.compiler.is_compiling()
+    plan = plan_of(module, compiling)
+    changes, wanting = running_call(module, compiling)
+    if plan.softmax and changes is NONE and (stock := _stock_function(module, plan, wanting, options)):
+        return stock(module, query, key, value, attention_mask, **options)
+    attend_as = _attend_by_kernel if plan.kernel else _attend
+    return attend_as(module, plan, changes, wanting, query, key, value, attention_mask, **options)
+
+
+def _stock_function(module: nn.Module, plan: Plan, wanting: bool, options: dict[str, Any]) -> Any:
+    """The function of the stock model for a layer that computes softmax; None if this call wants what the function does
+    not give: coefficients or score terms from SDPA."""
+    if plan.kernel:
+        from .two_calls import stock_kernel
+
+        return None if wanting else stock_kernel(plan.kernel)
+    if plan.backend == "eager":
+        paged = module.config.stock._attn_implementation == PAGED
+        return ALL_ATTENTION_FUNCTIONS[PAGED] if paged else own_eager(type(module))  # type: ignore[arg-type]
+    lacking = any(options.get(name) is not None for name in SDPA_LACKS)
+    return None if plan.backend == "fused" or lacking or wanting else SDPA
+
+
+def _attend_by_kernel(
+    module: nn.Module,
+    plan: Plan,
+    changes: Interventions,
+    wanting: bool,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """`_attend` by two calls of a stock kernel, or another exact path for what that does not compute."""
+    from .two_calls import kernel_attention, plain_mask, why_not
+
+    kernel, activation = plan.kernel or "", plan.activation
+    _refuse_unsupported(module, plan, options)
+    obstacles = {
+        "coefficients": changes.edit or wanting,
+        "a change of the mask": changes.keep is not None,
+        "attn_window": plan.window is not None,
+        "dropout": module.training and options.get("dropout"),
+        f"attn_activation {activation}": activation not in ("softmax", *WITH_NEGATIVE_MASS),
+        "balanced attention with sinks": activation == "balanced" and options.get("s_aux") is not None,
+    }
+    reason = next(filter(obstacles.get, obstacles), None) or why_not(kernel, query, attention_mask, options)
+    if reason:
+        if not torch.compiler.is_compiling():
+            logger.warning_once(f"signed attention: {kernel} does not compute {reason}; another exact path does.")
+        causal = _is_causal(module, options.get("is_causal"), query)
+        mask = plain_mask(kernel, query, key, attention_mask, causal, options)
+        return _attend(module, plan, changes, wanting, query, key, value, mask, **options | {"is_causal": False})
+    if changes.project:
+        query, key, value = changes.project(query, key, value)
+    options["dropout"] = 0.0
+    states = query, key, value
+    context = kernel_attention(module, kernel, activation, plan.negative_mass, states, attention_mask, **options)
+    if changes.observe:
+        changes.observe(module, key, value, context)
+    return context, None
+
+
+def _attend(
+    module: nn.Module,
+    plan: Plan,
+    changes: Interventions,
+    wanting: bool,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Signed attention; arguments and result as in `signed_attention`.
+
+    Args:
+        plan, changes, wanting: of the layer; of the running call.
+        scaling: factor on the scores, by default `head_dim ** -0.5`.
+        is_causal: without a mask, query `i` attends to the keys `j <= i`; by default as the layer says.
+        position_bias: added to the scores, `[batch or 1, heads, queries, keys]`; may contain a mask as well.
+        softcap: scores become `softcap * tanh(scores / softcap)`.
+        s_aux: `[heads]`, the score of an extra key without a value, which enters the normaliser only.
+        others: refused if the layer's own attention function uses them, else ignored.
+    """
+    if not module.config.refused.isdisjoint(others):
+        _refuse_unsupported(module, plan, others)
+    if changes.project:
+        query, key, value = changes.project(query, key, value)
+    eager, keep, bias, window = plan.backend == "eager", attention_mask, None, plan.window
+    if position_bias is not None or (attention_mask is not None and attention_mask.dtype != torch.bool):
+        keep, bias = keep_and_bias(attention_mask, position_bias, omit_zero_bias=not eager)
+    causal = attention_mask is None and not eager and _is_causal(module, is_causal, query)
+    if query.shape[0] != key.shape[0]:
+        query, key, value = same_batch(query, key, value)
+    if sliding := others.get("sliding_window"):
+        keep, causal, window = _window(plan, keep, causal, sliding)
+    check_shapes(query, key, value, keep)
+    options = scaling, dropout if module.training else 0.0, causal, window
+    no_terms = bias is None and softcap is None and s_aux is None
+    if plan.calls is not None and no_terms and window is None and type(scaling) is float:
+        given = *options, query.device
+        call = plan.calls.get(given)
+        if call is None:
+            call = plan.calls[given] = attention_call(query, key, plan.activation, plan.negative_mass, *options)
+    else:
+        call = attention_call(
+            query, key, plan.activation, plan.negative_mass, *options, bias=bias, softcap=softcap, sinks=s_aux
+        )
+    if changes.keep is not None:
+        keep = changes.keep if keep is None else keep & changes.keep
+    coefficients_needed = changes.edit or eager or wanting
+    implementation = "eager" if coefficients_needed else "auto" if plan.backend == "sdpa" else plan.backend
+    context, coefficients = attend(query, key, value, keep, call, implementation)
+    if changes.edit and coefficients is not None:
+        coefficients = changes.edit(coefficients)
+        context = grouped_matmul(coefficients, value)
+    context = context.transpose(1, 2).contiguous()
+    if changes.observe:
+        changes.observe(module, key, value, context)
+    return context, coefficients
+
+
+def _window(plan: Plan, keep: Tensor | None, causal: bool, sliding: int) -> tuple[Tensor | None, bool, int | None]:
+    """Keep-mask, causality and window of a call: a mask that is just a sliding window becomes the latter two.
+
+    The keys outside the window are then skipped, on every path but the eager one.
+    """
+    can_skip = plan.backend != "eager" and plan.activation == "tanhmax" and plan.negative_mass != 0
+    if can_skip and plan.window is None and is_sliding_window(keep, sliding):
+        return None, True, sliding - 1
+    return keep, causal, plan.window
+
+
+def _refuse_unsupported(module: nn.Module, plan: Plan, others: dict[str, Any]) -> None:
+    """Raise ValueError for arguments that would change the result and are not supported."""
+    # continuous batching, which alone writes by index, keeps examples apart in its masks as well
+    apart = "write_index" in others or plan.kernel
+    refused = module.config.refused - PACKED if apart else module.config.refused
+    found = [name for name, value in others.items() if value is not None and name in refused]
+    if found:
+        raise ValueError(
+            f"{type(module).__name__} passes {', '.join(found)} to its attention function, which signed attention does "
+            "not support; omit the argument if it comes from your call, or use the softmax model."
+        )
+
+
+def _is_causal(module: nn.Module, is_causal: bool | None, query: Tensor) -> bool:
+    """Whether attention without a mask is causal, by the rules of transformers' own SDPA function."""
+    return query.shape[2] > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
