@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .activations import WITH_NEGATIVE_MASS, compute_dtype, score_shift
-from .attention_inputs import NegativeMass, check_dropout, per_head
+from .attention_inputs import NegativeMass, check_dropout, per_head, remembered
 
 MASK_ROWS = 256  # rows of a mask that are compared at a time
 
@@ -150,6 +150,10 @@ def is_sliding_window(keep: Tensor | None, sliding: int) -> bool:
     """Whether a mask keeps exactly the keys `i - sliding < j <= i` of each query `i`, as it does without padding."""
     if keep is None or keep.shape[2] != keep.shape[3] or sliding < 2 or _is_captured(keep):
         return False
+    return remembered(keep, sliding, lambda: _is_band(keep, sliding))
+
+
+def _is_band(keep: Tensor, sliding: int) -> bool:
     length, call = keep.shape[2], AttentionCall(causal=True, window=sliding - 1)
     blocks = (slice(first, min(first + MASK_ROWS, length)) for first in range(0, length, MASK_ROWS))
     bands = ((rows, call.band(rows, slice(0, length), keep.device)) for rows in blocks)

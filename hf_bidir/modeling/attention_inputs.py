@@ -1,15 +1,17 @@
 """Checks and conversions of attention inputs: shapes, masks of every kind, negative masses per head."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from importlib.util import find_spec
 from shutil import which
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from .activations import checked_negative_mass
 
+Found = TypeVar("Found")
 NegativeMass = float | Sequence[float] | Tensor
 
 # Triton compiles its kernel launchers with the system's C compiler.
@@ -34,6 +36,29 @@ def keep_and_bias(
         position_bias: an additive bias, which in some models also contains a mask.
         omit_zero_bias: return None for a bias that is 0 everywhere; ignored while compiling, where values are unknown.
     """
+    if position_bias is None and attention_mask is not None:
+        return remembered(attention_mask, omit_zero_bias, lambda: _split(attention_mask, None, omit_zero_bias))
+    return _split(attention_mask, position_bias, omit_zero_bias)
+
+
+def remembered(mask: Tensor, what: Hashable, find: Callable[[], Found]) -> Found:
+    """`find()`, once for all layers that get the same mask: to look into a mask, the CPU waits for the GPU.
+
+    What was found stays with the mask, and for as long as nothing is written into it. Nothing stays where torch counts
+    no writes: in a graph and in inference mode.
+    """
+    if torch.compiler.is_compiling() or mask.is_inference() or type(mask) is not Tensor:
+        return find()
+    known = mask.__dict__.setdefault("_found", {})
+    version = (what, mask._version)
+    if version not in known:
+        known[version] = find()
+    return known[version]
+
+
+def _split(
+    attention_mask: Tensor | None, position_bias: Tensor | None, omit_zero_bias: bool
+) -> tuple[Tensor | None, Tensor | None]:
     terms = [x for x in (attention_mask, position_bias) if x is not None and x.is_floating_point()]
     keep = None
     if attention_mask is not None and not attention_mask.is_floating_point():

@@ -16,9 +16,8 @@ from .activations import score_shift
 from .attention_call import AttentionCall, attention_call
 from .attention_inputs import HEAD_DIMS, INTERPRETED, check_shapes
 from .eager_attention import eager_gradients, needs_eager_gradients
-from .fused_blocks import triton
 from .fused_launch import launch
-from .fused_problem import Inputs, Problem, strides_of
+from .fused_problem import NO_STRIDES, Inputs, Problem, strides_of
 
 ALTERNATIVE = 'use implementation="auto", or in a model attn_implementation="sdpa"'
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -108,36 +107,40 @@ def attend_fused(
 
 def _forward(*inputs) -> tuple[Tensor, Tensor]:
     """The context, and per row `[batch, heads, queries]` log2(sum 2 cosh), negated if all its scores are small."""
-    given = Inputs(*inputs)
-    query, problem = given.query, Problem(given)
-    context, normaliser = _new_context(query, given.value, given.cu_seqlens), _new_normaliser(query, given.cu_seqlens)
+    query, value, starts, problem = inputs[0], inputs[2], inputs[7], Problem(inputs)
+    context, normaliser = _new_context(query, value, starts), _new_normaliser(query, starts)
     if problem.few_rows:
         _decode(problem, context, normaliser)
         return context, normaliser
-    arguments = (*problem.tensors, context, normaliser, *problem.optional, *problem.strides, *problem.heads)
-    arguments = (*arguments, given.max_seqlen, *problem.numbers)
-    launch("forward", problem.variant, problem.kinds, arguments, problem.sequences, given.max_seqlen)
+    longest, _ = problem.longest
+    arguments = (
+        *problem.states, context, normaliser, *problem.optional, *problem.strides, *problem.heads, longest,
+        *problem.numbers,
+    )  # fmt: skip
+    launch("forward", problem.variant, problem.kinds, arguments, problem.sequences, longest)
     return context, normaliser
 
 
 def _decode(problem: Problem, context: Tensor, normaliser: Tensor) -> None:
     """Fill in context and normaliser of few queries, whose keys are split among programs."""
     (heads, groups), (queries, keys, scale, shift, cap, *_) = problem.heads, problem.numbers
-    sequences = problem.sequences // groups
+    sequences, kinds, variant = problem.sequences // groups, problem.kinds, problem.variant
     wanted = max(1, min(_busy_programs(context.device) // sequences, MOST_PARTS))
     span = -(-keys // (wanted * PART)) * PART
     splits, parts, log_totals = -(-keys // span), context, normaliser
     if splits > 1:
         parts = context.new_empty(splits, *context.transpose(1, 2).shape, dtype=torch.float32)
         log_totals = normaliser.new_empty(splits, *normaliser.shape)
-    arguments = (*problem.tensors, parts, log_totals, *problem.optional[:3], *problem.strides, heads, groups)
-    arguments = (*arguments, splits, span, queries, keys, scale, shift, cap)
-    variant, rows = problem.variant, triton.next_power_of_2(max(16, queries * groups))
-    launch("decode", (*variant, rows), (parts.dtype, *problem.kinds), arguments, sequences * splits)
+    arguments = (
+        *problem.states, parts, log_totals, *problem.optional[:3], *problem.strides, heads, groups, splits, span,
+        queries, keys, scale, shift, cap,
+    )  # fmt: skip
+    rows = 1 << (max(16, queries * groups) - 1).bit_length()
+    launch("decode", (*variant, rows), (parts.dtype, *kinds), arguments, sequences * splits)
     if splits > 1:
-        constants = (variant.VALUE, variant.VALUE_PAD, variant.SIGNED, variant.PRECISION)
+        _, value_dim, _, value_pad, signed, *_, precision = variant
         arguments = (parts, log_totals, context, normaliser, heads, splits, queries)
-        launch("merge", constants, problem.kinds[:2], arguments, normaliser.numel())
+        launch("merge", (value_dim, value_pad, signed, precision), kinds[:2], arguments, normaliser.numel())
 
 
 @lru_cache
@@ -148,25 +151,27 @@ def _busy_programs(device: torch.device) -> int:
 
 def _backward(grad_context: Tensor, context: Tensor, normaliser: Tensor, bias_wanted: bool, *inputs) -> tuple:
     """The gradients of query, key, value, and bias, and per row that of the shift; None where there is none."""
-    given = Inputs(*inputs)
-    problem = Problem(given, grad_context)
-    grads = [_new_gradient(x, given.cu_seqlens) for x in given[:3]]
-    delta = torch.empty_like(normaliser)
-    grad_shift = None if given.shifts is None else torch.zeros_like(normaliser)
-    grad_bias, bias_strides = None, (0, 0, 0)
-    if bias_wanted and given.bias is not None:
-        grad_bias = torch.zeros(given.bias.shape, dtype=torch.float32, device=given.bias.device)
+    problem, (query, key, value, _, bias, shifts, _, starts, *_) = Problem(inputs, grad_context), inputs
+    grad_query, grad_key = _new_gradient(query, starts), _new_gradient(key, starts)
+    grad_value, delta = _new_gradient(value, starts), torch.empty_like(normaliser)
+    grad_shift = None if shifts is None else torch.zeros_like(normaliser)
+    grad_bias, bias_strides = None, NO_STRIDES
+    if bias_wanted:
+        grad_bias = torch.zeros(bias.shape, dtype=torch.float32, device=bias.device)
         bias_strides = strides_of(grad_bias)
-    *states, upstream = problem.tensors
-    arguments = (*states, context, upstream, grads[0], normaliser, delta, grad_shift, grad_bias, *problem.optional)
-    arguments = (*arguments, *problem.strides, *bias_strides, *problem.heads, given.max_seqlen, *problem.numbers)
-    kinds = (grad_shift is None, grad_bias is None, *problem.kinds)
-    launch("query_gradient", problem.variant, kinds, arguments, problem.sequences, given.max_seqlen)
-    arguments = (*states, upstream, *grads[1:], normaliser, delta, *problem.optional, *problem.strides)
-    arguments = (*arguments, *problem.heads, given.max_seqlen_k, *problem.numbers)
-    sequences = problem.sequences // problem.heads[1]
-    launch("key_value_gradient", problem.variant, problem.kinds, arguments, sequences, given.max_seqlen_k)
-    return *grads, grad_bias, grad_shift
+    (longest, longest_k), variant, kinds = problem.longest, problem.variant, problem.kinds
+    arguments = (
+        *problem.states, context, problem.upstream, grad_query, normaliser, delta, grad_shift, grad_bias,
+        *problem.optional, *problem.strides, *bias_strides, *problem.heads, longest, *problem.numbers,
+    )  # fmt: skip
+    kinds_of_query = (shifts is None, bias_wanted, *kinds)
+    launch("query_gradient", variant, kinds_of_query, arguments, problem.sequences, longest)
+    arguments = (
+        *problem.states, problem.upstream, grad_key, grad_value, normaliser, delta, *problem.optional,
+        *problem.strides, *problem.heads, longest_k, *problem.numbers,
+    )  # fmt: skip
+    launch("key_value_gradient", variant, kinds, arguments, problem.sequences // problem.groups, longest_k)
+    return grad_query, grad_key, grad_value, grad_bias, grad_shift
 
 
 def _backward_of_graph(grad_context, context, normaliser, bias_wanted, *inputs):
@@ -288,21 +293,24 @@ def _new_gradient(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
 
 def _check(query, key, value, keep, call, packed) -> None:
     """Raise ValueError unless the kernel supports these tensors."""
-    low, high = HEAD_DIMS
-    others = [x for x in (key, value, keep, call.bias) if x is not None]
+    (low, high), sizes, device, bias = HEAD_DIMS, (query.shape[3], value.shape[3]), query.device, call.bias
     if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
         expected = f"needs one dtype, fp16, bf16 or fp32; {ALTERNATIVE}"
-    elif not (low <= query.shape[-1] <= high and low <= value.shape[-1] <= high):
+    elif min(sizes) < low or max(sizes) > high:
         expected = f"supports head dimensions from {low} to {high}; {ALTERNATIVE}"
-    elif packed is not None and (keep is not None or call.bias is not None):
+    elif packed is not None and (keep is not None or bias is not None):
         expected = "supports no mask and no bias for packed examples, which have no padding; omit keep and bias"
     elif call.sinks is not None:
         expected = 'supports no sinks; use "eager"'
-    elif any(x.device != query.device for x in others):
+    elif (
+        not device == key.device == value.device
+        or (keep is not None and keep.device != device)
+        or (bias is not None and bias.device != device)
+    ):
         expected = "needs all tensors on one device"
-    elif query.device.type != "cuda" and not INTERPRETED:
+    elif device.type != "cuda" and not INTERPRETED:
         expected = f"needs a GPU; {ALTERNATIVE}"
-    elif query.device.type == "cuda" and _capability(query.device) < 8:
+    elif device.type == "cuda" and _capability(device) < 8:
         expected = f"needs a GPU of compute capability 8 or more; {ALTERNATIVE}"
     else:
         return

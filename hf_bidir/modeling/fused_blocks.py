@@ -63,8 +63,14 @@ def offset(base, z, h, row, stride_z, stride_h, stride_n):
 
 @triton.jit
 def of_head(base, z, h, row, stride_z, stride_h, stride_n, UNIT: tl.constexpr):
-    """The pointer to one row of one head; strides are in units, and rows begin at multiples of a unit."""
-    return offset(base, z, h, row, tl.cast(stride_z, tl.int64) * UNIT, stride_h * UNIT, stride_n * UNIT)
+    """The pointer to one row of one head."""
+    return offset(base, z, h, row, in_units(stride_z, UNIT), in_units(stride_h, UNIT), in_units(stride_n, UNIT))
+
+
+@triton.jit
+def in_units(stride, UNIT: tl.constexpr):
+    """A stride that is a multiple of UNIT, in a form that says so to the compiler."""
+    return stride // UNIT * UNIT
 
 
 @triton.jit

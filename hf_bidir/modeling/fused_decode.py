@@ -46,7 +46,7 @@ def decode_kernel(
     if shifts is not None:
         shift = shift[:, None]
     d = tl.arange(0, HEAD_PAD)[None, :]
-    pointers = offset(query, z, h, rows, stride_qz * UNIT, stride_qh * UNIT, stride_qn * UNIT)[:, None] + d
+    pointers = of_head(query, z, h, rows, stride_qz, stride_qh, stride_qn, UNIT)[:, None] + d
     q = tl.load(pointers, mask=valid[:, None] & (d < HEAD), other=0.0)
     log_total, summed = attend_block(
         q, key, value, keep, bias, None, rows, stride_kn, stride_vn, stride_mm, stride_bm, 0, queries, keys,

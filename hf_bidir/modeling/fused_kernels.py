@@ -6,8 +6,8 @@ recomputes the coefficients block by block (Dao 2023, FlashAttention-2, with `si
 computes `2^x`.
 
 Arguments that all kernels have: `keep` and `bias` have dense last dimensions; with `PER_KEY`, all queries of a head
-have the same mask row. `shifts` has one shift per head in base e, `shift` is one for all in base 2. Strides are in
-units of `UNIT` numbers, except those of keep and bias.
+have the same mask row. `shifts` has one shift per head in base e, `shift` is one for all in base 2. Strides are
+multiples of `UNIT`, except those of keep and bias.
 """
 
 from .fused_blocks import (
@@ -19,6 +19,7 @@ from .fused_blocks import (
     extent,
     has_small_rows,
     hyperbolic,
+    in_units,
     kept_pairs,
     kernel,
     load_rows,
@@ -76,7 +77,7 @@ def forward_kernel(
     shift = shift_of(shifts, shift, h)
     first, whole, partial, last = columns_in_reach(keep, first_row, keys, window, PER_KEY, CAUSAL, BLOCK_M, BLOCK_N)
     rows = first_row + tl.arange(0, BLOCK_M)
-    q = load_rows(query, first_row, stride_qn * UNIT, queries, BLOCK_M, HEAD, HEAD_PAD)
+    q = load_rows(query, first_row, in_units(stride_qn, UNIT), queries, BLOCK_M, HEAD, HEAD_PAD)
     log_total, summed = attend_block(
         q, key, value, keep, bias, seed, rows, stride_kn, stride_vn, stride_mm, stride_bm, first_row, queries, keys,
         first, whole, partial, last, scale, shift, cap, dropout, window, HEAD, VALUE, HEAD_PAD, VALUE_PAD, SIGNED,
@@ -155,7 +156,7 @@ def summed_over_keys(
         end = whole if part == 0 else (partial if part == 1 else last)
         for column in range(begin, end, BLOCK_N):
             columns = column + tl.arange(0, BLOCK_N)
-            k = load_rows(key, column, stride_kn * UNIT, keys, BLOCK_N, HEAD, HEAD_PAD)
+            k = load_rows(key, column, in_units(stride_kn, UNIT), keys, BLOCK_N, HEAD, HEAD_PAD)
             t, unit = matmul(q, tl.trans(k), PRECISION), scale
             if SHIFTED or bias is not None or cap is not None or not LEVELLED:
                 t, unit = t * scale, 1.0
@@ -191,7 +192,7 @@ def summed_over_keys(
             total += tl.sum(cosh, 1)
             if seed is not None:
                 sinh = tl.where(dropout_keep(seed, first_row, column, keys, dropout, BLOCK_M, BLOCK_N), sinh, 0.0)
-            v = load_rows(value, column, stride_vn * UNIT, keys, BLOCK_N, VALUE, VALUE_PAD)
+            v = load_rows(value, column, in_units(stride_vn, UNIT), keys, BLOCK_N, VALUE, VALUE_PAD)
             summed += matmul(rounded(sinh, v.dtype, PRECISION), v, PRECISION)
     return total, peak, summed, count
 
@@ -234,8 +235,8 @@ def query_gradient_kernel(
     first, whole, partial, last = columns_in_reach(keep, first_row, keys, window, PER_KEY, CAUSAL, BLOCK_M, BLOCK_N)
     rows = first_row + tl.arange(0, BLOCK_M)
     row_offsets = offset(rows, z, h, query_start, heads * query_rows, query_rows, 1)
-    q = load_rows(query, first_row, stride_qn * UNIT, queries, BLOCK_M, HEAD, HEAD_PAD)
-    g = load_rows(grad_context, first_row, stride_gn * UNIT, queries, BLOCK_M, VALUE, VALUE_PAD)
+    q = load_rows(query, first_row, in_units(stride_qn, UNIT), queries, BLOCK_M, HEAD, HEAD_PAD)
+    g = load_rows(grad_context, first_row, in_units(stride_gn, UNIT), queries, BLOCK_M, VALUE, VALUE_PAD)
     o = load_rows(context, first_row, heads * VALUE, queries, BLOCK_M, VALUE, VALUE_PAD)
     d = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
     log_total = tl.load(normaliser + row_offsets, mask=rows < queries, other=float("inf"))
@@ -247,8 +248,8 @@ def query_gradient_kernel(
         end = whole if part == 0 else (partial if part == 1 else last)
         for column in range(begin, end, BLOCK_N):
             columns = column + tl.arange(0, BLOCK_N)
-            k = load_rows(key, column, stride_kn * UNIT, keys, BLOCK_N, HEAD, HEAD_PAD)
-            v = load_rows(value, column, stride_vn * UNIT, keys, BLOCK_N, VALUE, VALUE_PAD)
+            k = load_rows(key, column, in_units(stride_kn, UNIT), keys, BLOCK_N, HEAD, HEAD_PAD)
+            v = load_rows(value, column, in_units(stride_vn, UNIT), keys, BLOCK_N, VALUE, VALUE_PAD)
             t = matmul(q, tl.trans(k), PRECISION) * scale
             if cap is not None:
                 t = capped(t, cap)
@@ -308,8 +309,8 @@ def key_value_gradient_kernel(
     grad_key = of_output(grad_key, z, key_head, key_start, key_rows, key_heads, HEAD)
     grad_value = of_output(grad_value, z, key_head, key_start, key_rows, key_heads, VALUE)
     columns = first_column + tl.arange(0, BLOCK_N)[:, None]
-    k = load_rows(key, first_column, stride_kn * UNIT, keys, BLOCK_N, HEAD, HEAD_PAD)
-    v = load_rows(value, first_column, stride_vn * UNIT, keys, BLOCK_N, VALUE, VALUE_PAD)
+    k = load_rows(key, first_column, in_units(stride_kn, UNIT), keys, BLOCK_N, HEAD, HEAD_PAD)
+    v = load_rows(value, first_column, in_units(stride_vn, UNIT), keys, BLOCK_N, VALUE, VALUE_PAD)
     for_key = tl.zeros([BLOCK_N, HEAD_PAD], tl.float32)
     for_value = tl.zeros([BLOCK_N, VALUE_PAD], tl.float32)
     for group in range(groups):
@@ -336,8 +337,8 @@ def key_value_gradient_kernel(
             end = whole if part == 0 else (partial if part == 1 else last)
             for row in range(begin, end, BLOCK_M):
                 rows = row + tl.arange(0, BLOCK_M)
-                q = load_rows(head_query, row, stride_qn * UNIT, queries, BLOCK_M, HEAD, HEAD_PAD)
-                g = load_rows(head_grad, row, stride_gn * UNIT, queries, BLOCK_M, VALUE, VALUE_PAD)
+                q = load_rows(head_query, row, in_units(stride_qn, UNIT), queries, BLOCK_M, HEAD, HEAD_PAD)
+                g = load_rows(head_grad, row, in_units(stride_gn, UNIT), queries, BLOCK_M, VALUE, VALUE_PAD)
                 # 2^-inf = 0 for rows after the last one
                 log_total = tl.load(normaliser + row_offset + rows, mask=rows < queries, other=float("inf"))
                 level = tl.abs(log_total) if SIGNED else log_total

@@ -1,14 +1,14 @@
 """The inputs of the fused kernels, and the arguments that the kernels of one call share."""
 
 import math
+from functools import reduce
+from operator import or_
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .attention_inputs import FEW_ROWS, INTERPRETED
-from .fused_blocks import triton
-from .fused_launch import Variant
 
 LOG2_E = math.log2(math.e)
 UNIT = 8  # numbers; rows that begin at multiples of it can be loaded 16 bytes at a time
@@ -41,53 +41,70 @@ class Inputs(NamedTuple):
 
 
 class Problem:
-    """The arguments that the kernels of one call share, and what their compiled code depends on."""
+    """The arguments that the kernels of one call share, and what their compiled code depends on.
 
-    def __init__(self, given: Inputs, *others: Tensor):
-        query, key, value, keep, bias, shifts, seed, starts, starts_k, *_, dropout, causal, window = given
-        batch, heads, queries, head_dim = query.shape
-        keys, value_dim, dtype = key.shape[2], value.shape[3], query.dtype
+    Every call makes one or two of these, so that this is written without loops.
+
+    Args:
+        inputs: as in `Inputs`.
+        upstream: the gradient of the context, in the backward pass.
+    """
+
+    def __init__(self, inputs: tuple, upstream: Tensor | None = None):
+        query, key, value, keep, bias, shifts, seed, starts, starts_k, *longest, signed, scaling, shift, cap = inputs[
+            :15
+        ]
+        dropout, causal, window = inputs[15:]
+        (batch, heads, queries, head_dim), (_, key_heads, keys, _), value_dim = query.shape, key.shape, value.shape[3]
         # the kernels support any strides but that of the last dimension
-        self.tensors = [x if x.stride(3) == 1 else x.contiguous() for x in (query, key, value, *others)]
-        strides = [stride for x in self.tensors for stride in x.stride()[:3]]
-        bits = 0
-        for number in (*strides, *[x.data_ptr() // x.element_size() for x in self.tensors]):
-            bits |= number
-        unit = 1 if bits % UNIT else UNIT
+        query = query if query.stride(3) == 1 else query.contiguous()
+        key = key if key.stride(3) == 1 else key.contiguous()
+        value = value if value.stride(3) == 1 else value.contiguous()
+        strides, size = (*query.stride()[:3], *key.stride()[:3], *value.stride()[:3]), query.element_size()
+        bits = (query.data_ptr() | key.data_ptr() | value.data_ptr()) // size
+        if upstream is not None:
+            upstream = upstream if upstream.stride(3) == 1 else upstream.contiguous()
+            strides, bits = (*strides, *upstream.stride()[:3]), bits | upstream.data_ptr() // size
+        unit = 1 if reduce(or_, strides, bits) % UNIT else UNIT
         per_key = keep is not None and (keep.shape[2] == 1 or keep.stride(2) == 0)
-        mask, mask_strides, bias_strides = None, (0, 0, 0), (0, 0, 0)
+        mask, mask_strides, bias_strides = None, NO_STRIDES, NO_STRIDES
         if keep is not None:
             keep = keep if keep.stride(3) == 1 else keep.contiguous()
             mask, mask_strides = keep.view(torch.uint8), strides_of(keep)
         if bias is not None:
             bias = bias if bias.stride(3) == 1 else bias.contiguous()
             bias_strides = strides_of(bias)
+        self.states, self.upstream = (query, key, value), upstream
         self.optional = (mask, bias, shifts, seed, starts, starts_k)
-        self.strides = [stride // unit for stride in strides] + [*mask_strides, *bias_strides]
-        self.heads = (heads, heads // key.shape[1])
+        self.strides = (*strides, *mask_strides, *bias_strides)
+        self.groups = heads // key_heads
+        self.heads, self.longest = (heads, self.groups), longest
         self.sequences = heads * (batch if starts is None else len(starts) - 1)
-        cap, shift = given.cap, given.shift * LOG2_E
         cap = None if cap is None else cap * LOG2_E
-        self.numbers = (queries, keys, given.scaling * LOG2_E, shift, cap, dropout, window)
+        self.numbers = (queries, keys, scaling * LOG2_E, shift * LOG2_E, cap, dropout, window)
         plain = seed is None and starts is None and not causal and window is None
-        self.few_rows = plain and queries * self.heads[1] <= FEW_ROWS
+        self.few_rows = plain and queries * self.groups <= FEW_ROWS
         if self.few_rows and keep is not None and keep.shape[1] > 1:
-            per_key = False  # the decode kernel holds several heads in a block
-        self.variant = Variant(
-            head_dim, value_dim, triton.next_power_of_2(head_dim), triton.next_power_of_2(value_dim), given.signed,
-            dtype == torch.float32, not given.signed or dtype != torch.bfloat16, causal, per_key,
-            shifts is not None or shift != 0, unit, _precision(dtype),
+            per_key = False  # the kernel for few queries holds several heads in a block
+        dtype, shifted = query.dtype, shifts is not None or shift != 0
+        self.variant = (  # fields of `Variant`
+            head_dim, value_dim, 1 << (head_dim - 1).bit_length(), 1 << (value_dim - 1).bit_length(), signed,
+            dtype == torch.float32, not signed or dtype != torch.bfloat16, causal, per_key, shifted, unit,
+            "tf32" if dtype == torch.float16 else _precision(dtype),
         )  # fmt: skip
-        bias_dtype = None if bias is None else bias.dtype
         self.kinds = (
-            query.device, dtype, bias_dtype, mask is None, shifts is None, seed is None, starts is None, cap is None,
-            window is None,
+            query.device, dtype, None if bias is None else bias.dtype, mask is None, shifts is None, seed is None,
+            starts is None, cap is None, window is None,
         )  # fmt: skip
 
 
-def strides_of(x: Tensor) -> tuple[int, ...]:
+NO_STRIDES = (0, 0, 0)
+
+
+def strides_of(x: Tensor) -> tuple[int, int, int]:
     """The first three strides of a mask or a bias, 0 where it is broadcast."""
-    return tuple(0 if size == 1 else stride for size, stride in zip(x.shape[:3], x.stride(), strict=False))
+    (batch, heads, rows, _), (stride_z, stride_h, stride_n, _) = x.shape, x.stride()
+    return stride_z if batch > 1 else 0, stride_h if heads > 1 else 0, stride_n if rows > 1 else 0
 
 
 def _precision(dtype: torch.dtype) -> str:

@@ -1,0 +1,99 @@
+"""What surrounds the computation of an attention call: Python calls, counted, because a GPU waits for them."""
+
+import sys
+
+import pytest
+import torch
+from transformers import BertConfig, BertModel
+
+from hf_bidir import BidirBertConfig, BidirBertModel, bidir_attention
+
+SHAPE = {
+    "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32, "vocab_size": 30,
+    "attention_probs_dropout_prob": 0.0,
+}  # fmt: skip
+KEEP = (torch.arange(12) < 9).expand(2, 1, 1, 12)
+INPUTS = [torch.randn(2, 4, 12, 16, requires_grad=True) for _ in range(3)]
+
+
+class Empty(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, query, key, value):
+        return query.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, grad, grad
+
+
+def python_calls(task) -> int:
+    """How many Python functions a task calls once it is warm, without those inside of Triton's interpreter."""
+    for _ in range(3):
+        task()
+    counted, inside = 0, 0
+
+    def profile(frame, event, _):
+        nonlocal counted, inside
+        if event == "call" and (inside or "triton" in frame.f_code.co_filename):
+            inside += 1
+        elif event == "call":
+            counted += 1
+        elif event == "return" and inside:
+            inside -= 1
+
+    sys.setprofile(profile)
+    try:
+        task()
+    finally:
+        sys.setprofile(None)
+    return counted
+
+
+def backward_of(context):
+    context.backward(torch.ones_like(context))
+
+
+def layer_of(model_class, config_class, **config):
+    layer = model_class(config_class(**SHAPE | config)).train().encoder.layer[0].attention.self
+    hidden = torch.randn(2, 12, 64)
+    return lambda: layer(hidden, KEEP)
+
+
+# Before October 2026 these were 120 and 123; 72 and 71; 86 and 66.
+@pytest.mark.parametrize("implementation", ["sdpa", "fused"])
+def test_a_signed_layer_calls_few_more_functions_than_a_stock_layer(implementation):
+    if implementation == "fused":
+        pytest.importorskip("triton")
+    signed = layer_of(BidirBertModel, BidirBertConfig, attn_implementation=implementation)
+    assert python_calls(signed) - python_calls(layer_of(BertModel, BertConfig)) <= 24
+
+
+@pytest.mark.parametrize("implementation", ["chunked", "fused"])
+def test_attention_calls_few_functions_forward_and_backward(implementation):
+    if implementation == "fused":
+        pytest.importorskip("triton")
+    context = bidir_attention(*INPUTS, KEEP, implementation=implementation)[0]
+    forward = python_calls(lambda: bidir_attention(*INPUTS, KEEP, implementation=implementation))
+    both = python_calls(lambda: backward_of(bidir_attention(*INPUTS, KEEP, implementation=implementation)[0]))
+    empty = python_calls(lambda: backward_of(Empty.apply(*INPUTS)))
+    assert context.shape == INPUTS[0].shape
+    assert forward <= 28
+    assert both - forward - empty <= 22
+
+
+def test_a_mask_is_looked_into_once_for_all_layers(monkeypatch):
+    looked = []
+    monkeypatch.setattr(torch.Tensor, "any", lambda x, *_: looked.append(x.shape) or True)
+    model = BidirBertModel(BidirBertConfig(**SHAPE | {"num_hidden_layers": 3})).eval()
+    mask = torch.zeros(2, 1, 12, 12).masked_fill(~KEEP, -1e9)
+    for layer in model.encoder.layer:
+        layer.attention.self(torch.randn(2, 12, 64), mask)
+    assert len(looked) == 1
+
+
+def test_a_mask_that_is_written_to_is_looked_into_again():
+    layer = BidirBertModel(BidirBertConfig(**SHAPE)).eval().encoder.layer[0].attention.self
+    hidden, mask = torch.randn(2, 12, 64), torch.zeros(2, 1, 12, 12)
+    before = layer(hidden, mask)[0]
+    mask[..., 5:] = -1e9
+    assert not torch.allclose(layer(hidden, mask)[0], before)
