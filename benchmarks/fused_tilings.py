@@ -1,6 +1,8 @@
 """Which tilings of the fused kernels are the fastest on this GPU? For the table in hf_bidir/modeling/fused_tilings.py.
 
-Times every tiling of a wider list for each kernel, mode, head dimension and length, in bf16, without masks.
+Times every tiling of a wider list for each kernel, mode, head dimension and length, in bf16, without masks. By default
+384 kernels are compiled; where time is short, pass one head dimension or kernel. Table and entries are saved after each
+kernel, mode and head dimension.
 
     python benchmarks/fused_tilings.py
     python benchmarks/fused_tilings.py --head-dims 64 --kernels forward --modes tanhmax --lengths 4096
@@ -47,6 +49,10 @@ def main() -> None:
     options = parser.parse_args()
     if INTERPRETED or not torch.cuda.is_available():
         parser.error("expected a GPU and Triton's compiler, got none; benchmarks/fused_instructions.py needs no GPU")
+    from hf_bidir.modeling.fused_problem import FEW_ROWS
+
+    if min(options.lengths) <= FEW_ROWS:
+        parser.error(f"expected lengths above {FEW_ROWS}, up to which another kernel is used; got {options.lengths}")
     major, minor = torch.cuda.get_device_capability()
     architecture = ARCHITECTURES.get(10 * major + minor, OTHERS)
     if options.write and 10 * major + minor not in ARCHITECTURES:
@@ -64,7 +70,6 @@ def main() -> None:
         times = {length: timed(name, mode, head_dim, length) for length in options.lengths}
         for length, one in times.items():
             rows += table_rows(entry, length, one)[: options.best]
-        # saved after every entry, so a failure in a long run loses nothing
         write_table(options.output, "Tilings of the fused kernels", notes, header, rows, "cuda")
         best = fastest(times.values())
         if options.write and best is not None:

@@ -19,7 +19,6 @@ measured again. The sections, in order; what torch.compile compiles comes after 
 """
 
 import argparse
-import gc
 import os
 import sys
 import time
@@ -38,17 +37,17 @@ from measure import RESULTS
 
 FULL = {
     "device": "cuda", "dtype": "bfloat16", "heads": 12, "layers": 12, "width": 768, "repeats": 9, "warm_up": 3,
-    "pytest": ["tests/modeling", "--continue-on-collection-errors"],
+    "tests": ("tests/modeling/test_fused_*.py", "tests/modeling/test_two_calls.py"),
     "call": (64, 128), "calls": 50, "caches": ("cold", "warm"), "backend": "inductor",
     "bert": ((64, 128), (16, 512)), "vit": 64, "llama": (8, 512), "batches": (1, 8), "prompt": 128, "new": 64,
     "head_dims": (64, 128), "lengths": (1024, 4096), "tokens": 32768, "long": (4096, 16384), "memory_tokens": 16384,
 }  # fmt: skip
 SMOKE = FULL | {
-    "device": "cpu", "heads": 2, "layers": 1, "width": 48, "repeats": 1, "warm_up": 0,
-    "pytest": ["tests/modeling/test_fused_check.py"],
+    "device": "cpu", "heads": 1, "layers": 1, "width": 48, "repeats": 1, "warm_up": 0,
+    "tests": ("tests/modeling/test_fused_check.py",),
     "call": (1, 16), "calls": 1, "caches": ("cold",), "backend": "eager",
     "bert": ((2, 16),), "vit": 1, "llama": (1, 16), "batches": (1,), "prompt": 8, "new": 2,
-    "head_dims": (16,), "lengths": (32,), "tokens": 32, "long": (32, 64), "memory_tokens": 32,
+    "head_dims": (16,), "lengths": (16,), "tokens": 16, "long": (16, 32), "memory_tokens": 16,
 }  # fmt: skip
 
 
@@ -65,7 +64,12 @@ def main() -> None:
     if not options.smoke and not torch.cuda.is_available():
         parser.error("expected a GPU, got none; --smoke --output FOLDER runs tiny sizes on a CPU")
     sizes = SimpleNamespace(**(SMOKE if options.smoke else FULL))
-    rows = Rows(options.output or RESULTS, sizes.device, SECTIONS)
+    notes = (
+        "The ratio is own / baseline, both medians of one run: lower is better, except for tokens per second. "
+        f"{sizes.heads} heads, bf16 (training: fp32 weights, autocast), no dropout; batches of attention have "
+        f"{sizes.tokens} tokens, those of memory {sizes.memory_tokens}. Command: `python benchmarks/gpu.py`."
+    )
+    rows = Rows(options.output or RESULTS, sizes.device, SECTIONS, notes)
     jobs = [(section, job) for section in SECTIONS if section in options.only for job in SECTIONS[section](sizes)]
     if not options.again:
         jobs = [(section, job) for section, job in jobs if not rows.has(section, job.case)]
@@ -76,14 +80,14 @@ def main() -> None:
             late.append(f"{section}: {job.case}")
             continue
         print(f"{section}: {job.case}", flush=True)
-        gc.collect()  # the models of the job before
+        start = time.perf_counter()
         try:
             found = job.measure()
         except Exception as error:  # the other rows do not depend on this one
             failed.append(f"{section}: {job.case}: {type(error).__name__}: {str(error).strip()[:300]}")
             continue
         rows.save(section, job.case, found)
-        print(*(f"    {one}" for one in found), sep="\n", flush=True)
+        print(*(f"    {one}" for one in found), f"    took {time.perf_counter() - start:.0f} s", sep="\n", flush=True)
     for heading, names in (("not measured in time", late), ("failed", failed)):
         print(f"{heading}: {len(names)}", *names, sep="\n    ")
     print(f"saved: {rows.csv}, {rows.table}")

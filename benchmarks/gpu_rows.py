@@ -12,11 +12,6 @@ import torch
 from hf_bidir.common.files import replacing
 from hf_bidir.common.runs import markdown
 
-NOTES = (
-    "The ratio is own / baseline, both medians of one run: lower is better, except for tokens per second. Command: "
-    "`python benchmarks/gpu.py`."
-)
-
 
 class Measured(NamedTuple):
     """One measurement; without a baseline, `against` is empty."""
@@ -45,13 +40,15 @@ class Rows:
         folder: of gpu.csv and gpu.md.
         device: "cuda" or "cpu".
         sections: in the order of the table.
+        notes: above the table.
     """
 
     HEADER = ("section", "case", *Measured._fields[:2], "ratio", *Measured._fields[2:], "card", "versions")
 
-    def __init__(self, folder: Path, device: str, sections: Iterable[str]):
+    def __init__(self, folder: Path, device: str, sections: Iterable[str], notes: str):
         self.csv, self.table, self.sections = folder / "gpu.csv", folder / "gpu.md", list(sections)
         card = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {platform.machine()}"
+        self.text = f"# Signed attention on a GPU\n\n{notes}\n\n"
         self.machine = {"card": card, "versions": _versions()}
         self.rows: list[dict[str, str]] = []
         if self.csv.exists():
@@ -76,7 +73,7 @@ class Rows:
             writer.writeheader()
             writer.writerows(self.rows)
         with replacing(self.table) as temporary:
-            temporary.write_text(f"# Signed attention on a GPU\n\n{NOTES}\n\n{self._tables()}\n", encoding="utf-8")
+            temporary.write_text(f"{self.text}{self._tables()}\n", encoding="utf-8")
 
     def _is(self, row: dict[str, str], section: str, case: str) -> bool:
         return row.items() >= {"section": section, "case": case, **self.machine}.items()

@@ -1,6 +1,7 @@
 """The sections of gpu.py: each takes the sizes and yields what it measures, one job for every case."""
 
 import copy
+import gc
 import os
 import re
 import subprocess
@@ -9,10 +10,12 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace as Sizes
 from typing import NamedTuple
 
@@ -57,22 +60,34 @@ def tests(sizes: Sizes) -> Iterator[Job]:
 
 
 def _tests(sizes: Sizes) -> list[Measured]:
+    """One process for each file, because compiling the kernels for the tests takes most of the time."""
     if find_spec("pytest") is None:
         raise RuntimeError("pytest is not installed")
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "--tb=line", "-p", "no:cacheprovider", *sizes.pytest]
-    if sizes.device == "cuda" and find_spec("xdist") is not None:  # to compile in several processes
-        command += ["--numprocesses", "8"]
+    files = sorted(file for pattern in sizes.tests for file in ROOT.glob(pattern))
     start = time.perf_counter()
-    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS).stdout
+    with ThreadPoolExecutor(len(files)) as pool:
+        outputs = list(pool.map(_test_file, files))
     seconds = time.perf_counter() - start
     counts = dict.fromkeys(("passed", "failed", "error", "skipped"), 0)
-    last = output.strip().splitlines()[-1]
-    counts |= {kind: int(count) for count, kind in re.findall(r"(\d+) (passed|failed|error|skipped)", last)}
+    for output in outputs:
+        found = re.findall(r"(\d+) (passed|failed|error|skipped)", output.strip().splitlines()[-1])
+        for count, kind in found:
+            counts[kind] += int(count)
+        if {"failed", "error"} & {kind for _, kind in found}:
+            print(output[-2000:])
     if not counts["passed"]:
-        raise RuntimeError(f"no test passed: {output[-1000:]}")
-    print(output[-3000:] if counts["failed"] or counts["error"] else last)
+        raise RuntimeError(f"no test passed: {outputs[0][-1000:]}")
     return [*(Measured(kind, "", count, None, "tests") for kind, count in counts.items()),
             Measured("time", "", seconds, None, "s")]  # fmt: skip
+
+
+def _test_file(file: Path) -> str:
+    """What pytest prints for a file."""
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "--tb=line", "-p", "no:cacheprovider", str(file)]
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS).stdout or "1 error"
+    except subprocess.TimeoutExpired:
+        return f"{file.name}\n1 error: not finished within {SECONDS} s"
 
 
 def call(sizes: Sizes) -> Iterator[Job]:
@@ -143,6 +158,7 @@ def training(sizes: Sizes) -> Iterator[Job]:
 
 def _training(sizes: Sizes, make: Callable, batch: int, length: int, mode: str) -> list[Measured]:
     torch.compiler.reset()
+    gc.collect()  # the models of the case before
     steps = steps_of(sizes, make(sizes), batch, length, compiled=mode == "compiled")
     medians = interleaved_medians(steps, sizes.repeats, sizes.warm_up)
     return [Measured(TANHMAX, STOCK, 1e3 * medians[TANHMAX], 1e3 * medians[STOCK], "ms")]

@@ -46,7 +46,8 @@ SLOW = (
     "benchmarks",
 )
 
-# Files with tests of the kernels that a GPU runs: `pytest -m gpu` takes under two minutes there.
+# Files with tests of the kernels, to be repeated on every GPU. Each compiles some ten kernels or more, in under two
+# minutes with several processes: `pytest -m gpu --numprocesses 8`.
 GPU = (
     "modeling/test_fused_attention.py",
     "modeling/test_fused_check.py",
