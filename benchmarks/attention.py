@@ -18,7 +18,6 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib.pyplot as plt
 import torch
 from measure import interleaved_medians, peak_memory, write_table
 from torch import Tensor
@@ -162,11 +161,11 @@ def compare(attend: Callable, other: Callable, problem: Problem, options: argpar
     """Cells: ratios of forward and of both, peak memory, error, times of the baseline."""
     # Interleave only pairs: next to an implementation that allocates gigabytes, every other one is slower.
     tasks = [prepared(problem) for prepared in (attend, other)]
-    forward = _pair([partial(_without_gradient, task) for task in tasks], options.repeats)
+    forward = _pair([partial(without_gradient, task) for task in tasks], options.repeats)
     error = f"{relative_error(attend, problem):.1e}"
     if attend is two_passes:  # torch's kernels give no gradient of the log-sum-exp
         return [f"{forward[0] / forward[1]:.2f}", "", "", error, f"{1e3 * forward[1]:.2f}"]
-    both_tasks = [partial(_with_gradient, task) for task in tasks]
+    both_tasks = [partial(with_gradient, task) for task in tasks]
     both = _pair(both_tasks, options.repeats)
     memory = peak_memory(both_tasks[0], options.device)
     return [
@@ -310,12 +309,12 @@ def _pair(tasks: list[Callable], repeats: int) -> list[float]:
     return list(interleaved_medians(dict(zip(("one", "other"), tasks, strict=True)), repeats).values())
 
 
-def _without_gradient(task: Prepared) -> None:
+def without_gradient(task: Prepared) -> None:
     with torch.no_grad():
         task.run()
 
 
-def _with_gradient(task: Prepared) -> None:
+def with_gradient(task: Prepared) -> None:
     context = task.run()
     torch.autograd.grad(context, task.inputs, torch.ones_like(context))
 
@@ -325,6 +324,8 @@ def draw(rows: list[list[str]], path: Path) -> None:
     rows = [row for row in rows if row[4] == BASELINE]
     if not rows:
         return
+    import matplotlib.pyplot as plt
+
     panels = sorted({(int(row[0]), row[1]) for row in rows})
     figure, axes = plt.subplots(len(panels), 2, figsize=(9, 3.4 * len(panels)), squeeze=False, layout="constrained")
     for line, (head_dim, padding) in zip(axes, panels, strict=True):

@@ -1,25 +1,31 @@
-"""Which tilings of the fused kernels are the fastest on this GPU? For the lists in hf_bidir/modeling/fused_kernels.py.
+"""Which tilings of the fused kernels are the fastest on this GPU? For the table in hf_bidir/modeling/fused_tilings.py.
 
-Times every tiling of a wider list for each kernel, head dimension and length, in bf16,
-without masks.
+Times every tiling of a wider list for each kernel, mode, head dimension and length, in bf16, without masks. By default
+384 kernels are compiled; where time is short, pass one head dimension or kernel. Table and entries are saved after each
+kernel, mode and head dimension.
 
     python benchmarks/fused_tilings.py
     python benchmarks/fused_tilings.py --head-dims 64 --kernels forward --modes tanhmax --lengths 4096
+    python benchmarks/fused_tilings.py --write      the fastest become those of this architecture
 """
 
 import argparse
 import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from itertools import product
 from pathlib import Path
 
 import torch
-import triton
-from measure import write_table
+from measure import ROOT, write_table
 from tqdm import tqdm
 
 from hf_bidir import bidir_attention
-from hf_bidir.modeling import fused_kernels
+from hf_bidir.common.files import replacing
 from hf_bidir.modeling.attention_inputs import INTERPRETED
+from hf_bidir.modeling.fused_tilings import ARCHITECTURES, OTHERS, TILINGS, Tiling
 
 HEADS, TOKENS = 12, 32768
 WARPS_STAGES = ((4, 2), (4, 3), (8, 2), (8, 3))
@@ -28,79 +34,123 @@ SIZES = {  # queries, keys
     "query_gradient": ((64, 32), (64, 64), (64, 128), (128, 32), (128, 64)),
     "key_value_gradient": ((32, 64), (64, 64), (128, 64), (32, 128), (64, 128)),
 }
+TABLE = ROOT / "hf_bidir/modeling/fused_tilings.py"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--head-dims", type=int, nargs="+", choices=[64, 128, 256], default=[64, 128, 256])
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096])
     parser.add_argument("--kernels", nargs="+", choices=SIZES, default=[*SIZES])
     parser.add_argument("--modes", nargs="+", choices=["tanhmax", "softmax"], default=["tanhmax", "softmax"])
     parser.add_argument("--best", type=int, default=6, help="tilings to list per kernel, head dimension and length")
+    parser.add_argument("--write", action="store_true", help=f"rewrite the measured entries of {TABLE.name}")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "fused_tilings.md")
     options = parser.parse_args()
     if INTERPRETED or not torch.cuda.is_available():
         parser.error("expected a GPU and Triton's compiler, got none; benchmarks/fused_instructions.py needs no GPU")
-    rows = []
-    cells = [*product(options.kernels, options.modes, options.head_dims, options.lengths)]
-    for cell in tqdm(cells, unit="cell"):
-        rows += timed(*cell)[: options.best]
+    from hf_bidir.modeling.fused_problem import FEW_ROWS
+
+    if min(options.lengths) <= FEW_ROWS:
+        parser.error(f"expected lengths above {FEW_ROWS}, up to which another kernel is used; got {options.lengths}")
+    major, minor = torch.cuda.get_device_capability()
+    architecture = ARCHITECTURES.get(10 * major + minor, OTHERS)
+    if options.write and 10 * major + minor not in ARCHITECTURES:
+        parser.error(f"expected a compute capability of ARCHITECTURES in {TABLE.name}, got {major}.{minor}; add it")
     notes = (
-        f"{HEADS} heads, bf16, batch = {TOKENS} // length; medians by triton.testing.do_bench, the fastest "
-        f"{options.best} tilings of each list. In use: whether fused_kernels.py lists the tiling."
+        f"{HEADS} heads, bf16, batch = {TOKENS} // length; medians by triton.testing.do_bench of a whole call: "
+        f"forward, or backward with the other kernel at its own tiling. The fastest {options.best} tilings of each "
+        f"list. In use: whether {TABLE.name} had the tiling."
     )
     header = ["kernel", "mode", "head dimension", "length", "queries x keys", "warps", "stages", "in use",
               "ms", "to the fastest"]  # fmt: skip
-    write_table(options.output, "Tilings of the fused kernels", notes, header, rows, "cuda")
+    rows = []
+    for name, mode, head_dim in tqdm([*product(options.kernels, options.modes, options.head_dims)], unit="cell"):
+        entry = f"{architecture} {name} {mode} {head_dim}"
+        times = {length: timed(name, mode, head_dim, length) for length in options.lengths}
+        for length, one in times.items():
+            rows += table_rows(entry, length, one)[: options.best]
+        write_table(options.output, "Tilings of the fused kernels", notes, header, rows, "cuda")
+        best = fastest(times.values())
+        if options.write and best is not None:
+            with replacing(TABLE) as temporary:
+                temporary.write_text(rewritten(TABLE.read_text(encoding="utf-8"), {entry: best}), encoding="utf-8")
 
 
-def timed(name: str, mode: str, head_dim: int, length: int) -> list[list[str]]:
-    """Table rows of one kernel, the fastest tiling first."""
-    kernel = getattr(fused_kernels, f"{name}_kernel")
-    in_use = kernel.configs
-    used = {str(config) for config in in_use}
+def timed(name: str, mode: str, head_dim: int, length: int) -> dict[Tiling, float]:
+    """Milliseconds of a call with each tiling of one kernel; those that do not compile or do not fit are absent."""
+    from triton.testing import do_bench
+
+    found = {}
+    for (queries, keys), (warps, stages) in product(SIZES[name], WARPS_STAGES):
+        tiling = (queries, keys, warps, stages)
+        with only_tiling(name, tiling):
+            try:
+                found[tiling] = do_bench(task_of(name, mode, head_dim, length), return_mode="median")
+            except Exception as error:  # Triton's compiler raises errors of many kinds
+                if isinstance(error, torch.AcceleratorError):  # nothing runs after a failure on the GPU itself
+                    raise
+    return found
+
+
+@contextmanager
+def only_tiling(name: str, tiling: Tiling) -> Iterator[None]:
+    """One tiling for one kernel; the others keep theirs."""
+    from hf_bidir.modeling import fused_launch
+
+    candidates = fused_launch.candidates
+    fused_launch.candidates = lambda kernel, *given: (tiling,) if kernel == name else candidates(kernel, *given)
+    fused_launch._ready.clear()
     try:
-        kernel.configs = candidates(name)
-        kernel.cache.clear()
-        kernel.configs_timings = {}
-        attend(mode, head_dim, length, backward=name != "forward")
-        medians = {str(config): (config, ms) for config, ms in _medians(kernel)}
+        yield
     finally:
-        kernel.configs = in_use
-        kernel.cache.clear()
-    ordered = sorted(medians.values(), key=lambda pair: pair[1])
+        fused_launch.candidates = candidates
+        fused_launch._ready.clear()
+
+
+def task_of(name: str, mode: str, head_dim: int, length: int) -> Callable[[], object]:
+    """A call forward for the forward kernel, else one backward."""
+    shape = (max(1, TOKENS // length), length, HEADS, head_dim)
+    inputs = [torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(3)]
+    attend = partial(bidir_attention, *inputs, activation=mode, implementation="fused")
+    if name == "forward":
+        return attend
+    for tensor in inputs:
+        tensor.requires_grad_()
+    context = attend()[0]
+    return partial(torch.autograd.grad, context, inputs, torch.randn_like(context), retain_graph=True)
+
+
+def table_rows(entry: str, length: int, times: Mapping[Tiling, float]) -> list[list[str]]:
+    """Table rows of one kernel, the fastest tiling first."""
+    ordered = sorted(times.items(), key=lambda pair: pair[1])
     return [
         [
-            name, mode, str(head_dim), str(length), f"{config.kwargs['BLOCK_M']} x {config.kwargs['BLOCK_N']}",
-            str(config.num_warps), str(config.num_stages), "yes" if str(config) in used else "",
-            f"{ms:.3f}", f"{ms / ordered[0][1]:.3f}",
+            *entry.split()[1:], str(length), f"{tiling[0]} x {tiling[1]}", *map(str, tiling[2:]),
+            "yes" if TILINGS.get(entry) == tiling else "", f"{ms:.3f}", f"{ms / ordered[0][1]:.3f}",
         ]
-        for config, ms in ordered
+        for tiling, ms in ordered
     ]  # fmt: skip
 
 
-def candidates(name: str) -> list[triton.Config]:
-    return [
-        triton.Config({"BLOCK_M": m, "BLOCK_N": n}, num_warps=warps, num_stages=stages)
-        for (m, n), (warps, stages) in product(SIZES[name], WARPS_STAGES)
-    ]
+def fastest(times: Iterable[Mapping[Tiling, float]]) -> Tiling | None:
+    """The tiling with the smallest geometric mean over the lengths, of those that ran at all of them."""
+    lengths = list(times)
+    common = [tiling for tiling in lengths[0] if all(tiling in one for one in lengths)]
+    return min(common, key=lambda tiling: math.prod(one[tiling] for one in lengths), default=None)
 
 
-def attend(mode: str, head_dim: int, length: int, backward: bool) -> None:
-    shape = (max(1, TOKENS // length), length, HEADS, head_dim)
-    query, key, value = (
-        torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(1, 2).requires_grad_() for _ in range(3)
-    )
-    context = bidir_attention(query, key, value, activation=mode, implementation="fused")[0]
-    if backward:
-        context.backward(torch.ones_like(context))
+def rewritten(text: str, found: Mapping[str, Tiling]) -> str:
+    """The text of fused_tilings.py with these entries in place of those of the same name.
 
-
-def _medians(kernel) -> list[tuple[triton.Config, float]]:
-    """Milliseconds of every tiling that compiled and ran in the last tuning."""
-    times = [(config, times if isinstance(times, float) else times[0]) for config, times in
-             kernel.configs_timings.items()]  # fmt: skip
-    return [(config, ms) for config, ms in times if math.isfinite(ms)]
+    Raises:
+        ValueError: the text has no such entry.
+    """
+    for entry, tiling in found.items():
+        text, count = re.subn(rf'^(    "{re.escape(entry)}": )\(.*\),$', rf"\g<1>{tiling},", text, flags=re.MULTILINE)
+        if count != 1:
+            raise ValueError(f'expected one entry "{entry}" in the table of tilings, got {count}.')
+    return text
 
 
 if __name__ == "__main__":

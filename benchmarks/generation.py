@@ -42,11 +42,11 @@ def main() -> None:
     write_table(options.output, "Generation", notes, header, rows, options.device)
 
 
-def pair(layers: int) -> dict[str, PreTrainedModel]:
+def pair(layers: int, width: int = 768) -> dict[str, PreTrainedModel]:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=16384, hidden_size=768, intermediate_size=2048, num_hidden_layers=layers, num_attention_heads=12,
-        num_key_value_heads=4, initializer_range=0.05,
+        vocab_size=16384, hidden_size=width, intermediate_size=8 * width // 3, num_hidden_layers=layers,
+        num_attention_heads=12, num_key_value_heads=4, initializer_range=0.05,
     )  # fmt: skip
     stock = LlamaForCausalLM(config)
     masses = {"λ = 0": 0.0, "TanhMax": 1.0}
@@ -70,10 +70,9 @@ def measured(models: dict[str, PreTrainedModel], batch: int, options: argparse.N
     return rows
 
 
-def generate(model: PreTrainedModel, prompt: torch.Tensor, new: int) -> torch.Tensor:
-    return model.generate(
-        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=new, min_new_tokens=new, do_sample=False
-    )
+def generate(model: PreTrainedModel, prompt: torch.Tensor, new: int, **cache) -> torch.Tensor:
+    lengths = {"max_new_tokens": new, "min_new_tokens": new}
+    return model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, **lengths, **cache)
 
 
 if __name__ == "__main__":

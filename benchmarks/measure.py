@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -20,26 +20,42 @@ from tqdm import tqdm
 
 from hf_bidir.common.files import read_json, replacing, sha256
 from hf_bidir.common.runs import DATA, VERSIONS, add_runs, data_version, libraries, markdown
-from hf_bidir.finetune.folder import RESULTS as TRAINED
-from hf_bidir.finetune.folder import is_finished
-from hf_bidir.finetune.record import cpu_model, library_versions
-from hf_bidir.finetune.task import Task
+
+if TYPE_CHECKING:  # hf_bidir.finetune needs the extra `train`, which speed on a GPU is measured without
+    from hf_bidir.finetune.task import Task
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks/results"
 KEEP_LAST = {"eval_strategy": "no", "save_strategy": "no"}  # options of a run whose last checkpoint counts
 
 
-def interleaved_medians(tasks: Mapping[str, Callable[[], None]], repeats: int, warm_up: int = 3) -> dict[str, float]:
+def synchronize() -> None:
+    """Wait for the GPU, if there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def elapsed(task: Callable[[], object]) -> float:
+    """Seconds until the task is done, on a GPU too."""
+    start = time.perf_counter()
+    task()
+    synchronize()
+    return time.perf_counter() - start
+
+
+def interleaved_medians(
+    tasks: Mapping[str, Callable[[], object]],
+    repeats: int,
+    warm_up: int = 3,
+    seconds_of: Callable[[Callable[[], object]], float] = elapsed,
+) -> dict[str, float]:
     """Median seconds of each task; tasks are interleaved, so slow phases of the machine affect all of them."""
     seconds: dict[str, list[float]] = {name: [] for name in tasks}
     for round_number in tqdm(range(warm_up + repeats), leave=False, unit="round"):
         for name, task in tasks.items():
-            start = time.perf_counter()
-            task()
-            _synchronize()
+            found = seconds_of(task)
             if round_number >= warm_up:
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(found)
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
@@ -78,13 +94,18 @@ def machine(device: str) -> str:
     if device == "cuda":
         name = torch.cuda.get_device_name()
     else:
+        from hf_bidir.finetune.record import cpu_model
+
         name = f"{cpu_model()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
     return f"{name}; {versions}, Python {platform.python_version()}"
 
 
-def train_once(task: Task, given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def train_once(task: "Task", given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """The results of a run in `folder`, which is trained unless it is finished."""
+    from hf_bidir.finetune.folder import RESULTS as TRAINED
+    from hf_bidir.finetune.folder import is_finished
+
     if not is_finished(folder):
         task({**given, "output_dir": folder, "disable_tqdm": True})
     return read_json(folder / TRAINED)
@@ -104,6 +125,8 @@ def save_runs(name: str, key: Sequence[str], rows: Iterable[Mapping[str, object]
         rows: settings and metrics; the versions of libraries and of `data` are added.
         data: the files that were read.
     """
+    from hf_bidir.finetune.record import library_versions
+
     found = {VERSIONS: libraries(library_versions())} | ({DATA: data_version(*map(sha256, data))} if data else {})
     add_runs(RESULTS / f"{name}.csv", [{**row, **found} for row in rows], key)
 
@@ -122,8 +145,3 @@ def write_table(path: Path, title: str, notes: str, header: list[str], rows: lis
 def _status(field: str) -> int:
     """A field of /proc/self/status, in KiB."""
     return int(re.search(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text()).group(1))
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()

@@ -67,17 +67,20 @@ def cases(options) -> Iterator[tuple[str, PreTrainedModel]]:
 
 
 def batch_of(model: PreTrainedModel, options) -> dict[str, torch.Tensor]:
+    """Random inputs and labels; a decoder learns the tokens themselves."""
     labels = {"labels": torch.randint(2, (options.batch,))}
     if model.main_input_name == "pixel_values":
         return {"pixel_values": torch.randn(options.batch, 3, 224, 224), **labels}
     shape = (options.batch, options.length)
-    tokens = {"input_ids": torch.randint(3, 30000, shape), "attention_mask": torch.ones(shape, dtype=torch.long)}
-    return tokens | labels
+    tokens = torch.randint(3, model.config.vocab_size, shape)
+    labels = {"labels": tokens} if model.can_generate() else labels
+    return {"input_ids": tokens, "attention_mask": torch.ones(shape, dtype=torch.long), **labels}
 
 
 def training_step_of(model: PreTrainedModel, batch: dict[str, torch.Tensor], options) -> partial:
     autocast = torch.autocast(options.device, torch.bfloat16, enabled=options.dtype == "bfloat16")
-    return partial(training_step, model, torch.optim.AdamW(model.parameters(), lr=1e-5), batch, autocast)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=options.device == "cuda")
+    return partial(training_step, model, optimizer, batch, autocast)
 
 
 def training_step(model, optimizer, batch, autocast) -> None:

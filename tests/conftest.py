@@ -46,13 +46,29 @@ SLOW = (
     "benchmarks",
 )
 
+# Files with tests of the kernels, to be repeated on every GPU. Each compiles some ten kernels or more, in under two
+# minutes with several processes: `pytest -m gpu --numprocesses 8`.
+GPU = (
+    "modeling/test_fused_attention.py",
+    "modeling/test_fused_check.py",
+    "modeling/test_fused_decode.py",
+    "modeling/test_fused_dropout.py",
+    "modeling/test_fused_models.py",
+    "modeling/test_fused_operator.py",
+    "modeling/test_fused_packed.py",
+    "modeling/test_fused_terms.py",
+    "modeling/test_two_calls.py",
+)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of SLOW as slow, and put them first in its order."""
+    """Mark the tests of GPU and of SLOW, and put the slow ones first in its order."""
     order = {item: _place(item.path) for item in items}
     for item, place in order.items():
         if place < len(SLOW):
             item.add_marker("slow")
+        if any(item.path == TESTS / file for file in GPU):
+            item.add_marker("gpu")
     items.sort(key=order.get)
 
 

@@ -2,26 +2,33 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pandas as pd
 from filelock import FileLock
 
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import replacing
 from hf_bidir.common.statistics import Comparison, compare, holm, mean_and_deviation
 
+if TYPE_CHECKING:  # pandas is an extra, and `markdown` does without
+    import pandas as pd
+
 SEED, VERSIONS, DATA = "seed", "versions", "data_version"
 PAIR = ("tanhmax", "softmax")  # what tables compare, the first minus the second
 SAME = (VERSIONS, DATA)  # columns with one value per table, where a file has them
 
 
-def read_runs(path: Path) -> pd.DataFrame:
+def read_runs(path: Path) -> "pd.DataFrame":
     """The rows of a csv file of runs; an empty table if there is no file. Cells without a number are NaN."""
+    import pandas as pd
+
     return pd.read_csv(path, keep_default_na=False, na_values=[""]) if path.is_file() else pd.DataFrame()
 
 
 def add_runs(path: Path, rows: Sequence[Mapping[str, object]], key: Sequence[str]) -> None:
     """Add rows to a csv file, in place of rows with the same values of `key`; several processes may do so at once."""
+    import pandas as pd
+
     with FileLock(f"{path}.lock"):
         kept = {tuple(str(row[name]) for name in key): row for row in read_runs(path).to_dict("records")}
         kept |= {tuple(str(row[name]) for name in key): dict(row) for row in rows}
@@ -35,7 +42,7 @@ def has_run(path: Path, **settings: object) -> bool:
     return not runs.empty and all(name in runs for name in settings) and not where(runs, **settings).empty
 
 
-def where(runs: pd.DataFrame, **settings: object) -> pd.DataFrame:
+def where(runs: "pd.DataFrame", **settings: object) -> "pd.DataFrame":
     """The rows with these settings, ordered by seed."""
     for name, value in settings.items():
         runs = runs[runs[name] == value]
@@ -43,7 +50,7 @@ def where(runs: pd.DataFrame, **settings: object) -> pd.DataFrame:
 
 
 def check_runs(
-    runs: pd.DataFrame, by: Sequence[str], seeds: int | Mapping[Hashable, int], same: Sequence[str] = SAME
+    runs: "pd.DataFrame", by: Sequence[str], seeds: int | Mapping[Hashable, int], same: Sequence[str] = SAME
 ) -> None:
     """Check that rows may share a table.
 
@@ -80,14 +87,14 @@ def _missing_groups(found: set, seeds: Mapping[Hashable, int]) -> list[str]:
     return [f"{group}: all" for group, count in seeds.items() if count and group not in found]
 
 
-def spread(runs: pd.DataFrame, column: str, scale: float = 1, digits: int = 1) -> str:
+def spread(runs: "pd.DataFrame", column: str, scale: float = 1, digits: int = 1) -> str:
     """Mean ± standard deviation over the rows that have a number, with their count if some have none."""
     if column not in runs or not (values := [scale * value for value in runs[column].dropna()]):
         return ""
     return mean_and_deviation(values, digits) + ("" if len(values) == len(runs) else f" ({len(values)} of {len(runs)})")
 
 
-def comparison(first: pd.DataFrame, second: pd.DataFrame, column: str, scale: float = 1) -> Comparison | None:
+def comparison(first: "pd.DataFrame", second: "pd.DataFrame", column: str, scale: float = 1) -> Comparison | None:
     """`first` minus `second`, paired by the seeds that both have; None if there are none."""
     if first.empty or second.empty or column not in first:
         return None
@@ -98,7 +105,7 @@ def comparison(first: pd.DataFrame, second: pd.DataFrame, column: str, scale: fl
 
 
 def comparisons(
-    runs: pd.DataFrame, by: Sequence[str], between: str, pair: tuple[str, str], columns: Mapping[str, float]
+    runs: "pd.DataFrame", by: Sequence[str], between: str, pair: tuple[str, str], columns: Mapping[str, float]
 ) -> dict[tuple, Comparison]:
     """The comparisons of one table, with p-values corrected for their number.
 

@@ -1,0 +1,98 @@
+"""How fast is signed attention on this GPU? The tests of the kernels, then speed and memory beside stock softmax.
+
+Needs torch, Triton, transformers and this package, no network, and about eight minutes on an H100. Each row is saved in
+gpu.csv and gpu.md as soon as it is measured; rows of this GPU and these versions that are already there are not
+measured again. The sections, in order; what torch.compile compiles comes after everything else:
+
+    tests        pytest -m gpu: the tests of the kernels that pass and fail (needs pytest and hypothesis)
+    call         time of the CPU for one attention call
+    first        the first training step of a new process, with a cold and a warm cache of Triton
+    training     a whole training step: BERT, ViT, Llama; eager and compiled
+    generation   tokens per second of a Llama of 101 million parameters; dynamic and static caches
+    attention    attention alone, against the fastest of torch's backends
+    memory       peak memory of forward + backward
+
+    python benchmarks/gpu.py                                   everything that is not yet measured
+    python benchmarks/gpu.py --only call attention --again     two sections, anew
+    python benchmarks/gpu.py --minutes 4                       begins no row after four minutes, and names the rest
+    python benchmarks/gpu.py --smoke --output /tmp/gpu         tiny sizes on a CPU, in Triton's interpreter
+"""
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+if "--smoke" in sys.argv:  # before torch and Triton are imported
+    os.environ |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TQDM_DISABLE", "1")  # a line for each row instead
+
+import torch
+from gpu_rows import Rows
+from gpu_sections import SECTIONS
+from measure import RESULTS
+
+FULL = {
+    "device": "cuda", "dtype": "bfloat16", "heads": 12, "layers": 12, "width": 768, "repeats": 9, "warm_up": 3,
+    "tests": ("tests/modeling/test_fused_*.py", "tests/modeling/test_two_calls.py"),
+    "call": (64, 128), "calls": 50, "caches": ("cold", "warm"), "backend": "inductor",
+    "bert": ((64, 128), (16, 512)), "vit": 64, "llama": (8, 512), "batches": (1, 8), "prompt": 128, "new": 64,
+    "head_dims": (64, 128), "lengths": (1024, 4096), "tokens": 32768, "long": (4096, 16384), "memory_tokens": 16384,
+}  # fmt: skip
+SMOKE = FULL | {
+    "device": "cpu", "heads": 1, "layers": 1, "width": 48, "repeats": 1, "warm_up": 0,
+    "tests": ("tests/modeling/test_fused_check.py",),
+    "call": (1, 16), "calls": 1, "caches": ("cold",), "backend": "eager",
+    "bert": ((2, 16),), "vit": 1, "llama": (1, 16), "batches": (1,), "prompt": 8, "new": 2,
+    "head_dims": (16,), "lengths": (16,), "tokens": 16, "long": (16, 32), "memory_tokens": 16,
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=[*SECTIONS], metavar="SECTION")
+    parser.add_argument("--minutes", type=float, default=8.0, help="after which no row begins")
+    parser.add_argument("--again", action="store_true", help="measure rows that are already there")
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes on a CPU, to test this file; needs --output")
+    parser.add_argument("--output", type=Path, help="folder of gpu.csv and gpu.md; default: benchmarks/results")
+    options = parser.parse_args()
+    if options.smoke and options.output is None:
+        parser.error("expected a folder in --output for --smoke, whose numbers mean nothing")
+    if not options.smoke and not torch.cuda.is_available():
+        parser.error("expected a GPU, got none; --smoke --output FOLDER runs tiny sizes on a CPU")
+    sizes = SimpleNamespace(**(SMOKE if options.smoke else FULL))
+    notes = (
+        "The ratio is own / baseline, both medians of one run: lower is better, except for tokens per second. "
+        f"{sizes.heads} heads, bf16 (training: fp32 weights, autocast), no dropout; batches of attention have "
+        f"{sizes.tokens} tokens, those of memory {sizes.memory_tokens}. Command: `python benchmarks/gpu.py`."
+    )
+    rows = Rows(options.output or RESULTS, sizes.device, SECTIONS, notes)
+    jobs = [(section, job) for section in SECTIONS if section in options.only for job in SECTIONS[section](sizes)]
+    if not options.again:
+        jobs = [(section, job) for section, job in jobs if not rows.has(section, job.case)]
+    jobs.sort(key=lambda found: found[1].compiles)
+    end, late, failed = time.perf_counter() + 60 * options.minutes, [], []
+    for section, job in jobs:
+        if time.perf_counter() >= end:
+            late.append(f"{section}: {job.case}")
+            continue
+        print(f"{section}: {job.case}", flush=True)
+        start = time.perf_counter()
+        try:
+            found = job.measure()
+        except Exception as error:  # the other rows do not depend on this one
+            failed.append(f"{section}: {job.case}: {type(error).__name__}: {str(error).strip()[:300]}")
+            continue
+        rows.save(section, job.case, found)
+        print(*(f"    {one}" for one in found), f"    took {time.perf_counter() - start:.0f} s", sep="\n", flush=True)
+    for heading, names in (("not measured in time", late), ("failed", failed)):
+        print(f"{heading}: {len(names)}", *names, sep="\n    ")
+    print(f"saved: {rows.csv}, {rows.table}")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
