@@ -64,8 +64,8 @@ def bidir_attention(
                         Balanced attention is computed as two softmax attentions by "lift" (torch's SDPA) or "fused",
                         without dropout;
             "auto"      chosen by activation, device, dtype and dropout: on a GPU "fused" in half precision if
-                        available, else "lift" without dropout; otherwise, and on a CPU, "chunked"; for a single query,
-                        as in decoding, "eager"; in an exported graph "lift" where it can be. Logs each choice once.
+                        available, else "lift" without dropout; otherwise, and on a CPU, "chunked", for a single query
+                        "eager"; in an exported graph "lift" where it can be. Logs each choice once.
 
     Returns:
         The context `[batch, heads, queries, head_dim]`, and the coefficients `[batch, heads, queries, keys]` (after
@@ -88,7 +88,8 @@ def attend(
     compiling, reason, given = torch.compiler.is_compiling(), None, implementation != "auto"
     if not given:
         implementation, why = choose_implementation(query, key, value, call, keep)
-        reason = why if query.shape[2] > 1 and call.activation != "softmax" else None
+        expected = query.shape[2] == 1 or call.activation == "softmax"
+        reason = None if expected and not call.score_terms else why
     if implementation != "eager" and (obstacle := _obstacle(query, key, value, call, implementation, compiling)):
         implementation, reason = "eager", obstacle
     if reason and not compiling:

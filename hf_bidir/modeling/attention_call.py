@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .activations import WITH_NEGATIVE_MASS, compute_dtype, score_shift
-from .attention_inputs import NegativeMass, check_dropout, per_head, remembered
+from .attention_inputs import NegativeMass, check_dropout, is_captured, per_head, remembered
 
 MASK_ROWS = 256  # rows of a mask that are compared at a time
 
@@ -121,7 +121,7 @@ def attention_call(
     Raises:
         ValueError: a number out of range, or a window with unequal numbers of queries and keys.
     """
-    # Most calls have one mass in range, no dropout and no window, and need no function of their own to see that.
+    # inlined checks: most calls have a mass in range, no dropout and no window
     if dropout:
         check_dropout(dropout)
     if window is not None:
@@ -148,7 +148,7 @@ def check_window(window: int | None) -> None:
 
 def is_sliding_window(keep: Tensor | None, sliding: int) -> bool:
     """Whether a mask keeps exactly the keys `i - sliding < j <= i` of each query `i`, as it does without padding."""
-    if keep is None or keep.shape[2] != keep.shape[3] or sliding < 2 or _is_captured(keep):
+    if keep is None or keep.shape[2] != keep.shape[3] or sliding < 2 or is_captured(keep):
         return False
     return remembered(keep, sliding, lambda: _is_band(keep, sliding))
 
@@ -158,9 +158,3 @@ def _is_band(keep: Tensor, sliding: int) -> bool:
     blocks = (slice(first, min(first + MASK_ROWS, length)) for first in range(0, length, MASK_ROWS))
     bands = ((rows, call.band(rows, slice(0, length), keep.device)) for rows in blocks)
     return all(band is not None and bool((keep[:, :, rows] == band).all()) for rows, band in bands)
-
-
-def _is_captured(x: Tensor) -> bool:
-    """Whether operations are captured as a graph, which must not depend on the values of a tensor."""
-    capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or capturing

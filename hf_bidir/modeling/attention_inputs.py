@@ -4,10 +4,11 @@ import os
 from collections.abc import Callable, Hashable, Sequence
 from importlib.util import find_spec
 from shutil import which
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .activations import checked_negative_mass
 
@@ -17,6 +18,7 @@ NegativeMass = float | Sequence[float] | Tensor
 # Triton compiles its kernel launchers with the system's C compiler.
 HAS_TRITON = find_spec("triton") is not None
 HAS_COMPILER = any(which(name) for name in (os.environ.get("CC"), "gcc", "clang") if name)
+_FOUND: Any = WeakTensorKeyDictionary()  # of masks: their version, and what was found
 # Float mask entries of at most this drop a key: e^-50 is negligible in a softmax. Swin masks with -100.
 MASKED = -50.0
 HEAD_DIMS = (16, 256)  # smallest and largest head dimension of the fused kernels
@@ -34,7 +36,8 @@ def keep_and_bias(
         attention_mask: boolean, integer, or float. Float entries of at most `MASKED` drop the key, the others are a
             bias. A large negative bias would not drop it: `e^-s` would give that key all of the weight.
         position_bias: an additive bias, which in some models also contains a mask.
-        omit_zero_bias: return None for a bias that is 0 everywhere; ignored while compiling, where values are unknown.
+        omit_zero_bias: return None for a bias that is 0 everywhere and has no gradient; ignored while compiling, where
+            values are unknown.
     """
     if position_bias is None and attention_mask is not None:
         return remembered(attention_mask, omit_zero_bias, lambda: _split(attention_mask, None, omit_zero_bias))
@@ -42,18 +45,28 @@ def keep_and_bias(
 
 
 def remembered(mask: Tensor, what: Hashable, find: Callable[[], Found]) -> Found:
-    """`find()`, once for all layers that get the same mask: to look into a mask, the CPU waits for the GPU.
+    """`find()`, computed once for all layers that get the same mask, because inspecting a mask makes the CPU wait for
+    the GPU.
 
-    What was found stays with the mask, and for as long as nothing is written into it. Nothing stays where torch counts
-    no writes: in a graph and in inference mode.
+    It is computed anew after a write that torch counts (not `mask.data[...] = `), and in every call where torch counts
+    none or records operations: in graphs, in inference mode, and for a mask with a gradient.
     """
-    if torch.compiler.is_compiling() or mask.is_inference() or type(mask) is not Tensor:
+    if is_captured(mask) or torch.is_inference_mode_enabled() or mask.is_inference() or mask.requires_grad:
         return find()
-    known = mask.__dict__.setdefault("_found", {})
-    version = (what, mask._version)
-    if version not in known:
-        known[version] = find()
-    return known[version]
+    known: dict[Hashable, Found]
+    version, known = _FOUND.get(mask, (None, {}))
+    if version != mask._version:
+        known = {}
+        _FOUND[mask] = mask._version, known
+    if what not in known:
+        known[what] = find()
+    return known[what]
+
+
+def is_captured(x: Tensor) -> bool:
+    """Whether operations are captured as a graph, which must not depend on the values of a tensor."""
+    capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or capturing
 
 
 def _split(
@@ -69,7 +82,9 @@ def _split(
     dropped = bias <= MASKED
     bias = bias.masked_fill(dropped, 0)
     keep = ~dropped if keep is None else keep & ~dropped
-    return keep, None if omit_zero_bias and not torch.compiler.is_compiling() and not bias.any() else bias
+    if omit_zero_bias and not bias.requires_grad and not torch.compiler.is_compiling() and not bias.any():
+        return keep, None
+    return keep, bias
 
 
 def same_batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,7 +8,7 @@ outside the window, padding at either end) are skipped, and grouped key heads ar
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -152,12 +152,12 @@ class _Problem:
 
     def __init__(self, query, key, shift, keep, call: AttentionCall, threads: int):
         (batch, heads, queries, size), key_heads = query.shape, key.shape[1]
-        self.groups, self.call, self.key = heads // key_heads, call, key
+        self.groups, self.call, self.banded, self.key = heads // key_heads, call, call.banded, key
         self.query = query.view(batch, key_heads, self.groups, queries, size)
         self.shift = None if shift is None else shift.view(-1, self.groups, 1, 1)
-        self.keep = keep if keep is None or keep.shape[1] == 1 else keep.unflatten(1, (-1, self.groups))
-        if keep is not None and keep.shape[1] == 1:
-            self.keep = keep.unsqueeze(2)
+        self.keep = keep
+        if keep is not None:
+            self.keep = keep.unsqueeze(2) if keep.shape[1] == 1 else keep.unflatten(1, (-1, self.groups))
         self.on_cpu = query.device.type == "cpu"
         self.threads = min(key_heads, threads) if self.on_cpu else 1
         self.dtype = torch.promote_types(query.dtype, torch.float32)
@@ -165,22 +165,21 @@ class _Problem:
     def pieces(self) -> Iterator[Piece]:
         """Pieces that together cover all unmasked pairs."""
         (batch, heads, groups, queries), keys, call = self.query.shape[:4], self.key.shape[2], self.call
-        banded = call.causal or call.window is not None
         budget = (CPU_PIECE if self.on_cpu else DEVICE_PIECE) // groups
-        keys_differ = banded or (self.keep is not None and self.keep.shape[3] > 1)
+        keys_differ = self.banded or (self.keep is not None and self.keep.shape[3] > 1)
         piece_rows = min(queries, BAND_ROWS if keys_differ else ROWS, max(1, 2 * budget // keys))
         for first in range(0, queries, piece_rows):
             rows = slice(first, min(first + piece_rows, queries))
-            reach = call.reach(rows, keys) if banded else slice(0, keys)
+            reach = call.reach(rows, keys) if self.banded else slice(0, keys)
             pairs = (rows.stop - rows.start) * (reach.stop - reach.start)
             piece_heads = heads if budget >= pairs * heads else self.heads_per_piece(budget // pairs)
             examples = max(1, min(batch, budget // (pairs * heads)))
-            columns, factors = reach, self.band_factors(rows, reach) if banded and self.keep is None else []
+            columns, factors = reach, self.band_factors(rows, reach) if self.banded and self.keep is None else []
             for b in range(0, batch, examples):
                 for h in range(0, heads, piece_heads):
                     part = slice(b, b + examples), slice(h, h + piece_heads)
                     if self.keep is not None:
-                        columns, factors = self.masked(*part, rows, reach)
+                        columns, factors = self.masked(self.keep, *part, rows, reach)
                     yield Piece((*part, EVERY, rows), (*part, columns), factors)
 
     def dropout_factors(self, seed: int) -> Tensor:
@@ -200,13 +199,12 @@ class _Problem:
         return [(part, band.to(self.dtype)) for part, band in bands]
 
     def masked(
-        self, examples: slice, heads: slice, rows: slice, columns: slice
+        self, keep: Tensor, examples: slice, heads: slice, rows: slice, columns: slice
     ) -> tuple[slice, list[tuple[slice, Tensor]]]:
         """The columns without those before the first and after the last kept key, and the mask as factors."""
-        given: Any = self.keep
-        keep = given[
-            examples if given.shape[0] > 1 else EVERY, heads if given.shape[1] > 1 else EVERY, :,
-            rows if given.shape[3] > 1 else EVERY, columns,
+        keep = keep[
+            examples if keep.shape[0] > 1 else EVERY, heads if keep.shape[1] > 1 else EVERY, :,
+            rows if keep.shape[3] > 1 else EVERY, columns,
         ]  # fmt: skip
         call = self.call
         if self.on_cpu:  # on a GPU, inspecting the mask would force a synchronisation
@@ -214,10 +212,10 @@ class _Problem:
             keep, first = keep[..., used[0] : used[1] + 1], columns.start
             columns = slice(first + used[0], first + used[1] + 1)
             if keep.all():
-                banded = call.causal or call.window is not None
-                return columns, self.band_factors(rows, columns) if banded else []
-        if (band := call.band(rows, columns, self.key.device)) is not None:
-            keep = keep & band
+                return columns, self.band_factors(rows, columns) if self.banded else []
+        if self.banded:
+            band = call.band(rows, columns, self.key.device)
+            keep = keep if band is None else keep & band
         return columns, [(EVERY, keep.to(self.dtype))]
 
     def hyperbolic(self, piece: Piece, mode: str | None = None) -> tuple[Tensor, Tensor, str]:

@@ -8,6 +8,7 @@ inputs and outputs is linear in the length.
 import math
 import re
 from functools import lru_cache
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,17 +17,20 @@ from .activations import score_shift
 from .attention_call import AttentionCall, attention_call
 from .attention_inputs import HEAD_DIMS, INTERPRETED, check_shapes
 from .eager_attention import eager_gradients, needs_eager_gradients
+from .fused_decode import MOST_SPLITS
 from .fused_launch import launch
-from .fused_problem import NO_STRIDES, Inputs, Problem, strides_of
+from .fused_problem import NO_STRIDES, Inputs, Problem, strides_of, wide
 
 ALTERNATIVE = 'use implementation="auto", or in a model attn_implementation="sdpa"'
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 PART = 128  # keys; the parts into which the decode kernel splits the keys are multiples of it
-MOST_PARTS = 32
+MOST_PARTS = MOST_SPLITS.value
 # Unique per module name, so that a checkpoint's copy of this file does not replace the operators of another version.
 NAMESPACE = re.sub(r"\W", "_", __name__)
 
 
+TENSORS = Inputs._fields.index("max_seqlen")  # the inputs before it are tensors
+OTHERS = len(Inputs._fields) - Inputs._fields.index("seed")  # the inputs from there on have no gradient
 SCHEMA = (
     "Tensor query, Tensor key, Tensor value, Tensor? keep, Tensor? bias, Tensor? shifts, Tensor? seed, "
     "Tensor? cu_seqlens, Tensor? cu_seqlens_k, SymInt max_seqlen, SymInt max_seqlen_k, bool signed, float scaling, "
@@ -87,8 +91,7 @@ def attend_fused(
         query, scaling = query * 0, 1.0
     mass, shifts, shift = call.negative_mass, None, 0.0
     if isinstance(mass, Tensor):
-        mass = mass.to(query.device, torch.float32).clamp_min(torch.finfo(torch.float32).tiny)
-        shifts = score_shift(mass).flatten().expand(query.shape[1])
+        shifts = cast(Tensor, call.shift(query)).flatten().contiguous()
     elif mass != 1:
         shift = score_shift(mass)
     # A tensor rather than a number, so that a compiled graph draws a new seed in every call.
@@ -97,9 +100,7 @@ def attend_fused(
     if window is not None:
         window = min(window, max(queries, keys))  # larger numbers could overflow int32
     numbers = (call.activation == "tanhmax", scaling, shift, call.softcap, call.dropout, call.causal, window)
-    bias = call.bias
-    if bias is not None:
-        bias = bias.expand(*bias.shape[:3], keys)
+    bias = None if call.bias is None else _full_bias(call.bias, query, keys)
     inputs = (query, key, value, keep, bias, shifts, seed, *starts, *numbers)
     # tensors of other classes, such as fake ones, see an operator; so do graphs
     return _operator(*inputs)[0] if captured or type(query) is not Tensor else _Fused.apply(*inputs)
@@ -112,9 +113,9 @@ def _forward(*inputs) -> tuple[Tensor, Tensor]:
     if problem.few_rows:
         _decode(problem, context, normaliser)
         return context, normaliser
-    longest, _ = problem.longest
+    longest, _ = problem.lengths
     arguments = (
-        *problem.states, context, normaliser, *problem.optional, *problem.strides, *problem.heads, longest,
+        *problem.states, context, normaliser, *problem.optional, *problem.strides, *problem.head_counts, longest,
         *problem.numbers,
     )  # fmt: skip
     launch("forward", problem.variant, problem.kinds, arguments, problem.sequences, longest)
@@ -123,7 +124,7 @@ def _forward(*inputs) -> tuple[Tensor, Tensor]:
 
 def _decode(problem: Problem, context: Tensor, normaliser: Tensor) -> None:
     """Fill in context and normaliser of few queries, whose keys are split among programs."""
-    (heads, groups), (queries, keys, scale, shift, cap, *_) = problem.heads, problem.numbers
+    (heads, groups), (queries, keys, scale, shift, cap, *_) = problem.head_counts, problem.numbers
     sequences, kinds, variant = problem.sequences // groups, problem.kinds, problem.variant
     wanted = max(1, min(_busy_programs(context.device) // sequences, MOST_PARTS))
     span = -(-keys // (wanted * PART)) * PART
@@ -151,32 +152,35 @@ def _busy_programs(device: torch.device) -> int:
 
 def _backward(grad_context: Tensor, context: Tensor, normaliser: Tensor, bias_wanted: bool, *inputs) -> tuple:
     """The gradients of query, key, value, and bias, and per row that of the shift; None where there is none."""
+    # what offloads saved tensors may lay them out anew; of a tensor as it was, these are views
+    context, normaliser = context.transpose(1, 2).contiguous().transpose(1, 2), normaliser.contiguous()
     problem, (query, key, value, _, bias, shifts, _, starts, *_) = Problem(inputs, grad_context), inputs
     grad_query, grad_key = _new_gradient(query, starts), _new_gradient(key, starts)
     grad_value, delta = _new_gradient(value, starts), torch.empty_like(normaliser)
     grad_shift = None if shifts is None else torch.zeros_like(normaliser)
-    grad_bias, bias_strides = None, NO_STRIDES
+    grad_bias, bias_strides, width = None, NO_STRIDES, None
     if bias_wanted:
         grad_bias = torch.zeros(bias.shape, dtype=torch.float32, device=bias.device)
         bias_strides = strides_of(grad_bias)
-    (longest, longest_k), variant, kinds = problem.longest, problem.variant, problem.kinds
+        width = wide(bias_strides)
+    (longest, longest_k), variant, kinds = problem.lengths, problem.variant, problem.kinds
     arguments = (
         *problem.states, context, problem.upstream, grad_query, normaliser, delta, grad_shift, grad_bias,
-        *problem.optional, *problem.strides, *bias_strides, *problem.heads, longest, *problem.numbers,
+        *problem.optional, *problem.strides, *bias_strides, *problem.head_counts, longest, *problem.numbers,
     )  # fmt: skip
-    kinds_of_query = (shifts is None, bias_wanted, *kinds)
+    kinds_of_query = (shifts is None, bias_wanted, width, *kinds)
     launch("query_gradient", variant, kinds_of_query, arguments, problem.sequences, longest)
     arguments = (
         *problem.states, problem.upstream, grad_key, grad_value, normaliser, delta, *problem.optional,
-        *problem.strides, *problem.heads, longest_k, *problem.numbers,
+        *problem.strides, *problem.head_counts, longest_k, *problem.numbers,
     )  # fmt: skip
-    launch("key_value_gradient", variant, kinds, arguments, problem.sequences // problem.groups, longest_k)
+    _, groups = problem.head_counts
+    launch("key_value_gradient", variant, kinds, arguments, problem.sequences // groups, longest_k)
     return grad_query, grad_key, grad_value, grad_bias, grad_shift
 
 
 def _backward_of_graph(grad_context, context, normaliser, bias_wanted, *inputs):
-    """`_backward` as an operator, which cannot return None, and whose inputs may have been laid out anew."""
-    context = context.transpose(1, 2).contiguous().transpose(1, 2)
+    """`_backward` as an operator, which cannot return None."""
     found = _backward(grad_context, context, normaliser, bias_wanted, *inputs)
     return tuple(normaliser.new_empty(0) if x is None else x for x in found)
 
@@ -208,8 +212,8 @@ def _(grad_context, context, normaliser, bias_wanted, *inputs):
 
 
 def _save(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*output, *inputs[:9])
-    ctx.numbers = inputs[9:]
+    ctx.save_for_backward(*output, *inputs[:TENSORS])
+    ctx.numbers = inputs[TENSORS:]
 
 
 def _save_for_operator(ctx, inputs, output) -> None:
@@ -223,12 +227,12 @@ def _gradients(ctx, grad_context, _=None, backward=_backward_operator):
     if needs_eager_gradients(grad_context):
         if found := _differentiable_gradients(ctx, grad_context):
             *gradients, grad_shifts = found
-            return *gradients, None, None, grad_shifts, *[None] * 12
+            return *gradients, None, None, grad_shifts, *[None] * OTHERS
         backward = _backward_operator  # which refuses that
     *gradients, grad_bias, grad_rows = backward(grad_context, context, normaliser, bias_wanted, *tensors, *ctx.numbers)
     grad_bias = grad_bias.to(tensors[4].dtype) if bias_wanted else None
     grad_shifts = grad_rows.sum((0, 2)) if shift_wanted else None
-    return *gradients, None, grad_bias, grad_shifts, *[None] * 12
+    return *gradients, None, grad_bias, grad_shifts, *[None] * OTHERS
 
 
 def _differentiable_gradients(ctx, grad_context) -> tuple[Tensor | None, ...] | None:
@@ -289,6 +293,15 @@ def _new_gradient(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     batch, heads, length, size = x.shape
     new = x.new_empty if cu_seqlens is None else x.new_zeros
     return new(batch, length, heads, size).transpose(1, 2)
+
+
+def _full_bias(bias: Tensor, query: Tensor, keys: int) -> Tensor:
+    """A bias as `[batch or 1, heads or 1, queries or 1, keys]`; ValueError unless it broadcasts to the scores."""
+    scores = (*query.shape[:3], keys)
+    if bias.dim() > 4 or any(size not in (1, full) for size, full in zip(bias.shape[::-1], scores[::-1], strict=False)):
+        raise ValueError(f"bias must broadcast to [batch, heads, queries, keys] = {scores}, got {tuple(bias.shape)}.")
+    bias = bias[(None,) * (4 - bias.dim())]
+    return bias.expand(*bias.shape[:3], keys)
 
 
 def _check(query, key, value, keep, call, packed) -> None:

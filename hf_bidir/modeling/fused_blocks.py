@@ -24,10 +24,11 @@ SCANNED = tl.constexpr(1024)  # entries of a mask or of normalisers that a progr
 
 
 def kernel(function: Callable) -> Any:
-    """Compile a function for its constexprs, its dtypes and which arguments are None, never for a number.
+    """Compile a function without specialising on the values of numbers.
 
-    So a small key tells which compiled code fits a call. Of what Triton would find out from numbers, `UNIT` says that
-    strides are multiples; only the addresses of `ALIGNED` tensors are looked at.
+    Compiled code then depends only on constexprs, the types of arguments (of an integer also its width), which
+    arguments are None, and whether the addresses of `ALIGNED` tensors are multiples of 16 bytes. `UNIT` says what the
+    strides are multiples of.
     """
     parameters = inspect.signature(function).parameters.values()
     others = [p.name for p in parameters if p.annotation is not tl.constexpr and p.name not in ALIGNED]
@@ -183,7 +184,7 @@ def kept_pairs(
     keep, rows, columns, queries, keys, stride, window, PER_KEY: tl.constexpr, CAUSAL: tl.constexpr
 ):  # fmt: skip
     """Which pairs are not masked; `rows` and `columns` broadcast to a block."""
-    kept = (rows >= 0) & (columns < keys)
+    kept = (rows >= 0) & (columns < keys)  # the first is always true and broadcasts to the block
     if PER_KEY:
         kept = kept & (tl.load(keep + columns, mask=columns < keys, other=0) != 0)
     elif keep is not None:

@@ -18,7 +18,10 @@ NO_DROPOUT = 1e-9  # a probability that compiles dropout without dropping any of
 
 
 class Kind(NamedTuple):
-    """What the code of the kernels depends on, so that the example needs no code that the model does not use."""
+    """What the compiled code depends on that the options of a model decide, so that the example needs no other code.
+
+    In a graph, which may be for several lengths, `few` is true for a single query only.
+    """
 
     device: torch.device
     dtype: torch.dtype
@@ -34,6 +37,7 @@ class Kind(NamedTuple):
     window: bool = False
     few: bool = False
     gradient: bool = True
+    bias_gradient: bool = False
 
 
 _agreeing: dict[tuple, bool] = {}
@@ -52,18 +56,21 @@ def fused_agrees(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None,
 
 
 def kind_of(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Kind:
-    mass, bias = call.negative_mass, call.bias
+    mass, bias, differentiable = call.negative_mass, call.bias, torch.is_grad_enabled()
     plain = not (call.causal or call.window or call.dropout)
     rows = query.shape[2]
     # a graph may be for several lengths, and must not depend on them
     few = rows == 1 if torch.compiler.is_compiling() else rows * query.shape[1] <= FEW_ROWS * key.shape[1]
+    few = few and plain
+    per_key = keep is not None and (keep.shape[2] == 1 or keep.stride(2) == 0) and not (few and keep.shape[1] > 1)
     return Kind(
         query.device, query.dtype, query.shape[3], value.shape[3], call.activation == "tanhmax",
-        None if keep is None else "per key" if keep.shape[2] == 1 or keep.stride(2) == 0 else "per query",
+        None if keep is None else "per key" if per_key else "per query",
         None if bias is None else bias.dtype, call.softcap is not None,
         "per head" if isinstance(mass, Tensor) else None if mass == 1 else "one",
-        call.dropout > 0, call.causal, call.window is not None, plain and few,
-        torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad),
+        call.dropout > 0, call.causal, call.window is not None, few,
+        differentiable and any(isinstance(x, Tensor) and x.requires_grad for x in (query, key, value, bias, mass)),
+        differentiable and bias is not None and bias.requires_grad,
     )  # fmt: skip
 
 
@@ -75,12 +82,12 @@ def _agrees_in_graph(kind: Kind) -> bool:
 
 def agrees(kind: Kind) -> bool:
     """`fused_agrees` for calls of this kind, which it remembers."""
-    _agreeing[kind] = False
-    if not _supported(kind):
-        return False
-    from .fused_attention import fused_attention
+    found: str | None = "not supported"
+    if _supported(kind):
+        from .fused_attention import fused_attention
 
-    if found := difference_from_eager(fused_attention, kind):
+        found = difference_from_eager(fused_attention, kind)
+    if found and _supported(kind):
         logger.warning(
             f"The fused kernel of signed attention is not used for {kind.dtype}, head dimension {kind.head_dim}, on "
             f'{kind.device}: {found}. Another exact implementation is used; attn_implementation="fused" uses the '
@@ -153,6 +160,7 @@ def example_of(kind: Kind) -> tuple[list[Tensor], Tensor | None, AttentionCall]:
     bias, mass = None, None if kind.shift is None else 0.5
     if kind.bias is not None:
         bias = torch.randn(1, HEADS, rows, LENGTH, generator=generator).to(device, kind.bias)
+        bias.requires_grad_(kind.bias_gradient)
     call = AttentionCall(
         activation="tanhmax" if kind.signed else "softmax",
         negative_mass=torch.full((HEADS, 1, 1), 0.5, device=device) if kind.shift == "per head" else mass or 1.0,

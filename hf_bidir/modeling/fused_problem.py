@@ -43,7 +43,7 @@ class Inputs(NamedTuple):
 class Problem:
     """The arguments that the kernels of one call share, and what their compiled code depends on.
 
-    Every call makes one or two of these, so that this is written without loops.
+    Written without loops, because every call makes one or two of these.
 
     Args:
         inputs: as in `Inputs`.
@@ -51,10 +51,10 @@ class Problem:
     """
 
     def __init__(self, inputs: tuple, upstream: Tensor | None = None):
-        query, key, value, keep, bias, shifts, seed, starts, starts_k, *longest, signed, scaling, shift, cap = inputs[
-            :15
-        ]
-        dropout, causal, window = inputs[15:]
+        (
+            query, key, value, keep, bias, shifts, seed, starts, starts_k, longest, longest_k,
+            signed, scaling, shift, cap, dropout, causal, window,
+        ) = inputs  # fmt: skip
         (batch, heads, queries, head_dim), (_, key_heads, keys, _), value_dim = query.shape, key.shape, value.shape[3]
         # the kernels support any strides but that of the last dimension
         query = query if query.stride(3) == 1 else query.contiguous()
@@ -77,13 +77,14 @@ class Problem:
         self.states, self.upstream = (query, key, value), upstream
         self.optional = (mask, bias, shifts, seed, starts, starts_k)
         self.strides = (*strides, *mask_strides, *bias_strides)
-        self.groups = heads // key_heads
-        self.heads, self.longest = (heads, self.groups), longest
+        groups = heads // key_heads
+        self.head_counts, self.lengths = (heads, groups), (longest, longest_k)
         self.sequences = heads * (batch if starts is None else len(starts) - 1)
         cap = None if cap is None else cap * LOG2_E
+        dropout = 0.0 if seed is None else dropout  # never an int, for which the code would not be compiled
         self.numbers = (queries, keys, scaling * LOG2_E, shift * LOG2_E, cap, dropout, window)
         plain = seed is None and starts is None and not causal and window is None
-        self.few_rows = plain and queries * self.groups <= FEW_ROWS
+        self.few_rows = plain and queries * groups <= FEW_ROWS
         if self.few_rows and keep is not None and keep.shape[1] > 1:
             per_key = False  # the kernel for few queries holds several heads in a block
         dtype, shifted = query.dtype, shifts is not None or shift != 0
@@ -94,11 +95,16 @@ class Problem:
         )  # fmt: skip
         self.kinds = (
             query.device, dtype, None if bias is None else bias.dtype, mask is None, shifts is None, seed is None,
-            starts is None, cap is None, window is None,
+            starts is None, cap is None, window is None, wide(self.strides),
         )  # fmt: skip
 
 
 NO_STRIDES = (0, 0, 0)
+
+
+def wide(strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The strides if one needs 64 bits: code is compiled for the widths of integers; else None."""
+    return strides if max(strides) >= 2**31 else None
 
 
 def strides_of(x: Tensor) -> tuple[int, int, int]:

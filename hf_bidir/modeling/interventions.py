@@ -28,8 +28,9 @@ class CallVariable(Generic[Value]):
     def __init__(self, name: str, default: Value):
         self.context, self.captured = ContextVar(name, default=default), default
 
-    def get(self) -> Value:
-        return self.captured if torch.compiler.is_compiling() else self.context.get()
+    def get(self, compiling: bool | None = None) -> Value:
+        compiling = torch.compiler.is_compiling() if compiling is None else compiling
+        return self.captured if compiling else self.context.get()
 
     def set(self, value: Value) -> None:
         if torch.compiler.is_compiling():
@@ -116,19 +117,15 @@ wanting_coefficients: CallVariable[tuple[nn.Module, ...]] = CallVariable("wantin
 _by_layer: CallVariable[dict[nn.Module, Interventions]] = CallVariable("interventions", {})
 
 
-def interventions_in(layer: nn.Module) -> Interventions:
+def interventions_in(layer: nn.Module, compiling: bool | None = None) -> Interventions:
     """The changes to this layer in the running call."""
-    changed = _by_layer.get()
+    changed = _by_layer.get(compiling)
     return changed.get(layer, NONE) if changed else NONE
 
 
 def running_call(layer: nn.Module, compiling: bool) -> tuple[Interventions, bool]:
     """The changes to this layer in the running call, and whether the call wants coefficients."""
-    if compiling:
-        changed, wanting = _by_layer.captured, wanting_coefficients.captured
-    else:
-        changed, wanting = _by_layer.context.get(), wanting_coefficients.context.get()
-    return changed.get(layer, NONE) if changed else NONE, bool(wanting)
+    return interventions_in(layer, compiling), bool(wanting_coefficients.get(compiling))
 
 
 def without_dropped(layer: nn.Module, keep: Tensor | None) -> Tensor | None:

@@ -25,6 +25,7 @@ BACKENDS = {
     "eager": "returns the coefficients",
     "fused": "always the Triton kernel, on a GPU",
 }
+MOST_CALLS = 64  # that a layer remembers
 PAGED = "paged|eager"  # the eager path of transformers' continuous batching
 REGISTERED = (None, *BACKENDS, PAGED)
 SDPA = ALL_ATTENTION_FUNCTIONS["sdpa"]  # transformers' own function
@@ -34,7 +35,8 @@ PACKED = frozenset({"cu_seq_lens_k", "cu_seq_lens_q"})  # of packed examples, wh
 UNSUPPORTED = SPARSE | PACKED | {"cache"}  # and a paged cache that the attention function updates (transformers 5.0)
 
 
-fields_of = object.__getattribute__  # configs of transformers look into a map of names for every field
+# bypasses the `__getattribute__` of transformers' configs, which costs a Python call per field
+raw_attribute = object.__getattribute__
 
 
 class Plan(NamedTuple):
@@ -62,14 +64,15 @@ def plan_of(layer: nn.Module, compiling: bool) -> Plan:
     """The plan of a layer, made anew when its config has changed."""
     if compiling:
         return _made_plan(layer, None)
-    bidir, stock = fields_of(layer.config.bidir, "__dict__"), fields_of(layer.config.stock, "__dict__")
+    bidir, stock = raw_attribute(layer.config.bidir, "__dict__"), raw_attribute(layer.config.stock, "__dict__")
     now = (
         bidir.get("attn_activation"), bidir.get("attn_negative_mass"), bidir.get("attn_window"),
         stock.get("_attn_implementation_internal"),
     )  # fmt: skip
-    known = layer.__dict__.get("signed_plan")
+    known = layer.config.__dict__.get("plan")
     if known is None or known[0] != now:
-        layer.signed_plan = known = deepcopy(now), _made_plan(layer, {})  # a list of masses may change in place
+        known = deepcopy(now), _made_plan(layer, {})  # a list of masses may change in place
+        layer.config.__dict__["plan"] = known
     return known[1]
 
 
@@ -217,6 +220,8 @@ def _attend(
         given = *options, query.device
         call = plan.calls.get(given)
         if call is None:
+            if len(plan.calls) == MOST_CALLS:  # of a model whose scaling depends on the length
+                plan.calls.clear()
             call = plan.calls[given] = attention_call(query, key, plan.activation, plan.negative_mass, *options)
     else:
         call = attention_call(
@@ -263,3 +268,7 @@ def _refuse_unsupported(module: nn.Module, plan: Plan, others: dict[str, Any]) -
 def _is_causal(module: nn.Module, is_causal: bool | None, query: Tensor) -> bool:
     """Whether attention without a mask is causal, by the rules of transformers' own SDPA function."""
     return query.shape[2] > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
+
+
+# What the layers may pass; a sliding window is part of the mask.
+SUPPORTED = inspect.signature(_attend).parameters.keys() | {"sliding_window"}

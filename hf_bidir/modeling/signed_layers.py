@@ -19,7 +19,16 @@ from transformers.utils import logging
 from .attention_layers import attention_layers, attention_outside, keywords, own_eager
 from .configuration_bidir import check_layers
 from .interventions import graphs, intervening, recompute_alike, wanting_coefficients
-from .signed_attention import BACKENDS, PAGED, REGISTERED, SPARSE, UNSUPPORTED, _attend, fields_of, signed_attention
+from .signed_attention import (
+    BACKENDS,
+    PAGED,
+    REGISTERED,
+    SPARSE,
+    SUPPORTED,
+    UNSUPPORTED,
+    raw_attribute,
+    signed_attention,
+)
 
 logger = logging.get_logger(__name__)
 
@@ -39,6 +48,10 @@ class SignedConfig:
     def __init__(self, stock: Any, bidir: PretrainedConfig, refused: frozenset[str] = UNSUPPORTED):
         self.__dict__.update(stock=stock, bidir=bidir, refused=refused)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the plan, whose tensors are on a device that may not exist where it is read."""
+        return {name: value for name, value in self.__dict__.items() if name != "plan"}
+
     def __getattr__(self, name: str) -> Any:
         if name in ("stock", "bidir", "refused"):  # not yet set while the object is copied or unpickled
             raise AttributeError(name)
@@ -49,7 +62,7 @@ class SignedConfig:
 
     @property
     def _attn_implementation(self) -> str:
-        name = fields_of(self.stock, "__dict__").get("_attn_implementation_internal")
+        name = raw_attribute(self.stock, "__dict__").get("_attn_implementation_internal")
         return _SIGNED_NAMES.get(name) or _signed_name(self.stock._attn_implementation)
 
 
@@ -127,12 +140,11 @@ def sign_layers(model: PreTrainedModel, config: PretrainedConfig) -> None:
 def _unsupported_arguments(layer: nn.Module) -> frozenset[str]:
     """`UNSUPPORTED`, and the parameters of the layer's own eager function that `signed_attention` does not have.
 
-    Arguments that the eager function does not name have no effect in the stock model either. A sliding window is
-    already part of the mask.
+    Arguments that the eager function does not name have no effect in the stock model either.
     """
-    parameters = inspect.signature(own_eager(type(layer)) or _attend).parameters  # type: ignore[arg-type]
-    supported = inspect.signature(_attend).parameters.keys() | {"sliding_window"}
-    return UNSUPPORTED | parameters.keys() - supported
+    eager = own_eager(type(layer))  # type: ignore[arg-type]
+    parameters = inspect.signature(eager).parameters.keys() if eager else set()
+    return UNSUPPORTED | parameters - SUPPORTED
 
 
 def _listed(names: list[str], most: int = 4) -> str:

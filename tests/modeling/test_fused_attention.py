@@ -190,3 +190,17 @@ def test_key_heads_serve_several_heads_each(kind, causal, window, mass):
     expected = bidir_attention(query, key, value, reach, negative_mass=mass, implementation="eager")[0]
     for theirs, ours in zip(with_gradients(expected, inputs), got, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5)
+
+
+def test_a_mass_in_a_tensor_of_one_number_is_that_of_every_head():
+    inputs, mass = projections(heads=3), torch.tensor(0.5, device=DEVICE)
+    for expected, got in zip(plain(inputs, negative_mass=0.5), fused(inputs, negative_mass=mass), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=2e-5)
+
+
+def test_saved_tensors_may_come_back_in_another_memory_layout():
+    inputs = projections(heads=3, queries=70, keys=75)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.contiguous().clone(), lambda x: x):
+        got = fused(inputs)
+    for expected, ours in zip(plain(inputs), got, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=2e-5)

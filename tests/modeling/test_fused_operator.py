@@ -20,7 +20,9 @@ from tests.modeling.fused_inputs import (
 triton = pytest.importorskip("triton")
 
 from hf_bidir.modeling import fused_attention as module  # noqa: E402
+from hf_bidir.modeling.attention_call import AttentionCall  # noqa: E402
 from hf_bidir.modeling.fused_attention import fused_attention  # noqa: E402
+from hf_bidir.modeling.fused_problem import Inputs, wide  # noqa: E402
 
 
 def test_the_kernel_alone_checks_the_shapes_too():
@@ -159,3 +161,24 @@ for dtype in (torch.float16, torch.float32):
 )
 def test_torchs_new_way_of_allowing_tf32_is_understood():
     assert run_alone(NEW_WAY) == "torch.float16\ntorch.float32\n"
+
+
+def test_the_operators_take_what_the_kernels_take():
+    named = [argument.rsplit(" ", 1)[1] for argument in module.SCHEMA.split(", ")]
+    assert named == [*Inputs._fields]
+
+
+def test_numbers_are_given_to_the_kernels_in_the_types_they_were_compiled_for(monkeypatch):
+    given = []
+    monkeypatch.setattr(module, "launch", lambda *arguments: given.append(arguments))
+    inputs = [x.detach() for x in projections(queries=70)]
+    for dropout in (0, 0.0):
+        fused_attention(*inputs, None, AttentionCall(scaling=1, dropout=dropout))
+    (*first, arguments, _, _), (*second, others, _, _) = given
+    assert first == second
+    assert [type(x) for x in arguments] == [type(x) for x in others]
+
+
+def test_strides_that_need_64_bits_have_code_of_their_own():
+    assert wide((2**31 - 1, 5)) is None
+    assert wide((2**31, 5)) == (2**31, 5)

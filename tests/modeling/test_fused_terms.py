@@ -90,3 +90,16 @@ def test_a_gradient_of_a_gradient_is_refused_where_a_bias_has_one():
     context = fused_attention(*inputs, None, attention_call(*inputs[:2], bias=bias))
     with pytest.raises(RuntimeError, match="has only first derivatives"):
         torch.autograd.grad(context.sum(), inputs, create_graph=True)[0].sum().backward()
+
+
+def test_a_bias_of_fewer_dimensions_broadcasts_as_on_the_eager_path():
+    inputs, bias = projections(queries=70, keys=75), bias_of((70, 75))
+    got, plainly, gold = compared(inputs, attention_call(*inputs[:2]), bias=bias)
+    assert_as_exact_as_the_plain_path(got, plainly, gold)
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 20, 75), (1, 2, 70, 74), (1, 1, 1, 70, 75)], ids=str)
+def test_a_bias_that_does_not_fit_the_scores_is_refused(shape):
+    inputs = projections(queries=70, keys=75)
+    with pytest.raises(ValueError, match=r"bias must broadcast to .* = \(2, 2, 70, 75\), got \(1, "):
+        fused_attention(*inputs, None, attention_call(*inputs[:2], bias=bias_of(shape)))
