@@ -42,6 +42,7 @@ from hf_bidir.finetune.tasks.distillation import distillation, prepared
 from hf_bidir.finetune.tasks.image_classification import image_classification
 from hf_bidir.hub import evaluate_checkpoint
 from hf_bidir.hub.evaluation import local_folder
+from hf_bidir.modeling.model_types import is_signed
 
 RUNS = ROOT / "runs/healing"
 KEY = ("model", "student", "steps", "seed")
@@ -110,7 +111,7 @@ def decoder(options: argparse.Namespace) -> None:
     train, test = (str(options.imdb / f"{split}.parquet") for split in ("train", "test"))
     stock, equal = RUNS / "decoder-stock", RUNS / "decoder-converted"
     if not stock.is_dir():
-        signed = read_config(options.model).model_type.startswith("bidir_")
+        signed = is_signed(read_config(options.model).model_type)
         restore_softmax(options.model, stock) if signed else shutil.copytree(local_folder(options.model), stock)
     if not equal.is_dir():
         convert_checkpoint(stock, equal, negative_mass=0.0)

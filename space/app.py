@@ -20,11 +20,11 @@ import gradio as gr
 from pictures import PREDICTED, SELECT, alignment, common_scale, drawn, heads, legend, patches, sentence, words
 from transformers import PreTrainedModel
 
+from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.explain import METHODS, load_checkpoint
 from hf_bidir.explain.alignment import Alignment
 from hf_bidir.explain.explanation import Explanation
 from hf_bidir.explain.methods import methods_of
-from hf_bidir.explain.readout import names_tokens
 from hf_bidir.explain.report import explain_checkpoint
 
 HERE = Path(__file__).resolve().parent
@@ -121,7 +121,7 @@ def examples_of(checkpoint: str) -> list[str]:
     if takes_images(checkpoint):
         fitting = [folder for folder in sorted(EXAMPLES.iterdir()) if Path(checkpoint).name.startswith(folder.name)]
         return sorted(map(str, (fitting or [EXAMPLES / "digits"])[0].glob("*.png")))
-    if not names_tokens(model):
+    if not kind_of(model).names_tokens:
         return list(SENTENCES)
     if "MaskedLM" in type(model).__name__:
         return [f"The film was {processor.mask_token} and I loved it."]
@@ -228,7 +228,7 @@ def opened(checkpoints: list[str], checkpoint: str) -> Properties:
     examples = examples_of(checkpoint)
     text, image = (None, examples[0]) if images else (examples[0], None)
     labels = list(model.config.id2label.values()) if "Classification" in type(model).__name__ else []
-    words_of_vocabulary = names_tokens(model) and not model.config.is_encoder_decoder
+    words_of_vocabulary = kind_of(model).names_tokens and not model.config.is_encoder_decoder
     return {
         "text": {"value": text} | (GONE if images else SHOWN),
         "image": {"value": image} | (SHOWN if images else GONE),

@@ -151,25 +151,3 @@ def signature_of(function) -> list[str]:
     """The parameters with their defaults, as one would type them."""
     parameters = inspect.signature(function).parameters.values()
     return [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in parameters]
-
-
-def test_no_file_has_more_than_400_lines():
-    long = {str(file): lines for file in SOURCES if (lines := file.read_text(encoding="utf-8").count("\n")) > 400}
-    assert not long
-
-
-def test_no_function_has_more_than_60_lines_beside_its_docstring():
-    long = {}
-    for file in (file for file in SOURCES if file.name != "fused_kernels.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef):
-                docstring = node.body[0] if ast.get_docstring(node, clean=False) else None
-                lines = node.end_lineno - node.lineno + 1
-                lines -= docstring.end_lineno - docstring.lineno + 1 if docstring else 0
-                if lines > 60:
-                    long[f"{file}:{node.name}"] = lines
-    assert not long
-
-
-def test_the_readme_has_at_most_1000_words():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1000

@@ -15,21 +15,16 @@ from safetensors import SafetensorError, safe_open
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import find_adapter_config_file
 
+from hf_bidir.checkpoints.kinds import KINDS, NO_HEAD
 from hf_bidir.common.extras import extra
 from hf_bidir.common.files import RECORD, read_json, sha256
 from hf_bidir.modeling.configuration_bidir import ATTENTION_FIELDS
+from hf_bidir.modeling.model_types import is_signed
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-AUTO_CLASSES = {  # by peft's task type
-    "CAUSAL_LM": "AutoModelForCausalLM",
-    "QUESTION_ANS": "AutoModelForQuestionAnswering",
-    "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM",
-    "SEQ_CLS": "AutoModelForSequenceClassification",
-    "TOKEN_CLS": "AutoModelForTokenClassification",
-}
 # fields of a config that a run does not choose
 NOT_CHOSEN = {"_name_or_path", "architectures", "attn_oriented", "auto_map", "dtype", "transformers_version"}
 
@@ -79,7 +74,7 @@ class Adapter:
         Raises:
             ValueError: the base is not signed, or has no head for the adapter's task.
         """
-        if not base.model_type.startswith("bidir_"):
+        if not is_signed(base.model_type):
             raise ValueError(
                 f"the base model of the adapter {self.source}, {self.base}, is a stock {base.model_type}. If it was "
                 f'signed in memory, save the signed model and name its folder as "base_model_name_or_path" in '
@@ -110,7 +105,8 @@ class Adapter:
         """The name of the model's class."""
         if named := (self.config.get("auto_mapping") or {}).get("base_model_class"):
             return named
-        auto = AUTO_CLASSES.get(self.config.get("task_type") or "", "AutoModel")
+        task = self.config.get("task_type")
+        auto = next((kind.auto for kind in KINDS if task and kind.peft_task == task), NO_HEAD.auto)
         if auto not in base.auto_map:
             raise ValueError(
                 f"{self.source} is an adapter for {auto}, which its base, a {base.model_type}, does not have."

@@ -9,6 +9,8 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+from hf_bidir.modeling.model_types import is_signed, stock_type
+
 # modules of the recurrent models, which have no stock counterpart
 _RECURRENT = {
     "BidirRnnConfig": "configuration_bidir_rnn",
@@ -54,9 +56,9 @@ class _Configs(dict):
         self.stock = stock
 
     def _name(self, model_type: object) -> str | None:
-        if not isinstance(model_type, str) or not model_type.startswith("bidir_"):
+        if not isinstance(model_type, str) or not is_signed(model_type):
             return None
-        kind = model_type.removeprefix("bidir_")
+        kind = stock_type(model_type)
         name = "RnnConfig" if kind == "rnn" else self.stock.get(kind)
         return None if name is None else f"Bidir{name}"
 

@@ -39,6 +39,7 @@ from hf_bidir.modeling.configuration_bidir import (
     all_masses,
     config_of_class,
 )
+from hf_bidir.modeling.model_types import is_signed
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +138,7 @@ def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bo
         raise ValueError(f"{source} is an adapter; merge it first: hf-bidir merge {source} OUT.")
     config = read_config(transformer)
     check_full_precision(config, source, "converted")
-    if not config.model_type.startswith("bidir_"):
+    if not is_signed(config.model_type):
         raise ValueError(
             f"{source} has the model type {config.model_type}, which is not signed; there is nothing to restore."
         )
@@ -216,7 +217,7 @@ def _read_source(
     source = sentences.transformer if sentences else source
     config = read_config(source)
     check_full_precision(config, source, "converted")
-    if config.model_type.startswith("bidir_"):
+    if is_signed(config.model_type):
         if config.attn_activation == "softmax":
             raise ValueError(
                 f"{source} is signed already ({config.model_type}), a model of hf_bidir with softmax attention; "

@@ -8,6 +8,7 @@ from textwrap import fill
 from typing import Any
 
 from hf_bidir.common.errors import did_you_mean
+from hf_bidir.modeling.model_types import stock_type
 
 SUMMARY = Path(__file__).with_name("families.json")
 KINDS = ("encoder", "vision", "decoder", "encoder-decoder", "multimodal", "audio", "other", "part")
@@ -49,7 +50,7 @@ def about(model_type: str) -> str:
     Raises:
         ValueError: transformers has no such model type; the message names the closest.
     """
-    types, name = summary()["types"], model_type.lower().removeprefix("bidir_")
+    types, name = summary()["types"], stock_type(model_type.lower())
     if name not in types:
         hint = did_you_mean(name, list(types))
         if "/" in name:

@@ -26,6 +26,7 @@ from hf_bidir.checkpoints.auto_classes import bidir_class
 from hf_bidir.common.card import CARD, with_note
 from hf_bidir.common.errors import did_you_mean
 from hf_bidir.modeling.configuration_bidir import stock_heads
+from hf_bidir.modeling.model_types import is_signed, stock_type
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -58,11 +59,11 @@ def read_config(source: str | Path, revision: str | None = None) -> PretrainedCo
         raise FileNotFoundError(f"{source} has no config.json, so it is not a checkpoint folder.")
     try:
         model_type = PretrainedConfig.get_config_dict(source, revision=revision)[0].get("model_type")
-        stock_type = str(model_type).removeprefix("bidir_")
-        if stock_type not in CONFIG_MAPPING_NAMES and model_type != "bidir_rnn":
+        stock = stock_type(str(model_type))
+        if stock not in CONFIG_MAPPING_NAMES and model_type != "bidir_rnn":
             raise ValueError(
                 f"{source} has the model type {model_type!r}, which transformers {transformers.__version__} does not "
-                f"know.{did_you_mean(stock_type, list(CONFIG_MAPPING_NAMES))}"
+                f"know.{did_you_mean(stock, list(CONFIG_MAPPING_NAMES))}"
             )
         return AutoConfig.from_pretrained(source, revision=revision)
     except OSError as error:
@@ -84,7 +85,7 @@ def read_model(source: str | Path, dtype: torch.dtype | str = "auto", **options:
         ValueError: an unknown head, or weights that are missing or unreadable.
     """
     config = read_config(source)
-    if config.model_type.startswith("bidir_"):
+    if is_signed(config.model_type):
         return read_bidir(source, dtype, **options)
     return complete_model(stock_head(config, source), source, dtype, **options)
 

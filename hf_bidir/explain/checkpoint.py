@@ -18,6 +18,7 @@ from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.explain.colors import JOINERS, visible
 from hf_bidir.explain.running import check_kind, reads_images
 from hf_bidir.explain.sentence_encoder import sentence_encoder
+from hf_bidir.modeling.model_types import is_signed
 
 UNDECODED = "\ufffd"  # in the text of a part of a character
 
@@ -42,7 +43,7 @@ def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, Any]:
     config = None if str(source).startswith(TIMM_PREFIX) else read_config(transformer)
     if config is not None:
         check_full_precision(config, source, "explained")
-    if config is not None and config.model_type.startswith("bidir_"):
+    if config is not None and is_signed(config.model_type):
         if sentences:
             sentences.fetch_weights()
         model = read_bidir(transformer, torch.float32)

@@ -10,9 +10,10 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation, kept_keys
 from hf_bidir.explain.attentions import read_position
-from hf_bidir.explain.readout import Readout, Target, choose_readout, predicts_per_token
+from hf_bidir.explain.readout import Readout, Target, choose_readout
 from hf_bidir.explain.running import (
     attends_between_tokens,
     keep_mask_of,
@@ -102,7 +103,7 @@ def erasure(
 
 def _one_text(model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """The first row of a text in all rows, of which several outputs are explained; otherwise the inputs."""
-    same = predicts_per_token(model) and all(bool((value == value[:1]).all()) for value in inputs.values())
+    same = kind_of(model).per_token and all(bool((value == value[:1]).all()) for value in inputs.values())
     return {name: value[:1] for name, value in inputs.items()} if same else inputs
 
 

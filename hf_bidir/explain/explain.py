@@ -13,6 +13,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.example_inputs import LONGEST_TEXT, text_limit
+from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.explain.checkpoint import Example, read_text
 from hf_bidir.explain.colors import shortened, visible
 from hf_bidir.explain.continuation import check_prompt
@@ -22,7 +23,7 @@ from hf_bidir.explain.methods import METHODS, check_method, default_method, scor
 from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.orientation import oriented_towards
 from hf_bidir.explain.prediction import batches, predictions, token_level
-from hf_bidir.explain.readout import is_causal, predicts_per_token, reads_beginning
+from hf_bidir.explain.readout import reads_beginning
 from hf_bidir.explain.running import check_kind, model_within, reads_images
 from hf_bidir.explain.sentence_encoder import SentenceEncoder
 from hf_bidir.explain.windows import merged, note, window, windows_of
@@ -117,7 +118,7 @@ def explain_each(
     if batch_size < 1:
         raise ValueError(f"expected a batch_size of at least 1, got {batch_size}.")
     stream = iter(_checked(inputs))
-    alone = reads_images(model) or not _pads(model, processor) or predicts_per_token(model)
+    alone = reads_images(model) or not _pads(model, processor) or kind_of(model).per_token
     while batch := list(islice(stream, 1 if alone else batch_size)):
         examples = [read(model, processor, one, size) for one in batch]
         rows = batch_size if _pads(model, processor) else 1
@@ -168,7 +169,7 @@ def read(model: PreTrainedModel, processor: Any, text_or_image: ONE, size: int |
         text_or_image = model.spelled(text_or_image)
     whole = reads_beginning(model) or not processor.is_fast
     example = read_text(processor, text_or_image, text_limit(model, processor) if whole else LONGEST_TEXT)
-    if is_causal(model):
+    if kind_of(model).causal:
         check_prompt(model, processor, example)
     return example
 

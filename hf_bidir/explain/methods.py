@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.checkpoints.unwrapping import unwrapped
 from hf_bidir.common.errors import did_you_mean
 from hf_bidir.explain.erasure import erasure
 from hf_bidir.explain.gradients import gradient_times_input, integrated_gradients
-from hf_bidir.explain.readout import Target, check_position, is_causal
+from hf_bidir.explain.readout import Target, check_position
 from hf_bidir.explain.relevance import integrated_relevance, relevance
 from hf_bidir.explain.relevance_rules import NoRule
 from hf_bidir.explain.running import attends_between_tokens, prepared_inputs, reads_images
@@ -161,7 +162,7 @@ def default_method(model: PreTrainedModel, layer: int | None = None, head: int |
     """
     if reads_images(model):
         best = IMAGE_DEFAULT
-    elif is_causal(model):
+    elif kind_of(model).causal:
         best = CAUSAL_DEFAULT if passes <= AFFORDABLE else CAUSAL_FAST
     else:
         best = TEXT_DEFAULT

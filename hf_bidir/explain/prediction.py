@@ -8,11 +8,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.explain.attentions import read_position
 from hf_bidir.explain.checkpoint import Example, spelled
 from hf_bidir.explain.colors import signed, visible
-from hf_bidir.explain.readout import Readout, Target, choose_readout, has_head, is_causal, names_tokens
+from hf_bidir.explain.readout import Readout, Target, choose_readout, has_head
 from hf_bidir.explain.running import keep_mask_of, prepared_inputs, record_coefficients
 from hf_bidir.explain.sentence_encoder import SentenceEncoder, takes_embedding
 from hf_bidir.modeling.activations import upcast
@@ -111,7 +112,7 @@ def _described(
     several = getattr(model.config, "problem_type", None) == "multi_label_classification"
     probabilities = logits.float().sigmoid() if several else logits.float().softmax(-1)
     name = _name_of(model, processor)
-    mean = " minus the mean of all tokens" if names_tokens(model) else ""
+    mean = " minus the mean of all tokens" if kind_of(model).names_tokens else ""
     y = f"y, the logit of {name(explained)}{mean}, {signed(value)}"
     other = f" (probability {probabilities[explained]:.1%})" if explained != predicted else ""
     text = f"Prediction: {name(predicted)} ({probabilities[predicted]:.1%}). Explained: {y}{other}."
@@ -129,9 +130,9 @@ def _similarity(model: SentenceEncoder, value: float) -> str:
 
 def token_level(model, processor, example: Example, target, position) -> tuple[str | int | None, int | None]:
     """Target and position for language models: a token of the vocabulary, at the mask or after the text."""
-    if not names_tokens(model):
+    if not kind_of(model).names_tokens:
         return target, position
-    if position is None and is_causal(model):
+    if position is None and kind_of(model).causal:
         position = example.inputs["input_ids"].shape[1] - 1
     if position is None:
         masks = (example.inputs["input_ids"][0] == processor.mask_token_id).nonzero().flatten().tolist()
@@ -162,6 +163,6 @@ def _word_piece(tokenizer, word: str) -> int:
 
 
 def _name_of(model: PreTrainedModel, processor):
-    if names_tokens(model):
+    if kind_of(model).names_tokens:
         return lambda index: f'"{spelled(processor, [index])[0]}"'
     return lambda index: model.config.id2label[index]

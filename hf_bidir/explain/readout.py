@@ -12,13 +12,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.common.errors import did_you_mean
 from hf_bidir.explain.attentions import token_positions
 from hf_bidir.explain.sentence_encoder import takes_embedding
 from hf_bidir.modeling.activations import upcast
 
-VOCABULARY = ("ForMaskedLM", "ForCausalLM", "LMHeadModel")
-PER_TOKEN = (*VOCABULARY, "ForTokenClassification")
 ROWS = ("logits", "sentence_embedding", "last_hidden_state")  # outputs that are explained, the first one present
 Target = int | str | Sequence[int] | Tensor | None
 
@@ -77,7 +76,7 @@ def choose_readout(
     if "logits" in outputs:
         classes = _classes(model, rows, target)
         weights = torch.nn.functional.one_hot(classes, rows.shape[-1]).to(rows.dtype)
-        if names_tokens(model):  # a shift of all logits changes no prediction
+        if kind_of(model).names_tokens:  # a shift of all logits changes no prediction
             weights = weights - 1 / rows.shape[-1]
         return Readout(weights, positions)
     if target is not None:
@@ -92,32 +91,18 @@ def has_head(model: PreTrainedModel) -> bool:
     return "For" in type(model).__name__ or type(model).__name__.endswith("LMHeadModel")
 
 
-def names_tokens(model: PreTrainedModel) -> bool:
-    """Whether the model predicts tokens of a vocabulary."""
-    return type(model).__name__.endswith(VOCABULARY)
-
-
-def is_causal(model: PreTrainedModel) -> bool:
-    """Whether the model predicts the next token."""
-    return names_tokens(model) and "MaskedLM" not in type(model).__name__
-
-
 def reads_beginning(model: PreTrainedModel) -> bool:
     """Whether a text that is too long is cut: the model predicts tokens, or embeds texts as sentence-transformers."""
-    return predicts_per_token(model) or takes_embedding(model)
-
-
-def predicts_per_token(model: PreTrainedModel) -> bool:
-    return type(model).__name__.endswith(PER_TOKEN)
+    return kind_of(model).per_token or takes_embedding(model)
 
 
 def check_position(model: PreTrainedModel, position: int | Tensor | None) -> None:
     """Raise ValueError if a head with an output per token has no position, or another classifier has one."""
     name = type(model).__name__
-    if predicts_per_token(model) and position is None:
+    if kind_of(model).per_token and position is None:
         raise ValueError(f"{name} has an output per token; choose the one to explain with position=….")
     whole = name.endswith("Classification") or takes_embedding(model)
-    if position is not None and whole and not predicts_per_token(model):
+    if position is not None and whole and not kind_of(model).per_token:
         raise ValueError(f"{name} has one output per example; leave out position.")
 
 

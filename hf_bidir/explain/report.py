@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.common.files import replacing
 from hf_bidir.explain.alignment import Alignment
 from hf_bidir.explain.checkpoint import load_checkpoint
@@ -17,7 +18,6 @@ from hf_bidir.explain.explanation import Explanation
 from hf_bidir.explain.methods import METHODS, check_method, default_method, methods_of, sink_note, token_scores
 from hf_bidir.explain.page import png_of
 from hf_bidir.explain.prediction import token_level
-from hf_bidir.explain.readout import is_causal
 from hf_bidir.explain.running import check_kind, model_within, reads_images
 
 FIGURES = ("scores", "rollout-flow", "heads", "alignment")
@@ -78,7 +78,7 @@ def explain_checkpoint(
         return align(model, processor, text_or_image, method=method or "contributions")
     if not any(value is not None for value in generation.values()):
         return _explain_prediction(model, processor, text_or_image, size, **chosen, **where)
-    if not is_causal(model):
+    if not kind_of(model).causal:
         raise ValueError(f"{type(model).__name__} does not generate text; leave out --continuation and --new-tokens.")
     if None not in generation.values():
         raise ValueError("expected --continuation (explain a given text) or --new-tokens (generate one), got both.")
@@ -97,14 +97,14 @@ def _explain_prediction(
     part = model.base_model if type(model).__name__.endswith(SEVERAL_OUTPUTS) else model
     if len(windows_of_model(part, processor, example)) > 1:  # figures of a single window would be of another text
         return explanation
-    if len(example.token_of_piece) > FLOW_LIMIT and not is_causal(model):
+    if len(example.token_of_piece) > FLOW_LIMIT and not kind_of(model).causal:
         notes.append(f"Flow is left out of the figures for over {FLOW_LIMIT} tokens; --method flow computes it.")
     target, position = token_level(model, processor, example, target, position)
     inputs = example.inputs
     chosen: dict[str, Any] = {"target": target, "position": position}
     traced = {}
     names = {"rollout", *(["flow"] if len(example.token_of_piece) <= FLOW_LIMIT else [])}
-    if is_causal(model):
+    if kind_of(model).causal:
         names = set()
         notes.append(NO_FLOW)
     for name in sorted(names.intersection(methods_of(part))):

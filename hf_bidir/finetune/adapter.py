@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PretrainedConfig, PreTrainedModel
 
-from hf_bidir.checkpoints.adapters import AUTO_CLASSES, check_untied
+from hf_bidir.checkpoints.adapters import check_untied
+from hf_bidir.checkpoints.kinds import BY_AUTO_CLASS
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.common.extras import extra
 from hf_bidir.finetune.arguments import AdapterArguments
+from hf_bidir.modeling.model_types import is_signed
 from hf_bidir.modeling.signed_layers import signed_layers
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ def check_adapter(arguments: Any, given: Collection[str]) -> None:
         raise InputError(f"an adapter has the attention of its base model; leave out --{changed[0]}")
     with as_input_error("", OSError, ValueError):
         model_type = PretrainedConfig.get_config_dict(source)[0].get("model_type", "")
-    if not model_type.startswith("bidir_"):
+    if not is_signed(model_type):
         raise InputError(
             f"an adapter needs a signed base model, and {source} is a stock {model_type}; sign it first, for instance "
             f"by hf-bidir convert {source} OUT --heal FILE, then --model_name_or_path OUT"
@@ -80,7 +82,7 @@ def add_adapter(
     whole = _outermost({*_heads(model, auto), *(name.rpartition(".")[0] for name in new)})
     alpha: Any = arguments.lora_alpha  # peft accepts fractions too
     config = LoraConfig(
-        task_type=next((task for task, known in AUTO_CLASSES.items() if known == auto), None),
+        task_type=BY_AUTO_CLASS[auto].peft_task,
         r=rank,
         lora_alpha=2 * rank if alpha is None else alpha,
         lora_dropout=arguments.lora_dropout,

@@ -18,6 +18,7 @@ from transformers import (
 from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
+from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.common.statistics import rounded
 from hf_bidir.finetune.metrics import HEADLINES
 
@@ -28,12 +29,6 @@ NEXT = {
     "image-classification": "hf-bidir explain {folder} IMAGE",
     "text-generation": 'hf-bidir explain {folder} "the beginning of a text"',
     "text2text-generation": 'hf-bidir explain {folder} "a source of your own"',
-}
-TASK_BY_CLASS_ENDING = {  # of a healed model
-    "ForSequenceClassification": "text-classification",
-    "ForImageClassification": "image-classification",
-    "ForCausalLM": "text-generation",
-    "LMHeadModel": "text-generation",
 }
 FINE_TUNE = "python training/{script}.py --model_name_or_path {folder} --train_file TRAIN --output_dir ANOTHER_FOLDER"
 
@@ -147,8 +142,7 @@ def summary(folder: Path, results: dict[str, Any], task: str, model: PreTrainedM
     )
     healed = task == "distillation"
     if healed:
-        known = TASK_BY_CLASS_ENDING.items()
-        task = next((name for ending, name in known if type(model).__name__.endswith(ending)), task)
+        task = kind_of(model).task
     script = "image_classification" if model.main_input_name == "pixel_values" else "text_classification"
     command = NEXT.get(task, FINE_TUNE).format(folder=folder, script=script)
     if healed and task in NEXT:  # healing has no labels

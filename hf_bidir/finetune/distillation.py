@@ -25,6 +25,7 @@ from hf_bidir.finetune.models import able_to_pad, know_padding
 from hf_bidir.finetune.schedules import NegativeMassSchedule
 from hf_bidir.finetune.trainer import FinetuneTrainer
 from hf_bidir.modeling.configuration_bidir import all_masses
+from hf_bidir.modeling.model_types import is_signed
 from hf_bidir.modeling.signed_layers import signed_layers
 
 LOGITS = ("logits", "start_logits", "end_logits")
@@ -295,7 +296,7 @@ def _shape(model: PreTrainedModel) -> dict[str, Any]:
 def _signed(source: str) -> tuple[PreTrainedModel, list]:
     """The checkpoint as a signed model in fp32, converted if need be, and its tokenizer or image processor."""
     with as_input_error("", ValueError, OSError, ImportError):
-        if source.startswith(TIMM_PREFIX) or not read_config(source).model_type.startswith("bidir_"):
+        if source.startswith(TIMM_PREFIX) or not is_signed(read_config(source).model_type):
             model, processors, _ = signed_model(source, dtype=torch.float32)
             return model, processors
         check_full_precision(read_config(source), source, "trained")

@@ -21,6 +21,7 @@ from hf_bidir.finetune.adapter import ATTENTION, LORA, NEGATIVE_MASSES, add_adap
 from hf_bidir.finetune.arguments import AdapterArguments, ModelArguments, PretrainedArguments
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import bidir_config, check_bidir_config, check_layers
+from hf_bidir.modeling.model_types import is_signed, stock_type
 from hf_bidir.modeling.signed_layers import heads_of, signed_layers
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ def starts_as_softmax(source: str | None) -> bool:
         return False
     fields, _ = PretrainedConfig.get_config_dict(source)
     defaults = {"attn_activation": "tanhmax", "attn_negative_mass": 1.0}
-    return not fields["model_type"].startswith("bidir_") or is_softmax(SimpleNamespace(**defaults | fields))
+    return not is_signed(fields["model_type"]) or is_softmax(SimpleNamespace(**defaults | fields))
 
 
 def check_given(arguments: PretrainedArguments, given: Collection[str]) -> None:
@@ -116,7 +117,7 @@ def checkpoint_config(auto: str, arguments: PretrainedArguments, names: list[str
     with as_input_error("", OSError, ValueError):
         config = read_config(source)
         check_full_precision(config, source, "trained")
-        if not config.model_type.startswith("bidir_"):
+        if not is_signed(config.model_type):
             config = bidir_config(config, attn_negative_mass=0.0)
         if names:  # the checkpoint's labels and problem type do not apply to this run
             config.problem_type = None
@@ -135,7 +136,7 @@ def head_class(auto: str, config: PretrainedConfig, source: str | None = None) -
     """
     if auto not in config.auto_map:
         heads = ", ".join(name for name in config.auto_map if name != "AutoConfig")
-        kind = config.model_type.removeprefix("bidir_")
+        kind = stock_type(config.model_type)
         raise InputError(f"{source or 'the model'} is {kind!r}, which has no {auto}; it has {heads}")
     with as_input_error():
         return bidir_class(config.auto_map[auto].rpartition(".")[2])

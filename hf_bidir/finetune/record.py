@@ -19,6 +19,7 @@ from hf_bidir.finetune.arguments import RunArguments
 from hf_bidir.finetune.data.arguments import DataArguments, UnlabelledDataArguments
 from hf_bidir.finetune.data.image_folder import folder_digest
 from hf_bidir.finetune.data.splits import Splits
+from hf_bidir.modeling.model_types import is_signed
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -91,7 +92,7 @@ def _beside_base(model: PreTrainedModel, adapter: "PeftConfig") -> dict[str, Any
         config = read_config(base, revision)
     except (OSError, ValueError):  # a Trainer of somebody's own, whose base was never saved or has moved
         return {}
-    if not config.model_type.startswith("bidir_"):
+    if not is_signed(config.model_type):
         return {}
     found = {"base": base_facts(base, config, revision), "config": chosen_fields(model.config, config)}
     if model.can_generate():

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from datasets import ClassLabel, Dataset
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForImageClassification,
-    AutoModelForSequenceClassification,
     DataCollatorWithPadding,
     PretrainedConfig,
     PreTrainedModel,
@@ -23,6 +21,7 @@ from transformers import (
 
 from hf_bidir.checkpoints.convert import is_softmax
 from hf_bidir.checkpoints.example_inputs import longest_text
+from hf_bidir.checkpoints.kinds import KINDS, kind_of
 from hf_bidir.checkpoints.layer_hooks import without_negatives
 from hf_bidir.checkpoints.reading import read_bidir, read_config
 from hf_bidir.common.card import read_card
@@ -45,15 +44,11 @@ from hf_bidir.finetune.record import library_versions, source_of
 from hf_bidir.finetune.trainer import CausalTrainer, FinetuneTrainer
 from hf_bidir.hub.card_numbers import recalls_in, same_data
 from hf_bidir.hub.checkpoint_files import digests
+from hf_bidir.modeling.model_types import is_signed
 
 EVALUATION = "evaluation.json"
 FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")  # no code, because the package has the models
-HEADS = {
-    "ForSequenceClassification": AutoModelForSequenceClassification,
-    "ForImageClassification": AutoModelForImageClassification,
-    "ForCausalLM": AutoModelForCausalLM,
-    "LMHeadModel": AutoModelForCausalLM,
-}
+EVALUATED = ("AutoModelForSequenceClassification", "AutoModelForImageClassification", "AutoModelForCausalLM")
 
 
 @dataclass(frozen=True)
@@ -114,12 +109,12 @@ def evaluate_checkpoint(
     """
     folder = local_folder(source, revision)
     model = _load(folder)
-    split = split or ("validation" if _is_causal(model) else "test")
+    split = split or ("validation" if kind_of(model).causal else "test")
     options: dict[str, Any] = {"text_column": column, "image_column": column, "label_column": label_column}
     options |= {"drop_bad_rows": drop_bad_rows or None}
     examples, described, collator = read_examples(model, folder, data, split, options)
     with tempfile.TemporaryDirectory() as scratch:
-        trainer = _trainer(model, _arguments(scratch, batch_size, prediction_loss_only=_is_causal(model)), collator)
+        trainer = _trainer(model, _arguments(scratch, batch_size, prediction_loss_only=kind_of(model).causal), collator)
         scores = _scores(trainer, examples)
         share, without = _signs(trainer, examples)
     return Evaluation(
@@ -212,26 +207,22 @@ def _run(folder: Path) -> dict[str, Any]:
 def _load(folder: Path) -> PreTrainedModel:
     config = read_config(folder)
     architecture = (config.architectures or ["none"])[0]
-    head = next((auto for ending, auto in HEADS.items() if architecture.endswith(ending)), None)
-    if head is None:
+    kind = kind_of(architecture)
+    if kind.auto not in EVALUATED:
+        endings = ", ".join(kind.ending for kind in KINDS if kind.auto in EVALUATED)
         raise ValueError(
-            f"{folder} is a {architecture}; only classifiers and causal language models are evaluated "
-            f"({', '.join(HEADS)})."
+            f"{folder} is a {architecture}; only classifiers and causal language models are evaluated ({endings})."
         )
-    if config.model_type.startswith("bidir_"):
+    if is_signed(config.model_type):
         model = read_bidir(folder, torch.float32)
     else:
-        model = head.from_pretrained(folder, dtype=torch.float32).eval()
+        model = getattr(transformers, kind.auto).from_pretrained(folder, dtype=torch.float32).eval()
     model.is_quantized = False  # the Trainer refuses to train 8-bit weights, and so even to evaluate them
     return model
 
 
-def _is_causal(model: PreTrainedModel) -> bool:
-    return type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
-
-
 def _trainer(model: PreTrainedModel, args: TrainingArguments, collator: Callable) -> FinetuneTrainer:
-    if _is_causal(model):
+    if kind_of(model).causal:
         return CausalTrainer(model=model, args=args, data_collator=collator)
     names = [model.config.id2label[index] for index in range(model.config.num_labels)]
     return FinetuneTrainer(
@@ -277,7 +268,7 @@ def read_examples(
 ) -> tuple[Dataset, dict[str, Any], Callable]:
     """The examples, their source, and the collator that makes batches of them."""
     images, run = model.main_input_name == "pixel_values", _run(folder)
-    if _is_causal(model):
+    if kind_of(model).causal:
         return _read_blocks(model.config, folder, run, data, split, options)
     arguments = _data_arguments(ImageDataArguments if images else TextDataArguments, run, options)
     names = [model.config.id2label[index] for index in range(model.config.num_labels)]

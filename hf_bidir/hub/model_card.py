@@ -11,6 +11,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from hf_bidir.checkpoints.adapters import Adapter, read_adapter
+from hf_bidir.checkpoints.kinds import BY_AUTO_CLASS, NO_HEAD
 from hf_bidir.checkpoints.reading import read_config
 from hf_bidir.common.card import read_card
 from hf_bidir.common.files import read_json, replacing
@@ -37,22 +38,6 @@ logger = logging.getLogger(__name__)
 TEMPLATE = Path(__file__).with_name("card_template.md")
 BEGIN = "<!-- hf_bidir: generated from here; write above or below, not inside -->"
 END = "<!-- hf_bidir: generated up to here -->"
-PIPELINES = {
-    "AutoModel": "feature-extraction",
-    "AutoModelForImageClassification": "image-classification",
-    "AutoModelForSequenceClassification": "text-classification",
-    "AutoModelForTokenClassification": "token-classification",
-    "AutoModelForQuestionAnswering": "question-answering",
-    "AutoModelForMaskedLM": "fill-mask",
-    "AutoModelForCausalLM": "text-generation",
-    "AutoModelForImageTextToText": "image-text-to-text",
-    "AutoModelForZeroShotImageClassification": "zero-shot-image-classification",
-    "AutoModelForObjectDetection": "object-detection",
-    "AutoModelForSemanticSegmentation": "image-segmentation",
-    "AutoModelForAudioClassification": "audio-classification",
-    "AutoModelForSpeechSeq2Seq": "automatic-speech-recognition",
-}
-TASKS = PIPELINES | {"AutoModelForSeq2SeqLM": "text2text-generation"}  # which no longer has a pipeline
 PROCESSORS = {
     "processor_config.json": "AutoProcessor",
     "tokenizer_config.json": "AutoTokenizer",
@@ -150,7 +135,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "architecture": architecture,
         "stock_architecture": _stock_architecture(architecture, config),
         "problem_type": config.get("problem_type"),
-        "auto_class": next((auto for auto in autos if auto in TASKS), autos[0] if autos else "AutoModel"),
+        "auto_class": next((auto for auto in autos if auto in BY_AUTO_CLASS), autos[0] if autos else NO_HEAD.auto),
         "makes_sentence_vectors": (folder / "modules.json").is_file(),
         "processor_class": next((auto for file, auto in PROCESSORS.items() if (folder / file).is_file()), None),
         "previous": previous | {"data_rows": _data_rows(previous.get("data", {}))} if previous else {},
@@ -200,6 +185,16 @@ def _needed_signs(folder: Path, run: dict[str, Any], config: dict[str, Any]) -> 
         recurrent = config["model_type"] == "bidir_rnn"
         keep_signs = not recurrent and not (folder / "generation_config.json").is_file()
     return run.get("task") == "distillation" and keep_signs
+
+
+def _task(auto_class: str) -> str | None:
+    kind = BY_AUTO_CLASS.get(auto_class)
+    return None if kind is None else kind.task
+
+
+def _pipeline(auto_class: str) -> str | None:
+    kind = BY_AUTO_CLASS.get(auto_class)
+    return kind.task if kind is not None and kind.has_pipeline else None
 
 
 def _base_model(facts: dict[str, Any]) -> str | None:
@@ -305,7 +300,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
         license=recipe.get("license") or previous.get("recipe", {}).get("license"),
         language=languages[0] if len(languages) == 1 else languages or None,
         library_name=_library(facts),
-        pipeline_tag="sentence-similarity" if facts["makes_sentence_vectors"] else PIPELINES.get(facts["auto_class"]),
+        pipeline_tag="sentence-similarity" if facts["makes_sentence_vectors"] else _pipeline(facts["auto_class"]),
         base_model=facts["base_model"],
         base_model_relation="adapter" if facts["adapter"] and facts["base_model"] else None,
         datasets=[data_set.hub_name for data_set in used if data_set.hub_name] or None,
@@ -321,7 +316,7 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
 
 def _model_index(facts: dict[str, Any]) -> list[EvalResult]:
     """For each metric, the mean over several seeds and the value of this checkpoint."""
-    part, task, seeds = facts["data"].get(facts["split"], {}), TASKS.get(facts["auto_class"]), facts["seeds"]
+    part, task, seeds = facts["data"].get(facts["split"], {}), _task(facts["auto_class"]), facts["seeds"]
     if not task or not part.get("source"):
         return []
     known = known_data.data_sets(part)

@@ -6,9 +6,10 @@ from typing import Any
 
 import transformers
 from transformers import PretrainedConfig
-from transformers.models.auto import modeling_auto
 
 from .activations import as_number, checked_negative_mass, did_you_mean, get_attn_activation
+from .compat import heads_by_auto_class
+from .model_types import SIGNED, is_signed, stock_type
 
 PREFIX = "Bidir"
 FORMAT = 1  # version of the fields below in config.json
@@ -48,7 +49,7 @@ class BidirConfigMixin(_Stock):
         """As in transformers; also accepts stock checkpoints. The config of a part of a signed model inherits the
         attention fields of the whole."""
         fields, unused = super().get_config_dict(*args, **kwargs)
-        if f"bidir_{fields.get('model_type')}" == cls.model_type:
+        if f"{SIGNED}{fields.get('model_type')}" == cls.model_type:
             fields["model_type"] = cls.model_type  # avoids a warning of transformers about another type
         part = fields.get(getattr(cls, "base_config_key", "") or "")
         if isinstance(part, dict):
@@ -98,7 +99,7 @@ def bidir_config(config: PretrainedConfig, **fields: Any) -> PretrainedConfig:
     Raises:
         ValueError: the config is signed already, its class is not from transformers, or a field is invalid.
     """
-    if config.model_type.startswith("bidir_"):
+    if is_signed(config.model_type):
         raise ValueError(
             f"this {config.model_type} model is signed already; set model.config.attn_negative_mass instead."
         )
@@ -137,10 +138,10 @@ def _create_class(stock: type[PretrainedConfig]) -> type[PretrainedConfig]:
         fields = {field: kwargs.pop(field, default) for field, default in ATTENTION_FIELDS.items()}
         for name in ("attn_learn_negative_mass", "auto_map"):  # obsolete, or a class attribute
             kwargs.pop(name, None)
-        kind = kwargs.pop("model_type", stock.model_type).removeprefix("bidir_")
+        kind = stock_type(kwargs.pop("model_type", stock.model_type))
         stock.__init__(self, *args, **kwargs)
         if kind != stock.model_type:  # of a checkpoint of another type with the same classes, whose keys it names
-            self.model_type = f"bidir_{kind}"
+            self.model_type = f"{SIGNED}{kind}"
         for field, value in fields.items():
             setattr(self, field, value)
         self.auto_map = dict(type(self).remote_code)
@@ -157,7 +158,7 @@ def _create_class(stock: type[PretrainedConfig]) -> type[PretrainedConfig]:
             "__module__": __name__,
             "__qualname__": name,
             "__doc__": (stock.__doc__ or "") + FIELDS_DOC,
-            "model_type": f"bidir_{stock.model_type}",
+            "model_type": f"{SIGNED}{stock.model_type}",
             # every head, because save_pretrained would list only the saved one
             "remote_code": {"AutoConfig": f"configuration_bidir.{name}"}
             | {auto: f"modeling_bidir.{PREFIX}{head}" for auto, head in stock_heads(stock.model_type).items()},
@@ -178,16 +179,7 @@ def _with_attention_fields(signature: inspect.Signature) -> inspect.Signature:
     return signature.replace(parameters=[*parameters, *ours, *rest])
 
 
-@functools.cache
-def stock_heads(model_type: str) -> dict[str, str]:
-    """Model classes of a model type by Auto class, for example `{"AutoModelForMaskedLM": "BertForMaskedLM"}`."""
-    heads = {}
-    for auto in filter(lambda name: name.startswith("Auto"), modeling_auto.__all__):
-        mapping = getattr(getattr(modeling_auto, auto), "_model_mapping", None)
-        head = None if mapping is None else mapping._model_mapping.get(model_type)
-        if head is not None and auto != "AutoModelWithLMHead":
-            heads[auto] = head if isinstance(head, str) else head[0]
-    return heads
+stock_heads = functools.cache(heads_by_auto_class)
 
 
 def stock_class(name: str, kind: type) -> type:

@@ -5,7 +5,9 @@ from typing import ClassVar
 from transformers import PretrainedConfig
 
 from .activations import checked_negative_mass  # noqa: F401  transformers 5.0 copies only directly imported files
+from .compat import heads_by_auto_class  # noqa: F401
 from .configuration_bidir import BidirConfigMixin, check_bidir_config, check_format, check_layers
+from .model_types import is_signed  # noqa: F401
 
 ENCODERS = ("none", "lstm", "gru")
 SCORES_ALONE = ("per_token", "feed_forward", "positional_feed_forward")  # scores without a query

@@ -15,6 +15,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from .compat import CHECKPOINT_FUNCTION
+
 Value = TypeVar("Value")
 
 
@@ -151,8 +153,8 @@ def intervening(layers: Iterable[nn.Module], interventions: Interventions) -> It
 def recompute_alike(model: nn.Module) -> None:
     """With gradient checkpointing, run layers again with the changes of the forward pass."""
     for module in model.modules():
-        if checkpoint := vars(module).get("_gradient_checkpointing_func"):
-            module._gradient_checkpointing_func = recomputed_alike(checkpoint)
+        if checkpoint := vars(module).get(CHECKPOINT_FUNCTION):
+            setattr(module, CHECKPOINT_FUNCTION, recomputed_alike(checkpoint))
 
 
 def recomputed_alike(checkpoint: Callable) -> Callable:

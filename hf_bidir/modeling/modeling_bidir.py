@@ -8,13 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import transformers
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
-from transformers.modeling_utils import _CAN_RECORD_REGISTRY
 
 from .attention_inputs import fused_obstacle
-from .configuration_bidir import PREFIX, bidir_config, check_bidir_config, signed_config_class, stock_class, stock_heads
+from .compat import CAN_RECORD, attn_implementation, checkpoint_names, register_checkpoint_names
+from .configuration_bidir import (
+    PREFIX,
+    bidir_config,
+    check_bidir_config,
+    signed_config_class,
+    stock_class,
+    stock_heads,
+)
 from .interventions import recompute_alike
-from .signed_layers import PAGED, check_attn_implementation, sign_layers, signed_layers
+from .model_types import stock_type
+from .signed_layers import PAGED, check_attn_implementation, layer_names, sign_layers, signed_layers
 
 if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one imports directly, so it imports all
     from .activations import tanhmax  # noqa: F401
@@ -70,6 +77,8 @@ class BidirMixin(_Stock):
                 f"this {type(self).__name__} has {len(layers)} of the {whole} layers that attn_negative_mass lists; "
                 "save the whole model."
             )
+        if isinstance(masses, list) and layers:  # a later transformers may list the layers in another order
+            self.config.attn_layers = layer_names(self, layers)
         with _named_like_its_base(type(self)):
             return super().save_pretrained(*args, **kwargs)
 
@@ -121,7 +130,7 @@ def sign(model: PreTrainedModel, config: PretrainedConfig) -> None:
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel) and part is not model]
     made = {part: signed_class(type(part)) for part in parts if part.config is before and _is_public(type(part))}
     sign_layers(model, config)
-    _register_checkpoint_keys(config.model_type.removeprefix("bidir_"), config.model_type)
+    _register_checkpoint_keys(stock_type(config.model_type), config.model_type)
     replace_config(model, before, config)
     for part in parts:
         if part in made:
@@ -190,8 +199,7 @@ def _create_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
     )
     autos = [auto for auto, head in stock_heads(stock.config_class.model_type).items() if head == stock.__name__]
     made.register_for_auto_class(autos[0] if autos else "AutoModel")
-    # transformers fills this registry of recordable outputs in __init__, which signed(model) does not run
-    dict.__setitem__(_CAN_RECORD_REGISTRY, str(made), stock._can_record_outputs)
+    dict.__setitem__(CAN_RECORD, str(made), getattr(stock, "_can_record_outputs", None))
     _register_checkpoint_keys(stock.__name__, name)
     globals()[name] = made  # pickle looks it up here
     return made
@@ -218,7 +226,7 @@ def _stock_config_class(
     with _CONSTRUCTION:
         if config is not None:
             _check_config(config, model.config_class)
-            model._check_backend(config._attn_implementation)
+            model._check_backend(attn_implementation(config))
         own = type(config)
         model.__dict__["config_class"] = stock
         if config is not None:
@@ -238,9 +246,9 @@ def _register_checkpoint_keys(stock: str, signed: str) -> None:
     transformers renames keys by class name and model type. Without this, weights would stay random, and only the load
     report would mention it.
     """
-    mapping = get_checkpoint_conversion_mapping(stock)
+    mapping = checkpoint_names(stock)
     if mapping is not None:
-        register_checkpoint_conversion_mapping(signed, mapping, overwrite=True)
+        register_checkpoint_names(signed, mapping, overwrite=True)
 
 
 def __getattr__(name: str) -> type[PreTrainedModel]:

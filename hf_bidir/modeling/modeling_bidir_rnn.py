@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling, SequenceClassifierOutput
 
 from .attention_inputs import per_head
+from .compat import attn_implementation
 from .configuration_bidir import check_bidir_config, layer_negative_mass
 from .configuration_bidir_rnn import BidirRnnConfig
 from .eager_attention import activated
@@ -33,6 +34,7 @@ if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one import
     from .fused_launch import launch  # noqa: F401
     from .fused_problem import Problem  # noqa: F401
     from .fused_tilings import TILINGS  # noqa: F401
+    from .model_types import is_signed  # noqa: F401
     from .signed_attention import signed_attention  # noqa: F401
     from .signed_layers import sign_layers  # noqa: F401
     from .two_calls import kernel_attention  # noqa: F401
@@ -157,7 +159,7 @@ class BidirRnnPreTrainedModel(BidirMixin, PreTrainedModel):
 
     def __init__(self, config: BidirRnnConfig):
         check_bidir_config(config)
-        self._check_backend(config._attn_implementation)
+        self._check_backend(attn_implementation(config))
         super().__init__(config)
 
     def _init_weights(self, module: nn.Module) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one import
     from .attention_inputs import check_shapes  # noqa: F401
     from .attention_layers import attention_layers  # noqa: F401
     from .chunked_attention import chunked_attention  # noqa: F401
+    from .compat import is_kernel  # noqa: F401
     from .configuration_bidir import check_bidir_config  # noqa: F401
     from .eager_attention import eager_attention  # noqa: F401
     from .fused_attention import fused_attention  # noqa: F401
@@ -30,6 +31,7 @@ if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one import
     from .fused_problem import Problem  # noqa: F401
     from .fused_tilings import TILINGS  # noqa: F401
     from .interventions import intervening  # noqa: F401
+    from .model_types import is_signed  # noqa: F401
     from .modeling_bidir import BidirMixin  # noqa: F401
     from .scores import SCORES  # noqa: F401
     from .signed_attention import signed_attention  # noqa: F401

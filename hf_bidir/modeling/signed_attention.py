@@ -14,6 +14,7 @@ from .attention import attend
 from .attention_call import AttentionCall, attention_call, is_sliding_window
 from .attention_inputs import check_shapes, keep_and_bias, same_batch
 from .attention_layers import own_eager
+from .compat import ATTN_IMPLEMENTATION, attn_implementation, raw_attribute
 from .configuration_bidir import all_masses, layer_negative_mass
 from .eager_attention import grouped_matmul
 from .interventions import NONE, Interventions, running_call
@@ -33,10 +34,6 @@ SDPA_LACKS = {"position_bias", "softcap", "s_aux"} - inspect.signature(SDPA).par
 SPARSE = frozenset({"block_indices", "indices"})  # arguments that select keys by index
 PACKED = frozenset({"cu_seq_lens_k", "cu_seq_lens_q"})  # of packed examples, which flash kernels keep apart
 UNSUPPORTED = SPARSE | PACKED | {"cache"}  # and a paged cache that the attention function updates (transformers 5.0)
-
-
-# bypasses the `__getattribute__` of transformers' configs, which costs a Python call per field
-raw_attribute = object.__getattribute__
 
 
 class Plan(NamedTuple):
@@ -67,7 +64,7 @@ def plan_of(layer: nn.Module, compiling: bool) -> Plan:
     bidir, stock = raw_attribute(layer.config.bidir, "__dict__"), raw_attribute(layer.config.stock, "__dict__")
     now = (
         bidir.get("attn_activation"), bidir.get("attn_negative_mass"), bidir.get("attn_window"),
-        stock.get("_attn_implementation_internal"),
+        stock.get(ATTN_IMPLEMENTATION),
     )  # fmt: skip
     known = layer.config.__dict__.get("plan")
     if known is None or known[0] != now:
@@ -77,7 +74,7 @@ def plan_of(layer: nn.Module, compiling: bool) -> Plan:
 
 
 def _made_plan(layer: nn.Module, calls: dict | None) -> Plan:
-    config, name = layer.config.bidir, layer.config.stock._attn_implementation
+    config, name = layer.config.bidir, attn_implementation(layer.config.stock)
     activation, window = config.attn_activation, config.attn_window
     mass = layer_negative_mass(config, layer.signed_index, layer.signed_count)
     softmax = activation == "softmax" or (activation in WITH_NEGATIVE_MASS and not any(all_masses(mass)))
@@ -126,7 +123,7 @@ def _stock_function(module: nn.Module, plan: Plan, wanting: bool, options: dict[
 
         return None if wanting else stock_kernel(plan.kernel)
     if plan.backend == "eager":
-        paged = module.config.stock._attn_implementation == PAGED
+        paged = attn_implementation(module.config.stock) == PAGED
         return ALL_ATTENTION_FUNCTIONS[PAGED] if paged else own_eager(type(module))  # type: ignore[arg-type]
     lacking = any(options.get(name) is not None for name in SDPA_LACKS)
     return None if plan.backend == "fused" or lacking or wanting else SDPA

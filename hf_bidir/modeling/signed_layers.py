@@ -12,11 +12,19 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function, sdpa_mask
+from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 from .attention_layers import attention_layers, attention_outside, keywords, own_eager
+from .compat import (
+    ATTN_IMPLEMENTATION,
+    attn_implementation,
+    bidirectional_mask_function,
+    is_kernel,
+    raw_attribute,
+    sdpa_mask,
+)
 from .configuration_bidir import check_layers
 from .interventions import graphs, intervening, recompute_alike, wanting_coefficients
 from .signed_attention import (
@@ -26,7 +34,6 @@ from .signed_attention import (
     SPARSE,
     SUPPORTED,
     UNSUPPORTED,
-    raw_attribute,
     signed_attention,
 )
 
@@ -62,8 +69,8 @@ class SignedConfig:
 
     @property
     def _attn_implementation(self) -> str:
-        name = raw_attribute(self.stock, "__dict__").get("_attn_implementation_internal")
-        return _SIGNED_NAMES.get(name) or _signed_name(self.stock._attn_implementation)
+        name = raw_attribute(self.stock, "__dict__").get(ATTN_IMPLEMENTATION)
+        return _SIGNED_NAMES.get(name) or _signed_name(attn_implementation(self.stock))
 
 
 _SIGNED_NAMES = {name: SIGNED + name for name in (*BACKENDS, PAGED)}
@@ -85,18 +92,12 @@ def check_attn_implementation(name: str | None, between_tokens: bool = True) -> 
         between_tokens: False for a model with its own scores, which no kernel supports.
     """
     known = {key: description for key, description in BACKENDS.items() if between_tokens or key != "fused"}
-    if name is not None and name not in known and not (between_tokens and (name == PAGED or _is_kernel(name))):
+    if name is not None and name not in known and not (between_tokens and (name == PAGED or is_kernel(name))):
         choices = ", ".join(f'"{key}" ({description})' for key, description in known.items())
         choices += ", flash_attention_2, 3 or 4, or flex_attention" if between_tokens else ""
         # begins like transformers' own message
         prefix = f'Specified `attn_implementation="{name}"` is not supported'
         raise ValueError(f"{prefix}: it does not compute signed attention; choose {choices}.")
-
-
-def _is_kernel(name: str) -> bool:
-    from .two_calls import is_kernel  # here, because a version of transformers may lack names that it imports
-
-    return is_kernel(name)
 
 
 def sign_layers(model: PreTrainedModel, config: PretrainedConfig) -> None:
@@ -125,6 +126,7 @@ def sign_layers(model: PreTrainedModel, config: PretrainedConfig) -> None:
             f"{_listed(outside)}. To accept that: signed(model, partial=True), --partial, attn_partial in the config."
         )
     check_layers(config.attn_negative_mass, [heads_of(layer) for layer in layers])
+    config.attn_negative_mass = _masses_by_name(model, layers, config)
     stocks = [config if layer.config is model.config else layer.config for layer in layers]
     refused = [_unsupported_arguments(layer) for layer in layers]
     for index, layer in enumerate(layers):
@@ -135,6 +137,32 @@ def sign_layers(model: PreTrainedModel, config: PretrainedConfig) -> None:
             part.register_forward_pre_hook(_before_forward, with_kwargs=True)
             part.register_forward_hook(_after_forward, with_kwargs=True, always_call=True)
     recompute_alike(model)
+
+
+def layer_names(model: PreTrainedModel, layers: list[nn.Module]) -> list[str]:
+    """The names of layers, without the prefix that a model with a head adds."""
+    names, prefix = {module: name for name, module in model.named_modules()}, f"{model.base_model_prefix}."
+    return [names[layer].removeprefix(prefix) for layer in layers]
+
+
+def _masses_by_name(model: PreTrainedModel, layers: list[nn.Module], config: PretrainedConfig) -> Any:
+    """`attn_negative_mass` in the order of the layers, where a checkpoint names the layers of its list.
+
+    Raises:
+        ValueError: it names other layers.
+    """
+    masses, saved = config.attn_negative_mass, getattr(config, "attn_layers", None)
+    if not isinstance(masses, list) or not saved:
+        return masses
+    names = layer_names(model, layers)
+    if sorted(saved) != sorted(names):
+        other = next(name for name in saved if name not in names)
+        raise ValueError(
+            f"the checkpoint has an attn_negative_mass for the layer {other}, and {type(model).__name__} of this "
+            f"transformers has {_listed(names)}. If they are the same, take attn_layers out of config.json."
+        )
+    config.attn_layers = names
+    return [masses[saved.index(name)] for name in names]
 
 
 def _unsupported_arguments(layer: nn.Module) -> frozenset[str]:
@@ -170,7 +198,7 @@ def _before_forward(model: PreTrainedModel, args: tuple, kwargs: dict) -> None:
     if torch.compiler.is_compiling():
         return
     graphs.stop()
-    if model.config._attn_implementation != "eager":
+    if attn_implementation(model.config) != "eager":
         logger.warning_once(
             "signed attention: a call with output_attentions=True uses the eager path, which returns coefficients."
         )
@@ -205,6 +233,7 @@ def _fused_mask(*args: Any, mask_function: Callable = bidirectional_mask_functio
 
 # transformers rejects unknown backend names, and omits the mask for backends without a registered mask function
 AttentionInterface.register("fused", _no_stock_layer)
-AttentionMaskInterface.register("fused", _fused_mask)
+if sdpa_mask is not None:
+    AttentionMaskInterface.register("fused", _fused_mask)
 for _name in (*BACKENDS, PAGED):
     AttentionInterface.register(SIGNED + _name, signed_attention)

@@ -18,30 +18,24 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from torch.nn.attention import flex_attention as torch_flex
-from transformers.integrations.flash_attention import flash_attention_forward
-from transformers.integrations.flex_attention import compile_friendly_flex_attention, flex_attention_forward
-from transformers.modeling_flash_attention_utils import (
-    _flash_attention_forward,
-    _is_packed_sequence,
-    lazy_import_flash_attention,
-)
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .activations import compute_dtype, upcast
 from .attention_inputs import NegativeMass, per_head
+from .compat import (
+    compiled_flex_attention,
+    flash_attention_forward,
+    flash_with_kernels,
+    flex_attention_forward,
+    is_packed_sequence,
+    lazy_import_flash_attention,
+)
 
 # the arguments by which flash functions return log-sum-exps; some return them always
 LSE_ARGUMENTS = ("return_attn_probs", "return_lse", "return_softmax_lse")
 LSE_OF_FLEX: dict[str, Any] = (
     {"return_aux": torch_flex.AuxRequest(lse=True)} if hasattr(torch_flex, "AuxRequest") else {"return_lse": True}
 )
-
-
-def is_kernel(name: str) -> bool:
-    """Whether `name` is flex attention, a flash attention of transformers, or one on the Hub that may not be loaded."""
-    if name in ALL_ATTENTION_FUNCTIONS:
-        return ALL_ATTENTION_FUNCTIONS[name] in (flash_attention_forward, flex_attention_forward)
-    return "/" in name and "flash" in name
 
 
 def stock_kernel(name: str) -> Callable:
@@ -105,7 +99,7 @@ def plain_mask(
         return torch_flex.create_mask(mask.mask_mod, mask.shape[0], mask.shape[1], queries, keys, device)
     if _is_flex(name) or (mask is not None and mask.dim() == 4):
         return mask
-    if options.get("cu_seq_lens_q") is not None or _is_packed_sequence(options.get("position_ids"), query.shape[0]):
+    if options.get("cu_seq_lens_q") is not None or is_packed_sequence(options.get("position_ids"), query.shape[0]):
         raise ValueError(
             f'attn_implementation="{name}" keeps packed examples apart inside its kernel, which gives no coefficients '
             "and applies no dropout, window or change to them; pad the examples, or leave these out."
@@ -165,7 +159,7 @@ def _flex(
     if heads & (heads - 1):  # as transformers: the kernel groups heads only if their number is a power of two
         key, value = (x.repeat_interleave(heads // x.shape[1], 1) for x in (key, value))
     on_cpu = query.device.type == "cpu"  # where the compiled kernel returns no log-sum-exps
-    attend = torch_flex.flex_attention if on_cpu else partial(compile_friendly_flex_attention, training=layer.training)
+    attend = torch_flex.flex_attention if on_cpu else partial(compiled_flex_attention, training=layer.training)
     options = {"score_mod": partial(_capped, softcap) if softcap else None, "block_mask": mask, "scale": scaling}
     options |= {"enable_gqa": key.shape[1] != heads, "kernel_options": kernel_options, **LSE_OF_FLEX}
     found = (attend(signed, key, value, **options) for signed in (query, -query))
@@ -187,7 +181,7 @@ def _flash(name: str, signed: Callable) -> Callable:
         (*found, pad, unpad), processors = lazy_import_flash_attention(name)
         return (*(kernel and signed(kernel) for kernel in found), pad, unpad), processors
 
-    inner = _rebound(_flash_attention_forward, lazy_import_flash_attention=kernels)
+    inner = _rebound(flash_with_kernels, lazy_import_flash_attention=kernels)
     return torch.compiler.disable(_rebound(flash_attention_forward, _flash_attention_forward=inner))
 
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import hf_bidir
 from hf_bidir.checkpoints.example_inputs import longest_text
+from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.checkpoints.projections import projections
 from hf_bidir.cli import app
@@ -26,7 +27,6 @@ from hf_bidir.explain import (
     value_weighted,
 )
 from hf_bidir.explain.methods import CAUSAL_DEFAULT
-from hf_bidir.explain.readout import is_causal
 from hf_bidir.explain.report import explain_checkpoint
 from hf_bidir.explain.running import record_coefficients
 from hf_bidir.modeling.signed_layers import signed_layers
@@ -311,7 +311,7 @@ def test_the_command_explains_a_checkpoint_of_any_family(name, tmp_path):
     )
     assert result.exit_code == 0, result.output
     assert "patch in row" in result.output if of_images else "unbelievably" in result.output
-    traced = [] if is_causal(model) else ["rollout-flow.png"]
+    traced = [] if kind_of(model).causal else ["rollout-flow.png"]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"scores.png", "heads.png", "index.html", *traced}
 
 

@@ -1,5 +1,6 @@
 """Signed models of every kind saved and loaded: by their class, by Auto classes, without hf_bidir, as parts."""
 
+import json
 import os
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from hf_bidir import (
     BidirRnnForSequenceClassification,
     signed,
 )
+from hf_bidir.common.files import read_json
 from hf_bidir.hub.isolated import CHILD
 from tests.tiny_models import FAMILIES, inputs_of, logits_of, stock_model
 
@@ -220,3 +222,26 @@ def test_a_stock_bert_checkpoint_loads_as_tanhmax_by_default(tmp_path):
     stock_model("bert").save_pretrained(tmp_path)
     config = BidirBertForSequenceClassification.from_pretrained(tmp_path).config
     assert (config.attn_activation, config.attn_negative_mass) == ("tanhmax", 1.0)
+
+
+def saved_with_masses(tmp_path, masses):
+    model = signed_model("bert", masses)
+    model.save_pretrained(tmp_path)
+    return model, read_json(tmp_path / "config.json")
+
+
+def test_masses_follow_the_names_of_layers_where_these_come_in_another_order(tmp_path):
+    model, config = saved_with_masses(tmp_path, [0.2, 0.9])
+    assert config["attn_layers"] == [f"encoder.layer.{index}.attention.self" for index in range(2)]
+    backward = {name: config[name][::-1] for name in ("attn_layers", "attn_negative_mass")}
+    (tmp_path / "config.json").write_text(json.dumps(config | backward))
+    loaded = type(model).from_pretrained(tmp_path)
+    assert loaded.config.attn_negative_mass == [0.2, 0.9]
+    assert type(model)(loaded.config).config.attn_negative_mass == [0.2, 0.9]
+
+
+def test_masses_of_layers_with_other_names_are_refused(tmp_path):
+    model, config = saved_with_masses(tmp_path, [0.2, 0.9])
+    (tmp_path / "config.json").write_text(json.dumps(config | {"attn_layers": ["block.0", "block.1"]}))
+    with pytest.raises(ValueError, match=r"an attn_negative_mass for the layer block\.0, .* take attn_layers out of"):
+        type(model).from_pretrained(tmp_path)
