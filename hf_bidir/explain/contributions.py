@@ -10,7 +10,14 @@ from hf_bidir.checkpoints.layer_hooks import observed_layers
 from hf_bidir.checkpoints.projections import Projections, check_differentiable, projections, weight_of
 from hf_bidir.explain.attentions import read_position
 from hf_bidir.explain.readout import Target, choose_readout
-from hf_bidir.explain.running import keep_mask_of, prepared_inputs, record_coefficients, sequence_length
+from hf_bidir.explain.running import (
+    keep_mask_of,
+    prepared_inputs,
+    record_coefficients,
+    recorded,
+    records_once,
+    sequence_length,
+)
 from hf_bidir.modeling.activations import upcast
 
 
@@ -71,10 +78,11 @@ def coefficients_and_gradients(
     with torch.inference_mode(False), torch.enable_grad():
         inputs = prepared_inputs(model, inputs)
         check_differentiable(model)
-        outputs, coefficients = record_coefficients(model, inputs)
+        outputs, coefficients = recorded(model, inputs)
         last = read_position(coefficients[-1], keep_mask_of(inputs, coefficients[-1].shape[-1]))
         score = choose_readout(model, outputs, target, position, last)(outputs)
-        gradients = torch.autograd.grad(score.sum(), coefficients, materialize_grads=True)
+        kept = records_once()
+        gradients = torch.autograd.grad(score.sum(), coefficients, retain_graph=kept, materialize_grads=True)
     return [a.detach() for a in coefficients], list(gradients)
 
 

@@ -20,7 +20,7 @@ from hf_bidir.explain.running import (
     leading_tokens,
     patch_size,
     prepared_inputs,
-    record_coefficients,
+    recorded,
     sequence_length,
 )
 from hf_bidir.explain.sentence_encoder import SentenceEncoder, takes_embedding
@@ -70,7 +70,7 @@ def erasure(
     inputs = prepared_inputs(model, inputs)
     asked, inputs = len(inputs[model.main_input_name]), inputs if how == "token" else _one_text(model, inputs)
     with in_evaluation(model):
-        outputs, coefficients = record_coefficients(model, inputs)
+        outputs, coefficients = recorded(model, inputs)
         keep = keep_mask_of(inputs, sequence_length(model, inputs, coefficients))
         read = read_position(coefficients[-1], keep)
         outputs, shared = (outputs, False) if len(keep) == asked else (_repeated(outputs, asked), True)

@@ -19,7 +19,7 @@ from hf_bidir.explain.running import (
     patch_size,
     prepared_inputs,
     reads_images,
-    record_coefficients,
+    recorded,
     sequence_length,
 )
 
@@ -67,7 +67,7 @@ class InputFunction:
         start = inputs["pixel_values"] if reads_images(model) else model.get_input_embeddings()(inputs["input_ids"])
         if one_point and not reads_images(model) and has_head(model):
             return cls(model, inputs, start, start.shape[1], None, target, position)
-        outputs, coefficients = record_coefficients(model, inputs)
+        outputs, coefficients = recorded(model, inputs)
         length = sequence_length(model, inputs, coefficients)
         read = read_position(coefficients[-1], keep_mask_of(inputs, length))
         kept = read > 0 if keep_first is None else torch.full_like(read, keep_first, dtype=torch.bool)

@@ -257,7 +257,7 @@ METHODS: dict[str, Method] = {
     "integrated-attnlrp": Method(
         "AttnLRP, integrated from padding, or from the mean colour for images",
         "relevance",
-        "2 forward, 2 backward",
+        "1 forward, 1 backward of 2 copies",
         partial(by_whole, integrated_relevance),
         between_tokens=True,
     ),

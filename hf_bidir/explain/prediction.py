@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from hf_bidir.explain.attentions import read_position
 from hf_bidir.explain.checkpoint import Example, spelled
 from hf_bidir.explain.colors import signed, visible
 from hf_bidir.explain.readout import Readout, Target, choose_readout, has_head
-from hf_bidir.explain.running import keep_mask_of, prepared_inputs, record_coefficients
+from hf_bidir.explain.running import keep_mask_of, prepared_inputs, recorded, records_once
 from hf_bidir.explain.sentence_encoder import SentenceEncoder, takes_embedding
 from hf_bidir.modeling.activations import upcast
 
@@ -85,11 +86,12 @@ def _rows(model: PreTrainedModel, inputs: dict[str, Tensor]) -> tuple[str, Tenso
 
     They are logits or an embedding; or the hidden states of a model without a head, with the position it is read at.
     """
-    if has_head(model) and "logits" in (outputs := model(**inputs, return_dict=True)):
+    run = partial(recorded, model, inputs) if records_once() else lambda: (model(**inputs, return_dict=True), None)
+    if has_head(model) and "logits" in (outputs := run()[0]):
         return "logits", upcast(outputs.logits), None
     if takes_embedding(model):
         return "sentence_embedding", model(**inputs).sentence_embedding, None
-    outputs, coefficients = record_coefficients(model, inputs)
+    outputs, coefficients = recorded(model, inputs)
     read = read_position(coefficients[-1], keep_mask_of(inputs, coefficients[-1].shape[-1]))
     if "last_hidden_state" not in outputs:
         choose_readout(model, outputs, None, None)  # raises an error that names the outputs

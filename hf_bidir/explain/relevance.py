@@ -67,16 +67,16 @@ def integrated_relevance(
     `y`. The baseline is that of `integrated_gradients`. Other arguments, result and errors as in `relevance`.
 
     Args:
-        steps: points on the line, the midpoints of as many parts; each one forward and backward pass.
+        steps: points on the line, the midpoints of as many parts; one forward and backward pass of as many copies.
         keep_first: as in `integrated_gradients`.
     """
     if steps < 1:
         raise ValueError(f"expected at least one step, got {steps}.")
     with _differentiable(model):
         function = InputFunction.of(model, inputs, target, position, keep_first=keep_first)
-        change, gradient = function.start - function.baseline, torch.zeros_like(function.start)
-        for step in range(steps):
-            gradient += _gradient(function, function.baseline + (step + 0.5) / steps * change) / steps
+        change = function.start - function.baseline
+        points = [function.baseline + (step + 0.5) / steps * change for step in range(steps)]
+        gradient = _gradient(function, torch.cat(points)).unflatten(0, (steps, -1)).mean(0)
     return function.by_token(change * gradient)
 
 
@@ -94,10 +94,10 @@ def _differentiable(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _gradient(function: InputFunction, point: Tensor, through_scores: bool = True) -> Tensor:
-    """The modified gradient of `y` at a point, of the same shape."""
+    """The modified gradient of `y` at one point per example or several, `[points * batch, ...]`, of the same shape."""
     point = point.clone().requires_grad_()
     with relevance_rules(function.model, through_scores):
-        y = function.score(point, function.rows)
+        y = function.score(point, function.rows.repeat(len(point) // len(function.start)))
     return torch.autograd.grad(y.sum(), point)[0]
 
 

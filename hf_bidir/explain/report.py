@@ -18,7 +18,7 @@ from hf_bidir.explain.explanation import Explanation
 from hf_bidir.explain.methods import METHODS, check_method, default_method, methods_of, sink_note, token_scores
 from hf_bidir.explain.page import png_of
 from hf_bidir.explain.prediction import token_level
-from hf_bidir.explain.running import check_kind, model_within, reads_images
+from hf_bidir.explain.running import check_kind, model_within, reads_images, recorded_once
 
 FIGURES = ("scores", "rollout-flow", "heads", "alignment")
 PAGE = "index.html"
@@ -77,7 +77,8 @@ def explain_checkpoint(
         _check_left_out(model, **chosen, layer=layer, head=head, size=size, **generation)
         return align(model, processor, text_or_image, method=method or "contributions")
     if not any(value is not None for value in generation.values()):
-        return _explain_prediction(model, processor, text_or_image, size, **chosen, **where)
+        with recorded_once():
+            return _explain_prediction(model, processor, text_or_image, size, **chosen, **where)
     if not kind_of(model).causal:
         raise ValueError(f"{type(model).__name__} does not generate text; leave out --continuation and --new-tokens.")
     if None not in generation.values():

@@ -1,7 +1,8 @@
 """Run a model for an explanation: check its inputs, record its coefficients, and describe its tokens."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from numbers import Integral
 from typing import Any
 
@@ -151,6 +152,45 @@ def record_coefficients(
         for part in [model] if layers is None else layers:
             stack.enter_context(edited_coefficients(part, record))
         return model(**inputs, return_dict=True), recorded
+
+
+_RECORDINGS: ContextVar[list[tuple] | None] = ContextVar("recordings", default=None)
+
+
+@contextmanager
+def recorded_once() -> Iterator[None]:
+    """Inside the context, `recorded` runs a model once for the same inputs, whatever reads from it."""
+    token = _RECORDINGS.set([])
+    try:
+        yield
+    finally:
+        _RECORDINGS.reset(token)
+
+
+def records_once() -> bool:
+    """Whether recordings are kept, and with them their graphs, which may serve several backward passes."""
+    return _RECORDINGS.get() is not None
+
+
+def recorded(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> tuple[ModelOutput, list[Tensor]]:
+    """`record_coefficients`; inside `recorded_once` the model runs once, so that no other hook may depend on it."""
+    recordings = _RECORDINGS.get()
+    if recordings is None:
+        return record_coefficients(model, inputs)
+    known = (kept for of_model, of_inputs, kept in recordings if of_model is model and _equal(of_inputs, inputs))
+    found = next(known, None)
+    if found is None:
+        with torch.inference_mode(False), torch.enable_grad():
+            found = record_coefficients(model, inputs)
+        recordings.append((model, dict(inputs), found))
+    if torch.is_grad_enabled():
+        return found
+    outputs = {name: x.detach() if isinstance(x, Tensor) else x for name, x in found[0].items()}
+    return ModelOutput(outputs), [coefficients.detach() for coefficients in found[1]]
+
+
+def _equal(inputs: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
+    return inputs.keys() == others.keys() and all(torch.equal(value, others[name]) for name, value in inputs.items())
 
 
 def sequence_length(model: PreTrainedModel, inputs: Mapping[str, Tensor], coefficients: Sequence[Tensor]) -> int:

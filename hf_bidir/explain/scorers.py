@@ -16,7 +16,7 @@ from hf_bidir.explain.flow import attention_flow
 from hf_bidir.explain.gradients import grad_cam
 from hf_bidir.explain.readout import Target
 from hf_bidir.explain.rollout import attention_rollout
-from hf_bidir.explain.running import check_exists, keep_mask_of, record_coefficients, sequence_length
+from hf_bidir.explain.running import check_exists, keep_mask_of, recorded, sequence_length
 from hf_bidir.explain.sentence_encoder import SentenceEncoder
 from hf_bidir.explain.value_zeroing import value_zeroing
 
@@ -73,7 +73,7 @@ def by_flow(request: Request, signed: bool) -> Tensor:
 def _coefficients(request: Request) -> Sequence[Tensor]:
     """Coefficients of the layers up to the requested one."""
     with torch.no_grad():
-        return _chosen_layers(record_coefficients(request.model, request.inputs)[1], request)
+        return _chosen_layers(recorded(request.model, request.inputs)[1], request)
 
 
 def _chosen_layers(layers: Sequence[Tensor], request: Request) -> Sequence[Tensor]:

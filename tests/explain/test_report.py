@@ -226,3 +226,20 @@ def test_a_file_that_is_not_an_image_is_one_line_and_exit_code_2(image_checkpoin
     (tmp_path / "notes.txt").write_text("not an image")
     result = run(image_checkpoint, tmp_path / "notes.txt", "--output", tmp_path / "out")
     assert (result.exit_code, "cannot be read as one" in result.output) == (2, True)
+
+
+@pytest.mark.parametrize("method", [None, "contributions", "rollout"])
+def test_an_explanation_runs_the_model_forward_and_backward_at_most_twice(checkpoint, method, monkeypatch):
+    model, processor = load_checkpoint(checkpoint)
+    passes, grad = {"forward": 0, "backward": 0}, torch.autograd.grad
+
+    def counted(*arguments, **options):
+        passes["backward"] += 1
+        return grad(*arguments, **options)
+
+    monkeypatch.setattr(torch.autograd, "grad", counted)
+    model.register_forward_hook(lambda *_: passes.update(forward=passes["forward"] + 1))
+    found = explain_checkpoint((model, processor), "a good film", method=method)
+    assert found.heads is not None
+    assert passes["forward"] <= 2
+    assert passes["backward"] <= 2
