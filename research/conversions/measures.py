@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from explained import examples_of, load
-from explanations_measures import by_word
-from explanations_measures import human_sign as human_sign_of
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import AutoImageProcessor, AutoTokenizer, DataCollatorWithPadding, PreTrainedModel
 
+from benchmarks.explained import examples_of, load
+from benchmarks.explanations_measures import by_word
+from benchmarks.explanations_measures import human_sign as human_sign_of
 from hf_bidir.checkpoints.layer_hooks import without_negatives
 from hf_bidir.checkpoints.reading import read_bidir
 from hf_bidir.explain import token_scores

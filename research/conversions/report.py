@@ -10,15 +10,14 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-from conversions import TASKS
-from conversions_variants import VARIANTS
 from matplotlib.figure import Figure
-from measure import RESULTS
 from pandas import DataFrame
 
 from hf_bidir.common.files import save_figure
 from hf_bidir.common.runs import check_runs, comparison, markdown, read_runs, spread, where
 from hf_bidir.common.statistics import TESTED, Comparison, holm
+from research.conversions.run import FILE, TASKS
+from research.conversions.variants import VARIANTS
 
 PARTS = ("negatives", "positive_mass", "weaker_sign")
 TICKS = (-30, -10, -5, -2, -1, 0, 1, 2, 5, 10, 30)
@@ -37,9 +36,9 @@ COLUMNS = {  # of the table: heading, factor and digits
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    for (task, split, _), runs in read_runs(RESULTS / "conversions.csv").groupby(["task", "split", "versions"]):
+    for (task, split, _), runs in read_runs(FILE).groupby(["task", "split", "versions"]):
         if "softmax" in set(runs["variant"]):
-            file = RESULTS / f"conversions/{task}-{split}.png"
+            file = FILE.with_name(f"{task}-{split}.png")
             draw(with_costs(runs), f"{TASKS[task].title}: {split} data", file)
             print(f"saved: {file}")
 

@@ -24,12 +24,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import measure
-from conversions_measures import human_sign, signs
-from conversions_variants import AS_IT_IS, VARIANTS, Variant
 from datasets import Dataset
 from transformers import DataCollatorWithPadding
 
+from benchmarks import measure
 from hf_bidir.cli.recipe import read_recipe
 from hf_bidir.common.runs import has_run
 from hf_bidir.finetune.data.arguments import ImageDataArguments
@@ -39,8 +37,12 @@ from hf_bidir.finetune.folder import RESULTS, read_record
 from hf_bidir.finetune.task import Task
 from hf_bidir.finetune.tasks.distillation import distillation
 from hf_bidir.finetune.tasks.text_classification import text_classification
-from hf_bidir.paper.data import SPLITS
-from hf_bidir.paper.experiments import read_experiments
+from research.conversions.measures import human_sign, signs
+from research.conversions.variants import AS_IT_IS, VARIANTS, Variant
+from research.paper.data import SPLITS
+from research.paper.experiments import read_experiments
+
+FILE = Path(__file__).with_name("results") / "conversions.csv"
 
 
 @dataclass(frozen=True)
@@ -147,12 +149,12 @@ def main() -> None:
             for seed in range(1 if TASKS[task].teacher else options.seeds):
                 for healing in range(options.healings if VARIANTS[name].heal else 1):
                     facts = {"task": task, "variant": name, "split": options.split, "healing": healing, "seed": seed}
-                    if not has_run(measure.RESULTS / "conversions.csv", **facts):
+                    if not has_run(FILE, **facts):
                         run = facts | measured_run(options.runs, options, **facts)
                         read = [
                             TASKS[task].split(one, options.data_dir, options.runs) for one in ("train", facts["split"])
                         ]
-                        measure.save_run("conversions", list(facts), run, *read)
+                        measure.save_run(FILE, list(facts), run, *read)
                         print(run, flush=True)
 
 

@@ -6,8 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from conversions_students import chosen_heads
-from conversions_trainers import (
+from hf_bidir.finetune.distillation import DistillationTrainer
+from hf_bidir.finetune.trainer import FinetuneTrainer
+from research.conversions.students import chosen_heads
+from research.conversions.trainers import (
     AnnealedHeadsTrainer,
     AttentionTransferTrainer,
     BothSignsTrainer,
@@ -19,9 +21,6 @@ from conversions_trainers import (
     ShiftPenaltyTrainer,
     StrictlyEqualSignsTrainer,
 )
-
-from hf_bidir.finetune.distillation import DistillationTrainer
-from hf_bidir.finetune.trainer import FinetuneTrainer
 
 
 @dataclass(frozen=True)

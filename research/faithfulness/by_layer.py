@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from explained import CONVERTED, MODELS, ROOT, SEEDS, TASKS, add_options, folder_of, load, models, sample
 from matplotlib.figure import Figure
-from measure import RESULTS, save_runs
 from scipy.stats import spearmanr
 from torch import Tensor
 from tqdm import tqdm
 
+from benchmarks.explained import CONVERTED, MODELS, ROOT, SEEDS, TASKS, add_options, folder_of, load, models, sample
+from benchmarks.measure import save_runs
 from hf_bidir.common.files import save_figure
 from hf_bidir.common.runs import check_runs, comparisons, has_run, markdown, where
 from hf_bidir.common.statistics import TESTED, Comparison, mean_in_interval
@@ -32,7 +32,8 @@ from hf_bidir.explain import read_text, token_scores
 from hf_bidir.explain.checkpoint import Example
 
 KEY_WITHOUT_SEED = ("task", "model", "reference", "measure")
-NAME, KEY = "faithfulness_by_layer", (*KEY_WITHOUT_SEED, "seed")
+FILE = Path(__file__).with_name("results") / "faithfulness_by_layer.csv"
+KEY = (*KEY_WITHOUT_SEED, "seed")
 BY_LAYER = ("attention", "rollout", "flow", "values", "contributions")
 REFERENCES = {"erasure": "erasure-token", "gradient": "gradient"}
 MEASURED = ("sst2", "agreement")
@@ -51,9 +52,9 @@ def main() -> None:
         texts = [row[data.text] for row in sample(file, options.sentences)]
         for name, seed, folder in [] if options.figure_only else models(options, task, CONVERTED):
             key = {"task": task, "model": name, "seed": seed}
-            if not has_run(RESULTS / f"{NAME}.csv", **key):
+            if not has_run(FILE, **key):
                 rows = correlations(*load(folder), texts, f"{task}, {name}, seed {seed}")
-                save_runs(NAME, KEY, [key | row for row in rows], file)
+                save_runs(FILE, KEY, [key | row for row in rows], file)
     folders = {name: folder_of(options.runs, "agreement", name, seed=0) for name in CONVERTED}
     if all(folder.is_dir() for folder in folders.values()):
         rows = sample(TASKS["agreement"].file(options.data_dir, "test"), options.sentences)

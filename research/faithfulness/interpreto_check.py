@@ -8,12 +8,14 @@ method. In an environment of its own, because interpreto needs packages that not
 benchmarks/results/interpreto_check.md.
 """
 
+from pathlib import Path
+
 import torch
 from interpreto.attributions.base import AttributionOutput, ModelTask
 from interpreto.attributions.metrics import Deletion, Insertion
 from interpreto.commons.granularity import Granularity, GranularityAggregationStrategy
-from measure import RESULTS, ROOT, write_table
 
+from benchmarks.measure import ROOT, write_table
 from hf_bidir.explain import load_checkpoint, token_scores
 from hf_bidir.faithfulness import area, prediction_curve
 
@@ -51,9 +53,8 @@ def main() -> None:
             rows.append([text, how, f"{ours:.7f}", f"{theirs:.7f}", f"{abs(ours - theirs):.1e}"])
     notes = "Area under the curve of the predicted class's probability."
     header = ["text", "curve", "hf_bidir", "interpreto", "difference"]
-    write_table(
-        RESULTS / "interpreto_check.md", "Deletion and insertion against interpreto", notes, header, rows, "cpu"
-    )
+    output = Path(__file__).with_name("results") / "interpreto_check.md"
+    write_table(output, "Deletion and insertion against interpreto", notes, header, rows, "cpu")
 
 
 if __name__ == "__main__":

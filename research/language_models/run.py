@@ -25,13 +25,13 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from measure import RESULTS, save_run, train_once
 from pandas import DataFrame
 from scipy import stats
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import hf_bidir
+from benchmarks.measure import save_run, train_once
 from hf_bidir.common.runs import has_run, read_runs, where
 from hf_bidir.explain.running import record_coefficients
 from hf_bidir.finetune.data.arguments import BlockArguments
@@ -59,7 +59,7 @@ BITS = (8, 6, 4)
 TOKENS = 8_000_000
 KEY = ("size", "arm", "rate", "seed", "tokens")
 CURVE_POINTS = range(10, 101, 10)  # percent of the tokens
-FILE = RESULTS / "language_model.csv"
+FILE = Path(__file__).with_name("results") / "language_model.csv"
 Run = tuple[str, str, float, int]  # size, arm, learning rate, seed
 
 
@@ -78,7 +78,7 @@ def main() -> None:
     files = [options.data_dir / f"imdb/{split}.parquet" for split in ("train", "test")]
     for run in pending(options):
         done = trained(run, options)
-        save_run("language_model", KEY, done, *files)
+        save_run(FILE, KEY, done, *files)
         print(f"{run}: loss {done['loss']:.4f}", flush=True)
 
 

@@ -20,7 +20,7 @@ import argparse
 from pathlib import Path
 
 from hf_bidir.finetune.data.synthetic import SETS, write_splits
-from hf_bidir.finetune.data.synthetic_pairs import PAIRS
+from research.mechanisms.pairs import PAIRS
 
 
 def main() -> None:

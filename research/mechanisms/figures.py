@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from mechanisms_images import IMAGES, LEVELS
 from pandas import DataFrame
 
 from hf_bidir.common.files import save_figure
@@ -14,6 +13,7 @@ from hf_bidir.explain import align, alignment_grid, load_checkpoint, read_text, 
 from hf_bidir.explain.running import record_coefficients
 from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.finetune.folder import is_finished
+from research.mechanisms.images import IMAGES, LEVELS
 
 DAY, NUMBERS = "the 5th of March 1998", "42 7 93 7 18 60 5 71"
 MIXED = "word1109 word310 word1204 pos88 word451 neg68 word294 word349 word776 word261 word959 word1511"

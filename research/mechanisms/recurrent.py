@@ -12,9 +12,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import measure
 from pandas import DataFrame
 
+from benchmarks import measure
 from hf_bidir.cli.recipe import read_recipe
 from hf_bidir.cli.text_demo import SETTINGS
 from hf_bidir.common.runs import PAIR, check_runs, comparisons, has_run, markdown, spread, where
@@ -29,6 +29,7 @@ FILES = {
     "ag-news": ("ag_news", {"train": "train", "validation": "validation", "test": "test"}),
     "imdb": ("imdb", {"train": "train", "test": "test"}),
 }
+FILE = Path(__file__).with_name("results") / "recurrent.csv"
 RECIPES = {"sst2": "sst2-rnn", "20news": "20news-rnn", "ag-news": "ag-news-rnn", "imdb": "imdb-lstm"}
 SELECTIONS = {"synthetic": ("soft", "hard")}
 
@@ -46,7 +47,7 @@ def main() -> None:
             for selection in SELECTIONS.get(data, ("soft",)):
                 for activation in PAIR:
                     run = {"data": data, "selection": selection, "activation": activation, "seed": seed}
-                    if not has_run(measure.RESULTS / "recurrent.csv", **run):
+                    if not has_run(FILE, **run):
                         train(run, options)
 
 
@@ -67,7 +68,7 @@ def train(run: dict[str, Any], options: argparse.Namespace) -> None:
     row = run | {name: results[f"test_{name}"] for name in ("accuracy", "macro_f1", "loss")}
     row["worst_recall"] = min(value for name, value in results.items() if name.startswith("test_recall_"))
     row |= {"epochs": results["epoch"], "seconds": read_record(folder)["duration_seconds"]}
-    measure.save_run("recurrent", list(run), row, *files.values())
+    measure.save_run(FILE, list(run), row, *files.values())
     print(row, flush=True)
 
 

@@ -1,12 +1,12 @@
 """The tables of benchmarks/results/mechanisms.md, from mechanisms.csv."""
 
-from findings import listed
-from mechanisms import KEY, LONGER, MECHANISMS, NO_ATTENTION
-from mechanisms_images import SIDES
 from pandas import DataFrame
 
 from hf_bidir.common.runs import PAIR, check_runs, comparison, comparisons, markdown, spread, where
 from hf_bidir.common.statistics import TESTED, Comparison, holm
+from research.mechanisms.images import SIDES
+from research.mechanisms.run import KEY, LONGER, MECHANISMS, NO_ATTENTION
+from research.paper.findings import listed
 
 SEEDS, SCORE = 3, {"score": 100}
 TABLES = {  # and their tasks

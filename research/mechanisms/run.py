@@ -17,22 +17,23 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import measure
-from mechanisms_figures import draw_coefficients, draw_lengths, draw_pixels
-from mechanisms_images import IMAGES, SIDES, image_splits
 from tqdm import tqdm
 
+from benchmarks import measure
 from hf_bidir.cli.recipe import read_recipe
 from hf_bidir.cli.text_demo import SETTINGS
 from hf_bidir.common.runs import PAIR, has_run, read_runs
 from hf_bidir.finetune.data.synthetic import SETS, write_splits
-from hf_bidir.finetune.data.synthetic_pairs import LENGTHS, PAIRS
 from hf_bidir.finetune.folder import read_record
 from hf_bidir.finetune.task import Task
 from hf_bidir.finetune.tasks.recurrent_classification import recurrent_classification
 from hf_bidir.finetune.tasks.seq2seq import seq2seq
 from hf_bidir.finetune.tasks.text_classification import text_classification
+from research.mechanisms.figures import draw_coefficients, draw_lengths, draw_pixels
+from research.mechanisms.images import IMAGES, SIDES, image_splits
+from research.mechanisms.pairs import LENGTHS, PAIRS
 
+FILE = Path(__file__).with_name("results") / "mechanisms.csv"
 KEY = ("task", "mechanism", "activation", "seed")
 NO_ATTENTION = "no attention"
 DATES = {
@@ -82,11 +83,11 @@ def main() -> None:
         parser.error("fashion-mnist needs its files; pass their folder as --fashion-mnist")
     options.pictures.mkdir(parents=True, exist_ok=True)
     for trial in tqdm(trials(tasks, options.seeds), unit="model"):
-        if not has_run(measure.RESULTS / "mechanisms.csv", **trial):
+        if not has_run(FILE, **trial):
             run_trial(trial, options)
     for task in set(tasks) & {"digits", "fashion-mnist"}:
         draw_pixels(task, options.runs, options.pictures / f"{task}.png")
-    runs = read_runs(measure.RESULTS / "mechanisms.csv")
+    runs = read_runs(FILE)
     if not runs.empty and set(LONGER) <= set(runs["task"]):
         draw_lengths(runs, LONGER, options.pictures / "lengths.png")
 
@@ -113,7 +114,7 @@ def run_trial(trial: dict[str, Any], options: argparse.Namespace) -> None:
     score = results.get("test_exact_match", results.get("test_accuracy"))
     row = {"score": score, "epochs": results["epoch"], "seconds": read_record(folder)["duration_seconds"]}
     sizes = {f"rows_{split}": part["rows"] for split, part in read_record(folder)["data"].items()}
-    measure.save_run("mechanisms", KEY, trial | row | sizes, *files.values())
+    measure.save_run(FILE, KEY, trial | row | sizes, *files.values())
     if task in ("dates", "sorting", "texts") and trial["activation"] == "tanhmax" and trial["seed"] == 0:
         name = "sorting" if task == "sorting" else mechanism
         draw_coefficients(name, folder, options.pictures / f"{file_name(name)}.png")

@@ -18,9 +18,9 @@ from hf_bidir.finetune.folder import RESULTS, is_finished
 from hf_bidir.finetune.tasks.image_classification import image_classification
 from hf_bidir.finetune.tasks.recurrent_classification import recurrent_classification
 from hf_bidir.finetune.tasks.text_classification import text_classification
-from hf_bidir.paper.deep_measures import measure_deep
-from hf_bidir.paper.experiments import VARIANTS, Experiment
-from hf_bidir.paper.measures import Amount, measure
+from research.paper.deep_measures import measure_deep
+from research.paper.experiments import VARIANTS, Experiment
+from research.paper.measures import Amount, measure
 
 MEASURES, FAILURE, LOG = "measures.json", "failure.txt", "log.txt"
 TASKS = {"recurrent": recurrent_classification, "bert": text_classification, "images": image_classification}

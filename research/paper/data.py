@@ -15,7 +15,7 @@ from hf_bidir.finetune.data.sources import read_hub, read_table
 from hf_bidir.finetune.data.splits import labelled_splits
 from hf_bidir.finetune.data.synthetic import SETS, write_splits
 from hf_bidir.finetune.data.text_data import TEXT_COLUMNS, without_repeats
-from hf_bidir.paper.experiments import Experiment
+from research.paper.experiments import Experiment
 
 RECORD = "splits.json"  # beside the data files: how they were made
 HELD_OUT = "validation held out of the training examples"

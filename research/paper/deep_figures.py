@@ -10,10 +10,10 @@ from hf_bidir.explain import image_heatmap, load_checkpoint, token_scores
 from hf_bidir.explain.running import patch_grid
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.sources import read_table
-from hf_bidir.paper.cells import Cell
-from hf_bidir.paper.deep_measures import CHANCE, RANKINGS, SHARES
-from hf_bidir.paper.experiments import Experiment
-from hf_bidir.paper.figures import save_all
+from research.paper.cells import Cell
+from research.paper.deep_measures import CHANCE, RANKINGS, SHARES
+from research.paper.experiments import Experiment
+from research.paper.figures import save_all
 
 IMAGES = 6
 OVERLAYS = ("contributions", "grad-cam", "rollout")

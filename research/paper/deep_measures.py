@@ -17,8 +17,8 @@ from hf_bidir.explain.signs import negative_share
 from hf_bidir.faithfulness import kendall_tau, kept_rows, prediction_curve
 from hf_bidir.faithfulness.deletion import before_patches
 from hf_bidir.finetune.data.image_data import ImageCollator
-from hf_bidir.paper.data import sample
-from hf_bidir.paper.measures import Amount, median_changes
+from research.paper.data import sample
+from research.paper.measures import Amount, median_changes
 
 CHANCE = "random"
 # methods of explain, of which a model is ranked by those that it supports, and a random one

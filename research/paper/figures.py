@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from hf_bidir.common.files import save_figure
 from hf_bidir.explain.colors import COLORS
-from hf_bidir.paper.cells import Cell
-from hf_bidir.paper.measures import WORD_SUMS
+from research.paper.cells import Cell
+from research.paper.measures import WORD_SUMS
 
 SHOWN = ("softmax", "tanhmax")
 POLARITIES = {0: ("neutral", "0.7", "."), 1: ("positive", COLORS(0.95), "+"), -1: ("negative", COLORS(0.05), "_")}

@@ -3,14 +3,15 @@
 from collections.abc import Iterable, Mapping
 from functools import cache
 from math import ceil
+from pathlib import Path
 
 import pandas as pd
-from measure import RESULTS
 
 from hf_bidir.common.runs import PAIR, check_runs, comparisons, markdown, read_runs, spread, where
 from hf_bidir.common.statistics import TESTED, Comparison
-from hf_bidir.paper.experiments import GROUPS
-from hf_bidir.paper.report import Results, read_results
+from research.mechanisms import recurrent
+from research.paper.experiments import GROUPS
+from research.paper.report import Results, read_results
 
 EXPERIMENTS = tuple(name for name in GROUPS if name != "all")
 LSTM, LSTM_SEEDS = "IMDB, bidirectional LSTM", 3
@@ -26,7 +27,7 @@ REFERENCES = [*dict.fromkeys(TAUS.values())]
 @cache
 def results(group: str) -> Results:
     """The committed results of a group of `hf-bidir paper`."""
-    return read_results(RESULTS / "paper" / group)
+    return read_results(Path(__file__).with_name("results") / group)
 
 
 def chosen(groups: Iterable[str] = EXPERIMENTS) -> pd.DataFrame:
@@ -40,7 +41,7 @@ def chosen(groups: Iterable[str] = EXPERIMENTS) -> pd.DataFrame:
 
 def accuracy_runs() -> pd.DataFrame:
     """Test accuracies of the paper's experiments and of the LSTM on IMDB."""
-    lstm = where(read_runs(RESULTS / "recurrent.csv"), data="imdb")
+    lstm = where(read_runs(recurrent.FILE), data="imdb")
     check_runs(lstm, ["data", "activation"], LSTM_SEEDS)
     lstm = lstm.assign(title=LSTM, variant=lstm["activation"], test_accuracy=lstm["accuracy"])
     return pd.concat([chosen(), lstm])

@@ -26,8 +26,8 @@ from hf_bidir.faithfulness import (
     sign_agreement,
     sufficiency,
 )
-from hf_bidir.paper.data import sample
-from hf_bidir.paper.polarity import NEUTRAL_GRADE
+from research.paper.data import sample
+from research.paper.polarity import NEUTRAL_GRADE
 
 POSITIVE, NEGATIVE = 1, 0  # classes; the explained margin is the logit of the first minus that of the second
 EFFECTS: dict[str, Callable[..., Tensor]] = {

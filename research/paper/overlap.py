@@ -10,20 +10,21 @@ import argparse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from measure import save_run
 from pandas import DataFrame
 
+from benchmarks.measure import save_run
 from hf_bidir.common.runs import check_runs, markdown, where
 from hf_bidir.finetune.data.overlap import SAME_BEGINNING, SHARED_WORDS, find_repeats
 from hf_bidir.finetune.data.sources import read_table
-from hf_bidir.paper.data import SPLITS, labelled_data, source_files
-from hf_bidir.paper.experiments import read_experiments
+from research.paper.data import SPLITS, labelled_data, source_files
+from research.paper.experiments import read_experiments
 
 EXPERIMENTS = ["sst", "20news", "20news-bydate", "imdb", "agnews"]
 OTHERS = {"AG News, four classes": "ag_news", "agreement": "sva_linzen", "movie rationales": "movie_rationales"}
 SHARES = (0.3, 0.5, 0.7, 0.9)
 USED = 0.5  # the default of find_repeats
 REASONS = [SAME_BEGINNING, SHARED_WORDS]
+FILE = Path(__file__).with_name("results") / "overlap.csv"
 KEY = ["data", "split", "share"]
 
 
@@ -34,7 +35,7 @@ def main() -> None:
         for share in SHARES:
             for split, repeats in find_repeats(texts, share).items():
                 row = {"data": data, "split": split, "share": share, "rows": len(texts[split]), **repeats.removed}
-                save_run("overlap", KEY, row | {"duplicates": repeats.duplicates}, *files)
+                save_run(FILE, KEY, row | {"duplicates": repeats.duplicates}, *files)
         print(f"{data}: done")
 
 

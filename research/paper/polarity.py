@@ -7,7 +7,7 @@ import numpy as np
 
 from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.finetune.data.synthetic import SETS
-from hf_bidir.paper.experiments import Experiment
+from research.paper.experiments import Experiment
 
 NEUTRAL_GRADE = 2  # on the scale 0 to 4
 POLAR_FROM = 0.5  # minimum mean distance from the neutral grade

@@ -27,9 +27,9 @@ from hf_bidir.finetune.data.tokenizer import frequent_words
 from hf_bidir.finetune.record import library_versions
 from hf_bidir.modeling.configuration_bidir_rnn import BidirRnnConfig
 from hf_bidir.modeling.modeling_bidir_rnn import BidirRnnForSequenceClassification
-from hf_bidir.paper.cells import keeping_failures
-from hf_bidir.paper.data import validation_was_held_out
-from hf_bidir.paper.experiments import Experiment
+from research.paper.cells import keeping_failures
+from research.paper.data import validation_was_held_out
+from research.paper.experiments import Experiment
 
 VOCABULARY, LENGTH, BATCH, EPOCHS = 8000, 30, 100, 100
 LOSS_SCALE = 100  # the paper multiplies the loss by this

@@ -12,11 +12,11 @@ from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, replacing
 from hf_bidir.common.runs import PAIR, SEED, VERSIONS, check_runs, comparisons, markdown, read_runs, spread, where
 from hf_bidir.common.statistics import TESTED_BY_SEED
-from hf_bidir.paper.deep_measures import RANKINGS
-from hf_bidir.paper.experiments import VARIANTS, Experiment, experiment_names, read_experiments
-from hf_bidir.paper.published import LENGTH
-from hf_bidir.paper.rows import CELLS, CHOSEN, MACHINE, PUBLISHED, RATE, SETTINGS
-from hf_bidir.paper.settings import EXTENSIONS
+from research.paper.deep_measures import RANKINGS
+from research.paper.experiments import VARIANTS, Experiment, experiment_names, read_experiments
+from research.paper.published import LENGTH
+from research.paper.rows import CELLS, CHOSEN, MACHINE, PUBLISHED, RATE, SETTINGS
+from research.paper.settings import EXTENSIONS
 
 REPORT, TEMPLATE = "report.md", "report_template.md"
 TAUS = {
@@ -112,7 +112,7 @@ def write_report(root: Path, experiments: Sequence[Experiment] = ()) -> Path:
 def report_text(root: Path, experiments: Sequence[Experiment] = ()) -> str:
     """The report from the rows of a folder; arguments and errors as in `read_results`."""
     results = read_results(root, experiments)
-    template = Environment(loader=PackageLoader("hf_bidir.paper", "."), autoescape=False).get_template(TEMPLATE)
+    template = Environment(loader=PackageLoader("research.paper", "."), autoescape=False).get_template(TEMPLATE)
     flat, deep = ([one for one in results.experiments if one.deep == deep] for deep in (False, True))
     text = template.render(
         settings=results.settings,

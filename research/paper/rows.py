@@ -13,12 +13,12 @@ from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, replacing, write_json
 from hf_bidir.common.runs import DATA, SEED, VERSIONS, add_runs, data_version, has_run, libraries, read_runs, where
 from hf_bidir.finetune.folder import read_record
-from hf_bidir.paper.cells import FAILURE, Cell
-from hf_bidir.paper.data import removed_rows
-from hf_bidir.paper.experiments import Experiment
-from hf_bidir.paper.measures import WORD_SUMS
-from hf_bidir.paper.published import AsPublished, PublishedCell
-from hf_bidir.paper.settings import Settings
+from research.paper.cells import FAILURE, Cell
+from research.paper.data import removed_rows
+from research.paper.experiments import Experiment
+from research.paper.measures import WORD_SUMS
+from research.paper.published import AsPublished, PublishedCell
+from research.paper.settings import Settings
 
 CELLS, PUBLISHED, SETTINGS = "cells.csv", "published.csv", "settings.json"
 PUBLISHED_KEY = ("data", "activation", "epochs", "options", SEED)

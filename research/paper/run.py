@@ -12,16 +12,16 @@ from tqdm import tqdm
 
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, sha256, write_json
-from hf_bidir.paper.cells import Cell, drop_checkpoints, measure_cell, train
-from hf_bidir.paper.data import data_files, missing_files, source_files
-from hf_bidir.paper.deep_figures import draw_deep
-from hf_bidir.paper.experiments import Experiment, only_in_folders, read_experiments
-from hf_bidir.paper.figures import draw_all
-from hf_bidir.paper.polarity import polarity_of_words
-from hf_bidir.paper.published import EPOCHS, PublishedCell, run_published
-from hf_bidir.paper.report import REPORT, write_report
-from hf_bidir.paper.rows import Chosen, check_settings, has_published_row, has_rows, save_published, save_rows
-from hf_bidir.paper.settings import EXTENSIONS, Settings
+from research.paper.cells import Cell, drop_checkpoints, measure_cell, train
+from research.paper.data import data_files, missing_files, source_files
+from research.paper.deep_figures import draw_deep
+from research.paper.experiments import Experiment, only_in_folders, read_experiments
+from research.paper.figures import draw_all
+from research.paper.polarity import polarity_of_words
+from research.paper.published import EPOCHS, PublishedCell, run_published
+from research.paper.report import REPORT, write_report
+from research.paper.rows import Chosen, check_settings, has_published_row, has_rows, save_published, save_rows
+from research.paper.settings import EXTENSIONS, Settings
 
 VOCABULARY_OF = "sst"  # the vocabulary of every data set in the published protocol
 MADE = "made-from.json"

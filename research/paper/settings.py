@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from hf_bidir.paper.experiments import Experiment
-from hf_bidir.paper.measures import QUICK, Amount
+from research.paper.experiments import Experiment
+from research.paper.measures import QUICK, Amount
 
 RATE_SEEDS = 3
 EXTENSIONS = 2  # of a grid of learning rates, at most

@@ -20,13 +20,13 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from measure import RESULTS, ROOT, write_table
 
+from benchmarks.measure import ROOT, write_table
 from hf_bidir.common.files import save_figure
 from hf_bidir.explain import load_checkpoint, read_text, token_scores
 from hf_bidir.explain.colors import Scale, text_color_on
 from hf_bidir.finetune.data.sources import read_table
-from hf_bidir.paper.measures import orientation
+from research.paper.measures import orientation
 
 SENTENCE = "a charming film with a weak ending"
 POSITIVE = "positive"
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--sentence", default=SENTENCE)
     parser.add_argument("--cards", type=Path, default=ROOT / "model_cards", help="holds sst2-rnn-{softmax,tanhmax}")
     parser.add_argument("--picture", type=Path, default=ROOT / "docs/signed-attention.png")
-    parser.add_argument("--output", type=Path, default=RESULTS / "signed_attention.md")
+    parser.add_argument("--output", type=Path, default=Path(__file__).with_name("results") / "signed_attention.md")
     options = parser.parse_args()
     texts = read_table(str(options.train_file))["text"][:] if options.train_file else None
     rows = {name: explain(options.cards / f"sst2-rnn-{name}", options.sentence, texts) for name in HEADINGS}

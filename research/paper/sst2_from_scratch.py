@@ -10,15 +10,16 @@ table.
 import argparse
 from pathlib import Path
 
-import measure
 from pandas import DataFrame
 
+from benchmarks import measure
 from hf_bidir.cli.recipe import read_recipe
 from hf_bidir.common.runs import PAIR, check_runs, comparison, has_run, markdown, spread, where
 from hf_bidir.common.statistics import TESTED, holm
 from hf_bidir.finetune.folder import read_record
 from hf_bidir.finetune.tasks.text_classification import text_classification
 
+FILE = Path(__file__).with_name("results") / "sst2_from_scratch.csv"
 METRICS = ("accuracy", "macro_f1", "recall_negative", "recall_positive")
 
 
@@ -30,7 +31,7 @@ def main() -> None:
     options = parser.parse_args()
     for seed in range(options.seeds):
         for activation in PAIR:
-            if not has_run(measure.RESULTS / "sst2_from_scratch.csv", activation=activation, seed=seed):
+            if not has_run(FILE, activation=activation, seed=seed):
                 train(activation, seed, options)
 
 
@@ -43,7 +44,7 @@ def train(activation: str, seed: int, options: argparse.Namespace) -> None:
     results, record = measure.train_once(text_classification, given, folder), read_record(folder)
     row = {"activation": activation, "seed": seed} | {name: results[f"test_{name}"] for name in ("loss", *METRICS)}
     row |= {"parameters": record["num_parameters"], "seconds": record["duration_seconds"]}
-    measure.save_run("sst2_from_scratch", ("activation", "seed"), row, *files.values())
+    measure.save_run(FILE, ("activation", "seed"), row, *files.values())
     print(row, flush=True)
 
 

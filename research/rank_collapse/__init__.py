@@ -1,6 +1,6 @@
 """Rank collapse: how similar the tokens of a model become with depth, and the share of attention in it."""
 
-from hf_bidir.rank_collapse.measures import (
+from research.rank_collapse.measures import (
     STACKS,
     WITHOUT_NORM,
     Stack,
@@ -11,7 +11,7 @@ from hf_bidir.rank_collapse.measures import (
     stable_rank,
     transformer_layers,
 )
-from hf_bidir.rank_collapse.paths import bare_attention, path_states
+from research.rank_collapse.paths import bare_attention, path_states
 
 __all__ = [
     "STACKS",

@@ -14,19 +14,20 @@ from pathlib import Path
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from measure import RESULTS, ROOT, save_run
 from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm, trange
 
+from benchmarks.measure import ROOT, save_run
 from hf_bidir import bidir_attention
 from hf_bidir.common.files import save_figure
 from hf_bidir.common.runs import check_runs, comparisons, has_run, markdown, spread
 from hf_bidir.common.statistics import TESTED
-from hf_bidir.rank_collapse import relative_residual
-from hf_bidir.rank_collapse.collapse_tasks import circle
+from research.rank_collapse import relative_residual
+from research.rank_collapse.tasks import circle
 
-NAME, KEY = "collapse_circle", ("stack", "mass", "seed")
+FILE = Path(__file__).with_name("results") / "collapse_circle.csv"
+KEY = ("stack", "mass", "seed")
 STACKS = {"attention only": (False, False), "with skip": (True, False), "with MLP": (False, True)}
 MASSES, SEEDS = (0.0, 0.5, 1.0), 5
 # Points off the circle never occur in the path itself, so errors would grow with every step: noise is added.
@@ -40,10 +41,10 @@ def main() -> None:
     drawn = {}
     for seed, stack, mass in tqdm([*product(range(SEEDS), STACKS, MASSES)], unit="layer"):
         key = {"stack": stack, "mass": mass, "seed": seed}
-        if has_run(RESULTS / f"{NAME}.csv", **key) and seed > 0:
+        if has_run(FILE, **key) and seed > 0:
             continue
         points = walk(mass, *STACKS[stack], seed)
-        save_run(NAME, KEY, key | measured(points))
+        save_run(FILE, KEY, key | measured(points))
         if seed == 0:
             drawn[stack, mass] = points
     draw(drawn, ROOT / "docs/collapse-circle.png")

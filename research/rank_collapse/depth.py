@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from explained import sample
 from matplotlib.figure import Figure
-from measure import RESULTS, ROOT, save_runs
 from torch import Tensor
 from tqdm import tqdm
 
+from benchmarks.explained import sample
+from benchmarks.measure import ROOT, save_runs
 from hf_bidir import BidirBertConfig, BidirBertModel
 from hf_bidir.common.files import save_figure
 from hf_bidir.common.runs import check_runs, has_run, markdown, read_runs, where
@@ -36,10 +36,11 @@ from hf_bidir.common.statistics import interval
 from hf_bidir.explain import load_checkpoint
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.image_files import read_digits
-from hf_bidir.rank_collapse import STACKS, WITHOUT_NORM, Stack
-from hf_bidir.rank_collapse.report import RankCollapse, measure_rank_collapse
+from research.rank_collapse import STACKS, WITHOUT_NORM, Stack
+from research.rank_collapse.report import RankCollapse, measure_rank_collapse
 
-NAME, KEY = "rank_collapse", ("input", "model", "stack", "seed")
+FILE = Path(__file__).with_name("results") / "rank_collapse.csv"
+KEY = ("input", "model", "stack", "seed")
 RANDOM, DIGITS, SST2 = "random tokens", "digits", "SST-2"
 PATHS = "paths"  # of as many heads as the column says
 MASSES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -64,14 +65,14 @@ def main() -> None:
     parser.add_argument("--minilm", required=True, help="the softmax MiniLM, a folder or a name on the Hub")
     parser.add_argument("--healed", type=Path, default=ROOT / "runs/minilm-healed", help="the TanhMax MiniLM")
     parser.add_argument("--lengths", type=int, nargs="+", default=[32, 128, 512], help="of reviews, in tokens")
-    options, file = parser.parse_args(), RESULTS / f"{NAME}.csv"
+    options = parser.parse_args()
     for case, seed in tqdm([*product(cases(options), range(SEEDS))], unit="batch"):
         key = {"input": case.input, "model": case.model, "seed": seed}
-        if not has_run(file, **key):
+        if not has_run(FILE, **key):
             model, processor = case.load(seed)
             found = measure_rank_collapse(model, case.read(processor, seed), PATHS_PER_LENGTH, case.stacks)
-            save_runs(NAME, KEY, [key | row for row in rows_of(found)], *case.data)
-    runs = read_runs(file)
+            save_runs(FILE, KEY, [key | row for row in rows_of(found)], *case.data)
+    runs = read_runs(FILE)
     draw(where(runs, input=RANDOM), ROOT / "docs/rank-collapse.png")
     draw(
         runs[runs["input"].isin([SST2, f"IMDB, {max(options.lengths)} tokens"])], ROOT / "docs/rank-collapse-minilm.png"

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.projections import projections
 from hf_bidir.explain.running import prepared_inputs, record_coefficients
-from hf_bidir.rank_collapse.measures import head_maps, transformer_layers
+from research.rank_collapse.measures import head_maps, transformer_layers
 
 
 class _SkipAlone(nn.Module):

@@ -15,7 +15,7 @@ from hf_bidir.common.files import save_figure
 from hf_bidir.explain.checkpoint import load_checkpoint
 from hf_bidir.explain.running import reads_images
 from hf_bidir.explain.sentence_encoder import transformer_of
-from hf_bidir.rank_collapse.measures import (
+from research.rank_collapse.measures import (
     STACKS,
     Stack,
     layer_states,

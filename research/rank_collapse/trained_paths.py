@@ -15,19 +15,20 @@ from pathlib import Path
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from measure import RESULTS, ROOT, save_run
 from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm, trange
 
+from benchmarks.measure import ROOT, save_run
 from hf_bidir import BidirBertConfig, BidirBertForTokenClassification
 from hf_bidir.common.files import save_figure
 from hf_bidir.common.runs import check_runs, comparisons, has_run, markdown, read_runs, spread, where
 from hf_bidir.common.statistics import TESTED
-from hf_bidir.rank_collapse import bare_attention, path_states
-from hf_bidir.rank_collapse.collapse_tasks import LENGTH, TOKEN_TASKS
+from research.rank_collapse import bare_attention, path_states
+from research.rank_collapse.tasks import LENGTH, TOKEN_TASKS
 
-NAME, KEY = "collapse_tasks", ("task", "mass", "seed")
+FILE = Path(__file__).with_name("results") / "collapse_tasks.csv"
+KEY = ("task", "mass", "seed")
 MASSES, SEEDS = (0.0, 0.5, 1.0), 5
 LAYERS, HEADS, WIDTH = 6, 2, 48
 TRAIN, TEST, BATCH, STEPS = {"memorization": 100}, 1000, 100, 1500  # 20,000 training rows for the other tasks
@@ -37,13 +38,12 @@ COLUMNS = {"network": "network", **{f"paths_{length}": str(length) for length in
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args()
-    file = RESULTS / f"{NAME}.csv"
     for seed, task, mass in tqdm([*product(range(SEEDS), TOKEN_TASKS, MASSES)], unit="network"):
         key = {"task": task, "mass": mass, "seed": seed}
-        if not has_run(file, **key):
+        if not has_run(FILE, **key):
             found = dict(zip(COLUMNS, accuracies(task, mass, seed), strict=True))
-            save_run(NAME, KEY, key | {"constant": constant(task)} | found)
-    draw(read_runs(file), ROOT / "docs/collapse-tasks.png")
+            save_run(FILE, KEY, key | {"constant": constant(task)} | found)
+    draw(read_runs(FILE), ROOT / "docs/collapse-tasks.png")
 
 
 def accuracies(task: str, mass: float, seed: int) -> list[float]:

@@ -6,7 +6,8 @@ from datetime import date
 
 import pytest
 
-from hf_bidir.finetune.data.synthetic_pairs import (
+from hf_bidir.finetune.data.tokenizer import words_of
+from research.mechanisms.pairs import (
     FILLERS,
     FORMATS,
     PAIRS,
@@ -14,7 +15,6 @@ from hf_bidir.finetune.data.synthetic_pairs import (
     NumberSorting,
     write_day,
 )
-from hf_bidir.finetune.data.tokenizer import words_of
 from training import synthetic
 
 DATES = DateNormalisation(train=300, validation=40, test=60)

@@ -4,9 +4,9 @@ import pytest
 
 from hf_bidir.explain import load_checkpoint
 from hf_bidir.finetune.data.synthetic import SyntheticTexts, write_splits
-from hf_bidir.paper.cells import Cell, train
-from hf_bidir.paper.experiments import Experiment
-from hf_bidir.paper.measures import Amount
+from research.paper.cells import Cell, train
+from research.paper.experiments import Experiment
+from research.paper.measures import Amount
 
 TINY = SyntheticTexts(texts=400, vocabulary=40, polar=10)
 RECIPE = {

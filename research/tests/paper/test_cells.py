@@ -5,8 +5,8 @@ import re
 import pytest
 from transformers import Trainer
 
-from hf_bidir.paper.cells import Cell, train
-from hf_bidir.paper.rows import failures
+from research.paper.cells import Cell, train
+from research.paper.rows import failures
 
 
 def test_a_finished_cell_is_not_trained_again(trained, files, monkeypatch):

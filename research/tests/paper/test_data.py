@@ -4,8 +4,8 @@ import pytest
 from datasets import Dataset
 
 from hf_bidir.finetune.data.overlap import find_repeats
-from hf_bidir.paper.data import data_files, removed_rows
-from hf_bidir.paper.experiments import Experiment
+from research.paper.data import data_files, removed_rows
+from research.paper.experiments import Experiment
 
 
 @pytest.fixture

@@ -13,15 +13,15 @@ from typer.testing import CliRunner
 from hf_bidir.cli import app
 from hf_bidir.finetune.data.image_data import new_image_processor
 from hf_bidir.finetune.data.sources import read_table
-from hf_bidir.paper.cells import Cell, train
-from hf_bidir.paper.data import data_files
-from hf_bidir.paper.deep_figures import AXES, curves
-from hf_bidir.paper.deep_measures import RANKINGS, SHARES, batches, measure_deep, special_tokens, taus_with
-from hf_bidir.paper.experiments import GROUPS, Experiment, experiment_names, read_experiments
-from hf_bidir.paper.measures import Amount
-from hf_bidir.paper.rows import failures
-from hf_bidir.paper.run import files_of, run_paper
-from hf_bidir.paper.settings import Settings
+from research.paper.cells import Cell, train
+from research.paper.data import data_files
+from research.paper.deep_figures import AXES, curves
+from research.paper.deep_measures import RANKINGS, SHARES, batches, measure_deep, special_tokens, taus_with
+from research.paper.experiments import GROUPS, Experiment, experiment_names, read_experiments
+from research.paper.measures import Amount
+from research.paper.rows import failures
+from research.paper.run import files_of, run_paper
+from research.paper.settings import Settings
 from tests.explain.conftest import bert, tokenizer, vit
 
 AMOUNT = Amount(images=6, deep_texts=4, deep_draws=2)
@@ -168,7 +168,7 @@ def test_names_of_groups_stand_for_their_experiments():
 
 def test_without_a_data_folder_a_group_runs_without_what_is_not_on_the_hub(monkeypatch, tmp_path):
     ran = []
-    monkeypatch.setattr("hf_bidir.paper.run.run_paper", lambda experiments, *rest: ran.extend(experiments) or tmp_path)
+    monkeypatch.setattr("research.paper.run.run_paper", lambda experiments, *rest: ran.extend(experiments) or tmp_path)
     done = CliRunner().invoke(app, ["paper", "texts"])
     assert "Left out: 20news" in done.output
     assert [one.name for one in ran] == [name for name in GROUPS["texts"] if not name.startswith("20news")]

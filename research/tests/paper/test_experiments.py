@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_bidir.common.errors import InputError
-from hf_bidir.paper.experiments import GROUPS, TEXTS, VARIANTS, mean_pooling, read_experiments
+from research.paper.experiments import GROUPS, TEXTS, VARIANTS, mean_pooling, read_experiments
 
 
 def test_every_experiment_of_the_repository_can_be_read():

@@ -5,8 +5,8 @@ import pytest
 from scipy.stats import ttest_rel
 
 from hf_bidir.common.statistics import compare, holm
-from hf_bidir.paper.experiments import Experiment
-from hf_bidir.paper.report import Results
+from research.paper.experiments import Experiment
+from research.paper.report import Results
 
 SOFTMAX, BETTER, WORSE = [80.0, 81.0, 82.0], [84.0, 85.1, 86.2], [75.0, 75.9, 76.8]
 

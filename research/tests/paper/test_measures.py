@@ -8,8 +8,8 @@ import torch
 from datasets import Dataset
 
 from hf_bidir.explain import load_checkpoint
-from hf_bidir.paper.measures import measure, orientation, scores_of
-from tests.paper.conftest import AMOUNT
+from research.paper.measures import measure, orientation, scores_of
+from research.tests.paper.conftest import AMOUNT
 
 
 def test_a_label_changes_no_logit(trained, files):

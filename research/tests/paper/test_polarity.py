@@ -2,9 +2,9 @@
 
 from datasets import Dataset
 
-from hf_bidir.paper.experiments import Experiment, read_experiments
-from hf_bidir.paper.polarity import polarity_of_words
-from hf_bidir.paper.settings import Settings
+from research.paper.experiments import Experiment, read_experiments
+from research.paper.polarity import polarity_of_words
+from research.paper.settings import Settings
 
 
 def test_words_have_the_polarity_that_people_gave_them(tmp_path):

@@ -8,11 +8,11 @@ import torch
 from datasets import Dataset
 
 from hf_bidir.common.errors import InputError
-from hf_bidir.paper import run
-from hf_bidir.paper.data import data_files
-from hf_bidir.paper.experiments import Experiment, read_experiments
-from hf_bidir.paper.measures import Amount
-from hf_bidir.paper.published import (
+from research.paper import run
+from research.paper.data import data_files
+from research.paper.experiments import Experiment, read_experiments
+from research.paper.measures import Amount
+from research.paper.published import (
     LENGTH,
     encode,
     evaluate_as_published,
@@ -22,8 +22,8 @@ from hf_bidir.paper.published import (
     published_vocabulary,
     train_as_published,
 )
-from hf_bidir.paper.run import run_paper
-from hf_bidir.paper.settings import Settings
+from research.paper.run import run_paper
+from research.paper.settings import Settings
 
 TEXTS = [f"the the {'good' if row % 2 else 'bad'} film {row}" for row in range(60)]
 LABELS = torch.arange(60) % 2
@@ -126,5 +126,5 @@ def test_the_command_runs_the_papers_own_protocol_once_and_puts_it_into_the_repo
     assert [row[0] for row in rows] == ["softmax", "tanhmax"]
     assert all(len(row[2].split(", ")) == 2 for row in rows)  # a number per seed
     assert "5 epochs" in report
-    monkeypatch.setattr("hf_bidir.paper.published.train_as_published", lambda *a, **k: pytest.fail("again"))
+    monkeypatch.setattr("research.paper.published.train_as_published", lambda *a, **k: pytest.fail("again"))
     assert run_paper([sst], settings, resume=True).read_text() == report

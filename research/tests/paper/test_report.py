@@ -9,10 +9,10 @@ import pytest
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import write_json
 from hf_bidir.common.runs import where
-from hf_bidir.paper.experiments import Experiment
-from hf_bidir.paper.report import read_results, report_text
-from hf_bidir.paper.rows import polar_separation
-from hf_bidir.paper.settings import Amount
+from research.paper.experiments import Experiment
+from research.paper.report import read_results, report_text
+from research.paper.rows import polar_separation
+from research.paper.settings import Amount
 
 FLAT = Experiment(
     "flat", "Flat", {}, [1.0, 2.0], variants=["softmax", "tanhmax"], published={"softmax": {"gradient_tau": 0.84}}

@@ -17,12 +17,12 @@ from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, write_json
 from hf_bidir.common.runs import read_runs
 from hf_bidir.finetune.data.synthetic import SETS
-from hf_bidir.paper import run
-from hf_bidir.paper.experiments import Experiment, read_experiments
-from hf_bidir.paper.report import write_report
-from hf_bidir.paper.run import best_rate, beyond, check, run_paper
-from hf_bidir.paper.settings import Settings
-from tests.paper.conftest import AMOUNT, RECIPE, TINY
+from research.paper import run
+from research.paper.experiments import Experiment, read_experiments
+from research.paper.report import write_report
+from research.paper.run import best_rate, beyond, check, run_paper
+from research.paper.settings import Settings
+from research.tests.paper.conftest import AMOUNT, RECIPE, TINY
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from hf_bidir import BidirBertConfig, BidirBertModel
 from hf_bidir.cli import app
 from hf_bidir.explain.running import record_coefficients
-from hf_bidir.rank_collapse import (
+from research.rank_collapse import (
     STACKS,
     WITHOUT_NORM,
     layer_residuals,
@@ -18,7 +18,7 @@ from hf_bidir.rank_collapse import (
     stable_rank,
     transformer_layers,
 )
-from hf_bidir.rank_collapse.measures import _step
+from research.rank_collapse.measures import _step
 from tests.explain.conftest import bert, images, sentences, tokenizer, vit
 from tests.faithfulness.conftest import pooling, texts
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_bidir import BidirBertConfig, BidirBertForTokenClassification
-from hf_bidir.rank_collapse.paths import bare_attention, path_states
+from research.rank_collapse.paths import bare_attention, path_states
 from tests.explain.conftest import vit
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_bidir.rank_collapse.collapse_tasks import GRID, RADIUS, circle, convex_hull, memorization, sorting
+from research.rank_collapse.tasks import GRID, RADIUS, circle, convex_hull, memorization, sorting
 
 
 def test_sorted_symbols_are_in_order_and_the_same():
