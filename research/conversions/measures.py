@@ -1,4 +1,4 @@
-"""Measures of a converted model for benchmarks/conversions.py: accuracy with and without coefficients, human signs."""
+"""Measures of a converted model for run.py: accuracy with and without coefficients, human signs."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext

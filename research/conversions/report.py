@@ -1,6 +1,6 @@
-"""Table and figures of benchmarks/conversions.py, from results/conversions.csv.
+"""Table and figures of run.py, from results/conversions.csv.
 
-    python benchmarks/conversions_report.py
+    python -m research.conversions.report
 
 Draws a figure for each task: accuracy against what the negative coefficients are worth, of the runs with the versions
 of the softmax run. `make tables` makes the tables.

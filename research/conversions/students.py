@@ -1,4 +1,4 @@
-"""Students of benchmarks/conversions.py that need more than options: chosen signed heads, the mean of the values."""
+"""Students of run.py that need more than options: chosen signed heads, the mean of the values."""
 
 from pathlib import Path
 

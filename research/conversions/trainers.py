@@ -1,4 +1,4 @@
-"""Other ways to train for benchmarks/conversions.py: losses of healing, and two of fine-tuning."""
+"""Other ways to train for run.py: losses of healing, and two of fine-tuning."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The conversions that benchmarks/conversions.py compares."""
+"""The conversions that run.py compares."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,12 +1,12 @@
 """Which attention measure ranks tokens as erasure and gradients do, layer by layer? The table of Abnar & Zuidema 2020.
 
     python benchmarks/explained_models.py --data-dir DIR --model MINILM
-    python benchmarks/faithfulness_by_layer.py --data-dir DIR
+    python -m research.faithfulness.by_layer --data-dir DIR
 
 DIR holds sst2/test.parquet and sva_linzen/test.parquet (the number of the verb behind [MASK]). Spearman correlation
 over the word pieces of a sentence between the magnitudes of a measure and those of two references: the change of the
 predicted class's logit when the piece is deleted ("erasure"), and input times gradient ("gradient"). Rows go to
-benchmarks/results/faithfulness_by_layer.csv, one for each task, model, seed, reference and measure, with the mean
+results/faithfulness_by_layer.csv, one for each task, model, seed, reference and measure, with the mean
 over sentences by layer; a row that is there is not measured again. docs/agreement.png shows raw attention, rollout
 and flow of seed 0 on one sentence of subject-verb agreement.
 """

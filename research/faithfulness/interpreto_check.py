@@ -1,11 +1,11 @@
 """Do the areas under deletion and insertion curves equal those of the library interpreto?
 
     python3 -m venv check && check/bin/pip install interpreto==0.5.2 -e ".[explain]"
-    check/bin/python benchmarks/interpreto_check.py
+    check/bin/python -m research.faithfulness.interpreto_check
 
 On one committed model, with word pieces replaced by [MASK] one at a time, as interpreto does, and scores of the default
 method. In an environment of its own, because interpreto needs packages that nothing else here does. The table goes to
-benchmarks/results/interpreto_check.md.
+results/interpreto_check.md.
 """
 
 from pathlib import Path

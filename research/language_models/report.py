@@ -1,6 +1,6 @@
-"""Tables and figure of benchmarks/language_model.py, from results/language_model.csv.
+"""Tables and figure of run.py, from results/language_model.csv.
 
-    python benchmarks/language_model_report.py
+    python -m research.language_models.report
 
 Draws the losses during training. `make tables` makes the tables.
 """

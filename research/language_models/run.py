@@ -5,11 +5,11 @@ with three learning rates, more if the highest is the best, and the best rate wi
 reviews the loss, also with 8, 6 and 4 bits for weights and activations; the largest hidden activation and the kurtosis
 (large ones need many bits: Bondarenko et al. 2023); and the share of attention on the first token.
 
-    python benchmarks/language_model.py --data-dir DIR            # DIR/imdb/train.parquet and test.parquet
-    python benchmarks/language_model.py --data-dir DIR --sizes small --arms softmax TanhMax
+    python -m research.language_models.run --data-dir DIR            # DIR/imdb/train.parquet and test.parquet
+    python -m research.language_models.run --data-dir DIR --sizes small --arms softmax TanhMax
 
 A run takes 5 to 20 minutes on two cores. Finished runs are rows of results/language_model.csv and are not repeated; an
-interrupted run continues. Then `make tables` makes the tables, and language_model_report.py the figure.
+interrupted run continues. Then `make tables` makes the tables, and report.py the figure.
 """
 
 import argparse

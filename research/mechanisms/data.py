@@ -8,11 +8,11 @@
   dates-20, dates-40, dates-80         12,000 dates in a text of 20, 40 or 80 words
 
 examples:
-  python training/synthetic.py small runs/synthetic
+  python -m research.mechanisms.data small runs/synthetic
   python training/recurrent_classification.py --output_dir runs/polar --train_file runs/synthetic/train.parquet \\
       --validation_file runs/synthetic/validation.parquet --test_file runs/synthetic/test.parquet
 
-  python training/synthetic.py sorting runs/sorting
+  python -m research.mechanisms.data sorting runs/sorting
   python training/seq2seq.py training/recipes/sorting-rnn-tanhmax.yaml
 """
 

@@ -1,4 +1,4 @@
-"""Figures of benchmarks/mechanisms.py: coefficients of trained models, and scores over the length of the source."""
+"""Figures of run.py: coefficients of trained models, and scores over the length of the source."""
 
 from collections.abc import Mapping
 from pathlib import Path

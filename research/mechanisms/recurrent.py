@@ -1,7 +1,7 @@
 """Recurrent models: the accuracy of TanhMax and softmax, of hard and soft attention.
 
-    python benchmarks/recurrent.py --data-dir DIR --seeds 3
-    python benchmarks/recurrent.py --data-dir DIR --only synthetic sst2
+    python -m research.mechanisms.recurrent --data-dir DIR --seeds 3
+    python -m research.mechanisms.recurrent --data-dir DIR --only synthetic sst2
 
 `DIR` holds sst2/, 20news_sports/, ag_news/ and imdb/ with parquet files. The synthetic texts are generated. A run
 becomes a row of results/recurrent.csv, and one that has a row is not repeated; interrupted ones continue in

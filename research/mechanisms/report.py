@@ -1,4 +1,4 @@
-"""The tables of benchmarks/results/mechanisms.md, from mechanisms.csv."""
+"""The tables of results/mechanisms.md, from mechanisms.csv."""
 
 from pandas import DataFrame
 

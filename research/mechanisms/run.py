@@ -1,8 +1,8 @@
 """The test scores of every attention mechanism, with TanhMax and softmax, and figures of its coefficients.
 
-    python benchmarks/mechanisms.py
-    python benchmarks/mechanisms.py --only dates sorting-20 --seeds 1
-    python benchmarks/mechanisms.py --fashion-mnist DIR
+    python -m research.mechanisms.run
+    python -m research.mechanisms.run --only dates sorting-20 --seeds 1
+    python -m research.mechanisms.run --fashion-mnist DIR
 
 Encoder-decoders convert dates (training/recipes/dates-rnn-*.yaml with another mechanism) and sort numbers
 (sorting-rnn-*.yaml); in sorting-N and dates-N they do so in sources of N words, with attention and without.

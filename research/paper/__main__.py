@@ -48,7 +48,7 @@ def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
         "--data-dir", type=Path, help="one sub-folder per data set, listed in docs/paper.md; by default the Hub"
     )
     parser.add_argument(
-        "--seeds", type=positive, help="the first three select the learning rate; by default 5, with --quick 1"
+        "--seeds", type=int, help="the first three select the learning rate; by default 5, with --quick 1"
     )
     parser.add_argument("--quick", action="store_true", help="a trial run: little data, one learning rate")
     parser.add_argument(
@@ -59,17 +59,13 @@ def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--all-rows", action="store_true", help="use all rows of vit and multilayer, which otherwise sample some"
     )
-    parser.add_argument("--jobs", type=positive, default=2, help="parallel processes, one thread each")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel processes, one thread each")
     parser.add_argument("--output", type=Path, help="by default runs/paper, with --quick runs/paper-quick")
     parser.add_argument("--resume", action="store_true", help="continue in a folder with a finished report")
-    return parser.parse_args(argv)
-
-
-def positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {number}")
-    return number
+    options = parser.parse_args(argv)
+    if options.jobs < 1 or (options.seeds is not None and options.seeds < 1):
+        parser.error(f"expected --jobs and --seeds of at least 1; got {options.jobs} and {options.seeds}")
+    return options
 
 
 if __name__ == "__main__":

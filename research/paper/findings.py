@@ -1,4 +1,4 @@
-"""The tables of docs/findings.md, from the rows of `hf-bidir paper` and of other benchmarks."""
+"""The tables of docs/findings.md, from the rows of `python -m research.paper` and of other benchmarks."""
 
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -26,7 +26,7 @@ REFERENCES = [*dict.fromkeys(TAUS.values())]
 
 @cache
 def results(group: str) -> Results:
-    """The committed results of a group of `hf-bidir paper`."""
+    """The committed results of a group of `python -m research.paper`."""
     return read_results(Path(__file__).with_name("results") / group)
 
 

@@ -1,6 +1,6 @@
 """How many texts of the data sets repeat a text of an earlier split?
 
-    python benchmarks/overlap.py --data-dir DATA
+    python -m research.paper.overlap --data-dir DATA
 
 DATA has a folder for each data set, as docs/paper.md describes, and sva_linzen/ and movie_rationales/ with a parquet
 file for each split. The paper's sets have the splits of its experiments, before any row is removed.

@@ -89,7 +89,7 @@ def read_results(root: Path, experiments: Sequence[Experiment] = ()) -> Results:
     cells, settings = read_runs(root / CELLS), read_json(root / SETTINGS)
     if cells.empty:
         raise InputError(
-            f"expected {CELLS} with trained models in {root}; found none. Run hf-bidir paper --output {root}"
+            f"expected {CELLS} with trained models in {root}; found none. Run python -m research.paper --output {root}"
         )
     names = [name for name in experiment_names(["all"]) if name in set(cells["data"])]
     known = {one.name: one for one in [*read_experiments(names), *experiments]}

@@ -1,7 +1,7 @@
 """What does a sign add to attention? One sentence under softmax and under TanhMax: the README's first picture.
 
-    python benchmarks/signed_attention.py                              # draws the picture
-    python benchmarks/signed_attention.py --train-file train.parquet   # also measures the orientation, writes the table
+    python -m research.paper.signed_attention                             # draws the picture
+    python -m research.paper.signed_attention --train-file train.parquet  # also orients the heads, writes the table
 
 The models are model_cards/sst2-rnn-softmax and sst2-rnn-tanhmax: one query attends to the word embeddings, in one
 layer, so the picture shows all coefficients of the model. The sentence is the example of every text card in
@@ -10,7 +10,7 @@ this repository; it was fixed before this picture was made.
 The overall sign of a TanhMax head is arbitrary. With --train-file it is oriented on those texts: coefficients are
 multiplied by g = sign Σ |a| u, where u = ∂y/∂a and y is the logit of "positive" minus that of "negative". The
 committed checkpoint has g = 1 on the 6,920 training sentences of SST-2, so without the file its coefficients are drawn
-unchanged. The picture goes to docs/signed-attention.png, the table to benchmarks/results/signed_attention.md.
+unchanged. The picture goes to docs/signed-attention.png, the table to results/signed_attention.md.
 """
 
 import argparse

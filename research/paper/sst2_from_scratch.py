@@ -1,6 +1,6 @@
 """SST-2 from scratch: does a small BERT with TanhMax attention learn as well as one with softmax?
 
-    python benchmarks/sst2_from_scratch.py --data-dir DIR --seeds 3
+    python -m research.paper.sst2_from_scratch --data-dir DIR --seeds 3
 
 `DIR` holds train.parquet, validation.parquet and test.parquet. A run becomes a row of results/sst2_from_scratch.csv,
 and one that has a row is not repeated; an interrupted one continues in runs/sst2-from-scratch. `make tables` makes the

@@ -43,7 +43,10 @@ def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--output", type=Path, default=Path("rank-collapse.png"), help="figure; the suffix sets the format"
     )
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.paths < 1:
+        parser.error(f"expected --paths of at least 1; got {options.paths}")
+    return options
 
 
 def lines_of(file: Path | None) -> list[str] | None:

@@ -1,9 +1,9 @@
 """Does a network without skip connections or MLP collapse when it is applied repeatedly?
 
-    python benchmarks/collapse_circle.py
+    python -m research.rank_collapse.circle
 
 The circle of Dong, Cordonnier, Loukas 2021: one layer learns to move two opposite points along a circle, at λ = 0
-(softmax), 0.5 and 1 (TanhMax). Rows go to benchmarks/results/collapse_circle.csv; a row that is there is not measured
+(softmax), 0.5 and 1 (TanhMax). Rows go to results/collapse_circle.csv; a row that is there is not measured
 again. The figure of seed 0 goes to docs/collapse-circle.png.
 """
 

@@ -3,13 +3,13 @@
     python training/distill.py training/recipes/minilm-healed.yaml --model_name_or_path MINILM \\
         --train_file DIR/imdb/train.parquet DIR/sst2/train.parquet \\
         --validation_file DIR/imdb/test.parquet DIR/sst2/validation.parquet
-    python benchmarks/rank_collapse.py --data-dir DIR --minilm MINILM
+    python -m research.rank_collapse.depth --data-dir DIR --minilm MINILM
 
 Random stacks: 12 layers with BERT-base's shape and random weights, as transformers initialises them, on random tokens;
 the seed is that of weights and tokens. MiniLM: sentence-transformers/all-MiniLM-L6-v2 or a folder with its weights, and
 its copy that the first command converts to TanhMax and heals; on test sentences of SST-2 and test reviews of IMDB.
 Digits: the two ViTs in model_cards/ on test images. For MiniLM and digits, a seed stands for a batch of examples. All
-in double precision. Rows go to benchmarks/results/rank_collapse.csv, one for each input, model, stack and seed; a row
+in double precision. Rows go to results/rank_collapse.csv, one for each input, model, stack and seed; a row
 that is there is not measured again. Figures go to docs/rank-collapse.png and docs/rank-collapse-minilm.png.
 """
 

@@ -1,4 +1,4 @@
-"""`hf-bidir rank-collapse`: the residuals of a checkpoint as a table and a figure."""
+"""`python -m research.rank_collapse`: the residuals of a checkpoint as a table and a figure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,10 +1,10 @@
 """Which paths of a trained network of attention and skip connections determine its accuracy?
 
-    python benchmarks/collapse_tasks.py
+    python -m research.rank_collapse.trained_paths
 
 Three small tasks of Dong, Cordonnier, Loukas 2021: sorting, convex hull and memorization
-(hf_bidir/rank_collapse/collapse_tasks.py), at λ = 0 (softmax), 0.5 and 1 (TanhMax). Rows go to
-benchmarks/results/collapse_tasks.csv; a row that is there is not measured again. The figure goes to
+(research/rank_collapse/tasks.py), at λ = 0 (softmax), 0.5 and 1 (TanhMax). Rows go to
+results/collapse_tasks.csv; a row that is there is not measured again. The figure goes to
 docs/collapse-tasks.png.
 """
 

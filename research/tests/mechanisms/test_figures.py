@@ -1,4 +1,4 @@
-"""The figures of benchmarks/mechanisms.py and its images, as texts."""
+"""The figures of research/mechanisms/run.py and its images, as texts."""
 
 import numpy as np
 import pytest
@@ -8,17 +8,13 @@ from matplotlib.figure import Figure
 
 from hf_bidir import BidirRnnConfig, BidirRnnForSeq2SeqLM
 from hf_bidir.finetune.data.tokenizer import train_words
+from research.mechanisms import figures, images
 
 SPECIAL = {"decoder_start_token_id": 2, "bos_token_id": 2, "eos_token_id": 3}
 
 
 @pytest.fixture
-def figures(benchmark):
-    return benchmark("mechanisms_figures")
-
-
-@pytest.fixture
-def run(figures, tmp_path):
+def run(tmp_path):
     tokenizer = train_words([figures.DAY], vocab_size=40, max_length=32, unit="character", ends=True)
     sizes = {"vocab_size": len(tokenizer), "embedding_size": 8, "hidden_size": 8, "max_position_embeddings": 32}
     torch.manual_seed(0)
@@ -31,7 +27,7 @@ def run(figures, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "panels"), [("dot", 1), ("general", 2)])
-def test_the_figure_of_an_untrained_decoder_says_that_its_text_is_wrong(figures, run, monkeypatch, name, panels):
+def test_the_figure_of_an_untrained_decoder_says_that_its_text_is_wrong(run, monkeypatch, name, panels):
     saved = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: saved.append(figure))
     figures.draw_coefficients(name, run, run / "figure.png")
@@ -39,8 +35,7 @@ def test_the_figure_of_an_untrained_decoder_says_that_its_text_is_wrong(figures,
     assert len([axes for axes in saved[0].axes if axes.images]) == panels
 
 
-def test_an_image_is_a_text_of_its_mean_grey_levels(benchmark):
-    images = benchmark("mechanisms_images")
+def test_an_image_is_a_text_of_its_mean_grey_levels():
     image = np.kron([[0, 255], [51, 102]], np.ones((2, 2))).astype(np.uint8)
     features = Features({"image": Image(), "label": Value("int64")})
     (row,) = images.as_texts(Dataset.from_dict({"image": [image], "label": [0]}, features=features), side=2)

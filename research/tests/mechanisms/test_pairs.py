@@ -7,6 +7,7 @@ from datetime import date
 import pytest
 
 from hf_bidir.finetune.data.tokenizer import words_of
+from research.mechanisms import data
 from research.mechanisms.pairs import (
     FILLERS,
     FORMATS,
@@ -15,7 +16,6 @@ from research.mechanisms.pairs import (
     NumberSorting,
     write_day,
 )
-from training import synthetic
 
 DATES = DateNormalisation(train=300, validation=40, test=60)
 
@@ -77,6 +77,6 @@ def test_a_seed_determines_the_rows(pairs):
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_sets_have_the_sizes_that_their_script_names(name):
-    said = re.search(rf"^  (?:\S+, )*{name}(?:, \S+)* +([\d,]+) ", synthetic.__doc__, re.MULTILINE)[1]
+    said = re.search(rf"^  (?:\S+, )*{name}(?:, \S+)* +([\d,]+) ", data.__doc__, re.MULTILINE)[1]
     pairs = PAIRS[name]
     assert pairs.train + pairs.validation + pairs.test == int(said.replace(",", ""))

@@ -8,11 +8,10 @@ import pytest
 import torch
 from datasets import Dataset
 from PIL import Image
-from typer.testing import CliRunner
 
-from hf_bidir.cli import app
 from hf_bidir.finetune.data.image_data import new_image_processor
 from hf_bidir.finetune.data.sources import read_table
+from research.paper.__main__ import main
 from research.paper.cells import Cell, train
 from research.paper.data import data_files
 from research.paper.deep_figures import AXES, curves
@@ -166,14 +165,16 @@ def test_names_of_groups_stand_for_their_experiments():
     assert set(experiment_names(["all"])) == {one.name for one in read_experiments(list(GROUPS["all"]))}
 
 
-def test_without_a_data_folder_a_group_runs_without_what_is_not_on_the_hub(monkeypatch, tmp_path):
+def test_without_a_data_folder_a_group_runs_without_what_is_not_on_the_hub(monkeypatch, tmp_path, capsys):
     ran = []
-    monkeypatch.setattr("research.paper.run.run_paper", lambda experiments, *rest: ran.extend(experiments) or tmp_path)
-    done = CliRunner().invoke(app, ["paper", "texts"])
-    assert "Left out: 20news" in done.output
+    monkeypatch.setattr(
+        "research.paper.__main__.run_paper", lambda experiments, *rest: ran.extend(experiments) or tmp_path
+    )
+    main(["texts"])
+    assert "Left out: 20news" in capsys.readouterr().err
     assert [one.name for one in ran] == [name for name in GROUPS["texts"] if not name.startswith("20news")]
-    refused = CliRunner().invoke(app, ["paper", "20news", "--output", str(tmp_path)])
-    assert "Left out" not in refused.output
+    main(["20news", "--output", str(tmp_path)])
+    assert "Left out" not in capsys.readouterr().err
 
 
 def test_opposite_scores_rank_magnitudes_alike_and_signed_effects_in_reverse():

@@ -1,22 +1,18 @@
-"""benchmarks/findings.py: equivalence margins, and which comparisons a sentence may list."""
+"""research/paper/findings.py: equivalence margins, and which comparisons a sentence may list."""
 
 import pandas as pd
 import pytest
 from scipy.stats import ttest_rel
 
 from hf_bidir.common.statistics import compare, holm
+from research.paper import findings
 from research.paper.experiments import Experiment
 from research.paper.report import Results
 
 SOFTMAX, BETTER, WORSE = [80.0, 81.0, 82.0], [84.0, 85.1, 86.2], [75.0, 75.9, 76.8]
 
 
-@pytest.fixture
-def findings(benchmark):
-    return benchmark("findings")
-
-
-def test_the_margin_is_the_smallest_that_both_one_sided_tests_confirm(findings):
+def test_the_margin_is_the_smallest_that_both_one_sided_tests_confirm():
     first, second = [80.3, 80.9, 82.6], SOFTMAX
     margin = float(findings.margin(compare(first, second, paired=True)))
     assert compare(first, second, paired=True).within(margin)
@@ -28,11 +24,11 @@ def test_the_margin_is_the_smallest_that_both_one_sided_tests_confirm(findings):
     assert max(p_values) > 0.05  # a tenth less is not confirmed
 
 
-def test_no_margin_without_variation(findings):
+def test_no_margin_without_variation():
     assert findings.margin(compare([100.0] * 3, [100.0] * 3, paired=True)) == ""
 
 
-def test_only_differences_that_survive_the_correction_are_listed(findings):
+def test_only_differences_that_survive_the_correction_are_listed():
     tests = {
         "better": compare(BETTER, SOFTMAX, paired=True),
         "worse": compare(WORSE, SOFTMAX, paired=True),
@@ -43,18 +39,18 @@ def test_only_differences_that_survive_the_correction_are_listed(findings):
     assert findings.listed({"unclear": tests["unclear"]}, 1) == "none"
 
 
-def test_several_names_are_joined_as_in_a_sentence(findings):
+def test_several_names_are_joined_as_in_a_sentence():
     tests = {name: compare(BETTER, SOFTMAX, paired=True) for name in ("SST", "IMDB", "20News")}
     assert findings.listed(tests, 1) == "SST, IMDB and 20News"
 
 
 @pytest.mark.parametrize(("first", "lower"), [([0.1, 0.1], True), ([0.1, 0.3], False), ([0.1, 0.2], False)])
-def test_lower_in_every_seed_means_each_pair(findings, first, lower):
+def test_lower_in_every_seed_means_each_pair(first, lower):
     assert findings.lower_in_every_seed(compare(first, [0.2, 0.2], paired=True)) == lower
 
 
 @pytest.fixture
-def one_result(findings, monkeypatch):
+def one_result(monkeypatch):
     """One data set with three seeds of softmax and of TanhMax, as the only result."""
     one = Experiment("tiny", "Tiny", {}, [1.0])
     rows = [
@@ -67,11 +63,11 @@ def one_result(findings, monkeypatch):
     monkeypatch.setattr(findings.chosen, "__defaults__", (("tiny",),))
 
 
-def test_agreement_shows_both_means_and_the_difference_under_its_reference(findings, one_result):
+def test_agreement_shows_both_means_and_the_difference_under_its_reference(one_result):
     _, _, row = findings.agreement().splitlines()
     assert row.startswith("| Tiny | 0.51 → 0.71: +0.20 [")
 
 
-def test_signs_are_listed_by_seed(findings, one_result):
+def test_signs_are_listed_by_seed(one_result):
     _, _, row = findings.signs().splitlines()
     assert row == "| Tiny | 0, 10, 20 | 0.60 to 0.80 |"

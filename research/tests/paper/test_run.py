@@ -1,4 +1,4 @@
-"""hf-bidir paper end to end: finished cells are reused, one report, clear errors."""
+"""python -m research.paper end to end: finished cells are reused, one report, clear errors."""
 
 import csv
 import dataclasses
@@ -10,14 +10,13 @@ from types import SimpleNamespace
 import pytest
 from datasets import Dataset
 from transformers import Trainer
-from typer.testing import CliRunner
 
-from hf_bidir.cli import app
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, write_json
 from hf_bidir.common.runs import read_runs
 from hf_bidir.finetune.data.synthetic import SETS
 from research.paper import run
+from research.paper.__main__ import main
 from research.paper.experiments import Experiment, read_experiments
 from research.paper.report import write_report
 from research.paper.run import best_rate, beyond, check, run_paper
@@ -55,7 +54,7 @@ def test_the_report_has_every_variant_in_every_table(finished):
 
 def test_the_report_has_its_command(finished):
     _, _, report = finished
-    assert "`hf-bidir paper tiny --seeds 1`" in report
+    assert "`python -m research.paper tiny --seeds 1`" in report
     assert re.search(
         r"^\| Tiny \| 0.01 \| 0.01 of 1 \|", report, re.MULTILINE
     )  # no star: it is not the end of anything
@@ -125,12 +124,10 @@ def test_a_learning_rate_that_failed_and_was_not_chosen_is_named_in_the_report(c
 
 
 def test_files_that_are_missing_are_all_named(tmp_path):
-    result = CliRunner().invoke(
-        app, ["paper", "sst", "20news", "--data-dir", str(tmp_path), "--output", str(tmp_path / "r")]
-    )
-    assert result.exit_code == 2
+    with pytest.raises(InputError) as refused:
+        main(["sst", "20news", "--data-dir", str(tmp_path), "--output", str(tmp_path / "r")])
     for file in ("sst2/train.parquet", "sst2/test.parquet", "20news_sports/paper_train.parquet"):
-        assert file in result.output
+        assert file in str(refused.value)
 
 
 def test_a_finished_report_is_not_overwritten_unless_asked(experiment, tmp_path):

@@ -1,10 +1,11 @@
-"""benchmarks/signed_attention.py: the README's first picture can be drawn from committed weights."""
+"""research/paper/signed_attention.py: the README's first picture can be drawn from committed weights."""
 
 import pytest
 
+from research.paper import signed_attention as module
 
-def test_softmax_only_adds_words_and_tanhmax_subtracts_those_of_the_readme(benchmark):
-    module = benchmark("signed_attention")
+
+def test_softmax_only_adds_words_and_tanhmax_subtracts_those_of_the_readme():
     cards = module.ROOT / "model_cards"
     rows = {name: module.explain(cards / f"sst2-rnn-{name}", module.SENTENCE, None) for name in module.HEADINGS}
     softmax, tanhmax = rows["softmax"], rows["tanhmax"]

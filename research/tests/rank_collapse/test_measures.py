@@ -4,10 +4,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from hf_bidir import BidirBertConfig, BidirBertModel
-from hf_bidir.cli import app
+from hf_bidir.common.errors import InputError
 from hf_bidir.explain.running import record_coefficients
 from research.rank_collapse import (
     STACKS,
@@ -18,6 +17,7 @@ from research.rank_collapse import (
     stable_rank,
     transformer_layers,
 )
+from research.rank_collapse.__main__ import main
 from research.rank_collapse.measures import _step
 from tests.explain.conftest import bert, images, sentences, tokenizer, vit
 from tests.faithfulness.conftest import pooling, texts
@@ -132,25 +132,25 @@ def test_a_model_without_known_layers_is_refused():
         layer_residuals(pooling(), texts(), STACKS["with both"])
 
 
-def test_the_command_measures_a_checkpoint_and_draws_it(tmp_path):
+def test_the_command_measures_a_checkpoint_and_draws_it(tmp_path, capsys):
     bert().save_pretrained(tmp_path / "model")
     tokenizer().save_pretrained(tmp_path / "model")
     (tmp_path / "texts.txt").write_text("a good film\nan unbelievably good film !\n")
-    words = ["rank-collapse", str(tmp_path / "model"), "--paths", "3", "--output", str(tmp_path / "picture.png")]
-    result = CliRunner().invoke(app, [*words, "--texts", str(tmp_path / "texts.txt")])
-    assert result.exit_code == 0, result.output
+    words = [str(tmp_path / "model"), "--paths", "3", "--output", str(tmp_path / "picture.png")]
+    main([*words, "--texts", str(tmp_path / "texts.txt")])
+    output = capsys.readouterr().out
     assert (tmp_path / "picture.png").stat().st_size > 1000
     inputs = tokenizer()(["a good film", "an unbelievably good film !"], padding=True, return_tensors="pt")
     alone = layer_residuals(bert().double(), dict(inputs), STACKS["attention only"]).mean(1)
-    rows = [line.split() for line in result.output.splitlines()[1:5]]
+    rows = [line.split() for line in output.splitlines()[1:5]]
     assert [float(row[1]) for row in rows] == pytest.approx(alone.tolist(), rel=0.06)
-    assert CliRunner().invoke(app, words).exit_code == 0
+    main(words)
+    assert "Saved: " in capsys.readouterr().out
 
 
 def test_a_file_without_texts_is_one_error(tmp_path):
     bert().save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
     (tmp_path / "texts.txt").write_text("\n\n")
-    result = CliRunner().invoke(app, ["rank-collapse", str(tmp_path), "--texts", str(tmp_path / "texts.txt")])
-    assert result.exit_code == 2
-    assert "expected one text per line" in result.output
+    with pytest.raises(InputError, match="expected one text per line"):
+        main([str(tmp_path), "--texts", str(tmp_path / "texts.txt")])
