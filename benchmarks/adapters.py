@@ -16,9 +16,9 @@ from typing import Any
 from pandas import DataFrame
 
 from benchmarks.measure import RESULTS, ROOT, save_run, train_once
+from benchmarks.runs import comparison, has_run, markdown, read_runs, spread, where
 from hf_bidir.cli.recipe import read_recipe
 from hf_bidir.common.files import read_json
-from hf_bidir.common.runs import comparison, has_run, markdown, read_runs, spread, where
 from hf_bidir.finetune.folder import RECORD
 from hf_bidir.finetune.tasks.image_classification import image_classification
 from hf_bidir.finetune.tasks.text_classification import text_classification

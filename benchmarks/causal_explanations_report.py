@@ -3,7 +3,7 @@
 import pandas as pd
 
 from benchmarks.causal_explanations import RANDOM
-from hf_bidir.common.runs import markdown, where
+from benchmarks.runs import markdown, where
 from hf_bidir.common.statistics import Comparison, compare, mean_in_interval
 from hf_bidir.explain import METHODS
 

@@ -16,7 +16,7 @@ from datasets import ClassLabel, Dataset, Image
 from pandas import DataFrame
 
 from benchmarks.measure import RESULTS, save_run
-from hf_bidir.common.runs import check_runs, has_run, markdown, spread
+from benchmarks.runs import check_runs, has_run, markdown, spread
 
 CLASSES = 6
 IMAGES, TEXTS = 2000, 2000

@@ -33,8 +33,8 @@ from benchmarks.explained import (
     sample,
 )
 from benchmarks.measure import KEEP_LAST, RESULTS, save_run, train_once
+from benchmarks.runs import check_runs, comparisons, has_run, markdown, spread
 from hf_bidir.cli.recipe import read_recipe
-from hf_bidir.common.runs import check_runs, comparisons, has_run, markdown, spread
 from hf_bidir.common.statistics import TESTED, Comparison
 from hf_bidir.explain.orient import CONSISTENT
 from hf_bidir.finetune.tasks.distillation import distillation

@@ -45,8 +45,8 @@ from benchmarks.explanations_measures import (
     timed_scores,
 )
 from benchmarks.measure import RESULTS, save_runs
+from benchmarks.runs import has_run
 from hf_bidir.common.files import sha256
-from hf_bidir.common.runs import has_run
 from hf_bidir.explain import METHODS
 from hf_bidir.explain.methods import methods_of
 from hf_bidir.explain.orient import signs_are_free

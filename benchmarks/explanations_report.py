@@ -4,7 +4,7 @@ import pandas as pd
 
 from benchmarks.explained import MODELS, SEEDS, TASKS
 from benchmarks.explanations_measures import RANDOM
-from hf_bidir.common.runs import markdown, where
+from benchmarks.runs import markdown, where
 from hf_bidir.common.statistics import interval, mean_in_interval
 from hf_bidir.explain import METHODS
 

@@ -28,7 +28,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from benchmarks.measure import write_table
-from hf_bidir.common.runs import markdown
+from benchmarks.runs import markdown
 from hf_bidir.modeling.fused_blocks import ALIGNED
 from hf_bidir.modeling.fused_launch import KERNELS, SMALL, TILINGS, Variant
 

@@ -29,10 +29,10 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from benchmarks.measure import KEEP_LAST, RESULTS, ROOT, save_run, train_once
+from benchmarks.runs import check_runs, markdown, where
 from hf_bidir.checkpoints.convert import convert_checkpoint, restore_softmax
 from hf_bidir.checkpoints.reading import read_config
 from hf_bidir.cli.recipe import read_recipe
-from hf_bidir.common.runs import check_runs, markdown, where
 from hf_bidir.explain.signs import negative_share
 from hf_bidir.finetune.distillation import DistillationTrainer, student_and_teacher
 from hf_bidir.finetune.folder import read_record

@@ -18,8 +18,8 @@ import torch
 import transformers
 from tqdm import tqdm
 
+from benchmarks.runs import DATA, VERSIONS, add_runs, data_version, libraries, markdown
 from hf_bidir.common.files import read_json, replacing, sha256
-from hf_bidir.common.runs import DATA, VERSIONS, add_runs, data_version, libraries, markdown
 
 if TYPE_CHECKING:  # hf_bidir.finetune needs the extra `train`, which speed on a GPU is measured without
     from hf_bidir.finetune.task import Task

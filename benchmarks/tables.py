@@ -22,8 +22,8 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.measure import RESULTS, ROOT
+from benchmarks.runs import VERSIONS, comparison, comparisons, markdown, read_runs, spread, where
 from hf_bidir.common.files import read_json, replacing
-from hf_bidir.common.runs import VERSIONS, comparison, comparisons, markdown, read_runs, spread, where
 from hf_bidir.common.statistics import TESTED_BY_SEED, Comparison, compare, interval, mean_in_interval
 from research.paper.report import report_text
 

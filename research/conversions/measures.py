@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from itertools import cycle
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -15,15 +16,10 @@ from transformers import AutoImageProcessor, AutoTokenizer, DataCollatorWithPadd
 from benchmarks.explained import examples_of, load
 from benchmarks.explanations_measures import by_word
 from benchmarks.explanations_measures import human_sign as human_sign_of
-from hf_bidir.checkpoints.layer_hooks import without_negatives
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients, without_negatives
 from hf_bidir.checkpoints.reading import read_bidir
 from hf_bidir.explain import token_scores
-from hf_bidir.explain.signs import (
-    negative_share,
-    negative_variance_share,
-    without_as_much_positive,
-    without_weaker_sign,
-)
+from hf_bidir.explain.signs import negative_share, negative_variance_share
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.models import able_to_pad
 
@@ -56,6 +52,44 @@ def signs(folder: Path, rows: Dataset, max_length: int) -> dict[str, float]:
     measure("_without_weaker_sign", without_weaker_sign(model, varying))
     measure("_without_positive_mass", *(without_as_much_positive(model, seed) for seed in range(CONTROLS)))
     return found
+
+
+def without_as_much_positive(model: PreTrainedModel, seed: int = 0) -> AbstractContextManager[None]:
+    """Context in which each query loses as much positive mass as it has negative mass, from keys in a random order.
+
+    The control for `without_negatives`: a model that depends on its negative coefficients loses more without them. The
+    last coefficient that is reached keeps what remains of it; a query with more negative than positive mass loses all
+    of the latter.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def reduced(coefficients: Tensor) -> Tensor:
+        order = torch.rand(coefficients.shape, generator=generator).to(coefficients.device).argsort(-1)
+        positive = coefficients.clamp_min(0).gather(-1, order)
+        to_remove = coefficients.clamp_max(0).sum(-1, keepdim=True).neg()
+        removed = torch.minimum((to_remove - positive.cumsum(-1) + positive).clamp_min(0), positive)
+        return coefficients - torch.zeros_like(coefficients).scatter(-1, order, removed)
+
+    return edited_coefficients(model, reduced)
+
+
+def without_weaker_sign(model: PreTrainedModel, negative_share: Tensor) -> AbstractContextManager[None]:
+    """Context in which every head loses the coefficients of the sign that matters less to its output.
+
+    Unlike `without_negatives`, this does not depend on the arbitrary sign of a head. A model that does not change
+    inside the context uses one sign per head, as softmax does.
+
+    Args:
+        negative_share: `[layers, heads]`, from `negative_variance_share`.
+    """
+    kept = torch.where(negative_share > 0.5, -1.0, 1.0)[:, None, :, None, None]
+    layers = cycle(range(len(kept)))
+
+    def reduced(coefficients: Tensor) -> Tensor:
+        sign = kept[next(layers)].to(coefficients)
+        return sign * (sign * coefficients).clamp_min(0)
+
+    return edited_coefficients(model, reduced)
 
 
 def batches_of(folder: Path, rows: Dataset, max_length: int) -> Iterator[Batch]:

@@ -13,8 +13,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
+from benchmarks.runs import check_runs, comparison, markdown, read_runs, spread, where
 from hf_bidir.common.files import save_figure
-from hf_bidir.common.runs import check_runs, comparison, markdown, read_runs, spread, where
 from hf_bidir.common.statistics import TESTED, Comparison, holm
 from research.conversions.run import FILE, TASKS
 from research.conversions.variants import VARIANTS

@@ -28,8 +28,8 @@ from datasets import Dataset
 from transformers import DataCollatorWithPadding
 
 from benchmarks import measure
+from benchmarks.runs import has_run
 from hf_bidir.cli.recipe import read_recipe
-from hf_bidir.common.runs import has_run
 from hf_bidir.finetune.data.arguments import ImageDataArguments
 from hf_bidir.finetune.data.image_data import read_image_split
 from hf_bidir.finetune.data.sources import read_table

@@ -25,8 +25,8 @@ from tqdm import tqdm
 
 from benchmarks.explained import CONVERTED, MODELS, ROOT, SEEDS, TASKS, add_options, folder_of, load, models, sample
 from benchmarks.measure import save_runs
+from benchmarks.runs import check_runs, comparisons, has_run, markdown, where
 from hf_bidir.common.files import save_figure
-from hf_bidir.common.runs import check_runs, comparisons, has_run, markdown, where
 from hf_bidir.common.statistics import TESTED, Comparison, mean_in_interval
 from hf_bidir.explain import read_text, token_scores
 from hf_bidir.explain.checkpoint import Example

@@ -14,8 +14,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
+from benchmarks.runs import check_runs, comparison, markdown, read_runs, spread, where
 from hf_bidir.common.files import save_figure
-from hf_bidir.common.runs import check_runs, comparison, markdown, read_runs, spread, where
 from hf_bidir.common.statistics import TESTED, Comparison, holm
 from research.language_models.run import ARMS, BITS, CURVE_POINTS, FILE, SIZES, TOKENS, best_rate, rates_of
 

@@ -15,9 +15,9 @@ from typing import Any
 from pandas import DataFrame
 
 from benchmarks import measure
+from benchmarks.runs import PAIR, check_runs, comparisons, has_run, markdown, spread, where
 from hf_bidir.cli.recipe import read_recipe
 from hf_bidir.cli.text_demo import SETTINGS
-from hf_bidir.common.runs import PAIR, check_runs, comparisons, has_run, markdown, spread, where
 from hf_bidir.common.statistics import TESTED
 from hf_bidir.finetune.data.synthetic import SETS, write_splits
 from hf_bidir.finetune.folder import read_record

@@ -2,7 +2,7 @@
 
 from pandas import DataFrame
 
-from hf_bidir.common.runs import PAIR, check_runs, comparison, comparisons, markdown, spread, where
+from benchmarks.runs import PAIR, check_runs, comparison, comparisons, markdown, spread, where
 from hf_bidir.common.statistics import TESTED, Comparison, holm
 from research.mechanisms.images import SIDES
 from research.mechanisms.run import KEY, LONGER, MECHANISMS, NO_ATTENTION

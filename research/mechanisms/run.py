@@ -20,9 +20,9 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks import measure
+from benchmarks.runs import PAIR, has_run, read_runs
 from hf_bidir.cli.recipe import read_recipe
 from hf_bidir.cli.text_demo import SETTINGS
-from hf_bidir.common.runs import PAIR, has_run, read_runs
 from hf_bidir.finetune.data.synthetic import SETS, write_splits
 from hf_bidir.finetune.folder import read_record
 from hf_bidir.finetune.task import Task

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from hf_bidir.common.runs import PAIR, check_runs, comparisons, markdown, read_runs, spread, where
+from benchmarks.runs import PAIR, check_runs, comparisons, markdown, read_runs, spread, where
 from hf_bidir.common.statistics import TESTED, Comparison
 from research.mechanisms import recurrent
 from research.paper.experiments import GROUPS

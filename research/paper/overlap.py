@@ -13,7 +13,7 @@ from pathlib import Path
 from pandas import DataFrame
 
 from benchmarks.measure import save_run
-from hf_bidir.common.runs import check_runs, markdown, where
+from benchmarks.runs import check_runs, markdown, where
 from hf_bidir.finetune.data.overlap import SAME_BEGINNING, SHARED_WORDS, find_repeats
 from hf_bidir.finetune.data.sources import read_table
 from research.paper.data import SPLITS, labelled_data, source_files

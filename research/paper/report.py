@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, PackageLoader
 
+from benchmarks.runs import PAIR, SEED, VERSIONS, check_runs, comparisons, markdown, read_runs, spread, where
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, replacing
-from hf_bidir.common.runs import PAIR, SEED, VERSIONS, check_runs, comparisons, markdown, read_runs, spread, where
 from hf_bidir.common.statistics import TESTED_BY_SEED
 from research.paper.deep_measures import RANKINGS
 from research.paper.experiments import VARIANTS, Experiment, experiment_names, read_experiments

@@ -13,8 +13,8 @@ from pathlib import Path
 from pandas import DataFrame
 
 from benchmarks import measure
+from benchmarks.runs import PAIR, check_runs, comparison, has_run, markdown, spread, where
 from hf_bidir.cli.recipe import read_recipe
-from hf_bidir.common.runs import PAIR, check_runs, comparison, has_run, markdown, spread, where
 from hf_bidir.common.statistics import TESTED, holm
 from hf_bidir.finetune.folder import read_record
 from hf_bidir.finetune.tasks.text_classification import text_classification

@@ -19,9 +19,9 @@ from torch.nn import functional as F
 from tqdm import tqdm, trange
 
 from benchmarks.measure import ROOT, save_run
+from benchmarks.runs import check_runs, comparisons, has_run, markdown, spread
 from hf_bidir import bidir_attention
 from hf_bidir.common.files import save_figure
-from hf_bidir.common.runs import check_runs, comparisons, has_run, markdown, spread
 from hf_bidir.common.statistics import TESTED
 from research.rank_collapse import relative_residual
 from research.rank_collapse.tasks import circle

@@ -29,9 +29,9 @@ from tqdm import tqdm
 
 from benchmarks.explained import sample
 from benchmarks.measure import ROOT, save_runs
+from benchmarks.runs import check_runs, has_run, markdown, read_runs, where
 from hf_bidir import BidirBertConfig, BidirBertModel
 from hf_bidir.common.files import save_figure
-from hf_bidir.common.runs import check_runs, has_run, markdown, read_runs, where
 from hf_bidir.common.statistics import interval
 from hf_bidir.explain import load_checkpoint
 from hf_bidir.finetune.data.image_data import ImageCollator

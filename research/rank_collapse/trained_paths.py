@@ -20,9 +20,9 @@ from torch.nn import functional as F
 from tqdm import tqdm, trange
 
 from benchmarks.measure import ROOT, save_run
+from benchmarks.runs import check_runs, comparisons, has_run, markdown, read_runs, spread, where
 from hf_bidir import BidirBertConfig, BidirBertForTokenClassification
 from hf_bidir.common.files import save_figure
-from hf_bidir.common.runs import check_runs, comparisons, has_run, markdown, read_runs, spread, where
 from hf_bidir.common.statistics import TESTED
 from research.rank_collapse import bare_attention, path_states
 from research.rank_collapse.tasks import LENGTH, TOKEN_TASKS

@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 import torch
 
+from benchmarks.runs import add_runs
 from hf_bidir.common.errors import InputError
-from hf_bidir.common.runs import add_runs
 from research.language_models import report, run
 
 SCORES = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))

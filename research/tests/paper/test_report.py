@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from benchmarks.runs import where
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import write_json
-from hf_bidir.common.runs import where
 from research.paper.experiments import Experiment
 from research.paper.report import read_results, report_text
 from research.paper.rows import polar_separation

@@ -11,9 +11,9 @@ import pytest
 from datasets import Dataset
 from transformers import Trainer
 
+from benchmarks.runs import read_runs
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, write_json
-from hf_bidir.common.runs import read_runs
 from hf_bidir.finetune.data.synthetic import SETS
 from research.paper import run
 from research.paper.__main__ import main

@@ -3,8 +3,8 @@
 import pytest
 from scipy.stats import ttest_rel
 
+from benchmarks.runs import add_runs, check_runs, comparisons, has_run, markdown, read_runs, spread, where
 from hf_bidir.common.errors import InputError
-from hf_bidir.common.runs import add_runs, check_runs, comparisons, has_run, markdown, read_runs, spread, where
 
 KEY = ("task", "variant", "seed")
 
