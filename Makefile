@@ -8,10 +8,10 @@ export OMP_NUM_THREADS ?= 1
 TESTS ?= tests/test_package.py tests/test_imports.py tests/test_house.py tests/cli
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo checkpoints space kernel tables test check peer lint package docs clean
+.PHONY: help install demo checkpoints space kernel tables test research-test check peer lint package docs clean
 
 help:  ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(VENV)/installed  ## build .venv and install the project into it
 
@@ -36,6 +36,9 @@ PARALLEL = --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-r
 
 test: install  ## run the tests
 	$(BIN)/python -m pytest $(PARALLEL)
+
+research-test: install  ## run the tests of research/
+	$(BIN)/python -m pytest research $(PARALLEL)
 
 check: install  ## check style, and run the tests that are not slow: for daily work, within 90 seconds
 	$(BIN)/ruff check .

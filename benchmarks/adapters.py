@@ -13,12 +13,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from measure import RESULTS, ROOT, save_run, train_once
 from pandas import DataFrame
 
+from benchmarks.measure import RESULTS, ROOT, save_run, train_once
+from benchmarks.runs import comparison, has_run, markdown, read_runs, spread, where
 from hf_bidir.cli.recipe import read_recipe
 from hf_bidir.common.files import read_json
-from hf_bidir.common.runs import comparison, has_run, markdown, read_runs, spread, where
 from hf_bidir.finetune.folder import RECORD
 from hf_bidir.finetune.tasks.image_classification import image_classification
 from hf_bidir.finetune.tasks.text_classification import text_classification
@@ -32,6 +32,7 @@ RATES = {
 }
 NAMES = {"digits": "digits", "ag-news": "AG News"}
 SAMPLE = 10_000  # training texts
+FILE = RESULTS / "adapters.csv"
 KEY = ["data", "trained", "rate", "seed"]
 
 
@@ -45,13 +46,13 @@ def main() -> None:
         # rates outside, so that runs of both kinds alternate
         for place in range(3):
             for (data, trained), rates in RATES.items():
-                if seed == 0 or rates[place] == best_rate(read_runs(RESULTS / "adapters.csv"), data, trained):
+                if seed == 0 or rates[place] == best_rate(read_runs(FILE), data, trained):
                     measure({"data": data, "trained": trained, "rate": rates[place], "seed": seed}, options)
 
 
 def measure(run: dict[str, Any], options: argparse.Namespace) -> None:
     """Train and add the row, unless there is one."""
-    if has_run(RESULTS / "adapters.csv", **run):
+    if has_run(FILE, **run):
         return
     data, trained, rate, seed = run.values()
     given = read_recipe(TASKS[data].options, ROOT / f"training/recipes/{data}-lora.yaml")
@@ -73,7 +74,7 @@ def measure(run: dict[str, Any], options: argparse.Namespace) -> None:
         "megabytes": weights.stat().st_size / 1e6,
     }
     files = [options.ag_news / f"{split}.parquet" for split in ("train", "test")] if data == "ag-news" else []
-    save_run("adapters", KEY, run | row, *files)
+    save_run(FILE, KEY, run | row, *files)
 
 
 def best_rate(runs: DataFrame, data: str, trained: str) -> float:

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from measure import interleaved_medians, peak_memory, write_table
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks.measure import interleaved_medians, peak_memory, write_table
 from hf_bidir import bidir_attention, packed_attention
 from hf_bidir.common.files import save_figure
 from hf_bidir.modeling.attention_inputs import INTERPRETED

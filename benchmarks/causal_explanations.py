@@ -28,11 +28,11 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from measure import save_runs
 from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from benchmarks.measure import RESULTS, save_runs
 from hf_bidir.checkpoints.layer_hooks import kept_keys
 from hf_bidir.explain import (
     METHODS,
@@ -45,7 +45,8 @@ from hf_bidir.explain.methods import methods_of
 from hf_bidir.explain.readout import choose_readout
 from hf_bidir.faithfulness.deletion import ranks, without_tokens
 
-NAME, KEY = "causal_explanations", ("model", "method", "seed", "prompt")
+FILE = RESULTS / "causal_explanations.csv"
+KEY = ("model", "method", "seed", "prompt")
 PROMPTS = Path(__file__).with_name("causal_prompts.txt")
 RANDOM, SEEDS = "random", 10  # a method of random scores
 SHARE, DRAWS = 0.25, 8  # of tokens removed; of random tokens in their place
@@ -103,7 +104,7 @@ def main() -> None:
         prompt = Prompt(model, ids, others, seed=number)
         shared = {"model": name, "prompt": number, "half": ("choice", "report")[number % 2]}
         shared |= {"tokens": prompt.length, "y": round(prompt.y, 3)}
-        save_runs(NAME, KEY, [shared | row for row in measured(prompt)], PROMPTS)
+        save_runs(FILE, KEY, [shared | row for row in measured(prompt)], PROMPTS)
 
 
 def measured(prompt: Prompt) -> list[Row]:

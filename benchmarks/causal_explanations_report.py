@@ -1,9 +1,9 @@
 """Table of benchmarks/causal_explanations.py, and the order of methods that the default of causal models follows."""
 
 import pandas as pd
-from causal_explanations import RANDOM
 
-from hf_bidir.common.runs import markdown, where
+from benchmarks.causal_explanations import RANDOM
+from benchmarks.runs import markdown, where
 from hf_bidir.common.statistics import Comparison, compare, mean_in_interval
 from hf_bidir.explain import METHODS
 

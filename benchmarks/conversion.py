@@ -16,13 +16,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from measure import RESULTS, write_table
 from transformers import BertConfig, BertForMaskedLM
 from transformers.utils import logging
 
+from benchmarks.measure import RESULTS, ROOT, write_table
+
 CHILD = """
 import json, sys, time
-from measure import peak_memory
+from benchmarks.measure import peak_memory
 from transformers import BertForMaskedLM
 from hf_bidir import convert_checkpoint
 
@@ -76,7 +77,7 @@ def main() -> None:
 def run_alone(task: str, source: Path, target: Path) -> dict[str, float]:
     """One task in a new process: seconds, and peak growth in bytes."""
     words = [sys.executable, "-c", CHILD, task, str(source), str(target)]
-    done = subprocess.run(words, check=True, capture_output=True, text=True, cwd=Path(__file__).parent)
+    done = subprocess.run(words, check=True, capture_output=True, text=True, cwd=ROOT)
     shutil.rmtree(target)
     return json.loads(done.stdout.splitlines()[-1])
 

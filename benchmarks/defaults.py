@@ -13,13 +13,14 @@ import time
 from pathlib import Path
 
 from datasets import ClassLabel, Dataset, Image
-from measure import RESULTS, save_run
 from pandas import DataFrame
 
-from hf_bidir.common.runs import check_runs, has_run, markdown, spread
+from benchmarks.measure import RESULTS, save_run
+from benchmarks.runs import check_runs, has_run, markdown, spread
 
 CLASSES = 6
 IMAGES, TEXTS = 2000, 2000
+FILE = RESULTS / "defaults.csv"
 FIXED = {"3 epochs": ["--num_train_epochs", "3", "--lr_scheduler_type", "linear", "--warmup_ratio", "0.1"]}
 
 
@@ -43,12 +44,10 @@ def main() -> None:
         for data, (command, files) in tasks.items():
             for name, extra in (FIXED | {"default": []}).items():
                 run = {"data": data, "options": name, "seed": seed}
-                if not has_run(RESULTS / "defaults.csv", **run):
+                if not has_run(FILE, **run):
                     folder = options.runs / f"{Path(command[0]).stem}-{name.replace(' ', '-')}-{seed}"
                     row = run | train([*command, *extra, "--seed", str(seed)], files, folder)
-                    save_run(
-                        "defaults", list(run), row, options.sst2 / "test.parquet", options.cifar10 / "test.parquet"
-                    )
+                    save_run(FILE, list(run), row, options.sst2 / "test.parquet", options.cifar10 / "test.parquet")
                     print(row, flush=True)
 
 

@@ -8,9 +8,9 @@ import argparse
 from pathlib import Path
 
 import torch
-from measure import write_table
 from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTForImageClassification
 
+from benchmarks.measure import write_table
 from hf_bidir import (
     BidirBertConfig,
     BidirBertForSequenceClassification,

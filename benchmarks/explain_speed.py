@@ -19,10 +19,10 @@ from pathlib import Path
 
 import networkx
 import torch
-from measure import RESULTS, interleaved_medians, write_table
 from torch import nn
 from tqdm import tqdm
 
+from benchmarks.measure import RESULTS, interleaved_medians, write_table
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, tanhmax
 from hf_bidir.explain import (
     attention_flow,

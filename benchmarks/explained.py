@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import ROOT
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from benchmarks.measure import ROOT
 from hf_bidir.explain import load_checkpoint, orient_heads, read_image, read_text
 from hf_bidir.explain.checkpoint import Example
 from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.finetune.data.image_files import read_images
 from hf_bidir.finetune.data.sources import read_table
-from hf_bidir.paper.polarity import NEUTRAL_GRADE
 
 RUNS = ROOT / "runs/explained"
+NEUTRAL_GRADE = 2  # of a word in the treebank, on the scale 0 to 4
 SEEDS = 3  # of the models in the tables
 MODELS = {"softmax": "softmax", "tanhmax": "TanhMax", "converted": "TanhMax, converted"}  # and their names in tables
 CONVERTED = ("softmax", "converted")  # a model and its conversion

@@ -19,11 +19,22 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from explained import CONVERTED, MODELS, SEEDS, TASKS, add_options, batches_of, folder_of, load, orient, sample
-from measure import KEEP_LAST, RESULTS, save_run, train_once
 
+from benchmarks.explained import (
+    CONVERTED,
+    MODELS,
+    SEEDS,
+    TASKS,
+    add_options,
+    batches_of,
+    folder_of,
+    load,
+    orient,
+    sample,
+)
+from benchmarks.measure import KEEP_LAST, RESULTS, save_run, train_once
+from benchmarks.runs import check_runs, comparisons, has_run, markdown, spread
 from hf_bidir.cli.recipe import read_recipe
-from hf_bidir.common.runs import check_runs, comparisons, has_run, markdown, spread
 from hf_bidir.common.statistics import TESTED, Comparison
 from hf_bidir.explain.orient import CONSISTENT
 from hf_bidir.finetune.tasks.distillation import distillation
@@ -31,7 +42,8 @@ from hf_bidir.finetune.tasks.image_classification import image_classification
 from hf_bidir.finetune.tasks.text_classification import text_classification
 from hf_bidir.hub.evaluation import evaluate_checkpoint
 
-NAME, KEY = "explained_models", ("task", "model", "seed")
+FILE = RESULTS / "explained_models.csv"
+KEY = ("task", "model", "seed")
 RECIPES = Path(__file__).resolve().parent.parent / "training/recipes"
 
 
@@ -47,9 +59,9 @@ def main() -> None:
             for name in MODELS:
                 folder = trained(task, name, seed, options)
                 row = {"task": task, "model": name, "seed": seed}
-                if not has_run(RESULTS / f"{NAME}.csv", **row):
+                if not has_run(FILE, **row):
                     row |= measured(task, folder, options.data_dir)
-                    save_run(NAME, KEY, row, TASKS[task].file(options.data_dir, "test"))
+                    save_run(FILE, KEY, row, TASKS[task].file(options.data_dir, "test"))
                     print(row, flush=True)
 
 

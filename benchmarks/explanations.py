@@ -30,8 +30,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from explained import TASKS, Explained, add_options, examples_of, load, models, orient
-from explanations_measures import (
+from torch import Tensor
+from tqdm import tqdm
+
+from benchmarks.explained import TASKS, Explained, add_options, examples_of, load, models, orient
+from benchmarks.explanations_measures import (
     RANDOM,
     agreement,
     deletion_and_insertion,
@@ -41,19 +44,17 @@ from explanations_measures import (
     scores_of,
     timed_scores,
 )
-from measure import RESULTS, save_runs
-from torch import Tensor
-from tqdm import tqdm
-
+from benchmarks.measure import RESULTS, save_runs
+from benchmarks.runs import has_run
 from hf_bidir.common.files import sha256
-from hf_bidir.common.runs import has_run
 from hf_bidir.explain import METHODS
 from hf_bidir.explain.methods import methods_of
 from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.running import reads_images
 from hf_bidir.faithfulness.masked_fidelity import SIZES
 
-NAME, KEY = "explanations", ("task", "model", "seed", "method", "half")
+FILE = RESULTS / "explanations.csv"
+KEY = ("task", "model", "seed", "method", "half")
 COUNTS = {"sst2": 100, "agreement": 24, "movies": 20, "fashion": 40}  # examples of the test split
 FAITHFUL, SANE = {"sst2": 24}, 5  # fewer of them for curves and F-Fidelity; those for random weights
 LEFT_OUT = {"movies": ("flow", "signed-flow")}  # their time grows with the cube of the length
@@ -75,9 +76,9 @@ def main() -> None:
         files = [*people, *(data.file(options.data_dir, split) for split in ("test", "train"))]
         for name, seed, folder in models(options, task):
             key = {"task": task, "model": name, "seed": seed, "weights": sha256(folder / "model.safetensors")[:8]}
-            if not has_run(RESULTS / f"{NAME}.csv", **key):
+            if not has_run(FILE, **key):
                 rows = measured(task, folder, options)
-                save_runs(NAME, KEY, [key | row for row in rows], *files)
+                save_runs(FILE, KEY, [key | row for row in rows], *files)
                 print(f"{task}, {name}, seed {seed}: {len(rows)} rows", flush=True)
 
 

@@ -8,11 +8,11 @@ from zlib import crc32
 
 import numpy as np
 import torch
-from explained import Explained
 from scipy.stats import kendalltau, spearmanr
 from sklearn.metrics import average_precision_score
 from torch import Tensor
 
+from benchmarks.explained import Explained
 from hf_bidir.explain import METHODS, token_scores
 from hf_bidir.explain.running import reads_images
 from hf_bidir.faithfulness import area, f_fidelity, prediction_curve, randomised_stages, tuned_on_masks

@@ -1,10 +1,10 @@
 """Tables of benchmarks/explanations.py: every measure by method, and the order of methods that the default follows."""
 
 import pandas as pd
-from explained import MODELS, SEEDS, TASKS
-from explanations_measures import RANDOM
 
-from hf_bidir.common.runs import markdown, where
+from benchmarks.explained import MODELS, SEEDS, TASKS
+from benchmarks.explanations_measures import RANDOM
+from benchmarks.runs import markdown, where
 from hf_bidir.common.statistics import interval, mean_in_interval
 from hf_bidir.explain import METHODS
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import onnxruntime
 import torch
 import transformers
-from measure import RESULTS, interleaved_medians, write_table
 from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from benchmarks.measure import RESULTS, interleaved_medians, write_table
 from hf_bidir import signed
 from hf_bidir.checkpoints.reading import read_model
 from hf_bidir.deploy.graph import export_checkpoint

@@ -32,14 +32,23 @@ from typing import Any
 import psutil
 import torch
 import transformers
-from families_build import SHRINKS, built, generative_class, model_class, tiny_config
-from families_checks import Pair, Verdict, all_checks, generates_with_cache, guarded, one_line, reloads_isolated, run
-from families_inputs import example
-from families_table import write_results
 from tqdm import tqdm
 from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+from benchmarks.families_build import SHRINKS, built, generative_class, model_class, tiny_config
+from benchmarks.families_checks import (
+    Pair,
+    Verdict,
+    all_checks,
+    generates_with_cache,
+    guarded,
+    one_line,
+    reloads_isolated,
+    run,
+)
+from benchmarks.families_inputs import example
+from benchmarks.families_table import write_results
 from hf_bidir import signed
 from hf_bidir.modeling.configuration_bidir import stock_heads
 from hf_bidir.modeling.signed_layers import attention_layers, attention_outside

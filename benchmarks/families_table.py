@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 import transformers
-from measure import write_table
 
+from benchmarks.measure import write_table
 from hf_bidir.checkpoints.families import SUMMARY
 
 Record = dict[str, Any]

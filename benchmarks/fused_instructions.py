@@ -23,12 +23,12 @@ os.environ["TRITON_INTERPRET"] = "0"
 import torch
 import triton
 import triton.language as tl
-from measure import write_table
 from tqdm import tqdm
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from hf_bidir.common.runs import markdown
+from benchmarks.measure import write_table
+from benchmarks.runs import markdown
 from hf_bidir.modeling.fused_blocks import ALIGNED
 from hf_bidir.modeling.fused_launch import KERNELS, SMALL, TILINGS, Variant
 

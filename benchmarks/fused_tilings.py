@@ -19,9 +19,9 @@ from itertools import product
 from pathlib import Path
 
 import torch
-from measure import ROOT, write_table
 from tqdm import tqdm
 
+from benchmarks.measure import ROOT, write_table
 from hf_bidir import bidir_attention
 from hf_bidir.common.files import replacing
 from hf_bidir.modeling.attention_inputs import INTERPRETED

@@ -12,9 +12,9 @@ import copy
 from functools import partial
 
 import torch
-from measure import device_options, interleaved_medians, write_table
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from benchmarks.measure import device_options, interleaved_medians, write_table
 from hf_bidir import signed
 
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}

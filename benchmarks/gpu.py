@@ -31,9 +31,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TQDM_DISABLE", "1")  # a line for each row instead
 
 import torch
-from gpu_rows import Rows
-from gpu_sections import SECTIONS
-from measure import RESULTS
+
+from benchmarks.gpu_rows import Rows
+from benchmarks.gpu_sections import SECTIONS
+from benchmarks.measure import RESULTS
 
 FULL = {
     "device": "cuda", "dtype": "bfloat16", "heads": 12, "layers": 12, "width": 768, "repeats": 9, "warm_up": 3,

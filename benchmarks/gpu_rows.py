@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import torch
 
+from benchmarks.runs import markdown
 from hf_bidir.common.files import replacing
-from hf_bidir.common.runs import markdown
 
 
 class Measured(NamedTuple):

@@ -20,12 +20,7 @@ from types import SimpleNamespace as Sizes
 from typing import NamedTuple
 
 import torch
-from attention import BASELINE, IMPLEMENTATIONS, Problem, random_problem, with_gradient, without_gradient
-from generation import generate, pair
-from gpu_rows import Measured
-from measure import ROOT, elapsed, interleaved_medians, peak_memory, synchronize
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from training_step import batch_of, training_step_of
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -34,6 +29,11 @@ from transformers import (
     ViTForImageClassification,
 )
 
+from benchmarks.attention import BASELINE, IMPLEMENTATIONS, Problem, random_problem, with_gradient, without_gradient
+from benchmarks.generation import generate, pair
+from benchmarks.gpu_rows import Measured
+from benchmarks.measure import ROOT, elapsed, interleaved_medians, peak_memory, synchronize
+from benchmarks.training_step import batch_of, training_step_of
 from hf_bidir import signed
 
 STOCK, TANHMAX = "stock softmax", "TanhMax"
@@ -131,11 +131,10 @@ def _first(sizes: Sizes) -> list[Measured]:
 
 
 def _first_step(sizes: Sizes, name: str, cache: str) -> float:
-    program = f"import gpu_sections; gpu_sections.print_first_step({vars(sizes)!r}, {name!r})"
+    program = f"from benchmarks import gpu_sections; gpu_sections.print_first_step({vars(sizes)!r}, {name!r})"
     environment = os.environ | {"TRITON_CACHE_DIR": cache, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=SECONDS
-    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
     if done.returncode:
         raise RuntimeError(f"the first step failed: {done.stderr[-1000:]}")
     return float(done.stdout.split()[-1])

@@ -23,16 +23,16 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from measure import KEEP_LAST, ROOT, save_run, train_once
 from pandas import DataFrame, notna
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
+from benchmarks.measure import KEEP_LAST, RESULTS, ROOT, save_run, train_once
+from benchmarks.runs import check_runs, markdown, where
 from hf_bidir.checkpoints.convert import convert_checkpoint, restore_softmax
 from hf_bidir.checkpoints.reading import read_config
 from hf_bidir.cli.recipe import read_recipe
-from hf_bidir.common.runs import check_runs, markdown, where
 from hf_bidir.explain.signs import negative_share
 from hf_bidir.finetune.distillation import DistillationTrainer, student_and_teacher
 from hf_bidir.finetune.folder import read_record
@@ -45,6 +45,7 @@ from hf_bidir.hub.evaluation import local_folder
 from hf_bidir.modeling.model_types import is_signed
 
 RUNS = ROOT / "runs/healing"
+FILE = RESULTS / "healing.csv"
 KEY = ("model", "student", "steps", "seed")
 # λ = 1 without training
 SWAPPED = {"max_steps": 1, "learning_rate": 0.0, "warmup_ratio": 0.0, "negative_mass_until": 0.0}
@@ -157,7 +158,7 @@ def tokens(options: argparse.Namespace) -> None:
 def save(model: str, rows: list[dict[str, Any]], given: dict[str, Any]) -> None:
     for row in rows:
         files = [Path(file) for file in (*given["train_file"], *given["validation_file"])]
-        save_run("healing", KEY, {"model": model, "seed": 0} | row, *files)
+        save_run(FILE, KEY, {"model": model, "seed": 0} | row, *files)
         print(row)
 
 

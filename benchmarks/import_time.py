@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from measure import write_table
+from benchmarks.measure import write_table
 
 HELP = "import sys; sys.argv[1:] = {}; from hf_bidir.cli import app; app(prog_name='hf-bidir')"
 COMMANDS = {

@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import RESULTS, ROOT, write_table
 from scipy import stats
 from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedModel
 
+from benchmarks.measure import RESULTS, ROOT, write_table
 from hf_bidir.checkpoints.reading import read_model
 from hf_bidir.deploy.int8 import quantise_checkpoint
 from hf_bidir.explain.running import record_coefficients

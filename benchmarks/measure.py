@@ -18,8 +18,8 @@ import torch
 import transformers
 from tqdm import tqdm
 
+from benchmarks.runs import DATA, VERSIONS, add_runs, data_version, libraries, markdown
 from hf_bidir.common.files import read_json, replacing, sha256
-from hf_bidir.common.runs import DATA, VERSIONS, add_runs, data_version, libraries, markdown
 
 if TYPE_CHECKING:  # hf_bidir.finetune needs the extra `train`, which speed on a GPU is measured without
     from hf_bidir.finetune.task import Task
@@ -111,16 +111,16 @@ def train_once(task: "Task", given: Mapping[str, Any], folder: Path) -> dict[str
     return read_json(folder / TRAINED)
 
 
-def save_run(name: str, key: Sequence[str], row: Mapping[str, object], *data: Path) -> None:
+def save_run(file: Path, key: Sequence[str], row: Mapping[str, object], *data: Path) -> None:
     """Add one row, as `save_runs` does."""
-    save_runs(name, key, [row], *data)
+    save_runs(file, key, [row], *data)
 
 
-def save_runs(name: str, key: Sequence[str], rows: Iterable[Mapping[str, object]], *data: Path) -> None:
-    """Add rows to benchmarks/results/NAME.csv at once, in place of rows with the same values of `key`.
+def save_runs(file: Path, key: Sequence[str], rows: Iterable[Mapping[str, object]], *data: Path) -> None:
+    """Add rows to a csv file at once, in place of rows with the same values of `key`.
 
     Args:
-        name: the name of the benchmark.
+        file: the csv file of the benchmark.
         key: the columns that identify a run, with "seed" where runs have one.
         rows: settings and metrics; the versions of libraries and of `data` are added.
         data: the files that were read.
@@ -128,13 +128,15 @@ def save_runs(name: str, key: Sequence[str], rows: Iterable[Mapping[str, object]
     from hf_bidir.finetune.record import library_versions
 
     found = {VERSIONS: libraries(library_versions())} | ({DATA: data_version(*map(sha256, data))} if data else {})
-    add_runs(RESULTS / f"{name}.csv", [{**row, **found} for row in rows], key)
+    add_runs(file, [{**row, **found} for row in rows], key)
 
 
 def write_table(path: Path, title: str, notes: str, header: list[str], rows: list[list[str]], device: str) -> None:
     """Print a Markdown table and save it to `path`, with the machine and the command."""
     words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]  # without folders of this machine
-    command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words])
+    module = sys.modules["__main__"].__spec__  # of python -m
+    program = ["-m", module.name] if module else [f"benchmarks/{Path(sys.argv[0]).name}"]
+    command = shlex.join(["python", *program, *words])
     text = f"# {title}\n\n{machine(device)}\n\n{notes} Command: `{command}`.\n\n" + markdown(header, rows) + "\n"
     print(text)
     with replacing(path) as temporary:

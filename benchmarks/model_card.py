@@ -11,9 +11,9 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from measure import RESULTS, interleaved_medians, write_table
 from transformers.utils import logging
 
+from benchmarks.measure import RESULTS, interleaved_medians, write_table
 from hf_bidir.hub import build_model_card
 from hf_bidir.hub.checkpoint_files import digests
 from hf_bidir.hub.staging import stage

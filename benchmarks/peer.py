@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 import transformers
-from measure import write_table
+
+from benchmarks.measure import write_table
 
 CLASS = r"<class '.*[.](?=\w+'>)|'>"
 HERE = Path(__file__).parent

@@ -4,11 +4,12 @@
     python benchmarks/tables.py --check  # exit with 1 if a document differs from its data
 
 benchmarks/pages has a Jinja template of each such document, at the document's path in the repository. In a template,
-`runs(NAME)` is benchmarks/results/NAME.csv as a pandas table, `table(NAME, of=FUNCTION)` the Markdown table that a
-function of benchmarks/NAME_report.py or NAME.py makes from it, `cell(NAME, COLUMN, model="TanhMax")` a cell of
-results/NAME.md where a benchmark writes that itself, `module(NAME)` is benchmarks/NAME.py, `report(GROUP)`
-the report of `hf-bidir paper` in results/paper/GROUP, `pair(NAME)` a checkpoint's accuracy in model_cards/ minus that
-of its counterpart, and `require(claim)` stops with an error if the data contradict the sentence beside it.
+`module(NAME)` is benchmarks/NAME.py, or research/ROOM/STEM.py for ROOM/STEM; `runs(NAME)` is the csv file of that
+module, its FILE, as a pandas table; `table(NAME, of=FUNCTION)` the Markdown table that a function makes from it, in
+NAME_report.py, in research/ROOM/report.py for ROOM/run, or else in the module itself. `cell(NAME, COLUMN,
+model="TanhMax")` is a cell of benchmarks/results/NAME.md where a benchmark writes that itself, `report(GROUP)` the
+report in research/paper/results/GROUP, `pair(NAME)` a checkpoint's accuracy in model_cards/ minus that of its
+counterpart, and `require(claim)` stops with an error if the data contradict the sentence beside it.
 """
 
 import argparse
@@ -19,12 +20,12 @@ from types import ModuleType
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from measure import RESULTS, ROOT
 
+from benchmarks.measure import RESULTS, ROOT
+from benchmarks.runs import VERSIONS, comparison, comparisons, markdown, read_runs, spread, where
 from hf_bidir.common.files import read_json, replacing
-from hf_bidir.common.runs import VERSIONS, comparison, comparisons, markdown, read_runs, spread, where
 from hf_bidir.common.statistics import TESTED_BY_SEED, Comparison, compare, interval, mean_in_interval
-from hf_bidir.paper.report import report_text
+from research.paper.report import report_text
 
 PAGES = ROOT / "benchmarks/pages"
 
@@ -66,27 +67,30 @@ def render(page: str) -> str:
 
 
 def runs(name: str) -> pd.DataFrame:
-    """The rows of benchmarks/results/NAME.csv."""
-    return read_runs(RESULTS / f"{name}.csv")
+    """The rows of the csv file of a module."""
+    return read_runs(module(name).FILE)
 
 
 def table(name: str, *arguments: object, of: str = "table") -> str:
-    """The table that a function of benchmarks/NAME_report.py, or else of NAME.py, makes from NAME.csv."""
-    reported = (Path(__file__).parent / f"{name}_report.py").is_file()
-    return getattr(module(f"{name}_report" if reported else name), of)(runs(name), *arguments)
+    """The table that a function makes from the csv file of a module."""
+    reported = name.replace("/run", "/report")
+    if (Path(__file__).parent / f"{name}_report.py").is_file():
+        reported = f"{name}_report"
+    return getattr(module(reported), of)(runs(name), *arguments)
 
 
 def module(name: str) -> ModuleType:
-    """The module benchmarks/NAME.py."""
-    folder = str(Path(__file__).parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    """The module benchmarks/NAME.py, research/ROOM/STEM.py for ROOM/STEM, or the one with this dotted name."""
+    if "/" in name:
+        name = f"research.{name.replace('/', '.')}"
+    elif (Path(__file__).parent / f"{name}.py").is_file():
+        name = f"benchmarks.{name}"
     return importlib.import_module(name)
 
 
 def report(group: str) -> str:
-    """The report of `hf-bidir paper` from the rows in benchmarks/results/paper/GROUP."""
-    return report_text(RESULTS / "paper" / group)
+    """The report of the paper's experiments from the rows in research/paper/results/GROUP."""
+    return report_text(ROOT / "research/paper/results" / group)
 
 
 def cell(name: str, column: str, **row: str) -> str:

@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from measure import interleaved_medians, write_table
 from transformers import PreTrainedModel
 
+from benchmarks.measure import interleaved_medians, write_table
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, BidirViTConfig, BidirViTForImageClassification
 
 WIDTHS = (64, 128, 192, 256, 384)

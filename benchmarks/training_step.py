@@ -14,9 +14,9 @@ from functools import partial
 
 import torch
 import transformers
-from measure import device_options, interleaved_medians, write_table
 from transformers import PreTrainedModel
 
+from benchmarks.measure import device_options, interleaved_medians, write_table
 from hf_bidir import signed
 
 SMALL = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "intermediate_size": 1536}

@@ -17,9 +17,10 @@ import time
 from pathlib import Path
 
 import torch
-from measure import write_table
-from threads import LAYERS, text_model, training_step
 from tqdm import tqdm
+
+from benchmarks.measure import write_table
+from benchmarks.threads import LAYERS, text_model, training_step
 
 SETTINGS = ("default", "0", "1000", "10000", "100000")
 WIDTH, WARM_UP = 128, 2

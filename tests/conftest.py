@@ -36,7 +36,6 @@ SLOW = (
     "test_imports.py",
     "checkpoints/test_convert.py",
     "hub",
-    "paper",
     "cli/test_text_demo.py",
     "explain/test_flow.py",
     "explain/test_wrapped_models.py",

@@ -31,13 +31,15 @@ from hf_bidir.modeling.attention_inputs import HAS_TRITON
 from tests.tiny_models import stock_model
 
 ROOT = Path(__file__).parents[1]
-GLOBS = ["*.md", "docs/**/*.md", "training/**/*.md", "space/*.md", "benchmarks/*.md", "model_cards/**/README.md"]
+GLOBS = ["*.md", "docs/**/*.md", "training/**/*.md", "space/*.md", "benchmarks/*.md", "research/*.md"]
+GLOBS += ["model_cards/**/README.md"]
 FILES = [file for pattern in GLOBS for file in sorted(ROOT.glob(pattern))]
 PAGES = {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in FILES}
 CARDS = ROOT / "model_cards"  # their Python blocks run in tests/hub
 BLOCK = re.compile(r"(<!-- gpu -->\n+)?^( *)```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`((?:hf-bidir|make|python) [^`\n]+|--[a-z][\w-]+[^`\n]*)`")
-SOURCES = [file for folder in ("hf_bidir", "training", "benchmarks", "space") for file in (ROOT / folder).rglob("*.py")]
+FOLDERS = ("hf_bidir", "training", "benchmarks", "research", "space")
+SOURCES = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")]
 WORDS = set(re.findall(r"(?<![^\W_])[a-z]\w+", "".join(f.read_text("utf-8") for f in SOURCES).replace("-", "_")))
 VALUE = re.compile(r"(True|False|None|\d+|torch\.[\w.]+\S*\)|\{.*\}|'.*?')(?:: .*)?$")  # in the comment on a print
 PYTHON = [name for name, text in PAGES.items() if "```python" in text and not name.startswith("model_cards/")]
@@ -131,7 +133,7 @@ def check_command(command: str, monkeypatch: pytest.MonkeyPatch, is_complete: bo
         name = words[0].strip("-").replace("-", "_").partition("=")[0].removeprefix("no_")
         problem = None if name in WORDS else "no command has this option"
     elif words[0] == "make":
-        unknown = {*words[1:]} - {*re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)}
+        unknown = {*words[1:]} - {*re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)}
         problem = f"no target {unknown}" if unknown else None
     elif words[0] == "hf-bidir":
         problem = problem_of_cli(words[1:])
@@ -156,10 +158,10 @@ def problem_of_cli(words: list[str]) -> str | None:
 
 def problem_of_script(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
     """Run a script up to the end of its parser."""
-    found = [index for index, word in enumerate(words) if word.endswith(".py")]
+    found = [index for index, word in enumerate(words) if word.endswith(".py") or word.startswith("research.")]
     if not found:
         return None
-    file, parse_args, said = ROOT / words[found[0]], ArgumentParser.parse_args, io.StringIO()
+    file, parse_args, said = file_of(words[found[0]]), ArgumentParser.parse_args, io.StringIO()
 
     def parse_only(*arguments):
         parse_args(*arguments)
@@ -185,6 +187,14 @@ def problem_of_script(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str 
         except FileNotFoundError as error:
             return str(error)
     return "no parser was reached"
+
+
+def file_of(program: str) -> Path:
+    """The file that `python FILE.py` or `python -m MODULE` runs."""
+    if program.endswith(".py"):
+        return ROOT / program
+    path = ROOT / program.replace(".", "/")
+    return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 @pytest.mark.parametrize("page", PAGES)

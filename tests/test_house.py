@@ -14,7 +14,7 @@ from hf_bidir import BidirBertConfig, BidirRnnConfig
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_bidir"
-FOLDERS = ("hf_bidir", "training", "tests", "space", "benchmarks", "docs")
+FOLDERS = ("hf_bidir", "training", "tests", "space", "benchmarks", "research", "docs")
 SOURCES = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")]
 SEQ2SEQ = {"encoder": "gru", "attn_score": "dot", "decoder_style": "luong"}
 TRAVELS = {"torch", "transformers", "triton"} | sys.stdlib_module_names  # triton only where it is installed
@@ -70,11 +70,9 @@ MAY_IMPORT = {
     "finetune": {"common", "modeling", "checkpoints"},
     "explain": {"common", "modeling", "checkpoints"},
     "faithfulness": {"common", "modeling", "checkpoints", "explain"},
-    "rank_collapse": {"common", "modeling", "checkpoints", "explain"},
     "hub": {"common", "modeling", "checkpoints", "finetune", "explain"},
-    "paper": {"common", "modeling", "checkpoints", "finetune", "explain", "faithfulness", "hub"},
     "deploy": {"common", "modeling", "checkpoints"},
-    "cli": {"common", "modeling", "checkpoints", "deploy", "finetune", "explain", "rank_collapse", "hub", "paper"},
+    "cli": {"common", "modeling", "checkpoints", "deploy", "finetune", "explain", "hub"},
 }
 
 
@@ -85,9 +83,15 @@ def test_subpackages_import_in_one_direction(subpackage):
         assert used <= MAY_IMPORT[subpackage], f"{file.relative_to(PACKAGE)} imports {used - MAY_IMPORT[subpackage]}"
 
 
-def test_no_file_of_the_package_imports_training():
+def test_the_package_imports_no_other_folder_of_the_repository():
     for file in PACKAGE.rglob("*.py"):
-        assert "training" not in {name.split(".")[0] for name in imported(file)}, file.name
+        assert not {name.split(".")[0] for name in imported(file)} & {*FOLDERS[1:]}, file.name
+
+
+def test_only_research_and_the_tables_import_research():
+    tables = ROOT / "benchmarks/tables.py"  # makes the documents of both
+    for file in (file for file in SOURCES if file != tables and not file.is_relative_to(ROOT / "research")):
+        assert "research" not in {name.split(".")[0] for name in imported(file)}, file
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ names = [command.name or command.callback.__name__.replace("_", "-") for command
 found = {f"{name} --help": invoke(name, "--help")[0] for name in names}
 found["families roberta"] = invoke("families", "roberta")[0]
 found["doctor"] = invoke("doctor")[0]
-for line in ("explain runs/x text", "rank-collapse runs/x", "evaluate runs/x", "demo", "paper sst"):
+for line in ("explain runs/x text", "evaluate runs/x", "demo"):
     found[line] = invoke(*line.split())
 print(json.dumps(found))
 """
@@ -164,8 +164,7 @@ print(json.dumps(found))
 def test_with_the_core_commands_have_help_and_name_the_extras_that_they_need(core, tmp_path):
     found = json.loads(run([core / "python", "-I", "-c", CORE_COMMANDS], tmp_path).splitlines()[-1])
     failed = {line: outcome for line, outcome in found.items() if outcome != 0}
-    extras = {"explain": "explain", "rank-collapse": "explain", "evaluate": "explain,hub,train"}
-    extras |= {"demo": "explain,train", "paper": "explain,hub,train"}
+    extras = {"explain": "explain", "evaluate": "explain,hub,train", "demo": "explain,train"}
     assert {line.split()[0] for line in failed} == set(extras)
     for line, (code, output) in failed.items():
         expected = rf"error: \w+ is not installed; run: pip install 'hf-bidir\[{extras[line.split()[0]]}\]'"
@@ -178,7 +177,7 @@ import json
 from importlib import import_module
 
 found = {}
-for name in ("rank_collapse", "explain", "faithfulness", "finetune.trainer", "finetune.tasks.text_classification"):
+for name in ("explain", "faithfulness", "finetune.trainer", "finetune.tasks.text_classification"):
     try:
         import_module(f"hf_bidir.{name}")
     except ModuleNotFoundError as error:
@@ -191,7 +190,6 @@ def test_with_the_core_the_import_of_a_subpackage_names_the_extras_that_it_needs
     found = json.loads(run([core / "python", "-I", "-c", CORE_IMPORTS], tmp_path))
     assert found == {
         "explain": "[explain]'",
-        "rank_collapse": "[explain]'",
         "faithfulness": "[explain,train]'",
         "finetune.trainer": "[train]'",
         "finetune.tasks.text_classification": "[train]'",

@@ -3,7 +3,7 @@ al. 2015), or a checkpoint of BART, Marian or T5, whose self- and cross-attentio
 
 examples:
   # sort eight numbers
-  python training/synthetic.py sorting runs/sorting
+  python -m research.mechanisms.data sorting runs/sorting
   python training/seq2seq.py training/recipes/sorting-rnn-tanhmax.yaml
 
   # your own pairs, in a table with the columns source and target, character by character

@@ -6,7 +6,7 @@ import os
 # several times as long (benchmarks/waiting_threads.py). OpenMP reads this when torch is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-from hf_bidir.cli import checkpoints, deploy, explain, orient, hub, models, experiments, doctor  # noqa: F401, I001  (imported in the order of --help)
+from hf_bidir.cli import checkpoints, deploy, explain, orient, hub, models, demo, doctor  # noqa: F401, I001  (imported in the order of --help)
 from hf_bidir.cli.app import app
 
 __all__ = ["app"]

@@ -1,9 +1,7 @@
-"""How much a model has and uses of either sign: shares, and runs without one sign."""
+"""How much a model has and uses of either sign."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
-from itertools import cycle
 
 import torch
 from torch import Tensor
@@ -48,25 +46,6 @@ def negative_share(
     return negative / counted if counted else None
 
 
-def without_as_much_positive(model: PreTrainedModel, seed: int = 0) -> AbstractContextManager[None]:
-    """Context in which each query loses as much positive mass as it has negative mass, from keys in a random order.
-
-    The control for `without_negatives`: a model that depends on its negative coefficients loses more without them. The
-    last coefficient that is reached keeps what remains of it; a query with more negative than positive mass loses all
-    of the latter.
-    """
-    generator = torch.Generator().manual_seed(seed)
-
-    def reduced(coefficients: Tensor) -> Tensor:
-        order = torch.rand(coefficients.shape, generator=generator).to(coefficients.device).argsort(-1)
-        positive = coefficients.clamp_min(0).gather(-1, order)
-        to_remove = coefficients.clamp_max(0).sum(-1, keepdim=True).neg()
-        removed = torch.minimum((to_remove - positive.cumsum(-1) + positive).clamp_min(0), positive)
-        return coefficients - torch.zeros_like(coefficients).scatter(-1, order, removed)
-
-    return edited_coefficients(model, reduced)
-
-
 @torch.inference_mode()
 def negative_variance_share(model: PreTrainedModel, batches: Iterable[Mapping[str, Tensor]]) -> Tensor:
     """How much of each head's output varies with its negative coefficients, `[layers, heads]` in [0, 1].
@@ -90,22 +69,3 @@ def negative_variance_share(model: PreTrainedModel, batches: Iterable[Mapping[st
         positive, negative = (torch.cat(part).var(0).sum(-1) for part in zip(*contexts[layer], strict=True))
         shares.append(negative / (positive + negative))
     return torch.stack(shares)
-
-
-def without_weaker_sign(model: PreTrainedModel, negative_share: Tensor) -> AbstractContextManager[None]:
-    """Context in which every head loses the coefficients of the sign that matters less to its output.
-
-    Unlike `without_negatives`, this does not depend on the arbitrary sign of a head. A model that does not change
-    inside the context uses one sign per head, as softmax does.
-
-    Args:
-        negative_share: `[layers, heads]`, from `negative_variance_share`.
-    """
-    kept = torch.where(negative_share > 0.5, -1.0, 1.0)[:, None, :, None, None]
-    layers = cycle(range(len(kept)))
-
-    def reduced(coefficients: Tensor) -> Tensor:
-        sign = kept[next(layers)].to(coefficients)
-        return sign * (sign * coefficients).clamp_min(0)
-
-    return edited_coefficients(model, reduced)

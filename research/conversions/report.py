@@ -1,0 +1,122 @@
+"""Table and figures of run.py, from results/conversions.csv.
+
+    python -m research.conversions.report
+
+Draws a figure for each task: accuracy against what the negative coefficients are worth, of the runs with the versions
+of the softmax run. `make tables` makes the tables.
+"""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
+from benchmarks.runs import check_runs, comparison, markdown, read_runs, spread, where
+from hf_bidir.common.files import save_figure
+from hf_bidir.common.statistics import TESTED, Comparison, holm
+from research.conversions.run import FILE, TASKS
+from research.conversions.variants import VARIANTS
+
+PARTS = ("negatives", "positive_mass", "weaker_sign")
+TICKS = (-30, -10, -5, -2, -1, 0, 1, 2, 5, 10, 30)
+LINEAR = 2  # between -2 and 2 points the axes of costs are linear: some variants are far off
+COLUMNS = {  # of the table: heading, factor and digits
+    "relative_error": ("hidden-state error", 100, 1),
+    "negative_share": ("negative", 100, 0),
+    "cost_of_negatives": ("cost of negatives", 1, 1),
+    "cost_of_positive_mass": ("cost of positive mass", 1, 1),
+    "worth": ("worth", 1, 1),
+    "cost_of_weaker_sign": ("cost of the weaker sign", 1, 1),
+    "human_sign": ("human sign", 100, 1),
+    "healing_minutes": ("minutes", 1, 1),
+}
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    for (task, split, _), runs in read_runs(FILE).groupby(["task", "split", "versions"]):
+        if "softmax" in set(runs["variant"]):
+            file = FILE.with_name(f"{task}-{split}.png")
+            draw(with_costs(runs), f"{TASKS[task].title}: {split} data", file)
+            print(f"saved: {file}")
+
+
+def table(runs: DataFrame, task: str, split: str, seeds: int | Mapping[str, int], versions: str | None = None) -> str:
+    """The variants measured on a split of a task.
+
+    Args:
+        runs: all rows.
+        task, split: which of them.
+        seeds: how many each variant must have, of fine-tuning, or of healing where all share one softmax checkpoint.
+        versions: only the rows of these versions, where a task has several.
+    """
+    chosen = {"task": task, "split": split} | ({"versions": versions} if versions else {})
+    runs = with_costs(where(runs, **chosen))
+    check_runs(runs if runs["seed"].any() else runs.assign(seed=runs["healing"]), ["variant"], seeds)
+    compared = differences(runs)
+    rows = [
+        [
+            VARIANTS[variant].what,
+            str(len(found)),
+            spread(found, "accuracy", 100),
+            *(compared[variant].cells() if variant in compared else [""] * len(TESTED)),
+            *(spread(found, column, factor, digits) for column, (_, factor, digits) in COLUMNS.items()),
+        ]
+        for variant, found in by_variant(runs)
+    ]
+    return markdown(["variant", "runs", "accuracy", *TESTED, *(heading for heading, *_ in COLUMNS.values())], rows)
+
+
+def with_costs(runs: DataFrame) -> DataFrame:
+    """The runs with the accuracy that each loses without a part of its coefficients, in points."""
+    costs = {f"cost_of_{part}": 100 * (runs["accuracy"] - runs[f"accuracy_without_{part}"]) for part in PARTS}
+    return runs.assign(**costs, worth=costs["cost_of_negatives"] - costs["cost_of_positive_mass"])
+
+
+def by_variant(runs: DataFrame) -> list[tuple[str, DataFrame]]:
+    """The runs of each variant, in the order of `VARIANTS`."""
+    return sorted(runs.groupby("variant"), key=lambda group: list(VARIANTS).index(group[0]))
+
+
+def differences(runs: DataFrame, column: str = "accuracy") -> dict[str, Comparison]:
+    """Compare a share, such as the accuracy, of each variant with that of softmax, in points; corrected together.
+
+    Paired by the seed of fine-tuning, each the mean over its healings; over healings where all share one softmax model.
+    """
+    softmax, found = where(runs, variant="softmax"), {}
+    for variant, rows in by_variant(runs[runs["variant"] != "softmax"]):
+        if len(softmax) > 1:
+            rows = rows.groupby("seed", as_index=False)[column].mean()
+        if (one := comparison(rows, softmax, column, 100)) is not None:
+            found[variant] = one
+    return holm(found)
+
+
+def draw(runs: DataFrame, title: str, path: Path) -> None:
+    """Accuracy against worth and against the cost of the weaker sign, a numbered point for each variant."""
+    figure = Figure(figsize=(11, 5.2), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for number, (variant, found) in enumerate(by_variant(runs), 1):
+        style = {"color": "black", "marker": "*"} if variant == "softmax" else {"color": f"C{number % 10}"}
+        for panel, column in ((left, "worth"), (right, "cost_of_weaker_sign")):
+            place = found[column].mean(), 100 * found["accuracy"].mean()
+            if found[column].notna().any():
+                label = f"{number}  {VARIANTS[variant].what}" if panel is left else None
+                panel.scatter(*place, s=40, label=label, **style)
+                panel.annotate(str(number), place, (4, 4), textcoords="offset points", fontsize=8)
+    for panel, label in ((left, "worth of the negative coefficients"), (right, "cost of the weaker sign")):
+        panel.set_xscale("symlog", linthresh=LINEAR)
+        low, high = panel.get_xlim()
+        panel.set_xticks(shown := [tick for tick in TICKS if low <= tick <= high], [f"{tick:+d}" for tick in shown])
+        panel.axvline(0, color="black", linewidth=0.5)
+        panel.set_xlabel(f"{label}, points")
+    left.set_ylabel("accuracy, %")
+    figure.suptitle(title, fontsize=10)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=7)
+    save_figure(figure, path, dpi=110)
+
+
+if __name__ == "__main__":
+    main()

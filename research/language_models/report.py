@@ -1,0 +1,108 @@
+"""Tables and figure of run.py, from results/language_model.csv.
+
+    python -m research.language_models.report
+
+Draws the losses during training. `make tables` makes the tables.
+"""
+
+import argparse
+from collections.abc import Collection
+from itertools import product
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
+from benchmarks.runs import check_runs, comparison, markdown, read_runs, spread, where
+from hf_bidir.common.files import save_figure
+from hf_bidir.common.statistics import TESTED, Comparison, holm
+from research.language_models.run import ARMS, BITS, CURVE_POINTS, FILE, SIZES, TOKENS, best_rate, rates_of
+
+SEEDS = 3
+COLUMNS = {  # of the tables: heading and digits
+    "curve_10": ("loss at 10 %", 3),
+    "kurtosis": ("kurtosis", 2),
+    "largest": ("largest activation", 1),
+    "first_share": ("on the first token", 3),
+    "negative_share": ("negative", 3),
+    **{f"loss_{bits}_bits": (f"{bits} bits", 3) for bits in BITS},
+}
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    file = FILE.with_suffix(".png")
+    draw(where(read_runs(FILE), tokens=TOKENS), file)
+    print(f"saved: {file}")
+
+
+def table(runs: DataFrame, every_rate: bool = False, single: Collection[tuple[str, str]] = ()) -> str:
+    """Each attention at its best learning rate over seeds, or at every learning rate with seed 0.
+
+    Args:
+        runs: all rows.
+        every_rate: which of the two.
+        single: size and attention of the rows that have one seed at the best rate; the others have `SEEDS`.
+    """
+    runs = where(runs, tokens=TOKENS)
+    rows = {}  # by size, attention and rate
+    for size, arm in arms_of(runs):
+        for rate in rates_of(runs, size, arm) if every_rate else [best_rate(runs, size, arm)]:
+            seed = {"seed": 0} if every_rate else {}
+            rows[size, arm, rate] = where(runs, size=size, arm=arm, rate=rate, **seed)
+    seeds = {", ".join(map(str, row)): 1 if every_rate or row[:2] in single else SEEDS for row in rows}
+    check_runs(pd.concat([of.assign(row=row) for row, of in zip(seeds, rows.values(), strict=True)]), ["row"], seeds)
+    tests = {} if every_rate else compared(runs)
+    lines = [
+        [
+            *(size, arm, "" if every_rate else str(len(rates_of(runs, size, arm))), f"{rate:g}"),
+            *("" if every_rate else str(len(of)), spread(of, "loss", digits=3)),
+            *(tests[size, arm, rate].cells(3) if (size, arm, rate) in tests else [""] * len(TESTED)),
+            *(spread(of, column, digits=digits) for column, (_, digits) in COLUMNS.items()),
+        ]
+        for (size, arm, rate), of in rows.items()
+    ]
+    header = ["size", "attention", "rates", "rate", "seeds", "loss", *TESTED]
+    return markdown([*header, *(heading for heading, _ in COLUMNS.values())], lines)
+
+
+def compared(runs: DataFrame) -> dict[tuple[str, str, float], Comparison]:
+    """The loss of each attention minus that of softmax, each at its best rate, by size, attention and rate."""
+    tests = {}
+    for size, arm in arms_of(runs):
+        if arm != "softmax":
+            pair = [at_best_rate(runs, size, one) for one in (arm, "softmax")]
+            tests[size, arm, best_rate(runs, size, arm)] = comparison(*pair, "loss")
+    return holm(tests)
+
+
+def arms_of(runs: DataFrame) -> list[tuple[str, str]]:
+    """The sizes and attentions that have runs, in the order of the tables."""
+    return [pair for pair in product(SIZES, ARMS) if not where(runs, size=pair[0], arm=pair[1]).empty]
+
+
+def at_best_rate(runs: DataFrame, size: str, arm: str) -> DataFrame:
+    return where(runs, size=size, arm=arm, rate=best_rate(runs, size, arm))
+
+
+def draw(runs: DataFrame, path: Path) -> None:
+    """The difference of the loss to softmax during training, each with its best rate, over the seeds of both."""
+    figure = Figure(figsize=(5.5 * len(SIZES), 3.6), layout="constrained")
+    columns = [f"curve_{percent}" for percent in CURVE_POINTS]
+    for panel, size in zip(figure.subplots(1, len(SIZES)), SIZES, strict=True):
+        softmax, rate = at_best_rate(runs, size, "softmax").set_index("seed"), best_rate(runs, size, "softmax")
+        panel.axhline(0, color="black", linewidth=1)
+        for arm in [arm for of, arm in arms_of(runs) if of == size and arm != "softmax"]:
+            ahead = (at_best_rate(runs, size, arm).set_index("seed")[columns] - softmax[columns]).dropna()
+            label = f"{arm} (rate {best_rate(runs, size, arm):g}, {len(ahead)} seed{'s' * (len(ahead) > 1)})"
+            panel.plot([percent / 100 * TOKENS / 1e6 for percent in CURVE_POINTS], ahead.mean(), label=label)
+        parameters = softmax["parameters"].iloc[0] / 1e6
+        panel.set(title=f"{parameters:.1f} million parameters; softmax with rate {rate:g} is 0")
+        panel.set(xlabel="million tokens", ylabel="loss − loss of softmax (nats)")
+        panel.legend(fontsize=8)
+    save_figure(figure, path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Figures of run.py: coefficients of trained models, and scores over the length of the source."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
+from benchmarks.runs import where
+from hf_bidir.common.files import save_figure
+from hf_bidir.explain import align, alignment_grid, load_checkpoint, read_text, text_heatmap
+from hf_bidir.explain.running import record_coefficients
+from hf_bidir.finetune.data.sources import read_table
+from hf_bidir.finetune.folder import is_finished
+from research.mechanisms.images import IMAGES, LEVELS
+
+DAY, NUMBERS = "the 5th of March 1998", "42 7 93 7 18 60 5 71"
+MIXED = "word1109 word310 word1204 pos88 word451 neg68 word294 word349 word776 word261 word959 word1511"
+CLASSIFIERS = ("per_token", "feed_forward", "positional_feed_forward", "learned query", "hard per_token", "window")
+
+
+def draw_coefficients(name: str, run: Path, picture: Path) -> None:
+    """The coefficients of one model on one example; `name` is a mechanism, or "sorting"."""
+    model, tokenizer = load_checkpoint(run)
+    caption = f"{name}: coefficients of TanhMax; their common sign is arbitrary."
+    if name not in CLASSIFIERS:
+        found = align(model, tokenizer, NUMBERS if name == "sorting" else DAY)
+        generated = (" " if name == "sorting" else "").join(token for token in found.written if token != "[EOS]")
+        target = "5 7 7 18 42 60 71 93" if name == "sorting" else "1998-03-05"
+        caption += f" Generated: {generated} ({'correct' if generated == target else f'wrong; correct: {target}'})."
+        both = name in ("general", "sorting")  # the others show coefficients alone, which are the last scores
+        units = dict(reversed(found.scores.items())) if both else dict([*found.scores.items()][-1:])
+        figure = alignment_grid(found.written, found.source, units, caption=caption)
+    else:
+        example = read_text(tokenizer, MIXED, model.config.max_position_embeddings)
+        _, layers = record_coefficients(model, example.inputs)
+        if name == "window":
+            figure = alignment_grid(example.tokens, example.tokens, {"coefficient a": layers[0][0, 0]}, caption=caption)
+        else:
+            figure = text_heatmap(example.tokens, layers[0][0, 0, 0], unit="coefficient a", caption=caption)
+    save_figure(figure, picture, dpi=90)
+
+
+def draw_pixels(task: str, runs: Path, picture: Path) -> None:
+    """The coefficients of every mechanism and activation on the first test image, if all first seeds are there."""
+    folders = {
+        (mechanism, activation): runs / task / f"{mechanism}-{activation}-0"
+        for activation in ("tanhmax", "softmax")
+        for mechanism in IMAGES
+    }
+    if not all(map(is_finished, folders.values())):
+        return
+    row = read_table(str(runs / "data" / task / "test.parquet"))[0]
+    grey = np.array([int(word.removeprefix("grey")) for word in row["text"].split()])
+    side = int(len(grey) ** 0.5)
+    figure = Figure(figsize=(10, 5.2), layout="constrained")
+    panels = figure.subplots(2, 1 + len(IMAGES)).flatten()
+    for panel, (mechanism, activation) in zip(
+        panels, [("", ""), *[*folders][:3], ("", ""), *[*folders][3:]], strict=True
+    ):
+        panel.set(xticks=[], yticks=[])
+        if not mechanism:
+            panel.imshow(grey.reshape(side, side), cmap="gray", vmin=0, vmax=LEVELS)
+            panel.set_title("image")
+            continue
+        model, tokenizer = load_checkpoint(folders[mechanism, activation])
+        example = read_text(tokenizer, row["text"], model.config.max_position_embeddings)
+        output, layers = record_coefficients(model, example.inputs)
+        coefficients = layers[0][0, 0, 0].detach().numpy().reshape(side, side)
+        largest = abs(coefficients).max()
+        shown = panel.imshow(coefficients, cmap="RdBu_r", vmin=-largest, vmax=largest)
+        figure.colorbar(shown, ax=panel, shrink=0.7)
+        predicted = model.config.id2label[output.logits.argmax(-1).item()]
+        right = "correct" if output.logits.argmax(-1).item() == row["label"] else "wrong"
+        panel.set_title(f"{activation}, {mechanism}\nprediction {predicted} ({right})", fontsize=9)
+    figure.supxlabel("coefficient of each pixel; every panel has its own scale, and its common sign is arbitrary")
+    save_figure(figure, picture, dpi=90)
+
+
+def draw_lengths(runs: DataFrame, lengths: Mapping[str, int], picture: Path) -> None:
+    """Exact match over the words of the source, with attention and without, mean ± standard deviation over seeds."""
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    data = dict.fromkeys(task.split("-")[0] for task in lengths)
+    for panel, name in zip(figure.subplots(1, len(data), sharey=True), data, strict=True):
+        tasks = {task: length for task, length in lengths.items() if task.startswith(name)}
+        for activation, label in (("tanhmax", "TanhMax"), ("softmax", "softmax"), ("none", "no attention")):
+            found = [100 * where(runs, task=task, activation=activation)["score"] for task in tasks]
+            middle, deviation = [one.mean() for one in found], [one.std() for one in found]
+            panel.errorbar([*tasks.values()], middle, deviation, marker="o", capsize=2, label=label)
+        panel.set(title=name, xlabel="words of the source", xticks=[*tasks.values()], ylim=(-3, 103))
+    figure.axes[0].set_ylabel("exact match in percent")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
+    save_figure(figure, picture, dpi=90)

@@ -1,0 +1,84 @@
+"""The tables of results/mechanisms.md, from mechanisms.csv."""
+
+from pandas import DataFrame
+
+from benchmarks.runs import PAIR, check_runs, comparison, comparisons, markdown, spread, where
+from hf_bidir.common.statistics import TESTED, Comparison, holm
+from research.mechanisms.images import SIDES
+from research.mechanisms.run import KEY, LONGER, MECHANISMS, NO_ATTENTION
+from research.paper.findings import listed
+
+SEEDS, SCORE = 3, {"score": 100}
+TABLES = {  # and their tasks
+    "mechanisms": [task for task in MECHANISMS if task not in (*SIDES, *LONGER)],
+    "images": [*SIDES],
+    "lengths": [*LONGER],
+}
+
+
+def compared(runs: DataFrame, table: str) -> dict[tuple[str, str], Comparison]:
+    """TanhMax minus softmax in a table of `TABLES`, by task and mechanism; corrected together."""
+    check_runs(runs, KEY[:3], SEEDS)
+    runs = runs[runs["task"].isin(TABLES[table]) & (runs["mechanism"] != NO_ATTENTION)]
+    tests = comparisons(runs, ["task", "mechanism"], "activation", PAIR, SCORE)
+    return {(task, mechanism): one for (task, mechanism, _), one in tests.items()}
+
+
+def shown(runs: DataFrame, table: str, sign: int) -> str:
+    """The task and mechanism of each shown difference with this sign."""
+    return listed({" ".join(name): one for name, one in compared(runs, table).items()}, sign)
+
+
+def mechanisms(runs: DataFrame) -> str:
+    """TanhMax and softmax on dates, sorting and texts."""
+    return activations(runs, "mechanisms")
+
+
+def images(runs: DataFrame) -> str:
+    """TanhMax and softmax on images."""
+    return activations(runs, "images")
+
+
+def activations(runs: DataFrame, table: str) -> str:
+    """TanhMax and softmax in a table of `TABLES`."""
+    tests, rows = compared(runs, table), []
+    for task, mechanism in ((name, one) for name in TABLES[table] for one in MECHANISMS[name]):
+        pair = [where(runs, task=task, mechanism=mechanism, activation=activation) for activation in PAIR]
+        cells = [spread(of, "score", 100) for of in pair] + tests[task, mechanism].cells()
+        rows.append([task, mechanism, _options(mechanism, MECHANISMS[task][mechanism]), *cells])
+    return markdown(["task", "mechanism", "changed", "TanhMax", "softmax", *TESTED], rows)
+
+
+def lengths(runs: DataFrame) -> str:
+    """TanhMax, softmax and no attention by the length of the source."""
+    tests, rows = compared(runs, "lengths"), []
+    for task, length in LONGER.items():
+        found = [where(runs, task=task, activation=one) for one in (*PAIR, "none")]
+        scores = [spread(of, "score", 100) for of in found]
+        rows.append([task.split("-")[0], str(length), *scores, *tests[task, "general"].cells()])
+    return markdown(["task", "words", "TanhMax", "softmax", NO_ATTENTION, *TESTED], rows)
+
+
+def gains(runs: DataFrame) -> str:
+    """Attention minus no attention, by task, length and activation."""
+    rows = [[*task.split("-"), activation, *one.cells()] for (task, activation), one in compared_gains(runs).items()]
+    return markdown(["task", "words", "activation", *TESTED], rows)
+
+
+def compared_gains(runs: DataFrame) -> dict[tuple[str, str], Comparison]:
+    """Attention minus no attention, by task of `LONGER` and activation; corrected together."""
+    check_runs(runs, KEY[:3], SEEDS)
+    tests = {}
+    for task in LONGER:
+        without = where(runs, task=task, activation="none")
+        for activation in PAIR:
+            if found := comparison(where(runs, task=task, activation=activation), without, "score", 100):
+                tests[task, activation] = found
+    return holm(tests)
+
+
+def _options(mechanism: str, changed: dict[str, object]) -> str:
+    if mechanism == "window":
+        return "a BERT of three layers, `--attn_scope window --attn_window 4`"
+    given = [f"--{name}" if value is True else f"--{name} {value}" for name, value in changed.items()]
+    return f"`{' '.join(given)}`" if given else ""

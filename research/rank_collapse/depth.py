@@ -1,0 +1,200 @@
+"""Do a model's tokens become equal with depth, with softmax and with TanhMax, and which parts prevent it?
+
+    python training/distill.py training/recipes/minilm-healed.yaml --model_name_or_path MINILM \\
+        --train_file DIR/imdb/train.parquet DIR/sst2/train.parquet \\
+        --validation_file DIR/imdb/test.parquet DIR/sst2/validation.parquet
+    python -m research.rank_collapse.depth --data-dir DIR --minilm MINILM
+
+Random stacks: 12 layers with BERT-base's shape and random weights, as transformers initialises them, on random tokens;
+the seed is that of weights and tokens. MiniLM: sentence-transformers/all-MiniLM-L6-v2 or a folder with its weights, and
+its copy that the first command converts to TanhMax and heals; on test sentences of SST-2 and test reviews of IMDB.
+Digits: the two ViTs in model_cards/ on test images. For MiniLM and digits, a seed stands for a batch of examples. All
+in double precision. Rows go to results/rank_collapse.csv, one for each input, model, stack and seed; a row
+that is there is not measured again. Figures go to docs/rank-collapse.png and docs/rank-collapse-minilm.png.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from tqdm import tqdm
+
+from benchmarks.explained import sample
+from benchmarks.measure import ROOT, save_runs
+from benchmarks.runs import check_runs, has_run, markdown, read_runs, where
+from hf_bidir import BidirBertConfig, BidirBertModel
+from hf_bidir.common.files import save_figure
+from hf_bidir.common.statistics import interval
+from hf_bidir.explain import load_checkpoint
+from hf_bidir.finetune.data.image_data import ImageCollator
+from hf_bidir.finetune.data.image_files import read_digits
+from research.rank_collapse import STACKS, WITHOUT_NORM, Stack
+from research.rank_collapse.report import RankCollapse, measure_rank_collapse
+
+FILE = Path(__file__).with_name("results") / "rank_collapse.csv"
+KEY = ("input", "model", "stack", "seed")
+RANDOM, DIGITS, SST2 = "random tokens", "digits", "SST-2"
+PATHS = "paths"  # of as many heads as the column says
+MASSES = (0.0, 0.25, 0.5, 0.75, 1.0)
+SEEDS, LENGTH, SEQUENCES, BATCH, PATHS_PER_LENGTH = 5, 64, 2, {SST2: 8, DIGITS: 64}, 20
+FLOOR, ROUNDING = 1e-16, 1e-14  # the precision of float64, where smaller values are drawn; residuals below are errors
+
+
+class Case(NamedTuple):
+    """One model on one kind of input; both functions take the seed."""
+
+    input: str
+    model: str
+    load: Callable[[int], tuple[Any, Any]]  # the model and its processor
+    read: Callable[[Any, int], Mapping[str, Tensor]]
+    stacks: Mapping[str, Stack]
+    data: Sequence[Path]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="holds sst2/ and imdb/")
+    parser.add_argument("--minilm", required=True, help="the softmax MiniLM, a folder or a name on the Hub")
+    parser.add_argument("--healed", type=Path, default=ROOT / "runs/minilm-healed", help="the TanhMax MiniLM")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[32, 128, 512], help="of reviews, in tokens")
+    options = parser.parse_args()
+    for case, seed in tqdm([*product(cases(options), range(SEEDS))], unit="batch"):
+        key = {"input": case.input, "model": case.model, "seed": seed}
+        if not has_run(FILE, **key):
+            model, processor = case.load(seed)
+            found = measure_rank_collapse(model, case.read(processor, seed), PATHS_PER_LENGTH, case.stacks)
+            save_runs(FILE, KEY, [key | row for row in rows_of(found)], *case.data)
+    runs = read_runs(FILE)
+    draw(where(runs, input=RANDOM), ROOT / "docs/rank-collapse.png")
+    draw(
+        runs[runs["input"].isin([SST2, f"IMDB, {max(options.lengths)} tokens"])], ROOT / "docs/rank-collapse-minilm.png"
+    )
+
+
+def cases(options: argparse.Namespace) -> Iterator[Case]:
+    for mass in MASSES:
+        yield Case(RANDOM, f"λ = {mass:g}", partial(new_model, mass), random_tokens, STACKS, ())
+    for name in ("softmax", "TanhMax"):
+        card = ROOT / "model_cards" / f"digits-{name.lower()}"
+        yield Case(DIGITS, name, partial(saved, card), digits, STACKS, ())
+    texts = {SST2: ("sst2", 64)} | {f"IMDB, {length} tokens": ("imdb", length) for length in options.lengths}
+    for kind, (folder, length) in texts.items():
+        data = options.data_dir / folder / "test.parquet"
+        rows = [row["text"] for row in sample(data, SEEDS * BATCH[SST2])]
+        for name, source in (("softmax", options.minilm), ("TanhMax", options.healed)):
+            read = partial(tokens, rows, length)
+            yield Case(kind, name, partial(saved, source), read, STACKS | WITHOUT_NORM, [data])
+
+
+def new_model(mass: float, seed: int) -> tuple[BidirBertModel, None]:
+    torch.manual_seed(seed)
+    return BidirBertModel(BidirBertConfig(attn_negative_mass=mass)).eval(), None
+
+
+def random_tokens(_: None, seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {"input_ids": torch.randint(BidirBertConfig().vocab_size, (SEQUENCES, LENGTH), generator=generator)}
+
+
+def saved(source: str | Path, _: int) -> tuple[Any, Any]:
+    return load_checkpoint(source)
+
+
+def tokens(texts: Sequence[str], length: int, tokenizer: Any, seed: int) -> dict[str, Tensor]:
+    batch = list(texts[seed::SEEDS])
+    return dict(tokenizer(batch, padding=True, truncation=True, max_length=length, return_tensors="pt"))
+
+
+def digits(processor: Any, seed: int) -> dict[str, Tensor]:
+    images = read_digits()["test"].select(range(seed * BATCH[DIGITS], (seed + 1) * BATCH[DIGITS]))
+    return {"pixel_values": ImageCollator(processor)(images)["pixel_values"]}
+
+
+def rows_of(found: RankCollapse) -> Iterator[dict[str, Any]]:
+    """The stack, and residual and stable rank by layer, four digits each."""
+    for stack, residuals in (found.stacks | {PATHS: found.paths.median(1).values}).items():
+        columns = {"residual": residuals} | ({"rank": found.ranks[stack]} if stack != PATHS else {})
+        yield {"stack": stack} | {
+            f"{name}_{layer}": float(f"{value:.4g}")
+            for name, values in columns.items()
+            for layer, value in enumerate(values.tolist())
+        }
+
+
+# tables and figures
+
+
+def mean_and_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """The geometric mean, and the 95 % t interval of its logarithm over seeds."""
+    logs = np.log10(np.maximum(values, FLOOR))
+    return tuple(10 ** np.array([logs.mean(), *interval(logs)]))
+
+
+def middle(runs: pd.DataFrame, layer: int) -> float:
+    """The geometric mean of the residual after a layer."""
+    return mean_and_interval(runs[f"residual_{layer}"])[0]
+
+
+def residual(runs: pd.DataFrame, layer: int) -> str:
+    """The geometric mean of the residual after a layer, with its interval."""
+    mean, low, high = (
+        f"{value:.2f}" if value >= 0.01 else f"{value:.0e}" for value in mean_and_interval(runs[f"residual_{layer}"])
+    )
+    return f"{mean} [{low}, {high}]" if middle(runs, layer) > ROUNDING else "rounding"
+
+
+def models(runs: pd.DataFrame) -> list[str]:
+    return sorted(runs["model"].unique(), key="TanhMax".__eq__)  # the last one; softmax and λ stay in order
+
+
+def order(runs: pd.DataFrame) -> list[str]:
+    return [stack for stack in [*STACKS, *WITHOUT_NORM, PATHS] if stack in set(runs["stack"])]
+
+
+def table(runs: pd.DataFrame, kind: str, shown: Sequence[int], stacks: Sequence[str] = ()) -> str:
+    """Relative residual with its interval, and stable rank, on one kind of input after some layers (0: before).
+
+    By default of all stacks.
+    """
+    runs = where(runs, input=kind)
+    check_runs(runs, ("input", "model", "stack"), SEEDS)
+    rows = []
+    for model, stack in product(models(runs), stacks or order(runs)):
+        found, cells = where(runs, model=model, stack=stack), []
+        for layer in shown:
+            rank = found[f"rank_{layer}"].mean() if middle(found, layer) > ROUNDING else np.nan
+            cells.append(residual(found, layer) + ("" if np.isnan(rank) else f" ({rank:.1f})"))
+        rows.append([model, stack, *cells])
+    return markdown(["model", "stack", *("input" if not layer else f"layer {layer}" for layer in shown)], rows)
+
+
+def draw(runs: pd.DataFrame, file: Path) -> None:
+    """A row of panels per input, a column per stack, a line per model with its interval over seeds."""
+    inputs, stacks = runs["input"].unique(), order(runs)
+    layers = range(runs.filter(like="residual_").notna().any().sum())
+    figure = Figure(figsize=(2.4 * len(stacks) + 1, 2.5 * len(inputs) + 1), layout="constrained")
+    panels = figure.subplots(len(inputs), len(stacks), sharex=True, sharey=True, squeeze=False)
+    for (row, kind), (column, stack), model in product(enumerate(inputs), enumerate(stacks), models(runs)):
+        panel, found = panels[row, column], where(runs, input=kind, stack=stack, model=model)
+        means, low, high = zip(*(mean_and_interval(found[f"residual_{layer}"]) for layer in layers), strict=True)
+        (line,) = panel.plot(layers, means, marker=".", label=model)
+        panel.fill_between(layers, low, high, alpha=0.25, color=line.get_color(), linewidth=0)
+        panel.set(yscale="log", xticks=layers[:: 1 if len(layers) < 10 else 3])
+        panel.set_title(stack.replace(", no", ",\nno") if row == 0 else "", fontsize=10)
+        panel.set_xlabel("heads on the path" if stack == PATHS else "layer")
+        panel.set_ylabel(f"{kind}\nrelative residual" if column == 0 else "")
+    handles, names = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names))
+    save_figure(figure, file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Which paths of a trained network of attention and skip connections determine its accuracy?
+
+    python -m research.rank_collapse.trained_paths
+
+Three small tasks of Dong, Cordonnier, Loukas 2021: sorting, convex hull and memorization
+(research/rank_collapse/tasks.py), at λ = 0 (softmax), 0.5 and 1 (TanhMax). Rows go to
+results/collapse_tasks.csv; a row that is there is not measured again. The figure goes to
+docs/collapse-tasks.png.
+"""
+
+import argparse
+from itertools import product
+from pathlib import Path
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from torch.nn import functional as F
+from tqdm import tqdm, trange
+
+from benchmarks.measure import ROOT, save_run
+from benchmarks.runs import check_runs, comparisons, has_run, markdown, read_runs, spread, where
+from hf_bidir import BidirBertConfig, BidirBertForTokenClassification
+from hf_bidir.common.files import save_figure
+from hf_bidir.common.statistics import TESTED
+from research.rank_collapse import bare_attention, path_states
+from research.rank_collapse.tasks import LENGTH, TOKEN_TASKS
+
+FILE = Path(__file__).with_name("results") / "collapse_tasks.csv"
+KEY = ("task", "mass", "seed")
+MASSES, SEEDS = (0.0, 0.5, 1.0), 5
+LAYERS, HEADS, WIDTH = 6, 2, 48
+TRAIN, TEST, BATCH, STEPS = {"memorization": 100}, 1000, 100, 1500  # 20,000 training rows for the other tasks
+COLUMNS = {"network": "network", **{f"paths_{length}": str(length) for length in range(LAYERS + 1)}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
+    for seed, task, mass in tqdm([*product(range(SEEDS), TOKEN_TASKS, MASSES)], unit="network"):
+        key = {"task": task, "mass": mass, "seed": seed}
+        if not has_run(FILE, **key):
+            found = dict(zip(COLUMNS, accuracies(task, mass, seed), strict=True))
+            save_run(FILE, KEY, key | {"constant": constant(task)} | found)
+    draw(read_runs(FILE), ROOT / "docs/collapse-tasks.png")
+
+
+def accuracies(task: str, mass: float, seed: int) -> list[float]:
+    """The accuracy of a trained network, and of its paths of each length."""
+    _, tokens, classes = TOKEN_TASKS[task]
+    train, test = data_of(task)
+    model = trained(train, tokens, classes, mass, seed)
+    with torch.no_grad():
+        logits = [model(input_ids=test[0]).logits]
+        logits += [model.classifier(states) for states in path_states(model, {"input_ids": test[0]})]
+    return [(one.argmax(-1) == test[1]).double().mean().item() for one in logits]
+
+
+def data_of(task: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Training and test rows."""
+    make = TOKEN_TASKS[task][0]
+    train = make(TRAIN.get(task, 20_000))
+    return train, train if task in TRAIN else make(TEST, seed=1)
+
+
+def constant(task: str) -> float:
+    """The accuracy of the most frequent class of every position."""
+    train, test = data_of(task)
+    return (test[1] == train[1].mode(0).values).double().mean().item()
+
+
+def trained(
+    train: tuple[Tensor, Tensor], tokens: int, classes: int, mass: float, seed: int
+) -> BidirBertForTokenClassification:
+    torch.manual_seed(seed)
+    config = BidirBertConfig(
+        vocab_size=tokens, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS, num_labels=classes,
+        max_position_embeddings=LENGTH, attn_negative_mass=mass, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0, initializer_range=0.1,
+    )  # fmt: skip
+    model = bare_attention(BidirBertForTokenClassification(config))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-3, total_steps=STEPS, pct_start=0.1)
+    for _ in trange(STEPS, leave=False, desc=f"λ = {mass:g}, seed {seed}"):
+        rows = torch.randint(len(train[0]), (BATCH,))
+        logits = model(input_ids=train[0][rows]).logits
+        loss = F.cross_entropy(logits.flatten(0, 1), train[1][rows].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    return model.eval()
+
+
+def differences(runs: pd.DataFrame) -> str:
+    """TanhMax minus softmax."""
+    check_runs(runs, ("task", "mass"), SEEDS)
+    tests = comparisons(runs, ("task",), "mass", (1.0, 0.0), dict.fromkeys(COLUMNS, 100))
+    rows = [[task, COLUMNS[column], *one.cells()] for (task, column), one in tests.items()]
+    return markdown(["task", "paths through", *TESTED], rows)
+
+
+def table(runs: pd.DataFrame) -> str:
+    """Accuracies of every task and λ."""
+    check_runs(runs, ("task", "mass"), SEEDS)
+    rows = []
+    for (task, mass), found in runs.groupby(["task", "mass"], sort=False):
+        spreads = [spread(found, column, 100) for column in COLUMNS]
+        rows.append([task, f"{mass:g}", f"{100 * found['constant'].mean():.1f}", *spreads])
+    return markdown(["task", "λ", "constant", *COLUMNS.values()], rows)
+
+
+def draw(runs: pd.DataFrame, file: Path) -> None:
+    figure, lengths = Figure(figsize=(11, 3.6), layout="constrained"), range(LAYERS + 1)
+    for panel, task in zip(figure.subplots(1, len(TOKEN_TASKS), sharey=True), TOKEN_TASKS, strict=True):
+        for index, mass in enumerate(MASSES):
+            found = where(runs, task=task, mass=mass)[list(COLUMNS)]
+            middle, deviation = found.mean(), found.std()
+            bars = {"marker": "o", "markersize": 4, "capsize": 2, "color": f"C{index}", "label": f"λ = {mass:g}"}
+            panel.errorbar(lengths, middle.iloc[1:], deviation.iloc[1:], **bars)
+            panel.axhline(middle["network"], color=f"C{index}", linestyle=":")
+        panel.axhline(where(runs, task=task)["constant"].mean(), color="0.7", linewidth=1)
+        panel.set(title=task, xlabel="heads on the path", ylim=(0, 1.02), xticks=lengths)
+    figure.axes[0].set_ylabel("accuracy")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
+    figure.supxlabel(
+        "mean ± standard deviation over seeds; dotted: the network, all paths together; grey: the best constant "
+        "prediction",
+        fontsize=8,
+    )
+    save_figure(figure, file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""research/conversions/run.py: variants, samples of data, measures and the table."""
+
+import pandas as pd
+import pytest
+import torch
+from datasets import Dataset
+from transformers import BertTokenizer
+
+from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
+from hf_bidir.common.errors import InputError
+from hf_bidir.finetune.tasks.distillation import distillation
+from hf_bidir.finetune.tasks.text_classification import text_classification
+from research.conversions.measures import signs
+from research.conversions.report import table
+from research.conversions.run import TASKS
+from research.conversions.variants import VARIANTS
+
+WORDS = [f"w{index}" for index in range(20)]
+
+
+def run(variant, accuracy, without, seed=0, healing=0, versions="torch 2.14"):
+    facts = {
+        "task": "sst2",
+        "variant": variant,
+        "split": "test",
+        "seed": seed,
+        "healing": healing,
+        "versions": versions,
+    }
+    costs = {f"accuracy_without_{part}": without for part in ("negatives", "weaker_sign")}
+    numbers = {"accuracy": accuracy, "negative_share": 0.25, "relative_error": 0.1, "healing_minutes": 1.0}
+    return facts | costs | numbers | {"accuracy_without_positive_mass": accuracy - 0.01}
+
+
+def cells(runs, variant, seeds):
+    """The cells of a row of the table of some runs, by heading."""
+    text = table(pd.DataFrame(runs), "sst2", "test", seeds)
+    header, _, *lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines())
+    row = next(line for line in lines if line[0].startswith(variant))
+    return dict(zip(header, row, strict=True))
+
+
+def test_every_variant_names_options_that_the_tasks_know():
+    for variant in VARIANTS.values():
+        distillation.read({"output_dir": "unused"} | (variant.heal or {}))
+        last = {"eval_strategy": "no", "load_best_model_at_end": False}
+        text_classification.read({"output_dir": "unused"} | last | (variant.tune or {}))
+
+
+def test_the_table_pairs_accuracies_by_seed_and_averages_over_healings():
+    softmax = [run("softmax", 0.90, 0.90, seed) for seed in range(2)]
+    pairs = enumerate([(0.88, 0.90), (0.89, 0.91)])
+    student = [run("tanhmax-30", one, 0.8, seed, healing) for seed, pair in pairs for healing, one in enumerate(pair)]
+    row = cells([*softmax, *student], "TanhMax, healed for 30 steps", 2)
+    # differences of -1 and 0 points: the t interval of two values is their mean ± 12.706 * 0.5
+    assert (row["runs"], row["accuracy"], row["difference"]) == ("4", "89.5 ± 1.3", "-0.5 [-6.9, +5.9]")
+    assert (row["cost of negatives"], row["cost of positive mass"], row["worth"]) == (
+        "9.5 ± 1.3",
+        "1.0 ± 0.0",
+        "8.5 ± 1.3",
+    )
+
+
+def test_students_of_one_softmax_checkpoint_are_compared_over_healings():
+    student = [run("after-tanhmax", 0.88, 0.8, healing=0), run("after-tanhmax", 0.90, 0.8, healing=1)]
+    seeds = {"softmax": 1, "after-tanhmax": 2}
+    row = cells([run("softmax", 0.9, 0.9), *student], "afterwards: TanhMax", seeds)
+    assert row["difference"] == "-1.0 [-13.7, +11.7]"
+
+
+def test_a_table_names_missing_healings():
+    with pytest.raises(InputError, match="after-tanhmax: 1"):
+        cells([run("softmax", 0.9, 0.9), run("after-tanhmax", 0.9, 0.8)], "", {"softmax": 1, "after-tanhmax": 2})
+
+
+def test_a_table_refuses_runs_with_other_versions_than_softmax():
+    with pytest.raises(InputError, match="expected one value of versions"):
+        cells([run("softmax", 0.9, 0.9), run("after-tanhmax", 0.9, 0.8, versions="torch 2.15")], "", 1)
+
+
+def test_samples_for_training_and_validation_share_no_row(tmp_path):
+    data = TASKS["imdb"]
+    (tmp_path / "imdb").mkdir()
+    Dataset.from_dict({"text": list(map(str, range(6000)))}).to_parquet(str(tmp_path / "imdb/train.parquet"))
+    train, validation = (data.read(name, tmp_path, tmp_path / "runs")["text"] for name in ("train", "validation"))
+    assert (len(train), len(validation)) == (4000, 1000)
+    assert not set(train) & set(validation)
+
+
+def test_removing_a_part_of_the_coefficients_changes_the_loss(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    config = BidirBertConfig(**shape, vocab_size=25, initializer_range=1.0)
+    BidirBertForSequenceClassification(config).save_pretrained(tmp_path)
+    BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
+    texts = [" ".join(WORDS[index : index + 5]) for index in range(12)]
+    rows = Dataset.from_dict({"text": texts, "label": [0, 1] * 6})
+    numbers = signs(tmp_path, rows, 64)
+    assert 0 < numbers["negative_share"] < 1
+    assert 0 < numbers["negative_variance"] < 1
+    parts = ("", "_without_negatives", "_without_weaker_sign", "_without_positive_mass")
+    assert all(0 <= numbers[f"accuracy{part}"] <= 1 for part in parts)
+    assert len({numbers[f"loss{part}"] for part in parts}) == len(parts)

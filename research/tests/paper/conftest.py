@@ -1,0 +1,34 @@
+"""A tiny synthetic set, an experiment with it, and one trained cell."""
+
+import pytest
+
+from hf_bidir.explain import load_checkpoint
+from hf_bidir.finetune.data.synthetic import SyntheticTexts, write_splits
+from research.paper.cells import Cell, train
+from research.paper.experiments import Experiment
+from research.paper.measures import Amount
+
+TINY = SyntheticTexts(texts=400, vocabulary=40, polar=10)
+RECIPE = {
+    **{"embedding_size": 16, "hidden_size": 8, "vocab_size": 60, "max_length": 12, "num_train_epochs": 8},
+    **{"per_device_train_batch_size": 16, "use_cpu": True},
+}
+AMOUNT = Amount(texts=12, draws=4, attacked=2, training_texts=24)
+
+
+@pytest.fixture(scope="session")
+def experiment():
+    return Experiment("tiny", "Tiny", RECIPE, [1e-2], synthetic="tiny", published={"softmax": {"accuracy": 98.0}})
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory):
+    return write_splits(TINY.split(), tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="session")
+def trained(experiment, files, tmp_path_factory):
+    """A trained cell of TanhMax, with its model and tokenizer."""
+    cell = Cell(experiment, "tanhmax", 1e-2, 0, tmp_path_factory.mktemp("paper"))
+    train(cell, files)
+    return cell, *load_checkpoint(cell.run)

@@ -1,0 +1,73 @@
+"""research/paper/findings.py: equivalence margins, and which comparisons a sentence may list."""
+
+import pandas as pd
+import pytest
+from scipy.stats import ttest_rel
+
+from hf_bidir.common.statistics import compare, holm
+from research.paper import findings
+from research.paper.experiments import Experiment
+from research.paper.report import Results
+
+SOFTMAX, BETTER, WORSE = [80.0, 81.0, 82.0], [84.0, 85.1, 86.2], [75.0, 75.9, 76.8]
+
+
+def test_the_margin_is_the_smallest_that_both_one_sided_tests_confirm():
+    first, second = [80.3, 80.9, 82.6], SOFTMAX
+    margin = float(findings.margin(compare(first, second, paired=True)))
+    assert compare(first, second, paired=True).within(margin)
+    shifted = [[value + side * (margin - 0.1) for value in second] for side in (1, -1)]
+    p_values = [
+        ttest_rel(first, shifted[0], alternative="less").pvalue,
+        ttest_rel(first, shifted[1], alternative="greater").pvalue,
+    ]
+    assert max(p_values) > 0.05  # a tenth less is not confirmed
+
+
+def test_no_margin_without_variation():
+    assert findings.margin(compare([100.0] * 3, [100.0] * 3, paired=True)) == ""
+
+
+def test_only_differences_that_survive_the_correction_are_listed():
+    tests = {
+        "better": compare(BETTER, SOFTMAX, paired=True),
+        "worse": compare(WORSE, SOFTMAX, paired=True),
+        "unclear": compare([80.5, 81.1, 81.9], SOFTMAX, paired=True),
+    }
+    assert findings.listed(holm(tests), 1) == "better"
+    assert findings.listed(holm(tests), -1) == "worse"
+    assert findings.listed({"unclear": tests["unclear"]}, 1) == "none"
+
+
+def test_several_names_are_joined_as_in_a_sentence():
+    tests = {name: compare(BETTER, SOFTMAX, paired=True) for name in ("SST", "IMDB", "20News")}
+    assert findings.listed(tests, 1) == "SST, IMDB and 20News"
+
+
+@pytest.mark.parametrize(("first", "lower"), [([0.1, 0.1], True), ([0.1, 0.3], False), ([0.1, 0.2], False)])
+def test_lower_in_every_seed_means_each_pair(first, lower):
+    assert findings.lower_in_every_seed(compare(first, [0.2, 0.2], paired=True)) == lower
+
+
+@pytest.fixture
+def one_result(monkeypatch):
+    """One data set with three seeds of softmax and of TanhMax, as the only result."""
+    one = Experiment("tiny", "Tiny", {}, [1.0])
+    rows = [
+        {"data": "tiny", "variant": variant, "seed": seed, "chosen": True, "test_accuracy": 0.8,
+         "tau_|a|_erasure": 0.5 + 0.01 * seed + (0.2 + 0.001 * seed) * (variant == "tanhmax"),
+         "rarer_sign": 0.1 * seed, "orientation_share": 0.6 + 0.1 * seed}
+        for variant in ("softmax", "tanhmax") for seed in range(3)
+    ]  # fmt: skip
+    monkeypatch.setattr(findings, "results", lambda _: Results(pd.DataFrame(rows), pd.DataFrame(), {}, [one]))
+    monkeypatch.setattr(findings.chosen, "__defaults__", (("tiny",),))
+
+
+def test_agreement_shows_both_means_and_the_difference_under_its_reference(one_result):
+    _, _, row = findings.agreement().splitlines()
+    assert row.startswith("| Tiny | 0.51 → 0.71: +0.20 [")
+
+
+def test_signs_are_listed_by_seed(one_result):
+    _, _, row = findings.signs().splitlines()
+    assert row == "| Tiny | 0, 10, 20 | 0.60 to 0.80 |"

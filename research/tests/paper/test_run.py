@@ -1,0 +1,227 @@
+"""python -m research.paper end to end: finished cells are reused, one report, clear errors."""
+
+import csv
+import dataclasses
+import json
+import re
+import shutil
+from types import SimpleNamespace
+
+import pytest
+from datasets import Dataset
+from transformers import Trainer
+
+from benchmarks.runs import read_runs
+from hf_bidir.common.errors import InputError
+from hf_bidir.common.files import read_json, write_json
+from hf_bidir.finetune.data.synthetic import SETS
+from research.paper import run
+from research.paper.__main__ import main
+from research.paper.experiments import Experiment, read_experiments
+from research.paper.report import write_report
+from research.paper.run import best_rate, beyond, check, run_paper
+from research.paper.settings import Settings
+from research.tests.paper.conftest import AMOUNT, RECIPE, TINY
+
+
+@pytest.fixture(scope="module")
+def finished(experiment, tmp_path_factory):
+    """A whole run of three variants: its experiment, settings and report."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SETS, "tiny", TINY)
+        patch.setattr(Settings, "amount", AMOUNT)
+        settings = Settings(tmp_path_factory.mktemp("run"), seeds=1, jobs=1)
+        three = dataclasses.replace(experiment, variants=["softmax", "tanhmax", "mean"])
+        yield three, settings, run_paper([three], settings).read_text()
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    """The same in a folder that a test may change."""
+    experiment, settings, report = finished
+    return experiment, dataclasses.replace(settings, root=shutil.copytree(settings.root, tmp_path / "run")), report
+
+
+def test_the_report_has_every_variant_in_every_table(finished):
+    experiment, _, report = finished
+    (row,) = re.findall(r"^\| Tiny \| 240 / 40 / 120 \| 1 \| 98.0 \|.*$", report, re.MULTILINE)
+    assert len(re.findall(r"\d+\.\d", row)) == 1 + 3 + 1  # the paper's, three variants, TanhMax minus softmax
+    recalls = re.findall(r"\| negative (\d+\.\d), positive (\d+\.\d) \|", report)
+    assert len(recalls) == 3
+    for variant in [*experiment.variants, "TanhMax − softmax"]:
+        assert report.count(f"| Tiny | {variant} |") == (3 if "−" in variant else 5)
+
+
+def test_the_report_has_its_command(finished):
+    _, _, report = finished
+    assert "`python -m research.paper tiny --seeds 1`" in report
+    assert re.search(
+        r"^\| Tiny \| 0.01 \| 0.01 of 1 \|", report, re.MULTILINE
+    )  # no star: it is not the end of anything
+
+
+def test_the_report_shows_every_picture(finished):
+    _, settings, report = finished
+    shown = re.findall(r"\]\((.*\.png)\)", report)
+    assert len(shown) == 3
+    assert all((settings.root / name).is_file() for name in shown)
+
+
+def test_the_numbers_of_every_cell_are_in_a_table(finished):
+    experiment, settings, report = finished
+    with (settings.root / "cells.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert [row["variant"] for row in rows] == experiment.variants
+    accuracies = [f"{100 * float(row['test_accuracy']):.1f}" for row in rows]
+    assert f"| {' | '.join(accuracies)} |" in report
+    assert all(row["versions"].startswith("torch ") and len(row["data_version"]) > 20 for row in rows)
+
+
+def test_rows_of_other_experiments_in_the_folder_stay(copied, monkeypatch):
+    experiment, settings, _ = copied
+    cells = read_runs(settings.root / "cells.csv")
+    other = dataclasses.replace(experiment, name="other", title="Other")
+    cells.assign(data="other").to_csv(settings.root / "cells.csv", index=False)
+    facts = read_json(settings.root / "settings.json")
+    both = {"other": facts["experiments"]["tiny"], **facts["experiments"]}
+    write_json(settings.root / "settings.json", {**facts, "experiments": both})
+    monkeypatch.setattr(run, "write_report", lambda root, experiments: write_report(root, [experiment, other]))
+    text = run_paper([experiment], settings, resume=True).read_text()
+    assert text.count("| Tiny |") == text.count("| Other |") > 0
+
+
+def test_other_amounts_are_refused_in_a_folder_with_results(finished):
+    experiment, settings, _ = finished
+    with pytest.raises(InputError, match="has results with quick False; got True"):
+        run_paper([experiment], dataclasses.replace(settings, quick=True), resume=True)
+
+
+def test_a_run_goes_on_where_it_was_and_ends_in_the_same_report(copied, monkeypatch):
+    experiment, settings, report = copied
+    lost = next(settings.root.rglob("measures.json"))
+    assert json.loads(lost.read_text())["words"]
+    lost.unlink()
+    (settings.root / "cells.csv").unlink()
+    monkeypatch.setattr(Trainer, "train", lambda *a, **k: pytest.fail("it was trained again"))
+    assert run_paper([experiment], settings, resume=True).read_text() == report
+
+
+def test_an_experiment_whose_rows_are_there_needs_its_runs_no_more(copied, monkeypatch):
+    experiment, settings, report = copied
+    monkeypatch.setattr(Trainer, "train", lambda *a, **k: pytest.fail("it was trained again"))
+    shutil.rmtree(settings.root / experiment.name)
+    assert run_paper([experiment], settings, resume=True).read_text() == report
+
+
+def test_a_learning_rate_that_failed_and_was_not_chosen_is_named_in_the_report(copied):
+    experiment, settings, _ = copied
+    diverged = settings.root / "tiny/softmax/lr1e+30-seed0/failure.txt"
+    diverged.parent.mkdir()
+    diverged.write_text("InputError: the training loss became nan\n\nTraceback")
+    (settings.root / "cells.csv").unlink()
+    report = run_paper([experiment], settings, resume=True).read_text()
+    assert "- `tiny/softmax/lr1e+30-seed0`: InputError: the training loss became nan\n" in report
+
+
+def test_files_that_are_missing_are_all_named(tmp_path):
+    with pytest.raises(InputError) as refused:
+        main(["sst", "20news", "--data-dir", str(tmp_path), "--output", str(tmp_path / "r")])
+    for file in ("sst2/train.parquet", "sst2/test.parquet", "20news_sports/paper_train.parquet"):
+        assert file in str(refused.value)
+
+
+def test_a_finished_report_is_not_overwritten_unless_asked(experiment, tmp_path):
+    (tmp_path / "report.md").write_text("mine")
+    with pytest.raises(InputError, match="has a finished report; pass --resume"):
+        check([experiment], Settings(tmp_path), resume=False)
+    check([experiment], Settings(tmp_path), resume=True)
+
+
+def test_a_grid_grows_until_its_best_rate_is_inside(experiment, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "best_rate", lambda grid, *_: max(cell.learning_rate for cell in grid))
+    wide = dataclasses.replace(experiment, variants=["softmax"], learning_rates=[1e-3, 3e-3])
+    grid, best = run.select_rates([wide], Settings(tmp_path), lambda *_: None)
+    assert sorted({cell.learning_rate for cell in grid}) == [1e-3, 3e-3, 9e-3, 2.7e-2]
+    assert {cell.seed for cell in grid} == {0, 1, 2}
+    assert best == {("tiny", "softmax"): 2.7e-2}
+
+
+def test_a_rate_inside_the_grid_is_kept():
+    assert beyond([1e-3, 3e-3, 1e-2], 3e-3) is None
+    assert beyond([1e-2], 1e-2) is None
+    assert beyond([1e-3, 3e-3, 1e-2], 1e-3) == 3.3e-4
+
+
+def fake(rate, accuracy=None, **fields):
+    results = {} if accuracy is None else {"eval_accuracy": accuracy, "test_accuracy": 1 - accuracy}
+    return SimpleNamespace(experiment="e", variant="v", learning_rate=rate, results=results, **fields)
+
+
+def test_the_learning_rate_is_chosen_by_validation_accuracy_and_never_by_a_failed_cell():
+    assert best_rate([fake(1, 0.8), fake(2, 0.9), fake(3, 0.7)], "e", "v") == 2
+    assert best_rate([fake(1), fake(2, 0.1), fake(3)], "e", "v") == 2
+
+
+def test_the_learning_rate_is_chosen_by_the_mean_over_seeds():
+    assert best_rate([fake(1, 0.8), fake(1, 0.8), fake(2, 0.9), fake(2, 0.6)], "e", "v") == 1
+    assert best_rate([fake(1, 0.8), fake(1, 0.8), fake(2, 0.9), fake(2)], "e", "v") == 1
+
+
+def test_of_equally_good_learning_rates_the_middle_one_is_chosen():
+    assert best_rate([fake(3, 0.9), fake(1, 0.9), fake(2, 0.9), fake(4, 0.8)], "e", "v") == 2
+    assert best_rate([fake(1, 0.9), fake(2, 0.9)], "e", "v") == 1
+
+
+def test_a_folder_made_in_another_way_is_refused(experiment, tmp_path, monkeypatch):
+    monkeypatch.setitem(SETS, "tiny", TINY)
+    run.files_of(experiment, Settings(tmp_path))
+    run.files_of(experiment, Settings(tmp_path, data_dir=tmp_path))  # texts that are made need no folder
+    with pytest.raises(InputError, match="created with quick False; got True"):
+        run.files_of(experiment, Settings(tmp_path, quick=True))
+    longer = dataclasses.replace(experiment, recipe=RECIPE | {"num_train_epochs": 9})
+    with pytest.raises(InputError, match="created with recipe "):
+        run.files_of(longer, Settings(tmp_path))
+    other = dataclasses.replace(experiment, validation_share=0.3)
+    with pytest.raises(InputError, match=r"created with validation_share 0.1; got 0.3"):
+        run.files_of(other, Settings(tmp_path))
+
+
+def test_data_may_move_but_not_change(tmp_path):
+    def folder(name, first):
+        (tmp_path / name).mkdir()
+        for split in ("train", "test"):
+            texts = [f"{split} {text}" for text in (first, *range(19))]
+            rows = Dataset.from_dict({"text": texts, "label": [row % 2 for row in range(20)]})
+            rows.to_parquet(str(tmp_path / name / f"{split}.parquet"))
+        return Settings(tmp_path / "out", tmp_path / name)
+
+    files = {"train": "train.parquet", "test": "test.parquet"}
+    one = Experiment("e", "E", {}, [1.0], folder=".", files=files, class_names=["no", "yes"])
+    run.files_of(one, folder("here", "a text"))
+    run.files_of(one, folder("elsewhere", "a text"))
+    with pytest.raises(InputError, match="created with data "):
+        run.files_of(one, folder("changed", "another text"))
+
+
+def test_a_file_without_labels_is_one_error(tmp_path):
+    Dataset.from_dict({"text": ["a"]}).to_parquet(str(tmp_path / "train.parquet"))
+    one = Experiment("e", "E", {}, [1.0], folder=".", files={"train": "train.parquet"}, class_names=["no", "yes"])
+    with pytest.raises(InputError, match=r"expected a column label in .*train.parquet; it has text"):
+        run.files_of(one, Settings(tmp_path / "out", tmp_path))
+
+
+def test_what_is_not_on_the_hub_is_named_before_anything_runs(tmp_path):
+    with pytest.raises(InputError, match="not on the Hub: 20news; pass a folder with the data as --data-dir"):
+        check(read_experiments(["20news"]), Settings(tmp_path), resume=False)
+    (tmp_path / "20news_sports").mkdir()
+    for name in ("paper_train", "paper_test"):
+        (tmp_path / f"20news_sports/{name}.parquet").touch()
+    check(read_experiments(["20news"]), Settings(tmp_path, tmp_path), resume=False)
+    with pytest.raises(InputError, match=r"lacks: .*sst2/train.parquet"):  # whose vocabulary is needed
+        check(read_experiments(["20news"]), Settings(tmp_path, tmp_path, as_published=True), resume=False)
+
+
+def test_a_file_that_is_missing_is_named_once(tmp_path):
+    with pytest.raises(InputError) as caught:
+        check(read_experiments(["sst"]), Settings(tmp_path, tmp_path, as_published=True), resume=False)
+    assert str(caught.value).count("sst2/train.parquet") == 1

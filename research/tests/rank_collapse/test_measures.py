@@ -1,0 +1,156 @@
+"""Rank collapse: the residual by its definition, the full stack equals the model, paths add up."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_bidir import BidirBertConfig, BidirBertModel
+from hf_bidir.common.errors import InputError
+from hf_bidir.explain.running import record_coefficients
+from research.rank_collapse import (
+    STACKS,
+    WITHOUT_NORM,
+    layer_residuals,
+    path_residuals,
+    relative_residual,
+    stable_rank,
+    transformer_layers,
+)
+from research.rank_collapse.__main__ import main
+from research.rank_collapse.measures import _step
+from tests.explain.conftest import bert, images, sentences, tokenizer, vit
+from tests.faithfulness.conftest import pooling, texts
+
+CASES = {"bert": (bert, sentences), "vit": (vit, images)}
+every_model = pytest.mark.parametrize("kind", CASES)
+
+
+def deep(activation, **options):
+    torch.manual_seed(0)
+    config = BidirBertConfig(
+        vocab_size=100, hidden_size=64, num_attention_heads=4, intermediate_size=64, attn_activation=activation,
+        **{"num_hidden_layers": 6} | options,
+    )  # fmt: skip
+    return BidirBertModel(config).eval().double(), {"input_ids": torch.arange(24).view(2, 12)}
+
+
+@given(st.integers(0, 1000))
+def test_the_residual_is_its_definition_written_out(seed):
+    matrix = torch.randn(4, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+    def norm(rows):
+        columns = max(sum(abs(row[j]) for row in rows) for j in range(3))
+        return (columns * max(sum(abs(x) for x in row) for row in rows)) ** 0.5
+
+    mean = [sum(row[j] for row in matrix.tolist()) / 4 for j in range(3)]
+    rest = [[x - m for x, m in zip(row, mean, strict=True)] for row in matrix.tolist()]
+    assert relative_residual(matrix).item() == pytest.approx(norm(rest) / norm(matrix.tolist()))
+
+
+def test_equal_tokens_have_no_residual_and_padding_does_not_count():
+    states = torch.randn(1, 3).repeat(4, 1)
+    assert relative_residual(states) < 1e-6
+    states = torch.randn(5, 3)
+    keep = torch.tensor([1, 1, 1, 0, 0]).bool()
+    torch.testing.assert_close(relative_residual(states, keep), relative_residual(states[:3]))
+
+
+@every_model
+def test_with_both_parts_the_stack_is_the_model(kind):
+    model, inputs = CASES[kind][0](), CASES[kind][1]()
+    hidden = model(**inputs, output_hidden_states=True).hidden_states
+    keep = inputs.get("attention_mask", torch.ones(hidden[0].shape[:2])).bool()
+    expected = torch.stack([relative_residual(states, keep) for states in hidden]).detach()
+    found = layer_residuals(model, inputs, STACKS["with both"])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@every_model
+def test_attention_alone_has_neither_skip_nor_mlp(kind):
+    model, inputs = CASES[kind][0](), CASES[kind][1]()
+    layer = transformer_layers(model)[0]
+    states = model(**inputs, output_hidden_states=True).hidden_states[0]
+    keep = torch.ones(len(states), 1, 1, states.shape[1], dtype=torch.bool)
+    module = layer.attention.output.dense if kind == "bert" else layer.attention
+    for name, parameter in module.named_parameters():
+        if kind == "bert" or "o_proj" in name or "output" in name:
+            torch.nn.init.zeros_(parameter)  # no attention: then nothing at all is left
+    left = _step(layer, states, keep, STACKS["attention only"])
+    assert (left - left[:, :1]).abs().max() < 1e-6
+
+
+@every_model
+def test_without_layer_norm_every_norm_of_a_layer_is_an_identity(kind):
+    model, inputs = CASES[kind][0](), CASES[kind][1]()
+    found = layer_residuals(model, inputs, WITHOUT_NORM["with both, no layer norm"])
+    for layer in transformer_layers(model):
+        for name, module in list(layer.named_modules()):
+            if isinstance(module, torch.nn.LayerNorm):
+                layer.set_submodule(name, torch.nn.Identity())
+    torch.testing.assert_close(found, layer_residuals(model, inputs, STACKS["with both"]))
+    assert not torch.allclose(found, layer_residuals(CASES[kind][0](), inputs, STACKS["with both"]))
+
+
+def test_the_stable_rank_counts_directions():
+    directions = torch.linalg.qr(torch.randn(8, 8))[0][:3]
+    around = torch.cat([directions, -directions]) + torch.randn(8)
+    torch.testing.assert_close(stable_rank(around), torch.tensor(3.0))
+    keep = torch.tensor([1, 1, 1, 1, 1, 1, 0]).bool()
+    torch.testing.assert_close(stable_rank(torch.cat([around, torch.randn(1, 8)]), keep), torch.tensor(3.0))
+
+
+def test_softmax_collapses_and_skip_connections_stop_it():
+    model, inputs = deep("softmax")
+    alone = layer_residuals(model, inputs, STACKS["attention only"]).mean(1)
+    assert alone[-1] < 1e-3 * alone[0]
+    assert layer_residuals(model, inputs, STACKS["with skip connections"]).mean(1)[-1] > 0.1 * alone[0]
+
+
+def test_tanhmax_does_not_collapse():
+    model, inputs = deep("tanhmax")
+    alone = layer_residuals(model, inputs, STACKS["attention only"]).mean(1)
+    assert alone[-1] > 0.5 * alone[0]
+
+
+def test_a_path_past_every_head_ends_where_it_began_and_one_through_a_head_is_its_product():
+    model, inputs = deep("tanhmax", num_hidden_layers=1)
+    found = path_residuals(model, inputs, paths=30)
+    outputs, (coefficients,) = record_coefficients(model, {**inputs, "output_hidden_states": True})
+    states, attention = outputs.hidden_states[0].detach(), model.encoder.layer[0].attention
+    torch.testing.assert_close(found[0], relative_residual(states).mean().float().expand(30))
+    ends = []
+    for head in range(4):
+        rows = slice(16 * head, 16 * head + 16)
+        product = attention.output.dense.weight[:, rows] @ attention.self.value.weight[rows]
+        ends.append(relative_residual(coefficients[:, head] @ states @ product.T).mean().item())
+    assert sorted({round(value, 5) for value in found[1].tolist()}) == pytest.approx(sorted(ends), abs=1e-4)
+
+
+def test_a_model_without_known_layers_is_refused():
+    with pytest.raises(ValueError, match=r"expected a BERT, ViT or DeiT; got BidirRnnForSequenceClassification"):
+        layer_residuals(pooling(), texts(), STACKS["with both"])
+
+
+def test_the_command_measures_a_checkpoint_and_draws_it(tmp_path, capsys):
+    bert().save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "texts.txt").write_text("a good film\nan unbelievably good film !\n")
+    words = [str(tmp_path / "model"), "--paths", "3", "--output", str(tmp_path / "picture.png")]
+    main([*words, "--texts", str(tmp_path / "texts.txt")])
+    output = capsys.readouterr().out
+    assert (tmp_path / "picture.png").stat().st_size > 1000
+    inputs = tokenizer()(["a good film", "an unbelievably good film !"], padding=True, return_tensors="pt")
+    alone = layer_residuals(bert().double(), dict(inputs), STACKS["attention only"]).mean(1)
+    rows = [line.split() for line in output.splitlines()[1:5]]
+    assert [float(row[1]) for row in rows] == pytest.approx(alone.tolist(), rel=0.06)
+    main(words)
+    assert "Saved: " in capsys.readouterr().out
+
+
+def test_a_file_without_texts_is_one_error(tmp_path):
+    bert().save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "texts.txt").write_text("\n\n")
+    with pytest.raises(InputError, match="expected one text per line"):
+        main([str(tmp_path), "--texts", str(tmp_path / "texts.txt")])
