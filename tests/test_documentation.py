@@ -172,7 +172,7 @@ def problem_of_script(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str 
         sys.exit(0)
 
     if HAS_TRITON:  # imported before a benchmark turns Triton's interpreter off
-        importlib.import_module("hf_bidir.modeling.fused_kernels")
+        importlib.import_module("hf_bidir.modeling.fused_launch")
     with monkeypatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET", "0"))  # restored afterwards
         patch.setattr(sys, "argv", [str(file), *words[found[0] + 1 :]])
