@@ -30,6 +30,8 @@ if "--smoke" in sys.argv:  # before torch and Triton are imported
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TQDM_DISABLE", "1")  # a line for each row instead
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where a wheel is installed, and not this clone
+
 import torch
 
 from benchmarks.gpu_rows import Rows

@@ -22,12 +22,8 @@ TYPES = families.summary()["types"]
 
 @pytest.fixture(scope="module")
 def sweep():
-    """The sweep's own modules, as `python benchmarks/families.py` imports them."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        return importlib.import_module("families")
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
+    """The sweep, which is imported only here, because it needs transformers' own tests."""
+    return importlib.import_module("benchmarks.families")
 
 
 def run(*arguments):
@@ -158,9 +154,10 @@ def test_the_sweep_records_why_a_type_is_not_supported(sweep, name, status, reas
 
 @pytest.fixture
 def pair(sweep):
-    from families_build import built, tiny_config
-    from families_checks import Pair
-    from families_inputs import example
+    from benchmarks.families_checks import Pair
+
+    from benchmarks.families_build import built, tiny_config
+    from benchmarks.families_inputs import example
 
     stock = built(BertModel, tiny_config(BertConfig))
     return Pair(stock, example(stock))
@@ -168,7 +165,7 @@ def pair(sweep):
 
 @pytest.mark.parametrize("name", ["vit", "wav2vec2"])
 def test_examples_of_images_and_of_sounds_are_reshaped(sweep, name):
-    from families_inputs import Reshaped
+    from benchmarks.families_inputs import Reshaped
 
     model = sweep.built(sweep.model_class(name), sweep.tiny_config(CONFIG_MAPPING[name]))
     plain = Reshaped(model, {}).inputs()
@@ -177,7 +174,7 @@ def test_examples_of_images_and_of_sounds_are_reshaped(sweep, name):
 
 
 def test_a_layer_that_stays_softmax_is_found(pair):
-    from families_checks import no_softmax_left
+    from benchmarks.families_checks import no_softmax_left
     from transformers.models.bert.modeling_bert import eager_attention_forward
 
     class Hidden(type(pair.signed.encoder.layer[0].attention.self)):
@@ -199,7 +196,7 @@ def test_a_layer_that_stays_softmax_is_found(pair):
 
 
 def test_outputs_that_do_not_move_fail(pair):
-    from families_checks import equals_stock, moves
+    from benchmarks.families_checks import equals_stock, moves
 
     pair.signed.config.attn_activation = "softmax"
     assert moves(pair).verdict == "fail"
@@ -207,7 +204,7 @@ def test_outputs_that_do_not_move_fail(pair):
 
 
 def test_an_error_in_the_signed_model_fails(pair):
-    from families_checks import equals_stock
+    from benchmarks.families_checks import equals_stock
 
     with torch.no_grad():
         pair.signed.encoder.layer[0].output.dense.weight.mul_(1.01)
