@@ -154,9 +154,8 @@ def test_the_sweep_records_why_a_type_is_not_supported(sweep, name, status, reas
 
 @pytest.fixture
 def pair(sweep):
-    from benchmarks.families_checks import Pair
-
     from benchmarks.families_build import built, tiny_config
+    from benchmarks.families_checks import Pair
     from benchmarks.families_inputs import example
 
     stock = built(BertModel, tiny_config(BertConfig))
@@ -174,8 +173,9 @@ def test_examples_of_images_and_of_sounds_are_reshaped(sweep, name):
 
 
 def test_a_layer_that_stays_softmax_is_found(pair):
-    from benchmarks.families_checks import no_softmax_left
     from transformers.models.bert.modeling_bert import eager_attention_forward
+
+    from benchmarks.families_checks import no_softmax_left
 
     class Hidden(type(pair.signed.encoder.layer[0].attention.self)):
         def forward(self, hidden_states, attention_mask=None, *arguments, **more):
