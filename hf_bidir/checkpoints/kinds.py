@@ -28,6 +28,11 @@ class Kind(NamedTuple):
     causal: bool = False
     peft_task: str | None = None
 
+    @property
+    def pipeline(self) -> str | None:
+        """The name of the task's pipeline."""
+        return self.task if self.has_pipeline else None
+
 
 _CAUSAL = "AutoModelForCausalLM", "text-generation", True, True, True, True, "CAUSAL_LM"
 # Where several fit a config, the first counts.

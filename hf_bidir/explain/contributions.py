@@ -11,11 +11,11 @@ from hf_bidir.checkpoints.projections import Projections, check_differentiable, 
 from hf_bidir.explain.attentions import read_position
 from hf_bidir.explain.readout import Target, choose_readout
 from hf_bidir.explain.running import (
+    is_kept,
     keep_mask_of,
     prepared_inputs,
     record_coefficients,
     recorded,
-    records_once,
     sequence_length,
 )
 from hf_bidir.modeling.activations import upcast
@@ -81,8 +81,7 @@ def coefficients_and_gradients(
         outputs, coefficients = recorded(model, inputs)
         last = read_position(coefficients[-1], keep_mask_of(inputs, coefficients[-1].shape[-1]))
         score = choose_readout(model, outputs, target, position, last)(outputs)
-        kept = records_once()
-        gradients = torch.autograd.grad(score.sum(), coefficients, retain_graph=kept, materialize_grads=True)
+        gradients = torch.autograd.grad(score.sum(), coefficients, retain_graph=is_kept(inputs), materialize_grads=True)
     return [a.detach() for a in coefficients], list(gradients)
 
 

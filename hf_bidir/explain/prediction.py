@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from hf_bidir.explain.attentions import read_position
 from hf_bidir.explain.checkpoint import Example, spelled
 from hf_bidir.explain.colors import signed, visible
 from hf_bidir.explain.readout import Readout, Target, choose_readout, has_head
-from hf_bidir.explain.running import keep_mask_of, prepared_inputs, recorded, records_once
+from hf_bidir.explain.running import is_kept, keep_mask_of, prepared_inputs, recorded
 from hf_bidir.explain.sentence_encoder import SentenceEncoder, takes_embedding
 from hf_bidir.modeling.activations import upcast
 
@@ -86,9 +85,10 @@ def _rows(model: PreTrainedModel, inputs: dict[str, Tensor]) -> tuple[str, Tenso
 
     They are logits or an embedding; or the hidden states of a model without a head, with the position it is read at.
     """
-    run = partial(recorded, model, inputs) if records_once() else lambda: (model(**inputs, return_dict=True), None)
-    if has_head(model) and "logits" in (outputs := run()[0]):
-        return "logits", upcast(outputs.logits), None
+    if has_head(model):
+        outputs = recorded(model, inputs)[0] if is_kept(inputs) else model(**inputs, return_dict=True)
+        if "logits" in outputs:
+            return "logits", upcast(outputs.logits), None
     if takes_embedding(model):
         return "sentence_embedding", model(**inputs).sentence_embedding, None
     outputs, coefficients = recorded(model, inputs)

@@ -67,7 +67,8 @@ def integrated_relevance(
     `y`. The baseline is that of `integrated_gradients`. Other arguments, result and errors as in `relevance`.
 
     Args:
-        steps: points on the line, the midpoints of as many parts; one forward and backward pass of as many copies.
+        steps: points on the line, the midpoints of as many parts; a single example takes one forward and backward pass
+            of as many copies, many examples one pass for each point.
         keep_first: as in `integrated_gradients`.
     """
     if steps < 1:
@@ -76,7 +77,10 @@ def integrated_relevance(
         function = InputFunction.of(model, inputs, target, position, keep_first=keep_first)
         change = function.start - function.baseline
         points = [function.baseline + (step + 0.5) / steps * change for step in range(steps)]
-        gradient = _gradient(function, torch.cat(points)).unflatten(0, (steps, -1)).mean(0)
+        # all points of one example at once; of many examples fewer, because of memory
+        rows = len(change) * max(1, steps // len(change))
+        found = torch.cat([_gradient(function, part) for part in torch.cat(points).split(rows)])
+        gradient = found.unflatten(0, (steps, -1)).mean(0)
     return function.by_token(change * gradient)
 
 

@@ -154,39 +154,40 @@ def record_coefficients(
         return model(**inputs, return_dict=True), recorded
 
 
-_RECORDINGS: ContextVar[list[tuple] | None] = ContextVar("recordings", default=None)
+_RECORDING: ContextVar[list[tuple] | None] = ContextVar("recording", default=None)
 
 
 @contextmanager
 def recorded_once() -> Iterator[None]:
-    """Inside the context, `recorded` runs a model once for the same inputs, whatever reads from it."""
-    token = _RECORDINGS.set([])
+    """Inside the context, `recorded` runs a model once for the same single input, whatever reads from it.
+
+    It keeps the last recording alone, with its graph, and none of several inputs, which would take much memory.
+    """
+    token = _RECORDING.set([])
     try:
         yield
     finally:
-        _RECORDINGS.reset(token)
+        _RECORDING.reset(token)
 
 
-def records_once() -> bool:
-    """Whether recordings are kept, and with them their graphs, which may serve several backward passes."""
-    return _RECORDINGS.get() is not None
+def is_kept(inputs: Mapping[str, Tensor]) -> bool:
+    """Whether `recorded` keeps what it records of these inputs; its graph may then serve several backward passes."""
+    return _RECORDING.get() is not None and len(next(iter(inputs.values()))) == 1
 
 
 def recorded(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> tuple[ModelOutput, list[Tensor]]:
     """`record_coefficients`; inside `recorded_once` the model runs once, so that no other hook may depend on it."""
-    recordings = _RECORDINGS.get()
-    if recordings is None:
+    last = _RECORDING.get()
+    if last is None or not is_kept(inputs):
         return record_coefficients(model, inputs)
-    known = (kept for of_model, of_inputs, kept in recordings if of_model is model and _equal(of_inputs, inputs))
-    found = next(known, None)
-    if found is None:
+    if not (last and last[0][0] is model and _equal(last[0][1], inputs)):
         with torch.inference_mode(False), torch.enable_grad():
-            found = record_coefficients(model, inputs)
-        recordings.append((model, dict(inputs), found))
+            last[:] = [(model, dict(inputs), record_coefficients(model, inputs))]
+    outputs, coefficients = last[0][2]
     if torch.is_grad_enabled():
-        return found
-    outputs = {name: x.detach() if isinstance(x, Tensor) else x for name, x in found[0].items()}
-    return ModelOutput(outputs), [coefficients.detach() for coefficients in found[1]]
+        return outputs, coefficients
+    values = {name: x.detach() if isinstance(x, Tensor) else x for name, x in outputs.items()}
+    return ModelOutput(values), [layer.detach() for layer in coefficients]
 
 
 def _equal(inputs: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:

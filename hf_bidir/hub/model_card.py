@@ -187,16 +187,6 @@ def _needed_signs(folder: Path, run: dict[str, Any], config: dict[str, Any]) -> 
     return run.get("task") == "distillation" and keep_signs
 
 
-def _task(auto_class: str) -> str | None:
-    kind = BY_AUTO_CLASS.get(auto_class)
-    return None if kind is None else kind.task
-
-
-def _pipeline(auto_class: str) -> str | None:
-    kind = BY_AUTO_CLASS.get(auto_class)
-    return kind.task if kind is not None and kind.has_pipeline else None
-
-
 def _base_model(facts: dict[str, Any]) -> str | None:
     """The model on the Hub that the weights, or those of an earlier run, come from; None for a local folder."""
     if facts["adapter"]:
@@ -294,13 +284,14 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
     parts = [*facts["data"].values(), *({} if facts["adapter"] else previous.get("data", {})).values()]
     used = list(dict.fromkeys(data_set for part in parts for data_set in known_data.data_sets(part)))
     languages = sorted({data_set.language for data_set in used if data_set.language})
+    kind = BY_AUTO_CLASS.get(facts["auto_class"])
     return ModelCardData(
         model_name=facts["name"],
         # only the owner can license weights, so the licence comes from this run's options or the run before it
         license=recipe.get("license") or previous.get("recipe", {}).get("license"),
         language=languages[0] if len(languages) == 1 else languages or None,
         library_name=_library(facts),
-        pipeline_tag="sentence-similarity" if facts["makes_sentence_vectors"] else _pipeline(facts["auto_class"]),
+        pipeline_tag="sentence-similarity" if facts["makes_sentence_vectors"] else kind and kind.pipeline,
         base_model=facts["base_model"],
         base_model_relation="adapter" if facts["adapter"] and facts["base_model"] else None,
         datasets=[data_set.hub_name for data_set in used if data_set.hub_name] or None,
@@ -316,12 +307,12 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
 
 def _model_index(facts: dict[str, Any]) -> list[EvalResult]:
     """For each metric, the mean over several seeds and the value of this checkpoint."""
-    part, task, seeds = facts["data"].get(facts["split"], {}), _task(facts["auto_class"]), facts["seeds"]
-    if not task or not part.get("source"):
+    part, kind, seeds = facts["data"].get(facts["split"], {}), BY_AUTO_CLASS.get(facts["auto_class"]), facts["seeds"]
+    if not kind or not part.get("source"):
         return []
     known = known_data.data_sets(part)
     where = {
-        "task_type": task,
+        "task_type": kind.task,
         # a file may have other rows than the data set in the recipe
         "dataset_type": known[0].hub_name or part["source"] if len(known) == 1 else part["source"],
         "dataset_name": facts["measured_on"],

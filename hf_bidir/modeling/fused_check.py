@@ -1,6 +1,7 @@
 """Compares the Triton kernels with the eager path on this machine, once per kind of call, before "auto" uses them."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -40,24 +41,18 @@ class Kind(NamedTuple):
     bias_gradient: bool = False
 
 
-_agreeing: dict[tuple, bool] = {}
-
-
 def fused_agrees(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> bool:
     """Whether "auto" may use the kernels for this call: half precision on an NVIDIA GPU of compute capability 8 or
     more, if they match the eager path there. Logs one warning with the reason if they do not."""
     if not query.dtype == key.dtype == value.dtype:
         return False
     kind = kind_of(query, key, value, keep, call)
-    if torch.compiler.is_compiling():
-        return _agrees_in_graph(kind)
-    known = _agreeing.get(kind)
-    return agrees(kind) if known is None else known
+    return _agrees_in_graph(kind) if torch.compiler.is_compiling() else agrees(kind)
 
 
 def kind_of(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Kind:
     mass, bias, differentiable = call.negative_mass, call.bias, torch.is_grad_enabled()
-    plain = not (call.causal or call.window or call.dropout)
+    plain = not (call.banded or call.dropout)
     rows = query.shape[2]
     # a graph may be for several lengths, and must not depend on them
     few = rows == 1 if torch.compiler.is_compiling() else rows * query.shape[1] <= FEW_ROWS * key.shape[1]
@@ -76,24 +71,22 @@ def kind_of(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call
 
 @torch.compiler.assume_constant_result
 def _agrees_in_graph(kind: Kind) -> bool:
-    known = _agreeing.get(kind)
-    return agrees(kind) if known is None else known
+    return agrees(kind)
 
 
+@lru_cache(None)  # apart from the function above: torch.compile traces one that is both cached and marked constant
 def agrees(kind: Kind) -> bool:
-    """`fused_agrees` for calls of this kind, which it remembers."""
-    found: str | None = "not supported"
-    if _supported(kind):
-        from .fused_attention import fused_attention
+    """`fused_agrees` for calls of this kind."""
+    if not _supported(kind):
+        return False
+    from .fused_attention import fused_attention
 
-        found = difference_from_eager(fused_attention, kind)
-    if found and _supported(kind):
+    if found := difference_from_eager(fused_attention, kind):
         logger.warning(
             f"The fused kernel of signed attention is not used for {kind.dtype}, head dimension {kind.head_dim}, on "
             f'{kind.device}: {found}. Another exact implementation is used; attn_implementation="fused" uses the '
             "kernel anyway."
         )
-    _agreeing[kind] = not found
     return not found
 
 

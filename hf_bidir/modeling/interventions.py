@@ -86,10 +86,16 @@ class Interventions:
     project: Callable[..., tuple[Tensor, ...]] | None = None
     observe: Callable[..., None] | None = None
 
+    def kept(self, keep: Tensor | None) -> Tensor | None:
+        """A keep-mask without the keys that these changes drop."""
+        if keep is None or self.keep is None:
+            return self.keep if keep is None else keep
+        return keep & self.keep
+
     def then(self, inner: "Interventions") -> "Interventions":
         """These, and then the inner ones."""
-        keep = inner.keep if self.keep is None else self.keep if inner.keep is None else self.keep & inner.keep
-        project, observe = _composed(self.project, inner.project), _both(self.observe, inner.observe)
+        keep, project = inner.kept(self.keep), _composed(self.project, inner.project)
+        observe = _both(self.observe, inner.observe)
         return Interventions(_composed(self.edit, inner.edit), keep, project, observe)
 
 
@@ -128,14 +134,6 @@ def interventions_in(layer: nn.Module, compiling: bool | None = None) -> Interve
 def running_call(layer: nn.Module, compiling: bool) -> tuple[Interventions, bool]:
     """The changes to this layer in the running call, and whether the call wants coefficients."""
     return interventions_in(layer, compiling), bool(wanting_coefficients.get(compiling))
-
-
-def without_dropped(layer: nn.Module, keep: Tensor | None) -> Tensor | None:
-    """The keep-mask, without the keys that the running call drops."""
-    kept = interventions_in(layer).keep
-    if kept is None:
-        return keep
-    return kept if keep is None else keep & kept
 
 
 @contextmanager

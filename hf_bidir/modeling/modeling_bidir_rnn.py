@@ -16,7 +16,7 @@ from .configuration_bidir import check_bidir_config, layer_negative_mass
 from .configuration_bidir_rnn import BidirRnnConfig
 from .eager_attention import activated
 from .hard_selection import Reinforce, select_one
-from .interventions import intervening, interventions_in, without_dropped
+from .interventions import intervening, interventions_in
 from .modeling_bidir import BidirMixin
 from .scores import SCORES, WITHOUT_QUERY, PerTokenScore, PositionalFeedForwardScore
 
@@ -83,9 +83,9 @@ class BidirScoredAttention(nn.Module):
         """
         scores = self.score(None if query is None else query.unsqueeze(1), states).unsqueeze(1)
         kept, weight = self._scope(query, keep, step)
-        coefficients = self.activated(scores, without_dropped(self, kept)) * weight
-        edit = interventions_in(self).edit
-        return edit(coefficients) if edit else coefficients
+        changes = interventions_in(self)
+        coefficients = self.activated(scores, changes.kept(kept)) * weight
+        return changes.edit(coefficients) if changes.edit else coefficients
 
     def activated(self, scores: Tensor, keep: Tensor | None) -> Tensor:
         """The coefficients of scores `[batch, 1, 1, keys]`; `keep` is boolean and has the same shape."""

@@ -225,7 +225,7 @@ def _attend(
             query, key, plan.activation, plan.negative_mass, *options, bias=bias, softcap=softcap, sinks=s_aux
         )
     if changes.keep is not None:
-        keep = changes.keep if keep is None else keep & changes.keep
+        keep = changes.kept(keep)
     coefficients_needed = changes.edit or eager or wanting
     implementation = "eager" if coefficients_needed else "auto" if plan.backend == "sdpa" else plan.backend
     context, coefficients = attend(query, key, value, keep, call, implementation)
