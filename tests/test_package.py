@@ -201,7 +201,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel):
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     files = {file for file in (ROOT / "hf_bidir").rglob("*") if file.is_file() and file.suffix != ".pyc"}
     assert names == {file.relative_to(ROOT).as_posix() for file in files}
-    assert {"hf_bidir/py.typed", "hf_bidir/__init__.pyi", "hf_bidir/explain/page.html"} <= names
+    assert {"hf_bidir/py.typed", "hf_bidir/__init__.pyi", "hf_bidir/explain/draw/page.html"} <= names
 
 
 def test_version_and_addresses_are_the_same_everywhere(metadata):

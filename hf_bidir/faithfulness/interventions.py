@@ -11,7 +11,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation
-from hf_bidir.explain.running import keep_mask_of, prepared_inputs
+from hf_bidir.explain.record import keep_mask_of, prepared_inputs
 from hf_bidir.faithfulness.distances import total_variation
 from hf_bidir.modeling.activations import upcast
 

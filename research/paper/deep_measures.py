@@ -12,7 +12,7 @@ from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenize
 
 from hf_bidir.explain import token_scores
 from hf_bidir.explain.methods import METHODS, methods_of
-from hf_bidir.explain.running import keep_mask_of
+from hf_bidir.explain.record import keep_mask_of
 from hf_bidir.explain.signs import negative_share
 from hf_bidir.faithfulness import kendall_tau, kept_rows, prediction_curve
 from hf_bidir.faithfulness.deletion import before_patches

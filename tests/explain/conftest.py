@@ -6,12 +6,7 @@ import transformers
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
 import hf_bidir
-from hf_bidir import (
-    BidirBertConfig,
-    BidirBertForSequenceClassification,
-    BidirViTConfig,
-    BidirViTForImageClassification,
-)
+from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, BidirViTConfig, BidirViTForImageClassification
 from hf_bidir.explain import METHODS
 
 WIDTHS = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 16}

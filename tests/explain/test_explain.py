@@ -12,8 +12,8 @@ import torch
 
 from hf_bidir import BidirBertModel
 from hf_bidir.explain import Explanation, explain, explain_each, read_text, token_scores, word_table
+from hf_bidir.explain.inputs.text import windows_of
 from hf_bidir.explain.methods import TEXT_DEFAULT, default_method
-from hf_bidir.explain.windows import windows_of
 from tests.explain.conftest import bert, tokenizer
 from tests.faithfulness.conftest import pooling
 
