@@ -42,7 +42,7 @@ from hf_bidir.explain import (
     token_scores,
 )
 from hf_bidir.explain.methods import methods_of
-from hf_bidir.explain.readout import choose_readout
+from hf_bidir.explain.target import choose_readout
 from research.faithfulness.deletion import ranks, without_tokens
 
 FILE = RESULTS / "causal_explanations.csv"

@@ -9,14 +9,14 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
-from hf_bidir.explain.attentions import read_position
-from hf_bidir.explain.running import (
+from hf_bidir.explain.record import (
     attends_between_tokens,
     keep_mask_of,
     leading_tokens,
     patch_grid,
     patch_size,
     prepared_inputs,
+    read_position,
     record_coefficients,
 )
 from research.faithfulness.interventions import class_probabilities

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_bidir.explain.running import blocks
+from hf_bidir.explain.record import blocks
 
 
 def randomised_stages(model: PreTrainedModel, seed: int = 0) -> Iterator[tuple[str, PreTrainedModel]]:

@@ -26,9 +26,9 @@ from hf_bidir.explain import (
     token_scores,
     value_weighted,
 )
+from hf_bidir.explain.api import explain_checkpoint
 from hf_bidir.explain.methods import CAUSAL_DEFAULT
-from hf_bidir.explain.report import explain_checkpoint
-from hf_bidir.explain.running import record_coefficients
+from hf_bidir.explain.record import record_coefficients
 from hf_bidir.modeling.signed_layers import signed_layers
 from tests.explain.conftest import FAMILIES, NOT_ODD, TEXT_METHODS, TEXTS, family, images, inputs_of, tokenizer
 

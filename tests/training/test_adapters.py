@@ -29,7 +29,7 @@ from hf_bidir.checkpoints.reading import read_adapted, read_model
 from hf_bidir.cli import app
 from hf_bidir.common.errors import InputError
 from hf_bidir.deploy.int8 import quantise_checkpoint
-from hf_bidir.explain.checkpoint import load_checkpoint
+from hf_bidir.explain.inputs.checkpoint import load_checkpoint
 from hf_bidir.finetune.data.tokenizer import train_byte_level, train_wordpiece
 from hf_bidir.finetune.trainer import FinetuneTrainer
 from hf_bidir.hub.evaluation import evaluate_checkpoint

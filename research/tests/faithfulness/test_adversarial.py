@@ -7,7 +7,8 @@ import torch
 
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from research.faithfulness import adversarial_attention, class_probabilities, jensen_shannon, total_variation
-from research.tests.faithfulness.conftest import bert, pooling, sentences, texts
+from research.tests.faithfulness.conftest import texts
+from tests.explain.conftest import bert, pooling, sentences
 
 
 @pytest.mark.parametrize("activation", ["tanhmax", "softmax"])

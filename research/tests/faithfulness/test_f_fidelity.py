@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 from research.faithfulness import f_fidelity, tuned_on_masks
 from research.faithfulness.deletion import without_tokens
 from research.faithfulness.masked_fidelity import _keep
-from research.tests.faithfulness.conftest import bert, images, sentences, vit
+from tests.explain.conftest import bert, images, sentences, vit
 
 MASK = 4
 

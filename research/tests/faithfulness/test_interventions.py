@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from research.faithfulness import class_probabilities, permuted, prediction_changes, randomised
-from tests.explain.conftest import family, inputs_of
-from research.tests.faithfulness.conftest import bert, images, pooling, sentences, texts, vit
+from research.tests.faithfulness.conftest import texts
+from tests.explain.conftest import bert, family, images, inputs_of, pooling, sentences, vit
 
 CASES = {"pooling": (pooling, texts), "bert": (bert, sentences), "vit": (vit, images)}
 every_model = pytest.mark.parametrize("kind", CASES)

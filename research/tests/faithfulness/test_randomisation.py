@@ -3,7 +3,7 @@
 import torch
 
 from research.faithfulness import randomised_stages
-from research.tests.faithfulness.conftest import bert, vit
+from tests.explain.conftest import bert, vit
 
 
 def test_parts_are_randomised_from_the_head_to_the_embeddings_and_the_model_stays():
