@@ -6,7 +6,6 @@ Draws a figure for each task: accuracy against what the negative coefficients ar
 of the softmax run. `make tables` makes the tables.
 """
 
-import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from pandas import DataFrame
 from benchmarks.runs import check_runs, comparison, markdown, read_runs, spread, where
 from hf_bidir.common.files import save_figure
 from hf_bidir.common.statistics import TESTED, Comparison, holm
-from research.conversions.run import FILE, TASKS
-from research.conversions.variants import VARIANTS
+from research.conversions.run import FILE, TASKS, VARIANTS
+from research.runs import command_line
 
 PARTS = ("negatives", "positive_mass", "weaker_sign")
 TICKS = (-30, -10, -5, -2, -1, 0, 1, 2, 5, 10, 30)
@@ -35,7 +34,7 @@ COLUMNS = {  # of the table: heading, factor and digits
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    command_line(__doc__).parse_args()
     for (task, split, _), runs in read_runs(FILE).groupby(["task", "split", "versions"]):
         if "softmax" in set(runs["variant"]):
             file = FILE.with_name(f"{task}-{split}.png")

@@ -83,30 +83,6 @@ class AttentionTransferTrainer(DistillationTrainer):
         return torch.stack(errors).mean()
 
 
-class BothSignsTrainer(DistillationTrainer):
-    """Penalises a head unless both signs contribute to its output, by at least a quarter of the variance each."""
-
-    needed_signs_weight = 0.0
-
-
-class EqualSignsTrainer(BothSignsTrainer):
-    """Penalises contributions outside 0.4 to 0.6 of the variance."""
-
-    both_signs_weight, most_unequal = 0.5, 1.5
-
-
-class StrictlyEqualSignsTrainer(BothSignsTrainer):
-    """Penalises all unequal contributions, with a weight that outweighs the hidden states."""
-
-    both_signs_weight, most_unequal = 2.0, 1.0
-
-
-class NeededSignsTrainer(DistillationTrainer):
-    """Penalises only predictions that stay the same without negative coefficients."""
-
-    both_signs_weight = 0.0
-
-
 class LogitsTrainer(DistillationTrainer):
     """Matches hidden states in the first half of healing, and then the teacher's class probabilities."""
 

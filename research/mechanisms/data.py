@@ -16,15 +16,15 @@ examples:
   python training/seq2seq.py training/recipes/sorting-rnn-tanhmax.yaml
 """
 
-import argparse
 from pathlib import Path
 
 from hf_bidir.finetune.data.synthetic import SETS, write_splits
 from research.mechanisms.pairs import PAIRS
+from research.runs import command_line
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("set", choices=[*SETS, *PAIRS], help="the data set, see above")
     parser.add_argument("folder", type=Path, help="output folder of train, validation and test.parquet")
     parser.add_argument("--seed", type=int, default=0, help="seed of the generator; default: 0")

@@ -10,11 +10,6 @@ from hf_bidir.finetune.data.image_files import read_digits, read_idx
 SIDES = {"digits": 8, "fashion-mnist": 7}  # regions in a row: single pixels, and means of 4x4 pixels
 LEVELS = 16  # the brightest; 0 is the darkest
 ROWS = {"train": 10_000, "validation": 1000, "test": 2000}  # of Fashion-MNIST
-IMAGES = {
-    "soft": {},
-    "local-p": {"attn_scope": "local-p", "attn_window": 8},
-    "hard": {"attn_selection": "hard"},
-}
 
 
 def image_splits(task: str, folder: Path | None) -> dict[str, Dataset]:

@@ -9,31 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
-
 from hf_bidir.common.files import read_json, write_json
 from hf_bidir.explain import load_checkpoint
 from hf_bidir.finetune.data.sources import read_table
-from hf_bidir.finetune.folder import RESULTS, is_finished
-from hf_bidir.finetune.tasks.image_classification import image_classification
-from hf_bidir.finetune.tasks.recurrent_classification import recurrent_classification
-from hf_bidir.finetune.tasks.text_classification import text_classification
-from research.paper.deep_measures import measure_deep
 from research.paper.experiments import VARIANTS, Experiment
 from research.paper.measures import Amount, measure
+from research.paper.measures_deep import measure_deep
+from research.runs import is_finished, train
 
 MEASURES, FAILURE, LOG = "measures.json", "failure.txt", "log.txt"
-TASKS = {"recurrent": recurrent_classification, "bert": text_classification, "images": image_classification}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One training run and its folder.
-
-    Attributes:
-        experiment, variant, learning_rate, seed: identify the run; a variant is a name in `VARIANTS`.
-        root: the folder of all cells.
-    """
+    """One training run and its folder; a variant is a name in `VARIANTS`, `root` the folder of all cells."""
 
     experiment: Experiment
     variant: str
@@ -59,74 +48,52 @@ class Cell:
     @property
     def results(self) -> dict[str, float]:
         """The scores of the finished run; empty before."""
-        return read_json(self.run / RESULTS) if self.trained else {}
+        return read_json(self.run / "all_results.json") if self.trained else {}
 
     @property
     def measures(self) -> dict[str, Any]:
         """The results of `measure` or `measure_deep`, None in place of NaN; empty before."""
         return read_json(self.folder / MEASURES)
 
+    def train(self, files: dict[str, Path], overrides: dict[str, Any] | None = None) -> None:
+        """Train the cell unless it is trained; an error is saved in its folder and not raised."""
+        given = self.experiment.recipe | VARIANTS[self.variant] | {f"{name}_file": file for name, file in files.items()}
+        given |= {"learning_rate": self.learning_rate, "seed": self.seed} | (overrides or {})
+        if not self.trained:
+            keeping_failures(self.folder, lambda: train(self.experiment.kind, given, self.run))
+        if self.trained:  # the checkpoints that only resuming needs
+            for checkpoint in self.run.glob("checkpoint-*"):
+                shutil.rmtree(checkpoint)
 
-def train(cell: Cell, files: dict[str, Path], overrides: dict[str, Any] | None = None) -> None:
-    """Train a cell unless it is trained; an error is saved in its folder and not raised.
+    def measure(self, files: dict[str, Path], graded: Path | None, amount: Amount) -> None:
+        """Measure a trained cell unless it is measured; errors as in `train`."""
+        if self.trained and not self.measures:
+            keeping_failures(self.folder, lambda: self._measure(files, graded, amount))
 
-    Args:
-        cell: the cell.
-        files: the data files by split.
-        overrides: options that override those of the experiment.
-    """
-    if not cell.trained:
-        keeping_failures(cell.folder, lambda: TASKS[cell.experiment.kind](_options(cell, files, overrides or {})))
-
-
-def measure_cell(cell: Cell, files: dict[str, Path], human: Path | None, amount: Amount) -> None:
-    """Measure a trained cell unless it is measured; errors as in `train`."""
-    if not cell.trained or cell.measures:
-        return
-
-    def work() -> None:
-        model, processor = load_checkpoint(cell.run)
+    def _measure(self, files: dict[str, Path], graded: Path | None, amount: Amount) -> None:
+        model, processor = load_checkpoint(self.run)
         model.requires_grad_(False)
         splits = {name: read_table(str(file)) for name, file in files.items()}
-        if cell.experiment.deep:
-            found = measure_deep(model, processor, splits["test"], amount, cell.experiment.recipe.get("max_length"))
+        if self.experiment.deep:
+            found = measure_deep(model, processor, splits["test"], amount, self.experiment.recipe.get("max_length"))
         else:
-            people: Dataset | None = None if human is None else read_table(str(human))
-            polar_words = people is not None or cell.experiment.synthetic is not None
-            limit = model.config.max_position_embeddings
-            found = measure(model, processor, splits, people, amount, limit, polar_words)
-        write_json(cell.folder / MEASURES, _without_nan(found))
-
-    keeping_failures(cell.folder, work)
-
-
-def _options(cell: Cell, files: dict[str, Path], overrides: dict[str, Any]) -> dict[str, Any]:
-    options = cell.experiment.recipe | VARIANTS[cell.variant] | {f"{name}_file": file for name, file in files.items()}
-    options |= {"learning_rate": cell.learning_rate, "seed": cell.seed, "output_dir": cell.run, "disable_tqdm": True}
-    return options | overrides
+            people = None if graded is None else read_table(str(graded))
+            polar_words = people is not None or self.experiment.synthetic is not None
+            found = measure(model, processor, splits, people, amount, polar_words)
+        write_json(self.folder / MEASURES, _without_nan(found))
 
 
 def keeping_failures(folder: Path, work: Callable[[], object]) -> None:
     """Run `work` with its output in log.txt of `folder`; an error is saved there as failure.txt and not raised."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FAILURE).unlink(missing_ok=True)
-    with (
-        (folder / LOG).open("a", encoding="utf-8") as log,
-        contextlib.redirect_stdout(log),
-        contextlib.redirect_stderr(log),
-    ):
+    log = (folder / LOG).open("a", encoding="utf-8")
+    with log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
         try:
             work()
         except Exception as error:
             text = f"{type(error).__name__}: {error}".splitlines()[0]
             (folder / FAILURE).write_text(f"{text}\n\n{traceback.format_exc()}", encoding="utf-8")
-
-
-def drop_checkpoints(cell: Cell) -> None:
-    """Remove the checkpoints that only resuming needs, if the run is finished."""
-    if cell.trained:
-        for checkpoint in cell.run.glob("checkpoint-*"):
-            shutil.rmtree(checkpoint)
 
 
 def _without_nan(value: Any) -> Any:

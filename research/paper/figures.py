@@ -1,5 +1,6 @@
 """The paper's figures from fair runs: scores and coefficients by polarity, histograms of tau, violins of changes."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -8,31 +9,47 @@ from matplotlib.figure import Figure
 
 from hf_bidir.common.files import save_figure
 from hf_bidir.explain.draw.colors import COLORS
+from hf_bidir.finetune.data.sources import read_table
+from hf_bidir.finetune.data.synthetic import SETS
 from research.paper.cells import Cell
-from research.paper.measures import WORD_SUMS
+from research.paper.experiments import Experiment
+from research.paper.measures import NEUTRAL_GRADE, WORD_SUMS
 
+POLAR_FROM = 0.5  # minimum mean distance from the neutral grade
 SHOWN = ("softmax", "tanhmax")
 POLARITIES = {0: ("neutral", "0.7", "."), 1: ("positive", COLORS(0.95), "+"), -1: ("negative", COLORS(0.05), "_")}
 
 
-def draw_all(
-    name: str, title: str, variants: Mapping[str, Sequence[Cell]], root: Path, polarity: Mapping[str, int]
-) -> None:
-    """Write the figures of one experiment for the first seed of each measured variant.
+def polarity_of_words(experiment: Experiment, graded: Path | None) -> dict[str, int]:
+    """1 or -1 for every polar word, by construction or by people; other words are neutral. Empty if unknown.
 
-    Args:
-        name, title: name and title of the experiment.
-        variants: the cells of each variant, by seed.
-        root: the folder of the figures.
-        polarity: 1 or -1 by word; words that are missing are neutral. If empty, no scatter is drawn.
+    `graded` is a file with the columns `tokens` and `token_labels`, 0 to 4, or None.
     """
+    if experiment.synthetic:
+        words = SETS[experiment.synthetic].words()
+        return {word: 1 if word.startswith("pos") else -1 for word in words if not word.startswith("word")}
+    if graded is None:
+        return {}
+    grades = defaultdict(list)
+    for row in read_table(str(graded)):
+        for word, label in zip(row["tokens"], row["token_labels"], strict=True):
+            grades[word.lower()].append(label - NEUTRAL_GRADE)
+    means = {word: np.mean(values) for word, values in grades.items()}
+    return {word: int(np.sign(mean)) for word, mean in means.items() if abs(mean) >= POLAR_FROM}
+
+
+def draw_all(
+    experiment: Experiment, variants: Mapping[str, Sequence[Cell]], root: Path, polarity: Mapping[str, int]
+) -> None:
+    """Write the figures of one experiment for the first seed of each measured variant; words only with polarities."""
+    title = experiment.title
     measured = {variant: cells[0].measures for variant, cells in variants.items() if cells[0].measures}
     figures = {
         "tau": histograms(title, measured),
         "change": violins(title, measured),
         **({"polarity": scatter(title, measured, polarity)} if polarity else {}),
     }
-    save_all(name, figures, root)
+    save_all(experiment.name, figures, root)
 
 
 def save_all(name: str, figures: Mapping[str, Figure], root: Path) -> None:

@@ -12,11 +12,10 @@ from benchmarks.runs import PAIR, SEED, VERSIONS, check_runs, comparisons, markd
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, replacing
 from hf_bidir.common.statistics import TESTED_BY_SEED
-from research.paper.deep_measures import RANKINGS
-from research.paper.experiments import VARIANTS, Experiment, experiment_names, read_experiments
-from research.paper.published import LENGTH
-from research.paper.rows import CELLS, CHOSEN, MACHINE, PUBLISHED, RATE, SETTINGS
-from research.paper.settings import EXTENSIONS
+from research.paper.experiments import EXTENSIONS, VARIANTS, Experiment, experiment_names, read_experiments
+from research.paper.measures_deep import RANKINGS
+from research.paper.published import LENGTH, PUBLISHED
+from research.paper.rows import CELLS, CHOSEN, MACHINE, RATE, SETTINGS
 
 REPORT, TEMPLATE = "report.md", "report_template.md"
 TAUS = {

@@ -8,8 +8,6 @@ results/collapse_tasks.csv; a row that is there is not measured again. The figur
 docs/collapse-tasks.png.
 """
 
-import argparse
-from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -17,15 +15,15 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
-from tqdm import tqdm, trange
+from tqdm import trange
 
-from benchmarks.measure import ROOT, save_run
-from benchmarks.runs import check_runs, comparisons, has_run, markdown, read_runs, spread, where
+from benchmarks.runs import check_runs, comparisons, markdown, read_runs, spread, where
 from hf_bidir import BidirBertConfig, BidirBertForTokenClassification
 from hf_bidir.common.files import save_figure
 from hf_bidir.common.statistics import TESTED
 from research.rank_collapse import bare_attention, path_states
 from research.rank_collapse.tasks import LENGTH, TOKEN_TASKS
+from research.runs import ROOT, command_line, grid, run_grid
 
 FILE = Path(__file__).with_name("results") / "collapse_tasks.csv"
 KEY = ("task", "mass", "seed")
@@ -36,25 +34,21 @@ COLUMNS = {"network": "network", **{f"paths_{length}": str(length) for length in
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.parse_args()
-    for seed, task, mass in tqdm([*product(range(SEEDS), TOKEN_TASKS, MASSES)], unit="network"):
-        key = {"task": task, "mass": mass, "seed": seed}
-        if not has_run(FILE, **key):
-            found = dict(zip(COLUMNS, accuracies(task, mass, seed), strict=True))
-            save_run(FILE, KEY, key | {"constant": constant(task)} | found)
+    command_line(__doc__).parse_args()
+    run_grid(FILE, grid(seed=range(SEEDS), task=TOKEN_TASKS, mass=MASSES), accuracies, KEY)
     draw(read_runs(FILE), ROOT / "docs/collapse-tasks.png")
 
 
-def accuracies(task: str, mass: float, seed: int) -> list[float]:
-    """The accuracy of a trained network, and of its paths of each length."""
+def accuracies(task: str, mass: float, seed: int) -> tuple[dict[str, float], tuple]:
+    """The accuracy of a constant, of a trained network, and of its paths of each length."""
     _, tokens, classes = TOKEN_TASKS[task]
     train, test = data_of(task)
     model = trained(train, tokens, classes, mass, seed)
     with torch.no_grad():
         logits = [model(input_ids=test[0]).logits]
         logits += [model.classifier(states) for states in path_states(model, {"input_ids": test[0]})]
-    return [(one.argmax(-1) == test[1]).double().mean().item() for one in logits]
+    found = [(one.argmax(-1) == test[1]).double().mean().item() for one in logits]
+    return {"constant": constant(task)} | dict(zip(COLUMNS, found, strict=True)), ()
 
 
 def data_of(task: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

@@ -44,8 +44,3 @@ def test_a_sample_of_the_rows_is_taken_after_the_removal(news, tmp_path):
     files = data_files(experiment(), news, tmp_path / "made", {"test": 30})
     assert len(Dataset.from_parquet(str(files["test"]))) == 30
     assert removed_rows(files["test"])["test"] == 8
-
-
-def test_generated_texts_are_not_searched_for_repeated_rows(tmp_path):
-    files = data_files(experiment(synthetic="small"), None, tmp_path / "made")
-    assert removed_rows(files["test"]) == {}

@@ -10,8 +10,7 @@ from datasets import Dataset
 from hf_bidir.common.errors import InputError
 from research.paper import run
 from research.paper.data import data_files
-from research.paper.experiments import Experiment, read_experiments
-from research.paper.measures import Amount
+from research.paper.experiments import Amount, Experiment, Settings, read_experiments
 from research.paper.published import (
     LENGTH,
     encode,
@@ -23,7 +22,6 @@ from research.paper.published import (
     train_as_published,
 )
 from research.paper.run import run_paper
-from research.paper.settings import Settings
 
 TEXTS = [f"the the {'good' if row % 2 else 'bad'} film {row}" for row in range(60)]
 LABELS = torch.arange(60) % 2

@@ -18,7 +18,8 @@ from hf_bidir.finetune.data.image_data import ImageCollator
 from research.faithfulness import kendall_tau, kept_rows, prediction_curve
 from research.faithfulness.deletion import before_patches
 from research.paper.data import sample
-from research.paper.measures import Amount, median_changes
+from research.paper.experiments import Amount
+from research.paper.measures import median_changes
 
 CHANCE = "random"
 # methods of explain, of which a model is ranked by those that it supports, and a random one

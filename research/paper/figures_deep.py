@@ -11,9 +11,9 @@ from hf_bidir.explain.record import patch_grid
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.sources import read_table
 from research.paper.cells import Cell
-from research.paper.deep_measures import CHANCE, RANKINGS, SHARES
 from research.paper.experiments import Experiment
 from research.paper.figures import save_all
+from research.paper.measures_deep import CHANCE, RANKINGS, SHARES
 
 IMAGES = 6
 OVERLAYS = ("contributions", "grad-cam", "rollout")
