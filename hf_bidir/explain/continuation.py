@@ -7,9 +7,9 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.example_inputs import longest_text, text_limit
+from hf_bidir.checkpoints.kinds import longest_text, text_limit
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
-from hf_bidir.checkpoints.unwrapping import unwrapped
+from hf_bidir.checkpoints.signing import unwrapped
 from hf_bidir.explain.alignment import LOGIT, Alignment
 from hf_bidir.explain.checkpoint import Example, read_text, spelled
 from hf_bidir.explain.colors import visible

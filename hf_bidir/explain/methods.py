@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import kind_of
-from hf_bidir.checkpoints.unwrapping import unwrapped
+from hf_bidir.checkpoints.signing import unwrapped
 from hf_bidir.common.errors import did_you_mean
 from hf_bidir.explain.erasure import erasure
 from hf_bidir.explain.gradients import gradient_times_input, integrated_gradients
