@@ -41,7 +41,6 @@ SLOW = (
     "explain/test_wrapped_models.py",
     "finetune/data/test_tables.py",
     "explain/test_sentence_encoder.py",
-    "faithfulness/test_metrics.py",
     "benchmarks",
 )
 
