@@ -32,7 +32,7 @@ from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.finetune.distillation import DistillationTrainer
 from research.conversions import trainers
 from research.conversions.measures import human_sign, signs
-from research.conversions.students import chosen_heads
+from research.conversions.trainers import chosen_heads
 from research.paper.data import SPLITS
 from research.paper.experiments import read_experiments
 from research.runs import ROOT, command_line, read_record, recipe, run_grid, train

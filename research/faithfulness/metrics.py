@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from datasets import Features, List, Value
 
-from research.faithfulness.distances import jensen_shannon, total_variation
-from research.faithfulness.plausibility import rationale_auprc, sign_agreement
-from research.faithfulness.ranking import bootstrap_interval, check_rows, kendall_tau
+from research.faithfulness.agreement import bootstrap_interval, check_rows, kendall_tau, rationale_auprc, sign_agreement
+from research.faithfulness.interventions import jensen_shannon, total_variation
 
 
 def prediction_change(after: list, before: list) -> np.ndarray:

@@ -23,9 +23,8 @@ import yaml
 from benchmarks.runs import PAIR, read_runs
 from hf_bidir.cli.text_demo import SETTINGS
 from hf_bidir.finetune.data.synthetic import SETS, write_splits
+from research.mechanisms.data import LENGTHS, PAIRS, SIDES, image_splits
 from research.mechanisms.figures import draw_coefficients, draw_lengths, draw_pixels
-from research.mechanisms.images import SIDES, image_splits
-from research.mechanisms.pairs import LENGTHS, PAIRS
 from research.runs import ROOT, command_line, read_record, recipe, run_grid, train
 
 FILE = Path(__file__).with_name("results") / "mechanisms.csv"

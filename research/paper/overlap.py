@@ -72,12 +72,6 @@ def shares(runs: DataFrame) -> str:
     return markdown(["data", "split", *(f"{share:.0%}" for share in SHARES)], rows)
 
 
-def repeated(runs: DataFrame, data: str, share: float = USED) -> tuple[int, int]:
-    """How many test texts of a data set repeat an earlier split, and how many it has."""
-    row = where(runs, data=data, split="test", share=share).iloc[0]
-    return removed(row), row["rows"]
-
-
 def removed(row: Mapping[str, int]) -> int:
     """The number of rows that repeat an earlier split."""
     return sum(row[reason] for reason in REASONS)

@@ -46,6 +46,7 @@ HUMAN = {
     "human_sign_a": "oriented a", "human_sign_au": "a·u", "human_positive": "always +",
     "human_tau_a": "τ, oriented a", "human_tau_au": "τ, a·u",
 }  # fmt: skip
+DIFFERENCE = ["TanhMax − softmax", "p", "g"]
 FIGURE_KINDS = ("polarity", "tau", "change", "curves", "overlays")
 
 
@@ -161,50 +162,38 @@ def accuracy_table(results: Results) -> str:
     variants, rows = _variants(results), []
     for one in results.experiments:
         own = results.of(one)
-        papers = [one.published.get(name, {}).get("accuracy") for name in ("softmax", "tanhmax")]
-        means = [spread(where(own, variant=name), "test_accuracy", 100) for name in variants]
         removed = results.settings["experiments"][one.name]["removed"]
-        repeated = f"{removed['validation']} / {removed['test']}" if removed else ""
         found = tested.get((one.name, "test_accuracy"))
         rows.append(
             [
-                one.title,
-                _sizes(own),
-                repeated,
+                *(one.title, _sizes(own), f"{removed['validation']} / {removed['test']}" if removed else ""),
                 str(own[SEED].nunique()),
-                *(_number(value, 1) for value in papers),
-                *means,
+                *(_number(one.published.get(name, {}).get("accuracy"), 1) for name in PAIR[::-1]),
+                *(spread(where(own, variant=name), "test_accuracy", 100) for name in variants),
+                *(found.cells() if found else [""] * 3),
             ]
-            + (found.cells() if found else [""] * 3)
         )
-    header = [
-        "data",
-        "rows",
-        "repeated",
-        "seeds",
-        "paper, softmax",
-        "paper, TanhMax",
-        *variants,
-        "TanhMax − softmax",
-        "p",
-        "g",
-    ]
-    return markdown(header, rows)
+    first = ["data", "rows", "repeated", "seeds", "paper, softmax", "paper, TanhMax"]
+    return markdown([*first, *variants, *DIFFERENCE], rows)
 
 
 def rate_table(results: Results) -> str:
     """The selected learning rate of every variant with the number tried, marked where it is an end of those tried."""
     variants, rows = _variants(results), []
     for one in results.experiments:
-        cells = []
+        rates = sorted(where(results.cells, data=one.name)[RATE].unique())
+        cells = [_range(rates)]
         for variant in variants:
             tried = where(results.cells, data=one.name, variant=variant)
             rates, picked = sorted(tried[RATE].unique()), tried[tried[CHOSEN]][RATE].unique()
             end = len(rates) > 1 and picked.size and picked[0] in (rates[0], rates[-1])
             cells.append(f"{picked[0]:g}{' *' if end else ''} of {len(rates)}" if picked.size else "")
-        rates = sorted(where(results.cells, data=one.name)[RATE].unique())
-        rows.append([one.title, f"{rates[0]:g} to {rates[-1]:g}" if len(rates) > 1 else f"{rates[0]:g}", *cells])
+        rows.append([one.title, *cells])
     return markdown(["data", "tried", *variants], rows)
+
+
+def _range(rates: Sequence[float]) -> str:
+    return f"{rates[0]:g} to {rates[-1]:g}" if len(rates) > 1 else f"{rates[0]:g}"
 
 
 def recall_table(results: Results) -> str:
@@ -221,22 +210,24 @@ def recall_table(results: Results) -> str:
 
 def published_table(results: Results) -> str:
     """The paper's number, its protocol reproduced with the label in the scores, and the same weights without it."""
-    tested = comparisons(results.published, ["data"], "activation", PAIR, {"fair": 1})
-    rows = []
+    tested, rows = comparisons(results.published, ["data"], "activation", PAIR, {"fair": 1}), []
     for one in results.experiments:
-        for activation in ("softmax", "tanhmax"):
+        for activation in PAIR[::-1]:
             found = where(results.published, data=one.name, activation=activation)
             if found.empty:
                 continue
-            paper = _number(one.published.get(activation, {}).get("accuracy"), 1)
-            leaked, logits = (
-                ", ".join(f"{v:{s}}" for v in found[k]) for k, s in (("leaked", ".1f"), ("negative_logit", "+.2f"))
-            )
             difference = tested.get((one.name, "fair")) if activation == "tanhmax" else None
-            compared = difference.cells() if difference else ["", "", ""]
-            rows.append([one.title, activation, paper, leaked, logits, spread(found, "fair"), *compared])
+            rows.append(
+                [
+                    *(one.title, activation, _number(one.published.get(activation, {}).get("accuracy"), 1)),
+                    ", ".join(f"{value:.1f}" for value in found["leaked"]),
+                    ", ".join(f"{value:+.2f}" for value in found["negative_logit"]),
+                    spread(found, "fair"),
+                    *(difference.cells() if difference else [""] * 3),
+                ]
+            )
     header = ["data", "activation", "paper", "label in the scores, by seed", "logit of negative texts, by seed"]
-    return markdown([*header, "same weights without", "TanhMax − softmax", "p", "g"], rows)
+    return markdown([*header, "same weights without", *DIFFERENCE], rows)
 
 
 def measure_table(

@@ -26,7 +26,6 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from benchmarks.explained import sample
 from benchmarks.runs import check_runs, markdown, read_runs, where
 from hf_bidir import BidirBertConfig, BidirBertModel
 from hf_bidir.common.files import save_figure
@@ -34,6 +33,7 @@ from hf_bidir.common.statistics import interval
 from hf_bidir.explain import load_checkpoint
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.image_files import read_digits
+from research.explanations.tasks import sample
 from research.rank_collapse import STACKS, WITHOUT_NORM, Stack
 from research.rank_collapse.report import RankCollapse, measure_rank_collapse
 from research.runs import ROOT, command_line, run_grid

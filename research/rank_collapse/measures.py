@@ -122,22 +122,15 @@ def transformer_layers(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def _step(layer: nn.Module, states: Tensor, keep: Tensor, stack: Stack) -> Tensor:
-    return (_bert_step if type(layer).__name__ == "BertLayer" else _image_step)(layer, states, keep, stack)
+    if type(layer).__name__ == "BertLayer":  # normalises after the skip connection, also where that is removed
 
+        def half(output: nn.Module, changed: Tensor, states: Tensor) -> Tensor:
+            mixed = output.dense(changed) + (states if stack.skip else 0)
+            return output.LayerNorm(mixed) if stack.norm else mixed
 
-def _bert_step(layer: nn.Module, states: Tensor, keep: Tensor, stack: Stack) -> Tensor:
-    """BERT normalises after the skip connection, also where that is removed."""
-
-    def half(output: nn.Module, changed: Tensor, states: Tensor) -> Tensor:
-        mixed = output.dense(changed) + (states if stack.skip else 0)
-        return output.LayerNorm(mixed) if stack.norm else mixed
-
-    mixed = half(layer.attention.output, layer.attention.self(states, keep)[0], states)
-    return half(layer.output, layer.intermediate(mixed), mixed) if stack.mlp else mixed
-
-
-def _image_step(layer: nn.Module, states: Tensor, keep: Tensor, stack: Stack) -> Tensor:
-    """ViT normalises the inputs of attention and MLP, not their outputs."""
+        mixed = half(layer.attention.output, layer.attention.self(states, keep)[0], states)
+        return half(layer.output, layer.intermediate(mixed), mixed) if stack.mlp else mixed
+    # a ViT normalises the inputs of attention and MLP, not their outputs
     before, after = (layer.layernorm_before, layer.layernorm_after) if stack.norm else (nn.Identity(), nn.Identity())
     mixed = layer.attention(before(states))
     mixed = mixed[0] if isinstance(mixed, tuple) else mixed  # from transformers 5 on, with the coefficients

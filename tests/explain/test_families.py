@@ -9,8 +9,7 @@ from transformers import SwinConfig, SwinForImageClassification, ViTImageProcess
 from typer.testing import CliRunner
 
 import hf_bidir
-from hf_bidir.checkpoints.example_inputs import longest_text
-from hf_bidir.checkpoints.kinds import kind_of
+from hf_bidir.checkpoints.kinds import kind_of, longest_text
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.checkpoints.projections import projections
 from hf_bidir.cli import app

@@ -65,11 +65,6 @@ def test_only_differences_that_survive_the_correction_are_listed():
     assert findings.listed(dict.fromkeys(("SST", "IMDB", "20News"), tests["better"]), 1) == "SST, IMDB and 20News"
 
 
-@pytest.mark.parametrize(("first", "lower"), [([0.1, 0.1], True), ([0.1, 0.3], False), ([0.1, 0.2], False)])
-def test_lower_in_every_seed_means_each_pair(first, lower):
-    assert findings.lower_in_every_seed(compare(first, [0.2, 0.2], paired=True)) == lower
-
-
 @pytest.fixture
 def one_result(monkeypatch):
     """One data set with three seeds of softmax and of TanhMax, as the only result."""

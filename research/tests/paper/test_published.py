@@ -41,13 +41,6 @@ def test_padding_unknown_words_and_the_most_frequent_word_are_one():
     assert (ids == 0).all()
 
 
-def test_words_are_what_spaces_separate_without_punctuation():
-    vocabulary = published_vocabulary(TEXTS)
-    assert vocabulary["the"] == 1
-    assert (encode(["The, (good) film!<br />"], vocabulary) == encode(["the good film"], vocabulary)).all()
-    assert encode(["the ; film"], vocabulary)[0, :3].tolist() == [1, 0, vocabulary["film"]]
-
-
 def test_with_the_label_in_the_scores_all_negative_texts_of_tanhmax_get_the_bias():
     model, ids = trained("tanhmax")
     with label_in_scores(model, LABELS):

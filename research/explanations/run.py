@@ -1,10 +1,10 @@
 """Which explanation should one trust? Methods x models x tasks, by people and by the model itself.
 
-    python benchmarks/explained_models.py --data-dir DIR --model MINILM
-    python benchmarks/explanations.py --data-dir DIR
+    python -m research.explanations.models --data-dir DIR --model MINILM
+    python -m research.explanations.run --data-dir DIR
 
-DIR holds the data of explained_models.py, sst_trees and movie_rationales. Every method scores the tokens of the same
-test examples; "random" scores are a baseline. Rows go to benchmarks/results/explanations.csv, one for each task, model,
+DIR holds the data of models.py, sst_trees and movie_rationales. Every method scores the tokens of the same
+test examples; "random" scores are a baseline. Rows go to results/explanations.csv, one for each task, model,
 seed, method and half of the examples: one half chooses the default method ("choice"), the other reports it ("report").
 
     human_sign, tau       SST-2, for the class positive: the share of polar words with the sign of their human label
@@ -33,8 +33,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks.explained import TASKS, Explained, add_options, examples_of, load, models, orient
-from benchmarks.explanations_measures import (
+from hf_bidir.common.files import sha256
+from hf_bidir.explain import METHODS
+from hf_bidir.explain.methods import methods_of
+from hf_bidir.explain.orient import signs_are_free
+from hf_bidir.explain.record import reads_images
+from research.explanations.measures import (
     RANDOM,
     agreement,
     deletion_and_insertion,
@@ -44,16 +48,11 @@ from benchmarks.explanations_measures import (
     scores_of,
     timed_scores,
 )
-from benchmarks.measure import RESULTS, save_runs
-from benchmarks.runs import has_run
-from hf_bidir.common.files import sha256
-from hf_bidir.explain import METHODS
-from hf_bidir.explain.methods import methods_of
-from hf_bidir.explain.orient import signs_are_free
-from hf_bidir.explain.record import reads_images
+from research.explanations.tasks import TASKS, Explained, add_options, examples_of, load, models, orient
 from research.faithfulness.masked_fidelity import SIZES
+from research.runs import command_line, run_grid
 
-FILE = RESULTS / "explanations.csv"
+FILE = Path(__file__).with_name("results") / "explanations.csv"
 KEY = ("task", "model", "seed", "method", "half")
 COUNTS = {"sst2": 100, "agreement": 24, "movies": 20, "fashion": 40}  # examples of the test split
 FAITHFUL, SANE = {"sst2": 24}, 5  # fewer of them for curves and F-Fidelity; those for random weights
@@ -65,21 +64,24 @@ HALVES = ("choice", "report")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     add_options(parser)
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     options = parser.parse_args()
     torch.set_num_threads(1)
+    folders, trials = {}, []
     for task in options.tasks:
-        data = TASKS[task]
-        people = [options.data_dir / "sst_trees/test.parquet"] if task == "sst2" else []
-        files = [*people, *(data.file(options.data_dir, split) for split in ("test", "train"))]
         for name, seed, folder in models(options, task):
-            key = {"task": task, "model": name, "seed": seed, "weights": sha256(folder / "model.safetensors")[:8]}
-            if not has_run(FILE, **key):
-                rows = measured(task, folder, options)
-                save_runs(FILE, KEY, [key | row for row in rows], *files)
-                print(f"{task}, {name}, seed {seed}: {len(rows)} rows", flush=True)
+            folders[task, name, seed] = folder
+            weights = sha256(folder / "model.safetensors")[:8]
+            trials.append({"task": task, "model": name, "seed": seed, "weights": weights})
+
+    def run(task: str, model: str, seed: int, weights: str) -> tuple[list[dict[str, Any]], list[Path]]:
+        people = [options.data_dir / "sst_trees/test.parquet"] if task == "sst2" else []
+        files = [TASKS[task].file(options.data_dir, split) for split in ("test", "train")]
+        return measured(task, folders[task, model, seed], options), [*people, *files]
+
+    run_grid(FILE, trials, run, KEY)
 
 
 def measured(task: str, folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
