@@ -16,8 +16,7 @@ def logit(model, inputs, target=1):
     return model(**inputs).logits[:, target]
 
 
-@pytest.mark.parametrize(("model", "inputs"), BATCHES)
-@pytest.mark.parametrize("negative_mass", [0.0, 1.0])
+@pytest.mark.parametrize(("model", "inputs", "negative_mass"), [(bert, sentences, 0.0), (vit, images, 1.0)])
 def test_renormalising_keeps_the_sum_of_magnitudes(model, inputs, negative_mass):
     model, inputs = model(negative_mass), inputs()
     effects = erasure(model, inputs, target=1)
@@ -47,26 +46,10 @@ def test_a_masked_token_is_padding():
 def test_on_softmax_masking_and_renormalising_are_the_same(model, inputs):
     model, inputs = model(0.0), inputs()
     masked = erasure(model, inputs, how="mask")
+    if model.main_input_name == "input_ids":  # with TanhMax they differ, because the activation sees the others only
+        assert (erasure(bert(), inputs, how="mask") - erasure(bert(), inputs)).abs().max() > 1e-3
     torch.testing.assert_close(masked, erasure(model, inputs), atol=1e-5, rtol=1e-4)
     assert masked.abs().max() > 0.01
-
-
-def test_on_tanhmax_they_differ_because_the_activation_sees_the_others_only():
-    model, inputs = bert(), sentences()
-    assert (erasure(model, inputs, how="mask") - erasure(model, inputs)).abs().max() > 1e-3
-
-
-def test_renormalised_deletion_is_not_the_gradient_of_zeroing():
-    model, inputs = bert(), sentences()
-
-    def zero(a):
-        a = a.clone()
-        a[..., 2] = 0
-        return a
-
-    with edited_coefficients(model, zero):
-        zeroed = logit(model, inputs)
-    assert (erasure(model, inputs, target=1)[:, 2] - (logit(model, inputs) - zeroed)).abs().max() > 1e-3
 
 
 def test_a_token_is_deleted_from_the_text():
@@ -109,14 +92,6 @@ def test_padding_has_no_effect_and_chunks_do_not_matter(how):
     effects = erasure(model, inputs, how=how)
     torch.testing.assert_close(erasure(model, inputs, how=how, chunk_size=3), effects, atol=1e-5, rtol=1e-4)
     assert not effects[1, 4:].any()
-
-
-def test_the_model_is_left_unchanged():
-    model, inputs = bert(), sentences()
-    before = logit(model, inputs)
-    for how in ("renormalise", "mask"):
-        erasure(model, inputs, how=how)
-    torch.testing.assert_close(logit(model, inputs), before)
 
 
 def test_a_token_with_almost_all_attention_gives_finite_numbers():

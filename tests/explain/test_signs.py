@@ -31,10 +31,6 @@ def shown_coefficients(model, batch):
     return torch.cat(rows)
 
 
-def test_softmax_has_no_negative_coefficients():
-    assert negative_share(model_of(0.0), [batch_of()]) == 0
-
-
 def test_the_share_is_that_of_the_coefficients_which_the_model_returns():
     model, batch = model_of(1.0), batch_of()
     shown = shown_coefficients(model, batch)
@@ -68,13 +64,6 @@ def test_inside_one_another_the_outer_edit_comes_first():
         assert negative_share(model, [batch]) == 0
         assert negative_share(model, [batch]) == 0
     assert negative_share(model, [batch]) > 0
-
-
-def test_without_negatives_changes_nothing_in_softmax():
-    model, batch = model_of(0.0), batch_of()
-    before = model(**batch).logits
-    with without_negatives(model):
-        torch.testing.assert_close(model(**batch).logits, before)
 
 
 def test_the_signed_parts_of_a_layer_are_what_its_coefficients_of_either_sign_give():

@@ -6,7 +6,7 @@ from torch.autograd import gradgradcheck
 from torch.func import grad, hessian, jvp, vmap
 
 from hf_bidir import bidir_attention, signed
-from hf_bidir.explain.methods.attnlrp_rules import proportional
+from hf_bidir.explain.methods.attnlrp import proportional
 from tests.tiny_models import stock_model
 
 HEADS, LENGTH, SIZE = 4, 5, 3

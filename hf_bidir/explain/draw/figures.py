@@ -1,7 +1,7 @@
 """Figures of signed scores over images, layers and heads, alignments and words."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -40,15 +40,10 @@ def image_heatmap(
     Args:
         images: `[batch, height, width]` or `[batch, channels, height, width]`.
         scores: `[batch, rows, columns]`, or `[batch, patches]` for a square grid of patches.
-        titles: one per image.
-        unit: label of the colour bar.
-        caption: text under the panels.
+        titles, unit, caption: one title per image, the label of the colour bar, and the text under the panels.
         path: file to save the figure to; the suffix sets the format.
         figure: a figure or subfigure to draw into; by default a new one.
         limit: the magnitude of the strongest colour; by default the largest score.
-
-    Returns:
-        The figure.
     """
     images, scores = _grey(images), _grid(scores)
     titles = [""] * len(images) if titles is None else list(titles)
@@ -66,30 +61,23 @@ def image_heatmap(
         _draw_panel(panel, image, grid, scale)
         panel.set_title(title, fontsize=9)
     scale.bar(figure, unit, ax=panels, shrink=0.9)
-    return _finish(figure, caption, path)
+    return finish(figure, caption, path)
 
 
 def _draw_panel(panel, image: np.ndarray, grid: np.ndarray, scale: Scale) -> None:
-    height, width = image.shape
-    extent = (-0.5, width - 0.5, height - 0.5, -0.5)
+    (height, width), (rows, columns) = image.shape, grid.shape
     panel.spines[:].set_color("lightgrey")
-    panel.imshow(image, cmap="gray")
-    overlay = panel.imshow(grid, cmap=COLORS, vmin=-scale.limit, vmax=scale.limit, extent=extent)
-    # at 0 the image shows instead of the white centre of the colour map
-    overlay.set_alpha(0.85 * np.sqrt(np.abs(grid) / scale.limit).clip(max=1))
-    rows, columns = grid.shape
-    panel.set_xticks((np.arange(columns) + 0.5) * width / columns - 0.5, range(columns), fontsize=7)
-    panel.set_yticks((np.arange(rows) + 0.5) * height / rows - 0.5, range(rows), fontsize=7)
+    overlay(panel, image, grid, scale, extent=(-0.5, width - 0.5, height - 0.5, -0.5))
+    across, down = ((np.arange(n) + 0.5) * side / n - 0.5 for n, side in ((columns, width), (rows, height)))
+    panel.set_xticks(across, range(columns), fontsize=7)
+    panel.set_yticks(down, range(rows), fontsize=7)
     panel.set_xlabel("column", fontsize=7)
     panel.set_ylabel("row", fontsize=7)
     panel.tick_params(length=0)
-    if not scale.has_signs:
-        return
-    for row, column in np.argwhere(np.abs(grid) >= MARKED_SHARE * scale.limit):
-        x, y = (column + 0.5) * width / columns - 0.5, (row + 0.5) * height / rows - 0.5
-        sign = "+" if grid[row, column] > 0 else "−"
-        disc = {"boxstyle": "circle,pad=0.05", "facecolor": "white", "alpha": 0.6, "linewidth": 0}
-        panel.text(x, y, sign, ha="center", va="center", fontsize=9, fontweight="bold", bbox=disc)
+    disc = {"boxstyle": "circle,pad=0.05", "facecolor": "white", "alpha": 0.6, "linewidth": 0}
+    for row, column, sign in _marks(grid, scale):
+        style = {"ha": "center", "va": "center", "fontsize": 9, "fontweight": "bold", "bbox": disc}
+        panel.text(across[column], down[row], sign, **style)
 
 
 def _grey(images: Tensor | np.ndarray) -> np.ndarray:
@@ -146,7 +134,7 @@ def layer_head_grid(
             color = text_color_on(scale.color(value))
             panel.text(head, layer, scale.number(value), ha="center", va="center", fontsize=6, color=color)
     scale.bar(figure, unit, ax=panel)
-    return _finish(figure, caption, path)
+    return finish(figure, caption, path)
 
 
 def alignment_grid(
@@ -162,8 +150,7 @@ def alignment_grid(
     Cells of large magnitude carry their sign, so the figure can be read in grey.
 
     Args:
-        written: the generated words, one per row, the first one on top.
-        source: the source words, one per column.
+        written, source: the generated words, one per row, the first one on top; the source words, one per column.
         values: one panel per unit, `[written, source]` each; every panel has its own scale.
         caption, path: as in `image_heatmap`.
     """
@@ -186,13 +173,12 @@ def alignment_grid(
         panel.xaxis.tick_top()
         panel.xaxis.set_label_position("top")
         panel.set_xlabel("source token", fontsize=8)
-        for row, column in np.argwhere((np.abs(grid) >= MARKED_SHARE * scale.limit) & scale.has_signs):
+        for row, column, sign in _marks(grid, scale):
             color = text_color_on(scale.color(grid[row, column]))
-            sign = "+" if grid[row, column] > 0 else "−"
             panel.text(column, row, sign, ha="center", va="center", fontsize=8, color=color)
         scale.bar(figure, unit, ax=panel)
     panels[0].set_ylabel("generated token", fontsize=8)
-    return _finish(figure, caption, path)
+    return finish(figure, caption, path)
 
 
 def word_scatter(
@@ -211,10 +197,8 @@ def word_scatter(
     polarity are labelled where labels do not overlap.
 
     Args:
-        words: the words, `length` in all.
-        coefficients: `[length]`, each word's mean over its occurrences.
+        words, coefficients, counts: `[length]` each; the mean over the occurrences of a word, and their number.
         polarity: `[length]`, above 0 for positive words, below 0 for negative ones.
-        counts: `[length]`, the number of occurrences of each word.
         unit, caption, path: as in `image_heatmap`.
     """
     coefficients, polarity, counts = as_array(coefficients), np.sign(as_array(polarity)), as_array(counts)
@@ -232,7 +216,7 @@ def word_scatter(
     panel.axhline(0, color="black", linewidth=0.5)
     panel.set(xscale="log", xlabel="occurrences", ylabel=unit)
     panel.legend(fontsize=8)
-    _finish(figure, caption, None)
+    finish(figure, caption, None)
     figure.draw_without_rendering()  # fixes the layout, on which overlaps of labels depend
     drawn: list[Bbox] = []
     for sign in (1, -1):
@@ -245,13 +229,27 @@ def word_scatter(
                 label.remove()
             else:
                 drawn.append(box)
-    return _finish(figure, None, path)
+    return finish(figure, None, path)
 
 
-def _finish(figure: Any, caption: str | None, path: str | Path | None) -> Any:
+def finish(figure: Any, caption: str | None, path: str | Path | None, dpi: int = 120) -> Any:
+    """The figure with its caption, broken into lines, saved if there is a path."""
     if caption:
-        width = (figure.bbox.width / figure.dpi) * CAPTION_DENSITY
-        figure.supxlabel(textwrap.fill(caption, int(width)), fontsize=8, parse_math=False)
+        width = int(figure.bbox.width / figure.dpi * CAPTION_DENSITY)
+        figure.supxlabel(textwrap.fill(caption, width), fontsize=8, parse_math=False)
     if path is not None:
-        save_figure(figure, path, dpi=120)
+        save_figure(figure, path, dpi=dpi)
     return figure
+
+
+def overlay(panel: Any, image: np.ndarray, grid: np.ndarray, scale: Scale, **placing: Any) -> None:
+    """A grey image under colours, which are clear at 0, where the colour map is white."""
+    panel.imshow(image, cmap="gray", **({"vmin": 0, "vmax": 255} if image.dtype == np.uint8 else {}))
+    colors = panel.imshow(grid, cmap=COLORS, vmin=-scale.limit, vmax=scale.limit, **placing)
+    colors.set_alpha(0.85 * np.sqrt(np.abs(grid) / scale.limit).clip(max=1))
+
+
+def _marks(grid: np.ndarray, scale: Scale) -> Iterator[tuple[int, int, str]]:
+    """Row, column and sign of each cell of large magnitude, if the scale has signs."""
+    for row, column in np.argwhere((np.abs(grid) >= MARKED_SHARE * scale.limit) & scale.has_signs):
+        yield row, column, "+" if grid[row, column] > 0 else "−"

@@ -48,9 +48,6 @@ def text_heatmap(
             of the figure.
         limit: the magnitude of the strongest colour in every row; by default each row's largest score.
 
-    Returns:
-        The figure.
-
     Raises:
         ValueError: no tokens, or scores that do not fit them or are not finite.
     """

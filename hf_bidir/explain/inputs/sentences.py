@@ -17,13 +17,11 @@ LINEAR_IN_THE_EMBEDDING = ("cosine", "dot")  # similarities to a fixed text, cos
 class SentenceEncoder(PreTrainedModel):
     """A signed transformer with the modules of its sentence-transformers folder; computes one embedding per text.
 
-    Attributes:
-        transformer: the model that attends.
-        parts: the modules after it, from pooling to normalisation, as sentence-transformers loads them.
+    Args:
+        transformer, parts: the model that attends, and the modules after it, from pooling to normalisation.
         similarity: "cosine" or "dot".
-        prompt: what sentence-transformers puts before every text by default.
-        lower_case: whether it turns texts into lower case first.
-        reference: the embedding `[entries]` of the text that this one is compared with, if any.
+        prompt, lower_case: what sentence-transformers puts before every text, and whether it is in lower case.
+        against, reference: the text that this one is compared with, if any, and its embedding `[entries]`.
     """
 
     base_model_prefix, makes_embeddings = "transformer", True

@@ -174,9 +174,8 @@ def window(example: Example, positions: Tensor) -> dict[str, Tensor]:
 def merged(scores: list[Tensor], windows: list[Tensor], length: int, shares: bool) -> Tensor:
     """Scores `[length]` of a text from those of its windows.
 
-    Args:
-        shares: whether scores support or oppose y, so that those of the mean of y are the mean of all windows' scores.
-            Otherwise a token's score is the mean over the windows that contain it.
+    Scores that support or oppose y (`shares`) are those of the mean of y, hence the mean of all windows' scores.
+    Otherwise a token's score is the mean over the windows that contain it.
     """
     total, count = torch.zeros(length, dtype=scores[0].dtype), torch.zeros(length)
     for own, positions in zip(scores, windows, strict=True):
