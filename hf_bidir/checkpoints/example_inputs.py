@@ -1,17 +1,20 @@
-"""Random example inputs for models of text, images, video, audio, or several of them."""
+"""What a model takes: random example inputs of any kind, the longest text, and the vocabulary."""
 
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 LENGTH, DECODER_STEPS, SAMPLES, FRAMES, GRID = 64, 4, 6000, 48, (1, 4, 4)
 LONGEST_TEXT = 2**20  # limit in tokens where neither model nor tokenizer has one
 IMAGE_TOKENS = ("image_token_id", "image_token_index", "image_patch_id", "media_placeholder_token_id")
 AUDIO_TOKENS = ("audio_token_id", "audio_token_index")
+NAMED = 5  # tokens or weights in a message
 Inputs = dict[str, Tensor]
 
 
@@ -226,3 +229,36 @@ def _image_size(vision: PretrainedConfig) -> tuple[int, int]:
 def text_limit(model: PreTrainedModel, tokenizer: Any) -> int:
     """The longest text, in tokens, that both the model and its tokenizer accept; at most `LONGEST_TEXT`."""
     return min(longest_text(model) or LONGEST_TEXT, tokenizer.model_max_length, LONGEST_TEXT)
+
+
+def vocabulary_of(model: PreTrainedModel) -> int | None:
+    """The number of tokens that a model of text has embeddings for; None for other models."""
+    if model.main_input_name != "input_ids":
+        return None
+    with suppress(NotImplementedError):  # models of text and images may have a table of each
+        return getattr(model.get_input_embeddings(), "num_embeddings", None)
+    return None
+
+
+def check_vocabulary(tokenizer: Any, count: int | None, source: str | Path) -> None:
+    """Raise ValueError if tokens were added to a tokenizer for which the model has no embedding.
+
+    Special tokens that the tokenizer names itself, such as `image_token` of Gemma 3, may have none: in a model of text
+    they are not used.
+
+    Args:
+        tokenizer: other processors pass.
+        count: the number of embeddings; None passes.
+        source: the checkpoint, for the message.
+    """
+    if count is None or not isinstance(tokenizer, PreTrainedTokenizerBase):
+        return
+    of_texts = PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES
+    others = {token for name, token in tokenizer.special_tokens_map.items() if name not in of_texts}
+    added = sorted(tokenizer.added_tokens_decoder.items())
+    if without := [str(token) for index, token in added if index >= count and str(token) not in others]:
+        raise ValueError(
+            f"the tokenizer of {source} has tokens for which its model, with {count} embeddings, has none: "
+            f"{', '.join(without[:NAMED])}{', …' * (len(without) > NAMED)}. They were added without "
+            "model.resize_token_embeddings(len(tokenizer)); call it, and save the model again."
+        )

@@ -15,7 +15,17 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.example_inputs import LONGEST_TEXT, text_limit
 from hf_bidir.checkpoints.kinds import kind_of
-from hf_bidir.explain.inputs.text import Example, check_prompt, merged, note, read_text, window, windows_of
+from hf_bidir.explain.inputs.text import (
+    Example,
+    check_prompt,
+    merged,
+    note,
+    read_text,
+    shortened,
+    visible,
+    window,
+    windows_of,
+)
 from hf_bidir.explain.methods import (
     METHODS,
     check_method,
@@ -27,7 +37,6 @@ from hf_bidir.explain.methods import (
 )
 from hf_bidir.explain.record import Record, check_kind, model_within, reads_images
 from hf_bidir.explain.result import Explanation, Explanations
-from hf_bidir.explain.spelling import shortened, visible
 from hf_bidir.explain.target import batches, predictions, reads_beginning, takes_embedding, token_level
 
 if TYPE_CHECKING:

@@ -13,7 +13,16 @@ from hf_bidir.checkpoints.example_inputs import text_limit
 from hf_bidir.checkpoints.layer_hooks import hooked, in_evaluation
 from hf_bidir.checkpoints.projections import check_differentiable
 from hf_bidir.checkpoints.unwrapping import unwrapped
-from hf_bidir.explain.inputs.text import Example, check_prompt, read_text
+from hf_bidir.explain.inputs.text import (
+    Example,
+    check_prompt,
+    read_text,
+    shortened,
+    signed,
+    spelled,
+    told_apart,
+    visible,
+)
 from hf_bidir.explain.methods import (
     METHODS,
     NoRule,
@@ -27,7 +36,6 @@ from hf_bidir.explain.methods import (
 from hf_bidir.explain.methods.attnlrp import relevance_rules
 from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.record import attends_between_tokens, model_within, record_coefficients
-from hf_bidir.explain.spelling import shortened, signed, spelled, told_apart, visible
 from hf_bidir.modeling.signed_layers import signed_layers
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ from transformers.utils import ModelOutput
 from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.checkpoints.layer_hooks import hooked, in_evaluation
 from hf_bidir.checkpoints.projections import check_differentiable
-from hf_bidir.explain.inputs.text import Example
+from hf_bidir.explain.inputs.text import Example, signed, spelled, visible
 from hf_bidir.explain.record import Inputs, Record, leading_tokens, patch_size, reads_images, token_positions
-from hf_bidir.explain.spelling import signed, spelled, visible
 from hf_bidir.modeling.activations import upcast
 
 ROWS = ("logits", "sentence_embedding", "last_hidden_state")  # outputs that are explained, the first one present

@@ -21,7 +21,7 @@ from hf_bidir.explain import (
     token_scores,
 )
 from hf_bidir.explain.api import explain_checkpoint
-from hf_bidir.explain.spelling import spelled, visible
+from hf_bidir.explain.inputs.text import spelled, visible
 from hf_bidir.finetune.data.tokenizer import train_byte_level
 from tests.explain.conftest import with_biases
 

@@ -10,7 +10,7 @@ from matplotlib.colorbar import Colorbar
 from matplotlib.colors import ListedColormap, Normalize
 from torch import Tensor
 
-from hf_bidir.explain.spelling import signed
+from hf_bidir.explain.inputs.text import signed
 
 COLORS = colormaps["RdBu_r"]
 STEPS = 256  # colours in a colour bar

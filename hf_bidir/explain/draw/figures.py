@@ -14,7 +14,7 @@ from torch import Tensor
 from hf_bidir.common.files import save_figure
 from hf_bidir.explain.draw.colors import COLORS, Scale, as_array, text_color_on
 from hf_bidir.explain.draw.fonts import Figure
-from hf_bidir.explain.spelling import shortened
+from hf_bidir.explain.inputs.text import shortened
 
 LABELLED = 8  # labelled words of each polarity in a scatter
 CAPTION_DENSITY = 15  # characters per inch of a caption

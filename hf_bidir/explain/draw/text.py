@@ -14,7 +14,7 @@ from hf_bidir.common.files import save_figure
 from hf_bidir.explain.draw.colors import Scale, as_array, text_color_on
 from hf_bidir.explain.draw.fonts import Figure, families, silent_missing_glyphs
 from hf_bidir.explain.draw.page import TextBlock, html_page, write_page
-from hf_bidir.explain.spelling import shortened, visible
+from hf_bidir.explain.inputs.text import shortened, visible
 
 Scores = Tensor | np.ndarray | Sequence[float]
 
