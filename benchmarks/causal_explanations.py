@@ -43,7 +43,7 @@ from hf_bidir.explain import (
 )
 from hf_bidir.explain.methods import methods_of
 from hf_bidir.explain.target import choose_readout
-from hf_bidir.faithfulness.deletion import ranks, without_tokens
+from research.faithfulness.deletion import ranks, without_tokens
 
 FILE = RESULTS / "causal_explanations.csv"
 KEY = ("model", "method", "seed", "prompt")

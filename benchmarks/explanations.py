@@ -51,7 +51,7 @@ from hf_bidir.explain import METHODS
 from hf_bidir.explain.methods import methods_of
 from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.record import reads_images
-from hf_bidir.faithfulness.masked_fidelity import SIZES
+from research.faithfulness.masked_fidelity import SIZES
 
 FILE = RESULTS / "explanations.csv"
 KEY = ("task", "model", "seed", "method", "half")

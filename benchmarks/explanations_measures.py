@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.explained import Explained
 from hf_bidir.explain import METHODS, token_scores
 from hf_bidir.explain.record import reads_images
-from hf_bidir.faithfulness import area, f_fidelity, prediction_curve, randomised_stages, tuned_on_masks
+from research.faithfulness import area, f_fidelity, prediction_curve, randomised_stages, tuned_on_masks
 
 Scored = Sequence[tuple[Explained, Tensor]]
 STEPS = [share / 10 for share in range(11)]

@@ -177,7 +177,7 @@ import json
 from importlib import import_module
 
 found = {}
-for name in ("explain", "faithfulness", "finetune.trainer", "finetune.tasks.text_classification"):
+for name in ("explain", "finetune.trainer", "finetune.tasks.text_classification"):
     try:
         import_module(f"hf_bidir.{name}")
     except ModuleNotFoundError as error:
@@ -190,7 +190,6 @@ def test_with_the_core_the_import_of_a_subpackage_names_the_extras_that_it_needs
     found = json.loads(run([core / "python", "-I", "-c", CORE_IMPORTS], tmp_path))
     assert found == {
         "explain": "[explain]'",
-        "faithfulness": "[explain,train]'",
         "finetune.trainer": "[train]'",
         "finetune.tasks.text_classification": "[train]'",
     }

@@ -13,8 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.example_inputs import LONGEST_TEXT, text_limit
-from hf_bidir.checkpoints.kinds import kind_of
+from hf_bidir.checkpoints.kinds import LONGEST_TEXT, kind_of, text_limit
 from hf_bidir.explain.inputs.text import (
     Example,
     check_prompt,

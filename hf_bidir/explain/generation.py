@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.example_inputs import text_limit
+from hf_bidir.checkpoints.kinds import text_limit
 from hf_bidir.checkpoints.layer_hooks import hooked, in_evaluation
 from hf_bidir.checkpoints.projections import check_differentiable
-from hf_bidir.checkpoints.unwrapping import unwrapped
+from hf_bidir.checkpoints.signing import unwrapped
 from hf_bidir.explain.inputs.text import (
     Example,
     check_prompt,

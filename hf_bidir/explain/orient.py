@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.example_inputs import example_inputs
+from hf_bidir.checkpoints.kinds import example_inputs
 from hf_bidir.checkpoints.layer_hooks import hooked, in_evaluation
 from hf_bidir.checkpoints.projections import Projections, is_plain, largest_change, projections, weight_of
 from hf_bidir.checkpoints.reading import check_full_precision

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
-from hf_bidir.checkpoints.example_inputs import check_vocabulary, longest_text, vocabulary_of
+from hf_bidir.checkpoints.kinds import check_vocabulary, longest_text, vocabulary_of
 from hf_bidir.checkpoints.layer_hooks import check_attends, edited_coefficients, in_evaluation, observed_layers
-from hf_bidir.checkpoints.unwrapping import unwrapped
+from hf_bidir.checkpoints.signing import unwrapped
 from hf_bidir.modeling.signed_layers import signed_layers
 
 

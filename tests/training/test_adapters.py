@@ -22,9 +22,8 @@ from typer.testing import CliRunner
 
 from hf_bidir import signed
 from hf_bidir.checkpoints.adapters import required_adapter
-from hf_bidir.checkpoints.convert import restore_softmax
-from hf_bidir.checkpoints.example_inputs import example_inputs
-from hf_bidir.checkpoints.merge import merge_adapter
+from hf_bidir.checkpoints.convert import merge_adapter, restore_softmax
+from hf_bidir.checkpoints.kinds import example_inputs
 from hf_bidir.checkpoints.reading import read_adapted, read_model
 from hf_bidir.cli import app
 from hf_bidir.common.errors import InputError

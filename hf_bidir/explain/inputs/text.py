@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.example_inputs import longest_text, text_limit
+from hf_bidir.checkpoints.kinds import longest_text, text_limit
 
 if TYPE_CHECKING:
     from PIL import Image

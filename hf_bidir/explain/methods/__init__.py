@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import kind_of
-from hf_bidir.checkpoints.unwrapping import unwrapped
+from hf_bidir.checkpoints.signing import unwrapped
 from hf_bidir.common.extras import extra
 from hf_bidir.explain.record import Inputs, Record, attends_between_tokens, reads_images
 from hf_bidir.explain.target import Target, check_position, takes_embedding

@@ -19,8 +19,8 @@ from research.rank_collapse import (
 )
 from research.rank_collapse.__main__ import main
 from research.rank_collapse.measures import _step
-from tests.explain.conftest import bert, images, sentences, tokenizer, vit
-from tests.faithfulness.conftest import pooling, texts
+from research.tests.faithfulness.conftest import texts
+from tests.explain.conftest import bert, images, pooling, sentences, tokenizer, vit
 
 CASES = {"bert": (bert, sentences), "vit": (vit, images)}
 every_model = pytest.mark.parametrize("kind", CASES)

@@ -2,8 +2,8 @@
 
 import torch
 
-from hf_bidir.faithfulness import randomised_stages
-from tests.faithfulness.conftest import bert, vit
+from research.faithfulness import randomised_stages
+from tests.explain.conftest import bert, vit
 
 
 def test_parts_are_randomised_from_the_head_to_the_embeddings_and_the_model_stays():

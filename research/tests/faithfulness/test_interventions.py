@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
-from hf_bidir.faithfulness import class_probabilities, permuted, prediction_changes, randomised
-from tests.explain.conftest import family, inputs_of
-from tests.faithfulness.conftest import bert, images, pooling, sentences, texts, vit
+from research.faithfulness import class_probabilities, permuted, prediction_changes, randomised
+from research.tests.faithfulness.conftest import texts
+from tests.explain.conftest import bert, family, images, inputs_of, pooling, sentences, vit
 
 CASES = {"pooling": (pooling, texts), "bert": (bert, sentences), "vit": (vit, images)}
 every_model = pytest.mark.parametrize("kind", CASES)

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.explain.record import keep_mask_of, prepared_inputs, record_coefficients, sequence_length
-from hf_bidir.faithfulness.deletion import check_scores, ranks, special_tokens, without_tokens
-from hf_bidir.faithfulness.interventions import class_probabilities
+from research.faithfulness.deletion import check_scores, ranks, special_tokens, without_tokens
+from research.faithfulness.interventions import class_probabilities
 
 SIZES = (0.1, 0.2, 0.3, 0.4, 0.5)  # shares of the tokens that count as the explanation
 ALPHA, BETA = 0.5, 0.1  # share of a part that is masked, and its limit as a share of all tokens

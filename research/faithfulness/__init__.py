@@ -3,12 +3,12 @@
 from hf_bidir.common.extras import extra
 
 with extra("explain", "train"):
-    from hf_bidir.faithfulness.adversarial import Adversary, adversarial_attention
-    from hf_bidir.faithfulness.deletion import ERASER_SHARES, area, comprehensiveness, prediction_curve, sufficiency
-    from hf_bidir.faithfulness.distances import jensen_shannon, total_variation
-    from hf_bidir.faithfulness.interventions import class_probabilities, permuted, prediction_changes, randomised
-    from hf_bidir.faithfulness.masked_fidelity import f_fidelity, tuned_on_masks
-    from hf_bidir.faithfulness.metrics import (
+    from research.faithfulness.adversarial import Adversary, adversarial_attention
+    from research.faithfulness.deletion import ERASER_SHARES, area, comprehensiveness, prediction_curve, sufficiency
+    from research.faithfulness.distances import jensen_shannon, total_variation
+    from research.faithfulness.interventions import class_probabilities, permuted, prediction_changes, randomised
+    from research.faithfulness.masked_fidelity import f_fidelity, tuned_on_masks
+    from research.faithfulness.metrics import (
         AttentionDivergence,
         Comprehensiveness,
         KendallTau,
@@ -17,9 +17,9 @@ with extra("explain", "train"):
         SignAgreement,
         Sufficiency,
     )
-    from hf_bidir.faithfulness.plausibility import rationale_auprc, sign_agreement
-    from hf_bidir.faithfulness.randomisation import randomised_stages
-    from hf_bidir.faithfulness.ranking import bootstrap_interval, kendall_tau, kept_rows
+    from research.faithfulness.plausibility import rationale_auprc, sign_agreement
+    from research.faithfulness.randomisation import randomised_stages
+    from research.faithfulness.ranking import bootstrap_interval, kendall_tau, kept_rows
 
 __all__ = [
     "ERASER_SHARES",

@@ -1,6 +1,6 @@
-"""The measures of `hf_bidir.faithfulness` as `evaluate` metrics, which need no network.
+"""The measures of `research.faithfulness` as `evaluate` metrics, which need no network.
 
-    from hf_bidir.faithfulness import KendallTau
+    from research.faithfulness import KendallTau
     KendallTau().compute(predictions=[[0.1, 0.7, 0.2]], references=[[0.0, 0.9, 0.3]])
 
 Like any other metric, each takes batches (`add_batch`), processes and caches. It returns the `mean` over examples, the
@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from datasets import Features, List, Value
 
-from hf_bidir.faithfulness.distances import jensen_shannon, total_variation
-from hf_bidir.faithfulness.plausibility import rationale_auprc, sign_agreement
-from hf_bidir.faithfulness.ranking import bootstrap_interval, check_rows, kendall_tau
+from research.faithfulness.distances import jensen_shannon, total_variation
+from research.faithfulness.plausibility import rationale_auprc, sign_agreement
+from research.faithfulness.ranking import bootstrap_interval, check_rows, kendall_tau
 
 ROW, NUMBER = List(Value("float64")), Value("float64")
 CITATIONS = {

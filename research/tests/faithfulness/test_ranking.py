@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_bidir.faithfulness import bootstrap_interval, kendall_tau, kept_rows
+from research.faithfulness import bootstrap_interval, kendall_tau, kept_rows
 
 distinct = st.lists(st.integers(-50, 50), min_size=2, max_size=8, unique=True)
 

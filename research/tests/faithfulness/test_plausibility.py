@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hf_bidir.faithfulness import rationale_auprc, sign_agreement
+from research.faithfulness import rationale_auprc, sign_agreement
 
 
 def test_the_area_is_the_mean_precision_at_every_marked_word():

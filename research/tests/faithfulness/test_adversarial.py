@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
-from hf_bidir.faithfulness import adversarial_attention, class_probabilities, jensen_shannon, total_variation
-from tests.faithfulness.conftest import bert, pooling, sentences, texts
+from research.faithfulness import adversarial_attention, class_probabilities, jensen_shannon, total_variation
+from research.tests.faithfulness.conftest import texts
+from tests.explain.conftest import bert, pooling, sentences
 
 
 @pytest.mark.parametrize("activation", ["tanhmax", "softmax"])

@@ -19,7 +19,7 @@ from hf_bidir.explain.record import (
     read_position,
     record_coefficients,
 )
-from hf_bidir.faithfulness.interventions import class_probabilities
+from research.faithfulness.interventions import class_probabilities
 
 ROWS = 64  # inputs that run together
 ERASER_SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)  # DeYoung et al. 2020, section 5.2

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation
 from hf_bidir.explain.record import keep_mask_of, prepared_inputs
-from hf_bidir.faithfulness.distances import total_variation
 from hf_bidir.modeling.activations import upcast
+from research.faithfulness.distances import total_variation
 
 Change = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 

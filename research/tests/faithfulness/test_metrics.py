@@ -7,7 +7,7 @@ import evaluate
 import numpy as np
 import pytest
 
-from hf_bidir.faithfulness import (
+from research.faithfulness import (
     AttentionDivergence,
     Comprehensiveness,
     KendallTau,
@@ -63,7 +63,7 @@ def test_metrics_need_no_network():
         "import socket\n"
         "def refuse(*args, **kwargs): raise OSError('no network')\n"
         "socket.socket.connect = socket.create_connection = refuse\n"
-        "from hf_bidir.faithfulness import KendallTau\n"
+        "from research.faithfulness import KendallTau\n"
         "assert KendallTau().compute(predictions=[[1, 2]], references=[[1, 2]])['mean'] == 1"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=300)

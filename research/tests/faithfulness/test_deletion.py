@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from hf_bidir.explain import contributions
-from hf_bidir.faithfulness import ERASER_SHARES, area, comprehensiveness, prediction_curve, sufficiency
-from tests.explain.conftest import family, inputs_of
-from tests.faithfulness.conftest import bert, images, pooling, sentences, texts, vit
+from research.faithfulness import ERASER_SHARES, area, comprehensiveness, prediction_curve, sufficiency
+from research.tests.faithfulness.conftest import texts
+from tests.explain.conftest import bert, family, images, inputs_of, pooling, sentences, vit
 
 
 def probability(model, ids, target):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial.distance import jensenshannon
 
-from hf_bidir.faithfulness import jensen_shannon, total_variation
+from research.faithfulness import jensen_shannon, total_variation
 
 rows = st.lists(st.floats(0.01, 5), min_size=3, max_size=3)
 

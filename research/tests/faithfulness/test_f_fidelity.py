@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from hf_bidir.faithfulness import f_fidelity, tuned_on_masks
-from hf_bidir.faithfulness.deletion import without_tokens
-from hf_bidir.faithfulness.masked_fidelity import _keep
-from tests.faithfulness.conftest import bert, images, sentences, vit
+from research.faithfulness import f_fidelity, tuned_on_masks
+from research.faithfulness.deletion import without_tokens
+from research.faithfulness.masked_fidelity import _keep
+from tests.explain.conftest import bert, images, sentences, vit
 
 MASK = 4
 

@@ -3,7 +3,7 @@
 import numpy as np
 from sklearn.metrics import average_precision_score
 
-from hf_bidir.faithfulness.ranking import Rows, check_rows
+from research.faithfulness.ranking import Rows, check_rows
 
 
 def rationale_auprc(scores: Rows, marked: Rows) -> np.ndarray:

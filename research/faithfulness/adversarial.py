@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation
 from hf_bidir.explain.record import attends_between_tokens, keep_mask_of, prepared_inputs, record_coefficients
-from hf_bidir.faithfulness.distances import jensen_shannon, total_variation
-from hf_bidir.faithfulness.interventions import class_probabilities
 from hf_bidir.modeling.signed_layers import signed_layers
+from research.faithfulness.distances import jensen_shannon, total_variation
+from research.faithfulness.interventions import class_probabilities
 
 PENALTY = 500.0  # weight of the change of the prediction beyond the tolerance
 
