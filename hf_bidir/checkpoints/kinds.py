@@ -1,4 +1,4 @@
-"""What a class name and a config tell: Auto class, task, outputs, loss, example inputs, limits of text and vocabulary."""
+"""What a class name and a config tell: Auto class, task, outputs, loss, example inputs, longest text, vocabulary."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
