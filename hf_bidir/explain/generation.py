@@ -119,8 +119,7 @@ def align(
     Args:
         model: a signed encoder-decoder of text, such as a `BidirRnnForSeq2SeqLM` or a BidirBart…, …Marian… or
             …T5ForConditionalGeneration; dropout is off while it generates.
-        tokenizer: a fast one; the pieces of a word in the source are summed.
-        text: the source, truncated to the model's positions.
+        tokenizer, text: a fast tokenizer; the source, truncated to the model's positions. A word's pieces are summed.
         method: "contributions", or "attnlrp", the relevance of the source's embeddings (`relevance`).
         num_beams: beams of the search; 1 is greedy.
 
@@ -244,9 +243,8 @@ def explain_continuation(
     Args:
         model: a signed causal language model, in any attention backend.
         tokenizer: a fast one; the pieces of a word in the prompt are summed.
-        prompt: must not be empty.
-        continuation: the text to explain, separated from the prompt by a blank; None generates it greedily.
-        new_tokens: the maximum number of generated tokens.
+        continuation, new_tokens: the text to explain, separated from the prompt by a blank; None generates at most this
+            number of tokens greedily.
         method, layer, head: as in `token_scores`.
 
     Returns:
@@ -304,9 +302,6 @@ def prediction_scores(
         targets, positions: `[targets]`, the token ids to explain, and the position that predicts each of them.
         method, layer, head: as in `token_scores`.
         batch_size: output tokens in one batch; methods with a forward pass per token compute all outputs at once.
-
-    Raises:
-        ValueError: as in `token_scores`.
     """
     model = unwrapped(model)
     method = method or default_method(model, layer, head, passes_of(model, inputs))

@@ -60,7 +60,6 @@ def orient_heads(
         dataloader: batches of model inputs; labels are ignored. Use training data.
         target, position: as in `contributions`. With a fixed class, such as "positive", + supports that class; with
             None, the class predicted for each example.
-        progress: show a progress bar.
 
     Returns:
         `[layers, heads]` in the order of `signed_layers(model)`: how consistent the signs are, in [0, 1]. It is the
@@ -225,8 +224,8 @@ def record_orientation(model: PreTrainedModel, target: Target, consistent: float
     """Write the target of `orient_heads` to `model.config.attn_oriented`, with the share of consistent heads."""
     names = getattr(model.config, "id2label", None) or {}
     named = PREDICTED if target is None else names.get(target, target) if isinstance(target, int) else target
-    fields = {"target": named if isinstance(named, str) else str(named), "consistent": round(consistent, 3)}
-    model.config.attn_oriented = fields | {"weights": fingerprint(model)}
+    fields = {"target": str(named), "consistent": round(consistent, 3), "weights": fingerprint(model)}
+    model.config.attn_oriented = fields
 
 
 def oriented_towards(model: PreTrainedModel) -> str | None:

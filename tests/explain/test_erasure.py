@@ -60,6 +60,9 @@ def test_a_token_is_deleted_from_the_text():
         without = logit(model, shorter)
         torch.testing.assert_close(effects[:, token], logit(model, inputs) - without, atol=1e-5, rtol=1e-4)
     assert not effects[:, 0].any()  # the output is read from the first token
+    positions = inputs | {"position_ids": torch.arange(6).unsqueeze(0)}
+    torch.testing.assert_close(erasure(model, positions, target=1, how="token"), effects)
+    assert erasure(model, {"input_ids": torch.tensor([[2]])}, how="token").tolist() == [[0.0]]
 
 
 def test_the_position_moves_with_its_token_if_an_earlier_one_is_deleted():
@@ -104,18 +107,6 @@ def test_a_token_with_almost_all_attention_gives_finite_numbers():
 
     with edited_coefficients(model, dominated):
         assert erasure(model, inputs).isfinite().all()
-
-
-def test_a_text_of_one_token_has_nothing_to_delete():
-    effects = erasure(bert(), {"input_ids": torch.tensor([[2]])}, how="token")
-    assert effects.tolist() == [[0.0]]
-
-
-def test_given_position_ids_stay_if_a_token_is_deleted():
-    model, inputs = bert(), sentences()
-    expected = erasure(model, inputs, how="token")
-    inputs["position_ids"] = torch.arange(6).unsqueeze(0)
-    torch.testing.assert_close(erasure(model, inputs, how="token"), expected)
 
 
 def test_an_unknown_how_is_an_error_that_names_the_known_ones():

@@ -35,10 +35,13 @@ def test_a_negative_patch_is_blue_with_a_minus_and_a_positive_one_red_with_a_plu
     assert signs == {"−": (6.5, 0.5), "+": (0.5, 6.5)}  # pixel centres of patch (row 0, column 3) and (3, 0)
 
 
-def test_a_patch_with_score_zero_shows_the_image_untouched():
+def test_a_patch_with_score_zero_shows_the_image_untouched_and_without_negative_scores_there_are_no_signs():
     scores = np.zeros((1, 4, 4))
     scores[0, 0, 0] = 1.0
-    alpha = overlays(image_heatmap(IMAGES[:1], scores))[0].get_alpha()
+    figure = image_heatmap(IMAGES[:1], scores)
+    alpha = overlays(figure)[0].get_alpha()
+    assert figure.axes[-1].get_ylim() == (0, 1)
+    assert not figure.axes[0].texts
     assert alpha[0, 0] > 0
     assert alpha[1:].max() == 0
 
@@ -81,6 +84,10 @@ def test_a_grid_has_a_signed_number_in_every_strong_cell():
 
 
 def test_a_scatter_marks_positive_negative_and_neutral_words_differently():
+    covered = word_scatter(["good", "fine", "bad"], [0.4, 0.399, -0.3], [1, 1, -1], [1, 1, 1])
+    assert {"good", "bad"} == set(texts_of(covered)) & {"good", "fine", "bad"}  # labels do not cover one another
+    with pytest.raises(ValueError, match="for each of 2 words"):
+        word_scatter(["good", "bad"], [0.4], [1, -1], [10, 20])
     figure = word_scatter(["good", "bad", "film"], [0.4, -0.3, 0.0], [2, -1, 0], [10, 20, 30])
     groups = {collection.get_label(): collection for collection in figure.axes[0].collections}
     assert groups["positive words"].get_offsets().tolist() == [[10, 0.4]]
@@ -89,17 +96,3 @@ def test_a_scatter_marks_positive_negative_and_neutral_words_differently():
     markers = {tuple(map(tuple, collection.get_paths()[0].vertices)) for collection in groups.values()}
     assert len(markers) == 3
     assert {"good", "bad"} <= set(texts_of(figure))
-
-
-def test_labels_of_a_scatter_do_not_cover_one_another():
-    figure = word_scatter(["good", "fine", "bad"], [0.4, 0.399, -0.3], [1, 1, -1], [1, 1, 1])
-    assert {"good", "bad"} <= set(texts_of(figure))
-    assert "fine" not in texts_of(figure)
-    with pytest.raises(ValueError, match="for each of 2 words"):
-        word_scatter(["good", "bad"], [0.4], [1, -1], [10, 20])
-
-
-def test_unsigned_patches_have_a_scale_from_0_on_and_no_signs():
-    figure = image_heatmap(IMAGES[:1], np.linspace(0, 1, 16).reshape(1, 4, 4))
-    assert figure.axes[-1].get_ylim() == (0, 1)
-    assert not figure.axes[0].texts

@@ -75,12 +75,6 @@ def test_without_a_second_text_y_is_the_length_of_the_pooled_embedding(mean):
     assert "projected on its own direction" in found.explained
 
 
-def test_a_converted_folder_is_explained_as_its_source(mean, tmp_path):
-    expected = explain(*load_checkpoint(mean[0]), TEXT, against=OTHER)
-    found = explain(*load_checkpoint(convert_checkpoint(mean[0], tmp_path / "signed")), TEXT, against=OTHER)
-    torch.testing.assert_close(found.scores, expected.scores, atol=1e-5, rtol=1e-4)
-
-
 def test_a_text_is_cut_where_sentence_transformers_cuts_it(mean):
     found = explain(*load_checkpoint(mean[0]), "a good film " * 9, against=OTHER)
     assert len(found.tokens) == 10
@@ -153,7 +147,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
         load_checkpoint(folder)
 
 
-def test_orientation_is_that_of_the_embedding_and_lasts(mean, tmp_path):
+def test_a_converted_folder_is_explained_as_its_source_and_its_orientation_is_that_of_the_embedding(mean, tmp_path):
     folder = convert_checkpoint(mean[0], tmp_path / "signed", negative_mass=1.0)
     (tmp_path / "texts.csv").write_text("text\n" + f"{TEXT}\n{OTHER}\n" * 8)
     words = [str(folder), str(tmp_path / "oriented"), "--data", str(tmp_path / "texts.csv")]
@@ -163,6 +157,9 @@ def test_orientation_is_that_of_the_embedding_and_lasts(mean, tmp_path):
         app, ["explain", words[1], TEXT, "--against", OTHER, "--output", str(tmp_path / "out")]
     )
     assert f'y, its cosine similarity to "{OTHER}"' in similar.output
+    softmax = explain(*load_checkpoint(convert_checkpoint(mean[0], tmp_path / "softmax")), TEXT, against=OTHER)
+    source = explain(*load_checkpoint(mean[0]), TEXT, against=OTHER)
+    torch.testing.assert_close(softmax.scores, source.scores, atol=1e-5, rtol=1e-4)
     before, after = (explain(*load_checkpoint(place), TEXT, "signed-attention") for place in words[:2])
     assert after.value == pytest.approx(before.value, rel=1e-4)
     assert "The heads are oriented" in after.notes[0]

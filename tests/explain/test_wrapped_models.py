@@ -94,26 +94,17 @@ def wrapped(how, model):
         yield torch.compile(model, backend="eager") if "compiled" in how else model
 
 
-WRAPPERS = ["compiled in place", "compiled DataParallel", "DistributedDataParallel"]
-
-
-@pytest.mark.parametrize("how", WRAPPERS)
-@pytest.mark.parametrize("method", ["integrated-attnlrp", "value-zeroing"])
-def test_the_model_inside_a_wrapper_is_explained(how, method):
-    expected = explain(bert(), tokenizer(), SENTENCE, method)
-    with wrapped(how, bert()) as model:
-        found = explain(model, tokenizer(), SENTENCE, method)
-    torch.testing.assert_close(found.scores, expected.scores, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("how", WRAPPERS)
-def test_the_model_inside_a_wrapper_is_signed(how):
+@pytest.mark.parametrize("how", ["compiled in place", "compiled DataParallel", "DistributedDataParallel"])
+def test_the_model_inside_a_wrapper_is_signed_and_explained(how):
     inputs, expected = tiny_inputs("bert"), hf_bidir.signed(stock_model("bert"))
     with wrapped(how, stock_model("bert")) as model, torch.no_grad():
         before = logits_of(model, inputs)
         assert hf_bidir.signed(model) is model
         torch.testing.assert_close(logits_of(model, inputs), logits_of(expected, inputs))
         assert not torch.allclose(before, logits_of(expected, inputs), atol=1e-2)
+        for method in ("integrated-attnlrp", "value-zeroing"):
+            scores = token_scores(model, inputs, method)
+            torch.testing.assert_close(scores, token_scores(expected, inputs, method), rtol=1e-3, atol=1e-5)
 
 
 def test_a_model_with_an_adapter_is_signed():
@@ -137,12 +128,9 @@ def test_a_prompt_and_sharded_weights_are_refused():
         hf_bidir.signed(sharded)
 
 
-def test_a_single_method_says_that_it_takes_the_model_itself():
+def test_a_wrapper_for_a_single_method_and_a_tokenizer_in_place_of_the_model_are_named():
     with pytest.raises(ValueError, match="expected the BidirBertForSequenceClassification itself, got a DataParallel"):
         contributions(nn.DataParallel(bert()), sentences())
-
-
-def test_model_and_tokenizer_in_the_wrong_order_are_named():
     told = "expected a model and then its tokenizer or image processor; got a .*Tokenizer.* and a BidirBert"
     with pytest.raises(ValueError, match=told):
         explain(tokenizer(), bert(), SENTENCE)

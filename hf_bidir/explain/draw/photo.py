@@ -116,9 +116,7 @@ def vision_maps(
         model, processor: a signed vision transformer with patches, such as ViT, DeiT, DINOv2 or the vision model of
             CLIP, and its image processor.
         methods: names of `METHODS`; by default the attention and the default method. Each panel has its own scale.
-        target: as in `token_scores`.
-        size: use the whole photograph with this shorter side, as in `read_image`.
-        path: file to save to; the suffix sets the format.
+        target, size, path: as in `token_scores`, `read_image` and `image_heatmap`.
     """
     methods = ("attention", None) if methods is None else methods
     chosen = [methods] if isinstance(methods, str) else list(methods)

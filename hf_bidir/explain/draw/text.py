@@ -42,8 +42,7 @@ def text_heatmap(
     Args:
         tokens: words or word pieces, `length` of them.
         scores: `[length]`, or several such rows by name, drawn one below the other, each with its own scale.
-        unit: label of the colour bar, or a label for each row by name.
-        caption: text under the figure.
+        unit, caption: label of the colour bar, or one for each row by name; text under the figure.
         path: file to save to. ".html" writes a self-contained page without scripts; any other suffix sets the format
             of the figure.
         limit: the magnitude of the strongest colour in every row; by default each row's largest score.

@@ -54,9 +54,7 @@ class SentenceEncoder(PreTrainedModel):
     ) -> ModelOutput:
         """The embedding `[batch, entries]`; as it is compared, or without a second text before its normalisation.
 
-        Args:
-            input_ids, attention_mask, others: the inputs of the transformer.
-            pooled: boolean `[batch, length]`, False for tokens whose states are left out of the pooling.
+        `pooled` `[batch, length]` is False for tokens whose states are left out of the pooling.
         """
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         states = self.transformer(input_ids=input_ids, attention_mask=mask, **others).last_hidden_state

@@ -56,6 +56,7 @@ class Method:
     oriented: bool = False  # needs `orient_heads` at λ = 1
     between_tokens: bool = False  # needs attention from every token to every token
     of_patches: bool = False  # explains images alone
+    of_outputs: bool = False  # reads no coefficients, so that a long text needs little memory
     one_query: bool = False  # starts at a single token, from which the output is read
     by_head: bool = True  # a method that takes a layer takes a head as well
     shared: bool = False  # several outputs of one text take no more passes than one
@@ -249,11 +250,11 @@ def check_method(method: str, layer: int | None = None, head: int | None = None)
 METHODS: dict[str, Method] = {
     "attnlrp": Method(
         "AttnLRP: relevance for y, propagated backwards", "relevance", "1 backward", "attnlrp.relevance",
-        between_tokens=True,
+        between_tokens=True, of_outputs=True,
     ),
     "attnlrp-values": Method(
         "AttnLRP through the values alone, not through the scores", "relevance", "1 backward", "attnlrp.relevance",
-        {"through_scores": False}, between_tokens=True,
+        {"through_scores": False}, between_tokens=True, of_outputs=True,
     ),
     "integrated-attnlrp": Method(
         "AttnLRP, integrated from padding, or from the mean colour for images", "relevance",
