@@ -13,7 +13,7 @@ from hf_bidir import BidirBertForSequenceClassification
 from hf_bidir.cli import app
 from hf_bidir.explain import explain, load_checkpoint, orient_heads, oriented_towards
 from hf_bidir.finetune.arguments import RunArguments
-from hf_bidir.finetune.trainer import FinetuneTrainer
+from hf_bidir.finetune.trainer import SignedTrainer
 from tests.explain.conftest import bert, sentences, tokenizer
 
 NAMES = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1}}
@@ -59,7 +59,7 @@ def test_training_clears_it(oriented, tmp_path):
         use_cpu=True,
         learning_rate=1e-3,
     )
-    FinetuneTrainer(model=oriented, args=args, train_dataset=rows).train()
+    SignedTrainer(model=oriented, args=args, train_dataset=rows).train()
     assert oriented.config.attn_oriented is None
 
 
