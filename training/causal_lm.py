@@ -33,7 +33,7 @@ import torch
 from transformers import PreTrainedModel, default_data_collator, set_seed
 
 from hf_bidir import BidirLlamaConfig
-from hf_bidir.checkpoints.example_inputs import longest_text
+from hf_bidir.checkpoints.kinds import longest_text
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.cli.script import Options, parse, run_script
 from hf_bidir.common.errors import InputError

@@ -8,7 +8,7 @@ from transformers import DataCollatorWithPadding, set_seed
 from hf_bidir import BidirRnnConfig, BidirRnnForSequenceClassification
 from hf_bidir.common.errors import as_input_error
 from hf_bidir.explain import contributions, load_checkpoint, read_text, text_heatmap
-from hf_bidir.explain.running import record_coefficients
+from hf_bidir.explain.record import record_coefficients
 from hf_bidir.finetune.arguments import RunArguments, TextDataArguments
 from hf_bidir.finetune.data.synthetic import SETS, write_splits
 from hf_bidir.finetune.data.text_data import read_texts, tokenize
@@ -20,6 +20,9 @@ from hf_bidir.finetune.run import Run
 from hf_bidir.finetune.trainer import SignedTrainer
 
 LENGTH = 12  # words
+SHAPE = {"embedding_size": 32, "hidden_size": 16}
+TRAINING = {"num_train_epochs": 5, "learning_rate": 1e-2, "per_device_train_batch_size": 32, "logging_steps": 0.2}
+SETTINGS = SHAPE | TRAINING | {"max_length": LENGTH}  # as options of training/recurrent_classification.py
 
 
 def text_demo(folder: Path, attn_activation: str = "tanhmax", seed: int = 0) -> str:
@@ -62,8 +65,8 @@ def text_demo(folder: Path, attn_activation: str = "tanhmax", seed: int = 0) -> 
 def _train(files: dict[str, Path], folder: Path, attn_activation: str, seed: int) -> None:
     """Train attention over word embeddings, as training/recurrent_classification.py does."""
     data = TextDataArguments(**{f"{name}_file": str(file) for name, file in files.items()}, max_length=LENGTH)
-    args = RunArguments(str(folder), seed=seed, num_train_epochs=5, learning_rate=1e-2, logging_steps=0.2)
-    args.typed = {"attn_activation": attn_activation, "seed": seed, "num_train_epochs": 5, "learning_rate": 1e-2}
+    args = RunArguments(str(folder), seed=seed, **TRAINING)
+    args.typed = SETTINGS | {"attn_activation": attn_activation, "seed": seed, "output_dir": str(folder)}
     texts = read_texts(data)
     tokenizer = train_words(texts.train["text"], vocab_size=8000, max_length=LENGTH)
     with as_input_error():
@@ -71,10 +74,9 @@ def _train(files: dict[str, Path], folder: Path, attn_activation: str, seed: int
             vocab_size=len(tokenizer),
             max_position_embeddings=LENGTH,
             pad_token_id=tokenizer.pad_token_id,
-            embedding_size=32,
-            hidden_size=16,
             dropout=0.5,
             attn_activation=attn_activation,
+            **SHAPE,
             **label_fields(texts.names),
         )
     set_seed(seed)
