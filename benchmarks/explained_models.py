@@ -40,7 +40,7 @@ from hf_bidir.explain.orient import CONSISTENT
 from hf_bidir.finetune.tasks.distillation import distillation
 from hf_bidir.finetune.tasks.image_classification import image_classification
 from hf_bidir.finetune.tasks.text_classification import text_classification
-from hf_bidir.hub.evaluation import evaluate_checkpoint
+from hf_bidir.hub.evaluate import evaluate_checkpoint
 
 FILE = RESULTS / "explained_models.csv"
 KEY = ("task", "model", "seed")

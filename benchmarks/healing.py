@@ -41,7 +41,7 @@ from hf_bidir.finetune.tasks import distillation as tasks_distillation
 from hf_bidir.finetune.tasks.distillation import distillation, prepared
 from hf_bidir.finetune.tasks.image_classification import image_classification
 from hf_bidir.hub import evaluate_checkpoint
-from hf_bidir.hub.evaluation import local_folder
+from hf_bidir.hub.evaluate import local_folder
 from hf_bidir.modeling.model_types import is_signed
 
 RUNS = ROOT / "runs/healing"

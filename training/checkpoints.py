@@ -29,6 +29,7 @@ from datasets import Dataset
 from matplotlib.figure import Figure
 from transformers import PreTrainedModel
 
+from hf_bidir.cli.models import NAMESPACE, local_models
 from hf_bidir.cli.recipe import read_recipe
 from hf_bidir.cli.script import run_script
 from hf_bidir.common.errors import InputError
@@ -48,11 +49,10 @@ from hf_bidir.finetune.tasks.distillation import distillation
 from hf_bidir.finetune.tasks.image_classification import image_classification
 from hf_bidir.finetune.tasks.recurrent_classification import recurrent_classification
 from hf_bidir.finetune.tasks.text_classification import text_classification
-from hf_bidir.hub import evaluate_checkpoint, published
+from hf_bidir.hub import evaluate_checkpoint
+from hf_bidir.hub.card import EXAMPLE_IMAGE, write_card
 from hf_bidir.hub.card_numbers import DIGITS
-from hf_bidir.hub.evaluation import Evaluation
-from hf_bidir.hub.model_card import write_card
-from hf_bidir.hub.snippet import EXAMPLE_IMAGE
+from hf_bidir.hub.evaluate import Evaluation
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS, CARDS = ROOT / "runs/checkpoints", ROOT / "model_cards"
@@ -69,8 +69,8 @@ Each TanhMax checkpoint has a softmax counterpart. The recipes of a pair differ 
 learning rate, except that sst2-minilm-tanhmax is sst2-minilm-softmax, converted and healed. Weights below 10 MB are in
 this folder, and those of sst2-minilm-tanhmax in half precision; load them by path in a clone, as each card shows.
 `hf-bidir models` prints this list, and `make checkpoints` trains the checkpoints, evaluates the saved files and
-generates this page. On the Hub the names are `{published.NAMESPACE}/NAME`, by
-`hf-bidir push model_cards/NAME {published.NAMESPACE}/NAME`.
+generates this page. On the Hub the names are `{NAMESPACE}/NAME`, by
+`hf-bidir push model_cards/NAME {NAMESPACE}/NAME`.
 
 - **score**: accuracy, or perplexity for language models (lower is better), as mean ± standard deviation, with the
   number of seeds in brackets. **this checkpoint**: the same metric for the checkpoint itself, trained with seed 0,
@@ -247,6 +247,7 @@ def renew_cards(pair: Pair, options: argparse.Namespace) -> None:
     if all((folder / WEIGHTS).is_file() for folder in folders) and (test or not is_of_image_files(pair)):
         draw_explanations(folders, test)
     for folder in folders:
+        name_data(folder)
         print(f"Written: {write_card(folder)}")
 
 
@@ -322,7 +323,7 @@ def draw_explanations(folders: list[Path], test: str | None) -> None:
         shown = {folder.name: models[folder.name]} | models  # the checkpoint itself first
         with replacing(folder / "explanation.png") as file:
             _draw_sentence(shown, file) if rows is None else _draw_images(shown, rows, file)
-        if rows is not None and test:
+        if rows is not None:
             rows[0]["image"].save(folder / EXAMPLE_IMAGE)
 
 
@@ -373,13 +374,31 @@ def publish_card(folder: Path) -> Path:
     for pattern in (*SHOWN, *(["*.safetensors"] if committed else [])):
         for file in folder.glob(pattern):
             shutil.copyfile(file, target / file.name)
+    name_data(target)
     return write_card(target)
+
+
+def name_data(folder: Path) -> None:
+    """Add title, data set on the Hub and language to the records of data whose files data_sets.json knows."""
+    known = _read(CARDS / "data_sets.json")
+
+    def named(part: dict[str, Any]) -> dict[str, Any]:
+        if part["source"] == "digits":
+            return part | {"title": f"scikit-learn digits, {part['rows']:,} of the 1,797 images"}
+        return part | known.get(part.get("sha256"), {})
+
+    for name in ("run.json", "previous_run.json"):
+        if (folder / name).is_file():
+            record = _read(folder / name)
+            write_json(folder / name, record | {"data": {key: named(part) for key, part in record["data"].items()}})
+    evaluation = _read(folder / "evaluation.json")
+    write_json(folder / "evaluation.json", evaluation | {"data": named(evaluation["data"])})
 
 
 def list_cards() -> Path:
     """Write model_cards/README.md: every checkpoint in one table, from the files beside its card."""
     rows = []
-    for model in published.local_models(CARDS):
+    for model in local_models(CARDS):
         evaluation = _read(CARDS / model.name / "evaluation.json")
         share, without = evaluation["negative_share"], evaluation.get(f"{model.metric}_without_negatives")
         signs = ["–", "–"] if share is None else [f"{share:.1%}", f"{without:.4f}"]

@@ -31,7 +31,7 @@ from hf_bidir.finetune.data.image_files import read_digits
 from hf_bidir.finetune.folder import CARD, CURVE, RESULTS, is_finished
 from hf_bidir.finetune.tasks.image_classification import image_classification
 from hf_bidir.hub import isolated_forward
-from hf_bidir.hub.model_card import write_card
+from hf_bidir.hub.card import write_card
 
 RECIPE = Path(__file__).parent / "recipes" / "digits-tanhmax.yaml"
 # The recipe reaches 0.970 ± 0.011 over five seeds (model_cards/digits-tanhmax), and another processor acts like another

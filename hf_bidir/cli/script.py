@@ -11,7 +11,7 @@ import torch
 from hf_bidir.cli.recipe import read_command_line
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.task import Task
-from hf_bidir.hub.model_card import write_card
+from hf_bidir.hub.card import write_card
 
 
 def train(task: Task, argv: Sequence[str] | None, description: str | None) -> dict[str, Any]:
