@@ -10,7 +10,7 @@ since its coefficients can sum to 0.
     python benchmarks/int8.py --data-dir DIR --checkpoints model_cards/digits-*
 
 Checkpoints without weights are left out; `make checkpoints` trains them. Others can be named, such as the models of
-benchmarks/explained_models.py, if the name of their folder starts with that of their data.
+research/explanations/models.py, if the name of their folder starts with that of their data.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 from benchmarks.measure import RESULTS, ROOT, write_table
 from hf_bidir.checkpoints.reading import read_model
 from hf_bidir.deploy.int8 import quantise_checkpoint
-from hf_bidir.explain.running import record_coefficients
+from hf_bidir.explain.record import record_coefficients
 from hf_bidir.hub.evaluate import evaluate_checkpoint, read_examples
 
 DATA = {  # by the beginning of a folder's name: file below --data-dir (None: comes with scikit-learn), and split

@@ -14,8 +14,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from transformers import DataCollatorWithPadding, PreTrainedModel, TrainingArguments, default_data_collator
 
 from hf_bidir.checkpoints.convert import is_softmax
-from hf_bidir.checkpoints.example_inputs import longest_text
-from hf_bidir.checkpoints.kinds import KINDS, kind_of
+from hf_bidir.checkpoints.kinds import KINDS, kind_of, longest_text
 from hf_bidir.checkpoints.layer_hooks import without_negatives
 from hf_bidir.checkpoints.reading import read_bidir, read_config
 from hf_bidir.common.card import CARD, read_card

@@ -75,6 +75,35 @@ def with_costs(runs: DataFrame) -> DataFrame:
     return runs.assign(**costs, worth=costs["cost_of_negatives"] - costs["cost_of_positive_mass"])
 
 
+def overview(runs: DataFrame) -> str:
+    """The variants of docs/conversion.md on test data: accuracy, its difference from softmax, and the signs."""
+    signs, free = "after-tanhmax-signs", "after-tanhmax-300"
+    default, named = "TanhMax (the default)", {signs: "TanhMax, `--keep-signs`", free: "TanhMax, `--no-keep-signs`"}
+    balanced = {"after-balanced-300": "balanced, `--attn-activation balanced --no-keep-signs`"}
+    shown = {
+        "sst2": ("SST-2", {signs: default, free: named[free]} | balanced),
+        "ag_news": ("AG News, a subset", {signs: default}),
+        "imdb": ("IMDB, a subset", {signs: default}),
+        "fashion_mnist": ("Fashion-MNIST, a ViT", {signs: default, free: named[free]}),
+        "imdb_lm": ("IMDB, a language model's next tokens", {free: default, signs: named[signs]}),
+    }
+    runs, rows = with_costs(where(runs, split="test")), []
+    for task, (data, variants) in shown.items():
+        softmax = where(runs, task=task, variant="softmax")
+        for variant, name in ({"softmax": "softmax"} | variants).items():
+            found = where(runs, task=task, variant=variant)
+            difference = comparison(found, softmax, "accuracy", 100) if variant != "softmax" else None
+            rows.append(
+                [
+                    data if variant == "softmax" else "",
+                    *(name, str(len(found)), spread(found, "accuracy", 100)),
+                    difference.text() if difference else "",
+                    *(f"{spread(found, 'negative_share', 100, 0)} %", spread(found, "cost_of_negatives")),
+                ]
+            )
+    return markdown(["data", "variant", "runs", "accuracy", "difference", "negative", "cost"], rows)
+
+
 def by_variant(runs: DataFrame) -> list[tuple[str, DataFrame]]:
     """The runs of each variant, in the order of `VARIANTS`."""
     return sorted(runs.groupby("variant"), key=lambda group: list(VARIANTS).index(group[0]))

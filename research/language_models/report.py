@@ -20,6 +20,8 @@ from hf_bidir.common.statistics import TESTED, Comparison, holm
 from research.language_models.run import ARMS, BITS, CURVE_POINTS, FILE, SIZES, TOKENS, best_rate, rates_of
 
 SEEDS = 3
+RATES = (0.001, 0.002, 0.004, 0.008)
+RATE_HEADER = ("rate 0.001", *map(str, RATES[1:]))
 COLUMNS = {  # of the tables: heading and digits
     "curve_10": ("loss at 10 %", 3),
     "kurtosis": ("kurtosis", 2),
@@ -75,6 +77,38 @@ def compared(runs: DataFrame) -> dict[tuple[str, str, float], Comparison]:
             pair = [at_best_rate(runs, size, one) for one in (arm, "softmax")]
             tests[size, arm, best_rate(runs, size, arm)] = comparison(*pair, "loss")
     return holm(tests)
+
+
+def largest(runs: DataFrame) -> str:
+    """The largest activation at every learning rate, seed 0, the best rate in bold."""
+    rows = [[size, arm, *_by_rate(runs, size, arm, "largest", 1)] for size in SIZES for arm in ("softmax", "TanhMax")]
+    return markdown(["size", "attention", *RATE_HEADER], rows)
+
+
+def controls(runs: DataFrame) -> str:
+    """Softmax, TanhMax and controls at every learning rate in the small size, seed 0, the best rate in bold."""
+    shares = {
+        "softmax": ("softmax", " "),
+        "TanhMax": ("TanhMax", " "),
+        "off-by-one softmax": ("off-by-one softmax, `e^s / (1 + Σ e^s)`", "a head can attend to nothing"),
+        "softmax / 10": ("softmax / 10", "coefficients are small, sums below 1"),
+        "softmax − mean": ("softmax − its mean", "signs, sums near 0, small at first"),
+    }
+    rows = []
+    for arm, (name, what) in shares.items():
+        start = where(runs, tokens=TOKENS, size="small", arm=arm, rate=0.004, seed=0)["curve_10"]
+        rows.append([name, what, *_by_rate(runs, "small", arm, "loss", 3), f"{start.item():.3f}"])
+    after = "after 10 % of the tokens, rate 0.004"
+    return markdown(["attention", "what it shares with TanhMax", *RATE_HEADER, after], rows)
+
+
+def _by_rate(runs: DataFrame, size: str, arm: str, column: str, digits: int) -> list[str]:
+    runs, cells = where(runs, tokens=TOKENS, size=size, arm=arm, seed=0), []
+    for rate in RATES:
+        found = where(runs, rate=rate)[column]
+        bold = "**" if rate == best_rate(runs, size, arm) else ""
+        cells.append(f"{bold}{found.item():.{digits}f}{bold}" if len(found) else "")
+    return cells
 
 
 def arms_of(runs: DataFrame) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ from benchmarks.runs import PAIR, check_runs, comparisons, markdown, read_runs, 
 from hf_bidir.common.statistics import TESTED, Comparison
 from research.mechanisms import recurrent
 from research.paper.experiments import GROUPS
-from research.paper.report import Results, read_results
+from research.paper.report import Results, read_results, report_text
 
 EXPERIMENTS = tuple(name for name in GROUPS if name != "all")
 LSTM, LSTM_SEEDS = "IMDB, bidirectional LSTM", 3
@@ -156,3 +156,18 @@ def signs() -> str:
         rarer = ", ".join(f"{100 * one:.0f}" for one in found["rarer_sign"])
         rows.append([title, rarer, f"{share.min():.2f} to {share.max():.2f}" if len(share) else ""])
     return markdown(["data", "the rarer sign, % by seed", "share with one sign of u, lowest to highest seed"], rows)
+
+
+def erasure() -> str:
+    """The real texts on which TanhMax is shown to change a measure of erasure by rank."""
+    rows = []
+    for name, good in (("comprehensiveness", "high"), ("sufficiency", "low")):
+        for rank, suffix, note in (("a·u", "au", f" ({good} is good)"), ("\\|a\\|", "|a|", "")):
+            tests = measured(f"{name}_{suffix}")
+            rows.append([f"{name} by `{rank}`{note}", listed(tests, 1), listed(tests, -1)])
+    return markdown(["measure", "higher with TanhMax", "lower with TanhMax"], rows)
+
+
+def report(group: str) -> str:
+    """The report of the committed results of a group."""
+    return report_text(Path(__file__).with_name("results") / group)

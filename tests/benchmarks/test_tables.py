@@ -1,25 +1,33 @@
-"""Generated documents equal what their csv files give."""
+"""Tables in pages equal what their csv files give."""
 
-from pathlib import Path
+import re
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PAGES = ROOT / "benchmarks/pages"
+from benchmarks import tables
 
 
-@pytest.fixture
-def tables(benchmark):
-    return benchmark("tables")
+def test_every_table_equals_its_data(capsys, monkeypatch):
+    monkeypatch.chdir(tables.ROOT)
+    assert tables.main("--check", "--diff") == 0, f"run `make tables`\n{capsys.readouterr().out}"
 
 
-@pytest.mark.parametrize("page", sorted(file.relative_to(PAGES).as_posix() for file in PAGES.rglob("*.md")))
-def test_a_generated_document_equals_its_data(tables, page):
-    assert (ROOT / page).read_text(encoding="utf-8") == tables.render(page), "run `make tables`"
+def test_a_table_that_differs_from_its_data_is_found_and_mended(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs.csv").write_text("seed,accuracy\n0,0.5\n1,0.7\n")
+    page = tmp_path / "page.md"
+    page.write_text('<!--[[[cog table("pandas.DataFrame.to_csv", "runs.csv") ]]]-->\nold\n<!--[[[end]]]-->\n')
+    assert tables.main("--check") == 5
+    assert tables.main("-r") == 0
+    assert "0,0,0.5" in page.read_text()
+    assert tables.main("--check") == 0
 
 
-def test_a_sentence_that_the_data_contradict_stops_the_generation(tables, tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "PAGES", tmp_path)
-    (tmp_path / "page.md").write_text("TanhMax is better{{ require(1 > 2) }}.")
-    with pytest.raises(ValueError, match="the data contradict"):
-        tables.render("page.md")
+@pytest.mark.parametrize("folder", ["benchmarks/results", "research"])
+def test_every_csv_file_of_results_fills_a_table(folder):
+    calls = "".join((tables.ROOT / page).read_text() for page in tables.pages())
+    named = set(re.findall(r'"([\w/]+\.csv)"', calls))
+    found = {str(file.relative_to(tables.ROOT)) for file in (tables.ROOT / folder).rglob("*.csv")}
+    groups = {f"research/paper/results/{name}" for name in re.findall(r'findings\.report", None, "(\w+)"', calls)}
+    assert not {file for file in found - named if file.rpartition("/")[0] not in groups}

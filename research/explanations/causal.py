@@ -1,0 +1,193 @@
+"""Which explanation of a causal language model should one trust? The fall of y without the tokens ranked first.
+
+    python -m research.explanations.causal MODEL  # folder or Hub name, such as HuggingFaceTB/SmolLM2-135M-Instruct
+    make tables
+
+For every prompt of prompts.txt, y is the logit of the predicted next token minus the mean over the vocabulary.
+Every method scores the tokens of the prompt; the quarter with the highest scores is removed, at least one token, and y
+is computed again. The last token, from which y is read, stays. Random scores, drawn with ten seeds, are the baseline.
+
+    deleted     fall of y when these tokens are deleted
+    replaced    fall of y when each of them is replaced by a random token of the other prompts, mean over eight draws
+    masked      fall of y when no query attends to them
+    …_after     the same if the first token is left out of the ranking and stays
+    first       the share of the first token in the sum of magnitudes
+    total       the sum of the scores as a share of y
+    missed      integrated gradients: the error of their sum, as a share of the change of y from the baseline
+    seconds     time, one thread; and in units of a forward pass
+
+Prompts alternate: one half chooses the default method ("choice"), the other reports it ("report"). Rows, one for each
+model, method, prompt and seed, go to research/explanations/results/causal_explanations.csv.
+"""
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+import torch
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from benchmarks.measure import save_runs
+from benchmarks.runs import markdown, where
+from hf_bidir.checkpoints.layer_hooks import kept_keys
+from hf_bidir.common.statistics import mean_in_interval
+from hf_bidir.explain import (
+    METHODS,
+    integrated_gradients,
+    integrated_relevance,
+    load_checkpoint,
+    token_scores,
+)
+from hf_bidir.explain.methods import methods_of
+from hf_bidir.explain.target import choose_readout
+from research.faithfulness.deletion import ranks, without_tokens
+
+FILE = Path(__file__).with_name("results") / "causal_explanations.csv"
+KEY = ("model", "method", "seed", "prompt")
+PROMPTS = Path(__file__).with_name("prompts.txt")
+RANDOM, SEEDS = "random", 10  # a method of random scores
+SHARE, DRAWS = 0.25, 8  # of tokens removed; of random tokens in their place
+# baselines that are not those of METHODS: padding in place of the first token too
+VARIANTS: dict[str, Callable[..., Tensor]] = {
+    "integrated-gradients, first token padded": partial(integrated_gradients, keep_first=False),
+    "integrated-attnlrp, first token padded": partial(integrated_relevance, keep_first=False),
+}
+FALLS = ("deleted", "replaced", "masked", "deleted_after")  # columns of the table; the first orders it
+Row = dict[str, str | int | float]
+
+
+class Prompt:
+    """A prompt with its predicted next token, and y where some of its tokens are removed."""
+
+    def __init__(self, model: PreTrainedModel, ids: Tensor, others: list[int], seed: int):
+        self.model, self.inputs = model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        self.length, self.position = ids.shape[1], ids.shape[1] - 1
+        draw = random.Random(seed)
+        self.replacements = torch.tensor([[draw.choice(others) for _ in range(self.length)] for _ in range(DRAWS)])
+        with torch.no_grad():
+            self.target = model(**self.inputs).logits[0, -1].argmax()[None]
+        self.y = self.ys(self.inputs)[0].item()
+
+    @torch.no_grad()
+    def ys(self, inputs: dict[str, Tensor]) -> Tensor:
+        """y at the last token of every row, `[rows]`."""
+        position = inputs["attention_mask"].sum(1) - 1
+        outputs = self.model(**inputs, return_dict=True)
+        return choose_readout(self.model, outputs, self.target, position)(outputs)
+
+    def falls(self, removed: Tensor) -> dict[str, Tensor]:
+        """The fall of y without the tokens in `removed`, boolean `[rows, length]`, by the way they are removed."""
+        rows = {name: value.expand(len(removed), -1) for name, value in self.inputs.items()}
+        keep = torch.ones_like(removed)
+        deleted = self.ys(without_tokens(self.model, rows, keep, removed))
+        with kept_keys(self.model, ~removed[:, None, None]):
+            masked = self.ys(rows)
+        filled = torch.where(removed[:, None], self.replacements, self.inputs["input_ids"]).flatten(0, 1)
+        replaced = self.ys({"input_ids": filled, "attention_mask": torch.ones_like(filled)}).view(-1, DRAWS).mean(1)
+        return {"deleted": self.y - deleted, "replaced": self.y - replaced, "masked": self.y - masked}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="folder or Hub name of a causal language model, signed or softmax")
+    parser.add_argument("--name", help="in the table; by default that of the folder")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    model, tokenizer = load_checkpoint(options.model)
+    model.requires_grad_(False)
+    name = options.name or Path(options.model).name
+    texts = [tokenizer(text, return_tensors="pt")["input_ids"] for text in PROMPTS.read_text("utf-8").splitlines()]
+    for number, ids in enumerate(tqdm(texts, desc=name)):
+        others = [token for other in texts if other is not ids for token in other[0].tolist()]
+        prompt = Prompt(model, ids, others, seed=number)
+        shared = {"model": name, "prompt": number, "half": ("choice", "report")[number % 2]}
+        shared |= {"tokens": prompt.length, "y": round(prompt.y, 3)}
+        save_runs(FILE, KEY, [shared | row for row in measured(prompt)], PROMPTS)
+
+
+def measured(prompt: Prompt) -> list[Row]:
+    """A row for each method, and for each seed of the random scores."""
+    rows, found = zip(*scored(prompt), strict=True)
+    all_scores = torch.stack(found)
+    for suffix, first in (("", 0), ("_after", 1)):
+        removable = torch.zeros_like(all_scores, dtype=torch.bool)
+        removable[:, first : prompt.position] = True
+        rank, count = ranks(all_scores, removable)
+        falls = prompt.falls(rank < (SHARE * count.double()).ceil()[:, None])
+        for how, values in falls.items():
+            for row, value in zip(rows, values.tolist(), strict=True):
+                row[how + suffix] = round(value, 3)
+    return list(rows)
+
+
+def scored(prompt: Prompt) -> Iterator[tuple[Row, Tensor]]:
+    """Every method with its scores `[length]` and what they cost."""
+    model, place = prompt.model, {"target": prompt.target, "position": prompt.position}
+    functions = {
+        method: partial(token_scores, method=method) for method in methods_of(model) if not METHODS[method].oriented
+    } | VARIANTS
+    for method, function in functions.items():
+        start = time.perf_counter()
+        scores = function(model, prompt.inputs, **place)[0].detach()
+        middle = time.perf_counter()
+        prompt.ys(prompt.inputs)
+        cost = {"seconds": middle - start, "forward_passes": (middle - start) / (time.perf_counter() - middle)}
+        row = {"method": method, "seed": 0} | {name: round(value, 3) for name, value in cost.items()}
+        total = scores.sum().item()
+        row |= {"first": round((scores[0].abs() / scores.abs().sum()).item(), 4), "total": round(total / prompt.y, 4)}
+        if method.startswith("integrated-gradients"):
+            row["missed"] = round(missed(prompt, total, method not in VARIANTS), 4)
+        yield row, scores
+    for seed in range(SEEDS):
+        draw = torch.Generator().manual_seed(1000 * seed + int(prompt.inputs["input_ids"].sum()))
+        yield {"method": RANDOM, "seed": seed}, torch.randn(prompt.length, generator=draw)
+
+
+def missed(prompt: Prompt, total: float, keep_first: bool) -> float:
+    """The error of the sum of integrated gradients, as a share of the change of y from the baseline."""
+    text = prompt.model.config.get_text_config()
+    padded = torch.full_like(prompt.inputs["input_ids"], text.pad_token_id or 0)
+    if keep_first:
+        padded[:, 0] = prompt.inputs["input_ids"][:, 0]
+    change = prompt.y - prompt.ys(prompt.inputs | {"input_ids": padded}).item()
+    return abs(total - change) / abs(change)
+
+
+def by_prompt(runs: pd.DataFrame, half: str | None = None) -> pd.DataFrame:
+    """The measures of each method and prompt, of one half of the prompts or all; random scores: mean over seeds."""
+    runs = runs if half is None else where(runs, half=half)
+    return runs.groupby(["method", "prompt"]).mean(numeric_only=True)
+
+
+def table(runs: pd.DataFrame) -> str:
+    """All methods in the order of the half that chooses; means over prompts with their 95 % t interval."""
+    chosen, reported, whole = (by_prompt(runs, half) for half in ("choice", "report", None))
+    rows = []
+    for method in chosen[FALLS[0]].groupby("method").mean().sort_values(ascending=False).index:
+        own, cost = whole.loc[method], METHODS[method].cost if method in METHODS else ""
+        first = f"{100 * own['first'].mean():.0f}" if method != RANDOM else ""
+        total = f"{100 * own['total'].mean():.0f}" if method != RANDOM and not _unsigned(method) else ""
+        missed = f"{100 * own['missed'].median():.0f}" if own["missed"].notna().any() else ""
+        falls = [mean_in_interval(list(reported.loc[method][fall]), 1) for fall in FALLS]
+        passes = f"{own['forward_passes'].median():.1f}" if method != RANDOM else ""
+        name = method + " \\*" * (method == "erasure-token")
+        rows.append([name, f"{chosen.loc[method][FALLS[0]].mean():.1f}", *falls, first, total, missed, cost, passes])
+    header = [
+        *("method", "choice: deleted", "deleted", "replaced", "masked", "deleted, first token stays"),
+        *("first token, %", "sum, % of y", "missed, %", "passes through the model", "time, in forward passes"),
+    ]
+    return markdown(header, rows)
+
+
+def _unsigned(method: str) -> bool:
+    return method in METHODS and not METHODS[method].explains_output
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Train the models whose explanations are measured, with softmax and with TanhMax, and evaluate them.
+
+    python -m research.explanations.models --data-dir DIR --model MINILM
+
+MINILM is sentence-transformers/all-MiniLM-L6-v2 or a folder with its weights. Three models for each task of texts and
+each seed: *softmax*, MiniLM fine-tuned with softmax (training/recipes/sst2-minilm-softmax.yaml); *converted*, that
+model converted to TanhMax and healed on the texts of the task without their labels (sst2-minilm-healed.yaml), as `hf-
+bidir convert --heal` does; *TanhMax*, fine-tuned with TanhMax from a MiniLM that was healed once (minilm-
+healed.yaml). The task fashion has small ViTs instead (fashion-mnist-small-*.yaml, fashion-mnist-healed.yaml), trained
+from scratch.
+
+DIR holds the folders sst2, sva_linzen, imdb and fashion_mnist. Models go to runs/explained; a
+finished one is not trained again. Rows go to results/explained_models.csv, per model: test accuracy, the
+share of negative coefficients, the accuracy without them, and the number of heads with a consistent sign.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from benchmarks.measure import KEEP_LAST, ROOT, save_run, train_once
+from benchmarks.runs import check_runs, comparisons, has_run, markdown, spread
+from hf_bidir.cli.recipe import read_recipe
+from hf_bidir.common.statistics import TESTED, Comparison
+from hf_bidir.explain.orient import CONSISTENT
+from hf_bidir.finetune.tasks.distillation import distillation
+from hf_bidir.finetune.tasks.image_classification import image_classification
+from hf_bidir.finetune.tasks.text_classification import text_classification
+from hf_bidir.hub.evaluate import evaluate_checkpoint
+from research.explanations.tasks import (
+    CONVERTED,
+    MODELS,
+    SEEDS,
+    TASKS,
+    add_options,
+    batches_of,
+    folder_of,
+    load,
+    orient,
+    sample,
+)
+
+FILE = Path(__file__).with_name("results") / "explained_models.csv"
+KEY = ("task", "model", "seed")
+RECIPES = ROOT / "training/recipes"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser)
+    parser.add_argument("--model", required=True, help="the softmax MiniLM, a folder or a name on the Hub")
+    with_models = [name for name, task in TASKS.items() if task.trained_on is None]
+    parser.add_argument("--tasks", nargs="+", choices=with_models, default=with_models)
+    options = parser.parse_args()
+    for task in options.tasks:
+        for seed in range(options.seeds):
+            for name in MODELS:
+                folder = trained(task, name, seed, options)
+                row = {"task": task, "model": name, "seed": seed}
+                if not has_run(FILE, **row):
+                    row |= measured(task, folder, options.data_dir)
+                    save_run(FILE, KEY, row, TASKS[task].file(options.data_dir, "test"))
+                    print(row, flush=True)
+
+
+def trained(task: str, name: str, seed: int, options: argparse.Namespace) -> Path:
+    """The folder of a model, which is trained unless it is finished."""
+    folder, data = folder_of(options.runs, task, name, seed), TASKS[task]
+    given = {"train_file": data.file(options.data_dir, "train"), "seed": seed} | KEEP_LAST
+    if data.text is None:
+        _train_images(name, given, folder, folder_of(options.runs, task, "softmax", seed))
+        return folder
+    given |= {"validation_file": data.file(options.data_dir, "validation"), "text_column": data.text}
+    if name == "converted":
+        recipe = read_recipe(distillation.options, RECIPES / "sst2-minilm-healed.yaml")
+        softmax = folder_of(options.runs, task, "softmax", seed)
+        train_once(distillation, recipe | {"model_name_or_path": softmax} | given, folder)
+        return folder
+    recipe = read_recipe(text_classification.options, RECIPES / "sst2-minilm-softmax.yaml") | data.options
+    recipe |= {"class_names": list(data.classes), "model_name_or_path": options.model}
+    if name == "tanhmax":
+        recipe |= {"attn_activation": "tanhmax", "model_name_or_path": healed_minilm(options)}
+    train_once(text_classification, recipe | given, folder)
+    return folder
+
+
+def healed_minilm(options: argparse.Namespace) -> Path:
+    """MiniLM with TanhMax, healed on reviews and sentences; the same for all tasks and seeds."""
+    folder = options.runs / "minilm-healed"
+    recipe = read_recipe(distillation.options, RECIPES / "minilm-healed.yaml") | KEEP_LAST
+    train = [options.data_dir / "imdb/train.parquet", TASKS["sst2"].file(options.data_dir, "train")]
+    files = {"train_file": train, "validation_file": TASKS["sst2"].file(options.data_dir, "validation")}
+    train_once(distillation, recipe | {"model_name_or_path": options.model} | files, folder)
+    return folder
+
+
+def _train_images(name: str, given: dict[str, Any], folder: Path, softmax: Path) -> None:
+    if name == "converted":
+        recipe = read_recipe(distillation.options, RECIPES / "fashion-mnist-healed.yaml") | {"max_steps": 600}
+        train_once(distillation, recipe | {"model_name_or_path": softmax} | given, folder)
+    else:
+        recipe = read_recipe(image_classification.options, RECIPES / f"fashion-mnist-small-{name}.yaml")
+        train_once(image_classification, recipe | TASKS["fashion"].options | given, folder)
+
+
+def measured(task: str, folder: Path, data_dir: Path) -> dict[str, Any]:
+    """The metrics of a row."""
+    data = TASKS[task]
+    found = evaluate_checkpoint(folder, str(data.file(data_dir, "test")), column=data.text)
+    share = None
+    if data.text is not None:
+        texts = [row[data.text] for row in sample(data.file(data_dir, "train"), 256)]
+        model, tokenizer = load(folder)
+        share = orient(model, batches_of(tokenizer, texts), target=1)
+    return {
+        "accuracy": found.scores["accuracy"],
+        "negative_share": found.negative_share,
+        "accuracy_without_negatives": found.accuracy_without_negatives,
+        "consistent_heads": None if share is None else int((share >= CONSISTENT).sum()),
+        "heads": None if share is None else share.numel(),
+    }
+
+
+def compared(runs: pd.DataFrame) -> dict[str, Comparison]:
+    """The accuracy of converted models minus that of softmax in points, by task; corrected together."""
+    tests = comparisons(runs, ("task",), "model", CONVERTED[::-1], {"accuracy": 100})
+    return {task: one for (task, _), one in tests.items()}
+
+
+def table(runs: pd.DataFrame) -> str:
+    """The table of research/explanations/results/explained_models.md."""
+    check_runs(runs, ("task", "model"), SEEDS)
+    tests, rows = compared(runs), []
+    for (task, name), found in runs.groupby(["task", "model"], sort=False):
+        signs = [spread(found, "negative_share", 100, 0), spread(found, "accuracy_without_negatives", 100)]
+        heads = found["consistent_heads"].dropna()
+        counts = ", ".join(f"{count:.0f}" for count in heads) + f" of {found['heads'].max():.0f}" if len(heads) else ""
+        tested = tests[task].cells() if name == "converted" else ["", "", ""]
+        rows.append(
+            [TASKS[task].title, MODELS[name], str(len(found)), spread(found, "accuracy", 100), *tested, *signs, counts]
+        )
+    header = ["task", "model", "seeds", "accuracy", *TESTED, "negative, %", "without negatives", "consistent heads"]
+    return markdown(header, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""Shared code of the benchmarks of explanations: their models by task and seed, sampled sentences, oriented heads."""
+
+import argparse
+import random
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from benchmarks.measure import ROOT
+from hf_bidir.explain import load_checkpoint, orient_heads, read_image, read_text
+from hf_bidir.explain.inputs.text import Example
+from hf_bidir.explain.orient import signs_are_free
+from hf_bidir.finetune.data.image_files import read_images
+from hf_bidir.finetune.data.sources import read_table
+
+RUNS = ROOT / "runs/explained"
+NEUTRAL_GRADE = 2  # of a word in the treebank, on the scale 0 to 4
+SEEDS = 3  # of the models in the tables
+MODELS = {"softmax": "softmax", "tanhmax": "TanhMax", "converted": "TanhMax, converted"}  # and their names in tables
+CONVERTED = ("softmax", "converted")  # a model and its conversion
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of MiniLM, or of a small ViT.
+
+    Attributes:
+        title: the name in tables.
+        folder: of its files in DIR.
+        classes: their names; heads are oriented towards the last one. None: those of the recipe.
+        text: the column of the texts; None for images.
+        options: of training, in place of those in the recipes.
+        files: the file of each split; by default SPLIT.parquet.
+        trained_on: the task whose models are measured; by default this one.
+    """
+
+    title: str
+    folder: str
+    classes: tuple[str, str] | None = ("negative", "positive")
+    text: str | None = "text"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    trained_on: str | None = None
+
+    def file(self, data_dir: Path, split: str) -> Path:
+        return data_dir / self.folder / self.files.get(split, f"{split}.parquet")
+
+
+TASKS = {
+    "sst2": Task("SST-2", "sst2"),
+    "agreement": Task("subject-verb agreement", "sva_linzen", ("singular", "plural"), "masked"),  # the number of a verb
+    "movies": Task("movie reviews", "movie_rationales", trained_on="sst2"),
+    "fashion": Task(
+        "Fashion-MNIST",
+        "fashion_mnist",
+        None,
+        None,
+        {"num_train_epochs": 6},
+        {"train": "train-images-idx3-ubyte.gz", "test": "t10k-images-idx3-ubyte.gz"},
+    ),
+}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Where data and models are, for every benchmark of explanations."""
+    parser.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="holds a folder for each data set")
+    parser.add_argument("--runs", type=Path, default=RUNS, help="the models: TASK-NAME-SEED")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="of the models")
+
+
+def folder_of(runs: Path, task: str, name: str, seed: int) -> Path:
+    """The folder of a model of research/explanations/models.py."""
+    return runs / f"{TASKS[task].trained_on or task}-{name}-{seed}"
+
+
+def models(options: argparse.Namespace, task: str, names: Iterable[str] = MODELS) -> Iterator[tuple[str, int, Path]]:
+    """The names, seeds and folders of the models of a task that exist; prints those that do not."""
+    for seed in range(options.seeds):
+        for name in names:
+            folder = folder_of(options.runs, task, name, seed)
+            if (folder / "model.safetensors").is_file():
+                yield name, seed, folder
+            else:
+                print(f"left out: {folder}; research/explanations/models.py trains it")
+
+
+def load(folder: Path) -> tuple[PreTrainedModel, Any]:
+    model, tokenizer = load_checkpoint(folder)
+    return model.requires_grad_(False), tokenizer
+
+
+def sample(file: Path, count: int) -> list[dict]:
+    """`count` rows of a table, sampled with a fixed seed."""
+    rows = read_images(str(file)) if file.name.endswith(".gz") else read_table(str(file))
+    return [rows[index] for index in random.Random(0).sample(range(len(rows)), min(count, len(rows)))]
+
+
+LIMITS = {"movies": 64}  # word pieces of a text
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A test example with its class and prediction, and what people say of its words.
+
+    Attributes:
+        words: a number for each word: its sentiment from -2 to 2, or 1 where it is marked as a reason; None if unknown.
+    """
+
+    example: Example
+    label: int
+    predicted: int
+    words: np.ndarray | None = None
+
+    @property
+    def special_pieces(self) -> Tensor:
+        """Positions that are never deleted, boolean `[1, length]`: special tokens, and [MASK] in place of a verb."""
+        special = [
+            own or token == "[MASK]" for own, token in zip(self.example.special, self.example.tokens, strict=True)
+        ]
+        return torch.tensor(special)[self.example.token_of_piece][None]
+
+
+def examples_of(
+    task: str, model: PreTrainedModel, processor, data_dir: Path, count: int, split: str = "test"
+) -> Iterator[Explained]:
+    """Sampled examples of a task; in the test split of SST-2 and of movie reviews those that have human labels."""
+    data, people = TASKS[task], split == "test"
+    if data.text is None:
+        yield from _images(model, processor, data.file(data_dir, split), count)
+        return
+    trees = task == "sst2" and people
+    rows = sample(data_dir / "sst_trees/test.parquet" if trees else data.file(data_dir, split), count)
+    for row in rows:
+        words = row["tokens"] if trees else row[data.text].split()
+        example = words_of(processor, words, LIMITS.get(task, 512))
+        if example is None or (trees and example.truncated):
+            continue
+        labels = None
+        if trees:
+            labels = np.array(row["token_labels"]) - NEUTRAL_GRADE
+        elif task == "movies" and people:
+            labels = np.array(row["rationale_mask"])[: (~np.array(example.special)).sum()]
+            if not 0 < labels.sum() < len(labels):
+                continue
+        label = int(row["label5"] > NEUTRAL_GRADE) if trees else row["label"]
+        yield Explained(example, label, _predicted(model, example), labels)
+
+
+def _images(model: PreTrainedModel, processor, file: Path, count: int) -> Iterator[Explained]:
+    for row in sample(file, count):
+        with tempfile.NamedTemporaryFile(suffix=".png") as picture:
+            row["image"].save(picture.name)
+            example = read_image(model, processor, picture.name)
+        yield Explained(example, row["label"], _predicted(model, example))
+
+
+@torch.no_grad()
+def _predicted(model: PreTrainedModel, example: Example) -> int:
+    return int(model(**example.inputs).logits.argmax())
+
+
+def words_of(tokenizer, words: Sequence[str], limit: int) -> Example | None:
+    """The sentence as model inputs, truncated to `limit` word pieces; None if a word has no piece."""
+    example = read_text(tokenizer, words, limit)
+    kept = [token for token, special in zip(example.tokens, example.special, strict=True) if not special]
+    return example if kept == list(words[: len(kept)]) else None
+
+
+def batches_of(tokenizer, texts: Iterable[str]) -> list[dict[str, Tensor]]:
+    return [
+        dict(tokenizer(list(batch), padding=True, truncation=True, max_length=256, return_tensors="pt"))
+        for batch in torch.utils.data.DataLoader(list(texts), batch_size=16)
+    ]
+
+
+def orient(model: PreTrainedModel, batches: list[dict[str, Tensor]], target: int | None) -> Tensor | None:
+    """Orient the heads by training examples; their shares of one sign `[layers, heads]`, None for softmax."""
+    if not signs_are_free(model):
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # most heads have no consistent sign; a table shows their number
+        return orient_heads(model, batches, target)
