@@ -10,7 +10,7 @@ since its coefficients can sum to 0.
     python benchmarks/int8.py --data-dir DIR --checkpoints model_cards/digits-*
 
 Checkpoints without weights are left out; `make checkpoints` trains them. Others can be named, such as the models of
-benchmarks/explained_models.py, if the name of their folder starts with that of their data.
+research/explanations/models.py, if the name of their folder starts with that of their data.
 """
 
 import argparse

@@ -13,15 +13,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import AutoImageProcessor, AutoTokenizer, DataCollatorWithPadding, PreTrainedModel
 
-from benchmarks.explained import examples_of, load
-from benchmarks.explanations_measures import by_word
-from benchmarks.explanations_measures import human_sign as human_sign_of
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, without_negatives
 from hf_bidir.checkpoints.reading import read_bidir
 from hf_bidir.explain import token_scores
 from hf_bidir.explain.signs import negative_share, negative_variance_share
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.models import able_to_pad
+from research.explanations.measures import by_word
+from research.explanations.measures import human_sign as human_sign_of
+from research.explanations.tasks import examples_of, load
 
 CONTROLS = 1  # random removals of positive mass in each run
 SENTENCES, POSITIVE = 200, 1  # whose words have human labels, and the class that is scored

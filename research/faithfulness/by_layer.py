@@ -1,6 +1,6 @@
 """Which attention measure ranks tokens as erasure and gradients do, layer by layer? The table of Abnar & Zuidema 2020.
 
-    python benchmarks/explained_models.py --data-dir DIR --model MINILM
+    python -m research.explanations.models --data-dir DIR --model MINILM
     python -m research.faithfulness.by_layer --data-dir DIR
 
 DIR holds sst2/test.parquet and sva_linzen/test.parquet (the number of the verb behind [MASK]). Spearman correlation
@@ -23,13 +23,24 @@ from scipy.stats import spearmanr
 from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks.explained import CONVERTED, MODELS, ROOT, SEEDS, TASKS, add_options, folder_of, load, models, sample
 from benchmarks.measure import save_runs
 from benchmarks.runs import check_runs, comparisons, has_run, markdown, where
 from hf_bidir.common.files import save_figure
 from hf_bidir.common.statistics import TESTED, Comparison, mean_in_interval
 from hf_bidir.explain import read_text, token_scores
 from hf_bidir.explain.inputs.text import Example
+from research.explanations.tasks import (
+    CONVERTED,
+    MODELS,
+    ROOT,
+    SEEDS,
+    TASKS,
+    add_options,
+    folder_of,
+    load,
+    models,
+    sample,
+)
 
 KEY_WITHOUT_SEED = ("task", "model", "reference", "measure")
 FILE = Path(__file__).with_name("results") / "faithfulness_by_layer.csv"

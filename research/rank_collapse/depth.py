@@ -27,7 +27,6 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks.explained import sample
 from benchmarks.measure import ROOT, save_runs
 from benchmarks.runs import check_runs, has_run, markdown, read_runs, where
 from hf_bidir import BidirBertConfig, BidirBertModel
@@ -36,6 +35,7 @@ from hf_bidir.common.statistics import interval
 from hf_bidir.explain import load_checkpoint
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.image_files import read_digits
+from research.explanations.tasks import sample
 from research.rank_collapse import STACKS, WITHOUT_NORM, Stack
 from research.rank_collapse.report import RankCollapse, measure_rank_collapse
 

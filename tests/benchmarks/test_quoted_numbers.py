@@ -10,7 +10,7 @@ from benchmarks.tables import ROOT
 from hf_bidir.common.statistics import compare
 
 CONVERSIONS = where(read_runs(ROOT / "research/conversions/results/conversions.csv"), task="sst2", split="test")
-EXPLAINED = where(read_runs(ROOT / "benchmarks/results/explained_models.csv"), task="sst2")
+EXPLAINED = where(read_runs(ROOT / "research/explanations/results/explained_models.csv"), task="sst2")
 BERT = where(read_runs(ROOT / "research/paper/results/multilayer/cells.csv"), data="multilayer-bert-short", chosen=True)
 HEALED = where(CONVERSIONS, variant="after-tanhmax-signs")
 SIGNED_ATTENTION = (ROOT / "research/paper/results/signed_attention.md").read_text("utf-8")

@@ -168,9 +168,9 @@ def methods_of(model: PreTrainedModel) -> list[str]:
 
 
 def default_method(model: PreTrainedModel, layer: int | None = None, head: int | None = None, passes: int = 1) -> str:
-    """An eligible method whose mean rank in benchmarks/explanations.py ties with the best one.
+    """An eligible method whose mean rank in research/explanations/run.py ties with the best one.
 
-    For causal language models the most faithful one of benchmarks/causal_explanations.py, or among those of one
+    For causal language models the most faithful one of research/explanations/causal.py, or among those of one
     backward pass, where it would need more than `AFFORDABLE` forward passes. Contributions for a layer or head, a
     recurrent model, and an encoder-decoder.
 

@@ -77,7 +77,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def folder_of(runs: Path, task: str, name: str, seed: int) -> Path:
-    """The folder of a model of benchmarks/explained_models.py."""
+    """The folder of a model of research/explanations/models.py."""
     return runs / f"{TASKS[task].trained_on or task}-{name}-{seed}"
 
 
@@ -89,7 +89,7 @@ def models(options: argparse.Namespace, task: str, names: Iterable[str] = MODELS
             if (folder / "model.safetensors").is_file():
                 yield name, seed, folder
             else:
-                print(f"left out: {folder}; benchmarks/explained_models.py trains it")
+                print(f"left out: {folder}; research/explanations/models.py trains it")
 
 
 def load(folder: Path) -> tuple[PreTrainedModel, Any]:

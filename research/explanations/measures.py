@@ -1,4 +1,4 @@
-"""The measures of benchmarks/explanations.py: what people say, curves, F-Fidelity, random weights."""
+"""The measures of research/explanations/run.py: what people say, curves, F-Fidelity, random weights."""
 
 import statistics
 import time
@@ -12,9 +12,9 @@ from scipy.stats import kendalltau, spearmanr
 from sklearn.metrics import average_precision_score
 from torch import Tensor
 
-from benchmarks.explained import Explained
 from hf_bidir.explain import METHODS, token_scores
 from hf_bidir.explain.record import reads_images
+from research.explanations.tasks import Explained
 from research.faithfulness import area, f_fidelity, prediction_curve, randomised_stages, tuned_on_masks
 
 Scored = Sequence[tuple[Explained, Tensor]]

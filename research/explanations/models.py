@@ -1,6 +1,6 @@
 """Train the models whose explanations are measured, with softmax and with TanhMax, and evaluate them.
 
-    python benchmarks/explained_models.py --data-dir DIR --model MINILM
+    python -m research.explanations.models --data-dir DIR --model MINILM
 
 MINILM is sentence-transformers/all-MiniLM-L6-v2 or a folder with its weights. Three models for each task of texts and
 each seed: *softmax*, MiniLM fine-tuned with softmax (training/recipes/sst2-minilm-softmax.yaml); *converted*, that
@@ -10,7 +10,7 @@ healed.yaml). The task fashion has small ViTs instead (fashion-mnist-small-*.yam
 from scratch.
 
 DIR holds the folders sst2, sva_linzen, imdb and fashion_mnist. Models go to runs/explained; a
-finished one is not trained again. Rows go to benchmarks/results/explained_models.csv, per model: test accuracy, the
+finished one is not trained again. Rows go to results/explained_models.csv, per model: test accuracy, the
 share of negative coefficients, the accuracy without them, and the number of heads with a consistent sign.
 """
 
@@ -20,7 +20,16 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.explained import (
+from benchmarks.measure import KEEP_LAST, ROOT, save_run, train_once
+from benchmarks.runs import check_runs, comparisons, has_run, markdown, spread
+from hf_bidir.cli.recipe import read_recipe
+from hf_bidir.common.statistics import TESTED, Comparison
+from hf_bidir.explain.orient import CONSISTENT
+from hf_bidir.finetune.tasks.distillation import distillation
+from hf_bidir.finetune.tasks.image_classification import image_classification
+from hf_bidir.finetune.tasks.text_classification import text_classification
+from hf_bidir.hub.evaluation import evaluate_checkpoint
+from research.explanations.tasks import (
     CONVERTED,
     MODELS,
     SEEDS,
@@ -32,19 +41,10 @@ from benchmarks.explained import (
     orient,
     sample,
 )
-from benchmarks.measure import KEEP_LAST, RESULTS, save_run, train_once
-from benchmarks.runs import check_runs, comparisons, has_run, markdown, spread
-from hf_bidir.cli.recipe import read_recipe
-from hf_bidir.common.statistics import TESTED, Comparison
-from hf_bidir.explain.orient import CONSISTENT
-from hf_bidir.finetune.tasks.distillation import distillation
-from hf_bidir.finetune.tasks.image_classification import image_classification
-from hf_bidir.finetune.tasks.text_classification import text_classification
-from hf_bidir.hub.evaluation import evaluate_checkpoint
 
-FILE = RESULTS / "explained_models.csv"
+FILE = Path(__file__).with_name("results") / "explained_models.csv"
 KEY = ("task", "model", "seed")
-RECIPES = Path(__file__).resolve().parent.parent / "training/recipes"
+RECIPES = ROOT / "training/recipes"
 
 
 def main() -> None:
@@ -130,7 +130,7 @@ def compared(runs: pd.DataFrame) -> dict[str, Comparison]:
 
 
 def table(runs: pd.DataFrame) -> str:
-    """The table of benchmarks/results/explained_models.md."""
+    """The table of research/explanations/results/explained_models.md."""
     check_runs(runs, ("task", "model"), SEEDS)
     tests, rows = compared(runs), []
     for (task, name), found in runs.groupby(["task", "model"], sort=False):

@@ -1,9 +1,9 @@
 """Which explanation of a causal language model should one trust? The fall of y without the tokens ranked first.
 
-    python benchmarks/causal_explanations.py MODEL  # folder or Hub name, such as HuggingFaceTB/SmolLM2-135M-Instruct
+    python -m research.explanations.causal MODEL  # folder or Hub name, such as HuggingFaceTB/SmolLM2-135M-Instruct
     make tables
 
-For every prompt of causal_prompts.txt, y is the logit of the predicted next token minus the mean over the vocabulary.
+For every prompt of prompts.txt, y is the logit of the predicted next token minus the mean over the vocabulary.
 Every method scores the tokens of the prompt; the quarter with the highest scores is removed, at least one token, and y
 is computed again. The last token, from which y is read, stays. Random scores, drawn with ten seeds, are the baseline.
 
@@ -17,7 +17,7 @@ is computed again. The last token, from which y is read, stays. Random scores, d
     seconds     time, one thread; and in units of a forward pass
 
 Prompts alternate: one half chooses the default method ("choice"), the other reports it ("report"). Rows, one for each
-model, method, prompt and seed, go to benchmarks/results/causal_explanations.csv.
+model, method, prompt and seed, go to research/explanations/results/causal_explanations.csv.
 """
 
 import argparse
@@ -27,13 +27,16 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import pandas as pd
 import torch
 from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from benchmarks.measure import RESULTS, save_runs
+from benchmarks.measure import save_runs
+from benchmarks.runs import markdown, where
 from hf_bidir.checkpoints.layer_hooks import kept_keys
+from hf_bidir.common.statistics import mean_in_interval
 from hf_bidir.explain import (
     METHODS,
     integrated_gradients,
@@ -45,9 +48,9 @@ from hf_bidir.explain.methods import methods_of
 from hf_bidir.explain.target import choose_readout
 from research.faithfulness.deletion import ranks, without_tokens
 
-FILE = RESULTS / "causal_explanations.csv"
+FILE = Path(__file__).with_name("results") / "causal_explanations.csv"
 KEY = ("model", "method", "seed", "prompt")
-PROMPTS = Path(__file__).with_name("causal_prompts.txt")
+PROMPTS = Path(__file__).with_name("prompts.txt")
 RANDOM, SEEDS = "random", 10  # a method of random scores
 SHARE, DRAWS = 0.25, 8  # of tokens removed; of random tokens in their place
 # baselines that are not those of METHODS: padding in place of the first token too
@@ -55,6 +58,7 @@ VARIANTS: dict[str, Callable[..., Tensor]] = {
     "integrated-gradients, first token padded": partial(integrated_gradients, keep_first=False),
     "integrated-attnlrp, first token padded": partial(integrated_relevance, keep_first=False),
 }
+FALLS = ("deleted", "replaced", "masked", "deleted_after")  # columns of the table; the first orders it
 Row = dict[str, str | int | float]
 
 
@@ -153,6 +157,36 @@ def missed(prompt: Prompt, total: float, keep_first: bool) -> float:
         padded[:, 0] = prompt.inputs["input_ids"][:, 0]
     change = prompt.y - prompt.ys(prompt.inputs | {"input_ids": padded}).item()
     return abs(total - change) / abs(change)
+
+
+def by_prompt(runs: pd.DataFrame, half: str | None = None) -> pd.DataFrame:
+    """The measures of each method and prompt, of one half of the prompts or all; random scores: mean over seeds."""
+    runs = runs if half is None else where(runs, half=half)
+    return runs.groupby(["method", "prompt"]).mean(numeric_only=True)
+
+
+def table(runs: pd.DataFrame) -> str:
+    """All methods in the order of the half that chooses; means over prompts with their 95 % t interval."""
+    chosen, reported, whole = (by_prompt(runs, half) for half in ("choice", "report", None))
+    rows = []
+    for method in chosen[FALLS[0]].groupby("method").mean().sort_values(ascending=False).index:
+        own, cost = whole.loc[method], METHODS[method].cost if method in METHODS else ""
+        first = f"{100 * own['first'].mean():.0f}" if method != RANDOM else ""
+        total = f"{100 * own['total'].mean():.0f}" if method != RANDOM and not _unsigned(method) else ""
+        missed = f"{100 * own['missed'].median():.0f}" if own["missed"].notna().any() else ""
+        falls = [mean_in_interval(list(reported.loc[method][fall]), 1) for fall in FALLS]
+        passes = f"{own['forward_passes'].median():.1f}" if method != RANDOM else ""
+        name = method + " \\*" * (method == "erasure-token")
+        rows.append([name, f"{chosen.loc[method][FALLS[0]].mean():.1f}", *falls, first, total, missed, cost, passes])
+    header = [
+        *("method", "choice: deleted", "deleted", "replaced", "masked", "deleted, first token stays"),
+        *("first token, %", "sum, % of y", "missed, %", "passes through the model", "time, in forward passes"),
+    ]
+    return markdown(header, rows)
+
+
+def _unsigned(method: str) -> bool:
+    return method in METHODS and not METHODS[method].explains_output
 
 
 if __name__ == "__main__":

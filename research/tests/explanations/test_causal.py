@@ -1,17 +1,17 @@
 """The benchmark of explanations of causal language models."""
 
-import pandas as pd
 import pytest
 import torch
 
 import hf_bidir
+from research.explanations import causal
 from tests.tiny_models import stock_model
 
 
 @pytest.fixture
-def prompt(benchmark):
+def prompt():
     model = hf_bidir.signed(stock_model("llama"), negative_mass=0.0)
-    return benchmark("causal_explanations").Prompt(model, torch.tensor([[4, 5, 6, 7, 8, 9]]), list(range(10, 30)), 0)
+    return causal.Prompt(model, torch.tensor([[4, 5, 6, 7, 8, 9]]), list(range(10, 30)), 0)
 
 
 def y_of(prompt, ids):
@@ -29,22 +29,11 @@ def test_y_falls_by_its_difference_without_the_removed_tokens(prompt):
     assert falls["replaced"].item() == pytest.approx(prompt.y - mean, abs=1e-5)
 
 
-def test_a_row_per_method_and_seed_has_the_fall_without_the_best_quarter(benchmark, prompt):
-    rows = {(row["method"], row["seed"]): row for row in benchmark("causal_explanations").measured(prompt)}
+def test_a_row_per_method_and_seed_has_the_fall_without_the_best_quarter(prompt):
+    rows = {(row["method"], row["seed"]): row for row in causal.measured(prompt)}
     effects = hf_bidir.explain.erasure(prompt.model, prompt.inputs, prompt.target, position=prompt.position)
     best = effects[0, :5].topk(2).indices  # a quarter of five, rounded up; y is read from the sixth
     removed = torch.zeros(1, 6, dtype=torch.bool).index_fill(1, best, True)
     assert rows["erasure", 0]["deleted"] == pytest.approx(prompt.falls(removed)["deleted"].item(), abs=1e-3)
     assert rows["integrated-gradients", 0]["first"] == 0  # the first token is in its baseline
     assert ("random", 9) in rows
-
-
-def test_the_default_follows_from_the_half_that_chooses_and_repeats_no_measure(benchmark):
-    found = {"erasure-token": (9, 0), "erasure": (8, 1), "attnlrp": (7, 9), "rollout": (9, 9), "contributions": (6, 9)}
-    runs = pd.DataFrame(
-        {"method": method, "half": half, "prompt": prompt, "deleted": fall}
-        for method, falls in found.items()
-        for prompt, (half, fall) in enumerate(zip(("choice", "report"), falls, strict=True))
-    )
-    report = benchmark("causal_explanations_report")
-    assert (report.first(runs), report.first(runs, fast=True)) == ("erasure", "attnlrp")

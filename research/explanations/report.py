@@ -1,12 +1,12 @@
-"""Tables of benchmarks/explanations.py: every measure by method, and the order of methods that the default follows."""
+"""Tables of run.py: every measure by method, and the order of methods that the default follows."""
 
 import pandas as pd
 
-from benchmarks.explained import MODELS, SEEDS, TASKS
-from benchmarks.explanations_measures import RANDOM
 from benchmarks.runs import markdown, where
 from hf_bidir.common.statistics import interval, mean_in_interval
 from hf_bidir.explain import METHODS
+from research.explanations.measures import RANDOM
+from research.explanations.tasks import MODELS, TASKS
 
 # the title, the factor that gives the unit, digits, and whether higher is better; None where neither is
 MEASURES = {
@@ -30,17 +30,6 @@ TEXTS, IMAGES = ("sst2", "agreement", "movies"), ("fashion",)
 REPEATED, FAST = "erasure-token", ("1 backward", "2 forward, 2 backward")
 SIGNED = [name for name, method in METHODS.items() if method.explains_output]
 UNSIGNED = [name for name, method in METHODS.items() if not method.signed]
-
-
-def missing(runs: pd.DataFrame) -> list[str]:
-    """The tasks with models that have no rows yet, such as "SST-2 (7 of 9 models measured)"."""
-    count = len(MODELS) * SEEDS
-    found = runs[["task", "model", "seed"]].drop_duplicates()["task"].value_counts() if len(runs) else {}
-    return [
-        f"{task.title} ({found.get(name, 0)} of {count} models measured)"
-        for name, task in TASKS.items()
-        if found.get(name, 0) < count
-    ]
 
 
 def table(runs: pd.DataFrame, task: str, model: str) -> str:
@@ -143,22 +132,6 @@ def signs(runs: pd.DataFrame) -> str:
         if any(cells):
             rows.append([method, *cells])
     return markdown(["method", *(MODELS[name] for name in present)], rows)
-
-
-def human_sign(runs: pd.DataFrame, model: str, method: str) -> float:
-    """The percentage of polar words of SST-2 whose score has the human sign, mean over seeds and both halves."""
-    return 100 * where(runs, task="sst2", model=model, method=method)["human_sign"].mean()
-
-
-def raw_signs_beat_a_constant(runs: pd.DataFrame) -> bool:
-    """Whether a method of raw signs has the human sign more often than a constant does, for some model of SST-2."""
-    raw = [name for name, method in METHODS.items() if method.oriented]
-    found = where(runs, task="sst2")
-    found = found[found["method"].isin(raw)].dropna(subset=["human_sign"])
-    if found.empty:
-        raise ValueError("expected rows of signed methods on SST-2, got none; run benchmarks/explanations.py.")
-    means = found.groupby(["model", "method"])[["human_sign", "always_positive"]].mean()
-    return bool((means["human_sign"] > means["always_positive"]).any())
 
 
 def _halves(runs: pd.DataFrame) -> pd.DataFrame:

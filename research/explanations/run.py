@@ -1,10 +1,10 @@
 """Which explanation should one trust? Methods x models x tasks, by people and by the model itself.
 
-    python benchmarks/explained_models.py --data-dir DIR --model MINILM
-    python benchmarks/explanations.py --data-dir DIR
+    python -m research.explanations.models --data-dir DIR --model MINILM
+    python -m research.explanations.run --data-dir DIR
 
-DIR holds the data of explained_models.py, sst_trees and movie_rationales. Every method scores the tokens of the same
-test examples; "random" scores are a baseline. Rows go to benchmarks/results/explanations.csv, one for each task, model,
+DIR holds the data of models.py, sst_trees and movie_rationales. Every method scores the tokens of the same
+test examples; "random" scores are a baseline. Rows go to results/explanations.csv, one for each task, model,
 seed, method and half of the examples: one half chooses the default method ("choice"), the other reports it ("report").
 
     human_sign, tau       SST-2, for the class positive: the share of polar words with the sign of their human label
@@ -33,8 +33,14 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks.explained import TASKS, Explained, add_options, examples_of, load, models, orient
-from benchmarks.explanations_measures import (
+from benchmarks.measure import save_runs
+from benchmarks.runs import has_run
+from hf_bidir.common.files import sha256
+from hf_bidir.explain import METHODS
+from hf_bidir.explain.methods import methods_of
+from hf_bidir.explain.orient import signs_are_free
+from hf_bidir.explain.record import reads_images
+from research.explanations.measures import (
     RANDOM,
     agreement,
     deletion_and_insertion,
@@ -44,16 +50,10 @@ from benchmarks.explanations_measures import (
     scores_of,
     timed_scores,
 )
-from benchmarks.measure import RESULTS, save_runs
-from benchmarks.runs import has_run
-from hf_bidir.common.files import sha256
-from hf_bidir.explain import METHODS
-from hf_bidir.explain.methods import methods_of
-from hf_bidir.explain.orient import signs_are_free
-from hf_bidir.explain.record import reads_images
+from research.explanations.tasks import TASKS, Explained, add_options, examples_of, load, models, orient
 from research.faithfulness.masked_fidelity import SIZES
 
-FILE = RESULTS / "explanations.csv"
+FILE = Path(__file__).with_name("results") / "explanations.csv"
 KEY = ("task", "model", "seed", "method", "half")
 COUNTS = {"sst2": 100, "agreement": 24, "movies": 20, "fashion": 40}  # examples of the test split
 FAITHFUL, SANE = {"sst2": 24}, 5  # fewer of them for curves and F-Fidelity; those for random weights
