@@ -19,30 +19,17 @@ Inputs = dict[str, Tensor]
 
 
 class Kind(NamedTuple):
-    """A kind of head.
+    """A kind of head."""
 
-    Attributes:
-        ending: of the names of its classes.
-        auto: its Auto class.
-        task: its name on the Hub.
-        has_pipeline: whether transformers has a pipeline for the task.
-        names_tokens: whether its logits are those of a vocabulary, at every position.
-        per_token: whether it has outputs for every position.
-        causal: whether it predicts the next token.
-        peft_task: peft's name of the task.
-        derives_decoder_input: whether an encoder-decoder makes its decoder's input from `input_ids`, which then need
-            the token that ends a text.
-    """
-
-    ending: str
-    auto: str
-    task: str
-    has_pipeline: bool = True
-    names_tokens: bool = False
-    per_token: bool = False
-    causal: bool = False
-    peft_task: str | None = None
-    derives_decoder_input: bool = False
+    ending: str  # of the names of its classes
+    auto: str  # its Auto class
+    task: str  # its name on the Hub
+    has_pipeline: bool = True  # whether transformers has one for the task
+    names_tokens: bool = False  # its logits are those of a vocabulary, at every position
+    per_token: bool = False  # it has outputs for every position
+    causal: bool = False  # it predicts the next token
+    peft_task: str | None = None  # peft's name of the task
+    derives_decoder_input: bool = False  # from `input_ids`, which then need the token that ends a text
 
     @property
     def pipeline(self) -> str | None:
@@ -119,6 +106,11 @@ def example_inputs(model: PreTrainedModel, seed: int = 0) -> Inputs:
     return Examples(model, seed).inputs()
 
 
+def text_limit(model: PreTrainedModel, tokenizer: Any) -> int:
+    """The longest text, in tokens, that both the model and its tokenizer accept; at most `LONGEST_TEXT`."""
+    return min(longest_text(model) or LONGEST_TEXT, tokenizer.model_max_length, LONGEST_TEXT)
+
+
 def longest_text(model: PreTrainedModel) -> int | None:
     """The largest number of tokens that the positions of a text model allow; None without a limit in the config."""
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
@@ -135,8 +127,9 @@ def longest_text(model: PreTrainedModel) -> int | None:
 class Examples:
     """Builds the inputs of one model from its config and the parameters of its forward method."""
 
-    def __init__(self, model: PreTrainedModel, seed: int):
+    def __init__(self, model: PreTrainedModel, seed: int, companions: "dict[str, Companion] | None" = None):
         self.model, self.config = model, model.config
+        self.companions = COMPANIONS if companions is None else companions
         self.accepted = inspect.signature(model.forward).parameters
         self.required = {
             n for n, p in self.accepted.items() if p.default is p.empty and p.kind == p.POSITIONAL_OR_KEYWORD
@@ -175,8 +168,8 @@ class Examples:
 
     def with_companions(self, inputs: Inputs) -> Inputs:
         """The inputs, with those of `COMPANIONS` that go with them."""
-        for name in [name for name in COMPANIONS if name in self.accepted and name not in inputs]:
-            value = COMPANIONS[name](self, inputs)
+        for name in [name for name in self.companions if name in self.accepted and name not in inputs]:
+            value = self.companions[name](self, inputs)
             inputs = inputs if value is None else inputs | {name: value}
         return inputs
 
@@ -278,7 +271,8 @@ def _feature_mask(examples: Examples, inputs: Inputs) -> Tensor | None:
 
 
 # functions that make an additional input from the inputs so far, or None if it does not apply
-COMPANIONS: dict[str, Callable[[Examples, Inputs], Tensor | None]] = {
+Companion = Callable[[Examples, Inputs], Tensor | None]
+COMPANIONS: dict[str, Companion] = {
     "mm_token_type_ids": _token_types,
     "image_sizes": _sizes,
     "input_features_mask": _feature_mask,
@@ -313,11 +307,6 @@ def _image_size(vision: PretrainedConfig) -> tuple[int, int]:
     size = first_field(vision, "image_size", "img_size", "input_size")
     size = (size["height"], size["width"]) if isinstance(size, dict) else size
     return tuple(size)[-2:] if isinstance(size, list | tuple) else (size or 64,) * 2
-
-
-def text_limit(model: PreTrainedModel, tokenizer: Any) -> int:
-    """The longest text, in tokens, that both the model and its tokenizer accept; at most `LONGEST_TEXT`."""
-    return min(longest_text(model) or LONGEST_TEXT, tokenizer.model_max_length, LONGEST_TEXT)
 
 
 def vocabulary_of(model: PreTrainedModel) -> int | None:
