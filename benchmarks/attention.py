@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from benchmarks.measure import interleaved_medians, peak_memory, write_table
 from hf_bidir import bidir_attention, packed_attention
 from hf_bidir.common.files import save_figure
-from hf_bidir.modeling.attention_inputs import INTERPRETED
+from hf_bidir.modeling.attention_call import INTERPRETED
 
 BASELINE = "SDPA softmax"
 DEFAULTS = {

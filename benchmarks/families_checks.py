@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from hf_bidir import signed
-from hf_bidir.checkpoints.example_inputs import special_tokens
+from hf_bidir.checkpoints.kinds import special_tokens
 from hf_bidir.checkpoints.layer_hooks import observed_layers
 from hf_bidir.modeling import modeling_bidir
 from hf_bidir.modeling.signed_layers import attention_outside, signed_layers

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.example_inputs import COMPANIONS, Examples, first_field
+from hf_bidir.checkpoints.kinds import COMPANIONS, Examples, first_field
 
 Inputs = dict[str, Any]
 SIDE, SERIES = 4, 12  # patches per side of an image; steps of a time series

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from benchmarks.measure import ROOT, write_table
 from hf_bidir import bidir_attention
 from hf_bidir.common.files import replacing
-from hf_bidir.modeling.attention_inputs import INTERPRETED
+from hf_bidir.modeling.attention_call import INTERPRETED
 from hf_bidir.modeling.fused_tilings import ARCHITECTURES, OTHERS, TILINGS, Tiling
 
 HEADS, TOKENS = 12, 32768

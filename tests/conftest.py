@@ -41,7 +41,6 @@ SLOW = (
     "explain/test_wrapped_models.py",
     "finetune/data/test_tables.py",
     "explain/test_sentence_encoder.py",
-    "faithfulness/test_metrics.py",
     "benchmarks",
 )
 
@@ -50,12 +49,9 @@ SLOW = (
 GPU = (
     "modeling/test_fused_attention.py",
     "modeling/test_fused_check.py",
-    "modeling/test_fused_decode.py",
-    "modeling/test_fused_dropout.py",
     "modeling/test_fused_models.py",
     "modeling/test_fused_operator.py",
-    "modeling/test_fused_packed.py",
-    "modeling/test_fused_terms.py",
+    "modeling/test_fused_options.py",
     "modeling/test_two_calls.py",
 )
 

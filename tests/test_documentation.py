@@ -27,7 +27,7 @@ from transformers import AutoImageProcessor, AutoTokenizer
 import hf_bidir
 from hf_bidir.cli import app, script
 from hf_bidir.cli.recipe import read_command_line
-from hf_bidir.modeling.attention_inputs import HAS_TRITON
+from hf_bidir.modeling.attention_call import HAS_TRITON
 from tests.tiny_models import stock_model
 
 ROOT = Path(__file__).parents[1]

@@ -177,7 +177,7 @@ import json
 from importlib import import_module
 
 found = {}
-for name in ("explain", "faithfulness", "finetune.trainer", "finetune.tasks.text_classification"):
+for name in ("explain", "finetune.trainer", "finetune.tasks.text_classification"):
     try:
         import_module(f"hf_bidir.{name}")
     except ModuleNotFoundError as error:
@@ -190,7 +190,6 @@ def test_with_the_core_the_import_of_a_subpackage_names_the_extras_that_it_needs
     found = json.loads(run([core / "python", "-I", "-c", CORE_IMPORTS], tmp_path))
     assert found == {
         "explain": "[explain]'",
-        "faithfulness": "[explain,train]'",
         "finetune.trainer": "[train]'",
         "finetune.tasks.text_classification": "[train]'",
     }
@@ -201,7 +200,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel):
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     files = {file for file in (ROOT / "hf_bidir").rglob("*") if file.is_file() and file.suffix != ".pyc"}
     assert names == {file.relative_to(ROOT).as_posix() for file in files}
-    assert {"hf_bidir/py.typed", "hf_bidir/__init__.pyi", "hf_bidir/explain/page.html"} <= names
+    assert {"hf_bidir/py.typed", "hf_bidir/__init__.pyi", "hf_bidir/explain/draw/page.html"} <= names
 
 
 def test_version_and_addresses_are_the_same_everywhere(metadata):

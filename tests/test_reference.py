@@ -19,7 +19,7 @@ def test_every_public_name_is_in_the_reference(page):
     assert set(public) <= set(named)
 
 
-@pytest.mark.parametrize("name", ["hf_bidir.faithfulness", "research.rank_collapse"])
+@pytest.mark.parametrize("name", ["research.faithfulness", "research.rank_collapse"])
 def test_a_package_that_is_shown_as_a_whole_has_no_name_hidden_by_a_file_of_that_name(name):
     package = import_module(name)
     assert f"::: {name}\n" in (REFERENCE / f"{name.partition('.')[2]}.md").read_text(encoding="utf-8")

@@ -1,137 +1,113 @@
-"""Registers all signed classes with transformers' Auto classes; each is created only when it is looked up."""
+"""Registers all signed classes with transformers' Auto classes; each is created only when it is looked up.
+
+`AutoConfig.register` takes a class, and there is one for each of some 500 model types. So the dictionaries in which the
+Auto classes keep what was registered are replaced by ones that create a signed class on its first look-up.
+"""
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from hf_bidir.modeling.model_types import is_signed, stock_type
+from hf_bidir.modeling.model_types import is_recurrent, is_signed, stock_type
 
-# modules of the recurrent models, which have no stock counterpart
-_RECURRENT = {
-    "BidirRnnConfig": "configuration_bidir_rnn",
-    "BidirRnnModel": "modeling_bidir_rnn",
-    "BidirRnnForSequenceClassification": "modeling_bidir_rnn",
-    "BidirRnnForSeq2SeqLM": "modeling_bidir_seq2seq",
-}
-
-
-_MODELING = [f"hf_bidir.modeling.{home}" for home in ("modeling_bidir", "modeling_bidir_rnn", "modeling_bidir_seq2seq")]
+# these have no stock counterpart
+_RECURRENT = ("BidirRnnModel", "BidirRnnForSequenceClassification", "BidirRnnForSeq2SeqLM")
 
 
 def bidir_class(name: str) -> type:
     """The config or model class of this name; AttributeError with the closest name if transformers has none."""
-    home = _RECURRENT.get(name, "configuration_bidir" if name.endswith("Config") else "modeling_bidir")
-    return getattr(import_module(f"hf_bidir.modeling.{home}"), name)
+    home = "configuration_bidir" if name.endswith("Config") else "modeling_bidir"
+    recurrent = "_rnn" if name == "BidirRnnConfig" or name in _RECURRENT else ""
+    return getattr(import_module(f"hf_bidir.modeling.{home}{recurrent}"), name)
 
 
-def register() -> None:
-    """Register with the Auto classes, now or as soon as they are imported."""
-    _when_imported("transformers.models.auto.configuration_auto", _register_configs)
-    _when_imported("transformers.models.auto.modeling_auto", _register_heads)
+class _OnDemand(dict):
+    """Registered classes, those of other packages included, and signed ones, which are created on their first look-up.
+
+    Args:
+        registered: the classes so far.
+        name_of: the name of the signed class for a key; None if there is none.
+    """
+
+    def __init__(self, registered: dict, name_of: Callable[[Any], str | None]):
+        super().__init__(registered)
+        self.name_of = name_of
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(key) or self.name_of(key) is not None
+
+    def __missing__(self, key: Any) -> type:
+        name = self.name_of(key)
+        if name is None:
+            raise KeyError(key)
+        return bidir_class(name)
+
+    def values(self) -> list[type]:  # type: ignore[override]  # a list in place of a view
+        """All classes, including the signed ones created so far, which `pipeline` checks a model against."""
+        homes = filter(None, map(sys.modules.get, _MODELING))
+        created = [item for home in homes for item in vars(home).values() if hasattr(item, "config_class")]
+        return [*super().values(), *(item for item in created if self.name_of(item.config_class) == item.__name__)]
+
+
+_MODELING = [f"hf_bidir.modeling.{home}" for home in ("modeling_bidir", "modeling_bidir_rnn")]
+
+
+def _config_name(stock: dict[str, str], model_type: Any) -> str | None:
+    if not isinstance(model_type, str) or not is_signed(model_type):
+        return None
+    name = "RnnConfig" if is_recurrent(model_type) else stock.get(stock_type(model_type))
+    return None if name is None else f"Bidir{name}"
+
+
+def _head_name(auto: str, config_class: Any) -> str | None:
+    if not getattr(config_class, "__module__", "").startswith("hf_bidir.modeling."):
+        return None  # a stock class, or one that came with a checkpoint
+    return config_class.remote_code.get(auto, "").rpartition(".")[2] or None
 
 
 def _register_configs(configuration_auto: ModuleType) -> None:
-    stock = configuration_auto.CONFIG_MAPPING_NAMES
-    mapping = configuration_auto.CONFIG_MAPPING
-    mapping._extra_content = _Configs(stock, mapping._extra_content)
+    mapping, stock = configuration_auto.CONFIG_MAPPING, configuration_auto.CONFIG_MAPPING_NAMES
+    mapping._extra_content = _OnDemand(mapping._extra_content, partial(_config_name, stock))
 
 
 def _register_heads(modeling_auto: ModuleType) -> None:
     for auto in filter(lambda name: name.startswith("Auto"), modeling_auto.__all__):
         mapping = getattr(getattr(modeling_auto, auto), "_model_mapping", None)
         if mapping is not None:
-            mapping._extra_content = _Heads(auto, mapping._extra_content)
+            mapping._extra_content = _OnDemand(mapping._extra_content, partial(_head_name, auto))
 
 
-class _Configs(dict):
-    """Config classes by model type; keeps the classes that other packages have registered."""
+_REGISTER = {
+    "transformers.models.auto.configuration_auto": _register_configs,
+    "transformers.models.auto.modeling_auto": _register_heads,
+}
 
-    def __init__(self, stock: dict[str, str], registered: dict):
-        super().__init__(registered)
-        self.stock = stock
 
-    def _name(self, model_type: object) -> str | None:
-        if not isinstance(model_type, str) or not is_signed(model_type):
+class _Registering(MetaPathFinder):
+    """Registers right after the Auto classes are imported, so that `import hf_bidir` imports neither them nor torch."""
+
+    def find_spec(self, name: str, path: Any, target: object = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path) if name in _REGISTER else None
+        if spec is None or spec.loader is None:
             return None
-        kind = stock_type(model_type)
-        name = "RnnConfig" if kind == "rnn" else self.stock.get(kind)
-        return None if name is None else f"Bidir{name}"
+        execute = spec.loader.exec_module
 
-    def __contains__(self, model_type: object) -> bool:
-        return super().__contains__(model_type) or self._name(model_type) is not None
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            _REGISTER[name](module)
 
-    def __missing__(self, model_type: str) -> type:
-        name = self._name(model_type)
-        if name is None:
-            raise KeyError(model_type)
-        return bidir_class(name)
-
-
-class _Heads(dict):
-    """Model classes of one Auto class by config class; keeps the classes that other packages have registered."""
-
-    def __init__(self, auto: str, registered: dict):
-        super().__init__(registered)
-        self.auto = auto
-
-    def _name(self, config_class: Any) -> str | None:
-        if not getattr(config_class, "__module__", "").startswith("hf_bidir.modeling."):
-            return None  # a stock class, or one that came with a checkpoint
-        return config_class.remote_code.get(self.auto, "").rpartition(".")[2] or None
-
-    def __contains__(self, config_class: object) -> bool:
-        return super().__contains__(config_class) or self._name(config_class) is not None
-
-    def __missing__(self, config_class: type) -> type:
-        name = self._name(config_class)
-        if name is None:
-            raise KeyError(config_class)
-        return bidir_class(name)
-
-    def values(self) -> list[type]:  # type: ignore[override]  # a list in place of a view
-        """All classes, including the signed ones created so far, which `pipeline` checks a model against."""
-        modules = filter(None, map(sys.modules.get, _MODELING))
-        created = [item for module in modules for item in vars(module).values() if hasattr(item, "config_class")]
-        return [*super().values(), *(item for item in created if self._name(item.config_class) == item.__name__)]
-
-
-def _when_imported(name: str, then: Callable[[ModuleType], None]) -> None:
-    """Call `then` with a module, now if it is imported, else right after its import."""
-    if name in sys.modules:
-        then(sys.modules[name])
-    else:
-        sys.meta_path.insert(0, _AfterImport(name, then))
-
-
-class _AfterImport(MetaPathFinder, Loader):
-    """Imports one module with its usual loader, and then calls a function."""
-
-    def __init__(self, name: str, then: Callable[[ModuleType], None]):
-        self.name, self.then = name, then
-        self.loader: Any = None
-
-    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
-        if name != self.name:
-            return None
-        sys.meta_path.remove(self)  # find the spec with the other finders
-        try:
-            spec = find_spec(name)
-        finally:
-            sys.meta_path.insert(0, self)
-        if spec is not None:
-            self.loader, spec.loader = spec.loader, self
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self.loader.create_module(spec)
 
-    def exec_module(self, module: ModuleType) -> None:
-        module.__spec__.loader = module.__loader__ = self.loader  # type: ignore[union-attr]  # set by the import
-        self.loader.exec_module(module)
-        sys.meta_path.remove(self)
-        self.then(module)
+def register() -> None:
+    """Register with the Auto classes, now or as soon as they are imported."""
+    for name, then in _REGISTER.items():
+        if name in sys.modules:
+            then(sys.modules[name])
+    sys.meta_path.insert(0, _Registering())

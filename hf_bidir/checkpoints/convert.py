@@ -1,4 +1,4 @@
-"""Converts softmax checkpoints of transformers and timm to signed ones, and back if `λ = 0`.
+"""Converts softmax checkpoints of transformers and timm to signed ones, back if `λ = 0`, and merges adapters.
 
 A stock model is signed in place, not copied, so a conversion needs little more memory than the checkpoint.
 """
@@ -18,13 +18,15 @@ import transformers
 from torch import Tensor, nn
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
-from hf_bidir.checkpoints.adapters import read_adapter
-from hf_bidir.checkpoints.example_inputs import example_inputs
+from hf_bidir.checkpoints.adapters import read_adapter, required_adapter
+from hf_bidir.checkpoints.kinds import example_inputs
 from hf_bidir.checkpoints.reading import (
     check_full_precision,
     checkpoint_processors,
     complete_model,
     documents,
+    merged,
+    read_adapted,
     read_bidir,
     read_config,
     stock_head,
@@ -32,6 +34,7 @@ from hf_bidir.checkpoints.reading import (
 from hf_bidir.checkpoints.sentence_folder import SentenceFolder, sentence_folder
 from hf_bidir.checkpoints.signing import signed
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX, read_timm, timm_outputs, vit_from_timm
+from hf_bidir.common.files import PREVIOUS, RECORD
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import (
     ATTENTION_FIELDS,
@@ -45,6 +48,7 @@ logger = logging.getLogger(__name__)
 
 TEXT_INPUTS = {"input_ids", "attention_mask", "decoder_input_ids"}
 GENERATED = 3  # tokens; the first comes from the padded texts, the others from steps over the cache
+MERGE_TOLERANCE = 1e-4  # of an output, relative to the largest one if that is above 1
 TOLERANCE, TOLERATED_STEPS = 1e-5, 8  # relative difference of outputs; in half precision, in rounding steps
 
 
@@ -159,6 +163,48 @@ def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bo
     if not difference <= _tolerance(model):
         raise ValueError(f"the restored model's outputs differ from the source's by {difference:.1e}; nothing saved.")
     return write_checkpoint(output_dir, [model, *checkpoint_processors(transformer, model)], sentences)
+
+
+def merge_adapter(
+    source: str | Path, output_dir: str | Path, *, base: str | Path | None = None, overwrite: bool = False
+) -> float:
+    """Write the signed checkpoint that an adapter and its base model make together, in fp32, with its processors.
+
+    Args:
+        source: the adapter, a folder or a name on the Hub.
+        output_dir: a folder that is new or empty, unless `overwrite`.
+        base: the folder or Hub name of the base model; by default the one that the adapter names.
+        overwrite: replace the contents of `output_dir`.
+
+    Returns:
+        The largest difference of an output from the model with the separate adapter, on random input; relative to the
+        largest output if that is above 1.
+
+    Raises:
+        ValueError: not an adapter, another base model than that of the training run, or outputs that differ by more
+            than 1e-4. Nothing is written then.
+        FileNotFoundError: no such adapter, or no such base model.
+        FileExistsError: `output_dir` is not empty, or holds the adapter or the base.
+    """
+    output_dir = free_folder(output_dir, overwrite, source)
+    adapter = required_adapter(source)
+    adapted = read_adapted(adapter, torch.float32, base)
+    base = adapter.base if base is None else base
+    free_folder(output_dir, overwrite, base)
+    whole = adapted.get_base_model()  # with the adapter in its layers
+    inputs = random_inputs(whole)
+    expected = outputs_of(whole, inputs)
+    model = merged(adapted)
+    difference = largest_difference(expected, outputs_of(model, inputs), inputs)
+    if not difference <= MERGE_TOLERANCE:
+        raise ValueError(
+            f"the outputs of the merged model differ from those with the adapter by {difference:.1e}, more than "
+            f"{MERGE_TOLERANCE:g}; nothing saved."
+        )
+    processors = checkpoint_processors(source, model) or checkpoint_processors(base, model)
+    # the card tells where the weights come from
+    write_checkpoint(output_dir, [model, *processors], copies={PREVIOUS: adapter.folder / RECORD})
+    return difference
 
 
 def stock_config(config: PretrainedConfig, stock_class: type[PreTrainedModel]) -> PretrainedConfig:

@@ -1,8 +1,18 @@
-"""What the name of a model class tells: its Auto class, its task, and what its outputs are."""
+"""What a class name and a config tell: Auto class, task, what outputs and the loss are, and example inputs."""
 
-from typing import NamedTuple
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
-from transformers import PreTrainedModel
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+LENGTH, DECODER_STEPS, SAMPLES, FRAMES, GRID = 64, 4, 6000, 48, (1, 4, 4)
+LONGEST_TEXT = 2**20  # limit in tokens where neither model nor tokenizer has one
+IMAGE_TOKENS = ("image_token_id", "image_token_index", "image_patch_id", "media_placeholder_token_id")
+AUDIO_TOKENS = ("audio_token_id", "audio_token_index")
+Inputs = dict[str, Tensor]
 
 
 class Kind(NamedTuple):
@@ -17,6 +27,8 @@ class Kind(NamedTuple):
         per_token: whether it has outputs for every position.
         causal: whether it predicts the next token.
         peft_task: peft's name of the task.
+        derives_decoder_input: whether an encoder-decoder makes its decoder's input from `input_ids`, which then need
+            the token that ends a text.
     """
 
     ending: str
@@ -27,6 +39,7 @@ class Kind(NamedTuple):
     per_token: bool = False
     causal: bool = False
     peft_task: str | None = None
+    derives_decoder_input: bool = False
 
     @property
     def pipeline(self) -> str | None:
@@ -39,12 +52,19 @@ _CAUSAL = "AutoModelForCausalLM", "text-generation", True, True, True, True, "CA
 KINDS = (
     Kind("Model", "AutoModel", "feature-extraction"),
     Kind("ForImageClassification", "AutoModelForImageClassification", "image-classification"),
-    Kind("ForSequenceClassification", "AutoModelForSequenceClassification", "text-classification", peft_task="SEQ_CLS"),
+    Kind(
+        "ForSequenceClassification", "AutoModelForSequenceClassification", "text-classification", peft_task="SEQ_CLS",
+        derives_decoder_input=True,
+    ),
     Kind(
         "ForTokenClassification", "AutoModelForTokenClassification", "token-classification", per_token=True,
         peft_task="TOKEN_CLS",
     ),
-    Kind("ForQuestionAnswering", "AutoModelForQuestionAnswering", "question-answering", peft_task="QUESTION_ANS"),
+    Kind(
+        "ForQuestionAnswering", "AutoModelForQuestionAnswering", "question-answering", peft_task="QUESTION_ANS",
+        derives_decoder_input=True,
+    ),
+    Kind("ForMultipleChoice", "AutoModelForMultipleChoice", "multiple-choice", has_pipeline=False),
     Kind("ForMaskedLM", "AutoModelForMaskedLM", "fill-mask", names_tokens=True, per_token=True),
     Kind("ForCausalLM", *_CAUSAL),
     Kind("LMHeadModel", *_CAUSAL),
@@ -64,3 +84,234 @@ def kind_of(model: PreTrainedModel | str) -> Kind:
     """The kind of a model or of a class with this name; `NO_HEAD` if its name tells none."""
     name = model if isinstance(model, str) else type(model).__name__
     return next((kind for kind in KINDS[1:] if name.endswith(kind.ending)), NO_HEAD)
+
+
+@torch.no_grad()
+def divides_by_all_labels(model: PreTrainedModel, batch: Mapping[str, Any]) -> bool:
+    """Whether the loss of a model is a sum over the labels, divided by the `num_items_in_batch` that a Trainer passes.
+
+    Transformers asks for a `**kwargs` in the signature instead, which many models have that ignore the number.
+
+    Args:
+        batch: inputs with labels; the model runs twice.
+    """
+    training = model.training
+    try:
+        first, second = (model.eval()(**batch, num_items_in_batch=count).loss for count in (1, 2))
+    except TypeError:  # no such argument
+        return False
+    finally:
+        model.train(training)
+    return not torch.equal(first, second)
+
+
+def example_inputs(model: PreTrainedModel, seed: int = 0) -> Inputs:
+    """Two random examples, the second text padded on the right; for an encoder-decoder also decoder inputs.
+
+    Models of text and images, or of text and audio, get both, and the text has a placeholder for each feature.
+
+    Raises:
+        ValueError: the model needs an input that is not supported here.
+    """
+    return Examples(model, seed).inputs()
+
+
+def longest_text(model: PreTrainedModel) -> int | None:
+    """The largest number of tokens that the positions of a text model allow; None without a limit in the config."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if not limit or limit < 0:
+        return None
+    words = model.get_input_embeddings()
+    for table in model.modules():  # RoBERTa's positions start after the padding index
+        counts = isinstance(table, nn.Embedding) and table is not words and table.num_embeddings == limit
+        if counts and table.padding_idx is not None:
+            return limit - table.padding_idx - 1
+    return limit
+
+
+class Examples:
+    """Builds the inputs of one model from its config and the parameters of its forward method."""
+
+    def __init__(self, model: PreTrainedModel, seed: int):
+        self.model, self.config = model, model.config
+        self.accepted = inspect.signature(model.forward).parameters
+        self.required = {
+            n for n, p in self.accepted.items() if p.default is p.empty and p.kind == p.POSITIONAL_OR_KEYWORD
+        }
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def inputs(self) -> Inputs:
+        main = self.model.main_input_name
+        wanted = self.required | ({main} & set(self.accepted) if isinstance(main, str) else set())
+        inputs = self.with_companions(self.images(wanted) | self.audio(wanted))
+        if "input_ids" in wanted or ("input_ids" in self.accepted and inputs):
+            inputs = self.with_companions(inputs | self.text(inputs))
+        if self.config.is_encoder_decoder and "decoder_input_ids" in self.accepted:
+            inputs |= self.decoder_inputs(inputs)
+        if missing := sorted(self.required - set(inputs)):
+            raise ValueError(f"{type(self.model).__name__} needs {', '.join(missing)}, for which there is no example.")
+        auto = kind_of(self.model).auto
+        if auto == "AutoModelForMultipleChoice":
+            inputs = {name: tensor.unsqueeze(0) for name, tensor in inputs.items()}
+        unpadded = getattr(self.config.get_text_config(), "pad_token_id", 0) is None
+        if auto == "AutoModelForSequenceClassification" and unpadded:
+            # a decoder without a padding token accepts single texts only
+            inputs = {name: tensor[:1] for name, tensor in inputs.items()}
+        return self.placed(inputs)
+
+    def decoder_inputs(self, inputs: Inputs) -> Inputs:
+        """The decoder inputs, unless the model derives them."""
+        if not kind_of(self.model).derives_decoder_input:
+            return {"decoder_input_ids": self.ids(DECODER_STEPS)}
+        inputs["input_ids"][:, 1] = self.config.eos_token_id
+        return {}
+
+    def placed(self, inputs: Inputs) -> Inputs:
+        dtype = self.model.dtype
+        return {k: v.to(self.model.device, dtype if v.is_floating_point() else v.dtype) for k, v in inputs.items()}
+
+    def with_companions(self, inputs: Inputs) -> Inputs:
+        """The inputs, with those of `COMPANIONS` that go with them."""
+        for name in [name for name in COMPANIONS if name in self.accepted and name not in inputs]:
+            value = COMPANIONS[name](self, inputs)
+            inputs = inputs if value is None else inputs | {name: value}
+        return inputs
+
+    def text(self, features: Inputs) -> Inputs:
+        """Text, with placeholders for image and audio features if the model inserts them into the text."""
+        text = self.config.get_text_config()
+        length = min(LENGTH, (first_field(text, "max_position_embeddings", "n_positions") or LENGTH + 2) - 2)
+        ids = self.ids(length)
+        for names, method in ((IMAGE_TOKENS, "get_image_features"), (AUDIO_TOKENS, "get_audio_features")):
+            token = first_field(self.config, *names)
+            if token is not None and features and hasattr(self.model, method):
+                placeholders = torch.full((2, self.count(method, features)), token)
+                ids = torch.cat([ids[:, :2], placeholders, ids[:, 2:]], 1)
+        length = ids.shape[1]
+        padding = min(length, LENGTH) // 3
+        keep = (torch.arange(length) < torch.tensor([[length], [length - padding]])).long()
+        return {"input_ids": ids} | ({"attention_mask": keep} if "attention_mask" in self.accepted else {})
+
+    def ids(self, length: int) -> Tensor:
+        """Random token ids `[2, length]`, without special tokens."""
+        special = set(special_tokens(self.config))
+        vocabulary = first_field(self.config.get_text_config(), "vocab_size") or 32
+        plain = torch.tensor([token for token in range(3, vocabulary) if token not in special])
+        return plain[torch.randint(len(plain), (2, length), generator=self.generator)]
+
+    def count(self, method: str, features: Inputs) -> int:
+        """The number of features per image or audio example; 0 without any."""
+        function = getattr(self.model, method)
+        known = {name: features[name] for name in inspect.signature(function).parameters if name in features}
+        if not known:
+            return 0
+        with torch.no_grad():
+            made = function(**self.placed(known))
+        made = getattr(made, "pooler_output", made)
+        tensors = made if isinstance(made, list | tuple) else [made]
+        return sum(tensor.numel() // tensor.shape[-1] for tensor in tensors) // 2
+
+    def images(self, wanted: set[str]) -> Inputs:
+        """Images or videos: `[2, channels, height, width]`, or a sequence of patches with the shapes of their grids."""
+        grid = next((n for n in ("image_grid_thw", "grid_thw") if n in self.accepted), None)
+        names = {"pixel_values", "pixel_values_videos", *(["hidden_states"] if grid else [])} & set(self.accepted)
+        vision = getattr(self.config, "vision_config", None)
+        if not names & wanted and (vision is None or "pixel_values" not in names):
+            return {}
+        name, vision = min(names & wanted or {"pixel_values"}), vision or self.config
+        channels = first_field(vision, "num_channels", "in_channels", "in_chans", "input_channels")
+        channels = channels if isinstance(channels, int) else 3
+        if grid:
+            patch, time = (
+                first_field(vision, "patch_size", "spatial_patch_size"),
+                first_field(vision, "temporal_patch_size"),
+            )
+            patches = 2 * GRID[0] * GRID[1] * GRID[2]
+            return {name: self.randn(patches, channels * (time or 1) * patch**2), grid: torch.tensor([GRID, GRID])}
+        frames = first_field(vision, "num_frames", "frames_per_clip") or 4
+        moving = name.endswith("videos") or first_field(vision, "tubelet_size", "num_frames")
+        return {name: self.randn(2, *[frames] * bool(moving), channels, *_image_size(vision))}
+
+    def audio(self, wanted: set[str]) -> Inputs:
+        """Audio as samples `[2, samples]`, or as features `[2, bins, frames]` or `[2, frames, bins]`."""
+        audio = getattr(self.config, "audio_config", None)
+        names = (
+            "num_mel_bins",
+            "n_mels",
+            "feature_size",
+            "input_feat_size",
+            "input_feat_per_channel",
+            "feature_projection_input_dim",
+            "input_dim",
+        )
+        bins = first_field(audio or self.config, *names)
+        if "input_features" in wanted or ("input_features" in self.accepted and audio is not None):
+            if longest := first_field(audio or self.config, "max_source_positions"):
+                return {"input_features": self.randn(2, bins, 2 * longest)}
+            return {"input_features": self.randn(2, FRAMES, bins or 80)}
+        if "input_values" not in wanted:
+            return {}
+        frames = first_field(self.config, "max_length") if bins else None
+        return {"input_values": self.randn(2, frames, bins) if frames else self.randn(2, SAMPLES)}
+
+    def randn(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.generator)
+
+
+def _token_types(examples: Examples, inputs: Inputs) -> Tensor | None:
+    """1 for placeholders of images in the text, else 0."""
+    token = first_field(examples.config, *IMAGE_TOKENS)
+    return (inputs["input_ids"] == token).long() if "input_ids" in inputs and token is not None else None
+
+
+def _sizes(examples: Examples, inputs: Inputs) -> Tensor | None:
+    return torch.tensor([inputs["pixel_values"].shape[-2:]] * 2) if "pixel_values" in inputs else None
+
+
+def _feature_mask(examples: Examples, inputs: Inputs) -> Tensor | None:
+    if "input_features" not in inputs:
+        return None
+    return torch.ones(2, max(inputs["input_features"].shape[1:]), dtype=torch.long)
+
+
+# functions that make an additional input from the inputs so far, or None if it does not apply
+COMPANIONS: dict[str, Callable[[Examples, Inputs], Tensor | None]] = {
+    "mm_token_type_ids": _token_types,
+    "image_sizes": _sizes,
+    "input_features_mask": _feature_mask,
+    "feature_attention_mask": _feature_mask,
+}
+
+
+def first_field(config: PretrainedConfig, *names: str) -> Any:
+    """The value of the first of these fields in a config, else in one of its parts; None if there is none."""
+    for part in (config, *_parts(config)):
+        for name in names:
+            if getattr(part, name, None) is not None:
+                return getattr(part, name)
+    return None
+
+
+def _parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
+    for value in vars(config).values():
+        if isinstance(value, PretrainedConfig):
+            yield value
+            yield from _parts(value)
+
+
+def special_tokens(config: PretrainedConfig) -> Iterator[int]:
+    for part in (config, *_parts(config)):
+        for name, value in vars(part).items():
+            if "token" in name and name.endswith(("_id", "_index", "_ids")):
+                yield from (value if isinstance(value, list | tuple) else [value])
+
+
+def _image_size(vision: PretrainedConfig) -> tuple[int, int]:
+    size = first_field(vision, "image_size", "img_size", "input_size")
+    size = (size["height"], size["width"]) if isinstance(size, dict) else size
+    return tuple(size)[-2:] if isinstance(size, list | tuple) else (size or 64,) * 2
+
+
+def text_limit(model: PreTrainedModel, tokenizer: Any) -> int:
+    """The longest text, in tokens, that both the model and its tokenizer accept; at most `LONGEST_TEXT`."""
+    return min(longest_text(model) or LONGEST_TEXT, tokenizer.model_max_length, LONGEST_TEXT)

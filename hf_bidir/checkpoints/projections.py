@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from hf_bidir.checkpoints.example_inputs import example_inputs
+from hf_bidir.checkpoints.kinds import example_inputs
 from hf_bidir.checkpoints.layer_hooks import hooked, in_evaluation, observed_layers
 from hf_bidir.modeling.signed_layers import signed_layers
 

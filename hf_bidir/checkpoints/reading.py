@@ -26,7 +26,7 @@ from hf_bidir.checkpoints.auto_classes import bidir_class
 from hf_bidir.common.card import CARD, with_note
 from hf_bidir.common.errors import did_you_mean
 from hf_bidir.modeling.configuration_bidir import stock_heads
-from hf_bidir.modeling.model_types import is_signed, stock_type
+from hf_bidir.modeling.model_types import is_recurrent, is_signed, stock_type
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -60,7 +60,7 @@ def read_config(source: str | Path, revision: str | None = None) -> PretrainedCo
     try:
         model_type = PretrainedConfig.get_config_dict(source, revision=revision)[0].get("model_type")
         stock = stock_type(str(model_type))
-        if stock not in CONFIG_MAPPING_NAMES and model_type != "bidir_rnn":
+        if stock not in CONFIG_MAPPING_NAMES and not is_recurrent(model_type):
             raise ValueError(
                 f"{source} has the model type {model_type!r}, which transformers {transformers.__version__} does not "
                 f"know.{did_you_mean(stock, list(CONFIG_MAPPING_NAMES))}"

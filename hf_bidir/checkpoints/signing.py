@@ -1,13 +1,15 @@
-"""Signs a stock model in place."""
+"""Signs a stock model in place, also inside what compiles, distributes or adapts it."""
 
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.unwrapping import unwrapped
 from hf_bidir.modeling.configuration_bidir import bidir_config
 from hf_bidir.modeling.modeling_bidir import sign, signed_class
 from hf_bidir.modeling.signed_layers import check_attn_implementation, signed_layers
+
+SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
 
 
 def signed(
@@ -40,12 +42,33 @@ def signed(
         raise ValueError(
             f"{type(model).__name__} is signed already; set model.config.attn_negative_mass, the value of all layers."
         )
-    made = signed_class(type(model))
-    activation = activation or attn_activation
+    made, activation = signed_class(type(model)), activation or attn_activation
     config = bidir_config(
         model.config, attn_activation=activation, attn_negative_mass=negative_mass, attn_partial=partial
     )
     check_attn_implementation(config._attn_implementation)
     sign(model, config)
-    model.__class__ = made
+    model.__class__ = made  # which `save_pretrained` writes into the config
     return given
+
+
+def unwrapped(model: Any) -> PreTrainedModel:
+    """The model inside `torch.compile`, `DataParallel`, `DistributedDataParallel` or peft, with its adapter in place.
+
+    Raises:
+        ValueError: no transformers model, one with sharded weights, or an adapter outside the model, such as a prompt.
+    """
+    name = type(model).__name__
+    if SHARDED & {base.__name__ for base in type(model).__mro__}:
+        raise ValueError(f"the weights of this {name} are sharded; use the model as it was before, or its checkpoint.")
+    if isinstance(model, PreTrainedModel):
+        return model
+    if hasattr(type(model), "get_base_model"):  # peft
+        if model.active_peft_config.is_prompt_learning:
+            raise ValueError(f"this {name} adds a prompt, which is outside the model; pass model.get_base_model().")
+        return unwrapped(model.get_base_model())
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return unwrapped(model.module)
+    if isinstance(model, nn.Module) and "_orig_mod" in model._modules:  # torch.compile
+        return unwrapped(model._orig_mod)
+    raise ValueError(f"expected a transformers model, got a {name}; load one with AutoModel.from_pretrained.")

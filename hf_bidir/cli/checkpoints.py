@@ -131,7 +131,7 @@ def merge(
     hf-bidir merge someone/adapter runs/my-model --base runs/copy-of-the-base
     """
     with slow_imports("lora"):
-        from hf_bidir.checkpoints.merge import merge_adapter
+        from hf_bidir.checkpoints.convert import merge_adapter
 
     with one_line_errors():
         difference = merge_adapter(adapter, output_dir, base=base, overwrite=overwrite)

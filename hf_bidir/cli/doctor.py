@@ -104,7 +104,7 @@ def kernel_state() -> str:
     """Whether the Triton kernel can run here and matches the eager path."""
     import torch
 
-    from hf_bidir.modeling.attention_inputs import HAS_COMPILER, HAS_TRITON
+    from hf_bidir.modeling.attention_call import HAS_COMPILER, HAS_TRITON
     from hf_bidir.modeling.fused_check import Kind, difference_from_eager
 
     nvidia = torch.cuda.is_available() and torch.version.hip is None

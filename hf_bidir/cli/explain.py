@@ -41,8 +41,7 @@ DEFAULTS = {
 @app.command()
 def explain(
     checkpoint: Annotated[
-        str,
-        typer.Argument(metavar="CHECKPOINT", help="Folder, Hub name or timm:NAME of a signed or softmax model."),
+        str, typer.Argument(metavar="CHECKPOINT", help="Folder, Hub name or timm:NAME of a signed or softmax model.")
     ],
     text_or_image: Annotated[str, typer.Argument(metavar="TEXT|IMAGE", help="A text, or the path of an image.")],
     method: Annotated[
@@ -59,8 +58,7 @@ def explain(
     ] = None,
     head: Annotated[int | None, typer.Option(help="Only this head, counted from 0.")] = None,
     position: Annotated[
-        int | None,
-        typer.Option(help="Models with one prediction per token: the token, by default [MASK] or the last."),
+        int | None, typer.Option(help="Models with one prediction per token: the token, by default [MASK] or the last.")
     ] = None,
     continuation: Annotated[
         str | None, typer.Option(help="Causal language models: explain each token of this continuation.")
@@ -104,8 +102,9 @@ def explain(
     with slow_imports("explain"):
         from transformers.utils import logging
 
-        from hf_bidir.explain.explanation import Explanation
-        from hf_bidir.explain.report import explain_checkpoint, holds_explanation, write_explanation
+        from hf_bidir.explain.api import explain_checkpoint
+        from hf_bidir.explain.draw.explanations import holds_explanation, write_explanation
+        from hf_bidir.explain.result import Explanation
 
     logging.disable_progress_bar()  # for loading the weights
     chosen: dict[str, Any] = {"target": target, "position": position, "layer": layer, "head": head}

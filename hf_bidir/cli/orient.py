@@ -39,9 +39,9 @@ def orient(
         from hf_bidir.checkpoints.convert import free_folder, write_checkpoint
         from hf_bidir.checkpoints.reading import checkpoint_processors
         from hf_bidir.checkpoints.sentence_folder import sentence_folder
-        from hf_bidir.explain.checkpoint import load_checkpoint
+        from hf_bidir.explain.inputs.checkpoint import load_checkpoint
+        from hf_bidir.explain.inputs.sentences import transformer_of
         from hf_bidir.explain.orient import CONSISTENT, orient_heads
-        from hf_bidir.explain.sentence_encoder import transformer_of
         from hf_bidir.finetune.data.unlabelled_data import unlabelled_batches
 
     with one_line_errors():

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from hf_bidir.explain import contributions, load_checkpoint, read_text, text_heatmap
-from hf_bidir.explain.running import record_coefficients
+from hf_bidir.explain.record import record_coefficients
 from hf_bidir.finetune.data.synthetic import SETS, write_splits
 from hf_bidir.finetune.folder import RESULTS, is_finished
 from hf_bidir.finetune.tasks.recurrent_classification import recurrent_classification

@@ -20,7 +20,7 @@ from torch.export import Dim
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_bidir.checkpoints.convert import free_folder, largest_difference, output_tensors, stock_config, write_checkpoint
-from hf_bidir.checkpoints.example_inputs import example_inputs
+from hf_bidir.checkpoints.kinds import example_inputs
 from hf_bidir.checkpoints.reading import check_full_precision, checkpoint_processors, read_config, read_model
 from hf_bidir.checkpoints.sentence_folder import sentence_folder
 from hf_bidir.common.extras import extra

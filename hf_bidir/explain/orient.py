@@ -1,5 +1,9 @@
-"""Orientation: fix the arbitrary overall sign of each head so that positive coefficients support the target."""
+"""Orientation: fix the arbitrary overall sign of each head so that positive coefficients support the target.
 
+The config of a model says which target its heads are oriented towards, as long as no weight has changed.
+"""
+
+import hashlib
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -15,14 +19,14 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.example_inputs import example_inputs
+from hf_bidir.checkpoints.kinds import example_inputs
 from hf_bidir.checkpoints.layer_hooks import hooked, in_evaluation
 from hf_bidir.checkpoints.projections import Projections, is_plain, largest_change, projections, weight_of
 from hf_bidir.checkpoints.reading import check_full_precision
-from hf_bidir.explain.contributions import coefficients_and_gradients
-from hf_bidir.explain.orientation import record_orientation
-from hf_bidir.explain.readout import Target
-from hf_bidir.explain.running import attention_config, check_bidir
+from hf_bidir.explain.inputs.sentences import transformer_of
+from hf_bidir.explain.methods.contributions import coefficients_and_gradients
+from hf_bidir.explain.record import attention_config, check_bidir
+from hf_bidir.explain.target import Target
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS, get_attn_activation
 from hf_bidir.modeling.configuration_bidir import all_masses
 from hf_bidir.modeling.signed_layers import signed_layers
@@ -30,6 +34,7 @@ from hf_bidir.modeling.signed_layers import signed_layers
 CONSISTENT = 0.6  # smallest share of one sign at which a head counts as consistent
 NAMED = 8  # heads in a warning
 TOLERANCE = 1e-4  # relative change of outputs allowed after a flip
+PREDICTED = "predicted class"  # orientation without a fixed target
 
 
 def orient_heads(
@@ -218,3 +223,37 @@ def _warn_of_mixed_heads(share: Tensor) -> None:
             "coefficients support the target about as often as they oppose it; use contributions instead.",
             stacklevel=3,
         )
+
+
+def record_orientation(model: PreTrainedModel, target: Target, consistent: float) -> None:
+    """Write to `model.config.attn_oriented` that the heads are oriented.
+
+    Args:
+        target: as given to `orient_heads`; the field has its name.
+        consistent: the share of heads with a consistent sign, in [0, 1].
+    """
+    names = getattr(model.config, "id2label", None) or {}
+    named = PREDICTED if target is None else names.get(target, target) if isinstance(target, int) else target
+    fields = {"target": named if isinstance(named, str) else str(named), "consistent": round(consistent, 3)}
+    model.config.attn_oriented = fields | {"weights": fingerprint(model)}
+
+
+def oriented_towards(model: PreTrainedModel) -> str | None:
+    """The target of the recorded orientation; None if there is none, or if any weight has changed since.
+
+    Weights that were loaded in another precision have changed too.
+    """
+    recorded: dict[str, Any] | None = getattr(attention_config(model), "attn_oriented", None)
+    if not recorded or recorded.get("weights") != fingerprint(model):
+        return None
+    return recorded["target"]
+
+
+@torch.no_grad()
+def fingerprint(model: nn.Module) -> str:
+    """A hash of the names and values of all weights in single precision, 16 characters; of what attends alone."""
+    found = hashlib.sha256()
+    for name, weight in sorted(transformer_of(model).named_parameters()):
+        found.update(name.encode())
+        found.update(weight.detach().float().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()[:16]

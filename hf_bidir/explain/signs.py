@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import at_tokens, edited_coefficients, signed_parts
-from hf_bidir.explain.running import attends_between_tokens
+from hf_bidir.explain.record import attends_between_tokens
 
 
 @torch.inference_mode()

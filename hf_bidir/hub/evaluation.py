@@ -20,8 +20,7 @@ from transformers import (
 )
 
 from hf_bidir.checkpoints.convert import is_softmax
-from hf_bidir.checkpoints.example_inputs import longest_text
-from hf_bidir.checkpoints.kinds import KINDS, kind_of
+from hf_bidir.checkpoints.kinds import KINDS, kind_of, longest_text
 from hf_bidir.checkpoints.layer_hooks import without_negatives
 from hf_bidir.checkpoints.reading import read_bidir, read_config
 from hf_bidir.common.card import read_card

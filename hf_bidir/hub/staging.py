@@ -13,7 +13,7 @@ from transformers import AutoConfig
 
 from hf_bidir.checkpoints.adapters import ADAPTER_CONFIG, Adapter, read_adapter
 from hf_bidir.checkpoints.convert import TOLERANCE, TOLERATED_STEPS
-from hf_bidir.checkpoints.example_inputs import example_inputs
+from hf_bidir.checkpoints.kinds import example_inputs
 from hf_bidir.checkpoints.reading import read_adapted, read_bidir
 from hf_bidir.common.files import read_json, write_json
 from hf_bidir.hub.checkpoint_files import CODE, COMPUTED_FROM, MODULES, REPORTS, digests, found

@@ -10,8 +10,7 @@ from torch.nn import functional as F
 from transformers.utils import logging
 
 from .activations import WITH_NEGATIVE_MASS, get_attn_activation, upcast
-from .attention_call import AttentionCall, attention_call
-from .attention_inputs import NegativeMass, check_shapes
+from .attention_call import AttentionCall, NegativeMass, attention_call, check_shapes
 from .chunked_attention import chunked_attention
 from .eager_attention import eager_attention, is_transformed
 from .fused_check import fused_agrees

@@ -32,31 +32,17 @@ SMALL_SCORE, SAFE_SCORE = {torch.float32: 0.5, torch.float64: 0.1}, 40.0
 
 
 class Piece(NamedTuple):
-    """Examples, key heads, queries and keys that are computed at once.
+    """Examples, key heads, queries and keys that are computed at once."""
 
-    Attributes:
-        of_queries: index into a tensor `[batch, key heads, groups, queries, ...]`.
-        of_keys: index into a tensor `[batch, key heads, keys, ...]`.
-        factors: by parts of the keys, a factor 0 for every masked pair.
-    """
-
-    of_queries: tuple[slice, slice, slice, slice]
-    of_keys: tuple[slice, slice, slice]
-    factors: list[tuple[slice, Tensor]]
+    of_queries: tuple[slice, slice, slice, slice]  # index into a tensor [batch, key heads, groups, queries, ...]
+    of_keys: tuple[slice, slice, slice]  # index into a tensor [batch, key heads, keys, ...]
+    factors: list[tuple[slice, Tensor]]  # by parts of the keys, a factor 0 for every masked pair
 
 
 def chunked_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, call: AttentionCall) -> Tensor:
-    """TanhMax attention, differentiable in query, key, value and the shift of the scores.
+    """TanhMax attention of checked inputs, as in `bidir_attention`; computed in fp32 or fp64.
 
     Derivatives beyond the first take the eager path, in memory quadratic in the length.
-
-    Args:
-        query: `[batch, heads, queries, head_dim]`; `key` and `value` have `keys` in place of `queries`, and may have
-            fewer heads.
-        keep: boolean, `[batch or 1, heads or 1, queries or 1, keys]`, True = attend.
-
-    Returns:
-        The context, `[batch, heads, queries, value_dim]`, in the dtype of `query`; computed in fp32 or fp64.
     """
     if torch.is_autocast_enabled(query.device.type):
         with torch.autocast(query.device.type, enabled=False):

@@ -7,14 +7,14 @@ from transformers import PretrainedConfig
 from .activations import checked_negative_mass  # noqa: F401  transformers 5.0 copies only directly imported files
 from .compat import heads_by_auto_class  # noqa: F401
 from .configuration_bidir import BidirConfigMixin, check_bidir_config, check_format, check_layers
-from .model_types import is_signed  # noqa: F401
+from .model_types import RECURRENT
 
 ENCODERS = ("none", "lstm", "gru")
 SCORES_ALONE = ("per_token", "feed_forward", "positional_feed_forward")  # scores without a query
 ATTN_SCORES = ("content", "additive", "location", "general", "dot", "scaled_dot", *SCORES_ALONE)
 ATTN_QUERIES = ("learned", "last")
 ATTN_SELECTIONS = ("soft", "hard")
-_SEQ2SEQ = {"AutoModelForSeq2SeqLM": "modeling_bidir_seq2seq.BidirRnnForSeq2SeqLM"}
+_SEQ2SEQ = {"AutoModelForSeq2SeqLM": "modeling_bidir_rnn.BidirRnnForSeq2SeqLM"}
 DECODER_STYLES = (None, "luong", "bahdanau")
 CLASSIFIER_SCOPES = ("global", "local-p")
 DECODER_SCOPES = (*CLASSIFIER_SCOPES, "local-m", "none")
@@ -58,7 +58,7 @@ class BidirRnnConfig(BidirConfigMixin, PretrainedConfig):
         ValueError: an unknown value, fields that exclude each other, a size below 1, or a negative mass out of range.
     """
 
-    model_type = "bidir_rnn"
+    model_type = RECURRENT
     remote_code: ClassVar[dict[str, str]] = {
         "AutoConfig": "configuration_bidir_rnn.BidirRnnConfig",
         "AutoModel": "modeling_bidir_rnn.BidirRnnModel",

@@ -61,12 +61,10 @@ def eager_gradients(
     grad_context: Tensor,
     factors: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of query, key, value and shift as differentiable functions of these and of `grad_context`.
-
-    The backward pass of a fast path returns them if its result is differentiated again (`create_graph=True`).
+    """The gradients of `inputs` (query, key, value) and `shift` as differentiable functions of these and of
+    `grad_context`, which the backward pass of a fast path returns if its result is differentiated again.
 
     Args:
-        inputs: query, key and value.
         shift: what was added to the scores instead of the negative mass (`AttentionCall.shift`), `[heads, 1, 1]`.
         factors: as in `eager_attention`; the dropout of the call is not drawn again.
     """

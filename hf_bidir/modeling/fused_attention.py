@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from .activations import score_shift
-from .attention_call import AttentionCall, attention_call
-from .attention_inputs import HEAD_DIMS, INTERPRETED, check_shapes
+from .attention_call import HEAD_DIMS, INTERPRETED, AttentionCall, attention_call, check_shapes
 from .eager_attention import eager_gradients, needs_eager_gradients
-from .fused_decode import MOST_SPLITS
+from .fused_kernels import MOST_SPLITS
 from .fused_launch import launch
 from .fused_problem import NO_STRIDES, Inputs, Problem, strides_of, wide
 

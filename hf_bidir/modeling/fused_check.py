@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from .attention_call import AttentionCall
-from .attention_inputs import FEW_ROWS, HAS_COMPILER, HAS_TRITON, HEAD_DIMS
+from .attention_call import FEW_ROWS, HAS_COMPILER, HAS_TRITON, HEAD_DIMS, AttentionCall
 
 logger = logging.get_logger(__name__)
 

@@ -45,7 +45,8 @@ class Graphs:
     """Keeps graphs of torch.compile from running, in the whole process, while a call needs what they leave out."""
 
     def __init__(self) -> None:
-        self.lock, self.calls, self.stance = Lock(), 0, nullcontext()
+        self.lock, self.calls = Lock(), 0
+        self.stance: Any = nullcontext()
 
     def stop(self) -> None:
         with self.lock:
@@ -72,19 +73,12 @@ class Graphs:
 
 @dataclass(frozen=True)
 class Interventions:
-    """Changes to one layer.
+    """Changes to one layer."""
 
-    Attributes:
-        edit: maps the coefficients `[batch, heads, queries, keys]` to the same shape.
-        keep: boolean `[batch, 1, 1, keys]`; the layer drops the keys where it is False.
-        project: maps query, key and value to the same shapes.
-        observe: is called with the layer, key, value and context.
-    """
-
-    edit: Callable[[Tensor], Tensor] | None = None
-    keep: Tensor | None = None
-    project: Callable[..., tuple[Tensor, ...]] | None = None
-    observe: Callable[..., None] | None = None
+    edit: Callable[[Tensor], Tensor] | None = None  # maps the coefficients [batch, heads, queries, keys]
+    keep: Tensor | None = None  # boolean [batch, 1, 1, keys]; the layer drops the keys where it is False
+    project: Callable[..., tuple[Tensor, ...]] | None = None  # maps query, key and value
+    observe: Callable[..., None] | None = None  # is called with the layer, key, value and context
 
     def kept(self, keep: Tensor | None) -> Tensor | None:
         """A keep-mask without the keys that these changes drop."""
@@ -94,28 +88,20 @@ class Interventions:
 
     def then(self, inner: "Interventions") -> "Interventions":
         """These, and then the inner ones."""
-        keep, project = inner.kept(self.keep), _composed(self.project, inner.project)
-        observe = _both(self.observe, inner.observe)
-        return Interventions(_composed(self.edit, inner.edit), keep, project, observe)
+        edit, project = _joined(self.edit, inner.edit), _joined(self.project, inner.project)
+        return Interventions(edit, inner.kept(self.keep), project, _joined(self.observe, inner.observe, chain=False))
 
 
-def _composed(first: Callable | None, second: Callable | None) -> Callable | None:
-    """The second function of what the first returns, one value or several."""
+def _joined(first: Callable | None, second: Callable | None, chain: bool = True) -> Callable | None:
+    """Both functions as one: with `chain` the second gets what the first returns, one value or several."""
     if first is None or second is None:
         return first or second
 
-    def composed(*states: Tensor) -> Any:
+    def joined(*states: Any) -> Any:
         changed = first(*states)
-        return second(*changed) if isinstance(changed, tuple) else second(changed)
+        return second(*(states if not chain else changed if isinstance(changed, tuple) else (changed,)))
 
-    return composed
-
-
-def _both(first: Callable | None, second: Callable | None) -> Callable | None:
-    """A function that calls both."""
-    if first is None or second is None:
-        return first or second
-    return lambda *call: (first(*call), second(*call))
+    return joined
 
 
 NONE = Interventions()

@@ -1,20 +1,21 @@
 """Models with signed attention: `Bidir` + the name of any transformers model class, created on first access."""
 
+import copy
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import transformers
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 
-from .attention_inputs import fused_obstacle
+from .attention_call import fused_obstacle
 from .compat import CAN_RECORD, attn_implementation, checkpoint_names, register_checkpoint_names
 from .configuration_bidir import (
     PREFIX,
     bidir_config,
     check_bidir_config,
+    config_of_class,
     signed_config_class,
     stock_class,
     stock_heads,
@@ -33,16 +34,12 @@ if TYPE_CHECKING:  # transformers 5.0 copies only the files that this one import
     from .fused_attention import fused_attention  # noqa: F401
     from .fused_blocks import triton  # noqa: F401
     from .fused_check import fused_agrees  # noqa: F401
-    from .fused_decode import decode_kernel  # noqa: F401
     from .fused_kernels import forward_kernel  # noqa: F401
     from .fused_launch import launch  # noqa: F401
     from .fused_problem import Problem  # noqa: F401
     from .fused_tilings import TILINGS  # noqa: F401
     from .signed_attention import signed_attention  # noqa: F401
     from .two_calls import kernel_attention  # noqa: F401
-
-
-_CONSTRUCTION = RLock()
 
 
 _Stock: Any = object  # type checkers accept what a mixin inherits from the class beside it
@@ -108,10 +105,9 @@ class BidirMixin(_Stock):
 def _named_like_its_base(made: type) -> Iterator[None]:
     """The class that FSDP derives from a model's own belongs to a file of torch, which would be saved as its code."""
     own = next(base for base in made.__mro__ if not base.__module__.startswith("torch."))
-    if own is made:
-        yield
-        return
-    names = {name: getattr(made, name) for name in ("__module__", "__name__", "__qualname__")}
+    names = (
+        {name: getattr(made, name) for name in ("__module__", "__name__", "__qualname__")} if own is not made else {}
+    )
     try:
         for name in names:
             setattr(made, name, getattr(own, name))
@@ -174,11 +170,22 @@ def _create_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
 
     @functools.wraps(stock.__init__)
     def __init__(self, config=None, *args: Any, **kwargs: Any) -> None:
-        with _stock_config_class(self, config, stock.config_class):
-            stock.__init__(self, config, *args, **kwargs)
-        if not hasattr(self.config, "attn_activation"):  # a composite model built its config from its parts
-            replace_config(self, self.config, bidir_config(self.config))
-        sign(self, self.config)
+        # Parts that the constructor builds through Auto classes are stock if its config is; they are signed with the
+        # whole model. Some constructors compare `self.config_class`, copy the config, or change its fields.
+        plain = None if config is None else _stock_config(self, config, stock.config_class)
+        self.__dict__["config_class"] = stock.config_class
+        try:
+            stock.__init__(self, plain, *args, **kwargs)
+        finally:
+            del self.__dict__["config_class"]
+        built = self.config
+        if hasattr(built, "attn_activation"):
+            config = config if built is plain else copy.copy(config)
+            vars(config).update({name: value for name, value in vars(built).items() if name != "model_type"})
+        else:  # a composite model built its config from its parts
+            config = bidir_config(built)
+        replace_config(self, built, config)
+        sign(self, config)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         if self.config.attn_window is not None:  # a window needs as many queries as keys
@@ -205,39 +212,18 @@ def _create_class(stock: type[PreTrainedModel]) -> type[PreTrainedModel]:
     return made
 
 
-def _check_config(config: Any, config_class: type[PretrainedConfig]) -> None:
+def _stock_config(model: PreTrainedModel, config: PretrainedConfig, stock: type[PretrainedConfig]) -> PretrainedConfig:
+    """A checked config with the same fields and the stock class, for a stock constructor."""
     if not hasattr(config, "attn_activation"):
         raise ValueError(
-            f"expected a {config_class.__name__}, which has the attention fields; got {type(config).__name__}. "
+            f"expected a {model.config_class.__name__}, which has the attention fields; got {type(config).__name__}. "
             "Sign a stock model with hf_bidir.signed(model), or load a stock checkpoint with from_pretrained(name)."
         )
     check_bidir_config(config)
-
-
-@contextmanager
-def _stock_config_class(
-    model: PreTrainedModel, config: PretrainedConfig | None, stock: type[PretrainedConfig]
-) -> Iterator[None]:
-    """Give the config its stock class while a stock constructor runs.
-
-    Parts that the constructor builds through Auto classes are then stock, and are signed once, with the whole model.
-    The lock serves threads that build models from one config.
-    """
-    with _CONSTRUCTION:
-        if config is not None:
-            _check_config(config, model.config_class)
-            model._check_backend(attn_implementation(config))
-        own = type(config)
-        model.__dict__["config_class"] = stock
-        if config is not None:
-            config.__class__ = stock
-        try:
-            yield
-        finally:
-            del model.__dict__["config_class"]
-            for seen in (config, vars(model).get("config")):  # some constructors copy the config
-                if config is not None and seen is not None:
-                    seen.__class__ = own
+    model._check_backend(attn_implementation(config))
+    plain = config_of_class(stock, vars(config))
+    vars(plain)["model_type"] = stock_type(config.model_type)  # may be another one with the same classes
+    return plain
 
 
 def _register_checkpoint_keys(stock: str, signed: str) -> None:

@@ -6,8 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .attention_call import attention_call, check_window
-from .attention_inputs import NegativeMass, check_shapes
+from .attention_call import NegativeMass, attention_call, check_shapes, check_window
 
 
 def packed_attention(

@@ -11,8 +11,7 @@ from transformers.utils import logging
 
 from .activations import WITH_NEGATIVE_MASS
 from .attention import attend
-from .attention_call import AttentionCall, attention_call, is_sliding_window
-from .attention_inputs import check_shapes, keep_and_bias, same_batch
+from .attention_call import AttentionCall, attention_call, check_shapes, is_sliding_window, keep_and_bias, same_batch
 from .attention_layers import own_eager
 from .compat import ATTN_IMPLEMENTATION, attn_implementation, raw_attribute
 from .configuration_bidir import all_masses, layer_negative_mass
@@ -37,24 +36,15 @@ UNSUPPORTED = SPARSE | PACKED | {"cache"}  # and a paged cache that the attentio
 
 
 class Plan(NamedTuple):
-    """What a signed layer computes, as its config says.
-
-    Attributes:
-        activation, window: fields of the config.
-        negative_mass: that of the layer, or one per head.
-        softmax: whether this is softmax over all keys, which the function of the stock model may compute.
-        kernel: the flash or flex attention that the layer is to use; None for the backends of this package.
-        backend: which of `BACKENDS` computes what no kernel does.
-        calls: the checked options of the calls so far; None while a graph is made.
-    """
+    """What a signed layer computes, as its config says."""
 
     activation: str
     window: int | None
-    negative_mass: float | list[float]
-    softmax: bool
-    kernel: str | None
-    backend: str
-    calls: dict[tuple, AttentionCall] | None
+    negative_mass: float | list[float]  # that of the layer, or one per head
+    softmax: bool  # over all keys, which the function of the stock model may compute
+    kernel: str | None  # the flash or flex attention that the layer is to use
+    backend: str  # which of BACKENDS computes what no kernel does
+    calls: dict[tuple, AttentionCall] | None  # the checked options of the calls so far; None while a graph is made
 
 
 def plan_of(layer: nn.Module, compiling: bool) -> Plan:
@@ -83,12 +73,21 @@ def _made_plan(layer: nn.Module, calls: dict | None) -> Plan:
     return Plan(activation, window, mass, softmax and window is None, kernel, backend, calls)
 
 
+class LayerCall(NamedTuple):
+    """The running call of a signed layer: the layer, its plan, and what the model's call changes or asks for."""
+
+    layer: nn.Module
+    plan: Plan
+    changes: Interventions
+    wanting: bool  # coefficients
+
+
 def signed_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None = None,
+    attention_mask: Any = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Signed attention with the signature of transformers' `AttentionInterface`.
@@ -111,8 +110,18 @@ def signed_attention(
     changes, wanting = running_call(module, compiling)
     if plan.softmax and changes is NONE and (stock := _stock_function(module, plan, wanting, options)):
         return stock(module, query, key, value, attention_mask, **options)
+    if not module.config.refused.isdisjoint(options):
+        _refuse_unsupported(module, plan, options)
+    if changes.project:
+        query, key, value = changes.project(query, key, value)
+    if query.shape[0] != key.shape[0]:
+        query, key, value = same_batch(query, key, value)
     attend_as = _attend_by_kernel if plan.kernel else _attend
-    return attend_as(module, plan, changes, wanting, query, key, value, attention_mask, **options)
+    call = LayerCall(module, plan, changes, wanting)
+    context, coefficients = attend_as(call, query, key, value, attention_mask, **options)
+    if changes.observe:
+        changes.observe(module, key, value, context)
+    return context, coefficients
 
 
 def _stock_function(module: nn.Module, plan: Plan, wanting: bool, options: dict[str, Any]) -> Any:
@@ -130,55 +139,36 @@ def _stock_function(module: nn.Module, plan: Plan, wanting: bool, options: dict[
 
 
 def _attend_by_kernel(
-    module: nn.Module,
-    plan: Plan,
-    changes: Interventions,
-    wanting: bool,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Any = None,
-    **options: Any,
+    call: LayerCall, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
     """`_attend` by two calls of a stock kernel, or another exact path for what that does not compute."""
     from .two_calls import kernel_attention, plain_mask, why_not
 
-    kernel, activation = plan.kernel or "", plan.activation
-    _refuse_unsupported(module, plan, options)
+    (layer, plan, changes, wanting), kernel, activation = call, call.plan.kernel or "", call.plan.activation
     obstacles = {
         "coefficients": changes.edit or wanting,
         "a change of the mask": changes.keep is not None,
         "attn_window": plan.window is not None,
-        "dropout": module.training and options.get("dropout"),
+        "dropout": layer.training and options.get("dropout"),
         f"attn_activation {activation}": activation not in ("softmax", *WITH_NEGATIVE_MASS),
         "balanced attention with sinks": activation == "balanced" and options.get("s_aux") is not None,
     }
-    reason = next(filter(obstacles.get, obstacles), None) or why_not(kernel, query, attention_mask, options)
+    reason = next(filter(obstacles.get, obstacles), None) or why_not(kernel, query, mask, options)
     if reason:
         if not torch.compiler.is_compiling():
             logger.warning_once(f"signed attention: {kernel} does not compute {reason}; another exact path does.")
-        causal = _is_causal(module, options.get("is_causal"), query)
-        mask = plain_mask(kernel, query, key, attention_mask, causal, options)
-        return _attend(module, plan, changes, wanting, query, key, value, mask, **options | {"is_causal": False})
-    if changes.project:
-        query, key, value = changes.project(query, key, value)
+        mask = plain_mask(kernel, query, key, mask, _is_causal(layer, options.get("is_causal"), query), options)
+        return _attend(call, query, key, value, mask, **options | {"is_causal": False})
     options["dropout"] = 0.0
-    states = query, key, value
-    context = kernel_attention(module, kernel, activation, plan.negative_mass, states, attention_mask, **options)
-    if changes.observe:
-        changes.observe(module, key, value, context)
-    return context, None
+    return kernel_attention(layer, kernel, activation, plan.negative_mass, (query, key, value), mask, **options), None
 
 
 def _attend(
-    module: nn.Module,
-    plan: Plan,
-    changes: Interventions,
-    wanting: bool,
+    call: LayerCall,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None = None,
+    mask: Tensor | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     is_causal: bool | None = None,
@@ -187,10 +177,9 @@ def _attend(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Signed attention; arguments and result as in `signed_attention`.
+    """Signed attention; result as in `signed_attention`.
 
     Args:
-        plan, changes, wanting: of the layer; of the running call.
         scaling: factor on the scores, by default `head_dim ** -0.5`.
         is_causal: without a mask, query `i` attends to the keys `j <= i`; by default as the layer says.
         position_bias: added to the scores, `[batch or 1, heads, queries, keys]`; may contain a mask as well.
@@ -198,44 +187,35 @@ def _attend(
         s_aux: `[heads]`, the score of an extra key without a value, which enters the normaliser only.
         others: refused if the layer's own attention function uses them, else ignored.
     """
-    if not module.config.refused.isdisjoint(others):
-        _refuse_unsupported(module, plan, others)
-    if changes.project:
-        query, key, value = changes.project(query, key, value)
-    eager, keep, bias, window = plan.backend == "eager", attention_mask, None, plan.window
-    if position_bias is not None or (attention_mask is not None and attention_mask.dtype != torch.bool):
-        keep, bias = keep_and_bias(attention_mask, position_bias, omit_zero_bias=not eager)
-    causal = attention_mask is None and not eager and _is_causal(module, is_causal, query)
-    if query.shape[0] != key.shape[0]:
-        query, key, value = same_batch(query, key, value)
+    layer, plan, changes, wanting = call
+    eager, keep, bias, window = plan.backend == "eager", mask, None, plan.window
+    if position_bias is not None or (mask is not None and mask.dtype != torch.bool):
+        keep, bias = keep_and_bias(mask, position_bias, omit_zero_bias=not eager)
+    causal = mask is None and not eager and _is_causal(layer, is_causal, query)
     if sliding := others.get("sliding_window"):
         keep, causal, window = _window(plan, keep, causal, sliding)
     check_shapes(query, key, value, keep)
-    options = scaling, dropout if module.training else 0.0, causal, window
+    given = scaling, dropout if layer.training else 0.0, causal, window
     no_terms = bias is None and softcap is None and s_aux is None
     if plan.calls is not None and no_terms and window is None and type(scaling) is float:
-        given = *options, query.device
-        call = plan.calls.get(given)
-        if call is None:
+        options = plan.calls.get((*given, query.device))
+        if options is None:
             if len(plan.calls) == MOST_CALLS:  # of a model whose scaling depends on the length
                 plan.calls.clear()
-            call = plan.calls[given] = attention_call(query, key, plan.activation, plan.negative_mass, *options)
+            options = attention_call(query, key, plan.activation, plan.negative_mass, *given)
+            plan.calls[(*given, query.device)] = options
     else:
-        call = attention_call(
-            query, key, plan.activation, plan.negative_mass, *options, bias=bias, softcap=softcap, sinks=s_aux
-        )
+        terms: dict[str, Any] = {"bias": bias, "softcap": softcap, "sinks": s_aux}
+        options = attention_call(query, key, plan.activation, plan.negative_mass, *given, **terms)
     if changes.keep is not None:
         keep = changes.kept(keep)
     coefficients_needed = changes.edit or eager or wanting
     implementation = "eager" if coefficients_needed else "auto" if plan.backend == "sdpa" else plan.backend
-    context, coefficients = attend(query, key, value, keep, call, implementation)
+    context, coefficients = attend(query, key, value, keep, options, implementation)
     if changes.edit and coefficients is not None:
         coefficients = changes.edit(coefficients)
         context = grouped_matmul(coefficients, value)
-    context = context.transpose(1, 2).contiguous()
-    if changes.observe:
-        changes.observe(module, key, value, context)
-    return context, coefficients
+    return context.transpose(1, 2).contiguous(), coefficients
 
 
 def _window(plan: Plan, keep: Tensor | None, causal: bool, sliding: int) -> tuple[Tensor | None, bool, int | None]:
@@ -268,4 +248,4 @@ def _is_causal(module: nn.Module, is_causal: bool | None, query: Tensor) -> bool
 
 
 # What the layers may pass; a sliding window is part of the mask.
-SUPPORTED = inspect.signature(_attend).parameters.keys() | {"sliding_window"}
+SUPPORTED = inspect.signature(_attend).parameters.keys() | {"module", "attention_mask", "sliding_window"}

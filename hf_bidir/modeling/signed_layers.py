@@ -44,13 +44,8 @@ SIGNED = f"signed-{crc32(__name__.encode()):08x}:"
 
 
 class SignedConfig:
-    """A layer's view of its stock config, with another name of the attention function.
-
-    Args:
-        stock: the config of the layer.
-        bidir: the config of the whole model, which has the attention fields.
-        refused: arguments of the attention function that signed attention does not support.
-    """
+    """A layer's view of its stock config, with another name of the attention function; `bidir` is the config of the
+    whole model, `refused` are arguments of the attention function that signed attention does not support."""
 
     def __init__(self, stock: Any, bidir: PretrainedConfig, refused: frozenset[str] = UNSUPPORTED):
         self.__dict__.update(stock=stock, bidir=bidir, refused=refused)

@@ -21,7 +21,7 @@ from torch.nn.attention import flex_attention as torch_flex
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .activations import compute_dtype, upcast
-from .attention_inputs import NegativeMass, per_head
+from .attention_call import NegativeMass, per_head
 from .compat import (
     compiled_flex_attention,
     flash_attention_forward,
@@ -52,13 +52,8 @@ def kernel_attention(
     mask: Any,
     **options: Any,
 ) -> Tensor:
-    """The context `[batch, queries, heads, value_dim]` of softmax, TanhMax or balanced attention by a stock kernel.
-
-    Args:
-        states: query, key and value, `[batch, heads, length, head_dim]`.
-        mask: what transformers makes for this kernel.
-        options: of the stock function, without dropout.
-    """
+    """The context `[batch, queries, heads, value_dim]` of softmax, TanhMax or balanced attention by a stock kernel: of
+    query, key, value, transformers' mask for this kernel, and options of the stock function, without dropout."""
     (query, key, value), stock = states, stock_kernel(name)
     mass = per_head(negative_mass, query) if activation != "softmax" else 0.0
     if isinstance(mass, float) and mass == 0:

@@ -45,8 +45,8 @@ from hf_bidir.explain import (
     token_scores,
 )
 from hf_bidir.explain.methods import methods_of
-from hf_bidir.explain.readout import choose_readout
-from hf_bidir.faithfulness.deletion import ranks, without_tokens
+from hf_bidir.explain.target import choose_readout
+from research.faithfulness.deletion import ranks, without_tokens
 
 FILE = Path(__file__).with_name("results") / "causal_explanations.csv"
 KEY = ("model", "method", "seed", "prompt")

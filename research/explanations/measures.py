@@ -13,9 +13,9 @@ from sklearn.metrics import average_precision_score
 from torch import Tensor
 
 from hf_bidir.explain import METHODS, token_scores
-from hf_bidir.explain.running import reads_images
-from hf_bidir.faithfulness import area, f_fidelity, prediction_curve, randomised_stages, tuned_on_masks
+from hf_bidir.explain.record import reads_images
 from research.explanations.tasks import Explained
+from research.faithfulness import area, f_fidelity, prediction_curve, randomised_stages, tuned_on_masks
 
 Scored = Sequence[tuple[Explained, Tensor]]
 STEPS = [share / 10 for share in range(11)]

@@ -39,8 +39,7 @@ from hf_bidir.common.files import sha256
 from hf_bidir.explain import METHODS
 from hf_bidir.explain.methods import methods_of
 from hf_bidir.explain.orient import signs_are_free
-from hf_bidir.explain.running import reads_images
-from hf_bidir.faithfulness.masked_fidelity import SIZES
+from hf_bidir.explain.record import reads_images
 from research.explanations.measures import (
     RANDOM,
     agreement,
@@ -52,6 +51,7 @@ from research.explanations.measures import (
     timed_scores,
 )
 from research.explanations.tasks import TASKS, Explained, add_options, examples_of, load, models, orient
+from research.faithfulness.masked_fidelity import SIZES
 
 FILE = Path(__file__).with_name("results") / "explanations.csv"
 KEY = ("task", "model", "seed", "method", "half")

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.measure import ROOT
 from hf_bidir.explain import load_checkpoint, orient_heads, read_image, read_text
-from hf_bidir.explain.checkpoint import Example
+from hf_bidir.explain.inputs.text import Example
 from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.finetune.data.image_files import read_images
 from hf_bidir.finetune.data.sources import read_table

@@ -28,7 +28,7 @@ from benchmarks.runs import check_runs, comparisons, has_run, markdown, where
 from hf_bidir.common.files import save_figure
 from hf_bidir.common.statistics import TESTED, Comparison, mean_in_interval
 from hf_bidir.explain import read_text, token_scores
-from hf_bidir.explain.checkpoint import Example
+from hf_bidir.explain.inputs.text import Example
 from research.explanations.tasks import (
     CONVERTED,
     MODELS,

@@ -17,7 +17,7 @@ from interpreto.commons.granularity import Granularity, GranularityAggregationSt
 
 from benchmarks.measure import ROOT, write_table
 from hf_bidir.explain import load_checkpoint, token_scores
-from hf_bidir.faithfulness import area, prediction_curve
+from research.faithfulness import area, prediction_curve
 
 TEXTS = (
     "a charming film with a weak ending",

@@ -33,7 +33,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 import hf_bidir
 from benchmarks.measure import save_run, train_once
 from benchmarks.runs import has_run, read_runs, where
-from hf_bidir.explain.running import record_coefficients
+from hf_bidir.explain.record import record_coefficients
 from hf_bidir.finetune.data.arguments import BlockArguments
 from hf_bidir.finetune.data.blocks import cut_into_blocks, read_documents
 from hf_bidir.finetune.tasks.causal_lm import causal_lm

@@ -10,7 +10,7 @@ from pandas import DataFrame
 from benchmarks.runs import where
 from hf_bidir.common.files import save_figure
 from hf_bidir.explain import align, alignment_grid, load_checkpoint, read_text, text_heatmap
-from hf_bidir.explain.running import record_coefficients
+from hf_bidir.explain.record import record_coefficients
 from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.finetune.folder import is_finished
 from research.mechanisms.images import IMAGES, LEVELS

@@ -7,7 +7,7 @@ import torch
 from matplotlib.figure import Figure
 
 from hf_bidir.explain import image_heatmap, load_checkpoint, token_scores
-from hf_bidir.explain.running import patch_grid
+from hf_bidir.explain.record import patch_grid
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.sources import read_table
 from research.paper.cells import Cell

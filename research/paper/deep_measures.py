@@ -12,11 +12,11 @@ from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenize
 
 from hf_bidir.explain import token_scores
 from hf_bidir.explain.methods import METHODS, methods_of
-from hf_bidir.explain.running import keep_mask_of
+from hf_bidir.explain.record import keep_mask_of
 from hf_bidir.explain.signs import negative_share
-from hf_bidir.faithfulness import kendall_tau, kept_rows, prediction_curve
-from hf_bidir.faithfulness.deletion import before_patches
 from hf_bidir.finetune.data.image_data import ImageCollator
+from research.faithfulness import kendall_tau, kept_rows, prediction_curve
+from research.faithfulness.deletion import before_patches
 from research.paper.data import sample
 from research.paper.measures import Amount, median_changes
 

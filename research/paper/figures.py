@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from hf_bidir.common.files import save_figure
-from hf_bidir.explain.colors import COLORS
+from hf_bidir.explain.draw.colors import COLORS
 from research.paper.cells import Cell
 from research.paper.measures import WORD_SUMS
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_bidir.explain import erasure, gradient_times_input, read_text
-from hf_bidir.explain.contributions import coefficients_and_gradients
+from hf_bidir.explain.methods.contributions import coefficients_and_gradients
 from hf_bidir.explain.signs import negative_share
-from hf_bidir.faithfulness import (
+from research.faithfulness import (
     adversarial_attention,
     comprehensiveness,
     kendall_tau,

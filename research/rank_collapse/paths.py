@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.projections import projections
-from hf_bidir.explain.running import prepared_inputs, record_coefficients
+from hf_bidir.explain.record import prepared_inputs, record_coefficients
 from research.rank_collapse.measures import head_maps, transformer_layers
 
 

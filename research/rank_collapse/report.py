@@ -10,11 +10,11 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.example_inputs import example_inputs, longest_text
+from hf_bidir.checkpoints.kinds import example_inputs, longest_text
 from hf_bidir.common.files import save_figure
-from hf_bidir.explain.checkpoint import load_checkpoint
-from hf_bidir.explain.running import reads_images
-from hf_bidir.explain.sentence_encoder import transformer_of
+from hf_bidir.explain.inputs.checkpoint import load_checkpoint
+from hf_bidir.explain.inputs.sentences import transformer_of
+from hf_bidir.explain.record import reads_images
 from research.rank_collapse.measures import (
     STACKS,
     Stack,

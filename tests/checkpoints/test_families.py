@@ -2,8 +2,6 @@
 
 import importlib
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -84,26 +82,18 @@ def test_the_command_lists_supported_types_by_kind():
     assert "llama" not in encoders
 
 
-def test_the_command_tells_what_was_checked():
-    result = run("roberta")
-    assert result.exit_code == 0
-    assert result.output.startswith("roberta (RobertaModel, encoder): supported")
-    assert "λ = 1 moves" in result.output.partition("checked: ")[2]
-
-
-def test_the_command_prints_why_a_type_is_not_supported():
-    result = run("deberta")
-    assert result.exit_code == 0
-    assert "not supported" in result.output
-    assert (
-        "DebertaModel has no layer that computes attention through transformers' attention interface" in result.output
-    )
-
-
-def test_an_unknown_name_gets_a_suggestion():
-    result = run("robertta")
-    assert result.exit_code == 2
-    assert 'no model type "robertta". Did you mean "roberta"?' in result.output
+@pytest.mark.parametrize(
+    ("name", "code", "told"),
+    [
+        ("roberta", 0, r"^roberta \(RobertaModel, encoder\): supported[^$]*checked: .*λ = 1 moves"),
+        ("deberta", 0, r"not supported[^$]*DebertaModel has no layer that computes attention through transformers'"),
+        ("robertta", 2, r'no model type "robertta"\. Did you mean "roberta"\?'),
+    ],
+)
+def test_the_command_tells_what_was_checked_why_a_type_is_not_supported_and_the_closest_name(name, code, told):
+    result = run(name)
+    assert result.exit_code == code
+    assert re.search(told, result.output)
 
 
 def test_another_installed_version_is_named():
@@ -112,20 +102,7 @@ def test_another_installed_version_is_named():
     assert families.remark("5.0.0") == f" (measured with transformers {measured}; 5.0.0 is installed)"
 
 
-def test_the_command_imports_neither_torch_nor_transformers():
-    code = (
-        "import sys; from hf_bidir.cli import app\n"
-        "try: app(['families', 'bert'])\n"
-        "except SystemExit: pass\n"
-        "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
-
-
-@pytest.mark.parametrize(
-    "name", ["albert", "distilbert", "beit", "deit", "biogpt", "gemma2", "mbart", "altclip", "hubert"]
-)
+@pytest.mark.parametrize("name", ["distilbert", "beit", "gemma2", "mbart", "altclip", "hubert"])
 def test_representative_types_pass_the_checks_of_the_sweep(sweep, name):
     record = sweep.recorded(name)
     assert record["status"] == "passed", record

@@ -182,13 +182,6 @@ def on_the_hub(folder, home):
             yield hub, user
 
 
-def test_a_name_on_the_hub_is_explained(source, tmp_path):
-    with on_the_hub(source[0], tmp_path / "home") as (_, user):
-        done = user.run("explain", "alice/st", SENTENCES[0], "--against", "bad", "--output", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
-    assert 'y, its cosine similarity to "bad"' in done.stdout
-
-
 def test_a_name_on_the_hub_is_fetched_without_weights_first(source, converted, tmp_path):
     folder, _ = converted["source"]
     with on_the_hub(source[0], tmp_path / "home") as (hub, user):

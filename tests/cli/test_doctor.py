@@ -70,8 +70,8 @@ def test_a_failed_self_check_is_printed_without_its_paths(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: type("Device", (), {"major": 9}))
-    monkeypatch.setattr("hf_bidir.modeling.attention_inputs.HAS_TRITON", True)
-    monkeypatch.setattr("hf_bidir.modeling.attention_inputs.HAS_COMPILER", True)
+    monkeypatch.setattr("hf_bidir.modeling.attention_call.HAS_TRITON", True)
+    monkeypatch.setattr("hf_bidir.modeling.attention_call.HAS_COMPILER", True)
     found = fused_check.difference_from_eager(fails, fused_check.Kind(torch.device("cpu"), torch.float32, 16, 16))
     monkeypatch.setattr(fused_check, "difference_from_eager", lambda *_: found)
     expected = "cannot compile '<path>': see <path>, output differs by 3/4"

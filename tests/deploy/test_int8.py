@@ -13,7 +13,7 @@ from hf_bidir.checkpoints.reading import read_model
 from hf_bidir.common.errors import InputError
 from hf_bidir.deploy.int8 import quantise_checkpoint
 from hf_bidir.explain import orient_heads
-from hf_bidir.explain.checkpoint import load_checkpoint
+from hf_bidir.explain.inputs.checkpoint import load_checkpoint
 from hf_bidir.finetune.tasks.distillation import distillation
 from hf_bidir.finetune.tasks.text_classification import text_classification
 from tests.tiny_models import inputs_of, stock_model

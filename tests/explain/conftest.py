@@ -9,6 +9,8 @@ import hf_bidir
 from hf_bidir import (
     BidirBertConfig,
     BidirBertForSequenceClassification,
+    BidirRnnConfig,
+    BidirRnnForSequenceClassification,
     BidirViTConfig,
     BidirViTForImageClassification,
 )
@@ -30,6 +32,14 @@ def vit(negative_mass: float = 1.0, **options):
         **WIDTHS, image_size=8, patch_size=2, initializer_range=0.4, attn_negative_mass=negative_mass, **options
     )
     return with_biases(BidirViTForImageClassification(config))
+
+
+def pooling(activation: str = "tanhmax", classes: int = 3, **options):
+    """A recurrent classifier with one query."""
+    torch.manual_seed(0)
+    fields = {"vocab_size": 20, "embedding_size": 6, "hidden_size": 4, "initializer_range": 1.0, "attn_scale": 1.0}
+    config = BidirRnnConfig(**fields, num_labels=classes, attn_activation=activation, **options)
+    return BidirRnnForSequenceClassification(config).eval()
 
 
 def with_biases(model):

@@ -13,7 +13,7 @@ from hf_bidir import BidirRnnConfig, BidirRnnForSeq2SeqLM, BidirRnnForSequenceCl
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.cli import app
 from hf_bidir.explain import align, alignment_grid, contributions
-from hf_bidir.explain.encoder_decoder import COEFFICIENT, CONTRIBUTION, MAGNITUDE
+from hf_bidir.explain.generation import COEFFICIENT, CONTRIBUTION, MAGNITUDE
 from hf_bidir.finetune.data.tokenizer import train_byte_level, train_words
 from tests.explain.conftest import tokenizer, with_biases
 

@@ -16,8 +16,8 @@ from transformers import (
 )
 
 from hf_bidir.explain import load_checkpoint, read_image, read_text
-from hf_bidir.explain.checkpoint import spelled
-from hf_bidir.explain.report import explain_checkpoint
+from hf_bidir.explain.api import explain_checkpoint
+from hf_bidir.explain.spelling import spelled
 from hf_bidir.finetune.data.tokenizer import train_byte_level
 from tests.explain.conftest import tokenizer, vit
 

@@ -20,10 +20,9 @@ from hf_bidir.explain import (
     prediction_scores,
     token_scores,
 )
-from hf_bidir.explain.alignment import Alignment
-from hf_bidir.explain.checkpoint import spelled
-from hf_bidir.explain.colors import visible
-from hf_bidir.explain.report import explain_checkpoint
+from hf_bidir.explain.api import explain_checkpoint
+from hf_bidir.explain.generation import Alignment
+from hf_bidir.explain.spelling import spelled, visible
 from hf_bidir.finetune.data.tokenizer import train_byte_level
 from tests.explain.conftest import TEXT_METHODS, with_biases
 

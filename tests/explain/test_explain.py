@@ -12,10 +12,9 @@ import torch
 
 from hf_bidir import BidirBertModel
 from hf_bidir.explain import Explanation, explain, explain_each, read_text, token_scores, word_table
+from hf_bidir.explain.inputs.text import windows_of
 from hf_bidir.explain.methods import TEXT_DEFAULT, default_method
-from hf_bidir.explain.windows import windows_of
-from tests.explain.conftest import bert, tokenizer
-from tests.faithfulness.conftest import pooling
+from tests.explain.conftest import bert, pooling, tokenizer
 
 NAMES = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1}}
 TEXTS = ["a unbelievably good film", "bad", "a film !", "good bad good"]

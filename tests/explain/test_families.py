@@ -9,8 +9,7 @@ from transformers import SwinConfig, SwinForImageClassification, ViTImageProcess
 from typer.testing import CliRunner
 
 import hf_bidir
-from hf_bidir.checkpoints.example_inputs import longest_text
-from hf_bidir.checkpoints.kinds import kind_of
+from hf_bidir.checkpoints.kinds import kind_of, longest_text
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.checkpoints.projections import projections
 from hf_bidir.cli import app
@@ -26,9 +25,9 @@ from hf_bidir.explain import (
     token_scores,
     value_weighted,
 )
+from hf_bidir.explain.api import explain_checkpoint
 from hf_bidir.explain.methods import CAUSAL_DEFAULT
-from hf_bidir.explain.report import explain_checkpoint
-from hf_bidir.explain.running import record_coefficients
+from hf_bidir.explain.record import record_coefficients
 from hf_bidir.modeling.signed_layers import signed_layers
 from tests.explain.conftest import FAMILIES, NOT_ODD, TEXT_METHODS, TEXTS, family, images, inputs_of, tokenizer
 

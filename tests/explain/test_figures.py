@@ -48,12 +48,7 @@ def test_flat_patches_and_colour_images_from_torch_are_accepted():
 
 def test_the_saved_picture_carries_titles_unit_and_caption(tmp_path):
     figure = image_heatmap(
-        IMAGES,
-        np.zeros((2, 16)),
-        titles=["a 3", "a 7"],
-        unit="logit",
-        caption="Two digits",
-        path=tmp_path / "a.png",
+        IMAGES, np.zeros((2, 16)), titles=["a 3", "a 7"], unit="logit", caption="Two digits", path=tmp_path / "a.png"
     )
     assert [axes.get_title() for axes in figure.axes[:2]] == ["a 3", "a 7"]
     assert figure.axes[-1].get_ylabel() == "logit"

@@ -6,7 +6,8 @@ import matplotlib
 import pytest
 from matplotlib.text import Text
 
-from hf_bidir.explain import fonts, text_heatmap
+from hf_bidir.explain import text_heatmap
+from hf_bidir.explain.draw import fonts
 
 WITHOUT_LETTERS = "cmex10"  # a font of brackets, which matplotlib brings
 

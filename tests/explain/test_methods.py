@@ -7,7 +7,7 @@ from hf_bidir import BidirBertForMaskedLM
 from hf_bidir.cli.explain import DEFAULTS, METHOD_NAMES
 from hf_bidir.explain import METHODS, attention_flow, attention_rollout, contributions, flip_heads, token_scores
 from hf_bidir.explain.methods import CAUSAL_DEFAULT, IMAGE_DEFAULT, TEXT_DEFAULT, sink_note
-from hf_bidir.explain.running import record_coefficients
+from hf_bidir.explain.record import record_coefficients
 from tests.explain.conftest import TEXT_METHODS, bert, images, sentences, vit
 
 

@@ -7,7 +7,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from hf_bidir.explain import edge_contributions, flip_heads, orient_heads
-from hf_bidir.explain.running import record_coefficients
+from hf_bidir.explain.record import record_coefficients
 from tests.explain.conftest import bert, images, sentences, vit
 
 BATCHES = [pytest.param(bert, sentences, id="bert"), pytest.param(vit, images, id="vit")]

@@ -13,9 +13,10 @@ from torch import nn
 import hf_bidir
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, edited_projections, in_evaluation, observed_layers
 from hf_bidir.explain import align, flip_heads, integrated_relevance, relevance
-from hf_bidir.explain.input_function import InputFunction
-from hf_bidir.explain.relevance import relevance_rules
-from hf_bidir.explain.relevance_rules import NoRule, RelevanceRules
+from hf_bidir.explain.methods import NoRule
+from hf_bidir.explain.methods.attnlrp import relevance_rules
+from hf_bidir.explain.methods.attnlrp_rules import RelevanceRules
+from hf_bidir.explain.methods.input_function import InputFunction
 from hf_bidir.modeling.interventions import NONE, interventions_in
 from hf_bidir.modeling.signed_layers import signed_layers
 from tests.explain.conftest import FAMILIES, bert, family, inputs_of, sentences, tokenizer, vit
@@ -133,11 +134,7 @@ def test_without_scores_relevance_is_that_of_constant_coefficients():
     inputs = doubled(sentences())
     function = InputFunction.of(model, inputs, 1, None)
     start = function.start.clone().requires_grad_()
-    with (
-        torch.enable_grad(),
-        relevance_rules(model),
-        edited_coefficients(model, lambda a: a.detach()),
-    ):
+    with torch.enable_grad(), relevance_rules(model), edited_coefficients(model, lambda a: a.detach()):
         y = function.score(start, function.rows)
         (gradient,) = torch.autograd.grad(y.sum(), start)
     expected = (start * gradient).sum(-1).detach()

@@ -12,8 +12,8 @@ from hf_bidir import BidirBertForMaskedLM, BidirBertForQuestionAnswering, BidirB
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.cli import app
 from hf_bidir.explain import load_checkpoint, read_text, token_scores
+from hf_bidir.explain.api import explain_checkpoint
 from hf_bidir.explain.methods import TEXT_DEFAULT
-from hf_bidir.explain.report import explain_checkpoint
 from tests.explain.conftest import bert, tokenizer, vit
 
 TEXT = "a unbelievably good film !"

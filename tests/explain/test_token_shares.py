@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_bidir.explain import alti, flip_heads, value_zeroing
-from hf_bidir.explain.running import record_coefficients
+from hf_bidir.explain.record import record_coefficients
 from tests.explain.conftest import bert, family, images, inputs_of, sentences, vit
 
 POST_NORM = ["RobertaForSequenceClassification", "DistilBertForSequenceClassification"]

@@ -21,8 +21,8 @@ from transformers import (
 
 import hf_bidir
 from hf_bidir.explain import contributions, explain, head_maps, photo_heatmap, read_image, vision_maps
-from hf_bidir.explain.photo import upsampled
-from hf_bidir.explain.running import record_coefficients
+from hf_bidir.explain.draw.photo import upsampled
+from hf_bidir.explain.record import record_coefficients
 
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 PATCHES = {"image_size": 24, "patch_size": 2}

@@ -12,45 +12,50 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from hf_bidir import register_attn_activation, tanhmax
 from hf_bidir.modeling import activations
-from hf_bidir.modeling.activations import get_attn_activation, softmax
+from hf_bidir.modeling.activations import balanced, get_attn_activation, softmax
 
-moderate_rows = st_numpy.arrays(
+rows = st_numpy.arrays(
     np.float64, st.tuples(st.integers(1, 4), st.integers(1, 9)), elements=st.floats(-30, 30)
-)
+).map(torch.from_numpy)  # fmt: skip
 masses = st.floats(1e-6, 1.0)
+quick = settings(max_examples=30, deadline=None)
 
 
-def defined(scores: np.ndarray, mass: float) -> np.ndarray:
-    """The definition, in float64 and without any trick."""
-    positive, negative = np.exp(scores), mass * np.exp(-scores)
-    return (positive - negative) / (positive + negative).sum(-1, keepdims=True)
+def defined(scores: torch.Tensor, mass: float) -> torch.Tensor:
+    """TanhMax by its definition, in float64 and without any trick."""
+    positive, negative = scores.exp(), mass * (-scores).exp()
+    return (positive - negative) / (positive + negative).sum(-1, keepdim=True)
 
 
-@given(moderate_rows, masses)
-def test_tanhmax_equals_its_definition_in_float64(scores, mass):
-    coefficients = tanhmax(torch.from_numpy(scores), negative_mass=mass)
-    np.testing.assert_allclose(coefficients.numpy(), defined(scores, mass), rtol=1e-9, atol=1e-12)
+@quick
+@given(rows, masses)
+def test_tanhmax_is_its_definition_odd_softmax_at_zero_and_sums_to_at_most_one(scores, mass):
+    coefficients = tanhmax(scores, negative_mass=mass)
+    torch.testing.assert_close(coefficients, defined(scores, mass), rtol=1e-9, atol=1e-12)
+    assert (coefficients.abs().sum(-1) <= 1 + 1e-12).all()
+    assert torch.equal(tanhmax(-scores), -tanhmax(scores))
+    for activation in (tanhmax, balanced):
+        torch.testing.assert_close(activation(scores, negative_mass=0.0), scores.softmax(-1), rtol=0, atol=0)
 
 
-@given(moderate_rows)
-def test_a_negative_mass_of_zero_is_softmax(scores):
-    scores = torch.from_numpy(scores)
-    assert torch.equal(tanhmax(scores, negative_mass=0.0), scores.softmax(-1))
+@quick
+@given(rows, masses, st.floats(-20, 20))
+def test_balanced_rows_sum_to_one_minus_the_mass_whatever_is_added_to_all_scores(scores, mass, constant):
+    coefficients = balanced(scores, negative_mass=mass)
+    totals = coefficients.sum(-1)
+    torch.testing.assert_close(totals, torch.full_like(totals, 1 - mass), rtol=0, atol=1e-12)
+    torch.testing.assert_close(balanced(scores + constant, negative_mass=mass), coefficients, rtol=0, atol=1e-12)
 
 
-@given(moderate_rows)
-def test_tanhmax_is_odd(scores):
-    scores = torch.from_numpy(scores)
-    torch.testing.assert_close(tanhmax(-scores), -tanhmax(scores), rtol=0, atol=0)
-
-
-@given(moderate_rows, masses)
-def test_absolute_coefficients_sum_to_at_most_one(scores, mass):
-    total = tanhmax(torch.from_numpy(scores), negative_mass=mass).abs().sum(-1)
-    assert (total <= 1 + 1e-12).all()
+@quick
+@given(rows)
+def test_balanced_is_tanhmax_of_the_scores_shifted_so_that_the_coefficients_sum_to_zero(scores):
+    shift = ((-scores).logsumexp(-1, keepdim=True) - scores.logsumexp(-1, keepdim=True)) / 2
+    torch.testing.assert_close(balanced(scores), tanhmax(scores + shift), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@quick
 @given(data=st.data())
 def test_every_finite_score_gives_finite_coefficients_and_gradients(dtype, data):
     largest = torch.finfo(dtype).max
@@ -62,7 +67,7 @@ def test_every_finite_score_gives_finite_coefficients_and_gradients(dtype, data)
     assert scores.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("size", [1e-6, 1e-4, 1e-2, 1.0, 20.0, 80.0])
+@pytest.mark.parametrize("size", [1e-6, 1e-2, 1.0, 80.0])
 def test_fp32_keeps_six_digits_at_every_magnitude_of_the_scores(size):
     scores = size * torch.linspace(-1, 1, 9, dtype=torch.float64)
     exact = torch.sinh(scores) / torch.cosh(scores).sum()
@@ -74,13 +79,13 @@ def test_fp16_is_computed_in_fp32():
     torch.testing.assert_close(tanhmax(scores), tanhmax(scores.double()).half(), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("length", [1, 5, 197])
+@pytest.mark.parametrize("length", [1, 197])
 def test_the_jacobian_at_zero_is_the_identity_over_n(length):
     jacobian = torch.autograd.functional.jacobian(tanhmax, torch.zeros(length, dtype=torch.float64))
     torch.testing.assert_close(jacobian, torch.eye(length, dtype=torch.float64) / length)
 
 
-@pytest.mark.parametrize("mass", [1.0, 0.3, 1e-4])
+@pytest.mark.parametrize("mass", [1.0, 1e-4])
 def test_gradients_pass_gradcheck_with_a_mask(mass):
     torch.manual_seed(0)
     scores = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
@@ -91,47 +96,43 @@ def test_gradients_pass_gradcheck_with_a_mask(mass):
 
 def test_the_gradient_of_the_negative_mass_is_the_closed_form():
     torch.manual_seed(0)
-    scores = torch.randn(4, 6, dtype=torch.float64)
+    scores, upstream = torch.randn(2, 4, 6, dtype=torch.float64)
     mass = torch.tensor(0.4, dtype=torch.float64, requires_grad=True)
-    upstream = torch.randn(4, 6, dtype=torch.float64)
     tanhmax(scores, negative_mass=mass).backward(upstream)
-    total = (scores.exp() + 0.4 * (-scores).exp()).sum(-1, keepdim=True)
-    negative = (-scores).exp() / total
-    coefficients = (scores.exp() - 0.4 * (-scores).exp()) / total
-    expected = -negative - coefficients * negative.sum(-1, keepdim=True)
+    negative = (-scores).exp() / (scores.exp() + 0.4 * (-scores).exp()).sum(-1, keepdim=True)
+    expected = -negative - defined(scores, 0.4) * negative.sum(-1, keepdim=True)
     torch.testing.assert_close(mass.grad, (expected * upstream).sum())
 
 
 def test_each_head_can_have_its_own_negative_mass():
     torch.manual_seed(0)
     scores = torch.randn(2, 3, 4, 5, dtype=torch.float64)
-    mass = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64).view(3, 1, 1)
-    coefficients = tanhmax(scores, negative_mass=mass)
+    coefficients = tanhmax(scores, negative_mass=torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64).view(3, 1, 1))
     for head, value in enumerate((0.0, 0.5, 1.0)):
-        np.testing.assert_allclose(coefficients[:, head].numpy(), defined(scores[:, head].numpy(), value), rtol=1e-9)
+        torch.testing.assert_close(coefficients[:, head], defined(scores[:, head], value))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_negative_mass_of_zero_in_one_head_gives_finite_gradients(dtype):
     scores = torch.randn(2, 4, 5).to(dtype).requires_grad_()
     tanhmax(scores, negative_mass=torch.tensor([0.0, 0.5]).to(dtype).view(2, 1, 1)).sum().backward()
     assert scores.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["softmax", "tanh", "tanhmax"])
-@settings(max_examples=30)
+@pytest.mark.parametrize("name", ["softmax", "tanh", "tanhmax", "balanced"])
+@quick
 @given(data=st.data())
 def test_a_masked_key_equals_an_absent_key(name, data):
-    scores = torch.from_numpy(data.draw(moderate_rows))
-    kept = data.draw(st.lists(st.booleans(), min_size=scores.shape[1], max_size=scores.shape[1]).filter(any))
-    keep = torch.tensor(kept)
+    scores = data.draw(rows)
+    keep = torch.tensor(data.draw(st.lists(st.booleans(), min_size=scores.shape[1], max_size=scores.shape[1])))
     fn = get_attn_activation(name)
     coefficients = fn(scores, keep.expand_as(scores))
-    torch.testing.assert_close(coefficients[:, keep], fn(scores[:, keep]))
+    if keep.any():
+        torch.testing.assert_close(coefficients[:, keep], fn(scores[:, keep]))
     assert (coefficients[:, ~keep] == 0).all()
 
 
-@pytest.mark.parametrize("name", ["softmax", "tanh", "tanhmax"])
+@pytest.mark.parametrize("name", ["softmax", "tanh", "tanhmax", "balanced"])
 def test_a_row_with_nothing_to_attend_to_gives_zeros_and_no_nan_gradient(name):
     scores = torch.randn(2, 4, requires_grad=True)
     keep = torch.tensor([[True] * 4, [False] * 4])
@@ -145,8 +146,8 @@ def test_a_row_with_nothing_to_attend_to_gives_zeros_and_no_nan_gradient(name):
 def test_a_masked_key_with_the_largest_score_leaves_no_trace():
     scores = torch.tensor([1.0, -2.0, torch.finfo(torch.float32).max])
     keep = torch.tensor([True, True, False])
-    torch.testing.assert_close(tanhmax(scores, keep)[:2], tanhmax(scores[:2]))
-    torch.testing.assert_close(softmax(scores, keep)[:2], scores[:2].softmax(-1))
+    for activation in (tanhmax, softmax):
+        torch.testing.assert_close(activation(scores, keep)[:2], activation(scores[:2]))
 
 
 def test_the_keys_may_lie_in_any_dimension():
@@ -160,19 +161,15 @@ def test_a_negative_mass_outside_0_1_is_refused(mass):
         tanhmax(torch.zeros(2), negative_mass=mass)
 
 
-def test_a_registered_activation_is_found_by_its_name(monkeypatch):
+def test_a_registered_activation_is_found_by_its_name_and_a_taken_name_is_refused(monkeypatch):
     monkeypatch.setattr(activations, "_ACTIVATIONS", dict(activations._ACTIVATIONS))
     register_attn_activation("uniform", lambda scores, keep=None, dim=-1: torch.ones_like(scores) / scores.shape[dim])
     assert get_attn_activation("uniform")(torch.zeros(2, 4))[0, 0] == 0.25
-
-
-def test_a_taken_name_is_refused():
     with pytest.raises(ValueError, match="already registered"):
         register_attn_activation("softmax", lambda scores, keep=None, dim=-1: scores)
 
 
 def test_an_unknown_activation_names_the_known_ones_and_the_closest():
-    with pytest.raises(
-        ValueError, match=r'"tanmax" is not known; choose one of: .*softmax, tanh, tanhmax.*\. Did you mean "tanhmax"'
-    ):
+    known = r'"tanmax" is not known; choose one of: .*softmax, tanh, tanhmax.*\. Did you mean "tanhmax"'
+    with pytest.raises(ValueError, match=known):
         get_attn_activation("tanmax")

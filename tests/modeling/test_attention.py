@@ -1,198 +1,241 @@
-"""Every implementation of `bidir_attention` against the eager path, in the context and every gradient."""
+"""Every implementation of `bidir_attention` against the written-out formula, in the context and every gradient."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
+from torch.utils.flop_counter import FlopCounterMode
 
-from hf_bidir import bidir_attention, tanhmax
-from hf_bidir.modeling import chunked_attention
-from hf_bidir.modeling.attention_inputs import keep_and_bias
+from hf_bidir import bidir_attention
+from hf_bidir.modeling import attention, chunked_attention
+from hf_bidir.modeling.activations import get_attn_activation
+from hf_bidir.modeling.attention_call import attention_call, keep_and_bias
 
-FAST = ["auto", "chunked", "lift"]
-MASSES = [1.0, 0.3, (0.9, 0.5, 0.1)]
+IMPLEMENTATIONS = ["eager", "chunked", "lift", "auto"]
+LENGTH = 21
 
 
-def projections(batch=2, heads=3, queries=33, keys=29, head_dim=8, dtype=torch.float32, size=1.0):
+def drawn(batch=2, heads=4, key_heads=2, queries=LENGTH, keys=LENGTH, head_dim=8, dtype=torch.float64, size=1.0):
     """Query, key and value as a model makes them: views of `[batch, length, heads, head_dim]`."""
     torch.manual_seed(0)
-    tensors = [size * torch.randn(batch, n, heads, head_dim, dtype=dtype) for n in (queries, keys, keys)]
-    return [t.transpose(1, 2).detach().requires_grad_() for t in tensors]
+    shapes = [(batch, n, count, head_dim) for n, count in ((queries, heads), (keys, key_heads), (keys, key_heads))]
+    return [(size * torch.randn(shape, dtype=dtype)).transpose(1, 2).requires_grad_() for shape in shapes]
 
 
-def padding(lengths, keys=29):
-    return (torch.arange(keys) < torch.tensor(lengths).unsqueeze(1))[:, None, None]
+def written_out(query, key, value, keep=None, causal=False, window=None, activation="tanhmax", **mass):
+    """The formula with repeated key heads and one mask."""
+    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+    distance = torch.arange(query.shape[2])[:, None] - torch.arange(key.shape[2])
+    mask = (distance >= 0) if causal else torch.ones_like(distance, dtype=torch.bool)
+    if window is not None:
+        mask = mask & (distance.abs() <= window)
+    mask = mask[None, None] if keep is None else mask & keep
+    return get_attn_activation(activation)(query @ key.mT * query.shape[-1] ** -0.5, mask, **mass) @ value
+
+
+def context_and_gradients(context, inputs):
+    upstream = torch.randn(context.shape, generator=torch.Generator().manual_seed(2), dtype=context.dtype)
+    return [context, *torch.autograd.grad(context, inputs, upstream)]
+
+
+def assert_formula(inputs, keep=None, implementation="auto", rtol=1e-7, atol=1e-9, **options):
+    got, _ = bidir_attention(*inputs, keep, implementation=implementation, **options)
+    results = context_and_gradients(got, inputs)
+    if isinstance(options.get("negative_mass"), tuple):
+        options["negative_mass"] = torch.tensor(options["negative_mass"], dtype=got.dtype).view(-1, 1, 1)
+    expected = context_and_gradients(written_out(*inputs, keep, **options), inputs)
+    torch.testing.assert_close(results, expected, rtol=rtol, atol=atol)
+
+
+def flops(task):
+    with FlopCounterMode(display=False) as counter:
+        task()
+    return counter.get_total_flops()
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(chunked_attention, "BAND_ROWS", 8)
+    monkeypatch.setattr(attention, "LIFT_ROWS", 8)
+
+
+def padded(*lengths):
+    return (torch.arange(LENGTH) < torch.tensor(lengths)[:, None])[:, None, None]
 
 
 KEEPS = {
     "no mask": None,
-    "padded": padding([29, 11]),
-    "padded on the left": padding([29, 11]).flip(-1),
-    "one empty example": padding([0, 17]),
-    "full mask": torch.rand(2, 3, 33, 29, generator=torch.Generator().manual_seed(1)) > 0.5,
+    "padding on the right": padded(LENGTH, 11),
+    "padding on the left": padded(LENGTH, 11).flip(-1),
+    "one empty example": padded(0, 17),
+    "a mask for every query": torch.rand(2, 1, LENGTH, LENGTH, generator=torch.Generator().manual_seed(1)) > 0.5,
+    "a mask for every head": torch.rand(1, 4, 1, LENGTH, generator=torch.Generator().manual_seed(1)) > 0.3,
 }
 
 
-def context_and_gradients(inputs, keep, **options):
-    context, _ = bidir_attention(*inputs, keep, **options)
-    upstream = torch.randn(context.shape, generator=torch.Generator().manual_seed(2), dtype=context.dtype)
-    return context, *torch.autograd.grad(context, inputs, upstream)
-
-
-@pytest.mark.parametrize("mass", MASSES, ids=str)
 @pytest.mark.parametrize("keep", KEEPS.values(), ids=KEEPS.keys())
-@pytest.mark.parametrize("implementation", FAST)
-def test_every_implementation_agrees_with_the_plain_path_to_1e_5(implementation, keep, mass):
-    inputs = projections()
-    plain = context_and_gradients(inputs, keep, negative_mass=mass, implementation="eager")
-    fast = context_and_gradients(inputs, keep, negative_mass=mass, implementation=implementation)
-    for expected, got in zip(plain, fast, strict=True):
-        torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_every_implementation_is_the_written_out_formula(implementation, keep, small_pieces):
+    for causal, window, mass in (
+        (False, None, (0.75, 0.5, 0.125, 1.0)),
+        (True, None, 1.0),
+        (True, 5, 0.3),
+        (False, 1, 1.0),
+    ):
+        if causal and keep is not None and keep.shape[2] > 1:
+            keep = keep & torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+        assert_formula(drawn(), keep, implementation, causal=causal, window=window, negative_mass=mass)
 
 
-@pytest.mark.parametrize("keep", KEEPS.values(), ids=KEEPS.keys())
-@pytest.mark.parametrize("implementation", ["auto", "chunked"])
-def test_softmax_agrees_with_the_plain_path(implementation, keep):
-    inputs = projections()
-    plain = context_and_gradients(inputs, keep, activation="softmax", implementation="eager")
-    fast = context_and_gradients(inputs, keep, activation="softmax", implementation=implementation)
-    for expected, got in zip(plain, fast, strict=True):
-        torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+@pytest.mark.parametrize("activation", ["softmax", "balanced"])
+@pytest.mark.parametrize("keep", [KEEPS["no mask"], KEEPS["one empty example"]], ids=["no mask", "empty example"])
+def test_softmax_and_balanced_attention_are_the_formula_on_softmax_kernels_too(keep, activation, small_pieces):
+    mass = {"negative_mass": (0.75, 0.0, 0.125, 1.0)} if activation == "balanced" else {}
+    for band in ({}, {"causal": True}, {"causal": True, "window": 3}):
+        assert_formula(drawn(), keep, "lift", activation=activation, **band, **mass)
 
 
-def test_the_plain_path_is_coefficients_times_values():
-    query, key, value = projections(dtype=torch.float64)
-    keep = KEEPS["padded"]
-    context, coefficients = bidir_attention(query, key, value, keep, implementation="eager")
-    expected = tanhmax(query @ key.mT / 8**0.5, keep)
-    torch.testing.assert_close(coefficients, expected)
-    torch.testing.assert_close(context, expected @ value)
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 40), st.integers(1, 9)),
+    queries=st.none() | st.integers(1, 40),
+    piece=st.sampled_from([1, 64, 500, 4096]),
+    size=st.sampled_from([0.01, 0.3, 1.0, 12.0]),
+    band=st.sampled_from([{}, {"causal": True}, {"window": 1}, {"causal": True, "window": 7}]),
+    mass=st.sampled_from([1.0, 0.3]),
+    padding=st.sampled_from([None, (5, 0), (0, 5), (0, 30), (30, 0)]),
+)
+def test_pieces_of_any_size_give_the_written_out_formula(shape, queries, piece, size, band, mass, padding):
+    batch, key_heads, groups, length, head_dim = shape
+    inputs = drawn(
+        batch, key_heads * groups, key_heads, length if band else queries or length, length, head_dim, size=size
+    )
+    place = torch.arange(length)
+    keep = None if padding is None else ((padding[0] <= place) & (place < length - padding[1]))[None, None, None]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunked_attention, "CPU_PIECE", piece)
+        assert_formula(inputs, keep, "chunked", negative_mass=mass, **band)
 
 
-@pytest.mark.parametrize("size", [1e-6, 1e-3, 0.2, 1.0, 20.0])
+@pytest.mark.parametrize("queries", [5, 60])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_causality_counts_queries_and_keys_of_unequal_lengths_from_the_first(implementation, queries, small_pieces):
+    query, key, value = drawn(queries=queries)
+    context, _ = attention.attend(query, key, value, None, attention_call(query, key, causal=True), implementation)
+    torch.testing.assert_close(context, written_out(query, key, value, causal=True))
+
+
+@pytest.mark.parametrize("size", [1e-6, 0.2, 20.0])
 def test_chunked_keeps_the_digits_of_scores_of_every_size(size):
-    query, key, value = (t.detach() for t in projections())
-    exact = bidir_attention(size * query.double(), key.double(), value.double(), implementation="eager")[0]
+    query, key, value = (t.detach() for t in drawn(dtype=torch.float32))
+    exact = written_out(size * query.double(), key.double(), value.double())
     context = bidir_attention(size * query, key, value, implementation="chunked")[0]
     assert ((context - exact).norm() / exact.norm()).item() < 1e-5
 
 
 @pytest.mark.parametrize("implementation", ["auto", "eager"])
 def test_a_learned_negative_mass_may_be_zero_in_some_heads(implementation):
-    inputs = projections()
-    mass = torch.tensor([0.0, 0.5, 1.0], requires_grad=True)
+    inputs, mass = drawn(), torch.tensor([0.0, 0.5, 1.0, 0.2], requires_grad=True)
     context, _ = bidir_attention(*inputs, negative_mass=mass, implementation=implementation)
     gradients = torch.autograd.grad(context.square().sum(), [*inputs, mass])
-    assert context.isfinite().all()
-    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert all(result.isfinite().all() for result in (context, *gradients))
     assert gradients[-1][1:].abs().min() > 0
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    shape=st.tuples(*(st.integers(1, n) for n in (3, 4, 40, 40, 12))),
-    piece=st.sampled_from([1, 64, 500, 4096]),
-    size=st.sampled_from([0.01, 0.3, 1.0, 12.0]),
-    masked=st.booleans(),
-)
-def test_pieces_of_any_size_give_the_plain_result(shape, piece, size, masked):
-    batch, heads, queries, keys, head_dim = shape
-    inputs = projections(batch, heads, queries, keys, head_dim, torch.float64, size)
-    keep = torch.rand(batch, 1, queries, keys, generator=torch.Generator().manual_seed(0)) > 0.4 if masked else None
-    plain = context_and_gradients(inputs, keep, implementation="eager")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunked_attention, "CPU_PIECE", piece)
-        fast = context_and_gradients(inputs, keep, implementation="chunked")
-    for expected, got in zip(plain, fast, strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 def test_the_chunked_backward_passes_gradcheck(dropout):
-    keys, inputs = 8, projections(1, 2, 5, 8, 4, torch.float64)
+    inputs = drawn(1, 2, 2, 5, 8, 4)
     mass = torch.tensor([0.5, 0.2], dtype=torch.float64, requires_grad=True)
-    keep = padding([keys - 3], keys)
 
     def attend(query, key, value, mass):
         torch.manual_seed(3)  # the same coefficients are dropped at every evaluation
         options = {"negative_mass": mass, "dropout": dropout, "implementation": "chunked"}
-        return bidir_attention(query, key, value, keep, **options)[0]
+        return bidir_attention(query, key, value, (torch.arange(8) < 5)[None, None, None], **options)[0]
 
-    assert gradcheck(attend, (*inputs, mass))
+    assert gradcheck(attend, (*inputs, mass), fast_mode=True)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "chunked"])
-def test_dropout_acts_on_coefficients(implementation):
+def test_dropout_acts_on_coefficients_and_differs_from_call_to_call(implementation):
     query, key = torch.randn(2, 1, 1, 400, 8).unbind()
     value = torch.eye(400).expand(1, 1, 400, 400)  # the context is then the coefficients
     plain = bidir_attention(query, key, value, implementation="eager")[0]
-    torch.manual_seed(0)
-    dropped = bidir_attention(query, key, value, dropout=0.25, implementation=implementation)[0]
+    dropped, again = (
+        bidir_attention(query, key, value, dropout=0.25, implementation=implementation)[0] for _ in range(2)
+    )
     kept = dropped != 0
     assert abs(kept.float().mean().item() - 0.75) < 0.01
     torch.testing.assert_close(dropped[kept], plain[kept] / 0.75, rtol=1e-4, atol=1e-7)
+    assert not torch.equal(dropped, again)
 
 
 def test_the_backward_pass_goes_through_the_pieces_of_the_forward_pass_with_another_number_of_threads(monkeypatch):
     monkeypatch.setattr(chunked_attention, "CPU_PIECE", 2048)
-    query, key, value = inputs = projections(heads=5, dtype=torch.float64)
+    query, key, value = inputs = drawn(heads=5, key_heads=5)
     sizes = torch.tensor([0.01, 1.0, 90.0, 0.02, 3.0], dtype=torch.float64)[:, None, None]  # small, common, beyond e^40
     context = bidir_attention(sizes * query, key, value, implementation="chunked")[0]
-    expected = torch.autograd.grad(
-        bidir_attention(sizes * query, key, value, implementation="eager")[0].square().sum(), inputs
-    )
+    expected = torch.autograd.grad(written_out(sizes * query, key, value).square().sum(), inputs)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    for theirs, ours in zip(expected, torch.autograd.grad(context.square().sum(), inputs), strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
-def test_two_calls_drop_different_coefficients():
-    inputs = projections()
-    first, second = (bidir_attention(*inputs, dropout=0.5, implementation="chunked")[0] for _ in range(2))
-    assert not torch.equal(first, second)
-
-
-@pytest.mark.parametrize("implementation", ["auto", "chunked", "lift"])
-def test_a_fast_path_returns_no_coefficients(implementation):
-    assert bidir_attention(*projections(), implementation=implementation)[1] is None
+    torch.testing.assert_close(torch.autograd.grad(context.square().sum(), inputs), expected)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "chunked", "lift"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_stays_within_its_own_rounding(implementation, dtype):
-    inputs = [t.detach().to(dtype) for t in projections()]
-    exact = bidir_attention(*(t.double() for t in inputs), KEEPS["padded"], implementation="eager")[0]
-    context = bidir_attention(*inputs, KEEPS["padded"], implementation=implementation)[0]
-    assert context.dtype == dtype
-    torch.testing.assert_close(context.double(), exact, rtol=0, atol=8 * torch.finfo(dtype).eps)
+def test_half_precision_stays_within_its_own_rounding(implementation):
+    keep = KEEPS["padding on the right"]
+    for dtype in (torch.bfloat16, torch.float16):
+        inputs = [t.detach().to(dtype) for t in drawn()]
+        exact = written_out(*(t.double() for t in inputs), keep)
+        context = bidir_attention(*inputs, keep, implementation=implementation)[0]
+        assert context.dtype == dtype
+        torch.testing.assert_close(context.double(), exact, rtol=0, atol=8 * torch.finfo(dtype).eps)
 
 
-@pytest.mark.parametrize("implementation", ["auto", "eager", "chunked"])
+@pytest.mark.parametrize("implementation", ["auto", "eager"])
 def test_scores_of_a_thousand_stay_finite(implementation):
-    inputs = projections(size=30.0)
-    for result in context_and_gradients(inputs, KEEPS["padded"], implementation=implementation):
-        assert result.isfinite().all()
+    inputs = drawn(size=30.0, dtype=torch.float32)
+    context = bidir_attention(*inputs, KEEPS["padding on the right"], implementation=implementation)[0]
+    assert all(result.isfinite().all() for result in context_and_gradients(context, inputs))
 
 
 def test_autocast_does_not_lower_the_precision_of_the_scores():
-    inputs = projections()
+    inputs = drawn(dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         context = bidir_attention(*inputs, implementation="chunked")[0]
-    torch.testing.assert_close(context, bidir_attention(*inputs, implementation="eager")[0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(context, written_out(*inputs), rtol=0, atol=1e-5)
 
 
-def test_heads_with_and_without_a_negative_half_can_mix():
-    query, key, value = (t.detach() for t in projections())
-    context, _ = bidir_attention(query, key, value, negative_mass=[0.0, 0.5, 1.0])
-    for head, mass in enumerate([0.0, 0.5, 1.0]):
-        one = slice(head, head + 1)
-        alone, _ = bidir_attention(query[:, one], key[:, one], value[:, one], negative_mass=mass)
-        torch.testing.assert_close(context[:, one], alone, rtol=0, atol=1e-6)
+def test_only_the_eager_path_returns_coefficients_and_applies_dropout_of_balanced_attention():
+    inputs = drawn()
+    for implementation in ("auto", "chunked", "lift"):
+        assert bidir_attention(*inputs, implementation=implementation)[1] is None
+    context, coefficients = bidir_attention(*inputs, activation="balanced", dropout=0.1)
+    value = inputs[2].repeat_interleave(2, 1)
+    torch.testing.assert_close(context, coefficients @ value)
+
+
+@pytest.mark.parametrize(("options", "share"), [({"causal": True}, 0.6), ({"window": 16}, 0.25)])
+def test_keys_out_of_reach_are_not_computed(options, share, small_pieces):
+    inputs = drawn(queries=256, keys=256)
+
+    def cost(**options):
+        return flops(lambda: bidir_attention(*inputs, implementation="chunked", **options)[0].sum().backward())
+
+    assert cost(**options) < share * cost()
+
+
+def test_padding_of_a_causal_batch_is_not_computed(small_pieces):
+    inputs = drawn(batch=1, queries=256, keys=256)
+    keep = (torch.arange(256) >= 192)[None, None, None]  # on the left, as for generation
+    few, many = (
+        flops(lambda keep=keep: bidir_attention(*inputs, keep, causal=True, implementation="chunked"))
+        for keep in (keep, None)
+    )
+    assert few < 0.2 * many
 
 
 def test_every_mask_of_transformers_becomes_the_same_keep_mask():
-    keep = padding([4, 2], keys=4)
+    keep = padded(4, 2)[..., :4]
     additive = torch.zeros(2, 1, 1, 4).masked_fill(~keep, torch.finfo(torch.float32).min)
     assert keep_and_bias(None) == (None, None)
     for mask in (keep, keep.long(), additive, additive.half(), additive.clamp_min(-1e4)):
@@ -206,20 +249,35 @@ def test_every_mask_of_transformers_becomes_the_same_keep_mask():
         ({"activation": "tanmax"}, 'Did you mean "tanhmax"'),
         ({"activation": "tanh", "implementation": "chunked"}, '"tanh" has no chunked implementation; use "eager"'),
         ({"implementation": "lift", "dropout": 0.1}, "cannot apply dropout=0.1"),
-        ({"negative_mass": [0.5, 0.5]}, "one for each of the 3 heads, got 2"),
-        ({"negative_mass": torch.full((2,), 0.5)}, "one for each of the 3 heads, got 2"),
-        ({"negative_mass": [0.0, 0.5, 1.0], "implementation": "lift"}, "every head's negative mass to be positive"),
-        ({"negative_mass": 2.0}, r"must lie in \[0, 1\]"),
+        ({"activation": "balanced", "implementation": "lift", "dropout": 0.1}, r"dropout=0\.1 to balanced"),
+        ({"negative_mass": [0.5, 0.5]}, "one for each of the 4 heads, got 2"),
+        ({"negative_mass": torch.full((2,), 0.5)}, "one for each of the 4 heads, got 2"),
+        (
+            {"negative_mass": [0.0, 0.5, 1.0, 1.0], "implementation": "lift"},
+            "every head's negative mass to be pos",
+        ),
         ({"negative_mass": "half"}, r"must lie in \[0, 1\].*, got 'half'"),
         ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
-        ({"key": torch.zeros(2, 3, 0, 8), "value": torch.zeros(2, 3, 0, 8)}, r"no size may be 0.*\(2, 3, 0, 8\)"),
-        ({"keep": torch.ones(2, 1, 1, 29)}, "keep must be boolean"),
-        ({"keep": torch.ones(2, 1, 1, 28, dtype=torch.bool)}, r"\(2, 3, 33, 29\), got \(2, 1, 1, 28\)"),
-        ({"key": torch.zeros(2, 3, 30, 8)}, r"key \(2, 3, 30, 8\), value \(2, 3, 29, 8\)"),
-        ({"query": torch.zeros(2, 3, 33, 4)}, r"agree in batch and head_dim.*query \(2, 3, 33, 4\)"),
+        ({"key": torch.zeros(2, 2, 0, 8), "value": torch.zeros(2, 2, 0, 8)}, r"no size may be 0.*\(2, 2, 0, 8\)"),
+        ({"keep": torch.ones(2, 1, 1, LENGTH)}, "keep must be boolean"),
+        ({"keep": torch.ones(2, 1, 1, 9, dtype=torch.bool)}, r"\(2, 4, 21, 21\), got \(2, 1, 1, 9\)"),
+        ({"key": torch.zeros(2, 2, 30, 8)}, r"key \(2, 2, 30, 8\), value \(2, 2, 21, 8\)"),
+        ({"query": torch.zeros(2, 4, LENGTH, 4)}, r"agree in batch and head_dim.*query \(2, 4, 21, 4\)"),
+        ({"query": torch.zeros(2, 3, LENGTH, 8)}, "number of key heads must divide the number of query heads"),
+        ({"window": 0}, "window must be an integer of at least 1, or None; got 0"),
+        ({"window": 2.0}, "window must be an integer of at least 1, or None; got 2.0"),
+        (
+            {"causal": True, "query": torch.zeros(2, 4, 5, 8)},
+            "causal needs as many queries as keys; got 5 queries for",
+        ),
+        ({"window": 3, "query": torch.zeros(2, 4, 5, 8)}, "window needs as many queries as keys; got 5 queries for 21"),
+        (
+            {"causal": True, "keep": torch.ones(2, 1, LENGTH, LENGTH, dtype=torch.bool)},
+            "the mask keeps key 1 for query 0, which causal=True drops",
+        ),
     ],
 )
 def test_an_impossible_request_gets_one_clear_error(changes, message):
-    arguments = dict(zip(("query", "key", "value"), projections(), strict=True)) | changes
+    arguments = dict(zip(("query", "key", "value"), drawn(dtype=torch.float32), strict=True)) | changes
     with pytest.raises(ValueError, match=message):
         bidir_attention(**arguments)

@@ -6,7 +6,6 @@ from torch.autograd import gradgradcheck
 from torch.func import grad, hessian, jvp, vmap
 
 from hf_bidir import bidir_attention, signed
-from hf_bidir.explain.relevance_rules import proportional
 from tests.tiny_models import stock_model
 
 HEADS, LENGTH, SIZE = 4, 5, 3
@@ -23,14 +22,9 @@ def projections(key_heads: int = HEADS, dtype: torch.dtype = torch.float64, size
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"keep": PADDING},
         {"keep": FULL},
-        {"causal": True},
+        {"causal": True, "negative_mass": 0.3},
         {"window": 1},
-        {"key_heads": 2},
-        {"negative_mass": 0.3},
-        {"dropout": 0.4},
         {"dropout": 0.4, "keep": PADDING, "key_heads": 2},
     ],
     ids=lambda options: ", ".join(options) or "plain",
@@ -75,7 +69,7 @@ def second_gradients(inputs: list[torch.Tensor], implementation: str, **options)
     return torch.autograd.grad(sum(x.square().sum() for x in first), inputs)
 
 
-@pytest.mark.parametrize("options", [{}, {"causal": True, "negative_mass": 0.3}, {"keep": PADDING}])
+@pytest.mark.parametrize("options", [{"causal": True, "negative_mass": 0.3}, {"keep": PADDING}])
 def test_second_derivatives_of_the_kernel_are_those_of_the_eager_path(options):
     pytest.importorskip("triton")
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -137,15 +131,6 @@ def test_every_way_to_differentiate_a_model_gives_what_finite_differences_give(b
         torch.testing.assert_close(found, change, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_gradients_of_several_outputs_at_once_are_those_of_each(bert):
-    def logits(x):
-        return bert(inputs_embeds=x[None]).logits[0]
-
-    embeddings = bert.get_input_embeddings()(torch.tensor([5, 6, 7])).detach()
-    one_by_one = torch.autograd.functional.jacobian(logits, embeddings)
-    torch.testing.assert_close(torch.autograd.functional.jacobian(logits, embeddings, vectorize=True), one_by_one)
-
-
 def test_gradients_per_example_are_those_of_single_examples(bert):
     batch = torch.randn(3, 4, 32, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     together = vmap(grad(lambda x: logit(bert, x)))(batch)
@@ -168,9 +153,3 @@ def test_a_gradient_penalty_trains_the_weights_as_on_the_eager_path(bert):
     assert found["sdpa"].keys() == found["eager"].keys()
     for name, gradient in found["sdpa"].items():
         torch.testing.assert_close(gradient, found["eager"][name], msg=name)
-
-
-def test_the_rules_of_attnlrp_refuse_a_second_derivative_which_they_do_not_define():
-    x = torch.ones(3, requires_grad=True)
-    with pytest.raises(RuntimeError, match="AttnLRP define no second derivatives"):
-        torch.autograd.grad(proportional(x, x.exp()).sum(), x, create_graph=True)

@@ -6,30 +6,28 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hf_bidir.modeling.attention_call import attention_call
-from hf_bidir.modeling.attention_inputs import fused_obstacle
+from hf_bidir.modeling.attention_call import attention_call, fused_obstacle
 from hf_bidir.modeling.fused_check import Kind, difference_from_eager, kind_of
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = pytest.mark.skipif(fused_obstacle() is not None, reason=str(fused_obstacle()))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
     "options",
     [
-        {"value_dim": 64},
-        {"keep": "per query", "shift": "one"},
+        {"keep": "per query", "shift": "one", "value_dim": 16},
         {"keep": None, "signed": False, "dropped": True, "causal": True},
         {"bias": torch.float32, "capped": True, "window": True},
         {"few": True, "shift": "per head", "gradient": False},
     ],
     ids=str,
 )
-def test_the_kernels_match_the_eager_path_in_calls_of_every_kind(dtype, options):
+def test_the_kernels_match_the_eager_path_in_calls_of_every_kind(options):
     from hf_bidir.modeling.fused_attention import fused_attention
 
-    assert difference_from_eager(fused_attention, Kind(DEVICE, dtype, 32, **{"value_dim": 32} | options)) is None
+    kind = Kind(DEVICE, torch.float16, 32, **{"value_dim": 32} | options)
+    assert difference_from_eager(fused_attention, kind) is None
 
 
 def test_the_kind_of_a_call_says_what_its_code_depends_on():
@@ -40,12 +38,6 @@ def test_the_kind_of_a_call_says_what_its_code_depends_on():
     keep = torch.ones(1, 1, 40, 9, dtype=torch.bool)
     many, expected = query.expand(1, 4, 40, 32), expected._replace(few=False, keep="per query", dropped=True)
     assert kind_of(many, key, key, keep, replace(call, dropout=0.1)) == expected
-
-
-def wrong_forward(query, key, value, keep, call):
-    from hf_bidir.modeling.fused_attention import fused_attention
-
-    return fused_attention(query, key, value, keep, replace(call, scaling=1.2 * call.scaling))
 
 
 def without_mask(query, key, value, keep, call):
@@ -68,8 +60,7 @@ def does_not_compile(query, key, value, keep, call):
 @pytest.mark.parametrize(
     ("attend", "named"),
     [
-        (wrong_forward, "its output differs from the eager path by"),
-        (without_mask, "its output differs"),
+        (without_mask, "its output differs from the eager path by"),
         (wrong_key_gradient, "its key gradient differs from the eager path by 50.0%"),
         (does_not_compile, r"failed with RuntimeError .*unknown architecture"),
     ],

@@ -63,7 +63,7 @@ def test_every_option_of_decoding_compiles_for_hopper():
 def test_every_tiling_of_the_table_compiles_and_fits_its_architecture(architecture, capability, limit):
     from hf_bidir.modeling.fused_tilings import TILINGS
 
-    entries = [*product(MAIN, ("tanhmax",), (64, 256)), *product(MAIN, ("softmax",), (128,))]
+    entries = [*product(MAIN, ("tanhmax",), (256,)), *product(MAIN[:1], ("softmax",), (128,))]
     cases = [
         {
             "name": name, "tiling": TILINGS[f"{architecture} {name} {mode} {size}"], "arch": capability,

@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from hf_bidir import bidir_attention
+from hf_bidir import bidir_attention, packed_attention
 from tests.modeling.fused_inputs import (
     DEVICE,
     distance,
@@ -22,7 +23,7 @@ triton = pytest.importorskip("triton")
 from hf_bidir.modeling import fused_attention as module  # noqa: E402
 from hf_bidir.modeling.attention_call import AttentionCall  # noqa: E402
 from hf_bidir.modeling.fused_attention import fused_attention  # noqa: E402
-from hf_bidir.modeling.fused_problem import Inputs, wide  # noqa: E402
+from hf_bidir.modeling.fused_problem import Inputs, _precision, wide  # noqa: E402
 
 
 def test_the_kernel_alone_checks_the_shapes_too():
@@ -39,8 +40,7 @@ def test_under_autocast_the_kernel_takes_what_the_projections_give():
         context = bidir_attention(query, key, value, implementation="fused")[0]
     assert context.dtype == torch.bfloat16
     gold = plain(inputs, dtype=torch.float64)
-    for got, exact in zip(with_gradients(context, inputs), gold, strict=True):
-        assert distance([got], [exact])[0] < 0.02 * exact.norm()
+    assert all(d < 0.02 * x.norm() for d, x in zip(distance(with_gradients(context, inputs), gold), gold, strict=True))
 
 
 def test_what_is_kept_for_the_backward_pass_grows_with_the_length_and_not_with_its_square():
@@ -61,18 +61,16 @@ def test_what_is_kept_for_the_backward_pass_grows_with_the_length_and_not_with_i
         ({"head_dim": 264}, "head dimensions from 16 to 256"),
         ({"value_dim": 8}, r"head dimensions from 16 to 256.*value \(2, 2, 29, 8\)"),
         ({"dtype": torch.float64}, "one dtype, fp16, bf16 or fp32; .* Got query .* torch.float64"),
+        ({"dtype": [torch.float32, torch.float16]}, r"one dtype.*key \(2, 2, 29, 16\) torch.float16"),
         ({"keys": 0}, r"no size may be 0, got query \(2, 2, 33, 16\), key \(2, 2, 0, 16\)"),
     ],
 )
 def test_what_the_kernel_cannot_take_is_refused_with_the_shapes(change, message):
+    query, key, value = projections(**change | {"dtype": torch.float32})
+    dtype = change.get("dtype", torch.float32)
+    first, second = dtype if isinstance(dtype, list) else (dtype, dtype)
     with pytest.raises(ValueError, match=message):
-        bidir_attention(*projections(**change), implementation="fused")
-
-
-def test_mixed_dtypes_are_refused():
-    query, key, value = projections()
-    with pytest.raises(ValueError, match=r"one dtype.*key \(2, 2, 29, 16\) torch.float16"):
-        bidir_attention(query, key.half(), value, implementation="fused")
+        bidir_attention(query.to(first), key.to(second), value.to(first), implementation="fused")
 
 
 def test_a_compiled_graph_holds_the_kernel_whole_at_every_length():
@@ -80,11 +78,17 @@ def test_a_compiled_graph_holds_the_kernel_whole_at_every_length():
         return bidir_attention(query, key, value, negative_mass=0.5, implementation="fused")[0]
 
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
-    for length in (17, 19, 29):
+    for length in (17, 19, 21):
         inputs = projections(1, 1, length, length)
-        got = with_gradients(compiled(*inputs), inputs)
-        for expected, ours in zip(with_gradients(attend(*inputs), inputs), got, strict=True):
-            torch.testing.assert_close(ours, expected)
+        torch.testing.assert_close(with_gradients(compiled(*inputs), inputs), with_gradients(attend(*inputs), inputs))
+
+
+def test_packed_attention_compiles_into_one_graph_where_the_longest_is_given():
+    inputs = [t.detach()[0].transpose(0, 1) for t in projections(1, queries=20, keys=20)]
+    starts = torch.tensor([0, 8, 20], dtype=torch.int32, device=DEVICE)
+    compiled = torch.compile(packed_attention, fullgraph=True, backend="aot_eager")
+    got, expected = (attend(*inputs, starts, max_seqlen=12) for attend in (compiled, packed_attention))
+    torch.testing.assert_close(got, expected)
 
 
 def test_an_exported_program_holds_the_kernel():
@@ -92,75 +96,54 @@ def test_an_exported_program_holds_the_kernel():
         def forward(self, query, key, value):
             return bidir_attention(query, key, value, implementation="fused")[0]
 
-    inputs = tuple(t.detach() for t in projections())
+    inputs = tuple(t.detach() for t in projections(1, 1, 17, 17))
     program = torch.export.export(Attention(), inputs)
     torch.testing.assert_close(program.module()(*inputs), Attention()(*inputs))
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_torch_finds_nothing_wrong_with_the_operator(causal):
+def test_torch_finds_nothing_wrong_with_the_operator():
     inputs = projections(1, 1, 17, 19)
     bias, shifts = torch.randn(1, 1, 17, 19, device=DEVICE), torch.zeros(1, device=DEVICE)
     tensors = (*inputs, mask("holes", 1, 1, 17, 19), bias.requires_grad_(), shifts.requires_grad_(), None, None, None)
-    numbers = (17, 19, True, 0.25, 0.0, None, 0.0, causal, None)
+    numbers = (17, 19, True, 0.25, 0.0, None, 0.0, True, None)
     found = torch.library.opcheck(module._operator, (*tensors, *numbers))
     assert set(found.values()) == {"SUCCESS"}
 
 
-def run_alone(code: str, **environment: str) -> str:
-    """The output of `code`, run by a fresh Python."""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | environment, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 ATTEMPT = """
-import torch
-from hf_bidir import bidir_attention
+import sys, torch
+from hf_bidir import bidir_attention, packed_attention
+assert "hf_bidir.modeling.fused_kernels" not in sys.modules
 x = torch.randn(1, 1, 4, 16)
 print(bidir_attention(x, x, x)[0].shape)
-try:
-    bidir_attention(x, x, x, implementation="fused")
-except (ValueError, ImportError) as error:
-    print(error)
+for missing in ("a GPU", "Triton"):
+    try:
+        bidir_attention(x, x, x, implementation="fused")
+    except (ValueError, ImportError) as error:
+        print(error)
+    for name in [name for name in sys.modules if name.startswith(("triton", "hf_bidir.modeling.fused"))]:
+        del sys.modules[name]
+    sys.modules["triton"] = None
 """
 
 
-def test_without_a_gpu_fused_is_an_error_and_auto_works():
-    printed = run_alone(ATTEMPT, TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="")
-    assert printed.startswith("torch.Size([1, 1, 4, 16])\n")
-    assert 'fused attention needs a GPU; use implementation="auto"' in printed
+def test_without_a_gpu_or_triton_fused_is_an_error_auto_works_and_nothing_imports_triton_before():
+    alone = {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", ATTEMPT], capture_output=True, text=True, env=os.environ | alone, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("torch.Size([1, 1, 4, 16])\nfused attention needs a GPU; use implementation=")
+    assert 'implementation="fused" needs Triton' in done.stdout
 
 
-def test_without_triton_fused_is_an_error_and_auto_works():
-    printed = run_alone("import sys; sys.modules['triton'] = None\n" + ATTEMPT)
-    assert printed.startswith("torch.Size([1, 1, 4, 16])\n")
-    assert 'implementation="fused" needs Triton' in printed
-
-
-def test_nothing_imports_triton_before_the_kernel_is_asked_for():
-    code = "import sys, hf_bidir; print([name for name in sys.modules if 'fused' in name and 'hf_bidir' in name])"
-    assert run_alone(code) == "[]\n"
-
-
-NEW_WAY = """
-import torch
-from hf_bidir import bidir_attention
-torch.backends.cuda.matmul.fp32_precision = "tf32"
-device = "cuda" if torch.cuda.is_available() else "cpu"
-for dtype in (torch.float16, torch.float32):
-    x = torch.randn(1, 1, 4, 16, device=device, dtype=dtype)
-    print(bidir_attention(x, x, x, implementation="fused")[0].dtype)
-"""
-
-
-@pytest.mark.skipif(
-    not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="this torch knows only the old way"
+@pytest.mark.parametrize(
+    ("setting", "precision"),
+    [({"fp32_precision": "tf32"}, "tf32"), ({"fp32_precision": "ieee"}, "tf32x3"), ({"allow_tf32": True}, "tf32")],
 )
-def test_torchs_new_way_of_allowing_tf32_is_understood():
-    assert run_alone(NEW_WAY) == "torch.float16\ntorch.float32\n"
+def test_both_of_torchs_ways_of_allowing_tf32_are_understood(setting, precision, monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(**setting))
+    assert _precision(torch.float32) == precision
 
 
 def test_the_operators_take_what_the_kernels_take():

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from transformers import MistralConfig, MistralForCausalLM
+from transformers import MistralConfig, MistralForCausalLM, StaticCache
 
 from hf_bidir import BidirLlamaForCausalLM, signed
 from hf_bidir.modeling.signed_layers import signed_layers
@@ -19,7 +19,7 @@ def prompts(length=5, batch=2):
 
 @pytest.fixture(params=[*DECODERS, "bart"])
 def model(request):
-    return signed(stock_model(request.param))
+    return signed(stock_model(request.param), 0.8, attn_activation="balanced" if request.param == "gpt2" else "tanhmax")
 
 
 @pytest.fixture(params=DECODERS)
@@ -27,10 +27,9 @@ def decoder(request):
     return signed(stock_model(request.param))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", [*DECODERS, "bart", "t5"])
-def test_a_converted_model_has_the_logits_of_the_stock_model_in_every_padded_step_over_its_cache(family, dtype):
-    stock = stock_model(family).to(dtype)
+def test_a_converted_model_has_the_logits_of_the_stock_model_in_every_padded_step_over_its_cache(family):
+    stock = stock_model(family).bfloat16()
     keep = torch.tensor([[0, 0, 0, 1, 1], [1, 1, 1, 1, 1]])
     options = GREEDY | {"attention_mask": keep, "output_logits": True, "return_dict_in_generate": True}
     converted = signed(copy.deepcopy(stock), negative_mass=0.0)
@@ -39,15 +38,10 @@ def test_a_converted_model_has_the_logits_of_the_stock_model_in_every_padded_ste
     assert all(map(torch.equal, got.logits, expected.logits))
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static", "offloaded"])
-def test_every_cache_gives_the_tokens_that_no_cache_gives(decoder, cache):
-    if cache == "offloaded" and not torch.cuda.is_available():
-        pytest.skip("an offloaded cache is for a GPU")
-    prompt = prompts()
-    if cache == "offloaded":  # in double precision: on a GPU the two ways may order nearly equal logits differently
-        decoder, prompt = decoder.to("cuda", torch.float64), prompt.cuda()
-    expected = decoder.generate(prompt, **GREEDY, use_cache=False)
-    assert torch.equal(decoder.generate(prompt, **GREEDY, cache_implementation=cache), expected)
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_every_cache_gives_the_tokens_that_no_cache_gives(model, cache):
+    expected = model.generate(prompts(), **GREEDY, use_cache=False)
+    assert torch.equal(model.generate(prompts(), **GREEDY, cache_implementation=cache), expected)
 
 
 def test_a_model_with_a_window_generates_the_likeliest_tokens_without_a_cache(tmp_path):
@@ -81,15 +75,6 @@ def test_beams_find_a_text_that_is_at_least_as_likely_as_the_greedy_one(model):
     assert (likelihood(num_beams=4) >= likelihood() - 1e-4).all()
 
 
-def test_draws_are_repeatable_by_their_seed_and_differ_by_another(decoder):
-    def drawn(seed):
-        torch.manual_seed(seed)
-        return decoder.generate(prompts(), **GREEDY | {"do_sample": True})
-
-    assert torch.equal(drawn(0), drawn(0))
-    assert not torch.equal(drawn(0), drawn(1))
-
-
 def test_an_assistant_changes_no_token(decoder):
     prompt = prompts(batch=1)
     assistant = signed(stock_model("llama", num_hidden_layers=1), negative_mass=0.0)
@@ -97,10 +82,8 @@ def test_an_assistant_changes_no_token(decoder):
     assert torch.equal(decoder.generate(prompt, **GREEDY, assistant_model=assistant), expected)
 
 
-def test_a_step_over_a_static_cache_compiles_into_one_graph(decoder):
-    from transformers import StaticCache
-
-    ids = prompts(batch=1)
+def test_a_step_over_a_static_cache_compiles_into_one_graph():
+    ids, decoder = prompts(batch=1), signed(stock_model("llama"))
 
     def steps(run):
         cache, logits = StaticCache(decoder.config, max_cache_len=12), []
@@ -117,12 +100,10 @@ def test_a_step_over_a_static_cache_compiles_into_one_graph(decoder):
         torch.testing.assert_close(steps(compiled), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_cache_is_read_where_it_lies(decoder):
+def test_a_cache_is_read_where_it_lies():
     """No tensor as large as the keys of all query heads is allocated while a token is generated."""
-    if decoder.config.model_type == "bidir_gpt2":
-        pytest.skip("has as many key heads as heads")
+    decoder, seen = signed(stock_model("llama")), []
     cache = decoder(prompts(40, 1), use_cache=True).past_key_values
-    seen = []
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):

@@ -1,81 +1,103 @@
-"""Configs, models and backends that cannot be signed are refused with one clear error."""
+"""Which models, numbers and backends `signed` takes, and one clear error for every other; a failure changes nothing."""
 
+from fractions import Fraction
+
+import numpy as np
 import pytest
 import torch
 import transformers
 
 import hf_bidir
-from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, signed
+from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, bidir_attention, signed
 from hf_bidir.modeling.signed_layers import signed_layers
-from tests.tiny_models import FAMILIES, inputs_of, stock_model
+from tests.tiny_models import inputs_of, logits_of, stock_model
 
-every_family = pytest.mark.parametrize("family", FAMILIES)
-BACKENDS = ["sdpa", "eager"]
+NUMBERS = [np.float32(0.5), np.array(0.5), torch.tensor([0.5]).bfloat16()[0], Fraction(1, 2)]
+INPUTS = inputs_of("bert")
 
 
-def signed_model(family, mass=1.0, **fields):
-    return signed(stock_model(family, **fields), mass)
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: type(number).__name__)
+def test_any_real_number_is_a_negative_mass_when_signing_later_and_in_a_call_and_is_saved_as_a_float(number, tmp_path):
+    model, expected = signed(stock_model("bert"), number), logits_of(signed(stock_model("bert"), 0.5), INPUTS)
+    assert torch.equal(logits_of(model, INPUTS), expected)
+    model.config.attn_negative_mass = [1.0, number]
+    model.config.attn_negative_mass[0] = number
+    assert torch.equal(logits_of(model, INPUTS), expected)
+    model.save_pretrained(tmp_path)
+    assert type(model).from_pretrained(tmp_path).config.attn_negative_mass == [0.5, 0.5]
+    inputs = [torch.randn(1, 2, 4, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    context = bidir_attention(*inputs, negative_mass=0.5)[0]
+    for mass in (number, [number, number]):
+        torch.testing.assert_close(bidir_attention(*inputs, negative_mass=mass)[0], context)
+
+
+@pytest.mark.parametrize("masses", [np.array([0.25, 1.0]), torch.tensor([0.25, 1.0]), (np.float32(0.25), 1)])
+def test_lists_and_arrays_of_numbers_become_lists_of_floats(masses):
+    assert BidirBertConfig(attn_negative_mass=masses).attn_negative_mass == [0.25, 1.0]
+
+
+@pytest.mark.parametrize("mass", [None, "half", 2.0, 10**400, np.float32("nan"), [0.5, None], [], [[[0.5]]]])
+def test_what_is_no_negative_mass_is_refused_at_once_wherever_it_is_given(mass):
+    stock, config = stock_model("bert"), BidirBertConfig()
+    for give in (lambda: signed(stock, mass), lambda: setattr(config, "attn_negative_mass", mass)):
+        with pytest.raises(ValueError, match=r"must (be a number|lie) in \[0, 1\]"):
+            give()
+    assert config.attn_negative_mass == 1.0
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("options", "message"),
     [
-        ({"attn_activation": "tanmax"}, 'Did you mean "tanhmax"'),
-        ({"attn_negative_mass": 1.5}, r"must lie in \[0, 1\].*got 1.5"),
-        ({"attn_negative_mass": [1.0, [[0.5]]]}, r"a list with one number per head; got \[0.5\]"),
-        ({"attn_negative_mass": "one"}, "must be a number"),
-        ({"attn_format": 2}, r"saved by a newer hf_bidir \(attn_format 2; this version knows up to 1\)"),
+        ({"negative_mass": "half"}, "must be a number"),
+        ({"negative_mass": [1.0]}, r"a list of 2 \(one per signed layer\).*got \[1.0\]"),
+        ({"negative_mass": [1.0, [0.5] * 3]}, r"of layer 1 needs 4 numbers, one per head; got \[0.5, 0.5, 0.5\]"),
+        ({"activation": "tanmax"}, 'Did you mean "tanhmax"'),
     ],
 )
-def test_a_config_that_cannot_work_is_refused(config, message):
+def test_a_failed_signing_leaves_the_model_as_it_was(options, message):
+    model = stock_model("bert")
+    expected, before = logits_of(model, INPUTS), (type(model), model.config, model.bert.config)
     with pytest.raises(ValueError, match=message):
-        BidirBertConfig(**config)
-
-
-@pytest.mark.parametrize(
-    ("mass", "message"),
-    [
-        ([1.0], r"a list of 2 \(one per signed layer\).*got \[1.0\]"),
-        ([1.0, [0.5] * 3], r"attn_negative_mass of layer 1 needs 4 numbers, one per head; got \[0.5, 0.5, 0.5\]"),
-    ],
-)
-def test_a_list_of_negative_masses_has_to_fit_the_layers(mass, message):
-    stock = stock_model("bert")
-    with pytest.raises(ValueError, match=message):
-        signed(stock, mass)
-    assert type(stock).__name__ == "BertForSequenceClassification"  # as it was, and can be signed otherwise
-    assert len(signed_layers(signed(stock, 0.5))) == 2
+        signed(model, **options)
+    assert (type(model), model.config, model.bert.config) == before
+    assert all(not module._forward_hooks and not hasattr(module, "signed_index") for module in model.modules())
+    assert torch.equal(logits_of(model, INPUTS), expected)
+    assert len(signed_layers(signed(model))) == 2
 
 
 def test_a_list_that_is_set_later_has_to_fit_as_well():
-    model = signed_model("bert")
+    model = signed(stock_model("bert"))
     for mass in ([0.1], [0.1, 0.2, 0.3]):
         model.config.attn_negative_mass = mass
         with pytest.raises(ValueError, match=r"a list of 2 \(one per signed layer\)"):
-            model(**inputs_of("bert"))
+            model(**INPUTS)
 
 
-def test_a_stock_config_is_refused():
+def test_a_newer_format_and_a_stock_config_are_refused():
+    with pytest.raises(ValueError, match=r"saved by a newer hf_bidir \(attn_format 2; this version knows up to 1\)"):
+        BidirBertConfig(attn_format=2)
     with pytest.raises(ValueError, match="expected a BidirBertConfig, which has the attention fields; got BertConfig"):
         hf_bidir.BidirBertModel(stock_model("bert").config)
 
 
-def test_keys_chosen_by_index_are_refused():
-    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
-    config = transformers.DeepseekV32Config(**shape, vocab_size=60, intermediate_size=32, moe_intermediate_size=16)
-    with torch.device("meta"), pytest.raises(ValueError, match=r"keys chosen by index \(DeepseekV32Attention\)"):
-        signed(transformers.DeepseekV32Model(config))
-
-
 def test_a_signed_model_is_not_signed_again():
     with pytest.raises(ValueError, match=r"BidirBertForSequenceClassification is signed already; set model\.config"):
-        signed(signed_model("bert"))
+        signed(signed(stock_model("bert")))
 
 
-def test_a_model_without_such_layers_is_refused_with_the_place_of_its_attention():
-    config = transformers.DebertaConfig(vocab_size=60, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
-    with pytest.raises(ValueError, match=r"DebertaModel has no layer that .* is in encoder\.layer\.0\.attention\.self"):
-        signed(transformers.DebertaModel(config))
+SPARSE = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "moe_intermediate_size": 16}
+SMALL = {"vocab_size": 60, "num_hidden_layers": 1, "intermediate_size": 32}
+UNSIGNABLE = {
+    "DebertaModel": ({"hidden_size": 8, "num_attention_heads": 2}, r"no layer that .* is in encoder\.layer\.0\.att"),
+    "DeepseekV32Model": (SPARSE, r"keys chosen by index \(DeepseekV32Attention\)"),
+}
+
+
+@pytest.mark.parametrize("name", UNSIGNABLE)
+def test_attention_that_cannot_be_signed_is_refused_with_its_place(name):
+    stock, (fields, message) = getattr(transformers, name), UNSIGNABLE[name]
+    with torch.device("meta"), pytest.raises(ValueError, match=message):
+        signed(stock(stock.config_class(**SMALL | fields)))
 
 
 def test_attention_outside_the_interface_is_named_and_accepted_only_when_asked(tmp_path):
@@ -83,17 +105,14 @@ def test_attention_outside_the_interface_is_named_and_accepted_only_when_asked(t
     stock = transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**shape, image_size=8, patch_size=4))
     with pytest.raises(ValueError, match=r"would stay softmax: .*head\.attention.*partial=True"):
         signed(stock)
-    model = signed(stock, partial=True)
-    model.save_pretrained(tmp_path)
+    signed(stock, partial=True).save_pretrained(tmp_path)
     assert hf_bidir.BidirSiglipVisionModel.from_pretrained(tmp_path).config.attn_partial
 
 
-def test_an_unknown_class_is_refused_with_the_closest_name():
+def test_an_unknown_class_is_refused_with_the_closest_name_and_one_of_the_user_by_its_module():
     with pytest.raises(AttributeError, match=r'there is no BidirRobertForMaskedLM: .*mean "BidirRobertaForMaskedLM"'):
         hf_bidir.BidirRobertForMaskedLM  # noqa: B018
 
-
-def test_a_model_class_of_the_user_is_refused():
     class Mine(transformers.BertModel):
         pass
 
@@ -102,27 +121,19 @@ def test_a_model_class_of_the_user_is_refused():
 
 
 @pytest.mark.parametrize("name", ["flash_attention_9", "someone/attention", "paged|nothing"])
-@pytest.mark.parametrize("family", ["bert", "llama"])
-def test_an_attention_backend_that_is_not_supported_is_refused_at_load_and_later(family, name, tmp_path):
-    model = signed_model(family)
-    model.save_pretrained(tmp_path)
+def test_an_attention_backend_that_is_not_supported_is_refused_before_anything_is_read_and_later(name):
     refused = "it does not compute signed attention; choose"
     with pytest.raises(ValueError, match=refused):
-        type(model).from_pretrained(tmp_path, attn_implementation=name)
+        BidirBertForSequenceClassification.from_pretrained("no/such-model", attn_implementation=name)
     with pytest.raises(ValueError, match=refused):
-        model.set_attn_implementation(name)
-    stock = stock_model(family)
+        signed(stock_model("llama")).set_attn_implementation(name)
+    stock = stock_model("bert")
     stock.config._attn_implementation_internal = name
     with pytest.raises(ValueError, match=refused):
         signed(stock)
 
 
-def test_a_backend_is_refused_before_anything_is_read():
-    with pytest.raises(ValueError, match="does not compute signed attention; choose"):
-        BidirBertForSequenceClassification.from_pretrained("no/such-model", attn_implementation="flash_attention_9")
-
-
 def test_packed_examples_are_refused_by_name():
     starts = torch.tensor([0, 5, 9], dtype=torch.int32)
     with pytest.raises(ValueError, match=r"LlamaAttention passes cu_seq_lens_q to its attention function"):
-        signed_model("llama")(input_ids=inputs_of("llama")["input_ids"], cu_seq_lens_q=starts)
+        signed(stock_model("llama"))(input_ids=inputs_of("llama")["input_ids"], cu_seq_lens_q=starts)

@@ -31,7 +31,6 @@ from hf_bidir.hub.isolated import CHILD
 from tests.tiny_models import FAMILIES, inputs_of, logits_of, stock_model
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
-BACKENDS = ["sdpa", "eager"]
 
 
 def signed_model(family, mass=1.0, **fields):
@@ -44,8 +43,7 @@ def test_a_saved_model_reloads_with_the_same_tensors_and_outputs(family, tmp_pat
     model.save_pretrained(tmp_path)
     loaded, report = type(model).from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], tensor), name
+    torch.testing.assert_close(loaded.state_dict(), model.state_dict(), rtol=0, atol=0)
     torch.testing.assert_close(logits_of(loaded.eval(), inputs_of(family)), logits_of(model, inputs_of(family)))
 
 
@@ -69,7 +67,6 @@ def test_a_stock_checkpoint_loads_with_nothing_missing_and_its_keys_are_kept(fam
 
 ALONE = {
     "vit": (lambda: signed_model("vit"), "vit", "AutoModelForImageClassification"),
-    "llama": (lambda: signed_model("llama"), "llama", "AutoModelForCausalLM"),
     "bart": (lambda: signed_model("bart"), "bart", "AutoModelForSeq2SeqLM"),
     "the encoder below a head": (lambda: signed_model("bert").base_model, "bert", "AutoModel"),
     "the decoder below a head": (lambda: signed_model("llama", 0.3).model, "llama", "AutoModel"),
@@ -140,8 +137,8 @@ def test_an_encoder_loaded_from_a_head_has_the_saved_tensors(family, tmp_path):
     saved.save_pretrained(tmp_path)
     loaded = AutoModel.from_pretrained(tmp_path)
     assert type(loaded) is type(saved.base_model)
-    for name, tensor in saved.base_model.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], tensor), name
+    tensors, found = saved.base_model.state_dict(), loaded.state_dict()
+    torch.testing.assert_close({name: found[name] for name in tensors}, tensors, rtol=0, atol=0)
 
 
 def test_the_config_survives_a_round_trip_and_names_every_head(tmp_path):
@@ -209,39 +206,22 @@ def test_a_constructor_that_copies_its_config_keeps_it_signed(tmp_path):
     assert type(AutoModelForCausalLM.from_pretrained(tmp_path)).__name__ == "BidirPegasusForCausalLM"
 
 
-@pytest.mark.parametrize("family", ["bert", "llama"])
-def test_the_config_says_in_memory_what_it_will_say_when_saved(family, tmp_path):
-    stock = stock_model(family)
-    stock.save_pretrained(tmp_path)
-    kind = f"bidir_{stock.config.model_type}"
-    assert signed(type(stock).from_pretrained(tmp_path)).config.model_type == kind
-    assert getattr(hf_bidir, f"Bidir{type(stock).__name__}").from_pretrained(tmp_path).config.model_type == kind
-
-
 def test_a_stock_bert_checkpoint_loads_as_tanhmax_by_default(tmp_path):
     stock_model("bert").save_pretrained(tmp_path)
     config = BidirBertForSequenceClassification.from_pretrained(tmp_path).config
-    assert (config.attn_activation, config.attn_negative_mass) == ("tanhmax", 1.0)
+    assert (config.model_type, config.attn_activation, config.attn_negative_mass) == ("bidir_bert", "tanhmax", 1.0)
 
 
-def saved_with_masses(tmp_path, masses):
-    model = signed_model("bert", masses)
+def test_masses_follow_the_names_of_layers_where_these_come_in_another_order_and_other_names_are_refused(tmp_path):
+    model = signed_model("bert", [0.2, 0.9])
     model.save_pretrained(tmp_path)
-    return model, read_json(tmp_path / "config.json")
-
-
-def test_masses_follow_the_names_of_layers_where_these_come_in_another_order(tmp_path):
-    model, config = saved_with_masses(tmp_path, [0.2, 0.9])
+    config = read_json(tmp_path / "config.json")
     assert config["attn_layers"] == [f"encoder.layer.{index}.attention.self" for index in range(2)]
     backward = {name: config[name][::-1] for name in ("attn_layers", "attn_negative_mass")}
     (tmp_path / "config.json").write_text(json.dumps(config | backward))
     loaded = type(model).from_pretrained(tmp_path)
     assert loaded.config.attn_negative_mass == [0.2, 0.9]
     assert type(model)(loaded.config).config.attn_negative_mass == [0.2, 0.9]
-
-
-def test_masses_of_layers_with_other_names_are_refused(tmp_path):
-    model, config = saved_with_masses(tmp_path, [0.2, 0.9])
     (tmp_path / "config.json").write_text(json.dumps(config | {"attn_layers": ["block.0", "block.1"]}))
     with pytest.raises(ValueError, match=r"an attn_negative_mass for the layer block\.0, .* take attn_layers out of"):
         type(model).from_pretrained(tmp_path)

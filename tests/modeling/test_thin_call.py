@@ -55,6 +55,13 @@ def backward_of(context):
     context.backward(torch.ones_like(context))
 
 
+def bert_layer(**config):
+    return BidirBertModel(BidirBertConfig(**SHAPE | config)).eval().encoder.layer[0].attention.self
+
+
+HIDDEN = torch.randn(2, 12, 64, generator=torch.Generator().manual_seed(0))
+
+
 def layer_of(model_class, config_class, **config):
     layer = model_class(config_class(**SHAPE | config)).train().encoder.layer[0].attention.self
     hidden = torch.randn(2, 12, 64)
@@ -91,49 +98,33 @@ def test_a_mask_is_inspected_once_for_all_layers(monkeypatch):
 
 
 def test_a_mask_with_a_gradient_gets_it_also_after_a_call_without_gradients():
-    mask = torch.zeros(2, 1, 12, 12, requires_grad=True)
-    layer, hidden = BidirBertModel(BidirBertConfig(**SHAPE)).encoder.layer[0].attention.self, torch.randn(2, 12, 64)
+    mask, layer = torch.zeros(2, 1, 12, 12, requires_grad=True), bert_layer()
     with torch.no_grad():
-        layer(hidden, mask + 0)
-        layer(hidden, mask)
-    for _ in range(2):
-        (gradient,) = torch.autograd.grad(layer(hidden, mask)[0].square().sum(), mask)
-        assert gradient.norm() > 0
+        layer(HIDDEN, mask)
+    (gradient,) = torch.autograd.grad(layer(HIDDEN, mask)[0].square().sum(), mask)
+    assert gradient.norm() > 0
 
 
 def test_a_mask_seen_in_inference_mode_serves_training_afterwards():
-    layer, hidden = BidirBertModel(BidirBertConfig(**SHAPE)).encoder.layer[0].attention.self, torch.randn(2, 12, 64)
-    mask = torch.randn(2, 1, 12, 12)
+    layer, mask = bert_layer(), torch.randn(2, 1, 12, 12)
     with torch.inference_mode():
-        layer(hidden, mask)
-    layer(hidden, mask)[0].sum().backward()
+        layer(HIDDEN, mask)
+    layer(HIDDEN, mask)[0].sum().backward()
     assert layer.query.weight.grad.norm() > 0
 
 
-def test_a_copied_mask_is_inspected_for_itself():
-    layer, hidden = (
-        BidirBertModel(BidirBertConfig(**SHAPE)).eval().encoder.layer[0].attention.self,
-        torch.randn(2, 12, 64),
-    )
-    mask = torch.zeros(2, 1, 12, 12)
-    open_to_all = layer(hidden, mask)[0]
+def test_a_mask_that_is_written_to_or_copied_is_inspected_again():
+    layer, mask = bert_layer(), torch.zeros(2, 1, 12, 12)
+    before = layer(HIDDEN, mask)[0]
     mask.masked_fill_(~KEEP, -1e9)
-    copied = copy.deepcopy(mask)
-    assert not torch.allclose(layer(hidden, copied)[0], open_to_all)
+    for changed in (copy.deepcopy(mask), mask):
+        assert not torch.allclose(layer(HIDDEN, changed)[0], before)
 
 
 def test_the_plan_of_a_layer_is_not_saved_with_it():
-    layer = BidirBertModel(BidirBertConfig(**SHAPE)).eval().encoder.layer[0].attention.self
-    expected = layer(torch.ones(2, 12, 64))[0]
+    layer = bert_layer()
+    expected = layer(HIDDEN)[0]
     assert "plan" in vars(layer.config)
     loaded = pickle.loads(pickle.dumps(layer))
     assert "plan" not in vars(loaded.config)
-    torch.testing.assert_close(loaded(torch.ones(2, 12, 64))[0], expected)
-
-
-def test_a_mask_that_is_written_to_is_inspected_again():
-    layer = BidirBertModel(BidirBertConfig(**SHAPE)).eval().encoder.layer[0].attention.self
-    hidden, mask = torch.randn(2, 12, 64), torch.zeros(2, 1, 12, 12)
-    before = layer(hidden, mask)[0]
-    mask[..., 5:] = -1e9
-    assert not torch.allclose(layer(hidden, mask)[0], before)
+    torch.testing.assert_close(loaded(HIDDEN)[0], expected)

@@ -27,12 +27,7 @@ from playwright.sync_api import expect, sync_playwright
 from screenshots import CHROMIUM, FLAGS
 from transformers import BartConfig, BartForConditionalGeneration
 
-from hf_bidir import (
-    BidirBertConfig,
-    BidirBertForSequenceClassification,
-    BidirLlamaConfig,
-    BidirLlamaForCausalLM,
-)
+from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, BidirLlamaConfig, BidirLlamaForCausalLM
 from hf_bidir.finetune.data.tokenizer import train_byte_level, train_wordpiece
 
 ROOT = Path(__file__).parents[2]

@@ -22,14 +22,13 @@ from typer.testing import CliRunner
 
 from hf_bidir import signed
 from hf_bidir.checkpoints.adapters import required_adapter
-from hf_bidir.checkpoints.convert import restore_softmax
-from hf_bidir.checkpoints.example_inputs import example_inputs
-from hf_bidir.checkpoints.merge import merge_adapter
+from hf_bidir.checkpoints.convert import merge_adapter, restore_softmax
+from hf_bidir.checkpoints.kinds import example_inputs
 from hf_bidir.checkpoints.reading import read_adapted, read_model
 from hf_bidir.cli import app
 from hf_bidir.common.errors import InputError
 from hf_bidir.deploy.int8 import quantise_checkpoint
-from hf_bidir.explain.checkpoint import load_checkpoint
+from hf_bidir.explain.inputs.checkpoint import load_checkpoint
 from hf_bidir.finetune.data.tokenizer import train_byte_level, train_wordpiece
 from hf_bidir.finetune.trainer import FinetuneTrainer
 from hf_bidir.hub.evaluation import evaluate_checkpoint

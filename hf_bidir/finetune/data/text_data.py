@@ -8,7 +8,7 @@ from typing import Any
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_bidir.checkpoints.example_inputs import longest_text
+from hf_bidir.checkpoints.kinds import longest_text
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.data.arguments import TextDataArguments
 from hf_bidir.finetune.data.overlap import Repeats, find_repeats

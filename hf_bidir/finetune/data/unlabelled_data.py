@@ -8,7 +8,7 @@ from datasets import Dataset, Image, Value, concatenate_datasets
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_bidir.checkpoints.example_inputs import text_limit
+from hf_bidir.checkpoints.kinds import text_limit
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.common.images import image_mode, open_image
 from hf_bidir.finetune.data.arguments import DistillationDataArguments, UnlabelledDataArguments, UnlabelledTextArguments

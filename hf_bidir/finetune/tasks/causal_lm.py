@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from hf_bidir import BidirLlamaConfig
-from hf_bidir.checkpoints.example_inputs import longest_text
+from hf_bidir.checkpoints.kinds import longest_text
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import CausalModelArguments, CausalRunArguments, ScheduleArguments

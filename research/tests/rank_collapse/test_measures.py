@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hf_bidir import BidirBertConfig, BidirBertModel
 from hf_bidir.common.errors import InputError
-from hf_bidir.explain.running import record_coefficients
+from hf_bidir.explain.record import record_coefficients
 from research.rank_collapse import (
     STACKS,
     WITHOUT_NORM,
@@ -19,8 +19,8 @@ from research.rank_collapse import (
 )
 from research.rank_collapse.__main__ import main
 from research.rank_collapse.measures import _step
-from tests.explain.conftest import bert, images, sentences, tokenizer, vit
-from tests.faithfulness.conftest import pooling, texts
+from research.tests.faithfulness.conftest import texts
+from tests.explain.conftest import bert, images, pooling, sentences, tokenizer, vit
 
 CASES = {"bert": (bert, sentences), "vit": (vit, images)}
 every_model = pytest.mark.parametrize("kind", CASES)

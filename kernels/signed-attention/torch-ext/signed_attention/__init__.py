@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .attention import bidir_attention
-from .attention_inputs import keep_and_bias, same_batch
+from .attention_call import keep_and_bias, same_batch
 from .packed_attention import packed_attention
 from .version import VERSION
 

@@ -1,0 +1,399 @@
+"""Explain predictions in one call: a text, an image, a list of them, a stream, or those of a checkpoint."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from hf_bidir.checkpoints.kinds import LONGEST_TEXT, kind_of, text_limit
+from hf_bidir.explain.inputs.text import Example, check_prompt, merged, note, read_text, window, windows_of
+from hf_bidir.explain.methods import (
+    METHODS,
+    check_method,
+    default_method,
+    methods_of,
+    scores_by_default,
+    sink_note,
+    token_scores,
+)
+from hf_bidir.explain.record import Record, check_kind, model_within, reads_images
+from hf_bidir.explain.result import Explanation, Explanations
+from hf_bidir.explain.spelling import shortened, visible
+from hf_bidir.explain.target import batches, predictions, reads_beginning, takes_embedding, token_level
+
+if TYPE_CHECKING:
+    from hf_bidir.explain.generation import Alignment
+
+UNKNOWN = 5  # unknown words in a note
+SEVERAL_OUTPUTS = ("ForQuestionAnswering", "ForMultipleChoice")
+ONE = str | Path | Image.Image
+NO_FLOW = (
+    "Rollout and flow are not drawn beside the scores: in a causal language model they ranked tokens worse than random "
+    "scores do (docs/explanations.md)."
+)
+LITTLE = 0.1  # share of y below which the summed magnitude of contributions is noted
+LONGEST_NAME = 255  # longest file name; longer texts cannot be files
+FLOW_LIMIT = 256  # tokens; the time for all flows grows at least with the cube of the length
+
+
+def explain(
+    model: PreTrainedModel,
+    processor: Any,
+    inputs: ONE | Iterable[ONE],
+    method: str | None = None,
+    *,
+    target: int | str | None = None,
+    position: int | None = None,
+    layer: int | None = None,
+    head: int | None = None,
+    size: int | None = None,
+    against: str | None = None,
+    batch_size: int = 16,
+    progress: bool = True,
+) -> Explanation | Explanations:
+    """Explain the prediction for a text or an image, or for each of several.
+
+        explain(model, tokenizer, "a charming film with a weak ending", target="positive")
+        explain(encoder, tokenizer, "a charming film", against="a lovely story")
+
+    A text that exceeds the limit of the model is explained in overlapping windows, and y is the mean logit over them.
+    Masked language models and sentence encoders see the beginning of the text, and a causal language model refuses it.
+
+    Args:
+        model: a signed model, with any negative mass; `hf_bidir.signed(model, negative_mass=0.0)` makes one of a
+            softmax model, with the same outputs.
+        processor: its tokenizer, or image processor.
+        inputs: a text; the path of an image, or a PIL image; or a list of such. `explain_each` takes a stream.
+        method: a name of `METHODS`; None selects `default_method`.
+        target: the class to explain in all inputs, by name or index, or a word for a language model; None selects the
+            predicted class of each.
+        position, layer, head: as in `token_scores`.
+        size: for images, as in `read_image`.
+        against: for sentence encoders, a second text: y is the similarity of the embeddings. Without it, y is the
+            embedding's projection on its own direction.
+        batch_size: texts, or windows of long texts, that run together.
+        progress: show a progress bar for several inputs.
+
+    Returns:
+        One `Explanation`, or `Explanations`, a list of them in the order of the inputs. Both show themselves in a
+        notebook.
+
+    Raises:
+        ValueError: an empty list, inputs of another type, a prompt that is too long, and as in `read_text`,
+            `read_image` and `token_scores`.
+    """
+    options: dict[str, Any] = {"target": target, "position": position, "layer": layer, "head": head, "size": size}
+    options["against"] = against
+    if isinstance(inputs, ONE):
+        return next(explain_each(model, processor, [inputs], method, batch_size=batch_size, **options))
+    inputs = list(_checked(inputs))
+    if not inputs:
+        raise ValueError("expected at least one text or image, got an empty list.")
+    explanations = explain_each(model, processor, inputs, method, batch_size=batch_size, **options)
+    hidden = not progress or len(inputs) <= batch_size
+    return Explanations(tqdm(explanations, desc="explaining", total=len(inputs), leave=False, disable=hidden))
+
+
+def explain_each(
+    model: PreTrainedModel,
+    processor: Any,
+    inputs: Iterable[ONE],
+    method: str | None = None,
+    *,
+    target: int | str | None = None,
+    position: int | None = None,
+    layer: int | None = None,
+    head: int | None = None,
+    size: int | None = None,
+    against: str | None = None,
+    batch_size: int = 16,
+) -> Iterator[Explanation]:
+    """`explain`, one `Explanation` after the other, so that a data set need not fit in memory.
+
+    Args:
+        inputs: any iterable, such as a column of a streamed data set.
+    """
+    model = compared(model_within(model, processor), processor, against)
+    if not isinstance(target, Integral | str | None):
+        raise ValueError(f"expected one target for all inputs, a name or an index; got a {type(target).__name__}.")
+    check_method(method or default_method(model, layer, head), layer, head)
+    if batch_size < 1:
+        raise ValueError(f"expected a batch_size of at least 1, got {batch_size}.")
+    stream = iter(_checked(inputs))
+    alone = reads_images(model) or not _pads(model, processor) or kind_of(model).per_token
+    while batch := list(islice(stream, 1 if alone else batch_size)):
+        examples = [read(model, processor, one, size) for one in batch]
+        rows = batch_size if _pads(model, processor) else 1
+        chosen: dict[str, Any] = {"target": target, "position": position, "layer": layer, "head": head}
+        yield from _explain_batch(model, processor, examples, method, rows, **chosen)
+
+
+def compared(model: PreTrainedModel, tokenizer: Any, against: str | None) -> PreTrainedModel:
+    """The model, or the sentence encoder whose y is the similarity to the text `against`."""
+    if against is None:
+        return model
+    if not takes_embedding(model):
+        raise ValueError(
+            f"a second text is compared by sentence encoders: folders of sentence-transformers, as load_checkpoint "
+            f"loads them; {type(model).__name__} is none. Leave out against."
+        )
+    return model.compared_with(tokenizer, against)
+
+
+def _checked(inputs: Iterable[ONE]) -> Iterable[ONE]:
+    """The inputs. Raises ValueError unless they are a list or a stream."""
+    table = getattr(inputs, "ndim", 1) != 1  # a data frame or a tensor
+    if table or isinstance(inputs, ONE | Mapping) or not isinstance(inputs, Iterable):
+        raise ValueError(
+            f"expected texts or images in a list or a stream, got a {type(inputs).__name__}; pass one column of a "
+            "table. `explain` takes a single text or image too, and `token_scores` takes tokenized inputs."
+        )
+    return inputs
+
+
+def _pads(model: PreTrainedModel, processor) -> bool:
+    """Whether texts of different lengths can form a batch: the tokenizer and the config know a padding token."""
+    return all(getattr(part, "pad_token_id", None) is not None for part in (processor, model.config.get_text_config()))
+
+
+def read(model: PreTrainedModel, processor: Any, text_or_image: ONE, size: int | None = None) -> Example:
+    """The model inputs of a text or an image; a text is cut only if the model reads the beginning of texts."""
+    check_kind(model)
+    if reads_images(model):
+        from hf_bidir.explain.inputs.image import read_image
+
+        return read_image(model, processor, text_or_image, size=size)
+    if size is not None:
+        raise ValueError(f"size is for images; {type(model).__name__} takes texts.")
+    if not isinstance(text_or_image, str):
+        raise ValueError(
+            f"expected a text for {type(model).__name__}, got {type(text_or_image).__name__}; pass the text itself."
+        )
+    if takes_embedding(model):
+        text_or_image = model.spelled(text_or_image)
+    whole = reads_beginning(model) or not processor.is_fast
+    example = read_text(processor, text_or_image, text_limit(model, processor) if whole else LONGEST_TEXT)
+    if kind_of(model).causal:
+        check_prompt(model, processor, example)
+    return example
+
+
+def explain_checkpoint(
+    source: str | Path | tuple[PreTrainedModel, object],
+    text_or_image: str,
+    *,
+    method: str | None = None,
+    target: str | None = None,
+    position: int | None = None,
+    layer: int | None = None,
+    head: int | None = None,
+    continuation: str | None = None,
+    new_tokens: int | None = None,
+    size: int | None = None,
+    against: str | None = None,
+) -> "Explanation | Alignment":
+    """Explain the prediction of a checkpoint, signed or softmax, for a text or an image file.
+
+    Args:
+        source: as in `load_checkpoint`, or its result.
+        method, position, layer, head: as in `token_scores`. The default position is that of the mask for masked
+            language models, and the last one for causal ones.
+        target: a class by name or index; for language models, a word of the vocabulary.
+        continuation, new_tokens: for causal language models, explain each token of a given continuation, or of
+            `new_tokens` generated tokens, instead of the next token alone.
+        size: for images, as in `read_image`.
+        against: for sentence encoders, a second text, as in `explain`.
+
+    Returns:
+        The scores of tokens; for generated text or a continuation, its alignment with the source.
+
+    Raises:
+        FileNotFoundError, ValueError: as in `load_checkpoint`, `read_text`, `read_image` and `token_scores`; a file
+            for a text model, or an option that does not apply to the model.
+    """
+    if not isinstance(source, tuple):
+        from hf_bidir.explain.inputs.checkpoint import load_checkpoint
+
+        source = load_checkpoint(source)
+    model, processor = source
+    model = compared(model_within(model, processor), processor, against)
+    check_kind(model)
+    check_method(method or default_method(model, layer, head), layer, head)
+    _check_not_a_file(model, text_or_image)
+    generation = {"continuation": continuation, "new_tokens": new_tokens}
+    chosen: dict[str, Any] = {"target": target, "position": position}
+    where: dict[str, Any] = {"method": method, "layer": layer, "head": head}
+    if model.config.is_encoder_decoder:
+        _check_left_out(model, **chosen, layer=layer, head=head, size=size, **generation)
+        from hf_bidir.explain.generation import align
+
+        return align(model, processor, text_or_image, method=method or "contributions")
+    if not any(value is not None for value in generation.values()):
+        example = read(model, processor, text_or_image, size)
+        where.pop("method")
+        return next(_explain_batch(model, processor, [example], method, 16, figures=True, **chosen, **where))
+    if not kind_of(model).causal:
+        raise ValueError(f"{type(model).__name__} does not generate text; leave out --continuation and --new-tokens.")
+    if None not in generation.values():
+        raise ValueError("expected --continuation (explain a given text) or --new-tokens (generate one), got both.")
+    _check_left_out(model, **chosen, size=size)
+    options = {name: value for name, value in (where | {"new_tokens": new_tokens}).items() if value is not None}
+    from hf_bidir.explain.generation import explain_continuation
+
+    return explain_continuation(model, processor, text_or_image, continuation, **options)
+
+
+def _explain_batch(
+    model: PreTrainedModel,
+    processor,
+    examples: list[Example],
+    method: str | None,
+    batch_size: int,
+    figures: bool = False,
+    **chosen: Any,
+) -> Iterator[Explanation]:
+    """The explanations of examples whose windows run together.
+
+    Args:
+        figures: whether the explanation of a single example has all that its page draws.
+        chosen: target, position, layer and head, as in `token_scores`.
+    """
+    whole, several = model, type(model).__name__.endswith(SEVERAL_OUTPUTS)
+    about = [f"{type(model).__name__} has no single output to explain; its encoder is explained instead."] * several
+    model = model.base_model if several else model
+    if len(examples) == 1:
+        level = token_level(model, processor, examples[0], chosen["target"], chosen["position"])
+        chosen |= dict(zip(("target", "position"), level, strict=True))
+    windows = [windows_of_model(model, processor, example) for example in examples]
+    inputs, counts = _padded(processor, examples, windows), [len(own) for own in windows]
+    single = sum(counts) == 1  # one forward pass then serves the prediction, its scores and figures
+    record = Record(model, inputs, kept=True, differentiable=figures) if single else None
+    parts = [record] if record else list(batches(inputs, batch_size))
+    predicted = predictions(model, processor, parts, chosen["target"], chosen["position"], counts)
+    rows = [one.target for one, count in zip(predicted, counts, strict=True) for _ in range(count)]
+    scores, used, why = [], method or "", ""
+    for start, part in enumerate(parts):
+        own = rows[start * batch_size : (start + 1) * batch_size]
+        targets = {"target": None if own[0] is None else torch.tensor(own)}
+        of_part, used, why = scores_by_default(model, part, method, **chosen | targets)
+        scores.append(of_part.cpu())
+    about += [*orientation(whole, used), *([why] if why else [])]
+    shares, layer, head = METHODS[used].explains_output, chosen["layer"], chosen["head"]
+    for example, own, one, pieces in zip(examples, windows, predicted, torch.cat(scores).split(counts), strict=True):
+        length = len(example.token_of_piece)
+        by_token = example.by_token(merged(list(pieces), own, length, shares), METHODS[used].additive)
+        sink = filter(None, [sink_note(used, example.tokens, example.special, by_token)])
+        explanation = Explanation(
+            example=example,
+            explained=one.explained,
+            method=used,
+            layer=layer,
+            head=head,
+            scores=by_token,
+            value=one.value,
+            target=one.target,
+            notes=[*truncation(example), *unknown(example, processor), *note(own, shares), *about, *sink],
+        )
+        # figures of a single window would be of another text
+        yield _with_figures(explanation, record, **chosen) if figures and record else explanation
+
+
+def _with_figures(explanation: Explanation, record: Record, target, position, layer, head) -> Explanation:
+    """The explanation with rollout, flow and the contributions of heads, as far as they say something."""
+    example, model, notes = explanation.example, record.model, list(explanation.notes)
+    names, traced = [], {}
+    if kind_of(model).causal:
+        notes.append(NO_FLOW)
+    elif len(example.token_of_piece) > FLOW_LIMIT:
+        names = ["rollout"]
+        notes.append(f"Flow is left out of the figures for over {FLOW_LIMIT} tokens; --method flow computes it.")
+    else:
+        names = ["flow", "rollout"]
+    for name in (name for name in names if name in methods_of(model)):
+        found = token_scores(model, record, name, target, position=position, layer=layer, head=head)
+        scores = example.by_token(found[0], METHODS[name].additive)
+        if sink := sink_note(name, example.tokens, example.special, scores):
+            notes.append(f"{name.capitalize()} is not drawn: {sink}")
+        else:
+            traced[name] = scores
+    from hf_bidir.explain.methods.contributions import contributions
+
+    heads = contributions(model, record, target, position=position)[0].sum(-1)
+    whole = (explanation.method, layer, head) == ("contributions", None, None)
+    if whole and explanation.scores.abs().sum() < LITTLE * abs(explanation.value):
+        notes.append(
+            "y hardly changes with small changes of the attention here (saturation), so these scores and their signs "
+            "say little. --method erasure removes whole tokens instead."
+        )
+    return replace(explanation, notes=notes, heads=heads, traced=traced)
+
+
+def _check_left_out(model: PreTrainedModel, **choices) -> None:
+    """Raise ValueError for options that do not apply to generated text."""
+    named = [f"--{name.replace('_', '-')}" for name, value in choices.items() if value is not None]
+    if named:
+        what = "generated token" if model.config.is_encoder_decoder else "token that follows"
+        raise ValueError(f"{type(model).__name__} is explained for each {what}; leave out {', '.join(named)}.")
+
+
+def _check_not_a_file(model: PreTrainedModel, text: str) -> None:
+    if not reads_images(model) and len(text) < LONGEST_NAME and Path(text).is_file():
+        raise ValueError(
+            f"expected a text in quotation marks, got the file {text}; {type(model).__name__} takes the text itself."
+        )
+
+
+def windows_of_model(model: PreTrainedModel, processor, example: Example) -> list[Tensor]:
+    """The positions of a text's windows; a single one for an image, and where only the beginning of a text is read."""
+    if example.grid is not None or reads_beginning(model):
+        return [torch.arange(len(example.token_of_piece))]
+    return windows_of(example, text_limit(model, processor))
+
+
+def _padded(processor, examples: list[Example], windows: list[list[Tensor]]) -> dict[str, Tensor]:
+    """All windows of all examples as one batch, padded on the right."""
+    if len(examples) == 1 and len(windows[0]) == 1:
+        return examples[0].inputs
+    parts = [window(example, own) for example, some in zip(examples, windows, strict=True) for own in some]
+    if len({len(part["input_ids"]) for part in parts}) == 1:  # needs no padding token
+        return {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
+    return dict(processor.pad(parts, padding_side="right", return_tensors="pt"))
+
+
+def truncation(example: Example) -> list[str]:
+    """One sentence where a text was cut."""
+    cut = f"The text is too long for the model; its last {example.truncated} word pieces were left out."
+    return [cut] if example.truncated else []
+
+
+def unknown(example: Example, tokenizer) -> list[str]:
+    """One sentence that names the words for which the tokenizer has no piece."""
+    if "input_ids" not in example.inputs or (piece := getattr(tokenizer, "unk_token_id", None)) is None:
+        return []
+    places = example.token_of_piece[example.inputs["input_ids"][0] == piece].tolist()
+    words = list(dict.fromkeys(example.tokens[place] for place in places if not example.special[place]))
+    named = ", ".join(visible(shortened(word)) for word in words[:UNKNOWN]) + ", …" * (len(words) > UNKNOWN)
+    return [f"Not, or not fully, in the vocabulary; the model reads {tokenizer.unk_token}: {named}."] if words else []
+
+
+def orientation(model: PreTrainedModel, method: str) -> list[str]:
+    """One sentence on raw signs: what they are oriented towards, or that they are not."""
+    if not METHODS[method].oriented:
+        return []
+    from hf_bidir.explain.orient import oriented_towards, signs_are_free
+
+    if not signs_are_free(model):
+        return []
+    if target := oriented_towards(model):
+        return [f"The heads are oriented: on average, a positive coefficient supports {target}."]
+    return [
+        f"{method} needs oriented heads; the sign of each head is arbitrary. Classifiers: run hf-bidir orient first."
+    ]

@@ -1,0 +1,1 @@
+"""Figures, heatmaps and pages of signed scores."""

@@ -1,0 +1,257 @@
+"""Figures of signed scores over images, layers and heads, alignments and words."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from math import isqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import SubFigure
+from matplotlib.transforms import Bbox
+from torch import Tensor
+
+from hf_bidir.common.files import save_figure
+from hf_bidir.explain.draw.colors import COLORS, Scale, as_array, text_color_on
+from hf_bidir.explain.draw.fonts import Figure
+from hf_bidir.explain.spelling import shortened
+
+LABELLED = 8  # labelled words of each polarity in a scatter
+CAPTION_DENSITY = 15  # characters per inch of a caption
+MARKED_SHARE = 0.3  # share of the largest magnitude from which a patch or cell carries its sign
+
+
+def image_heatmap(
+    images: Tensor | np.ndarray,
+    scores: Tensor | np.ndarray,
+    *,
+    titles: Sequence[str] | None = None,
+    unit: str = "score",
+    caption: str | None = None,
+    path: str | Path | None = None,
+    figure: Figure | SubFigure | None = None,
+    limit: float | None = None,
+) -> Figure | SubFigure:
+    """Draw each image in grey with its signed patch scores on top: red for +, blue for −, clear for 0.
+
+    All panels share one colour scale, symmetrical around 0, or starting at 0 if nothing is negative. Patches of large
+    magnitude carry a + or − sign, so the figure can be read in grey. Rows and columns are numbered from 0.
+
+    Args:
+        images: `[batch, height, width]` or `[batch, channels, height, width]`.
+        scores: `[batch, rows, columns]`, or `[batch, patches]` for a square grid of patches.
+        titles: one per image.
+        unit: label of the colour bar.
+        caption: text under the panels.
+        path: file to save the figure to; the suffix sets the format.
+        figure: a figure or subfigure to draw into; by default a new one.
+        limit: the magnitude of the strongest colour; by default the largest score.
+
+    Returns:
+        The figure.
+    """
+    images, scores = _grey(images), _grid(scores)
+    titles = [""] * len(images) if titles is None else list(titles)
+    if not len(images) == len(scores) == len(titles):
+        raise ValueError(
+            f"expected one score grid and one title per image; "
+            f"got {len(images)} images, {len(scores)} score grids, {len(titles)} titles"
+        )
+    if figure is None:
+        side = 1.6 if len(images) > 3 else 2.8  # inches
+        figure = Figure(figsize=(side * len(images) + 1.2, side + 1.1), layout="constrained")
+    panels = figure.subplots(1, len(images), squeeze=False)[0]
+    scale = Scale.of(scores, limit=limit)
+    for panel, image, grid, title in zip(panels, images, scores, titles, strict=True):
+        _draw_panel(panel, image, grid, scale)
+        panel.set_title(title, fontsize=9)
+    scale.bar(figure, unit, ax=panels, shrink=0.9)
+    return _finish(figure, caption, path)
+
+
+def _draw_panel(panel, image: np.ndarray, grid: np.ndarray, scale: Scale) -> None:
+    height, width = image.shape
+    extent = (-0.5, width - 0.5, height - 0.5, -0.5)
+    panel.spines[:].set_color("lightgrey")
+    panel.imshow(image, cmap="gray")
+    overlay = panel.imshow(grid, cmap=COLORS, vmin=-scale.limit, vmax=scale.limit, extent=extent)
+    # at 0 the image shows instead of the white centre of the colour map
+    overlay.set_alpha(0.85 * np.sqrt(np.abs(grid) / scale.limit).clip(max=1))
+    rows, columns = grid.shape
+    panel.set_xticks((np.arange(columns) + 0.5) * width / columns - 0.5, range(columns), fontsize=7)
+    panel.set_yticks((np.arange(rows) + 0.5) * height / rows - 0.5, range(rows), fontsize=7)
+    panel.set_xlabel("column", fontsize=7)
+    panel.set_ylabel("row", fontsize=7)
+    panel.tick_params(length=0)
+    if not scale.has_signs:
+        return
+    for row, column in np.argwhere(np.abs(grid) >= MARKED_SHARE * scale.limit):
+        x, y = (column + 0.5) * width / columns - 0.5, (row + 0.5) * height / rows - 0.5
+        sign = "+" if grid[row, column] > 0 else "−"
+        disc = {"boxstyle": "circle,pad=0.05", "facecolor": "white", "alpha": 0.6, "linewidth": 0}
+        panel.text(x, y, sign, ha="center", va="center", fontsize=9, fontweight="bold", bbox=disc)
+
+
+def _grey(images: Tensor | np.ndarray) -> np.ndarray:
+    images = as_array(images)
+    if images.ndim == 4:
+        images = images.mean(axis=1)
+    if images.ndim != 3 or not len(images):
+        raise ValueError(
+            f"expected images [batch, height, width] or [batch, channels, height, width], got {images.shape}"
+        )
+    return images
+
+
+def _grid(scores: Tensor | np.ndarray) -> np.ndarray:
+    scores = as_array(scores)
+    if scores.ndim == 2 and isqrt(scores.shape[1]) ** 2 == scores.shape[1]:
+        side = isqrt(scores.shape[1])
+        scores = scores.reshape(-1, side, side)
+    if scores.ndim != 3:
+        raise ValueError(
+            f"expected scores [batch, rows, columns] or [batch, patches] with a square number of patches "
+            f"(leave the class token out), got {scores.shape}"
+        )
+    if not np.isfinite(scores).all():
+        raise ValueError("expected finite scores, got NaN or infinity")
+    return scores
+
+
+def layer_head_grid(
+    values: Tensor | np.ndarray,
+    *,
+    unit: str = "score",
+    caption: str | None = None,
+    path: str | Path | None = None,
+    limit: float | None = None,
+) -> Figure:
+    """Draw one coloured cell per layer and head, with its signed number unless it is close to 0.
+
+    Args:
+        values: `[layers, heads]`; layer 0 is drawn at the bottom.
+        unit, caption, path, limit: as in `image_heatmap`.
+    """
+    values = as_array(values)
+    if values.ndim != 2 or not values.size or not np.isfinite(values).all():
+        raise ValueError(f"expected finite values [layers, heads], got {values.shape}")
+    layers, heads = values.shape
+    width = max(0.48 * heads + 2.2, 4.5)  # inches; narrower figures would break the caption into many lines
+    figure = Figure(figsize=(width, 0.36 * layers + 1.5), layout="constrained")
+    panel, scale = figure.subplots(), Scale.of(values, limit=limit)
+    panel.imshow(values, cmap=COLORS, vmin=-scale.limit, vmax=scale.limit, origin="lower", aspect="auto")
+    panel.set(xlabel="head", ylabel="layer", xticks=range(heads), yticks=range(layers))
+    for (layer, head), value in np.ndenumerate(values):
+        if abs(value) >= 0.05 * scale.limit:
+            color = text_color_on(scale.color(value))
+            panel.text(head, layer, scale.number(value), ha="center", va="center", fontsize=6, color=color)
+    scale.bar(figure, unit, ax=panel)
+    return _finish(figure, caption, path)
+
+
+def alignment_grid(
+    written: Sequence[str],
+    source: Sequence[str],
+    values: Mapping[str, Tensor | np.ndarray],
+    *,
+    caption: str | None = None,
+    path: str | Path | None = None,
+) -> Figure:
+    """Draw a grid of generated by source words: red for +, blue for −, white for 0.
+
+    Cells of large magnitude carry their sign, so the figure can be read in grey.
+
+    Args:
+        written: the generated words, one per row, the first one on top.
+        source: the source words, one per column.
+        values: one panel per unit, `[written, source]` each; every panel has its own scale.
+        caption, path: as in `image_heatmap`.
+    """
+    grids = {unit: as_array(grid) for unit, grid in values.items()}
+    shape = (len(written), len(source))
+    for unit, grid in grids.items():
+        if grid.shape != shape or not grid.size:
+            raise ValueError(f"expected values [written, source] = {shape}, not empty, in each panel; got {grid.shape}")
+        if not np.isfinite(grid).all():
+            raise ValueError(f"expected finite values, got NaN or infinity in the panel {unit!r}")
+    size = (max(len(grids) * (0.26 * len(source) + 1.6), 6), 0.26 * len(written) + 1.9)  # inches
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(1, len(grids), squeeze=False, sharey=True)[0]
+    for panel, (unit, grid) in zip(panels, grids.items(), strict=True):
+        scale = Scale.of(grid)
+        panel.imshow(grid, cmap=COLORS, vmin=-scale.limit, vmax=scale.limit, aspect="auto")
+        panel.set_xticks(range(len(source)), [shortened(word, 12) for word in source], rotation=90, parse_math=False)
+        panel.set_yticks(range(len(written)), [shortened(word, 20) for word in written], parse_math=False)
+        panel.tick_params(length=0, labelsize=8)
+        panel.xaxis.tick_top()
+        panel.xaxis.set_label_position("top")
+        panel.set_xlabel("source token", fontsize=8)
+        for row, column in np.argwhere((np.abs(grid) >= MARKED_SHARE * scale.limit) & scale.has_signs):
+            color = text_color_on(scale.color(grid[row, column]))
+            sign = "+" if grid[row, column] > 0 else "−"
+            panel.text(column, row, sign, ha="center", va="center", fontsize=8, color=color)
+        scale.bar(figure, unit, ax=panel)
+    panels[0].set_ylabel("generated token", fontsize=8)
+    return _finish(figure, caption, path)
+
+
+def word_scatter(
+    words: Sequence[str],
+    coefficients: Tensor | np.ndarray,
+    polarity: Sequence[int] | np.ndarray,
+    counts: Sequence[int] | np.ndarray,
+    *,
+    unit: str = "mean coefficient",
+    caption: str | None = None,
+    path: str | Path | None = None,
+) -> Figure:
+    """Draw every word at its frequency and mean coefficient, as in Huang, Yang, Wang 2024.
+
+    Positive, negative and neutral words have the markers +, − and a grey dot. The words of largest magnitude of each
+    polarity are labelled where labels do not overlap.
+
+    Args:
+        words: the words, `length` in all.
+        coefficients: `[length]`, each word's mean over its occurrences.
+        polarity: `[length]`, above 0 for positive words, below 0 for negative ones.
+        counts: `[length]`, the number of occurrences of each word.
+        unit, caption, path: as in `image_heatmap`.
+    """
+    coefficients, polarity, counts = as_array(coefficients), np.sign(as_array(polarity)), as_array(counts)
+    if not coefficients.shape == polarity.shape == counts.shape == (len(words),) or not len(words):
+        raise ValueError(
+            f"expected a coefficient, a polarity and a count for each of {len(words)} words, got "
+            f"{coefficients.shape}, {polarity.shape} and {counts.shape}"
+        )
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    panel = figure.subplots()
+    groups = (("neutral", 0, ".", "0.7"), ("positive", 1, "+", COLORS(0.95)), ("negative", -1, "_", COLORS(0.05)))
+    for name, sign, marker, color in groups:
+        chosen = polarity == sign
+        panel.scatter(counts[chosen], coefficients[chosen], s=40, marker=marker, color=color, label=f"{name} words")
+    panel.axhline(0, color="black", linewidth=0.5)
+    panel.set(xscale="log", xlabel="occurrences", ylabel=unit)
+    panel.legend(fontsize=8)
+    _finish(figure, caption, None)
+    figure.draw_without_rendering()  # fixes the layout, on which overlaps of labels depend
+    drawn: list[Bbox] = []
+    for sign in (1, -1):
+        chosen = polarity == sign
+        largest = np.flatnonzero(chosen)[np.argsort(-np.abs(coefficients[chosen]))[:LABELLED]]
+        for index in largest:
+            place, style = (counts[index], coefficients[index]), dict[str, Any](fontsize=7, parse_math=False)
+            label = panel.annotate(words[index], place, (4, 2), textcoords="offset points", **style)
+            if (box := label.get_window_extent().expanded(1.1, 1.1)).count_overlaps(drawn):
+                label.remove()
+            else:
+                drawn.append(box)
+    return _finish(figure, None, path)
+
+
+def _finish(figure: Any, caption: str | None, path: str | Path | None) -> Any:
+    if caption:
+        width = (figure.bbox.width / figure.dpi) * CAPTION_DENSITY
+        figure.supxlabel(textwrap.fill(caption, int(width)), fontsize=8, parse_math=False)
+    if path is not None:
+        save_figure(figure, path, dpi=120)
+    return figure

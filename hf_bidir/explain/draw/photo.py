@@ -1,0 +1,242 @@
+"""Smooth maps of scores over a photograph: any scores, a panel per method, or a grid of layers and heads."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hf_bidir.common.files import save_figure
+from hf_bidir.common.images import open_image
+from hf_bidir.explain.draw.colors import COLORS, Scale, as_array
+from hf_bidir.explain.draw.fonts import Figure
+from hf_bidir.explain.inputs.image import read_image
+from hf_bidir.explain.inputs.text import Example
+from hf_bidir.explain.methods import METHODS, check_method, default_method, scores_by_default
+from hf_bidir.explain.methods.contributions import contributions, value_weighted
+from hf_bidir.explain.record import Record, check_exists
+from hf_bidir.explain.target import Target, predictions
+
+LARGEST_SIDE = 448  # pixels of a panel's longer side
+OPACITY = 0.85
+WIDE = 4  # most panels in a row by default
+BY_HEAD = ("attention", "signed-attention", "values", "contributions")
+
+
+def photo_heatmap(
+    photo: Image.Image | None,
+    maps: Mapping[str, Tensor | np.ndarray],
+    *,
+    units: str | Mapping[str, str] = "score",
+    columns: int | None = None,
+    common_scale: bool = False,
+    with_photo: bool = False,
+    smooth: bool = True,
+    caption: str | None = None,
+    path: str | Path | None = None,
+) -> Figure:
+    """Draw scores over a photograph in grey: red for +, blue for −, clear for 0.
+
+    Args:
+        photo: the image that the scores belong to.
+        maps: scores `[rows, columns]` of its patches, by title.
+        units: label of the colour bars, or one by title.
+        columns: panels in a row; by default all in one row, of at most four.
+        common_scale: one colour scale for all panels, with a single bar.
+        with_photo: show the photograph in colour first.
+        smooth: bicubic interpolation between patches; otherwise each patch has one colour.
+        caption: text under the panels.
+        path: file to save to; the suffix sets the format, "pdf" for a paper.
+
+    Raises:
+        ValueError: no map, or scores that are not finite.
+    """
+    grids = {title: as_array(grid) for title, grid in maps.items()}
+    if not grids or photo is None:
+        raise ValueError("expected a photograph and at least one map of scores; got none.")
+    for title, grid in grids.items():
+        if grid.ndim != 2 or not np.isfinite(grid).all():
+            raise ValueError(f"expected finite scores [rows, columns] for {title}, got the shape {grid.shape}.")
+    picture = open_image(photo)
+    picture.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
+    figure, panels = _panels(picture, len(grids) + with_photo, columns)
+    if with_photo:
+        panels[0].imshow(picture)
+        panels[0].set_title("photograph", fontsize=9)
+    whole = Scale.of(np.concatenate([grid.ravel() for grid in grids.values()]))
+    grey = np.asarray(picture.convert("L"))
+    for panel, (title, grid) in zip(panels[int(with_photo) :], grids.items(), strict=False):
+        scale = whole if common_scale else Scale.of(grid)
+        _overlay(panel, grey, grid, scale, smooth)
+        panel.set_title(title, fontsize=9 if (columns or 0) <= WIDE else 6, parse_math=False)
+        if not common_scale:
+            scale.bar(figure, units if isinstance(units, str) else units[title], ax=panel, shrink=0.7)
+    if common_scale:
+        label = units if isinstance(units, str) else next(iter(units.values()))
+        whole.bar(figure, label, ax=list(panels), shrink=0.5)
+    if caption:
+        width = figure.get_size_inches()[0]
+        figure.supxlabel(textwrap.fill(caption, int(15 * width)), fontsize=8, parse_math=False)
+    if path is not None:
+        save_figure(figure, path, dpi=200)
+    return figure
+
+
+def _panels(picture: Image.Image, count: int, columns: int | None) -> tuple[Figure, Any]:
+    """A figure with at least `count` empty panels of the shape of the picture."""
+    across = columns or min(WIDE, count)
+    down, side = -(-count // across), 2.6 if across <= WIDE else 1.4  # inches
+    size = (side * across + 0.3 * across, (side * picture.height / picture.width + 0.45) * down + 0.6)
+    figure = Figure(figsize=size, layout="compressed")
+    panels: Any = figure.subplots(down, across, squeeze=False).ravel()
+    for panel in panels:
+        panel.set_axis_off()
+    return figure, panels
+
+
+def _overlay(panel: Any, grey: np.ndarray, grid: np.ndarray, scale: Scale, smooth: bool) -> None:
+    values = upsampled(grid, grey.shape, smooth)
+    panel.imshow(grey, cmap="gray", vmin=0, vmax=255)
+    overlay = panel.imshow(values, cmap=COLORS, vmin=-scale.limit, vmax=scale.limit)
+    overlay.set_alpha(OPACITY * np.sqrt(np.abs(values) / scale.limit).clip(max=1))
+
+
+def upsampled(grid: np.ndarray, shape: tuple[int, ...], smooth: bool = True) -> np.ndarray:
+    """Scores of patches `[rows, columns]` as scores of pixels; interpolation does not exceed the largest magnitude."""
+    values = torch.from_numpy(grid)[None, None]
+    options: dict[str, Any] = {"mode": "bicubic", "align_corners": False} if smooth else {"mode": "nearest"}
+    found = torch.nn.functional.interpolate(values, size=tuple(shape[:2]), **options)[0, 0]
+    return found.clamp(float(grid.min()), float(grid.max())).numpy()
+
+
+def vision_maps(
+    model: PreTrainedModel,
+    processor: Any,
+    image: str | Path | Image.Image,
+    methods: str | Sequence[str] | None = None,
+    *,
+    target: Target = None,
+    size: int | None = None,
+    path: str | Path | None = None,
+) -> Figure:
+    """Draw the scores of one or several methods over a photograph.
+
+        vision_maps(model, processor, "cat.jpg", ["attention", "contributions"], size=448, path="cat.pdf")
+
+    Args:
+        model: a signed vision transformer with patches, such as ViT, DeiT, DINOv2 or the vision model of CLIP.
+        processor: its image processor.
+        image: a photograph of any size.
+        methods: names of `METHODS`; by default the attention and the default method. Each panel has its own scale.
+        target: as in `token_scores`.
+        size: use the whole photograph with this shorter side, as in `read_image`.
+        path: file to save to; the suffix sets the format.
+    """
+    methods = ("attention", None) if methods is None else methods
+    chosen = [methods] if isinstance(methods, str) else list(methods)
+    if not chosen:
+        raise ValueError(f"expected at least one method; choose from {', '.join(METHODS)}.")
+    for name in chosen:
+        check_method(name or default_method(model))
+    example = read_image(model, processor, image, size=size)
+    named = {"target": target, "position": None, "layer": None, "head": None}
+    record = Record(model, example.inputs, kept=True)
+    about = predictions(model, processor, [record], target, None)[0].explained
+    found = (scores_by_default(model, record, name, **named) for name in chosen)
+    scores = {name: values[0] for values, name, _ in found}
+    hidden = "; ".join(f"{name}: {_special(example, values)}" for name, values in scores.items())
+    return photo_heatmap(
+        example.photo,
+        {name: _grid(example, values) for name, values in scores.items()},
+        units={name: METHODS[name].unit for name in scores},
+        caption=f"{about} Not drawn: {hidden}.",
+        with_photo=True,
+        path=path,
+    )
+
+
+def head_maps(
+    model: PreTrainedModel,
+    processor: Any,
+    image: str | Path | Image.Image,
+    method: str = "attention",
+    *,
+    target: Target = None,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    query: tuple[int, int] | None = None,
+    size: int | None = None,
+    path: str | Path | None = None,
+) -> Figure:
+    """Draw a grid of maps over a photograph, a row for each layer and a column for each head, on one colour scale.
+
+    Args:
+        method: "attention", "signed-attention", "values" or "contributions".
+        layers, heads: indices; by default all.
+        query: row and column of the patch that attends, for the first three methods; by default the first token, which
+            is the class token where there is one.
+        model, processor, image, target, size, path: as in `vision_maps`.
+    """
+    if query is not None and method == "contributions":
+        raise ValueError("contributions are summed over queries; leave out query, or choose another method.")
+    if method not in BY_HEAD:
+        raise ValueError(f"expected a method with scores by head, {', '.join(BY_HEAD)}; got {method!r}.")
+    example = read_image(model, processor, image, size=size)
+    record = Record(model, example.inputs, kept=True)
+    found = _by_head(record, method, target, _place(example, query))  # [layers, heads, tokens]
+    rows, columns = (
+        list(range(count)) if given is None else list(given)
+        for given, count in zip((layers, heads), found.shape[:2], strict=True)
+    )
+    if not rows or not columns:
+        raise ValueError(f"expected at least one layer and one head, got layers {rows} and heads {columns}.")
+    for name, some, count in (("layer", rows, len(found)), ("head", columns, found.shape[1])):
+        for index in some:
+            check_exists(name, index, count)
+    maps = {f"layer {layer}, head {head}": _grid(example, found[layer, head]) for layer in rows for head in columns}
+    explains = METHODS[method].explains_output
+    caption = predictions(model, processor, [record], target, None)[0].explained if explains else ""
+    what = METHODS[method].unit + ("" if query is None else f" of the patch in row {query[0]}, column {query[1]}")
+    return photo_heatmap(
+        example.photo, maps, units=what, caption=caption, columns=len(columns), common_scale=True, path=path
+    )
+
+
+def _place(example: Example, query: tuple[int, int] | None) -> int:
+    if query is None:
+        return 0
+    rows, columns = example.grid or (0, 0)
+    if not (0 <= query[0] < rows and 0 <= query[1] < columns):
+        raise ValueError(f"expected a patch in rows 0 to {rows - 1} and columns 0 to {columns - 1}; got {query}.")
+    return sum(example.special) + query[0] * columns + query[1]
+
+
+def _by_head(record: Record, method: str, target: Target, query: int) -> Tensor:
+    """Scores `[layers, heads, tokens]` of one image."""
+    if method == "contributions":
+        return contributions(record.model, record, target)[0]
+    if method == "values":
+        return torch.stack([layer[0, :, query] for layer in value_weighted(record.model, record)])
+    with torch.no_grad():
+        rows = torch.stack([layer[0, :, query] for layer in record.coefficients]).float()
+    return rows if method == "signed-attention" else rows.abs()
+
+
+def _grid(example: Example, scores: Tensor) -> Tensor:
+    """The patches of `[tokens]` as `[rows, columns]`."""
+    return scores[~torch.tensor(example.special)].unflatten(0, example.grid)
+
+
+def _special(example: Example, scores: Tensor) -> str:
+    """The scores of class token and registers, in words."""
+    named = [
+        f"{token} {score:.2g}"
+        for token, special, score in zip(example.tokens, example.special, scores.tolist(), strict=True)
+        if special
+    ]
+    return ", ".join(named) or "nothing"

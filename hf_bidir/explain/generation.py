@@ -1,0 +1,364 @@
+"""Generated text, explained token by token: of encoder-decoders by its source, of causal models by what precedes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from hf_bidir.checkpoints.kinds import text_limit
+from hf_bidir.checkpoints.layer_hooks import hooked, in_evaluation
+from hf_bidir.checkpoints.projections import check_differentiable
+from hf_bidir.checkpoints.signing import unwrapped
+from hf_bidir.explain.inputs.text import Example, check_prompt, read_text
+from hf_bidir.explain.methods import (
+    METHODS,
+    NoRule,
+    check_method,
+    default_method,
+    passes_of,
+    sink_note,
+    token_scores,
+    why_fast,
+)
+from hf_bidir.explain.methods.attnlrp import relevance_rules
+from hf_bidir.explain.orient import signs_are_free
+from hf_bidir.explain.record import attends_between_tokens, model_within, record_coefficients
+from hf_bidir.explain.spelling import shortened, signed, spelled, told_apart, visible
+from hf_bidir.modeling.signed_layers import signed_layers
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LOGIT = "the logit of the token of a row, minus the mean of all logits"
+NAMED_SHARE = 0.01  # share of a row's largest magnitude below which a token is not printed
+ROWS = 16  # generated tokens explained in one batch
+CONTRIBUTION, RELEVANCE, COEFFICIENT, MAGNITUDE = "a · ∂y/∂a", "relevance", "coefficient a", "mean |a|"
+METHODS_OF_TEXTS = ("contributions", "attnlrp")
+READING = {
+    RELEVANCE: "+ (red) supports the generated token, − (blue) opposes it; the signs are comparable",
+    CONTRIBUTION: "+ (red) supports the generated token, − (blue) opposes it; the signs are comparable",
+    COEFFICIENT: "+ (red) and − (blue) are the signs of coefficients, which do not say support or opposition",
+}
+WHAT = {
+    CONTRIBUTION: "Contributions a · ∂y/∂a of source words to {}",
+    RELEVANCE: "Relevance (AttnLRP) of source words for {}",
+    COEFFICIENT: "Coefficients a of source words (hard selection has no contributions)",
+    MAGNITUDE: "Magnitudes |a| of the attention to source words",
+}
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Generated tokens, and for each of them a number per source token.
+
+    Attributes:
+        source: the source tokens; for a causal model, the prompt and all generated tokens but the last.
+        written: the generated tokens in order.
+        explained: the generated text, in words.
+        what: the numbers that rank tokens, in words.
+        scores: `[written, source]` by unit; the first one ranks.
+        first_length: number of source tokens that the first generated token attends to: all, or in a causal model one
+            fewer than the next token.
+        how_to_read: the meaning of + and − in the first scores, without a full stop.
+        probabilities: probabilities of the generated tokens, where known.
+        has_signs: whether the first scores can be negative.
+    """
+
+    source: list[str]
+    written: list[str]
+    explained: str
+    what: str
+    scores: Mapping[str, Tensor]
+    first_length: int
+    how_to_read: str = ""
+    probabilities: Sequence[float] = ()
+    has_signs: bool = True
+
+    @property
+    def rows(self) -> list[str]:
+        """The generated tokens with their probabilities."""
+        if not self.probabilities:
+            return self.written
+        return [f"{word} ({share:.1%})" for word, share in zip(self.written, self.probabilities, strict=True)]
+
+    def summary(self, top: int = 10) -> str:
+        """One line per generated token, with the source tokens of largest magnitude."""
+        lines = [self.explained, f"{self.what}. Largest magnitude first:"]
+        number = signed if self.has_signs else "{:.2g}".format
+        names = told_apart(self.source)
+        for word, row in zip(self.rows, next(iter(self.scores.values())), strict=True):
+            order = row.abs().argsort(descending=True)[:top].tolist()
+            order = [index for index in order if row[index].abs() > NAMED_SHARE * row.abs().max()]
+            named = "  ".join(f"{number(row[index].item())} {names[index]}" for index in order)
+            lines.append(f"{shortened(word):>16}  {named}")
+        return "\n".join(lines)
+
+    def figures(self) -> "dict[str, tuple[str, Figure]]":
+        """The grid of all numbers, with its caption."""
+        from hf_bidir.explain.draw.explanations import figures_of_alignment
+
+        return figures_of_alignment(self)
+
+    def page(self, pictures: Mapping[str, bytes] | None = None) -> str:
+        """A web page with the figure and, for every generated token, its source text in colours.
+
+        Args:
+            pictures: the figures as PNG by file name; by default they are drawn.
+        """
+        from hf_bidir.explain.draw.explanations import page_of_alignment
+
+        return page_of_alignment(self, pictures)
+
+
+def align(
+    model: PreTrainedModel, tokenizer, text: str, *, method: str = "contributions", num_beams: int = 1
+) -> Alignment:
+    """Generate text, and explain each generated token by the source tokens.
+
+    The contribution is `a · ∂y/∂a`, summed over layers and heads. `y` is the generated token's logit minus the mean of
+    all logits, because a shift of all logits changes no prediction. It covers this step alone, without its effect on
+    later steps, and is missing for hard selection, which has no derivative. At `λ = 1` negating all coefficients and
+    the weights applied to the context changes neither outputs nor contributions.
+
+    Args:
+        model: a signed encoder-decoder of text, such as a `BidirRnnForSeq2SeqLM` or a BidirBart…, …Marian… or
+            …T5ForConditionalGeneration; dropout is off while it generates.
+        tokenizer: a fast one; the pieces of a word in the source are summed.
+        text: the source, truncated to the model's positions.
+        method: "contributions", or "attnlrp", the relevance of the source's embeddings (`relevance`).
+        num_beams: beams of the search; 1 is greedy.
+
+    Returns:
+        The contributions and the attention: the coefficients of a recurrent model, or the mean magnitude over layers
+        and heads of cross-attention.
+
+    Raises:
+        ValueError: a model that is no encoder-decoder of text, or a text without words.
+    """
+    model = model_within(model, tokenizer)
+    check_differentiable(model)
+    if method not in METHODS_OF_TEXTS:
+        raise ValueError(
+            f"{type(model).__name__} is explained by {' or '.join(METHODS_OF_TEXTS)}; got the method {method!r}."
+        )
+    if not model.config.is_encoder_decoder or model.main_input_name != "input_ids":
+        raise ValueError(f"expected a signed encoder-decoder of text; got {type(model).__name__}.")
+    example = read_text(tokenizer, text, text_limit(model, tokenizer))
+    with torch.inference_mode(False), torch.enable_grad(), in_evaluation(model):
+        inputs = {name: example.inputs[name].clone().to(model.device) for name in ("input_ids", "attention_mask")}
+        ids = model.generate(**inputs, num_beams=num_beams)
+        coefficients, contributions = _rows(model, inputs, ids)
+        relevance = _relevance_rows(model, inputs, ids) if method == "attnlrp" else None
+    hard = getattr(model.config, "attn_selection", "soft") == "hard"
+    between_tokens = attends_between_tokens(model)
+    attended = {MAGNITUDE if between_tokens else COEFFICIENT: coefficients}
+    scores = attended if hard else {CONTRIBUTION: contributions} | attended
+    if relevance is not None:
+        scores = {RELEVANCE: relevance} | scores
+    return Alignment(
+        source=[visible(token) for token in example.tokens],
+        written=spelled(tokenizer, ids[0, 1:].tolist()),
+        explained=_explained(model, example, tokenizer.decode(ids[0], skip_special_tokens=True)),
+        what=WHAT[next(iter(scores))].format(f"y, {LOGIT}"),
+        scores={unit: example.by_token(rows) for unit, rows in scores.items()},
+        first_length=len(example.tokens),
+        how_to_read=READING.get(next(iter(scores)), "the larger, the more attention; there are no signs"),
+    )
+
+
+def _explained(model: PreTrainedModel, example: Example, text: str) -> str:
+    cut = f" The source was truncated by {example.truncated} tokens."
+    free = " Raw signs are not comparable between models: negating all coefficients changes no output."
+    shows_signs = signs_are_free(model) and not attends_between_tokens(model)
+    return f'Generated: "{visible(text)}".{cut if example.truncated else ""}{free if shows_signs else ""}'
+
+
+def _rows(model: PreTrainedModel, inputs: dict[str, Tensor], ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention and contributions, `[generated, source]` each, of the generated ids."""
+    inputs = inputs | {"decoder_input_ids": ids[:, :-1]}
+    between_tokens = attends_between_tokens(model)
+    layers = cross_attention(model, inputs) if between_tokens else None
+    outputs, recorded = record_coefficients(model, inputs, layers)
+    logits, attended, contributions = outputs.logits[0], [], []
+    chosen = _explained_logits(logits, ids)
+    for step, y in enumerate(chosen):
+        # a recurrent model calls its layer once per step, others once for all steps
+        calls, row = (recorded, step) if between_tokens else ([recorded[step]], 0)
+        gradients = torch.autograd.grad(y, calls, retain_graph=True, materialize_grads=True)
+        own = torch.stack([a.detach()[0, :, row].float() for a in calls])  # [layers, heads, source]
+        contributions.append((own * torch.stack([gradient[0, :, row] for gradient in gradients])).sum((0, 1)))
+        attended.append(own.abs().mean((0, 1)) if between_tokens else own[0, 0])
+    return torch.stack(attended).cpu(), torch.stack(contributions).cpu()
+
+
+def _explained_logits(logits: Tensor, ids: Tensor) -> Tensor:
+    """`y` of every generated id, `[generated]`, from logits `[generated, vocabulary]`."""
+    return logits.gather(-1, ids[0, 1:, None]).squeeze(-1) - logits.mean(-1)
+
+
+def _relevance_rows(model: PreTrainedModel, inputs: dict[str, Tensor], ids: Tensor) -> Tensor:
+    """The relevance of the source tokens for each generated id, `[generated, source]`; what is generated is given."""
+    if not attends_between_tokens(model):
+        raise NoRule(f"AttnLRP has no rule for recurrent models such as {type(model).__name__}; use contributions.")
+    embedding = model.get_encoder().get_input_embeddings()
+    start = embedding(inputs["input_ids"]).detach().requires_grad_()
+    calls: list[nn.Module] = []
+
+    def first_call_of_the_encoder(module: nn.Module, args: tuple, kwargs: dict, output: Tensor) -> Tensor:
+        calls.append(module)  # the decoder may share the embedding
+        return start.clone() if len(calls) == 1 else output
+
+    with hooked([embedding], after=first_call_of_the_encoder), relevance_rules(model):
+        logits = model(**inputs, decoder_input_ids=ids[:, :-1]).logits[0]
+    chosen = _explained_logits(logits, ids)
+    rows = [torch.autograd.grad(y, start, retain_graph=True)[0] for y in chosen]
+    return torch.stack([(start * row)[0].sum(-1).detach() for row in rows]).cpu()
+
+
+@torch.no_grad()
+def cross_attention(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[nn.Module]:
+    """The signed layers whose keys come from the encoder.
+
+    Raises:
+        ValueError: the model has no such layer.
+    """
+    found: list[nn.Module] = []
+
+    def record(layer: nn.Module, args: tuple, kwargs: dict) -> None:
+        if kwargs.get("key_value_states") is not None or kwargs.get("encoder_hidden_states") is not None:
+            found.append(layer)
+
+    with hooked(signed_layers(model), before=record):
+        model(**inputs)
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no signed layer whose keys come from the encoder.")
+    return found
+
+
+def explain_continuation(
+    model: PreTrainedModel,
+    tokenizer,
+    prompt: str,
+    continuation: str | None = None,
+    *,
+    new_tokens: int = 20,
+    method: str | None = None,
+    layer: int | None = None,
+    head: int | None = None,
+) -> Alignment:
+    """Explain each token after a prompt, of a given text or of the generated one, by the tokens before it.
+
+    Args:
+        model: a signed causal language model, in any attention backend.
+        tokenizer: a fast one; the pieces of a word in the prompt are summed.
+        prompt: must not be empty.
+        continuation: the text to explain, separated from the prompt by a blank; None generates it greedily.
+        new_tokens: the maximum number of generated tokens.
+        method, layer, head: as in `token_scores`.
+
+    Returns:
+        One row per following token, over the prompt and the tokens generated before it; 0 for later tokens.
+
+    Raises:
+        ValueError: an empty prompt or continuation, more tokens than the model has positions, and as in `token_scores`.
+    """
+    model = model_within(model, tokenizer)
+    check_method(method or default_method(model, layer, head), layer, head)
+    example, ids = _generated(model, tokenizer, prompt, continuation, new_tokens)
+    start = len(example.token_of_piece)
+    generated = ids[start:]
+    inputs = {"input_ids": ids[None, :-1].to(model.device)}
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    positions = torch.arange(start - 1, len(ids) - 1)
+    passes = passes_of(model, inputs)
+    why = "" if method else why_fast(default_method(model, layer, head, passes), passes)
+    method = method or default_method(model, layer, head, passes)
+    scores = prediction_scores(model, inputs, generated, positions, method, layer=layer, head=head)
+    by_token = _by_token(example, scores, len(generated) - 1, METHODS[method].additive)
+    pieces = spelled(tokenizer, generated.tolist())
+    source = [*example.tokens, *pieces[:-1]]
+    sink = sink_note(method, source, [*example.special, *[False] * len(pieces[:-1])], by_token)
+    where = METHODS[method].caption(layer, head) + f"; y is {LOGIT}" * METHODS[method].explains_output
+    return Alignment(
+        source=source,
+        written=pieces,
+        explained=f"{visible(prompt.strip())} → {visible(tokenizer.decode(generated).strip())}",
+        what=" ".join(filter(None, [why, sink, where])),
+        scores={METHODS[method].unit: by_token},
+        first_length=len(example.tokens),
+        how_to_read=METHODS[method].how_to_read,
+        has_signs=METHODS[method].signed,
+        probabilities=_probabilities(model, inputs, generated, positions),
+    )
+
+
+def prediction_scores(
+    model: PreTrainedModel,
+    inputs: Mapping[str, Tensor],
+    targets: Tensor,
+    positions: Tensor,
+    method: str | None = None,
+    *,
+    layer: int | None = None,
+    head: int | None = None,
+    batch_size: int = ROWS,
+) -> Tensor:
+    """`token_scores` of several output tokens of one text, `[targets, length]`, computed in batches.
+
+    Args:
+        inputs: the text, `[1, length]`.
+        targets, positions: `[targets]`, the token ids to explain, and the position that predicts each of them.
+        method, layer, head: as in `token_scores`.
+        batch_size: output tokens in one batch; methods with a forward pass per token compute all outputs at once.
+
+    Raises:
+        ValueError: as in `token_scores`.
+    """
+    model = unwrapped(model)
+    method = method or default_method(model, layer, head, passes_of(model, inputs))
+    batch_size = len(targets) if METHODS[method].shared else batch_size
+    parts = list(zip(targets.split(batch_size), positions.split(batch_size), strict=True))
+    rows = []
+    for chosen, places in tqdm(parts, desc=method, unit="batch", leave=False, delay=1, disable=len(parts) < 2):
+        batch = {name: value.expand(len(chosen), *value.shape[1:]) for name, value in inputs.items()}
+        options = {"position": places.to(model.device), "layer": layer, "head": head}
+        rows.append(token_scores(model, batch, method, chosen.to(model.device), **options).detach().cpu())
+    return torch.cat(rows)
+
+
+def _generated(model, tokenizer, prompt: str, continuation: str | None, new_tokens: int) -> tuple[Example, Tensor]:
+    """The prompt, and the ids of the prompt and the tokens that follow, `[length]`."""
+    example = read_text(tokenizer, prompt, text_limit(model, tokenizer))
+    start = example.inputs["input_ids"][0]
+    if continuation is None:
+        check_prompt(model, tokenizer, example, new_tokens)
+        with in_evaluation(model):
+            inputs = {name: example.inputs[name].to(model.device) for name in ("input_ids", "attention_mask")}
+            options = {"max_new_tokens": new_tokens, "do_sample": False, "num_beams": 1}
+            return example, model.generate(**inputs, **options)[0].cpu()
+    blank = "" if prompt[-1:].isspace() or continuation[:1].isspace() else " "
+    whole = tokenizer(f"{prompt}{blank}{continuation}", return_offsets_mapping=True, verbose=False)
+    pairs = zip(whole["input_ids"], whole["offset_mapping"], strict=True)
+    following = [token for token, (_, end) in pairs if end > len(prompt)]
+    if not continuation.strip() or not following:
+        raise ValueError(f"expected a continuation with at least one word, got {continuation!r}.")
+    check_prompt(model, tokenizer, example, len(following))
+    return example, torch.cat([start, torch.tensor(following)])
+
+
+@torch.no_grad()
+def _probabilities(model, inputs: dict[str, Tensor], generated: Tensor, positions: Tensor) -> list[float]:
+    with in_evaluation(model):
+        rows = model(**inputs).logits[0, positions.to(model.device)].float().softmax(-1).cpu()
+    return rows.gather(-1, generated[:, None]).squeeze(-1).tolist()
+
+
+def _by_token(example: Example, scores: Tensor, more: int, additive: bool) -> Tensor:
+    """Combine `[targets, pieces]` to `[targets, tokens of the prompt + more]`."""
+    start = len(example.token_of_piece)
+    prompt = example.by_token(scores[:, :start], additive)
+    return torch.cat([prompt, scores[:, start : start + more]], dim=1)

@@ -1,0 +1,1 @@
+"""What is explained: texts, images, sentence encoders, checkpoints."""

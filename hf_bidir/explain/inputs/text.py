@@ -1,0 +1,196 @@
+"""Texts as model inputs: words and their pieces, and long texts in overlapping windows."""
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hf_bidir.checkpoints.kinds import longest_text, text_limit
+from hf_bidir.explain.spelling import JOINERS, characters
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+OVERLAP = 8  # a window shares one eighth of its tokens with the next one
+
+
+@dataclass(frozen=True)
+class Example:
+    """Model inputs of one text or image, with a name for every token that gets a score."""
+
+    inputs: dict[str, Tensor]
+    tokens: list[str]  # words as spelled in the text, or patches; special tokens included
+    special: list[bool]
+    token_of_piece: Tensor  # [length]: index of the token that each model position belongs to
+    truncated: int = 0  # number of word pieces cut off
+    grid: tuple[int, int] | None = None  # rows and columns of patches
+    photo: "Image.Image | None" = None  # the part of an image that is the input, in its own resolution
+
+    def by_token(self, scores: Tensor, add: bool = True) -> Tensor:
+        """Combine scores `[..., length]` of model positions to scores of tokens, `[..., tokens]`.
+
+        Args:
+            add: sum the scores of a word's pieces; otherwise take the one of largest magnitude.
+        """
+        pieces = torch.nn.functional.one_hot(self.token_of_piece).bool().T.to(scores.device)  # [tokens, length]
+        table = scores.unsqueeze(-2) * pieces
+        if add:
+            return table.sum(-1)
+        return table.gather(-1, table.abs().argmax(-1, keepdim=True)).squeeze(-1)
+
+
+def read_text(tokenizer, text: str | Sequence[str], limit: int) -> Example:
+    """Tokenize a text or a list of words, truncated to `limit` word pieces.
+
+    A word is what the tokenizer splits a text into before it makes pieces, with its combining marks.
+
+    Raises:
+        ValueError: the text has no word.
+    """
+    split = not isinstance(text, str)
+    if not "".join(text).strip():
+        raise ValueError(f"expected a text with at least one word, got {text!r}.")
+    if not tokenizer.is_fast:
+        return _read_pieces(tokenizer, text, limit)
+    text = list(text) if split else text
+    whole = len(tokenizer(text, is_split_into_words=split, verbose=False)["input_ids"])
+    options = {"truncation": True, "max_length": limit, "return_tensors": "pt", "return_offsets_mapping": True}
+    encoding = tokenizer(text, is_split_into_words=split, **options)
+    offsets = encoding.pop("offset_mapping")[0].tolist()
+    pieces = tokenizer.convert_ids_to_tokens(encoding["input_ids"][0])
+    tokens: list[str] = []
+    special: list[bool] = []
+    token_of_piece: list[int] = []
+    last, first, reach = None, 0, 0  # the word of the piece before, from its smallest start to its largest end
+    for piece, word, (start, end) in zip(pieces, encoding.word_ids(), offsets, strict=True):
+        begins = word is None or word != last
+        if isinstance(text, str) and word is not None and last is not None:
+            begins = _begins_word(text, first, reach, start, begins)
+        if begins:
+            tokens.append(piece)
+            special.append(word is None)
+            first, reach = start, end
+        last, first, reach = word, min(first, start), max(reach, end)
+        if word is not None:
+            tokens[-1] = _spelling(text, first, reach) if isinstance(text, str) else text[word]
+        token_of_piece.append(len(tokens) - 1)
+    if all(special):
+        raise ValueError(f"expected a text with at least one word, got {text!r}.")
+    return Example(dict(encoding), tokens, special, torch.tensor(token_of_piece), whole - len(pieces))
+
+
+def _begins_word(text: str, first: int, reach: int, start: int, new: bool) -> bool:
+    """Whether a piece at `start` begins a word, after one at `first` to `reach`; `new` is what the tokenizer says."""
+    if start < reach:  # pieces of one character overlap
+        return False
+    before, here = text[start - 1 : start], text[start : start + 1]
+    if _is_mark(here) or (_is_mark(before) and here.isalpha()):  # some pre-tokenizers split words at their marks
+        return False
+    # a tokenizer without a pre-tokenizer reports the whole text as one word; split it at whitespace
+    return new or ((before.isspace() or here.isspace()) and text[first:reach].strip() != "")
+
+
+def _spelling(text: str, first: int, reach: int) -> str:
+    """The word at these places, with the marks of its last character, which some tokenizers leave out."""
+    while _is_mark(text[reach : reach + 1]):
+        reach += 1
+    return text[first:reach].strip() or "␣"
+
+
+def _is_mark(char: str) -> bool:
+    """Whether it belongs to the character before it: a combining mark, or a joiner of letters."""
+    return char != "" and (char in JOINERS or unicodedata.category(char).startswith("M"))
+
+
+def _read_pieces(tokenizer, text: str | Sequence[str], limit: int) -> Example:
+    """Like `read_text`, for tokenizers that return no character offsets, such as Marian's.
+
+    SentencePiece pieces are joined to words at each "▁"; other pieces stay as they are, joined to characters.
+    """
+    text = text if isinstance(text, str) else " ".join(text)
+    whole = len(tokenizer(text, verbose=False)["input_ids"])
+    encoding = tokenizer(text, truncation=True, max_length=limit, return_tensors="pt")
+    ids = encoding["input_ids"][0].tolist()
+    marked = any("▁" in piece for piece in tokenizer.convert_ids_to_tokens(ids))
+    tokens: list[str] = []
+    special: list[bool] = []
+    token_of_piece: list[int] = []
+    own_ids = set(tokenizer.all_special_ids)
+    if tokenizer.unk_token_id != tokenizer.pad_token_id:
+        own_ids -= {tokenizer.unk_token_id}  # stands for a part of the text
+    for part in characters(tokenizer, ids):
+        piece = tokenizer.decode(part) if len(part) > 1 else tokenizer.convert_ids_to_tokens(part)[0]
+        own = part[0] in own_ids
+        if own or not marked or piece.startswith("▁") or not tokens or special[-1]:
+            tokens.append("")
+            special.append(own)
+        tokens[-1] += piece.replace("▁", "")
+        token_of_piece += [len(tokens) - 1] * len(part)
+    if all(special):
+        raise ValueError(f"expected a text with at least one word, got {text!r}.")
+    named = [token if token.strip() else "␣" for token in tokens]
+    return Example(dict(encoding), named, special, torch.tensor(token_of_piece), whole - len(ids))
+
+
+def check_prompt(model: PreTrainedModel, tokenizer, example: Example, more: int = 0) -> None:
+    """Raise ValueError if the example was cut, or if it and `more` tokens exceed the model's positions."""
+    limit = text_limit(model, tokenizer) if example.truncated else longest_text(model)
+    length = len(example.token_of_piece) + example.truncated
+    if limit is not None and length + more > limit:
+        following = f" and {more} follow" if more else ""
+        raise ValueError(
+            f"the prompt has {length} tokens{following}, but {type(model).__name__} reads at most {limit}; shorten it."
+        )
+
+
+def windows_of(example: Example, limit: int) -> list[Tensor]:
+    """The positions of a text's windows, `[length]` each, of at most `limit` tokens; a single one if the text fits.
+
+    Every window begins and ends with the special tokens of the whole text. Neighbours share `limit // OVERLAP` tokens,
+    the last two more.
+    """
+    special = torch.tensor(example.special)[example.token_of_piece]
+    length = len(special)
+    if length <= limit:
+        return [torch.arange(length)]
+    first, last = int(special.long().argmin()), length - int(special.flip(0).long().argmin())
+    size = limit - first - (length - last)
+    if size < 1:
+        raise ValueError(f"expected a limit above the {first + length - last} special tokens, got {limit}.")
+    starts = [*range(first, last - size, max(1, size - limit // OVERLAP)), last - size]
+    ends = torch.arange(last, length)
+    return [torch.cat([torch.arange(first), torch.arange(start, start + size), ends]) for start in starts]
+
+
+def window(example: Example, positions: Tensor) -> dict[str, Tensor]:
+    """The model inputs of a window, without the batch dimension."""
+    return {name: value[0, positions] for name, value in example.inputs.items()}
+
+
+def merged(scores: list[Tensor], windows: list[Tensor], length: int, shares: bool) -> Tensor:
+    """Scores `[length]` of a text from those of its windows.
+
+    Args:
+        shares: whether scores support or oppose y, so that those of the mean of y are the mean of all windows' scores.
+            Otherwise a token's score is the mean over the windows that contain it.
+    """
+    total, count = torch.zeros(length, dtype=scores[0].dtype), torch.zeros(length)
+    for own, positions in zip(scores, windows, strict=True):
+        total.index_add_(0, positions, own[: len(positions)])
+        count.index_add_(0, positions, torch.ones(len(positions)))
+    return total / (len(windows) if shares else count)
+
+
+def note(windows: list[Tensor], shares: bool) -> list[str]:
+    """One sentence where a text has several windows."""
+    if len(windows) == 1:
+        return []
+    how = "the sum over windows divided by their number" if shares else "the mean over the windows that contain it"
+    return [
+        f"The text exceeds the limit of the model: y is the mean over {len(windows)} overlapping windows of "
+        f"{len(windows[0])} tokens, and the score of a token is {how}."
+    ]

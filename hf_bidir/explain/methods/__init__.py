@@ -1,0 +1,338 @@
+"""All methods under one signature: a signed or unsigned number per token.
+
+A method is a function in a file of this folder, which is imported when the method is first used, and an entry in
+`METHODS` with its cost, what it needs, and what it means.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hf_bidir.checkpoints.kinds import kind_of
+from hf_bidir.checkpoints.signing import unwrapped
+from hf_bidir.common.errors import did_you_mean
+from hf_bidir.common.extras import extra
+from hf_bidir.explain.record import Inputs, Record, attends_between_tokens, reads_images
+from hf_bidir.explain.target import Target, check_position, takes_embedding
+
+NO_PASS = "none"
+TEXT_DEFAULT, IMAGE_DEFAULT = "integrated-attnlrp", "integrated-gradients"
+CAUSAL_DEFAULT, CAUSAL_FAST = "erasure", "attnlrp"  # of causal language models
+AFFORDABLE = 64  # forward passes up to which CAUSAL_DEFAULT is the default
+SINK = 0.9  # share of the scores on the first or a special token from which they do not rank the others
+NOT_Y = "they need not sum to y"
+
+
+class NoRule(ValueError):
+    """A model or operation without a rule of AttnLRP."""
+
+
+class Request(NamedTuple):
+    """A batch, a target, and a layer and head; None means all layers or heads, or the method's default."""
+
+    record: Record
+    target: Target = None
+    position: int | Tensor | None = None
+    layer: int | None = None
+    head: int | None = None
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of `token_scores`: description, unit, cost and requirements."""
+
+    what: str
+    unit: str
+    cost: str  # passes through the model, n: tokens; beside a forward pass that finds y
+    function: str  # file and name, such as "erasure.erasure"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    layers: Literal["all", "last", "up to the last", None] = None  # default; None: takes no layer or head
+    signed: bool = True
+    additive: bool = True  # a word's score is the sum of its pieces
+    oriented: bool = False  # needs `orient_heads` at λ = 1
+    between_tokens: bool = False  # needs attention from every token to every token
+    of_patches: bool = False  # explains images alone
+    one_query: bool = False  # starts at a single token, from which the output is read
+    by_head: bool = True  # a method that takes a layer takes a head as well
+    shared: bool = False  # several outputs of one text take no more passes than one
+    sums: str = NOT_Y  # what the scores of an example sum to, where they are for or against y
+
+    def scores(self, request: Request) -> Tensor:
+        """One number per token, `[batch, length]`."""
+        file, name = self.function.split(".")
+        with extra("explain"):
+            function = getattr(import_module(f"{__name__}.{file}"), name)
+        if self.layers is not None:
+            return function(request, **self.options)
+        record, target, position, *_ = request
+        return function(record.model, record, target, position=position, **self.options)
+
+    @property
+    def explains_output(self) -> bool:
+        """Whether + means support of y and − opposition."""
+        return self.signed and not self.oriented
+
+    @property
+    def takes_head(self) -> bool:
+        """Whether the scores of one layer and head can be chosen."""
+        return self.layers is not None and self.by_head
+
+    @property
+    def how_to_read(self) -> str:
+        """The meaning of + and −, and whether raw signs are comparable, without a full stop."""
+        if self.explains_output:
+            return "+ (red) supports y, − (blue) opposes it; the signs are comparable across tokens, layers and heads"
+        if self.signed:
+            return (
+                "+ (red) and − (blue) are signs of coefficients, not support or opposition; at λ = 1 they are "
+                "comparable across heads only after orient_heads"
+            )
+        return "the stronger the colour, the larger; there are no signs, so support and opposition look the same"
+
+    def caption(self, layer: int | None = None, head: int | None = None) -> str:
+        """The description, with layers and heads."""
+        if self.layers is None:
+            return self.what
+        where = {
+            "all": "all layers" if layer is None else f"layer {layer}",
+            "last": "last layer" if layer is None else f"layer {layer}",
+            "up to the last": "through all layers" if layer is None else f"through layers 0 to {layer}",
+        }[self.layers]
+        heads = "all heads" if head is None else f"head {head}"
+        return f"{self.what}; {where}{f', {heads}' if self.by_head else ''}"
+
+
+def token_scores(
+    model: PreTrainedModel,
+    inputs: Inputs,
+    method: str | None = None,
+    target: Target = None,
+    *,
+    position: int | Tensor | None = None,
+    layer: int | None = None,
+    head: int | None = None,
+) -> Tensor:
+    """Scores of one method of `METHODS`, one per token, `[batch, length]`.
+
+    Args:
+        method: a name of `METHODS`; None selects `default_method`.
+        model, inputs, target, position: as in `contributions`. Methods without signs, and those of raw coefficients,
+            ignore the target. They start at the position: by default the first token, in causal attention the last.
+        layer: contributions, values, attention and Grad-CAM use this layer alone (default except for contributions: the
+            last); rollout, flow, ALTI and value zeroing use the layers up to it.
+        head: use this head alone; by default all.
+
+    Raises:
+        ValueError: an unknown method, layer or head, a layer or head for a method that takes none, or a method that
+            the model does not support.
+    """
+    model = unwrapped(model)
+    method = method or default_method(model, layer, head, passes_of(model, inputs))
+    check_method(method, layer, head)
+    record = Record.of(model, inputs)
+    if method not in methods_of(model):
+        needed = "image patches" if METHODS[method].of_patches else "attention between tokens"
+        needed = "an output that is read from a single token" if pools_tokens(model) else needed
+        raise ValueError(
+            f"{method} needs {needed}, which {type(model).__name__} does not have; choose one of "
+            f"{', '.join(methods_of(model))}."
+        )
+    check_position(model, position)
+    return METHODS[method].scores(Request(record, target, position, layer, head))
+
+
+def pools_tokens(model: PreTrainedModel) -> bool:
+    """Whether the output of a sentence encoder is read from several tokens."""
+    return takes_embedding(model) and bool((model.pooling_weights(torch.ones(1, 2)) % 1).any())
+
+
+def methods_of(model: PreTrainedModel) -> list[str]:
+    """The methods available for a model: those of texts or of images, and those that its attention supports.
+
+    Encoder-decoders are explained by `align`.
+    """
+    if model.config.is_encoder_decoder:
+        return ["contributions"]
+    missing = {
+        "between_tokens": not attends_between_tokens(model),
+        "of_patches": not reads_images(model),
+        "one_query": pools_tokens(model),
+    }
+    needs = [need for need, lacks in missing.items() if lacks]
+    return [name for name, method in METHODS.items() if not any(getattr(method, need) for need in needs)]
+
+
+def default_method(model: PreTrainedModel, layer: int | None = None, head: int | None = None, passes: int = 1) -> str:
+    """An eligible method whose mean rank in research/explanations/run.py ties with the best one.
+
+    For causal language models the most faithful one of research/explanations/causal.py, or among those of one
+    backward pass, where it would need more than `AFFORDABLE` forward passes. Contributions for a layer or head, a
+    recurrent model, and an encoder-decoder.
+
+    Args:
+        passes: the forward passes of erasure, one per token.
+    """
+    if reads_images(model):
+        best = IMAGE_DEFAULT
+    elif kind_of(model).causal:
+        best = CAUSAL_DEFAULT if passes <= AFFORDABLE else CAUSAL_FAST
+    else:
+        best = TEXT_DEFAULT
+    return best if best in methods_of(model) and layer is None and head is None else "contributions"
+
+
+def passes_of(model: PreTrainedModel, inputs: Inputs) -> int:
+    """The forward passes that erasure takes per text, one for each token, whatever the number of explained outputs."""
+    inputs = inputs.inputs if isinstance(inputs, Record) else inputs
+    main = inputs.get(model.main_input_name) if isinstance(inputs, Mapping) else None
+    return main.shape[-1] if isinstance(main, Tensor) else 1
+
+
+def why_fast(method: str, passes: int) -> str:
+    """One sentence where the default of a causal language model is the fast one, else ""."""
+    return (
+        f"{CAUSAL_DEFAULT}, the default of causal language models, would need {passes} forward passes; {method} needs "
+        f'one backward pass and is less faithful. Choose method="{CAUSAL_DEFAULT}" '
+        f"(--method {CAUSAL_DEFAULT}) to wait for it."
+        if method == CAUSAL_FAST
+        else ""
+    )
+
+
+def scores_by_default(
+    model: PreTrainedModel, inputs: Inputs, method: str | None, **where: Any
+) -> tuple[Tensor, str, str]:
+    """Scores by a method, or by the default one, and by contributions where that has no rule for the model.
+
+    Args:
+        where: target, position, layer and head, as in `token_scores`.
+
+    Returns:
+        The scores `[batch, length]`, the method that computed them, and a sentence if it is neither the given nor the
+        default one, else "".
+    """
+    passes = passes_of(model, inputs)
+    chosen = method or default_method(model, where.get("layer"), where.get("head"), passes)
+    try:
+        return token_scores(model, inputs, chosen, **where), chosen, "" if method else why_fast(chosen, passes)
+    except NoRule as error:
+        if method is not None:
+            raise
+        why = f"The default method, {chosen}, does not apply: {error}"
+        return token_scores(model, inputs, "contributions", **where), "contributions", why
+
+
+def sink_note(method: str, tokens: Sequence[str], special: Sequence[bool], scores: Tensor) -> str:
+    """One sentence where a sink of the attention holds almost all scores, else "".
+
+    Args:
+        tokens, special: names, and which are special tokens, `[tokens]`.
+        scores: `[..., tokens]`, of a method that traces coefficients.
+    """
+    shares = scores.abs().reshape(-1, scores.shape[-1]).sum(0)
+    largest = int(shares.argmax())
+    share = shares[largest].item() / max(shares.sum().item(), torch.finfo(torch.float32).tiny)
+    if METHODS[method].explains_output or len(tokens) < 2 or share < SINK or (largest and not special[largest]):
+        return ""
+    return (
+        f'"{tokens[largest]}", a sink of the attention, holds {share:.0%} of the scores of {method}; they do '
+        "not rank the other tokens."
+    )
+
+
+def check_method(method: str, layer: int | None = None, head: int | None = None) -> None:
+    """Raise ValueError for an unknown method, or a layer or head for a method that takes none."""
+    if method not in METHODS:
+        raise ValueError(
+            f"unknown method {method!r}; choose one of {', '.join(METHODS)}.{did_you_mean(method, list(METHODS))}"
+        )
+    if METHODS[method].layers is None and (layer is not None or head is not None):
+        raise ValueError(f"{method} covers the whole model; leave out layer and head, or choose another method.")
+    if head is not None and not METHODS[method].takes_head:
+        raise ValueError(f"{method} covers all heads of a layer; leave out head, or choose another method.")
+
+
+METHODS: dict[str, Method] = {
+    "attnlrp": Method(
+        "AttnLRP: relevance for y, propagated backwards", "relevance", "1 backward", "attnlrp.relevance",
+        between_tokens=True,
+    ),
+    "attnlrp-values": Method(
+        "AttnLRP through the values alone, not through the scores", "relevance", "1 backward", "attnlrp.relevance",
+        {"through_scores": False}, between_tokens=True,
+    ),
+    "integrated-attnlrp": Method(
+        "AttnLRP, integrated from padding, or from the mean colour for images", "relevance",
+        "1 forward, 1 backward of 2 copies", "attnlrp.integrated_relevance", between_tokens=True,
+    ),
+    "contributions": Method(
+        "contribution a · ∂y/∂a, summed over queries", "a · ∂y/∂a", "1 backward", "contributions.by_contributions",
+        layers="all",
+    ),
+    "erasure": Method(
+        "fall of y when no query attends to the token, other coefficients renormalised", "Δy", "n forward",
+        "erasure.erasure", shared=True,
+    ),
+    "erasure-mask": Method(
+        "fall of y when the token is masked like padding", "Δy", "n forward", "erasure.erasure", {"how": "mask"},
+        shared=True,
+    ),
+    "erasure-token": Method(
+        "fall of y when the token is removed from the input", "Δy", "n forward", "erasure.erasure", {"how": "token"},
+    ),
+    "gradient": Method("input times gradient", "x · ∂y/∂x", "1 backward", "gradients.gradient_times_input"),
+    "smoothgrad": Method(
+        "SmoothGrad: input times the mean gradient at noisy inputs", "x · mean ∂y/∂x", "25 forward, 25 backward",
+        "gradients.smooth_grad",
+    ),
+    "integrated-gradients": Method(
+        "integrated gradients from padding, or from the mean colour for images", "part of y",
+        "50 forward, 50 backward", "gradients.integrated_gradients",
+        sums="they sum to the change of y from the baseline, up to the error of the integral",
+    ),
+    "grad-cam": Method(
+        "Grad-CAM: inputs x of the attention times the mean of ∂y/∂x over patches", "x · mean ∂y/∂x", "1 backward",
+        "gradients.by_grad_cam", layers="last", of_patches=True, by_head=False,
+    ),
+    "signed-attention": Method(
+        "coefficients a of the query read by the output", "a", NO_PASS, "attention.by_attention", {"signed": True},
+        layers="last", oriented=True,
+    ),
+    "signed-rollout": Method(
+        "signed rollout", "rollout", NO_PASS, "attention.by_rollout", {"signed": True}, layers="up to the last",
+        oriented=True, between_tokens=True,
+    ),
+    "signed-flow": Method(
+        "signed maximum flow", "flow", NO_PASS, "flow.by_flow", {"signed": True}, layers="up to the last",
+        oriented=True, additive=False, between_tokens=True, one_query=True,
+    ),
+    "attention": Method(
+        "magnitude |a| of the coefficients of the query read by the output", "|a|", NO_PASS,
+        "attention.by_attention", {"signed": False}, layers="last", signed=False,
+    ),
+    "rollout": Method(
+        "rollout of |a|", "rollout", NO_PASS, "attention.by_rollout", {"signed": False}, layers="up to the last",
+        signed=False, between_tokens=True,
+    ),
+    "flow": Method(
+        "maximum flow through |a|", "flow", NO_PASS, "flow.by_flow", {"signed": False}, layers="up to the last",
+        signed=False, additive=False, between_tokens=True, one_query=True,
+    ),
+    "values": Method(
+        "norm ‖a v W_o‖ of the weighted values of the query read by the output", "‖a v W_o‖", NO_PASS,
+        "contributions.by_values", layers="last", signed=False, between_tokens=True,
+    ),
+    "alti": Method(
+        "ALTI: rollout of each token's share in attention, skip connection and norm", "share", NO_PASS,
+        "alti.by_alti", layers="up to the last", signed=False, between_tokens=True, by_head=False,
+    ),
+    "value-zeroing": Method(
+        "value zeroing: rollout of the change of each block's output without the value", "share", "n forward",
+        "value_zeroing.by_value_zeroing", layers="up to the last", signed=False, between_tokens=True, by_head=False,
+    ),
+}  # fmt: skip

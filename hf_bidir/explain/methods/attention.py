@@ -1,0 +1,187 @@
+"""Attention as scores: the coefficients of a query, rollout through the layers, and what both share with flow."""
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hf_bidir.explain.methods import Request
+from hf_bidir.explain.record import check_exists, read_position, sequence_length, token_positions
+from hf_bidir.explain.target import takes_embedding
+from hf_bidir.modeling.activations import upcast
+
+Heads = Literal["mean", "max"] | int
+
+
+@torch.no_grad()
+def attention_rollout(
+    attentions: Sequence[Tensor],
+    keep: Tensor | None = None,
+    residual: float = 0.5,
+    mode: Literal["magnitude", "signed"] = "magnitude",
+    heads: Heads = "mean",
+) -> Tensor:
+    """Trace attention through all layers, with the skip connection as a share `r` of each token.
+
+    With `A_l` the coefficients of layer `l`, the rollout is the product, from the top layer down, of
+
+        magnitude:  ((1 - r) |A_l| + r I) / ((1 - r) Σ_j |A_l| + r)
+        signed:     ((1 - r)  A_l  + r I) / ((1 - r) Σ_j |A_l| + r)
+
+    At `r = 1/2` these are `(A_l + I) / (1 + Σ|A_l|)`; with softmax both are the rollout of Abnar & Zuidema 2020
+    ("Quantifying Attention Flow in Transformers", section 3). The classic division by `Σ_j (A_l + I)` does not work
+    here, because a signed sum can be 0.
+
+    Args:
+        attentions: per layer, from the bottom up, `[batch, heads, length, length]`, signed or not.
+        keep: `[batch, length]`, a tokenizer's `attention_mask`.
+        residual: the share `r` of the skip connection, in [0, 1].
+        mode: "magnitude" ignores signs. "signed" multiplies them too and needs oriented heads (`orient_heads`): at
+            `λ = 1` the sign of each head is arbitrary, so a mean over heads would be meaningless.
+        heads: "mean" over heads (of `|A|` in magnitude mode); "max", the largest magnitude; or the index of a head.
+
+    Returns:
+        `[batch, queries, keys]`, queries in the top layer and keys in the input. Rows sum to 1 in magnitude mode; in
+        signed mode their magnitudes sum to at most 1, so each entry is in [-1, 1]. Rows and columns of padding are 0.
+
+    Raises:
+        ValueError: no coefficients, NaN, layers of different lengths, or an unknown mode or head.
+    """
+    keep = check_attentions(attentions, keep)
+    check_residual(residual)
+    if mode not in ("magnitude", "signed"):
+        raise ValueError(f'expected mode "magnitude" or "signed", got {mode!r}.')
+    pairs = keep.unsqueeze(-1) & keep.unsqueeze(-2)
+    magnitude = mode == "magnitude"
+    steps = (_step(combine_heads(a, heads, magnitude=magnitude).masked_fill(~pairs, 0), residual) for a in attentions)
+    rollout = reduce(lambda below, step: step @ below, steps)
+    check_finite(rollout)
+    return rollout * pairs
+
+
+def _step(coefficients: Tensor, residual: float) -> Tensor:
+    """One layer `[batch, queries, keys]` with its skip connection; magnitudes in a row sum to at most 1."""
+    total = (1 - residual) * torch.linalg.vector_norm(coefficients, ord=1, dim=-1, keepdim=True) + residual
+    step = coefficients * ((1 - residual) / total.clamp_min(torch.finfo(total.dtype).tiny))
+    step.diagonal(dim1=-2, dim2=-1).add_((residual / total).squeeze(-1) if residual else 0)
+    return step
+
+
+def check_attentions(attentions: Sequence[Tensor], keep: Tensor | None) -> Tensor:
+    """Check that every layer has coefficients `[batch, heads, length, length]` of one length.
+
+    Returns:
+        The keep-mask as a boolean `[batch, length]` on the coefficients' device; without one, True everywhere.
+
+    Raises:
+        ValueError: no coefficients, other shapes, or a keep-mask that does not fit.
+    """
+    if isinstance(attentions, Mapping):
+        raise ValueError(
+            f"expected the coefficients of every layer, got {type(attentions).__name__}; pass its .attentions."
+        )
+    missing = attentions is None or len(attentions) == 0 or any(layer is None for layer in attentions)
+    if missing:
+        raise ValueError(
+            "expected the coefficients of every layer, got none: this attention backend does not return them. Call "
+            'model.set_attn_implementation("eager") and then the model with output_attentions=True.'
+        )
+    shapes = [tuple(layer.shape) for layer in attentions]
+    batch, length = shapes[0][0], shapes[0][-1]
+    expected = [(batch, shape[1] if len(shape) == 4 else 0, length, length) for shape in shapes]
+    if shapes != expected or 0 in shapes[0]:
+        raise ValueError(
+            "expected coefficients [batch, heads, length, length] with the same length in every layer, got "
+            f"{', '.join(map(str, dict.fromkeys(shapes)))}."
+        )
+    if keep is None:
+        return torch.ones(batch, length, dtype=torch.bool, device=attentions[0].device)
+    if tuple(keep.shape) != (batch, length):
+        raise ValueError(
+            f"expected keep [batch, length] = {(batch, length)}, for example a tokenizer's attention_mask; "
+            f"got {tuple(keep.shape)}."
+        )
+    return keep.to(attentions[0].device).bool()
+
+
+def combine_heads(attention: Tensor, heads: Heads, *, magnitude: bool) -> Tensor:
+    """Reduce coefficients `[batch, heads, queries, keys]` to `[batch, queries, keys]`, in at least fp32.
+
+    Args:
+        heads: "mean"; "max", the coefficient of largest magnitude; or the index of one head.
+        magnitude: combine `|a|` instead of `a`.
+    """
+    attention = upcast(attention)
+    count = attention.shape[1]
+    if heads == "mean":
+        return (attention.abs() if magnitude else attention).mean(1)
+    if heads == "max":
+        highest, lowest = attention.amax(1), attention.amin(1)
+        largest = torch.where(highest >= -lowest, highest, lowest)
+        return largest.abs() if magnitude else largest
+    if not isinstance(heads, int) or not -count <= heads < count:
+        raise ValueError(f'expected heads "mean", "max" or an index from 0 to {count - 1}, got {heads!r}.')
+    return attention[:, heads].abs() if magnitude else attention[:, heads]
+
+
+def check_residual(residual: float) -> None:
+    if not 0 <= residual <= 1:
+        raise ValueError(f"expected residual, the share of the skip connection, in [0, 1]; got {residual}.")
+
+
+def check_finite(coefficients: Tensor) -> None:
+    if not coefficients.isfinite().all():
+        raise ValueError("expected finite coefficients, got NaN or infinity.")
+
+
+def by_attention(request: Request, signed: bool) -> Tensor:
+    attention = coefficients_of(request)[-1]
+    return from_source(combine_heads(attention, heads_of(request), magnitude=not signed), request)
+
+
+def by_rollout(request: Request, signed: bool) -> Tensor:
+    mode: Literal["signed", "magnitude"] = "signed" if signed else "magnitude"
+    attentions, keep = coefficients_of(request), request.record.keep
+    return from_source(attention_rollout(attentions, keep, mode=mode, heads=heads_of(request)), request)
+
+
+def rolled_out(shares: Sequence[Tensor], request: Request) -> Tensor:
+    """The row of the source position in the product of token-to-token shares, `[batch, queries, keys]` each."""
+    layers = chosen_layers([layer.unsqueeze(1) for layer in shares], request)
+    return from_source(attention_rollout(layers, request.record.keep, residual=0), request)
+
+
+def coefficients_of(request: Request) -> Sequence[Tensor]:
+    """Coefficients of the layers up to the requested one."""
+    with torch.no_grad():
+        return chosen_layers(request.record.coefficients, request)
+
+
+def chosen_layers(layers: Sequence[Tensor], request: Request) -> Sequence[Tensor]:
+    """The layers, `[batch, heads, queries, keys]` each, up to the requested one."""
+    sequence_length(request.record.model, request.record.inputs, layers)
+    check_exists("layer", request.layer, len(layers))
+    check_exists("head", request.head, layers[0].shape[1])
+    return layers if request.layer is None else layers[: request.layer + 1]
+
+
+def heads_of(request: Request) -> Literal["mean"] | int:
+    return "mean" if request.head is None else request.head
+
+
+def source_of(matrix: Tensor, request: Request) -> Tensor:
+    """The position that the output is read from, `[batch]`; of several that are pooled the one of largest share."""
+    keep = request.record.keep
+    if takes_embedding(request.record.model):
+        return request.record.model.pooling_weights(keep).argmax(-1)
+    return token_positions(read_position(matrix, keep) if request.position is None else request.position, keep)
+
+
+def from_source(matrix: Tensor, request: Request) -> Tensor:
+    """The row of the source position in `[batch, queries, keys]`; the mean over the pooled ones, by their shares."""
+    if takes_embedding(request.record.model):
+        weights = request.record.model.pooling_weights(request.record.keep).to(matrix)
+        return (weights.unsqueeze(1) @ matrix).squeeze(1)
+    return matrix[torch.arange(len(matrix), device=matrix.device), source_of(matrix, request)]

@@ -1,0 +1,156 @@
+"""Attention flow: the maximum flow from a token of the top layer to each input token."""
+
+import os
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from joblib import Parallel, delayed
+from scipy.sparse import coo_array, csr_array
+from scipy.sparse.csgraph import maximum_flow
+from torch import Tensor
+from tqdm import tqdm
+
+from hf_bidir.explain.methods import Request
+from hf_bidir.explain.methods.attention import (
+    Heads,
+    check_attentions,
+    check_finite,
+    check_residual,
+    coefficients_of,
+    combine_heads,
+    heads_of,
+    source_of,
+)
+from hf_bidir.explain.record import token_positions
+from hf_bidir.modeling.activations import compute_dtype
+
+UNIT = 2**30  # integer for a capacity of 1; the solver takes 32-bit integers
+WORTH_A_POOL = 5e8  # edges times flows, below which starting processes may cost more than it saves
+
+
+def attention_flow(
+    attentions: Sequence[Tensor],
+    keep: Tensor | None = None,
+    source: int | Sequence[int] | Tensor = 0,
+    residual: float = 0.5,
+    signed: bool = False,
+    *,
+    heads: Heads = "mean",
+    workers: int | None = None,
+    progress: bool = True,
+) -> Tensor:
+    """Maximum flow from a token of the top layer to each input token through all layers.
+
+    Each coefficient is an edge of capacity `(1 - r) |a_ij|` to the layer below, and each token has an edge of capacity
+    `r` to itself, the skip connection (Abnar & Zuidema 2020, section 3). One flow is computed per input token. Rollout
+    multiplies along a path; flow is limited by its bottleneck.
+
+    With `signed`, every token has a positive and a negative copy. Positive coefficients connect copies of the same
+    sign, negative ones connect opposite signs, and the result is the flow to the positive copy minus
+    the flow to the negative one. With softmax this equals the classic flow.
+
+    Args:
+        attentions: per layer, from the bottom up, `[batch, heads, length, length]`, signed or not.
+        keep: `[batch, length]`, a tokenizer's `attention_mask`.
+        source: position of the token in the top layer, one for all examples or one per example.
+        residual: the share `r` of the skip connection, in [0, 1].
+        signed: follow the signs. Needs oriented heads (`orient_heads`), because at `λ = 1` the sign of each head is
+            arbitrary.
+        heads: "mean" over heads (of `|a|` unless signed); "max", the largest magnitude; or the index of a head.
+        workers: number of processes; by default one per core for large inputs, otherwise one.
+        progress: show a progress bar.
+
+    Returns:
+        `[batch, length]` on the device of the coefficients: in [0, 1], signed in [-1, 1], if the magnitudes of each
+        query's coefficients sum to at most 1. Zero at padding. Capacities are rounded to 1e-9.
+
+    Raises:
+        ValueError: no coefficients, NaN, layers of different lengths, or a source that is not a token.
+    """
+    keep = check_attentions(attentions, keep)
+    check_residual(residual)
+    sources = token_positions(source, keep).tolist()
+    stacked = torch.stack([combine_heads(layer.detach(), heads, magnitude=not signed) for layer in attentions], 1)
+    stacked = stacked.masked_fill(~(keep[:, None, :, None] & keep[:, None, None]), 0)
+    check_finite(stacked)
+    stacked, present = stacked.cpu().double().numpy(), keep.cpu().numpy()
+    graphs = [
+        _Graph(layers[:, tokens][:, :, tokens], residual, signed, int(tokens[:at].sum()))
+        for layers, tokens, at in zip(stacked, present, sources, strict=True)
+    ]
+    flow = np.zeros(present.shape)
+    flow[present] = np.fromiter(_all_flows(graphs, workers, progress), float)
+    return torch.from_numpy(flow).to(attentions[0].device, compute_dtype(attentions[0].dtype))
+
+
+def by_flow(request: Request, signed: bool) -> Tensor:
+    attentions = coefficients_of(request)
+    source = source_of(attentions[-1], request)
+    return attention_flow(attentions, request.record.keep, source, signed=signed, heads=heads_of(request))
+
+
+class _Graph:
+    """Flow network of one example.
+
+    The node of a token is `(level * copies + copy) * length + token`; level 0 is the input, copy 1 the negative one.
+    """
+
+    def __init__(self, layers: np.ndarray, residual: float, signed: bool, source: int):
+        """Build the edges from `layers` `[layers, queries, keys]`, bottom first; `source` and they count no padding."""
+        self.signed, self.length = signed, layers.shape[-1]
+        steps = [self._step((1 - residual) * layer, residual) for layer in layers]
+        width = len(steps[0])
+        # the flow out of a source must fit into the solver's integers too
+        self.unit = UNIT / max(1.0, max(step.sum(1).max() for step in steps))
+        self.source = len(steps) * width + source
+        self.reached = np.zeros((len(steps) + 1, width), bool)
+        self.reached[-1, source] = True
+        blocks = []
+        for level in reversed(range(len(steps))):
+            block = coo_array(np.rint(steps[level] * self.reached[level + 1, :, None] * self.unit).astype(np.int32))
+            self.reached[level, block.col] = True  # unreachable edges are left out, because they slow the solver down
+            blocks.append((block.data, block.row + (level + 1) * width, block.col + level * width))
+        capacities, above, below = map(np.concatenate, zip(*blocks, strict=True))
+        self.edges = csr_array((capacities, (above, below)), shape=(self.reached.size,) * 2)
+
+    def _step(self, layer: np.ndarray, residual: float) -> np.ndarray:
+        skip = residual * np.eye(self.length)
+        if not self.signed:
+            return np.abs(layer) + skip
+        positive, negative = layer.clip(min=0) + skip, (-layer).clip(min=0)
+        return np.block([[positive, negative], [negative, positive]])
+
+    def flow_to(self, token: int) -> float:
+        flow = self._maximum(token)
+        return (flow - self._maximum(self.length + token) if self.signed else flow) / self.unit
+
+    def _maximum(self, sink: int) -> int:
+        return maximum_flow(self.edges, self.source, sink, method="dinic").flow_value if self.reached[0, sink] else 0
+
+
+def _all_flows(graphs: list[_Graph], workers: int | None, progress: bool) -> Iterator[float]:
+    """The flow to each token of each graph, in order."""
+    work = sum(graph.edges.nnz * graph.length * (1 + graph.signed) for graph in graphs)
+    if workers is None:
+        workers = (os.cpu_count() or 1) if work > WORTH_A_POOL else 1
+    # one task solves several sinks, because its graph has to be sent to the process
+    tasks = [
+        (graph, range(start, min(start + 32, graph.length))) for graph in graphs for start in range(0, graph.length, 32)
+    ]
+    results = Parallel(n_jobs=workers, return_as="generator")(delayed(_flows)(*task) for task in tasks)
+    with tqdm(
+        total=sum(graph.length for graph in graphs),
+        desc="flow",
+        unit="token",
+        leave=False,
+        delay=1,
+        disable=not progress,
+    ) as bar:
+        for flows in results:
+            bar.update(len(flows))
+            yield from flows
+
+
+def _flows(graph: _Graph, tokens: range) -> list[float]:
+    return [graph.flow_to(token) for token in tokens]

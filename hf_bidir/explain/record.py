@@ -1,0 +1,351 @@
+"""One forward pass of a model: its outputs, coefficients and values, from which methods read."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import ModelOutput
+
+from hf_bidir.checkpoints.kinds import longest_text
+from hf_bidir.checkpoints.layer_hooks import check_attends, edited_coefficients, in_evaluation, observed_layers
+from hf_bidir.checkpoints.reading import check_vocabulary, vocabulary_of
+from hf_bidir.checkpoints.signing import unwrapped
+from hf_bidir.modeling.signed_layers import signed_layers
+
+
+class Record:
+    """The checked inputs of a model, and what one forward pass computes from them, which runs when it is first read.
+
+    Methods take a record in place of inputs, so that several of them share one pass.
+
+    Attributes:
+        model, inputs: the signed model, and its inputs on its device.
+        kept: whether several methods read from it, so that its graph serves several backward passes.
+        differentiable: whether the first pass builds a graph, also where its first reader needs none.
+        values: layer and values `[batch, key heads, keys, head_dim]` of each call of a signed layer, once it has run.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, inputs: Mapping[str, Tensor], kept: bool = False, differentiable: bool = False
+    ) -> None:
+        with torch.inference_mode(False):  # gradients need tensors of the usual mode
+            self.model, self.inputs = model, prepared_inputs(model, inputs)
+        self.kept, self.differentiable = kept, differentiable
+        self.values: list[tuple[nn.Module, Tensor]] = []
+        self._recorded: tuple[ModelOutput, list[Tensor]] | None = None
+        self._has_graph = False
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, inputs: "Inputs") -> "Record":
+        """The record itself, or a new one of these inputs."""
+        return inputs if isinstance(inputs, Record) else cls(model, inputs)
+
+    def read(self) -> tuple[ModelOutput, list[Tensor]]:
+        """The outputs and coefficients as in `record_coefficients`, with a graph where gradients are enabled."""
+        wanted = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        if self._recorded is None or (wanted and not self._has_graph):
+            self.values = []
+            self._has_graph = wanted or self.differentiable
+            with (
+                torch.inference_mode(False),
+                torch.set_grad_enabled(self._has_graph),
+                observed_layers(self.model, lambda layer, key, value, _: self.values.append((layer, value.detach()))),
+            ):
+                self._recorded = record_coefficients(self.model, self.inputs)
+        outputs, coefficients = self._recorded
+        if wanted:
+            return outputs, coefficients
+        values = {name: x.detach() if isinstance(x, Tensor) else x for name, x in outputs.items()}
+        return ModelOutput(values), [layer.detach() for layer in coefficients]
+
+    def gradients(self, y: Tensor) -> tuple[Tensor, ...]:
+        """`∂y/∂a` of every coefficient that was read with a graph; 0 where a coefficient does not affect `y`."""
+        assert self._recorded is not None
+        found = torch.autograd.grad(y, self._recorded[1], retain_graph=self.kept, materialize_grads=True)
+        self._has_graph = self.kept
+        return found
+
+    @property
+    def coefficients(self) -> list[Tensor]:
+        """Those of each call of a signed layer, `[batch, heads, queries, keys]`."""
+        return self.read()[1]
+
+    @property
+    def length(self) -> int:
+        """The number of tokens that all layers attend over; errors as in `sequence_length`."""
+        return sequence_length(self.model, self.inputs, self.coefficients)
+
+    @property
+    def keep(self) -> Tensor:
+        """Boolean `[batch, length]`, False for padding."""
+        main = self.inputs[self.model.main_input_name]
+        length = main.shape[1] if main.dim() == 2 else self.coefficients[-1].shape[-1]
+        return keep_mask_of(self.inputs, length)
+
+    @property
+    def position(self) -> Tensor:
+        """The position that the output is read from, `[batch]`, as in `read_position`."""
+        return read_position(self.coefficients[-1], self.keep)
+
+
+Inputs = Mapping[str, Tensor] | Record
+
+
+def model_within(model: Any, processor: Any) -> PreTrainedModel:
+    """The signed model inside `torch.compile`, `DataParallel` or peft.
+
+    Raises:
+        ValueError: no signed model, or model and processor in the wrong order; and as in `unwrapped`.
+    """
+    if isinstance(processor, nn.Module) or isinstance(model, PreTrainedTokenizerBase):
+        raise ValueError(
+            "expected a model and then its tokenizer or image processor; got a "
+            f"{type(model).__name__} and a {type(processor).__name__}."
+        )
+    model = unwrapped(model)
+    check_bidir(model)
+    check_vocabulary(processor, vocabulary_of(model), type(model).__name__)
+    return model
+
+
+def check_bidir(model: PreTrainedModel) -> None:
+    """Raise ValueError for a model without signed layers; a part of a signed model, such as its encoder, passes."""
+    if unwrapped(model) is not model:
+        raise ValueError(
+            f"expected the {type(unwrapped(model)).__name__} itself, got a {type(model).__name__} around it; "
+            "hf_bidir.explain.explain and token_scores take both."
+        )
+    check_attends(model)
+    if not signed_layers(model):
+        raise ValueError(
+            f"expected a bidir model, got {type(model).__name__}; hf_bidir.signed(model, negative_mass=0.0) makes it "
+            "one in place, with the same outputs, and hf_bidir.explain.load_checkpoint(name) loads one."
+        )
+
+
+def attention_config(model: PreTrainedModel) -> PretrainedConfig:
+    """The config with the attention fields, of a signed model or a part of one."""
+    config = signed_layers(model)[0].config
+    return getattr(config, "bidir", config)
+
+
+def attends_between_tokens(model: PreTrainedModel) -> bool:
+    """Whether every token is a query; recurrent models have a single query."""
+    return getattr(model, "attends_between_tokens", True)
+
+
+def reads_images(model: PreTrainedModel) -> bool:
+    return model.main_input_name == "pixel_values"
+
+
+def check_kind(model: PreTrainedModel) -> None:
+    """Raise ValueError unless the model reads one text or one image."""
+    several = hasattr(model.config, "vision_config") and not reads_images(model)
+    if several or hasattr(model.config, "num_frames") or model.main_input_name not in ("input_ids", "pixel_values"):
+        raise ValueError(
+            f"expected a model of one text or one image; {type(model).__name__} takes sound, video or several inputs, "
+            "which cannot be explained."
+        )
+
+
+def prepared_inputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Check the inputs and move them to the model's device, without labels.
+
+    Raises:
+        ValueError: no bidir model, no token or image, or more tokens than positions.
+    """
+    check_bidir(model)
+    if model.config.is_encoder_decoder:
+        raise ValueError(
+            f"expected a model of one text or image; {type(model).__name__} is an encoder-decoder. Call "
+            "hf_bidir.explain.align(model, tokenizer, text) to explain its generated text."
+        )
+    if not isinstance(inputs, Mapping):
+        raise ValueError(
+            f"expected a batch as a mapping, such as a tokenizer returns, got {type(inputs).__name__}. Pass a list of "
+            "such batches, or a dataloader, only to functions that take several."
+        )
+    inputs = {name: value for name, value in inputs.items() if name != "labels" and value is not None}
+    wrong = {name: type(value).__name__ for name, value in inputs.items() if not isinstance(value, Tensor)}
+    if wrong:
+        raise ValueError(f'expected tensors, got {wrong}; tokenizers return tensors with return_tensors="pt".')
+    main = inputs.get("pixel_values" if reads_images(model) else "input_ids")
+    if main is None or main.dim() not in (2, 4) or not main.numel():
+        raise ValueError(
+            "expected input_ids [batch, length] or pixel_values [batch, channels, height, width], not empty; got "
+            f"{ {name: tuple(value.shape) for name, value in inputs.items()} } for {type(model).__name__}, whose main "
+            f"input is {model.main_input_name}."
+        )
+    count = vocabulary_of(model)
+    if count is not None and main.max() >= count:
+        raise ValueError(
+            f"expected tokens below {count}, the number of embeddings of {type(model).__name__}, got {main.max()}; is "
+            "the tokenizer another model's, or were tokens added without resize_token_embeddings?"
+        )
+    limit = longest_text(model) if main.dim() == 2 else None
+    if limit and main.shape[1] > limit:
+        raise ValueError(
+            f"expected at most {limit} tokens, got {main.shape[1]}; tokenize with truncation=True, max_length={limit}."
+        )
+    # inference-mode tensors cannot have gradients, their clones can; position_ids may come as a single row
+    inputs = {name: value.clone() if value.is_inference() else value for name, value in inputs.items()}
+    return {name: value.to(model.device).expand(len(main), *value.shape[1:]) for name, value in inputs.items()}
+
+
+def keep_mask_of(inputs: Mapping[str, Tensor], length: int) -> Tensor:
+    """Boolean `[batch, length]`, False for padding."""
+    if "attention_mask" in inputs:
+        return inputs["attention_mask"].bool()
+    main = next(iter(inputs.values()))
+    return torch.ones(len(main), length, dtype=torch.bool, device=main.device)
+
+
+def record_coefficients(
+    model: PreTrainedModel, inputs: Mapping[str, Any], layers: Sequence[nn.Module] | None = None
+) -> tuple[ModelOutput, list[Tensor]]:
+    """Run the model on any attention backend and record its coefficients.
+
+    Args:
+        layers: the signed layers to record; None records all.
+
+    Returns:
+        The outputs, and the coefficients of each of these layers, `[batch, heads, length, length]`, in the order in
+        which they run; a layer that runs several times, as in ALBERT, has one entry per run. Both are
+        differentiable if gradients are enabled, even with frozen weights.
+    """
+    recorded: list[Tensor] = []
+
+    def record(coefficients: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and not coefficients.requires_grad:
+            coefficients.requires_grad_()
+        recorded.append(coefficients)
+        return coefficients
+
+    with in_evaluation(model), ExitStack() as stack:
+        for part in [model] if layers is None else layers:
+            stack.enter_context(edited_coefficients(part, record))
+        return model(**inputs, return_dict=True), recorded
+
+
+def sequence_length(model: PreTrainedModel, inputs: Mapping[str, Tensor], coefficients: Sequence[Tensor]) -> int:
+    """The number of tokens that all layers attend over.
+
+    Args:
+        coefficients: from `record_coefficients` for this model and these inputs.
+
+    Raises:
+        ValueError: layers that differ in length or number of heads, attend in windows, or have other keys than queries.
+    """
+    shapes, batch = (
+        list(dict.fromkeys(tuple(layer.shape) for layer in coefficients)),
+        len(inputs[model.main_input_name]),
+    )
+    rows, _, queries, keys = shapes[0]
+    if len(shapes) == 1 and rows == batch and (queries == keys or not attends_between_tokens(model)):
+        return keys
+    raise ValueError(
+        f"expected layers that all attend over the same tokens; {type(model).__name__} has coefficients [batch, heads, "
+        f"queries, keys] of the shapes {', '.join(map(str, shapes))}. For numbers per layer, call "
+        "edge_contributions(model, inputs) or value_weighted(model, inputs)."
+    )
+
+
+def check_exists(name: str, index: int | None, count: int) -> None:
+    """Raise ValueError for a layer or head that the model does not have; None passes."""
+    if index is not None and not (isinstance(index, Integral) and 0 <= index < count):
+        raise ValueError(f"{name} {index!r} does not exist; choose 0 to {count - 1}.")
+
+
+def read_position(coefficients: Tensor, keep: Tensor) -> Tensor:
+    """The position that the output is read from, `[batch]`: the first token, or the last one in causal attention.
+
+    Args:
+        coefficients: `[..., queries, keys]` of one layer.
+        keep: boolean `[batch, length]`; padding is skipped.
+    """
+    causal = coefficients.shape[-2] == coefficients.shape[-1] and not coefficients.triu(1).any()
+    positions = torch.arange(keep.shape[1], device=keep.device)
+    return (positions * keep * causal).argmax(-1)
+
+
+def token_positions(position: int | Sequence[int] | Tensor, keep: Tensor) -> Tensor:
+    """Expand one position for all examples, or one per example, to `[batch]` on the device of `keep` `[batch, length]`.
+
+    Raises:
+        ValueError: a wrong number of positions, or a position that is padding or out of range.
+    """
+    batch, length = keep.shape
+    positions = torch.as_tensor(position, device=keep.device)
+    if positions.dim() > 1 or positions.numel() not in (1, batch) or positions.is_floating_point():
+        raise ValueError(f"expected one position, or one per example ({batch}), got {position}.")
+    positions = positions.long().reshape(-1).expand(batch)
+    inside = (positions >= 0) & (positions < length)
+    if not (inside & keep.gather(1, positions.clamp(0, length - 1).unsqueeze(1)).squeeze(1)).all():
+        raise ValueError(f"expected the position of a token, not padding, from 0 to {length - 1}; got {position}.")
+    return positions
+
+
+def patch_size(model: PreTrainedModel) -> tuple[int, int]:
+    """Height and width of an image model's patches, in pixels."""
+    size = getattr(vision_config(model), "patch_size", None)
+    if size is None:
+        raise ValueError(f"expected a model with patches; the config of {type(model).__name__} has no patch_size.")
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def vision_config(model: PreTrainedModel) -> PretrainedConfig:
+    """The config of the image part: the model's own, or its `vision_config`."""
+    return getattr(model.config, "vision_config", model.config)
+
+
+def patch_grid(model: PreTrainedModel, pixels: Tensor) -> tuple[int, int]:
+    """Rows and columns of patches in images `[batch, channels, height, width]`; patches are the last tokens."""
+    height, width = patch_size(model)
+    return pixels.shape[2] // height, pixels.shape[3] // width
+
+
+def leading_tokens(model: PreTrainedModel, pixels: Tensor, length: int) -> int:
+    """The number of tokens before an image's patches, such as a class token and registers.
+
+    Raises:
+        ValueError: fewer tokens than patches, or tokens after the patches.
+    """
+    rows, columns = patch_grid(model, pixels)
+    if length < rows * columns or hasattr(model.config, "num_detection_tokens"):  # YOLOS has tokens after the patches
+        raise ValueError(
+            f"expected one token per patch and none after the patches; {type(model).__name__} attends over {length} "
+            f"tokens for {rows} x {columns} patches."
+        )
+    return length - rows * columns
+
+
+def blocks(model: PreTrainedModel) -> list[nn.Module]:
+    """The blocks of a model: for each signed layer the largest entry of a module list with this signed layer alone.
+
+    Where every entry has more of them, as in a decoder with cross-attention, the smallest entry.
+
+    Raises:
+        ValueError: a signed layer outside module lists.
+    """
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
+    inside = {entry: set(entry.modules()) for found in lists for entry in found}
+    layers, around = signed_layers(model), {}
+    for layer in layers:
+        holding = [entry for entry, parts in inside.items() if entry is not layer and layer in parts]
+        if not holding:
+            raise ValueError(
+                f"expected attention layers inside a list of blocks; the {type(layer).__name__} of "
+                f"{type(model).__name__} is not. Use a method that needs no blocks, such as contributions."
+            )
+        alone = [entry for entry in holding if sum(other in inside[entry] for other in layers) == 1]
+        chosen = (
+            max(alone, key=lambda entry: len(inside[entry]))
+            if alone
+            else min(holding, key=lambda entry: len(inside[entry]))
+        )
+        around[chosen] = layer
+    return list(around)

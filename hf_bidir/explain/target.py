@@ -1,0 +1,286 @@
+"""The explained number `y` of each example, by default the logit of the predicted class, and the prediction in words.
+
+For language models `y` is the logit minus the mean over the vocabulary.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from hf_bidir.checkpoints.kinds import kind_of
+from hf_bidir.checkpoints.layer_hooks import in_evaluation
+from hf_bidir.common.errors import did_you_mean
+from hf_bidir.explain.inputs.text import Example
+from hf_bidir.explain.record import Inputs, Record, token_positions
+from hf_bidir.explain.spelling import signed, spelled, visible
+from hf_bidir.modeling.activations import upcast
+
+ROWS = ("logits", "sentence_embedding", "last_hidden_state")  # outputs that are explained, the first one present
+Target = int | str | Sequence[int] | Tensor | None
+
+
+@dataclass(frozen=True)
+class Readout:
+    """The explained number `y = Σ weights · row`, with the row of outputs at `positions`, if any."""
+
+    weights: Tensor  # [batch, entries]: one class, or a direction of the hidden state
+    positions: Tensor | None  # [batch]: for outputs with a row per token
+
+    def __call__(self, outputs: ModelOutput) -> Tensor:
+        """`y` `[batch]`, in at least fp32."""
+        rows: Any = _rows(outputs)  # a tensor: choose_readout refuses other outputs
+        if self.positions is not None:
+            rows = rows[torch.arange(len(rows), device=rows.device), self.positions]
+        return (rows.to(self.weights.dtype) * self.weights).sum(-1)
+
+    def of(self, examples: Tensor) -> "Readout":
+        """The readout of a batch composed of these examples, `[rows]`."""
+        return Readout(self.weights[examples], None if self.positions is None else self.positions[examples])
+
+
+def choose_readout(
+    model: PreTrainedModel,
+    outputs: ModelOutput,
+    target: Target,
+    position: int | Tensor | None,
+    default: int | Tensor = 0,
+) -> Readout:
+    """Resolve `target` and `position` for the outputs of a batch.
+
+    Args:
+        target: a class by index or name, or one index per example; None for the predicted class. A model without a
+            head takes no target: `y` is the projection on its own hidden state, or on its own embedding. A sentence
+            encoder that is compared with a text has the similarity to it as `y`.
+        position: for heads with an output per token (language modelling, token classes), the position to explain.
+        default: the position for a model without a head, if `position` is None.
+
+    Raises:
+        ValueError: an unknown class, a position that is missing or out of range, or a head with other outputs.
+    """
+    check_position(model, position)
+    rows = _rows(outputs)
+    if rows is None or rows.dim() not in (2, 3):
+        raise ValueError(
+            f"expected logits of classes or, without a head, hidden states; {type(model).__name__} has outputs "
+            f"{list(outputs)}. Explain model.base_model, the same model without its head."
+        )
+    positions = None
+    if rows.dim() == 3:
+        everywhere = torch.ones(rows.shape[:2], dtype=torch.bool, device=rows.device)
+        positions = token_positions(default if position is None else position, everywhere)
+        rows = rows[torch.arange(len(rows), device=rows.device), positions]
+    rows = upcast(rows.detach())
+    if "logits" in outputs:
+        classes = _classes(model, rows, target)
+        weights = torch.nn.functional.one_hot(classes, rows.shape[-1]).to(rows.dtype)
+        if kind_of(model).names_tokens:  # a shift of all logits changes no prediction
+            weights = weights - 1 / rows.shape[-1]
+        return Readout(weights, positions)
+    if target is not None:
+        raise ValueError(f"{type(model).__name__} has no classes, so target must be None; got {target!r}.")
+    if (reference := getattr(model, "reference", None)) is not None:  # the embedding that this one is compared with
+        return Readout(reference.to(rows).expand_as(rows), positions)
+    return Readout(torch.nn.functional.normalize(rows, dim=-1), positions)
+
+
+def has_head(model: PreTrainedModel) -> bool:
+    """Whether the model has logits, as its name says."""
+    return "For" in type(model).__name__ or type(model).__name__.endswith("LMHeadModel")
+
+
+def takes_embedding(model: nn.Module) -> bool:
+    """Whether `y` is read from an embedding of the whole text, that of a `SentenceEncoder`."""
+    return getattr(model, "makes_embeddings", False)
+
+
+def reads_beginning(model: PreTrainedModel) -> bool:
+    """Whether a text that is too long is cut: the model predicts tokens, or embeds texts as sentence-transformers."""
+    return kind_of(model).per_token or takes_embedding(model)
+
+
+def check_position(model: PreTrainedModel, position: int | Tensor | None) -> None:
+    """Raise ValueError if a head with an output per token has no position, or another classifier has one."""
+    name = type(model).__name__
+    if kind_of(model).per_token and position is None:
+        raise ValueError(f"{name} has an output per token; choose the one to explain with position=….")
+    whole = name.endswith("Classification") or takes_embedding(model)
+    if position is not None and whole and not kind_of(model).per_token:
+        raise ValueError(f"{name} has one output per example; leave out position.")
+
+
+def _rows(outputs: ModelOutput) -> Tensor | None:
+    return next((outputs[name] for name in ROWS if name in outputs), None)
+
+
+def _classes(model: PreTrainedModel, logits: Tensor, target: Target) -> Tensor:
+    if target is None:
+        return logits.argmax(-1)
+    count = logits.shape[-1]
+    names = {str(name): int(index) for index, name in model.config.id2label.items()}
+    known = list(names) if len(names) == count <= 20 else f"0 to {count - 1}"
+    if isinstance(target, str):
+        index = names.get(target, int(target) if target.isdecimal() else None)
+        if index is None:
+            close = did_you_mean(target, list(names))
+            raise ValueError(f"target {target!r} does not exist; choose one of {known}.{close}")
+        target = index
+    classes = torch.as_tensor(target, device=logits.device)
+    if classes.numel() not in (1, len(logits)) or classes.is_floating_point():
+        raise ValueError(f"expected one target, or one per example ({len(logits)}), got {target!r}.")
+    if classes.min() < 0 or classes.max() >= count:
+        raise ValueError(f"target {target!r} does not exist; choose one of {known}.")
+    return classes.long().reshape(-1).expand(len(logits))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is explained of one example.
+
+    Attributes:
+        explained: the prediction and y, in words.
+        value: y.
+        target: the explained class or token; None for a model without a head.
+    """
+
+    explained: str
+    value: float
+    target: int | None
+
+
+@torch.no_grad()
+def predictions(
+    model: PreTrainedModel,
+    processor,
+    parts: Sequence[Inputs],
+    target: Target,
+    position: int | Tensor | None,
+    windows: Sequence[int] | None = None,
+) -> list[Prediction]:
+    """The predictions for a batch.
+
+    Args:
+        parts: the batch in parts that run together.
+        windows: the number of windows of each example, one below the other in the batch; y is their mean. By default
+            every row is an example of its own.
+    """
+    with in_evaluation(model):
+        names, every, places = zip(*(_explained_rows(Record.of(model, part)) for part in parts), strict=True)
+    rows = torch.cat(every)
+    read = None if places[0] is None else torch.cat(places)
+    windows = [1] * len(rows) if windows is None else windows
+    several, means = any(count > 1 for count in windows), []
+    if several and read is not None:  # the rows of one example are read each at its own position
+        outputs = ModelOutput(last_hidden_state=rows)
+        values = choose_readout(model, outputs, target, position, read)(outputs)
+        means = [own.mean().item() for own in values.split(list(windows))]
+        first = torch.tensor([sum(windows[:index]) for index in range(len(windows))])
+        rows, read = rows[first], read[first]
+    elif several:
+        rows = torch.stack([own.mean(0) for own in rows.split(list(windows))])
+    outputs = ModelOutput({names[0]: rows})
+    readout = choose_readout(model, outputs, target, position, 0 if read is None else read)
+    values = means or readout(outputs).tolist()
+    return [_described(model, processor, outputs, readout, row, value) for row, value in enumerate(values)]
+
+
+def batches(inputs: Mapping[str, Tensor], size: int) -> Iterator[dict[str, Tensor]]:
+    """The rows of a batch in parts of at most `size`."""
+    for start in range(0, len(next(iter(inputs.values()))), size):
+        yield {name: value[start : start + size] for name, value in inputs.items()}
+
+
+def _explained_rows(record: Record) -> tuple[str, Tensor, Tensor | None]:
+    """The name of the explained output and its rows, in at least fp32 if they are logits.
+
+    They are logits or an embedding; or the hidden states of a model without a head, with the position it is read at.
+    """
+    model = record.model
+    if record.kept or not (has_head(model) or takes_embedding(model)):
+        outputs = record.read()[0]
+    else:
+        outputs = model(**record.inputs, return_dict=True)
+    if "logits" in outputs:
+        return "logits", upcast(outputs.logits), None
+    if takes_embedding(model):
+        return "sentence_embedding", outputs.sentence_embedding, None
+    if "last_hidden_state" not in outputs:
+        choose_readout(model, outputs, None, None)  # raises an error that names the outputs
+    return "last_hidden_state", outputs.last_hidden_state, record.position
+
+
+def _described(
+    model: PreTrainedModel, processor, outputs: ModelOutput, readout: Readout, row: int, value: float
+) -> Prediction:
+    if takes_embedding(model):
+        return Prediction(_similarity(model, value), value, None)
+    place = None if readout.positions is None else int(readout.positions[row])
+    if "logits" not in outputs:
+        y = f"y, the hidden state of token {place} projected on its own direction, {signed(value)}"
+        return Prediction(f"{type(model).__name__} has no head. Explained: {y}.", value, None)
+    logits = outputs.logits[row] if place is None else outputs.logits[row, place]
+    explained, predicted = int(readout.weights[row].argmax()), int(logits.argmax())
+    if len(logits) == 1:
+        return Prediction(f"Prediction, and explained: y = {signed(value)}.", value, explained)
+    several = getattr(model.config, "problem_type", None) == "multi_label_classification"
+    probabilities = logits.float().sigmoid() if several else logits.float().softmax(-1)
+    name = _name_of(model, processor)
+    mean = " minus the mean of all tokens" if kind_of(model).names_tokens else ""
+    y = f"y, the logit of {name(explained)}{mean}, {signed(value)}"
+    other = f" (probability {probabilities[explained]:.1%})" if explained != predicted else ""
+    text = f"Prediction: {name(predicted)} ({probabilities[predicted]:.1%}). Explained: {y}{other}."
+    return Prediction(text, value, explained)
+
+
+def _similarity(model: Any, value: float) -> str:
+    """What is explained of a text's embedding, in words."""
+    if model.reference is not None:
+        what = f'{model.similarity} similarity to "{visible(model.against)}"'
+        return f"Embedding ({model.described}). Explained: y, its {what}, {signed(value)}."
+    y = f"y, the embedding before normalisation projected on its own direction, {signed(value)}"
+    return f"Embedding ({model.described}). Explained: {y}; --against TEXT explains its similarity to a text."
+
+
+def token_level(model, processor, example: Example, target, position) -> tuple[str | int | None, int | None]:
+    """Target and position for language models: a token of the vocabulary, at the mask or after the text."""
+    if not kind_of(model).names_tokens:
+        return target, position
+    if position is None and kind_of(model).causal:
+        position = example.inputs["input_ids"].shape[1] - 1
+    if position is None:
+        masks = (example.inputs["input_ids"][0] == processor.mask_token_id).nonzero().flatten().tolist()
+        if not masks:
+            raise ValueError(
+                f"expected {processor.mask_token} in the text of a masked language model, or --position; got neither."
+            )
+        position = masks[0]
+    return (_word_piece(processor, target) if isinstance(target, str) else target), position
+
+
+def _word_piece(tokenizer, word: str) -> int:
+    """The id of a word as spelled in a text, or of a word piece."""
+    if not word.strip():
+        raise ValueError(f"expected a word of the vocabulary as target, got {word!r}.")
+    spellings = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (f" {word.lstrip()}", word)]
+    for pieces in spellings:
+        if len(pieces) == 1 and (pieces[0] != tokenizer.unk_token_id or word == tokenizer.unk_token):
+            return pieces[0]
+    token = tokenizer.convert_tokens_to_ids(word)
+    if token is None or token == tokenizer.unk_token_id:
+        known = [piece for piece in spellings[0] if piece != tokenizer.unk_token_id]
+        parts = " + ".join(repr(tokenizer.decode([piece])) for piece in known)
+        whole = " Or explain all of them with --continuation."
+        split = f", but {parts}; choose one of them" if len(known) > 1 else ""
+        raise ValueError(f"target {word!r} is not one token of the vocabulary{split}.{whole if split else ''}")
+    return token
+
+
+def _name_of(model: PreTrainedModel, processor) -> Callable[[int], str]:
+    """What names a class, or a token of the vocabulary."""
+    if kind_of(model).names_tokens:
+        return lambda index: f'"{spelled(processor, [index])[0]}"'
+    return lambda index: model.config.id2label[index]

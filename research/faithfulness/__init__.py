@@ -1,0 +1,53 @@
+"""Faithfulness of explanations to the model, and agreement with people: functions, and `evaluate` metrics of them."""
+
+from hf_bidir.common.extras import extra
+
+with extra("explain", "train"):
+    from research.faithfulness.adversarial import Adversary, adversarial_attention
+    from research.faithfulness.deletion import ERASER_SHARES, area, comprehensiveness, prediction_curve, sufficiency
+    from research.faithfulness.distances import jensen_shannon, total_variation
+    from research.faithfulness.interventions import class_probabilities, permuted, prediction_changes, randomised
+    from research.faithfulness.masked_fidelity import f_fidelity, tuned_on_masks
+    from research.faithfulness.metrics import (
+        AttentionDivergence,
+        Comprehensiveness,
+        KendallTau,
+        PredictionChange,
+        RationaleAuprc,
+        SignAgreement,
+        Sufficiency,
+    )
+    from research.faithfulness.plausibility import rationale_auprc, sign_agreement
+    from research.faithfulness.randomisation import randomised_stages
+    from research.faithfulness.ranking import bootstrap_interval, kendall_tau, kept_rows
+
+__all__ = [
+    "ERASER_SHARES",
+    "Adversary",
+    "AttentionDivergence",
+    "Comprehensiveness",
+    "KendallTau",
+    "PredictionChange",
+    "RationaleAuprc",
+    "SignAgreement",
+    "Sufficiency",
+    "adversarial_attention",
+    "area",
+    "bootstrap_interval",
+    "class_probabilities",
+    "comprehensiveness",
+    "f_fidelity",
+    "jensen_shannon",
+    "kendall_tau",
+    "kept_rows",
+    "permuted",
+    "prediction_changes",
+    "prediction_curve",
+    "randomised",
+    "randomised_stages",
+    "rationale_auprc",
+    "sign_agreement",
+    "sufficiency",
+    "total_variation",
+    "tuned_on_masks",
+]

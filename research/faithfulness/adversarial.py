@@ -1,0 +1,122 @@
+"""Search for a different attention with the same prediction (Jain and Wallace 2019)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation
+from hf_bidir.explain.record import attends_between_tokens, keep_mask_of, prepared_inputs, record_coefficients
+from hf_bidir.modeling.signed_layers import signed_layers
+from research.faithfulness.distances import jensen_shannon, total_variation
+from research.faithfulness.interventions import class_probabilities
+
+PENALTY = 500.0  # weight of the change of the prediction beyond the tolerance
+
+
+@dataclass(frozen=True)
+class Adversary:
+    """The most divergent attention found whose prediction is within the tolerance.
+
+    Attributes:
+        divergence: `[batch]`, Jensen-Shannon divergence from the model's own |a|, in [0, ln 2]; 0 if none was found.
+        change: `[batch]`, total variation between the class probabilities.
+        coefficients: `[batch, keys]`.
+    """
+
+    divergence: Tensor
+    change: Tensor
+    coefficients: Tensor
+
+
+def adversarial_attention(
+    model: PreTrainedModel,
+    inputs: Mapping[str, Tensor],
+    *,
+    tolerance: float = 0.01,
+    starts: int = 4,
+    steps: int = 200,
+    learning_rate: float = 0.1,
+    seed: int = 0,
+    progress: bool = True,
+) -> Adversary:
+    """Search attention scores with divergent coefficients, by the model's activation, and the same prediction.
+
+    Args:
+        model: a bidir classifier with one attention layer and one query, such as `BidirRnnForSequenceClassification`.
+        inputs: a batch of model inputs.
+        tolerance: total variation of class probabilities up to which predictions count as the same, in [0, 1].
+        starts: number of random starts; the best result is returned.
+        steps, learning_rate: steps of Adam per start, and its initial rate, which falls to 0.
+        seed: seed of the starts.
+        progress: show a progress bar.
+
+    Raises:
+        ValueError: a model with attention between tokens, a tolerance outside [0, 1], no starts or steps, and
+            as in `hf_bidir.explain.contributions`.
+    """
+    if not 0 <= tolerance <= 1 or starts < 1 or steps < 1:
+        raise ValueError(
+            f"expected a tolerance in [0, 1], starts and steps of at least 1, got {tolerance}, {starts}, {steps}."
+        )
+    inputs = prepared_inputs(model, inputs)
+    if attends_between_tokens(model):
+        raise ValueError(
+            f"expected a model with one attention layer and one query, such as BidirRnnForSequenceClassification; "
+            f"{type(model).__name__} has attention between tokens."
+        )
+    generator = torch.Generator(device=model.device).manual_seed(seed)
+    with torch.inference_mode(False), torch.enable_grad(), in_evaluation(model):
+        with torch.no_grad():
+            own = record_coefficients(model, inputs)[1][0]
+            search = _Search(model, inputs, own, class_probabilities(model, inputs), tolerance)
+        bar = tqdm(total=starts * steps, desc="adversaries", leave=False, delay=1, disable=not progress)
+        best = Adversary(own.new_zeros(len(own)), own.new_zeros(len(own)), own[:, 0, 0])
+        for _ in range(starts):
+            scores = torch.randn(own.shape, generator=generator, device=own.device).requires_grad_()
+            optimizer = torch.optim.Adam([scores], lr=learning_rate)
+            # a falling rate lets the search settle at the edge of the tolerance
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+            for _ in range(steps):
+                best = _better(best, search.step(scores, optimizer))
+                schedule.step()
+                bar.update()
+            best = _better(best, search.step(scores, optimizer))  # result of the last step
+        bar.close()
+    return best
+
+
+@dataclass(frozen=True)
+class _Search:
+    model: PreTrainedModel
+    inputs: Mapping[str, Tensor]
+    own: Tensor
+    probabilities: Tensor
+    tolerance: float
+
+    def step(self, scores: Tensor, optimizer: torch.optim.Optimizer) -> Adversary:
+        """Evaluate the scores, then take one step towards more divergence, or back to the prediction."""
+        keep = keep_mask_of(self.inputs, scores.shape[-1])[:, None, None]
+        (layer,) = signed_layers(self.model)
+        coefficients = layer.activated(scores, keep)
+        with edited_coefficients(self.model, lambda _: coefficients):
+            change = total_variation(class_probabilities(self.model, self.inputs), self.probabilities)
+        divergence = jensen_shannon(coefficients[:, 0, 0], self.own[:, 0, 0])
+        loss = PENALTY * (change - self.tolerance).clamp_min(0) - divergence
+        (scores.grad,) = torch.autograd.grad(loss.sum(), [scores])
+        optimizer.step()
+        allowed = change <= self.tolerance
+        return Adversary((divergence * allowed).detach(), change.detach(), coefficients[:, 0, 0].detach())
+
+
+def _better(first: Adversary, second: Adversary) -> Adversary:
+    """Choose the more divergent one for each example."""
+    farther = second.divergence > first.divergence
+    return Adversary(
+        torch.where(farther, second.divergence, first.divergence),
+        torch.where(farther, second.change, first.change),
+        torch.where(farther[:, None], second.coefficients, first.coefficients),
+    )

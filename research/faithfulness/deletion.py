@@ -1,0 +1,217 @@
+"""A classifier's probabilities when the tokens ranked first by an explanation are deleted, or the only ones left."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from hf_bidir.checkpoints.layer_hooks import in_evaluation
+from hf_bidir.explain.record import (
+    attends_between_tokens,
+    keep_mask_of,
+    leading_tokens,
+    patch_grid,
+    patch_size,
+    prepared_inputs,
+    read_position,
+    record_coefficients,
+)
+from research.faithfulness.interventions import class_probabilities
+
+ROWS = 64  # inputs that run together
+ERASER_SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)  # DeYoung et al. 2020, section 5.2
+
+
+def comprehensiveness(
+    model: PreTrainedModel,
+    inputs: Mapping[str, Tensor],
+    scores: Tensor,
+    target: Tensor | None = None,
+    *,
+    special: Tensor | None = None,
+    progress: bool = True,
+) -> Tensor:
+    """Fall of the target's probability without the tokens ranked first; higher is better.
+
+    ERASER (DeYoung et al. 2020, equation 1), the mean over shares of tokens. Arguments and errors as in
+    `prediction_curve`; the result is `[batch]`, in [-1, 1].
+    """
+    options: dict[str, Any] = {"target": target, "special": special, "progress": progress}
+    whole, *reduced = prediction_curve(model, inputs, scores, [0.0, *ERASER_SHARES], "deletion", **options)
+    return whole - torch.stack(reduced).mean(0)
+
+
+def sufficiency(
+    model: PreTrainedModel,
+    inputs: Mapping[str, Tensor],
+    scores: Tensor,
+    target: Tensor | None = None,
+    *,
+    special: Tensor | None = None,
+    progress: bool = True,
+) -> Tensor:
+    """Fall of the target's probability when only the tokens ranked first are left; lower is better.
+
+    ERASER (DeYoung et al. 2020, equation 2); otherwise as `comprehensiveness`.
+    """
+    options: dict[str, Any] = {"target": target, "special": special, "progress": progress}
+    whole, *reduced = prediction_curve(model, inputs, scores, [1.0, *ERASER_SHARES], "insertion", **options)
+    return whole - torch.stack(reduced).mean(0)
+
+
+@torch.no_grad()
+def prediction_curve(
+    model: PreTrainedModel,
+    inputs: Mapping[str, Tensor],
+    scores: Tensor,
+    shares: Sequence[float],
+    how: Literal["deletion", "insertion"] = "deletion",
+    *,
+    target: Tensor | None = None,
+    special: Tensor | None = None,
+    replacement: int | None = None,
+    progress: bool = True,
+) -> Tensor:
+    """The target's probability as tokens are deleted, or inserted, in the order of their scores.
+
+    A word piece is removed from the text, or replaced; a patch is set to 0, mid-grey for
+    the usual normalisation.
+
+    Args:
+        model: a bidir classifier.
+        inputs: a batch of model inputs, padded on the right.
+        scores: `[batch, length]`, support for the target; the highest is ranked first. For images one per token of the
+            model, class token included, as `contributions(...).sum((1, 2))`.
+        shares: shares of the deletable tokens, each in [0, 1]; rounded up, so any share above 0 is at least one token.
+        how: "deletion" deletes that share, "insertion" keeps only that share and the special tokens.
+        target: `[batch]`, class indices; by default the class predicted for the whole input.
+        special: boolean `[batch, length]`, tokens that are never deleted; by default the token that the output is read
+            from and those before an image's patches. For pooling models the token ranked first stays.
+        replacement: the id of the token to put in place of a deleted word piece, such as `tokenizer.mask_token_id`; by
+            default the text becomes shorter.
+        progress: show a progress bar.
+
+    Returns:
+        `[shares, batch]`. With shares from 0 to 1 in equal steps, `area(…)` is the area under the curve.
+
+    Raises:
+        ValueError: shares outside [0, 1], an unknown `how`, scores of a wrong shape or not finite, or a model without
+            classes.
+    """
+    if how not in ("deletion", "insertion") or not all(0 <= share <= 1 for share in shares):
+        raise ValueError(f'expected how "deletion" or "insertion" and shares in [0, 1], got {how!r} and {shares}.')
+    inputs = prepared_inputs(model, inputs)
+    with in_evaluation(model):
+        whole = class_probabilities(model, inputs)
+        keep = keep_mask_of(inputs, scores.shape[-1])
+        scores = scores.to(keep.device)
+        check_scores(scores, keep)
+        target = whole.argmax(-1) if target is None else target.to(whole.device)
+        special = special_tokens(model, inputs, keep) if special is None else special.to(keep.device)
+        rank, count = ranks(scores, keep & ~special)
+        removals = [_removed(rank, count, share, how) for share in shares]
+        if replacement is None:
+            removals = [_leave_one(removed, keep, rank) for removed in removals]
+        removed = torch.cat(removals) if removals else keep[:0]
+        examples = torch.arange(len(keep), device=keep.device).repeat(len(shares))
+        parts = list(zip(examples.split(ROWS), removed.split(ROWS), strict=True))
+        found = []
+        for own, without in tqdm(parts, desc=how, unit="batch", leave=False, delay=1, disable=not progress):
+            rows = {name: value[own] for name, value in inputs.items()}
+            reduced = without_tokens(model, rows, keep[own], without, replacement)
+            found.append(class_probabilities(model, reduced).gather(1, target[own, None]).squeeze(1))
+    return torch.cat(found).view(len(shares), -1)
+
+
+def _removed(rank: Tensor, count: Tensor, share: float, how: str) -> Tensor:
+    """The tokens that are missing at a share, boolean `[batch, length]`."""
+    # minus 1e-9, so that rounding errors do not turn 0.3 of 50 into 16
+    chosen = rank < (share * count.double() - 1e-9).ceil().unsqueeze(1)
+    return chosen if how == "deletion" else (rank < count.unsqueeze(1)) & ~chosen
+
+
+def area(curve: Tensor) -> Tensor:
+    """The area under a curve `[shares, batch]` with equal steps from 0 to 1 (Petsiuk et al. 2018), `[batch]`.
+
+    Lower is better for deletion, higher for insertion. Raises ValueError for a curve of one share.
+    """
+    if len(curve) < 2:
+        raise ValueError(f"expected a curve of at least two shares, got {len(curve)}.")
+    return torch.trapezoid(curve, dim=0) / (len(curve) - 1)
+
+
+def check_scores(scores: Tensor, keep: Tensor) -> None:
+    if scores.shape != keep.shape:
+        raise ValueError(f"expected scores [batch, length] = {tuple(keep.shape)}, got {tuple(scores.shape)}.")
+    if not scores[keep].isfinite().all():
+        raise ValueError("expected finite scores of all tokens, got NaN or infinity.")
+
+
+def ranks(scores: Tensor, deletable: Tensor) -> tuple[Tensor, Tensor]:
+    """Rank of every token from 0, infinite for tokens that cannot be deleted, and the number of ranks per example."""
+    order = scores.double().masked_fill(~deletable, -torch.inf).argsort(dim=-1, descending=True, stable=True)
+    # double precision, because bf16 cannot represent 257
+    positions = torch.arange(scores.shape[-1], dtype=torch.double, device=scores.device).expand_as(order)
+    rank = torch.empty_like(positions).scatter(-1, order, positions)
+    return rank.masked_fill(~deletable, torch.inf), deletable.sum(-1)
+
+
+def special_tokens(model: PreTrainedModel, inputs: Mapping[str, Tensor], keep: Tensor) -> Tensor:
+    """The token that the output is read from and those before an image's patches, boolean `[batch, length]`."""
+    if "pixel_values" in inputs:
+        return before_patches(model, inputs["pixel_values"], keep.shape[1]).to(keep.device)
+    if not attends_between_tokens(model):
+        return torch.zeros_like(keep)
+    read = read_position(record_coefficients(model, inputs)[1][-1], keep)
+    return torch.arange(keep.shape[1], device=keep.device) == read.unsqueeze(1)
+
+
+def before_patches(model: PreTrainedModel, pixels: Tensor, length: int) -> Tensor:
+    """The tokens before an image's patches, boolean `[batch, length]`."""
+    return (torch.arange(length) < leading_tokens(model, pixels, length)).expand(len(pixels), -1)
+
+
+def _leave_one(removed: Tensor, keep: Tensor, rank: Tensor) -> Tensor:
+    """Keep the token ranked first if nothing else would be left of a text."""
+    nothing = (keep & ~removed).sum(-1, keepdim=True) == 0
+    return removed & ~(nothing & (rank == 0))
+
+
+def without_tokens(
+    model: PreTrainedModel, inputs: Mapping[str, Tensor], keep: Tensor, removed: Tensor, replacement: int | None = None
+) -> dict[str, Tensor]:
+    """The inputs without the removed tokens, boolean `[batch, length]`.
+
+    A patch is set to 0; a word piece is deleted, or replaced by the token with the id `replacement`.
+    """
+    if "pixel_values" in inputs:
+        return _painted(model, inputs, removed)
+    if replacement is not None:
+        return {**inputs, "input_ids": inputs["input_ids"].masked_fill(removed, replacement)}
+    return _shortened(inputs, keep, removed, getattr(model.config.get_text_config(), "pad_token_id", None))
+
+
+def _shortened(inputs: Mapping[str, Tensor], keep: Tensor, removed: Tensor, padding: int | None) -> dict[str, Tensor]:
+    """The texts without the removed tokens, padded on the right."""
+    remaining = keep & ~removed
+    order = (~remaining).long().argsort(dim=-1, stable=True)  # remaining tokens first, in order
+    moved = {name: value.gather(1, order) for name, value in inputs.items() if name != "position_ids"}
+    mask = torch.arange(keep.shape[1], device=keep.device) < remaining.sum(-1, keepdim=True)
+    if padding is not None:  # some models find the end of a text by the padding token, not by the mask
+        moved["input_ids"] = moved["input_ids"].masked_fill(~mask, padding)
+    longest = int(remaining.sum(-1).max())
+    return {name: value[:, :longest] for name, value in (moved | {"attention_mask": mask.long()}).items()}
+
+
+def _painted(model: PreTrainedModel, inputs: Mapping[str, Tensor], removed: Tensor) -> dict[str, Tensor]:
+    """The images with the removed patches set to 0."""
+    pixels = inputs["pixel_values"]
+    (rows, columns), (height, width) = patch_grid(model, pixels), patch_size(model)
+    patches = removed[:, -rows * columns :].unflatten(1, (rows, columns))
+    patches = patches.repeat_interleave(height, 1).repeat_interleave(width, 2)
+    pixels_removed = torch.zeros(pixels.shape[0], *pixels.shape[2:], dtype=torch.bool, device=pixels.device)
+    pixels_removed[:, : patches.shape[1], : patches.shape[2]] = patches
+    return {**inputs, "pixel_values": pixels.masked_fill(pixels_removed[:, None], 0)}

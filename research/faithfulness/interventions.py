@@ -1,0 +1,109 @@
+"""Change of a prediction when coefficients are permuted or drawn at random (Jain and Wallace 2019; Huang et al. 2024).
+
+If the prediction does not change, the coefficients do not explain it.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation
+from hf_bidir.explain.record import keep_mask_of, prepared_inputs
+from hf_bidir.modeling.activations import upcast
+from research.faithfulness.distances import total_variation
+
+Change = Callable[[Tensor, Tensor, torch.Generator], Tensor]
+
+
+def permuted(coefficients: Tensor, keep: Tensor, generator: torch.Generator) -> Tensor:
+    """Permute the coefficients of every query, leaving padding in place.
+
+    Args:
+        coefficients: `[batch, heads, queries, keys]`.
+        keep: boolean, expandable to that shape; False for keys that stay in place.
+        generator: on the device of the coefficients.
+    """
+    keep = keep.expand_as(coefficients)
+    draw = torch.rand(coefficients.shape, generator=generator, device=coefficients.device)
+    # kept keys sort first, in random order; the others sort last, in their own order
+    last = torch.arange(coefficients.shape[-1], device=coefficients.device) + 1.0
+    drawn = torch.where(keep, draw, last).argsort(-1)
+    places = torch.where(keep, 0.0, last).argsort(dim=-1, stable=True)
+    return torch.empty_like(coefficients).scatter(-1, places, coefficients.gather(-1, drawn))
+
+
+def randomised(coefficients: Tensor, keep: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw random coefficients with the same rule for every activation.
+
+    Magnitudes are uniform over all with the query's sum of magnitudes (a flat Dirichlet); signs are the query's own in
+    random order. For softmax this draws weights uniformly from the simplex.
+
+    Arguments as in `permuted`.
+    """
+    keep = keep.expand_as(coefficients)
+    draw = torch.rand(coefficients.shape, generator=generator, device=coefficients.device)
+    exponential = -torch.log1p(-draw)  # exponential variables divided by their sum are a flat Dirichlet
+    exponential = exponential.masked_fill(~keep, 0)
+    magnitudes = exponential / exponential.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    total = coefficients.abs().sum(-1, keepdim=True)
+    signs = torch.where(coefficients < 0, -1.0, 1.0).to(coefficients.dtype)
+    return permuted(signs, keep, generator) * (magnitudes * total).to(coefficients.dtype)
+
+
+@torch.no_grad()
+def prediction_changes(
+    model: PreTrainedModel,
+    inputs: Mapping[str, Tensor],
+    change: Change,
+    *,
+    draws: int = 100,
+    seed: int = 0,
+    progress: bool = True,
+) -> Tensor:
+    """Change of a classifier's probabilities when the coefficients of every layer are changed.
+
+    Args:
+        model: a bidir model for sequence or image classification.
+        inputs: a batch of model inputs.
+        change: `permuted` or `randomised`.
+        draws: number of random draws, each one forward pass.
+        seed: seed of the draws.
+        progress: show a progress bar.
+
+    Returns:
+        `[draws, batch]`: total variation between the class probabilities, in [0, 1].
+
+    Raises:
+        ValueError: no draws, a model without classes, and as in `hf_bidir.explain.contributions`.
+    """
+    if draws < 1:
+        raise ValueError(f"expected at least one draw, got {draws}.")
+    inputs = prepared_inputs(model, inputs)
+    generator = torch.Generator(device=model.device).manual_seed(seed)
+
+    def changed(coefficients: Tensor) -> Tensor:
+        keep = keep_mask_of(inputs, coefficients.shape[-1])[:, None, None]
+        # a key masked for a query, by causality or a window, has coefficient 0 in every head
+        return change(coefficients, keep & (coefficients != 0).any(1, keepdim=True), generator)
+
+    with in_evaluation(model):
+        before, found = class_probabilities(model, inputs), []
+        for _ in tqdm(range(draws), desc="draws", leave=False, delay=1, disable=not progress):
+            with edited_coefficients(model, changed):
+                found.append(total_variation(class_probabilities(model, inputs), before))
+    return torch.stack(found)
+
+
+def class_probabilities(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Class probabilities `[batch, classes]`, in at least fp32.
+
+    Raises:
+        ValueError: the model is not a classifier of whole inputs.
+    """
+    outputs = model(**inputs, return_dict=True)
+    if "logits" not in outputs or outputs.logits.dim() != 2:
+        raise ValueError(f"expected a classifier of whole inputs, got {type(model).__name__}.")
+    return upcast(outputs.logits).softmax(-1)
