@@ -2,34 +2,28 @@
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from tqdm import tqdm
-from transformers import DataCollatorWithPadding
 
 from benchmarks.measure import ROOT, save_runs, train_once
 from benchmarks.runs import has_run
-from hf_bidir.cli.recipe import read_recipe
-from hf_bidir.finetune.folder import is_finished, read_record
-from hf_bidir.finetune.tasks.causal_lm import causal_lm
-from hf_bidir.finetune.tasks.distillation import distillation
-from hf_bidir.finetune.tasks.image_classification import image_classification
-from hf_bidir.finetune.tasks.recurrent_classification import recurrent_classification
-from hf_bidir.finetune.tasks.seq2seq import seq2seq
-from hf_bidir.finetune.tasks.text_classification import text_classification
+from hf_bidir.cli.script import read_recipe
+from hf_bidir.finetune.record import is_finished, read_record
+from training import causal_lm, distill, image_classification, recurrent_classification, seq2seq, text_classification
 
 __all__ = ["ROOT", "command_line", "grid", "is_finished", "read_record", "recipe", "run_grid", "train"]
 
-TRAINING = {
+TRAINING = {  # the training scripts, by the kind of model
     "recurrent": recurrent_classification,
     "bert": text_classification,
     "images": image_classification,
     "seq2seq": seq2seq,
     "causal_lm": causal_lm,
-    "distill": distillation,
+    "distill": distill,
 }
 
 
@@ -64,9 +58,9 @@ def run_grid(
             save_runs(file, key or list(trial), rows, *data)
 
 
-def recipe(kind: str, name: str) -> dict[str, Any]:
-    """The options in training/recipes/NAME.yaml of a script of `TRAINING`."""
-    return read_recipe(TRAINING[kind].options, ROOT / f"training/recipes/{name}.yaml")
+def recipe(name: str) -> dict[str, Any]:
+    """The options in training/recipes/NAME.yaml."""
+    return read_recipe(ROOT / f"training/recipes/{name}.yaml")
 
 
 def train(kind: str, given: Mapping[str, Any], folder: Path, trainer: type | None = None) -> dict[str, Any]:
@@ -78,13 +72,5 @@ def train(kind: str, given: Mapping[str, Any], folder: Path, trainer: type | Non
         folder: the output folder.
         trainer: another class of trainer, for "distill" and for "bert" without masked words.
     """
-    task = TRAINING[kind]
-    if trainer is None:
-        return train_once(task, given, folder)
-    if kind == "distill":
-        place, seam = "hf_bidir.finetune.tasks.distillation.DistillationTrainer", trainer
-    else:
-        place = "hf_bidir.finetune.tasks.text_classification._collators"
-        seam = lambda _, tokenizer: {"collator": DataCollatorWithPadding(tokenizer), "trainer_class": trainer}  # noqa: E731
-    with patch(place, seam):
-        return train_once(task, given, folder)
+    main = TRAINING[kind].main
+    return train_once(partial(main, trainer_class=trainer) if trainer else main, given, folder)

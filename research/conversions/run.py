@@ -26,10 +26,10 @@ import yaml
 from datasets import Dataset
 
 from benchmarks.measure import KEEP_LAST
-from hf_bidir.finetune.data.arguments import ImageDataArguments
+from hf_bidir.finetune.arguments import ImageDataArguments
 from hf_bidir.finetune.data.image_data import read_image_split
 from hf_bidir.finetune.data.sources import read_table
-from hf_bidir.finetune.distillation import DistillationTrainer
+from hf_bidir.finetune.heal import DistillationTrainer
 from research.conversions import trainers
 from research.conversions.measures import human_sign, signs
 from research.conversions.trainers import chosen_heads
@@ -89,7 +89,7 @@ class Variant:
     student: tuple[str, float] | None = None
     trainer: str | None = None
     weights: dict[str, float] | None = None
-    tuner: str = "FinetuneTrainer"
+    tuner: str = "SignedTrainer"
     own_texts: bool = False
 
     @property
@@ -176,7 +176,7 @@ def healed(
     if not _own_texts(chosen):
         texts = [str(data_dir / f"{name}/train.parquet") for name in ("imdb", "sst2")]
         held_out = [str(data_dir / file) for file in ("imdb/test.parquet", "sst2/validation.parquet")]
-    given = recipe("distill", "minilm-healed") | {"train_file": texts, "validation_file": held_out}
+    given = recipe("minilm-healed") | {"train_file": texts, "validation_file": held_out}
     given |= {"model_name_or_path": str(start), "seed": healing, "keep_signs": False} | KEEP_LAST | chosen.heal
     if chosen.student:
         student = chosen_heads(*chosen.student, Path(texts[0]), str(start), folder.parent / f"student-{variant}")
@@ -192,7 +192,7 @@ def tuned(
     folder: Path, start: str | Path, files: dict[str, str], variant: Variant, options: dict[str, Any], seed: int
 ) -> Path:
     """The folder of the fine-tuned model, which is trained unless it is finished."""
-    given = recipe("bert", "sst2-minilm-softmax")
+    given = recipe("sst2-minilm-softmax")
     del given["attn_activation"]  # that of the student, unless the variant changes it
     given |= files | {"model_name_or_path": str(start), "seed": seed} | KEEP_LAST | variant.tune | options
     train("bert", given, folder, getattr(trainers, variant.tuner))

@@ -14,8 +14,8 @@ from hf_bidir.checkpoints.centring import centre_attention
 from hf_bidir.checkpoints.convert import signed_model
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.finetune.data.sources import read_table
-from hf_bidir.finetune.distillation import DistillationTrainer
-from hf_bidir.finetune.trainer import FinetuneTrainer
+from hf_bidir.finetune.heal import DistillationTrainer
+from hf_bidir.finetune.trainer import SignedTrainer
 from hf_bidir.modeling.activations import balanced
 from hf_bidir.modeling.signed_layers import heads_of, signed_layers
 
@@ -161,7 +161,7 @@ class LogitsTrainer(DistillationTrainer):
         return kl_div(found, expected, reduction="batchmean", log_target=True)
 
 
-class LoraTrainer(FinetuneTrainer):
+class LoraTrainer(SignedTrainer):
     """Fine-tunes low-rank updates of all linear maps, and merges them: the second stage of LoLCATs."""
 
     def __init__(self, *, model: nn.Module, **kwargs: Any) -> None:
@@ -179,7 +179,7 @@ class LoraTrainer(FinetuneTrainer):
         self.processing_class.save_pretrained(output_dir or self.args.output_dir)
 
 
-class AnnealedHeadsTrainer(FinetuneTrainer):
+class AnnealedHeadsTrainer(SignedTrainer):
     """Raises the λ of every head from 0 to its own while the model is fine-tuned.
 
     Chosen heads and annealing are those of DEX (Kong et al. 2025, arXiv:2505.16333), which

@@ -24,7 +24,7 @@ from benchmarks.measure import KEEP_LAST
 from benchmarks.runs import check_runs, comparisons, markdown, spread
 from hf_bidir.common.statistics import TESTED, Comparison
 from hf_bidir.explain.orient import CONSISTENT
-from hf_bidir.hub.evaluation import evaluate_checkpoint
+from hf_bidir.hub.evaluate import evaluate_checkpoint
 from research.explanations.tasks import (
     CONVERTED,
     MODELS,
@@ -73,18 +73,18 @@ def trained(task: str, name: str, seed: int, options: argparse.Namespace) -> Pat
     softmax = {"model_name_or_path": folder_of(options.runs, task, "softmax", seed)}
     if data.text is None:
         if name == "converted":
-            train("distill", recipe("distill", "fashion-mnist-healed") | {"max_steps": 600} | softmax | given, folder)
+            train("distill", recipe("fashion-mnist-healed") | {"max_steps": 600} | softmax | given, folder)
         else:
-            train("images", recipe("images", f"fashion-mnist-small-{name}") | data.options | given, folder)
+            train("images", recipe(f"fashion-mnist-small-{name}") | data.options | given, folder)
         return folder
     given |= {"validation_file": data.file(options.data_dir, "validation"), "text_column": data.text}
     if name == "converted":
-        train("distill", recipe("distill", "sst2-minilm-healed") | softmax | given, folder)
+        train("distill", recipe("sst2-minilm-healed") | softmax | given, folder)
         return folder
     start = {"class_names": list(data.classes), "model_name_or_path": options.model}
     if name == "tanhmax":
         start |= {"attn_activation": "tanhmax", "model_name_or_path": healed_minilm(options)}
-    train("bert", recipe("bert", "sst2-minilm-softmax") | data.options | start | given, folder)
+    train("bert", recipe("sst2-minilm-softmax") | data.options | start | given, folder)
     return folder
 
 
@@ -94,7 +94,7 @@ def healed_minilm(options: argparse.Namespace) -> Path:
     texts = [options.data_dir / "imdb/train.parquet", sst2.file(options.data_dir, "train")]
     given = {"train_file": texts, "validation_file": sst2.file(options.data_dir, "validation")}
     given |= KEEP_LAST | {"model_name_or_path": options.model}
-    train("distill", recipe("distill", "minilm-healed") | given, folder)
+    train("distill", recipe("minilm-healed") | given, folder)
     return folder
 
 

@@ -33,8 +33,8 @@ import hf_bidir
 from benchmarks.runs import read_runs, where
 from hf_bidir.common.files import read_json
 from hf_bidir.explain.record import record_coefficients
-from hf_bidir.finetune.data.arguments import BlockArguments
-from hf_bidir.finetune.data.blocks import cut_into_blocks, read_documents
+from hf_bidir.finetune.arguments import BlockArguments
+from hf_bidir.finetune.data.unlabelled_data import cut_into_blocks, read_documents
 from hf_bidir.modeling.activations import softmax
 from research.runs import command_line, run_grid, train
 

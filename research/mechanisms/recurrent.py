@@ -60,7 +60,7 @@ def trained(
     else:
         place, names = FILES[data]
         files = {split: data_dir / place / f"{file}.parquet" for split, file in names.items()}
-        given = recipe("recurrent", f"{RECIPES[data]}-{activation}") | {"remove_repeated": True}
+        given = recipe(f"{RECIPES[data]}-{activation}") | {"remove_repeated": True}
     given |= {f"{split}_file": file for split, file in files.items()} | {"seed": seed}
     results = train("recurrent", given, folder)
     row = {name: results[f"test_{name}"] for name in ("accuracy", "macro_f1", "loss")}

@@ -100,7 +100,7 @@ def file_name(name: str) -> str:
 def settings_of(task: str, mechanism: str, activation: str) -> tuple[str, dict[str, Any]]:
     """The training script of a task, and its options before those of the mechanism."""
     if task in PAIRS:
-        settings = recipe("seq2seq", f"{task.split('-')[0]}-rnn-{activation}")
+        settings = recipe(f"{task.split('-')[0]}-rnn-{activation}")
         if task in LONGER:
             settings |= {"unit": "word", "max_length": LONGER[task] + 1, "max_target_length": 8, "num_train_epochs": 8}
         return "seq2seq", settings

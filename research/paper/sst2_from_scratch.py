@@ -35,7 +35,7 @@ def trained(data_dir: Path, runs: Path, activation: str, seed: int) -> tuple[dic
     """Train one run unless it is finished."""
     folder = runs / f"{activation}-seed{seed}"
     files = {f"{split}_file": data_dir / f"{split}.parquet" for split in ("train", "validation", "test")}
-    given = recipe("bert", f"sst2-{activation}") | files | {"remove_repeated": True, "seed": seed}
+    given = recipe(f"sst2-{activation}") | files | {"remove_repeated": True, "seed": seed}
     results, record = train("bert", given, folder), read_record(folder)
     row = {name: results[f"test_{name}"] for name in ("loss", *METRICS)}
     row |= {"parameters": record["num_parameters"], "seconds": record["duration_seconds"]}

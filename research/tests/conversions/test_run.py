@@ -8,6 +8,7 @@ from transformers import BertTokenizer, Trainer
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, without_negatives
+from hf_bidir.cli.script import parse
 from hf_bidir.common.errors import InputError
 from hf_bidir.explain.orient import flip_heads
 from hf_bidir.explain.signs import negative_variance_share
@@ -45,9 +46,9 @@ def cells(runs, variant, seeds):
 def test_every_variant_names_options_that_the_tasks_know():
     for variant in VARIANTS.values():
         assert issubclass(variant.healer, Trainer)
-        TRAINING["distill"].read({"output_dir": "unused"} | (variant.heal or {}))
+        parse(TRAINING["distill"].OPTIONS, {"output_dir": "unused"} | (variant.heal or {}))
         last = {"eval_strategy": "no", "load_best_model_at_end": False}
-        TRAINING["bert"].read({"output_dir": "unused"} | last | (variant.tune or {}))
+        parse(TRAINING["bert"].OPTIONS, {"output_dir": "unused"} | last | (variant.tune or {}))
 
 
 def test_the_table_pairs_accuracies_by_seed_and_averages_over_healings():
