@@ -43,13 +43,9 @@ def main() -> None:
 
 
 def table(runs: DataFrame, task: str, split: str, seeds: int | Mapping[str, int], versions: str | None = None) -> str:
-    """The variants measured on a split of a task.
+    """The variants measured on a split of a task; `versions` are those of the rows, where a task has several.
 
-    Args:
-        runs: all rows.
-        task, split: which of them.
-        seeds: how many each variant must have, of fine-tuning, or of healing where all share one softmax checkpoint.
-        versions: only the rows of these versions, where a task has several.
+    `seeds` is how many each variant must have, of fine-tuning, or of healing where all share one softmax checkpoint.
     """
     chosen = {"task": task, "split": split} | ({"versions": versions} if versions else {})
     runs = with_costs(where(runs, **chosen))

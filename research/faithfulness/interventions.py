@@ -98,8 +98,6 @@ def prediction_changes(
         inputs: a batch of model inputs.
         change: `permuted` or `randomised`.
         draws: number of random draws, each one forward pass.
-        seed: seed of the draws.
-        progress: show a progress bar.
 
     Returns:
         `[draws, batch]`: total variation between the class probabilities, in [0, 1].

@@ -42,10 +42,7 @@ def main() -> None:
 def table(runs: DataFrame, every_rate: bool = False, single: Collection[tuple[str, str]] = ()) -> str:
     """Each attention at its best learning rate over seeds, or at every learning rate with seed 0.
 
-    Args:
-        runs: all rows.
-        every_rate: which of the two.
-        single: size and attention of the rows that have one seed at the best rate; the others have `SEEDS`.
+    `single` are size and attention of the rows that have one seed at the best rate; the others have `SEEDS`.
     """
     runs = where(runs, tokens=TOKENS)
     rows = {}  # by size, attention and rate

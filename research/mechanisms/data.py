@@ -128,12 +128,7 @@ ROWS = {"train": 10_000, "validation": 1000, "test": 2000}  # of Fashion-MNIST
 
 
 def image_splits(task: str, folder: Path | None) -> dict[str, Dataset]:
-    """The splits of a task, with the columns `text` and `label`.
-
-    Args:
-        task: a name in `SIDES`.
-        folder: the IDX files of Fashion-MNIST.
-    """
+    """The splits of a task of `SIDES`, with columns `text` and `label`; `folder` has the files of Fashion-MNIST."""
     if task == "digits":
         return {name: as_texts(split, SIDES[task]) for name, split in read_digits().items()}
     train, test = (read_idx(folder / f"{part}-images-idx3-ubyte.gz") for part in ("train", "t10k"))

@@ -28,13 +28,8 @@ def data_files(
 ) -> dict[str, Path]:
     """Save train, validation and test as parquet files in `folder` unless they exist; return their paths.
 
-    Validation and test texts that repeat a text of an earlier split are left out, except generated ones.
-
-    Args:
-        experiment: the experiment.
-        data_dir: a folder with a sub-folder per data set; None downloads from the Hub.
-        folder: the output folder.
-        rows: the maximum number of rows per split, sampled at random; by default all.
+    Validation and test texts that repeat a text of an earlier split are left out, except generated ones; then `rows`
+    limits the rows per split, sampled at random. Without a data folder the Hub is read.
 
     Raises:
         InputError: files are missing (all are named), the Hub does not have the data, or the data are unusable.

@@ -32,18 +32,16 @@ Processor: TypeAlias = PreTrainedTokenizerBase | BaseImageProcessor
 def measure_deep(
     model: PreTrainedModel, processor: Processor, test: Dataset, amount: Amount, max_length: int | None
 ) -> dict[str, Any]:
-    """All measures of one model in the report.
+    """All measures of one model in the report: numbers, or a list with one number per example.
+
+    Areas under curves are divided by the largest share, so they are mean probabilities. "curves" has, by curve and
+    ranking, the mean probability of the predicted class at every share of `SHARES`.
 
     Args:
         model, processor: a text or image classifier, BERT or ViT, with its tokenizer or image processor.
         test: examples with the column `text` or `image`; labels are not used.
         amount: the numbers of examples and draws.
         max_length: maximum tokens per text; None means the model's maximum.
-
-    Returns:
-        Numbers, or a list with one number per example; areas under curves are divided by the largest share, so they are
-        mean probabilities. "curves" has, by curve and ranking, the mean probability of the predicted class at every
-        share of `SHARES`.
     """
     rows: dict[str, list] = defaultdict(list)
     curves: dict[str, list] = defaultdict(list)

@@ -85,10 +85,7 @@ def train_as_published(
         ids, labels: `[texts, LENGTH]`, and `[texts]` of 0 and 1.
         sizes: the embedding size, and the size of queries, keys and values.
         scale: divisor of the scores; the paper has 5, and 3 for TanhMax on 20 Newsgroups.
-        learning_rate: learning rate of Adadelta; the paper has 0.05 and 0.5.
-
-    Raises:
-        InputError: the loss became NaN or infinite.
+        learning_rate: of Adadelta; the paper has 0.05 and 0.5. InputError if the loss becomes NaN or infinite.
     """
     torch.manual_seed(seed)
     config = BidirRnnConfig(
@@ -166,12 +163,7 @@ class PublishedCell:
         return has_run(self.root / PUBLISHED, **self.key)
 
     def train(self, files: dict[str, Path], known: Path) -> None:
-        """Train, evaluate and save the row; an error is saved in a folder and not raised.
-
-        Args:
-            files: the data files by split.
-            known: the training file that provides the vocabulary.
-        """
+        """Train, evaluate and save the row; an error is saved and not raised. The file `known` gives the vocabulary."""
         rate = self.options["learning_rate"]
         folder = self.root / "as-published" / f"{self.experiment.name}-{self.activation}-lr{rate:g}-seed{self.seed}"
         keeping_failures(folder, lambda: self._train(files, known))

@@ -12,10 +12,10 @@ from benchmarks.runs import PAIR, SEED, VERSIONS, check_runs, comparisons, markd
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, replacing
 from hf_bidir.common.statistics import TESTED_BY_SEED
+from research.paper.cells import CELLS, CHOSEN, MACHINE, RATE, SETTINGS
 from research.paper.experiments import EXTENSIONS, VARIANTS, Experiment, experiment_names, read_experiments
 from research.paper.measures_deep import RANKINGS
 from research.paper.published import LENGTH, PUBLISHED
-from research.paper.rows import CELLS, CHOSEN, MACHINE, RATE, SETTINGS
 
 REPORT, TEMPLATE = "report.md", "report_template.md"
 TAUS = {
@@ -52,13 +52,9 @@ FIGURE_KINDS = ("polarity", "tau", "change", "curves", "overlays")
 
 @dataclass(frozen=True)
 class Results:
-    """The saved rows and settings of a folder.
+    """The saved rows and settings of a folder: cells of all learning rates and of the paper's own protocol.
 
-    Attributes:
-        cells: a row per trained model, of all learning rates.
-        published: a row per model of the paper's own protocol; empty without --as-published.
-        settings: the content of settings.json.
-        experiments: the experiments that have rows, in the order of `GROUPS`.
+    `settings` is the content of settings.json; the experiments are those that have rows, in the order of `GROUPS`.
     """
 
     cells: pd.DataFrame
@@ -77,11 +73,7 @@ class Results:
 
 
 def read_results(root: Path, experiments: Sequence[Experiment] = ()) -> Results:
-    """The results that are saved in a folder.
-
-    Args:
-        root: the folder.
-        experiments: experiments that are not among the recipes of this package.
+    """The results that are saved in a folder; `experiments` are those that are not among the recipes.
 
     Raises:
         InputError: there are none, or rows of one table have different versions of libraries or data.

@@ -22,14 +22,12 @@ from tqdm import tqdm
 
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, sha256, write_json
-from research.paper.cells import Cell
+from research.paper.cells import Cell, Chosen, check_settings, has_rows, save_rows
 from research.paper.data import data_files
 from research.paper.experiments import EXTENSIONS, Experiment, Settings, experiment_names, read_experiments
-from research.paper.figures import draw_all, polarity_of_words
-from research.paper.figures_deep import draw_deep
+from research.paper.figures import draw_all, draw_deep, polarity_of_words
 from research.paper.published import EPOCHS, PublishedCell
 from research.paper.report import REPORT, write_report
-from research.paper.rows import Chosen, check_settings, has_rows, save_rows
 from research.runs import command_line
 
 VOCABULARY_OF = "sst"  # the vocabulary of every data set in the published protocol
@@ -82,11 +80,7 @@ def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def run_paper(experiments: list[Experiment], settings: Settings, resume: bool = False) -> Path:
-    """Run the unfinished parts of the experiments, save report.md with its figures, and return its path.
-
-    Raises:
-        InputError: as in `check` and `data_files`.
-    """
+    """Run the unfinished parts, save report.md with its figures, and return its path; errors as in `check`."""
     check(experiments, settings, resume)
     check_settings(settings)
     settings.root.mkdir(parents=True, exist_ok=True)

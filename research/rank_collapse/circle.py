@@ -23,7 +23,6 @@ from hf_bidir import bidir_attention
 from hf_bidir.common.files import save_figure
 from hf_bidir.common.statistics import TESTED
 from research.rank_collapse import relative_residual
-from research.rank_collapse.tasks import circle
 from research.runs import ROOT, command_line, grid, run_grid
 
 FILE = Path(__file__).with_name("results") / "collapse_circle.csv"
@@ -32,7 +31,15 @@ STACKS = {"attention only": (False, False), "with skip": (True, False), "with ML
 MASSES, SEEDS = (0.0, 0.5, 1.0), 5
 # Points off the circle never occur in the path itself, so errors would grow with every step: noise is added.
 PATH_STEPS, NOISE, TRAINING_STEPS = 100, 0.05, 3000
+RADIUS = 0.3
 SHOWN, MET = (1, 10, 50, 100, 200), 0.01  # steps; residual below which the points have met
+
+
+def circle(steps: int = 1000) -> Tensor:
+    """Two opposite points moving half way around a circle, counter-clockwise, `[steps + 1, 2, 2]`."""
+    angle = torch.linspace(0, torch.pi, steps + 1, dtype=torch.float64)
+    angles = torch.stack([angle, angle + torch.pi], -1)
+    return RADIUS * torch.stack([angles.cos(), angles.sin()], -1).float()
 
 
 def main() -> None:

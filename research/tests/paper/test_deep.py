@@ -12,7 +12,7 @@ from PIL import Image
 from hf_bidir.finetune.data.image_data import new_image_processor
 from hf_bidir.finetune.data.sources import read_table
 from research.paper.experiments import GROUPS, Amount, Experiment, Settings, experiment_names, read_experiments
-from research.paper.figures_deep import curves
+from research.paper.figures import curves
 from research.paper.measures_deep import RANKINGS, SHARES, measure_deep, special_tokens, taus_with
 from research.paper.run import files_of, main, run_paper
 from tests.explain.conftest import bert, tokenizer, vit

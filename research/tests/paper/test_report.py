@@ -9,9 +9,9 @@ import pytest
 from benchmarks.runs import where
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import write_json
+from research.paper.cells import polar_separation
 from research.paper.experiments import Amount, Experiment
 from research.paper.report import read_results, report_text
-from research.paper.rows import polar_separation
 
 FLAT = Experiment(
     "flat", "Flat", {}, [1.0, 2.0], variants=["softmax", "tanhmax"], published={"softmax": {"gradient_tau": 0.84}}

@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 import torch
 
-from research.rank_collapse import circle, depth, tasks
-from research.rank_collapse.tasks import GRID, RADIUS, convex_hull, memorization, sorting
+from research.rank_collapse import circle, depth
+from research.rank_collapse.trained_paths import GRID, convex_hull, memorization, sorting
 
 
 def test_the_mean_residual_is_geometric_and_lies_in_its_interval():
@@ -62,9 +62,9 @@ def test_remembered_classes_are_random_and_stay_the_same():
 
 
 def test_points_on_the_circle_are_opposite_and_change_places():
-    points = tasks.circle(100)
+    points = circle.circle(100)
     assert points.shape == (101, 2, 2)
     torch.testing.assert_close(points[:, 0], -points[:, 1])
-    torch.testing.assert_close(points.norm(dim=-1), torch.full((101, 2), RADIUS))
+    torch.testing.assert_close(points.norm(dim=-1), torch.full((101, 2), circle.RADIUS))
     torch.testing.assert_close(points[0], points[-1].flip(0), atol=1e-6, rtol=0)
     assert points[1, 0, 1] > 0  # counter-clockwise
