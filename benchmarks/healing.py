@@ -18,9 +18,9 @@ tables.
 
 import argparse
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from pandas import DataFrame, notna
@@ -32,17 +32,14 @@ from benchmarks.measure import KEEP_LAST, RESULTS, ROOT, save_run, train_once
 from benchmarks.runs import check_runs, markdown, where
 from hf_bidir.checkpoints.convert import convert_checkpoint, restore_softmax
 from hf_bidir.checkpoints.reading import read_config
-from hf_bidir.cli.recipe import read_recipe
+from hf_bidir.cli.script import parse, read_recipe
 from hf_bidir.explain.signs import negative_share
-from hf_bidir.finetune.distillation import DistillationTrainer, student_and_teacher
-from hf_bidir.finetune.folder import read_record
-from hf_bidir.finetune.task import Task
-from hf_bidir.finetune.tasks import distillation as tasks_distillation
-from hf_bidir.finetune.tasks.distillation import distillation, prepared
-from hf_bidir.finetune.tasks.image_classification import image_classification
+from hf_bidir.finetune.heal import DistillationTrainer, healing_data, student_and_teacher
+from hf_bidir.finetune.record import read_record
 from hf_bidir.hub import evaluate_checkpoint
 from hf_bidir.hub.evaluation import local_folder
 from hf_bidir.modeling.model_types import is_signed
+from training import distill, image_classification
 
 RUNS = ROOT / "runs/healing"
 FILE = RESULTS / "healing.csv"
@@ -83,7 +80,7 @@ def main() -> None:
 
 
 def minilm(options: argparse.Namespace) -> None:
-    given = recipe(distillation, "minilm-healed") | {
+    given = recipe("minilm-healed") | {
         "train_file": [str(options.imdb / "train.parquet"), str(options.sst2 / "train.parquet")],
         "validation_file": [str(options.imdb / "test.parquet"), str(options.sst2 / "validation.parquet")],
         "model_name_or_path": options.model,
@@ -94,15 +91,15 @@ def minilm(options: argparse.Namespace) -> None:
 def vit(options: argparse.Namespace) -> None:
     train, test = (str(options.fashion_mnist / f"{split}-images-idx3-ubyte.gz") for split in ("train", "t10k"))
     teacher, labelled = RUNS / "vit-teacher", {"train_file": train, "test_file": test}
-    given = recipe(image_classification, "fashion-mnist-softmax") | labelled | {"num_train_epochs": 3}
-    trained = train_once(image_classification, given, teacher)
-    given = recipe(distillation, "fashion-mnist-healed")
+    given = recipe("fashion-mnist-softmax") | labelled | {"num_train_epochs": 3}
+    trained = train_once(image_classification.main, given, teacher)
+    given = recipe("fashion-mnist-healed")
     given |= {"train_file": [train], "validation_file": [test], "model_name_or_path": teacher}
     rows = healed("vit", given, options.steps or [1500])
     for folder, row in rows.items():
         still = {"max_steps": 1, "learning_rate": 0.0, "warmup_ratio": 0.0, "save_steps": 1, "eval_strategy": "no"}
         still |= labelled | {"load_best_model_at_end": False, "model_name_or_path": folder}
-        row["accuracy"] = train_once(image_classification, still, RUNS / f"{folder.name}-tested")["test_accuracy"]
+        row["accuracy"] = train_once(image_classification.main, still, RUNS / f"{folder.name}-tested")["test_accuracy"]
     softmax = {"student": "stock softmax", "steps": 0, "accuracy": trained["test_accuracy"]}
     save("vit", [softmax, *rows.values()], given)
 
@@ -116,7 +113,7 @@ def decoder(options: argparse.Namespace) -> None:
         restore_softmax(options.model, stock) if signed else shutil.copytree(local_folder(options.model), stock)
     if not equal.is_dir():
         convert_checkpoint(stock, equal, negative_mass=0.0)
-    given = recipe(distillation, "imdb-lm-healed")
+    given = recipe("imdb-lm-healed")
     given |= {"train_file": [train], "validation_file": [test], "model_name_or_path": stock}
     rows = {stock: {"student": "stock softmax", "steps": 0}, equal: {"student": "converted, λ = 0", "steps": 0}}
     rows |= healed("decoder", given, options.steps or [30, 300, 1000])
@@ -148,8 +145,8 @@ def tokens(options: argparse.Namespace) -> None:
     for seed in options.seeds:
         for student, trainer in (("errors per token", DistillationTrainer), ("quotient of sums", QuotientOfSums)):
             folder = RUNS / f"tokens-{student.replace(' ', '-')}-{seed}"
-            with patch.object(tasks_distillation, "DistillationTrainer", trainer):
-                results = train_once(distillation, given | {"seed": seed}, folder)
+            main = partial(distill.main, trainer_class=trainer)
+            results = train_once(main, given | {"seed": seed}, folder)
             names = ("relative_error", "perplexity", "teacher_perplexity")
             row = {"student": student, "steps": given["max_steps"], "seed": seed, "minutes": minutes(folder)}
             save("tokens", [row | {name: results[f"eval_{name}"] for name in names}], given)
@@ -172,7 +169,7 @@ def healed(name: str, given: dict[str, Any], lengths: list[int]) -> dict[Path, d
     rows = {}
     for (student, folder), changed in runs.items():
         folder = RUNS / f"{name}-{folder}"
-        results = train_once(distillation, given | {"keep_signs": False} | changed, folder)
+        results = train_once(distill.main, given | {"keep_signs": False} | changed, folder)
         row = {
             "student": student,
             "steps": changed["max_steps"] if student.endswith("healed") else 0,
@@ -218,15 +215,15 @@ def losses(runs: DataFrame) -> str:
 
 def share(folder: Path, given: dict[str, Any]) -> float:
     """The share of negative coefficients of a student on held-out data."""
-    data, arguments, _, args = distillation.read(given)
+    data, arguments, _, args = parse(distill.OPTIONS, given)
     student, _, processors = student_and_teacher(str(folder), arguments.model_name_or_path)
-    splits, (_, collator), _ = prepared(data, args, str(folder), student, processors)
+    splits, (_, collator), _ = healing_data(data, args, str(folder), student, processors)
     batches = DataLoader(splits.validation, batch_size=32, collate_fn=collator)
     return negative_share(student.eval(), batches)
 
 
-def recipe(task: Task, name: str) -> dict[str, Any]:
-    return read_recipe(task.options, ROOT / f"training/recipes/{name}.yaml")
+def recipe(name: str) -> dict[str, Any]:
+    return read_recipe(ROOT / f"training/recipes/{name}.yaml")
 
 
 if __name__ == "__main__":

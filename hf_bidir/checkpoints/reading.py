@@ -1,7 +1,6 @@
 """Reads the config, the model and the processors of a checkpoint, signed or stock."""
 
 import logging
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +15,13 @@ from transformers import (
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.utils import cached_file
 
 from hf_bidir.checkpoints.adapters import Adapter, read_adapter
 from hf_bidir.checkpoints.auto_classes import bidir_class
+from hf_bidir.checkpoints.kinds import check_vocabulary, few, vocabulary_of
 from hf_bidir.common.card import CARD, with_note
 from hf_bidir.common.errors import did_you_mean
 from hf_bidir.modeling.configuration_bidir import stock_heads
@@ -36,7 +35,6 @@ logger = logging.getLogger(__name__)
 LICENCES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE")
 # audio models have a feature extractor
 PROCESSORS = (AutoTokenizer, AutoImageProcessor, AutoFeatureExtractor, AutoProcessor)
-NAMED = 5  # tokens or weights in a message
 
 
 def read_config(source: str | Path, revision: str | None = None) -> PretrainedConfig:
@@ -143,13 +141,8 @@ def with_report(head: type[PreTrainedModel], source: str | Path, **options: Any)
         loader.removeFilter(is_other)
     if left_out := sorted(report["unexpected_keys"]):
         place = f"{len(left_out)} weights in {source} are not part of {head.__name__}"
-        logger.warning("%s and were left out: %s", place, _first(left_out))
+        logger.warning("%s and were left out: %s", place, few(left_out))
     return model, report
-
-
-def _first(names: list[str]) -> str:
-    """The first few names."""
-    return ", ".join(names[:NAMED]) + ", …" * (len(names) > NAMED)
 
 
 def read_adapted(
@@ -234,34 +227,6 @@ def checkpoint_processors(source: str | Path, model: PreTrainedModel) -> list:
     for processor in found.values():
         check_vocabulary(processor, vocabulary_of(model), source)
     return list(found.values())
-
-
-def vocabulary_of(model: PreTrainedModel) -> int | None:
-    """The number of tokens that a model of text has embeddings for; None for other models."""
-    if model.main_input_name != "input_ids":
-        return None
-    with suppress(NotImplementedError):  # models of text and images may have a table of each
-        return getattr(model.get_input_embeddings(), "num_embeddings", None)
-    return None
-
-
-def check_vocabulary(tokenizer: Any, count: int | None, source: str | Path) -> None:
-    """Raise ValueError if tokens were added to a tokenizer for which a model with `count` embeddings has none.
-
-    Special tokens that the tokenizer names itself, such as `image_token` of Gemma 3, may have none: in a model of text
-    they are not used. Other processors, and a count of None, pass.
-    """
-    if count is None or not isinstance(tokenizer, PreTrainedTokenizerBase):
-        return
-    of_texts = PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES
-    others = {token for name, token in tokenizer.special_tokens_map.items() if name not in of_texts}
-    added = sorted(tokenizer.added_tokens_decoder.items())
-    if without := [str(token) for index, token in added if index >= count and str(token) not in others]:
-        raise ValueError(
-            f"the tokenizer of {source} has tokens for which its model, with {count} embeddings, has none: "
-            f"{_first(without)}. They were added without "
-            "model.resize_token_embeddings(len(tokenizer)); call it, and save the model again."
-        )
 
 
 def documents(source: str | Path, note: str = "") -> dict[str, bytes]:

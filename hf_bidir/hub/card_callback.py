@@ -9,9 +9,19 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hf_bidir.common.files import write_json
-from hf_bidir.finetune.curves import save_loss_curve
-from hf_bidir.finetune.folder import CURVE, RECORD, RESULTS
-from hf_bidir.finetune.record import FINISHED, HUB, MAY_CHANGE, circumstances, ending, publishable, size
+from hf_bidir.finetune.record import (
+    CURVE,
+    FINISHED,
+    HUB,
+    MAY_CHANGE,
+    RECORD,
+    RESULTS,
+    circumstances,
+    ending,
+    publishable,
+    save_loss_curve,
+    size,
+)
 
 NOT_RECORDED = MAY_CHANGE | {"logging_dir"}  # its default contains the machine's name
 SPLITS = {"test_": "test", "eval_": "validation"}  # by the prefix of the metrics

@@ -26,21 +26,21 @@ from hf_bidir.checkpoints.reading import read_bidir, read_config
 from hf_bidir.common.card import read_card
 from hf_bidir.common.files import read_json, sha256, write_json
 from hf_bidir.explain.signs import negative_share
-from hf_bidir.finetune.data.arguments import (
+from hf_bidir.finetune.arguments import (
     BlockArguments,
     ImageDataArguments,
     LabelledDataArguments,
     TextDataArguments,
 )
-from hf_bidir.finetune.data.blocks import cut_into_blocks, read_documents
 from hf_bidir.finetune.data.image_data import ImageCollator, checkpoint_processor, read_image_split, read_image_splits
 from hf_bidir.finetune.data.sources import is_table
 from hf_bidir.finetune.data.splits import labelled_split
 from hf_bidir.finetune.data.text_data import read_text_split, read_texts, tokenize_split
+from hf_bidir.finetune.data.unlabelled_data import cut_into_blocks, read_documents
 from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
 from hf_bidir.finetune.models import know_padding, saved_tokenizer
 from hf_bidir.finetune.record import library_versions, source_of
-from hf_bidir.finetune.trainer import CausalTrainer, FinetuneTrainer
+from hf_bidir.finetune.trainer import CausalTrainer, SignedTrainer
 from hf_bidir.hub.card_numbers import recalls_in, same_data
 from hf_bidir.hub.checkpoint_files import digests
 from hf_bidir.modeling.model_types import is_signed
@@ -220,11 +220,11 @@ def _load(folder: Path) -> PreTrainedModel:
     return model
 
 
-def _trainer(model: PreTrainedModel, args: TrainingArguments, collator: Callable) -> FinetuneTrainer:
+def _trainer(model: PreTrainedModel, args: TrainingArguments, collator: Callable) -> SignedTrainer:
     if kind_of(model).causal:
         return CausalTrainer(model=model, args=args, data_collator=collator)
     names = [model.config.id2label[index] for index in range(model.config.num_labels)]
-    return FinetuneTrainer(
+    return SignedTrainer(
         model=model,
         args=args,
         data_collator=collator,
@@ -244,14 +244,14 @@ def _arguments(scratch: str, batch_size: int, **options: Any) -> TrainingArgumen
     )
 
 
-def _scores(trainer: FinetuneTrainer, examples: Dataset) -> dict[str, float]:
+def _scores(trainer: SignedTrainer, examples: Dataset) -> dict[str, float]:
     measured = trainer.evaluate(examples, metric_key_prefix="eval")
     kept = ("accuracy", "macro_f1", "perplexity")
     names = (key.removeprefix("eval_") for key in measured)
     return {name: measured[f"eval_{name}"] for name in names if name in kept or "recall_" in name}
 
 
-def _signs(trainer: FinetuneTrainer, examples: Dataset) -> tuple[float | None, dict[str, float]]:
+def _signs(trainer: SignedTrainer, examples: Dataset) -> tuple[float | None, dict[str, float]]:
     """The share of negative coefficients, and the scores without them; None and no scores for softmax."""
     model = trainer.model
     if not hasattr(model.config, "attn_activation") or is_softmax(model.config):

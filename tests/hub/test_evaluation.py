@@ -22,8 +22,7 @@ from hf_bidir.checkpoints.convert import convert_checkpoint
 from hf_bidir.checkpoints.layer_hooks import without_negatives
 from hf_bidir.cli import app
 from hf_bidir.finetune.data.image_data import ImageCollator
-from hf_bidir.finetune.data.image_files import read_digits
-from hf_bidir.finetune.data.image_folder import folder_digest
+from hf_bidir.finetune.data.image_files import folder_digest, read_digits
 from hf_bidir.hub import build_model_card, evaluate_checkpoint
 from hf_bidir.hub.evaluation import claimed_scores, is_of_the_cards_data
 from tests.training.checkpoints_of_others import checkpoint_of
