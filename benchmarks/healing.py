@@ -37,7 +37,7 @@ from hf_bidir.explain.signs import negative_share
 from hf_bidir.finetune.heal import DistillationTrainer, healing_data, student_and_teacher
 from hf_bidir.finetune.record import read_record
 from hf_bidir.hub import evaluate_checkpoint
-from hf_bidir.hub.evaluation import local_folder
+from hf_bidir.hub.evaluate import local_folder
 from hf_bidir.modeling.model_types import is_signed
 from training import distill, image_classification
 

@@ -31,7 +31,7 @@ from benchmarks.measure import RESULTS, ROOT, write_table
 from hf_bidir.checkpoints.reading import read_model
 from hf_bidir.deploy.int8 import quantise_checkpoint
 from hf_bidir.explain.record import record_coefficients
-from hf_bidir.hub.evaluation import evaluate_checkpoint, read_examples
+from hf_bidir.hub.evaluate import evaluate_checkpoint, read_examples
 
 DATA = {  # by the beginning of a folder's name: file below --data-dir (None: comes with scikit-learn), and split
     "digits": (None, "test"),

@@ -15,8 +15,8 @@ from transformers.utils import logging
 
 from benchmarks.measure import RESULTS, interleaved_medians, write_table
 from hf_bidir.hub import build_model_card
-from hf_bidir.hub.checkpoint_files import digests
-from hf_bidir.hub.staging import stage
+from hf_bidir.hub.files import digests
+from hf_bidir.hub.push import stage
 
 
 def main() -> None:

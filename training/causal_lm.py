@@ -52,7 +52,7 @@ from hf_bidir.finetune.models import (
 )
 from hf_bidir.finetune.run import Run
 from hf_bidir.finetune.trainer import CausalTrainer
-from hf_bidir.hub.model_card import write_card
+from hf_bidir.hub.card import write_card
 
 logger = logging.getLogger(__name__)
 

@@ -29,6 +29,7 @@ from datasets import Dataset
 from matplotlib.figure import Figure
 from transformers import PreTrainedModel
 
+from hf_bidir.cli.models import NAMESPACE, local_models
 from hf_bidir.cli.script import read_recipe, run_script
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, replacing, write_json
@@ -40,11 +41,10 @@ from hf_bidir.finetune.arguments import ImageDataArguments
 from hf_bidir.finetune.data.image_data import ImageCollator, read_image_splits
 from hf_bidir.finetune.data.image_files import read_images
 from hf_bidir.finetune.record import RESULTS, is_finished, read_record
-from hf_bidir.hub import evaluate_checkpoint, published
+from hf_bidir.hub import evaluate_checkpoint
+from hf_bidir.hub.card import EXAMPLE_IMAGE, write_card
 from hf_bidir.hub.card_numbers import DIGITS
-from hf_bidir.hub.evaluation import Evaluation
-from hf_bidir.hub.model_card import write_card
-from hf_bidir.hub.snippet import EXAMPLE_IMAGE
+from hf_bidir.hub.evaluate import Evaluation
 from training import causal_lm, distill, image_classification, recurrent_classification, text_classification
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,8 +62,8 @@ Each TanhMax checkpoint has a softmax counterpart. The recipes of a pair differ 
 learning rate, except that sst2-minilm-tanhmax is sst2-minilm-softmax, converted and healed. Weights below 10 MB are in
 this folder, and those of sst2-minilm-tanhmax in half precision; load them by path in a clone, as each card shows.
 `hf-bidir models` prints this list, and `make checkpoints` trains the checkpoints, evaluates the saved files and
-generates this page. On the Hub the names are `{published.NAMESPACE}/NAME`, by
-`hf-bidir push model_cards/NAME {published.NAMESPACE}/NAME`.
+generates this page. On the Hub the names are `{NAMESPACE}/NAME`, by
+`hf-bidir push model_cards/NAME {NAMESPACE}/NAME`.
 
 - **score**: accuracy, or perplexity for language models (lower is better), as mean ± standard deviation, with the
   number of seeds in brackets. **this checkpoint**: the same metric for the checkpoint itself, trained with seed 0,
@@ -209,6 +209,7 @@ def renew_cards(pair: Pair, options: argparse.Namespace) -> None:
     if all((folder / WEIGHTS).is_file() for folder in folders) and (test or not needs_files):
         draw_explanations(folders, test)
     for folder in folders:
+        name_data(folder)
         print(f"Written: {write_card(folder)}")
 
 
@@ -268,7 +269,7 @@ def draw_explanations(folders: list[Path], test: str | None) -> None:
         shown = {folder.name: models[folder.name]} | models  # the checkpoint itself first
         with replacing(folder / "explanation.png") as file:
             _draw_sentence(shown, file) if rows is None else _draw_images(shown, rows, file)
-        if rows is not None and test:
+        if rows is not None:
             rows[0]["image"].save(folder / EXAMPLE_IMAGE)
 
 
@@ -319,13 +320,31 @@ def publish_card(folder: Path) -> Path:
     for pattern in (*SHOWN, *(["*.safetensors"] if committed else [])):
         for file in folder.glob(pattern):
             shutil.copyfile(file, target / file.name)
+    name_data(target)
     return write_card(target)
+
+
+def name_data(folder: Path) -> None:
+    """Add title, data set on the Hub and language to the records of data whose files data_sets.json knows."""
+    known = read_json(CARDS / "data_sets.json")
+
+    def named(part: dict[str, Any]) -> dict[str, Any]:
+        if part["source"] == "digits":
+            return part | {"title": f"scikit-learn digits, {part['rows']:,} of the 1,797 images"}
+        return part | known.get(part.get("sha256"), {})
+
+    for name in ("run.json", "previous_run.json"):
+        if (folder / name).is_file():
+            record = read_json(folder / name)
+            write_json(folder / name, record | {"data": {key: named(part) for key, part in record["data"].items()}})
+    evaluation = read_json(folder / "evaluation.json")
+    write_json(folder / "evaluation.json", evaluation | {"data": named(evaluation["data"])})
 
 
 def list_cards() -> Path:
     """Write model_cards/README.md: every checkpoint in one table, from the files beside its card."""
     rows = []
-    for model in published.local_models(CARDS):
+    for model in local_models(CARDS):
         evaluation = read_json(CARDS / model.name / "evaluation.json")
         share, without = evaluation["negative_share"], evaluation.get(f"{model.metric}_without_negatives")
         signs = ["–", "–"] if share is None else [f"{share:.1%}", f"{without:.4f}"]

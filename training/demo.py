@@ -29,7 +29,7 @@ from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.image_files import read_digits
 from hf_bidir.finetune.record import CARD, CURVE, RESULTS, is_finished
 from hf_bidir.hub import isolated_forward
-from hf_bidir.hub.model_card import write_card
+from hf_bidir.hub.card import write_card
 from training import image_classification
 
 RECIPE = Path(__file__).parent / "recipes" / "digits-tanhmax.yaml"

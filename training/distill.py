@@ -42,7 +42,7 @@ from typing import Any
 
 from hf_bidir.cli.script import Options, parse, run_script
 from hf_bidir.finetune.heal import HEALING, DistillationTrainer, heal
-from hf_bidir.hub.model_card import write_card
+from hf_bidir.hub.card import write_card
 
 OPTIONS = HEALING
 

@@ -48,7 +48,7 @@ from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
 from hf_bidir.finetune.models import build_model, check_options, checkpoint_config, scratch_config, starts_as_softmax
 from hf_bidir.finetune.run import Run
 from hf_bidir.finetune.trainer import SignedTrainer
-from hf_bidir.hub.model_card import write_card
+from hf_bidir.hub.card import write_card
 
 HEAD = "AutoModelForImageClassification"
 

@@ -39,7 +39,7 @@ from hf_bidir.finetune.metrics import masked_word_metrics, predicted_classes
 from hf_bidir.finetune.models import build_model, check_options, checkpoint_config, saved_tokenizer, starts_as_softmax
 from hf_bidir.finetune.run import Run
 from hf_bidir.finetune.trainer import SignedTrainer
-from hf_bidir.hub.model_card import write_card
+from hf_bidir.hub.card import write_card
 
 HEAD = "AutoModelForMaskedLM"
 

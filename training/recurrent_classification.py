@@ -33,7 +33,7 @@ from hf_bidir.finetune.models import (
 )
 from hf_bidir.finetune.run import Run
 from hf_bidir.finetune.trainer import SignedTrainer
-from hf_bidir.hub.model_card import write_card
+from hf_bidir.hub.card import write_card
 from hf_bidir.modeling.configuration_bidir_rnn import ATTN_QUERIES, ATTN_SCORES, CLASSIFIER_SCOPES
 
 HEAD = "AutoModelForSequenceClassification"

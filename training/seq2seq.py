@@ -47,7 +47,7 @@ from hf_bidir.finetune.models import (
 )
 from hf_bidir.finetune.run import Run
 from hf_bidir.finetune.trainer import SignedSeq2SeqTrainer
-from hf_bidir.hub.model_card import write_card
+from hf_bidir.hub.card import write_card
 from hf_bidir.modeling.configuration_bidir_rnn import ATTN_SCORES, DECODER_SCOPES, DECODER_STYLES, SCORES_ALONE
 
 HEAD = "AutoModelForSeq2SeqLM"

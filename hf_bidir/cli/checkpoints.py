@@ -103,7 +103,7 @@ def _heal(given: dict[str, Any]) -> None:
     with slow_imports("train", "hub"):
         from hf_bidir.cli.script import parse, run_script
         from hf_bidir.finetune.heal import HEALING, heal
-        from hf_bidir.hub.model_card import write_card
+        from hf_bidir.hub.card import write_card
 
     def healed() -> None:
         with options_as(OPTIONS_OF_DISTILL):

@@ -107,13 +107,11 @@ class CardCallback(TrainerCallback):
             self.record["data"][split] = {"source": self.data.get(split, "not named")} | rows
 
     def _write(self, args: TrainingArguments, state: TrainerState) -> None:
-        if self.record.get("status") != FINISHED or not state.is_world_process_zero:
-            return
-        folder = Path(args.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / RESULTS, self.results)
-        save_loss_curve(state.log_history, folder / CURVE, title=folder.name)
-        write_json(folder / RECORD, self.record)
+        if self.record.get("status") == FINISHED and state.is_world_process_zero:
+            folder = Path(args.output_dir)
+            write_json(folder / RESULTS, self.results)
+            save_loss_curve(state.log_history, folder / CURVE, title=folder.name)
+            write_json(folder / RECORD, self.record)
 
 
 def _changed(args: TrainingArguments) -> dict[str, Any]:

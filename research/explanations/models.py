@@ -25,7 +25,7 @@ from benchmarks.runs import check_runs, comparisons, has_run, markdown, spread
 from hf_bidir.cli.script import read_recipe
 from hf_bidir.common.statistics import TESTED, Comparison
 from hf_bidir.explain.orient import CONSISTENT
-from hf_bidir.hub.evaluation import evaluate_checkpoint
+from hf_bidir.hub.evaluate import evaluate_checkpoint
 from research.explanations.tasks import (
     CONVERTED,
     MODELS,

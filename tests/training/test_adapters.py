@@ -31,7 +31,7 @@ from hf_bidir.deploy.int8 import quantise_checkpoint
 from hf_bidir.explain.inputs.checkpoint import load_checkpoint
 from hf_bidir.finetune.data.tokenizer import train_byte_level, train_wordpiece
 from hf_bidir.finetune.trainer import SignedTrainer
-from hf_bidir.hub.evaluation import evaluate_checkpoint
+from hf_bidir.hub.evaluate import evaluate_checkpoint
 from tests.training.checkpoints_of_others import checkpoint_of
 from tests.training.conftest import tables
 from training import causal_lm, image_classification, masked_lm, seq2seq, text_classification

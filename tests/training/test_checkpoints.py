@@ -11,9 +11,9 @@ from datasets import Dataset
 from transformers import BertConfig, BertModel, BertTokenizer
 
 from hf_bidir.hub import evaluate_checkpoint
+from hf_bidir.hub.card import card_differences
 from hf_bidir.hub.card_numbers import overall
-from hf_bidir.hub.evaluation import claimed_scores
-from hf_bidir.hub.model_card import card_differences
+from hf_bidir.hub.evaluate import claimed_scores
 from training import checkpoints, image_classification
 from training.checkpoints import CARDS, PAIRS, Pair
 

@@ -11,20 +11,14 @@ import transformers
 from datasets import ClassLabel, Dataset
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
-from transformers import (
-    DataCollatorWithPadding,
-    PretrainedConfig,
-    PreTrainedModel,
-    TrainingArguments,
-    default_data_collator,
-)
+from transformers import DataCollatorWithPadding, PreTrainedModel, TrainingArguments, default_data_collator
 
 from hf_bidir.checkpoints.convert import is_softmax
 from hf_bidir.checkpoints.kinds import KINDS, kind_of, longest_text
 from hf_bidir.checkpoints.layer_hooks import without_negatives
 from hf_bidir.checkpoints.reading import read_bidir, read_config
-from hf_bidir.common.card import read_card
-from hf_bidir.common.files import read_json, sha256, write_json
+from hf_bidir.common.card import CARD, read_card
+from hf_bidir.common.files import RECORD, read_json, sha256, write_json
 from hf_bidir.explain.signs import negative_share
 from hf_bidir.finetune.arguments import (
     BlockArguments,
@@ -41,13 +35,14 @@ from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
 from hf_bidir.finetune.models import know_padding, saved_tokenizer
 from hf_bidir.finetune.record import library_versions, source_of
 from hf_bidir.finetune.trainer import CausalTrainer, SignedTrainer
-from hf_bidir.hub.card_numbers import recalls_in, same_data
-from hf_bidir.hub.checkpoint_files import digests
+from hf_bidir.hub.card_numbers import MEAN, recalls_in, same_data
+from hf_bidir.hub.files import digests
 from hf_bidir.modeling.model_types import is_signed
 
 EVALUATION = "evaluation.json"
-FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")  # no code, because the package has the models
-EVALUATED = ("AutoModelForSequenceClassification", "AutoModelForImageClassification", "AutoModelForCausalLM")
+FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", CARD)  # no code, because the package has the models
+EVALUATED = ("text-classification", "image-classification", "text-generation")
+Examples = tuple[Dataset, dict[str, Any], Callable]  # with their source, and the collator that makes batches of them
 
 
 @dataclass(frozen=True)
@@ -113,7 +108,7 @@ def evaluate_checkpoint(
     options |= {"drop_bad_rows": drop_bad_rows or None}
     examples, described, collator = read_examples(model, folder, data, split, options)
     with tempfile.TemporaryDirectory() as scratch:
-        trainer = _trainer(model, _arguments(scratch, batch_size, prediction_loss_only=kind_of(model).causal), collator)
+        trainer = _trainer(model, scratch, batch_size, collator)
         scores = _scores(trainer, examples)
         share, without = _signs(trainer, examples)
     return Evaluation(
@@ -133,18 +128,18 @@ def claimed_scores(folder: Path, split: str = "test") -> dict[str, float]:
 
     Overall numbers are those of the model index. The recall of each class, which is not in it, is that of the table.
     """
-    readme = folder / "README.md"
+    readme = folder / CARD
     if not readme.is_file():
         return {}
     card = read_card(readme)
     results = card.data.get("eval_results") or []
     named = {result.metric_name: result.metric_value for result in results if result.dataset_split == split}
     # "accuracy, mean of 5 seeds" belongs to several checkpoints, "accuracy, this checkpoint (seed 0)" to this one
-    own = {name.partition(", ")[0]: value for name, value in named.items() if ", mean of " not in name}
-    return own | recalls_in(card.text) if own else {}
+    claimed = {name.partition(", ")[0]: value for name, value in named.items() if MEAN not in name}
+    return claimed | recalls_in(card.text) if claimed else {}
 
 
-def is_of_the_cards_data(folder: Path, evaluation: Evaluation) -> bool:
+def of_the_cards_data(folder: Path, evaluation: Evaluation) -> bool:
     """Whether an evaluation used the data that the checkpoint's run names for this split."""
     return same_data(_run(folder).get("data", {}).get(evaluation.split), evaluation.data)
 
@@ -200,15 +195,15 @@ def local_folder(source: str | Path, revision: str | None = None) -> Path:
 
 
 def _run(folder: Path) -> dict[str, Any]:
-    return read_json(folder / "run.json")
+    return read_json(folder / RECORD)
 
 
 def _load(folder: Path) -> PreTrainedModel:
     config = read_config(folder)
     architecture = (config.architectures or ["none"])[0]
     kind = kind_of(architecture)
-    if kind.auto not in EVALUATED:
-        endings = ", ".join(kind.ending for kind in KINDS if kind.auto in EVALUATED)
+    if kind.task not in EVALUATED:
+        endings = ", ".join(kind.ending for kind in KINDS if kind.task in EVALUATED)
         raise ValueError(
             f"{folder} is a {architecture}; only classifiers and causal language models are evaluated ({endings})."
         )
@@ -220,35 +215,35 @@ def _load(folder: Path) -> PreTrainedModel:
     return model
 
 
-def _trainer(model: PreTrainedModel, args: TrainingArguments, collator: Callable) -> SignedTrainer:
-    if kind_of(model).causal:
+def _trainer(model: PreTrainedModel, scratch: str, batch_size: int, collator: Callable) -> SignedTrainer:
+    causal = kind_of(model).causal
+    args = TrainingArguments(
+        output_dir=scratch,
+        per_device_eval_batch_size=batch_size,
+        prediction_loss_only=causal,
+        report_to="none",
+        remove_unused_columns=False,
+        dataloader_pin_memory=torch.cuda.is_available(),
+    )
+    if causal:
         return CausalTrainer(model=model, args=args, data_collator=collator)
-    names = [model.config.id2label[index] for index in range(model.config.num_labels)]
     return SignedTrainer(
         model=model,
         args=args,
         data_collator=collator,
-        compute_metrics=classification_metrics(names),
+        compute_metrics=classification_metrics(_classes(model)),
         preprocess_logits_for_metrics=predicted_classes,
     )
 
 
-def _arguments(scratch: str, batch_size: int, **options: Any) -> TrainingArguments:
-    return TrainingArguments(
-        output_dir=scratch,
-        per_device_eval_batch_size=batch_size,
-        report_to="none",
-        remove_unused_columns=False,
-        dataloader_pin_memory=torch.cuda.is_available(),
-        **options,
-    )
+def _classes(model: PreTrainedModel) -> list[str]:
+    return [model.config.id2label[index] for index in range(model.config.num_labels)]
 
 
 def _scores(trainer: SignedTrainer, examples: Dataset) -> dict[str, float]:
     measured = trainer.evaluate(examples, metric_key_prefix="eval")
-    kept = ("accuracy", "macro_f1", "perplexity")
-    names = (key.removeprefix("eval_") for key in measured)
-    return {name: measured[f"eval_{name}"] for name in names if name in kept or "recall_" in name}
+    kept = ("eval_accuracy", "eval_macro_f1", "eval_perplexity", "eval_recall_")
+    return {name.removeprefix("eval_"): value for name, value in measured.items() if name.startswith(kept)}
 
 
 def _signs(trainer: SignedTrainer, examples: Dataset) -> tuple[float | None, dict[str, float]]:
@@ -264,29 +259,24 @@ def _signs(trainer: SignedTrainer, examples: Dataset) -> tuple[float | None, dic
 
 def read_examples(
     model: PreTrainedModel, folder: Path, data: str | None, split: str, options: dict[str, Any]
-) -> tuple[Dataset, dict[str, Any], Callable]:
-    """The examples, their source, and the collator that makes batches of them."""
-    images, run = model.main_input_name == "pixel_values", _run(folder)
+) -> Examples:
+    """The examples of a split, read as in training: from `data`, or from the data set that the checkpoint's run names.
+
+    Args:
+        options: data options of the training scripts; those that are None are as in the run.
+    """
+    run, from_file = _run(folder), data is not None and (Path(data).exists() or is_table(data))
     if kind_of(model).causal:
-        return _read_blocks(model.config, folder, run, data, split, options)
+        return _read_blocks(model, folder, run, data, from_file, split, options)
+    images = model.main_input_name == "pixel_values"
     arguments = _data_arguments(ImageDataArguments if images else TextDataArguments, run, options)
-    names = [model.config.id2label[index] for index in range(model.config.num_labels)]
-    values = run.get("label_values")  # a record of an earlier version has none
-    if data is not None and (Path(data).exists() or is_table(data)):
-        read_file, file = read_image_split if images else read_text_split, Path(data)
-        examples, described = read_file(data, arguments, names, split, values), source_of([file])
+    names, values = _classes(model), run.get("label_values")  # a record of an earlier version has no values
+    if from_file:
+        read_file = read_image_split if images else read_text_split
+        examples, described = read_file(data, arguments, names, split, values), source_of([Path(data)])
     else:
-        if data is not None and data != arguments.dataset_name:
-            arguments.dataset_name, arguments.dataset_config, arguments.class_names = data, None, None
-        arguments.dataset_name = data or _data_set_of(run, split)
-        arguments.class_names = None if values else arguments.class_names
-        splits = (read_image_splits if images else read_texts)(arguments)
-        examples, described = dict(splits).get(split), {"source": arguments.dataset_name}
-        if examples is None:
-            raise ValueError(f"{arguments.dataset_name} has no {split} split with labels; choose another by --split.")
-        examples = examples.cast_column("label", ClassLabel(names=splits.names))
-        role, dropping = "image" if images else "text", LabelledDataArguments(drop_bad_rows=arguments.drop_bad_rows)
-        examples = labelled_split(examples, dropping, role, (role,), names, split, values)
+        examples = _read_data_set(arguments, run, data, split, names, values, images)
+        described = {"source": arguments.dataset_name}
     if images:
         return examples, described, ImageCollator(checkpoint_processor(str(folder), model.config))
     tokenizer = saved_tokenizer(str(folder), model.config)
@@ -295,30 +285,50 @@ def read_examples(
     return tokenize_split(examples, tokenizer, length), described, DataCollatorWithPadding(tokenizer)
 
 
-def _read_blocks(
-    config: PretrainedConfig,
-    folder: Path,
+def _read_data_set(
+    arguments: Any,
     run: dict[str, Any],
     data: str | None,
     split: str,
+    names: list[str],
+    values: list | None,
+    images: bool,
+) -> Dataset:
+    """A split of a data set by name, with the classes of the model as labels."""
+    if data is not None and data != arguments.dataset_name:
+        arguments.dataset_config, arguments.class_names = None, None
+    arguments.dataset_name = data or _data_set_of(run, split)
+    arguments.class_names = None if values else arguments.class_names
+    splits = (read_image_splits if images else read_texts)(arguments)
+    if split not in dict(splits):
+        raise ValueError(f"{arguments.dataset_name} has no {split} split with labels; choose another by --split.")
+    examples = dict(splits)[split].cast_column("label", ClassLabel(names=splits.names))
+    role, dropping = "image" if images else "text", LabelledDataArguments(drop_bad_rows=arguments.drop_bad_rows)
+    return labelled_split(examples, dropping, role, (role,), names, split, values)
+
+
+def _read_blocks(
+    model: PreTrainedModel,
+    folder: Path,
+    run: dict[str, Any],
+    data: str | None,
+    from_file: bool,
+    split: str,
     options: dict[str, Any],
-) -> tuple[Dataset, dict[str, Any], Callable]:
+) -> Examples:
     """The same for a language model: the blocks of a split, sampled as in the training script."""
     arguments = _data_arguments(BlockArguments, run, options)
-    tokenizer = saved_tokenizer(str(folder), config)
-    if data is not None and (Path(data).exists() or is_table(data)):
+    if from_file:
         arguments.train_file = arguments.validation_file = [data]
         described = {"source": Path(data).name, "sha256": sha256(Path(data))}
-        return (
-            cut_into_blocks(read_documents(arguments), tokenizer, arguments).validation,
-            described,
-            default_data_collator,
-        )
-    arguments.dataset_name = data or _data_set_of(run, split)
-    blocks = cut_into_blocks(read_documents(arguments), tokenizer, arguments)
-    if split not in dict(blocks):
+    else:
+        arguments.dataset_name = data or _data_set_of(run, split)
+        described = {"source": arguments.dataset_name}
+    blocks = dict(cut_into_blocks(read_documents(arguments), saved_tokenizer(str(folder), model.config), arguments))
+    wanted = "validation" if from_file else split
+    if wanted not in blocks:
         raise ValueError(f"a language model is evaluated on the train or validation split; got {split}.")
-    return dict(blocks)[split], {"source": arguments.dataset_name}, default_data_collator
+    return blocks[wanted], described, default_data_collator
 
 
 def _data_arguments(kind: type, run: dict[str, Any], options: dict[str, Any]) -> Any:
