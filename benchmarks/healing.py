@@ -5,12 +5,10 @@ Healing is distillation that restores the hidden states of the softmax model.
     python benchmarks/healing.py minilm --model MINILM --imdb DIR --sst2 DIR
     python benchmarks/healing.py vit --fashion-mnist DIR
     python benchmarks/healing.py decoder --model DECODER --imdb DIR
-    python benchmarks/healing.py tokens --model SMOLLM2 --imdb DIR --seeds 0 1
 
 MINILM is sentence-transformers/all-MiniLM-L6-v2 or a folder with its weights, DECODER a causal language model such as
-runs/checkpoints/imdb-lm-softmax of `make checkpoints`, SMOLLM2 a pretrained one; a DIR holds the files of the data set.
-"tokens" compares the loss with one whose errors are quotients of sums over tokens. Runs go to runs/healing;
-a finished run is not repeated (remove its folder for another model or other data), an interrupted one continues.
+runs/checkpoints/imdb-lm-softmax of `make checkpoints`; a DIR holds the files of the data. Runs go to runs/healing; a
+finished run is not repeated (remove its folder for another model or other data), an interrupted one continues.
 Held-out data: for MiniLM snippets of IMDB test reviews and SST-2 validation sentences, for the ViT the test images, for
 the decoder blocks of IMDB test reviews. Each student becomes a row of results/healing.csv; `make tables` makes the
 tables.
@@ -18,23 +16,19 @@ tables.
 
 import argparse
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from pandas import DataFrame, notna
-from torch import Tensor
+from pandas import DataFrame
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel
 
-from benchmarks.measure import KEEP_LAST, RESULTS, ROOT, save_run, train_once
-from benchmarks.runs import check_runs, markdown, where
+from benchmarks.measure import RESULTS, ROOT, save_run, train_once
+from benchmarks.runs import check_runs, listing, where
 from hf_bidir.checkpoints.convert import convert_checkpoint, restore_softmax
 from hf_bidir.checkpoints.reading import read_config
 from hf_bidir.cli.script import parse, read_recipe
 from hf_bidir.explain.signs import negative_share
-from hf_bidir.finetune.heal import DistillationTrainer, healing_data, student_and_teacher
+from hf_bidir.finetune.heal import healing_data, student_and_teacher
 from hf_bidir.finetune.record import read_record
 from hf_bidir.hub import evaluate_checkpoint
 from hf_bidir.hub.evaluate import local_folder
@@ -47,6 +41,8 @@ KEY = ("model", "student", "steps", "seed")
 # λ = 1 without training
 SWAPPED = {"max_steps": 1, "learning_rate": 0.0, "warmup_ratio": 0.0, "negative_mass_until": 0.0}
 COLUMNS = {  # of the table: heading and format
+    "student": ("student", "{}"),
+    "steps": ("steps", "{}"),
     "relative_error": ("relative squared error", "{:.2%}"),
     "worst_layer": ("worst layer", "{:.2%}"),
     "negative_share": ("negative coefficients", "{:.0%}"),
@@ -71,12 +67,8 @@ def main() -> None:
     writer.add_argument("--imdb", type=Path, required=True, help="holds train.parquet and test.parquet")
     for command in (text, images, writer):
         command.add_argument("--steps", type=int, nargs="+", help="lengths of healing; by default those of the table")
-    pretrained = commands.add_parser("tokens", help="a pretrained language model, with two losses")
-    pretrained.add_argument("--model", required=True, help="such as HuggingFaceTB/SmolLM2-135M-Instruct, or a folder")
-    pretrained.add_argument("--imdb", type=Path, required=True, help="holds train.parquet and test.parquet")
-    pretrained.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     options = parser.parse_args()
-    {"minilm": minilm, "vit": vit, "decoder": decoder, "tokens": tokens}[options.what](options)
+    {"minilm": minilm, "vit": vit, "decoder": decoder}[options.what](options)
 
 
 def minilm(options: argparse.Namespace) -> None:
@@ -122,36 +114,6 @@ def decoder(options: argparse.Namespace) -> None:
     save("decoder", list(rows.values()), given)
 
 
-class QuotientOfSums(DistillationTrainer):
-    """Minimises `Σ ‖student - teacher‖² / Σ ‖teacher‖²` over tokens, which the tokens of the largest norm decide."""
-
-    def compute_loss(self, model: PreTrainedModel, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        model.eval()
-        found, keep = model(**inputs, output_hidden_states=True), inputs["attention_mask"].bool()
-        pairs = zip((*found.hidden_states[1:], found.logits), self._teacher_states(inputs), strict=True)
-        return torch.stack([(x[keep] - y[keep]).square().sum() / y[keep].square().sum() for x, y in pairs]).mean()
-
-    def _teacher_states(self, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        expected = self._teacher_outputs(inputs)
-        return *expected.hidden_states[1:], expected.logits
-
-
-def tokens(options: argparse.Namespace) -> None:
-    """Healing of a model with massive activations on its first tokens, with errors per token and of all tokens."""
-    train, test = (str(options.imdb / f"{split}.parquet") for split in ("train", "test"))
-    given = {"model_name_or_path": options.model, "train_file": [train], "validation_file": [test], "max_length": 32}
-    given |= {"max_train_samples": 2000, "max_eval_samples": 128, "per_device_train_batch_size": 8, "max_steps": 40}
-    given |= KEEP_LAST
-    for seed in options.seeds:
-        for student, trainer in (("errors per token", DistillationTrainer), ("quotient of sums", QuotientOfSums)):
-            folder = RUNS / f"tokens-{student.replace(' ', '-')}-{seed}"
-            main = partial(distill.main, trainer_class=trainer)
-            results = train_once(main, given | {"seed": seed}, folder)
-            names = ("relative_error", "perplexity", "teacher_perplexity")
-            row = {"student": student, "steps": given["max_steps"], "seed": seed, "minutes": minutes(folder)}
-            save("tokens", [row | {name: results[f"eval_{name}"] for name in names}], given)
-
-
 def save(model: str, rows: list[dict[str, Any]], given: dict[str, Any]) -> None:
     for row in rows:
         files = [Path(file) for file in (*given["train_file"], *given["validation_file"])]
@@ -191,26 +153,7 @@ def table(runs: DataFrame, model: str) -> str:
     """One row a student of a model."""
     runs = where(runs, model=model).sort_values("relative_error", ascending=False, na_position="first", kind="stable")
     check_runs(runs, ["student", "steps"], 1)
-    rows = [
-        [
-            *(row["student"], str(row["steps"])),
-            *(form.format(row[column]) if notna(row[column]) else "" for column, (_, form) in COLUMNS.items()),
-        ]
-        for row in runs.to_dict("records")
-    ]
-    return markdown(["student", "steps", *(heading for heading, _ in COLUMNS.values())], rows)
-
-
-def losses(runs: DataFrame) -> str:
-    """One row a student that was healed with one of two losses."""
-    runs = where(runs, model="tokens").sort_values(["seed", "student"])
-    check_runs(runs, ["student"], 2)
-    forms = {"perplexity": "{:,.0f}", "teacher_perplexity": "{:,.0f}", "relative_error": "{:.2f}"}
-    rows = [
-        [row["student"], str(row["seed"]), *(form.format(row[name]) for name, form in forms.items())]
-        for row in runs.to_dict("records")
-    ]
-    return markdown(["loss", "seed", "perplexity", "perplexity of the teacher", "error per token"], rows)
+    return listing(runs.drop(columns="seed"), COLUMNS)
 
 
 def share(folder: Path, given: dict[str, Any]) -> float:

@@ -44,7 +44,7 @@ def main() -> None:
     hf-bidir COMMAND --help     options and examples of one command
     """
     # Threads of GNU OpenMP spin while they wait for each other. On cores that other programs use, a step then takes
-    # several times as long (benchmarks/waiting_threads.py). OpenMP reads this when the command imports torch.
+    # several times as long (benchmarks/results/waiting_threads.md). OpenMP reads this when the command imports torch.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
