@@ -1,9 +1,13 @@
 """A tiny synthetic set, an experiment with it, and one trained cell."""
 
+from functools import partial
+
 import pytest
 
 from hf_bidir.explain import load_checkpoint
 from hf_bidir.finetune.data.synthetic import SyntheticTexts, write_splits
+from research.faithfulness import adversarial_attention
+from research.paper import measures
 from research.paper.cells import Cell
 from research.paper.experiments import Amount, Experiment
 
@@ -13,6 +17,14 @@ RECIPE = {
     **{"per_device_train_batch_size": 16, "use_cpu": True},
 }
 AMOUNT = Amount(texts=12, draws=4, attacked=2, training_texts=24)
+
+
+@pytest.fixture(scope="package", autouse=True)
+def quick_adversaries():
+    """Adversaries are searched in few steps; research/tests/faithfulness tests what they find."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measures, "adversarial_attention", partial(adversarial_attention, steps=5, starts=1))
+        yield
 
 
 @pytest.fixture(scope="session")
