@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
@@ -20,9 +20,6 @@ from tqdm import tqdm
 
 from benchmarks.runs import DATA, VERSIONS, add_runs, data_version, libraries, markdown
 from hf_bidir.common.files import read_json, replacing, sha256
-
-if TYPE_CHECKING:  # hf_bidir.finetune needs the extra `train`, which speed on a GPU is measured without
-    from hf_bidir.finetune.task import Task
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks/results"
@@ -77,16 +74,28 @@ def peak_memory(task: Callable[[], None], device: str) -> float | None:
     return (_status("VmHWM") - before) / 2**10
 
 
-def device_options(parser: argparse.ArgumentParser, name: str) -> argparse.Namespace:
-    """The parsed options, with the device, its dtype and the file of the table, results/NAME[-gpu].md."""
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: bfloat16 on a GPU, else float32")
-    parser.add_argument("--output", type=Path, help=f"default: results/{name}[-gpu].md")
-    options = parser.parse_args()
-    gpu = options.device == "cuda"
-    options.dtype = options.dtype or ("bfloat16" if gpu else "float32")
-    options.output = options.output or RESULTS / f"{name}{'-gpu' * gpu}.md"
-    return options
+def options_of(document: str, name: str, on_device: bool = False, **options: object) -> argparse.Namespace:
+    """The parsed options of a benchmark: `options` with their default or fields of `add_argument`, and --output.
+
+    Args:
+        document: the docstring of the benchmark, its help.
+        name: of the table, results/NAME.md, on a GPU results/NAME-gpu.md.
+        on_device: whether the options have a device and a dtype.
+    """
+    parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for option, given in options.items():
+        fields = given if isinstance(given, dict) else {"type": type(given), "default": given}
+        parser.add_argument(f"--{option.replace('_', '-')}", **fields)
+    if on_device:
+        parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+        parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: bfloat16 on a GPU, else float32")
+    parser.add_argument("--output", type=Path, help=f"default: results/{name}{'[-gpu]' * on_device}.md")
+    parsed = parser.parse_args()
+    gpu = on_device and parsed.device == "cuda"
+    if on_device:
+        parsed.dtype = parsed.dtype or ("bfloat16" if gpu else "float32")
+    parsed.output = parsed.output or RESULTS / f"{name}{'-gpu' * gpu}.md"
+    return parsed
 
 
 def machine(device: str) -> str:
@@ -101,13 +110,13 @@ def machine(device: str) -> str:
     return f"{name}; {versions}, Python {platform.python_version()}"
 
 
-def train_once(task: "Task", given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The results of a run in `folder`, which is trained unless it is finished."""
-    from hf_bidir.finetune.folder import RESULTS as TRAINED
-    from hf_bidir.finetune.folder import is_finished
+def train_once(main: Callable[[dict[str, Any]], object], given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The results of a run in `folder`, which a script's `main` trains unless it is finished."""
+    from hf_bidir.finetune.record import RESULTS as TRAINED
+    from hf_bidir.finetune.record import is_finished
 
     if not is_finished(folder):
-        task({**given, "output_dir": folder, "disable_tqdm": True})
+        main({**given, "output_dir": folder, "disable_tqdm": True})
     return read_json(folder / TRAINED)
 
 

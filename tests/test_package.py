@@ -177,7 +177,7 @@ import json
 from importlib import import_module
 
 found = {}
-for name in ("explain", "finetune.trainer", "finetune.tasks.text_classification"):
+for name in ("explain", "finetune.trainer", "finetune.data.text_data"):
     try:
         module = import_module(f"hf_bidir.{name}")
         _ = name == "explain" and module.explain  # imported on first use
@@ -192,7 +192,7 @@ def test_with_the_core_the_import_of_a_subpackage_names_the_extras_that_it_needs
     assert found == {
         "explain": "[explain]'",
         "finetune.trainer": "[train]'",
-        "finetune.tasks.text_classification": "[train]'",
+        "finetune.data.text_data": "[train]'",
     }
 
 

@@ -21,7 +21,7 @@ from transformers.utils import cached_file
 
 from hf_bidir.checkpoints.adapters import Adapter, read_adapter
 from hf_bidir.checkpoints.auto_classes import bidir_class
-from hf_bidir.checkpoints.kinds import check_vocabulary, vocabulary_of
+from hf_bidir.checkpoints.kinds import check_vocabulary, few, vocabulary_of
 from hf_bidir.common.card import CARD, with_note
 from hf_bidir.common.errors import did_you_mean
 from hf_bidir.modeling.configuration_bidir import stock_heads
@@ -35,19 +35,14 @@ logger = logging.getLogger(__name__)
 LICENCES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE")
 # audio models have a feature extractor
 PROCESSORS = (AutoTokenizer, AutoImageProcessor, AutoFeatureExtractor, AutoProcessor)
-NAMED = 5  # tokens or weights in a message
 
 
 def read_config(source: str | Path, revision: str | None = None) -> PretrainedConfig:
     """The config of a checkpoint, stock or bidir; of an adapter, that of its base with the adapter's head and labels.
 
-    Args:
-        revision: of a checkpoint on the Hub.
-
     Raises:
         FileNotFoundError: the checkpoint, or the base of an adapter, does not exist.
-        ValueError: its model type is unknown, or its attention fields were saved by a newer version; or the base of an
-            adapter is not signed.
+        ValueError: an unknown model type, a newer version's attention fields, or an adapter whose base is not signed.
     """
     path = Path(source)
     if not path.exists() and (path.is_absolute() or (len(path.parts) > 1 and path.parent.is_dir())):
@@ -75,10 +70,6 @@ def read_config(source: str | Path, revision: str | None = None) -> PretrainedCo
 def read_model(source: str | Path, dtype: torch.dtype | str = "auto", **options: Any) -> PreTrainedModel:
     """Load a checkpoint, signed or stock, as the class that it was saved with, in evaluation mode.
 
-    Args:
-        dtype: of the weights; "auto" keeps that of the checkpoint.
-        options: for `from_pretrained`.
-
     Raises:
         FileNotFoundError: no such checkpoint.
         ValueError: an unknown head, or weights that are missing or unreadable.
@@ -90,11 +81,7 @@ def read_model(source: str | Path, dtype: torch.dtype | str = "auto", **options:
 
 
 def read_bidir(source: str | Path, dtype: torch.dtype | str = "auto", **options: Any) -> PreTrainedModel:
-    """Load a bidir checkpoint with the head that it was saved with, in evaluation mode; an adapter is merged.
-
-    Raises:
-        ValueError: an unknown head, or weights that are missing or unreadable.
-    """
+    """`read_model` for a signed checkpoint; an adapter is merged."""
     if adapter := read_adapter(source):
         return merged(read_adapted(adapter, dtype, **options))
     name = (read_config(source).architectures or ["checkpoint without a class"])[0]
@@ -153,19 +140,9 @@ def with_report(head: type[PreTrainedModel], source: str | Path, **options: Any)
     finally:
         loader.removeFilter(is_other)
     if left_out := sorted(report["unexpected_keys"]):
-        logger.warning(
-            "%d weights in %s are not part of %s and were left out: %s",
-            len(left_out),
-            source,
-            head.__name__,
-            _first(left_out),
-        )
+        place = f"{len(left_out)} weights in {source} are not part of {head.__name__}"
+        logger.warning("%s and were left out: %s", place, few(left_out))
     return model, report
-
-
-def _first(names: list[str]) -> str:
-    """The first few names."""
-    return ", ".join(names[:NAMED]) + ", …" * (len(names) > NAMED)
 
 
 def read_adapted(
@@ -174,14 +151,11 @@ def read_adapted(
     """Load an adapter on its base model, not merged, in evaluation mode.
 
     Args:
-        dtype: of the base's weights; "auto" keeps that of the checkpoint.
         base: the folder or Hub name of the base model, if it is no longer where the adapter says.
-        options: for `from_pretrained`.
 
     Raises:
         FileNotFoundError: there is no such base model.
-        ValueError: the base is another one than that of the training run, is not signed, is quantised, is incomplete,
-            or is an adapter itself; or the adapter does not fit it.
+        ValueError: the base is not that of the training run, or not a complete signed one in full precision.
     """
     if "quantization_config" in options:
         raise ValueError(
@@ -227,9 +201,7 @@ def _base_model(adapter: Adapter, base: str | Path, options: dict[str, Any]) -> 
 
 def merged(adapted: "PeftModel") -> PreTrainedModel:
     """A model of its own class with the adapter's weights added to those of its base, which is changed."""
-    model = adapted.merge_and_unload()
-    model.eval()
-    return model
+    return adapted.merge_and_unload().eval()
 
 
 def check_full_precision(config: PretrainedConfig, source: str | Path, what: str) -> None:
@@ -242,11 +214,7 @@ def check_full_precision(config: PretrainedConfig, source: str | Path, what: str
 
 
 def checkpoint_processors(source: str | Path, model: PreTrainedModel) -> list:
-    """The tokenizer, image processor, feature extractor and combined processor of a model's checkpoint, if any.
-
-    Raises:
-        ValueError: as in `check_vocabulary`.
-    """
+    """The tokenizer, image processor, feature extractor and combined processor of a model's checkpoint, if any."""
     found: dict[type, Any] = {}
     for auto in PROCESSORS:
         try:
@@ -262,11 +230,7 @@ def checkpoint_processors(source: str | Path, model: PreTrainedModel) -> list:
 
 
 def documents(source: str | Path, note: str = "") -> dict[str, bytes]:
-    """The card and the licence of a checkpoint, as far as it has them, by name.
-
-    Args:
-        note: a sentence to add to the card, after its header.
-    """
+    """The card, with a note after its header, and the licence of a checkpoint, as far as it has them, by name."""
     found: dict[str, bytes] = {}
     for name in (CARD, *LICENCES):
         try:

@@ -1,17 +1,14 @@
 """`hf-bidir push`, `card` and `evaluate`: publish a checkpoint with measured numbers."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from hf_bidir.cli.app import app, one_line_errors, options_as, slow_imports
 
-if TYPE_CHECKING:
-    from hf_bidir.hub.evaluation import Evaluation
-
-FILES_HERE = dict.fromkeys(("--train_file", "--validation_file", "--test_file"), "--data")
-OPTIONS_OF_TRAINING = FILES_HERE | {"--text_column": "--column", "--image_column": "--column"}
+OPTIONS_OF_TRAINING = dict.fromkeys(("--train_file", "--validation_file", "--test_file"), "--data")
+OPTIONS_OF_TRAINING |= dict.fromkeys(("--text_column", "--image_column"), "--column")
 
 
 @app.command()
@@ -33,7 +30,8 @@ def push(
     hf-bidir push runs/mine me/mine --dry-run
     hf-bidir push runs/mine me/mine --private --tag v1
     """
-    from hf_bidir.hub.push import push_checkpoint
+    with slow_imports("hub"):
+        from hf_bidir.hub.push import push_checkpoint
 
     options: dict[str, Any] = {"private": private, "revision": revision, "create_pr": create_pr, "tag": tag}
     with one_line_errors():
@@ -57,7 +55,8 @@ def card(
     hf-bidir card runs/mine
     hf-bidir card runs/mine --check
     """
-    from hf_bidir.hub.model_card import card_differences, write_card
+    with slow_imports("hub"):
+        from hf_bidir.hub.card import card_differences, write_card
 
     with one_line_errors():
         if not check:
@@ -70,40 +69,23 @@ def card(
     typer.echo("The card matches the results of the run.")
 
 
-DataOption = Annotated[
-    str | None,
-    typer.Option(metavar="FILE|NAME", help="Data file or Hub data set; by default the Hub data set of the run."),
-]
-SplitOption = Annotated[
-    str | None,
-    typer.Option(help="Split to evaluate; by default test, or validation for a language model."),
-]
-ColumnOption = Annotated[
-    str | None,
-    typer.Option(help="Text or image column; by default detected."),
-]
-LabelOption = Annotated[
-    str | None,
-    typer.Option(help="Class column; by default detected."),
-]
-SaveOption = Annotated[
-    bool,
-    typer.Option("--save", help="Save evaluation.json and mark the card as verified; local folders only."),
-]
-
-
 @app.command()
 def evaluate(
     checkpoint: Annotated[
         str,
         typer.Argument(metavar="CHECKPOINT", help="Folder or Hub name of a classifier or causal language model."),
     ],
-    data: DataOption = None,
-    split: SplitOption = None,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|NAME", help="Data file or Hub data set; by default the Hub data set of the run."),
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Split to evaluate; by default test, or validation for a language model.")
+    ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub; by default main.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples per forward pass.")] = 64,
-    column: ColumnOption = None,
-    label_column: LabelOption = None,
+    column: Annotated[str | None, typer.Option(help="Text or image column; by default detected.")] = None,
+    label_column: Annotated[str | None, typer.Option(help="Class column; by default detected.")] = None,
     drop_bad_rows: Annotated[
         bool, typer.Option("--drop-bad-rows", help="Leave out rows without text or label, or of unknown classes.")
     ] = False,
@@ -111,7 +93,9 @@ def evaluate(
         float,
         typer.Option(min=0, help="Tolerance when comparing with the card: absolute, relative for numbers above 1."),
     ] = 0.001,
-    save: SaveOption = False,
+    save: Annotated[
+        bool, typer.Option("--save", help="Save evaluation.json and mark the card as verified; local folders only.")
+    ] = False,
 ) -> None:
     """Evaluate a checkpoint and compare with its model card.
 
@@ -125,42 +109,36 @@ def evaluate(
     with slow_imports("explain", "hub", "train"):
         from transformers.utils import logging
 
-        from hf_bidir.hub import evaluation
+        from hf_bidir.hub.card import write_card
         from hf_bidir.hub.card_numbers import nearly_equal, overall
+        from hf_bidir.hub.evaluate import (
+            claimed_scores,
+            comparison,
+            evaluate_checkpoint,
+            local_folder,
+            of_the_cards_data,
+        )
 
     logging.disable_progress_bar()  # for loading the weights
     options: dict[str, Any] = {"split": split, "batch_size": batch_size, "column": column, "label_column": label_column}
-    options |= {"drop_bad_rows": drop_bad_rows}
     with one_line_errors():
         if save and not Path(checkpoint).is_dir():
             raise ValueError(
                 f"--save needs a local folder; {checkpoint} is not one. Download it first, or leave --save out."
             )
-        folder = evaluation.local_folder(checkpoint, revision)
-        evaluation.claimed_scores(folder)  # refuses a card that cannot be read, before the measurement
+        folder = local_folder(checkpoint, revision)
+        claimed_scores(folder)  # refuses a card that cannot be read, before the measurement
         with options_as(OPTIONS_OF_TRAINING):
-            measured = evaluation.evaluate_checkpoint(folder, data, **options)
-        claimed = evaluation.claimed_scores(folder, measured.split)
-        same = evaluation.is_of_the_cards_data(folder, measured)
+            measured = evaluate_checkpoint(folder, data, drop_bad_rows=drop_bad_rows, **options)
+        claimed, same = claimed_scores(folder, measured.split), of_the_cards_data(folder, measured)
+        if save and claimed and not same:
+            raise ValueError(
+                f"according to run.json, the card's {measured.split} numbers were not measured on "
+                f"{measured.data['source']}; --save needs the card's own data. Nothing was saved."
+            )
         if save:
-            _save(measured, folder, may_save=same or not claimed)
-    typer.echo(evaluation.comparison(measured, claimed, same))
+            typer.echo(f"Saved: {measured.save(folder)}, {write_card(folder)}", err=True)
+    typer.echo(comparison(measured, claimed, same))
     common = overall(claimed).keys() & measured.scores.keys()  # one example more or less moves the recall of a class
     if same and not all(nearly_equal(measured.scores[name], claimed[name], tolerance) for name in common):
         raise typer.Exit(1)
-
-
-def _save(measured: "Evaluation", folder: Path, may_save: bool) -> None:
-    """Write evaluation.json and the card.
-
-    Raises:
-        ValueError: the evaluation used other data than the card.
-    """
-    from hf_bidir.hub.model_card import write_card
-
-    if not may_save:
-        raise ValueError(
-            f"according to run.json, the card's {measured.split} numbers were not measured on "
-            f"{measured.data['source']}; --save needs the card's own data. Nothing was saved."
-        )
-    typer.echo(f"Saved: {measured.save(folder)}, {write_card(folder)}", err=True)

@@ -1,10 +1,57 @@
-"""`hf-bidir models`: the project's checkpoints with their scores."""
+"""`hf-bidir models`: the project's checkpoints with their scores, from their model cards."""
 
-from typing import Annotated
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hf_bidir.cli.app import app, one_line_errors
+
+if TYPE_CHECKING:
+    from huggingface_hub import ModelCardData
+
+NAMESPACE = "hf-bidir"  # the project's account on the Hub
+CARDS = "model_cards"  # the folder of a clone whose sub-folders hold the project's checkpoints
+MEAN = re.compile(r"(\w+), mean of (\d+) seeds ± ([\d.]+)")  # how a card names a metric over seeds
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One checkpoint of the list.
+
+    Attributes:
+        data: the data of the score.
+        metric: the first metric of the card; its mean over seeds, standard deviation (None for one seed), number of
+            seeds, and the value of this checkpoint.
+        parameters: None where the Hub does not tell.
+        megabytes: size of the weights; estimated from the number of parameters if there are no weights.
+        has_weights: whether the weights are in this clone.
+        source: folder or Hub name for `from_pretrained`.
+    """
+
+    name: str
+    task: str
+    data: str
+    metric: str | None
+    mean: float | None
+    deviation: float | None
+    seeds: int
+    checkpoint: float | None
+    parameters: int | None
+    megabytes: float
+    has_weights: bool
+    source: str
+
+    @property
+    def score(self) -> str:
+        if self.metric is None:
+            return "–"
+        spread = "" if self.deviation is None else f" ± {self.deviation:.4f}"
+        return f"{self.metric.replace('_', ' ')} {self.mean:.4f}{spread} ({self.seeds})"
 
 
 @app.command()
@@ -24,21 +71,105 @@ def models(
     hf-bidir models
     hf-bidir models --json
     """
-    from hf_bidir.hub import published
-
-    folder = None if on_hub or namespace else published.clone_folder()
-    namespace = namespace or published.NAMESPACE
+    folder = None if on_hub or namespace else clone_folder()
     with one_line_errors():
-        found = published.local_models(folder) if folder else published.hub_models(namespace)
+        listed = local_models(folder) if folder else hub_models(namespace or NAMESPACE)
     if as_json:
-        typer.echo(published.as_json(found))
+        typer.echo(json.dumps([asdict(entry) for entry in listed], indent=2, ensure_ascii=False))
         return
-    if not found:
-        typer.echo(f"{namespace} has published no checkpoints on the Hub.")
+    if not listed:
+        typer.echo(f"{namespace or NAMESPACE} has published no checkpoints on the Hub.")
         return
-    typer.echo(published.table(found))
+    rows = [
+        [
+            entry.name,
+            entry.task,
+            entry.score,
+            f"{entry.megabytes:.1f}",
+            "local" if entry.has_weights else "–",
+            entry.data,
+        ]
+        for entry in listed
+    ]
+    rows.insert(0, ["name", "task", "score (seeds)", "MB", "weights", "data"])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     if folder:
         typer.echo(
-            f"\nLoad one by its path, such as {found[0].source}; its card is README.md there. Where weights are not "
+            f"\nLoad one by its path, such as {listed[0].source}; its card is README.md there. Where weights are not "
             "local (–), `make checkpoints` trains them."
         )
+
+
+def clone_folder() -> Path | None:
+    """model_cards/ of the clone around this package or the current folder; None without a clone."""
+    folders = [place / CARDS for place in (Path(__file__).parents[2], Path.cwd())]
+    return next((folder for folder in folders if any(folder.glob("*/run.json"))), None)
+
+
+def local_models(folder: Path) -> list[Listed]:
+    """The checkpoints in the sub-folders of `folder`, by name."""
+    from hf_bidir.common.card import read_card
+    from hf_bidir.common.files import read_json
+
+    listed = []
+    for card in sorted(folder.glob("*/README.md")):
+        place, data = card.parent.resolve(), read_card(card).data
+        parameters = read_json(place / "run.json").get("num_parameters", 0)
+        size = sum(file.stat().st_size for file in place.glob("*.safetensors"))
+        each = BYTES.get(str(read_json(place / "config.json").get("dtype")), 4)
+        # relative to the current folder if it lies there, else absolute: either loads
+        source = place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place
+        listed.append(_entry(data, place.name, str(source), size or parameters * each, parameters, bool(size)))
+    return listed
+
+
+def hub_models(namespace: str = NAMESPACE) -> list[Listed]:
+    """The checkpoints that an account published with `hf-bidir push`, by name; downloads nothing.
+
+    Raises:
+        OSError: the Hub cannot be reached.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    api, listed = HfApi(library_name="hf_bidir"), []
+    try:
+        for name in sorted(model.id for model in api.list_models(author=namespace)):
+            info = api.model_info(name, files_metadata=True)
+            sizes = [file.size or 0 for file in info.siblings or [] if file.rfilename.endswith(".safetensors")]
+            parameters = info.safetensors.total if info.safetensors else None
+            listed.append(_entry(info.card_data, name.partition("/")[2], name, sum(sizes), parameters, False))
+    except (HfHubHTTPError, OSError, RuntimeError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise OSError(
+            f"the Hub did not list the models of {namespace} ({reason}); check the connection, or run the command in a "
+            f"clone, which has {CARDS}/."
+        ) from error
+    return listed
+
+
+def _entry(
+    card: "ModelCardData | None", name: str, source: str, size: int, parameters: int | None, has_weights: bool
+) -> Listed:
+    """A row of the list, with the first metric of the card's model index."""
+    results: list[Any] = (card and card.eval_results) or []
+    measured = [(result.metric_name or result.metric_type, result) for result in results]
+    over_seeds = next((match for title, _ in measured[:1] if (match := MEAN.match(title))), None)
+    own = next((result for title, result in measured if not MEAN.match(title)), None)
+    metric = (over_seeds[1] if over_seeds else measured[0][0].partition(", ")[0]) if measured else None
+    return Listed(
+        name=name,
+        task=(results[0].task_type if results else card and card.pipeline_tag) or "–",
+        data=results[0].dataset_name if results else "",
+        metric=metric,
+        mean=results[0].metric_value if results else None,
+        deviation=float(over_seeds[3]) if over_seeds else None,
+        seeds=int(over_seeds[2]) if over_seeds else len(results[:1]),
+        checkpoint=own.metric_value if own else None,
+        parameters=parameters,
+        megabytes=round(size / 1e6, 1),
+        has_weights=has_weights,
+        source=source,
+    )

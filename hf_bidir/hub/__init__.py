@@ -4,11 +4,11 @@ from importlib import import_module
 
 from hf_bidir.common.extras import extra
 
-_HOMES = {  # imported when first used, because `hf-bidir models` needs no torch
+_HOMES = {  # imported when first used
     "CardCallback": "card_callback",
     "PushError": "push",
-    "build_model_card": "model_card",
-    "evaluate_checkpoint": "evaluation",
+    "build_model_card": "card",
+    "evaluate_checkpoint": "evaluate",
     "isolated_forward": "isolated",
     "push_checkpoint": "push",
 }

@@ -9,9 +9,19 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hf_bidir.common.files import write_json
-from hf_bidir.finetune.curves import save_loss_curve
-from hf_bidir.finetune.folder import CURVE, RECORD, RESULTS
-from hf_bidir.finetune.record import FINISHED, HUB, MAY_CHANGE, circumstances, ending, publishable, size
+from hf_bidir.finetune.record import (
+    CURVE,
+    FINISHED,
+    HUB,
+    MAY_CHANGE,
+    RECORD,
+    RESULTS,
+    circumstances,
+    ending,
+    publishable,
+    save_loss_curve,
+    size,
+)
 
 NOT_RECORDED = MAY_CHANGE | {"logging_dir"}  # its default contains the machine's name
 SPLITS = {"test_": "test", "eval_": "validation"}  # by the prefix of the metrics
@@ -97,13 +107,11 @@ class CardCallback(TrainerCallback):
             self.record["data"][split] = {"source": self.data.get(split, "not named")} | rows
 
     def _write(self, args: TrainingArguments, state: TrainerState) -> None:
-        if self.record.get("status") != FINISHED or not state.is_world_process_zero:
-            return
-        folder = Path(args.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / RESULTS, self.results)
-        save_loss_curve(state.log_history, folder / CURVE, title=folder.name)
-        write_json(folder / RECORD, self.record)
+        if self.record.get("status") == FINISHED and state.is_world_process_zero:
+            folder = Path(args.output_dir)
+            write_json(folder / RESULTS, self.results)
+            save_loss_curve(state.log_history, folder / CURVE, title=folder.name)
+            write_json(folder / RECORD, self.record)
 
 
 def _changed(args: TrainingArguments) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_bidir.common.statistics import TESTED, Comparison, compare, holm, mean_and_deviation, rounded
-from hf_bidir.hub.checkpoint_files import digests
+from hf_bidir.hub.files import digests
 
 METRICS = {  # the run's metric -> its name on the Hub, or None
     "accuracy": "accuracy",
@@ -18,6 +18,7 @@ METRICS = {  # the run's metric -> its name on the Hub, or None
 }
 DIGITS = 4
 EQUAL = 5e-5  # half of the last digit that is printed, for numbers below 1
+MEAN = ", mean of "  # in the model index: "accuracy, mean of 5 seeds", beside "accuracy, this checkpoint (seed 0)"
 
 
 def run_scores(results: dict[str, Any], split: str) -> dict[str, float]:
@@ -43,9 +44,8 @@ def is_reproduced(scores: dict[str, float], evaluation: dict[str, Any], data: di
 def is_of_these_files(folder: Path, evaluation: dict[str, Any]) -> bool:
     """Whether evaluation.json was measured on the weights, config and tokenizer or processor in the folder."""
     files, measured = digests(folder), evaluation.get("files", {})
-    return any(name.endswith(".safetensors") for name in files) and all(
-        measured.get(name) == digest for name, digest in files.items()
-    )
+    has_weights = any(name.endswith(".safetensors") for name in files)
+    return has_weights and all(measured.get(name) == digest for name, digest in files.items())
 
 
 def add_later_measurement(run: dict[str, Any], results: dict[str, Any], evaluation: dict[str, Any]) -> bool:
@@ -53,11 +53,10 @@ def add_later_measurement(run: dict[str, Any], results: dict[str, Any], evaluati
 
     Healing has no labels, so a healed model is evaluated afterwards.
     """
-    data = run.setdefault("data", {})
-    if evaluation.get("split") != "test" or "test" in data:
+    if evaluation.get("split") != "test" or "test" in run["data"]:
         return False
     results |= {f"test_{name}": value for name, value in evaluation["scores"].items()}
-    data["test"] = evaluation["data"]
+    run["data"]["test"] = evaluation["data"]
     return True
 
 
@@ -84,9 +83,9 @@ def results_table(scores: dict[str, float], seeds: dict[str, Any], split: str, s
     if not seeds:
         return [["metric", split], *([in_words(name), rounded(value)] for name, value in scores.items())]
     columns, count, compared = [seeds["this"], seeds["counterpart"]], seed_count(seeds), differences(seeds)
-    header = ["metric", f"{columns[0]['name']}, {count}", f"this checkpoint (seed {seed})"]
     tested = TESTED if len(seeds["seeds"]) > 1 else ()
-    rows = [[*header, f"{columns[1]['name']}, {count}", *tested]]
+    names = [f"{column['name']}, {count}" for column in columns]
+    rows = [["metric", names[0], f"this checkpoint (seed {seed})", names[1], *tested]]
     for name in scores:
         if all(name in column["scores"] for column in columns):
             means = [mean_and_deviation(column["scores"][name], DIGITS) for column in columns]
@@ -97,20 +96,15 @@ def results_table(scores: dict[str, float], seeds: dict[str, Any], split: str, s
 
 def recalls_in(text: str) -> dict[str, float]:
     """The recall of each class in the `results_table` of a card, by the name of the score."""
-    rows = [
-        line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith(("| metric |", "| recall of "))
-    ]
+    lines = [line for line in text.splitlines() if line.startswith(("| metric |", "| recall of "))]
+    rows = [line.strip("| ").split(" | ") for line in lines]
     column = next((index for row in rows for index, cell in enumerate(row) if cell.startswith("this checkpoint")), 1)
     named = {row[0].removeprefix("recall of ").replace(r"\|", "|"): row[column] for row in rows if row[0] != "metric"}
     return {f"recall_{name}": float(value) for name, value in named.items()}
 
 
 def differences(seeds: dict[str, Any]) -> dict[str, Comparison]:
-    """The overall metrics of this recipe minus those of its counterpart, paired by seed, with corrected p-values.
-
-    Args:
-        seeds: the content of seeds.json.
-    """
+    """The overall metrics of this recipe minus those of its counterpart, paired by seed, with corrected p-values."""
     ours, theirs = seeds["this"]["scores"], seeds["counterpart"]["scores"]
     return holm({name: compare(ours[name], theirs[name], paired=True) for name in overall(ours) if name in theirs})
 
@@ -120,12 +114,13 @@ def headline(scores: dict[str, float], seeds: dict[str, Any], seed: int | None) 
     name = next(iter(overall(scores)), None)
     if name is None:
         return None
-    own, word = rounded(scores[name]), in_words(name).capitalize()
+    value, word = rounded(scores[name]), in_words(name).capitalize()
     if not seeds or name not in seeds["this"]["scores"]:
-        return f"**{word} {own}**"
+        return f"**{word} {value}**"
     values = seeds["this"]["scores"][name]
-    kind = f"mean ± standard deviation of {seed_count(seeds)}" if len(values) > 1 else "one seed"
-    beside = f"; this checkpoint (seed {seed}): {own}" if len(values) > 1 else ""
+    several = len(values) > 1
+    kind = f"mean ± standard deviation of {seed_count(seeds)}" if several else "one seed"
+    beside = f"; this checkpoint (seed {seed}): {value}" if several else ""
     return f"**{word} {mean_and_deviation(values, DIGITS)}** ({kind}){beside}"
 
 

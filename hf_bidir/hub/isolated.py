@@ -1,4 +1,8 @@
-"""Run a saved checkpoint in a clean process: without `hf_bidir`, from its own files."""
+"""Run a saved checkpoint in a clean process: without `hf_bidir`, from its own files.
+
+That process runs this file by its path: python -I isolated.py FOLDER CLASS INPUTS OUTPUTS [BASE CHANGES]. BASE is the
+folder of the base model if FOLDER is an adapter, and CHANGES the fields of its config, in JSON.
+"""
 
 import json
 import os
@@ -6,17 +10,22 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import snapshot_download
+if __name__ != "hf_bidir.hub.isolated":  # an import of the package, even an installed one, now raises ImportError
+    sys.modules["hf_bidir"] = None  # type: ignore[assignment]
+
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, inference_mode
 
-from hf_bidir.checkpoints.adapters import Adapter, read_adapter
+if TYPE_CHECKING:
+    from hf_bidir.checkpoints.adapters import Adapter
 
-CHILD = Path(__file__).with_name("isolated_child.py")
+CHILD = Path(__file__)
 LINES_SHOWN = 15
+LOADING_PROBLEMS = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
 
 
 def isolated_forward(
@@ -40,6 +49,8 @@ def isolated_forward(
         FileNotFoundError: `folder` has neither a config.json nor an adapter.
         RuntimeError: loading left a key missing or unexpected, the forward failed, or the time ran out.
     """
+    from hf_bidir.checkpoints.adapters import read_adapter
+
     folder = Path(folder).resolve()
     adapter = read_adapter(folder)
     if adapter is None and not (folder / "config.json").is_file():
@@ -47,12 +58,12 @@ def isolated_forward(
     with tempfile.TemporaryDirectory(prefix="isolated-") as scratch:
         inputs_file, outputs_file = Path(scratch, "inputs.safetensors"), Path(scratch, "outputs.safetensors")
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in inputs.items()}, inputs_file)
-        files: list[str | Path] = [CHILD, folder, auto_class, inputs_file, outputs_file]
+        words: list[str | Path] = [CHILD, folder, auto_class, inputs_file, outputs_file]
         if adapter is not None:
-            files += [_base_folder(adapter), json.dumps(adapter.changes)]
+            words += [_base_folder(adapter), json.dumps(adapter.changes)]
         try:
             done = subprocess.run(
-                [sys.executable, "-I", *files],
+                [sys.executable, "-I", *words],
                 cwd=scratch,
                 env=os.environ | {"HF_MODULES_CACHE": str(Path(scratch, "modules")), "HF_HUB_OFFLINE": "1"},
                 capture_output=True,
@@ -68,9 +79,46 @@ def isolated_forward(
         return load_file(outputs_file)
 
 
-def _base_folder(adapter: Adapter) -> Path:
+def _base_folder(adapter: "Adapter") -> Path:
     """The folder of an adapter's base model, with its code, downloaded if it is on the Hub."""
+    from huggingface_hub import snapshot_download
+
     if Path(adapter.base).is_dir():
         return Path(adapter.base).resolve()
     files: dict[str, Any] = {"allow_patterns": ["*.json", "*.py", "*.safetensors"], "ignore_patterns": ["*/*"]}
     return Path(snapshot_download(adapter.base, revision=adapter.revision, **files))
+
+
+def main(folder: str, auto_class: str, inputs_file: str, outputs_file: str, *adapter: str) -> None:
+    """What the clean process does."""
+    import transformers
+
+    auto = getattr(transformers, auto_class)
+    if adapter:
+        model = _adapted(auto, folder, *adapter)
+    else:
+        model, report = auto.from_pretrained(folder, trust_remote_code=True, output_loading_info=True)
+        problems = [f"{name}: {sorted(map(str, report[name]))}" for name in LOADING_PROBLEMS if report.get(name)]
+        if problems:
+            sys.exit("the weights do not fit the model; " + "; ".join(problems))
+    with inference_mode():
+        outputs = model.eval()(**load_file(inputs_file))
+    tensors = {name: value for name, value in outputs.items() if isinstance(value, Tensor)}
+    save_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, outputs_file)
+
+
+def _adapted(auto: Any, folder: str, base: str, changes: str) -> Any:
+    """The base model with the adapter, which contains the head where that of the base is missing or of another size."""
+    from peft import PeftModel
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(base, trust_remote_code=True)
+    for path, value in json.loads(changes).items():
+        *parts, name = path.split(".")
+        setattr(reduce(getattr, parts, config), name, value)
+    model = auto.from_pretrained(base, config=config, trust_remote_code=True, ignore_mismatched_sizes=True)
+    return PeftModel.from_pretrained(model, folder)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

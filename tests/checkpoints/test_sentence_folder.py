@@ -14,9 +14,9 @@ from transformers import BertConfig, BertForMaskedLM, BertModel, BertTokenizerFa
 
 from hf_bidir import convert_checkpoint
 from hf_bidir.checkpoints.convert import restore_softmax
-from hf_bidir.hub.model_card import build_model_card
-from hf_bidir.hub.staging import stage
-from tests.hub_server import Account, File, Hub, Repository
+from hf_bidir.hub.card import build_model_card
+from hf_bidir.hub.push import stage
+from tests.hub_server import Hub
 from tests.hub_user import User
 
 SENTENCES = ["a good film", "bad", "a bad bad film good"]
@@ -172,14 +172,10 @@ def test_a_module_outside_the_folder_is_refused(tmp_path):
 @contextmanager
 def on_the_hub(folder, home):
     """A Hub with the folder as alice/st, and its user."""
-    paths = [path for path in folder.rglob("*") if path.is_file()]
-    files = {p.relative_to(folder).as_posix(): File(p.read_bytes(), p.suffix == ".safetensors") for p in paths}
-    with Hub({"hf_alice": Account("alice")}) as hub:
-        hub.uploads |= {file.oid: file.content for file in files.values() if file.lfs}
-        hub.repositories["alice/st"] = Repository("alice/st", private=False)
-        hub.repositories["alice/st"].add("first", files, "main", None)
-        with User(hub, home) as user:
-            yield hub, user
+    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with Hub({"hf_alice": "alice"}) as hub, User(hub, home) as user:
+        hub.create("alice/st", files)
+        yield hub, user
 
 
 def test_a_name_on_the_hub_is_fetched_without_weights_first(source, converted, tmp_path):

@@ -16,7 +16,7 @@ from hf_bidir.cli import app
 from hf_bidir.explain import edge_contributions, explain, flip_heads, load_checkpoint, orient_heads, oriented_towards
 from hf_bidir.explain.record import record_coefficients
 from hf_bidir.finetune.arguments import RunArguments
-from hf_bidir.finetune.trainer import FinetuneTrainer
+from hf_bidir.finetune.trainer import SignedTrainer
 from tests.explain.conftest import bert, sentences, tokenizer
 
 NAMES = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1}}
@@ -109,7 +109,7 @@ def test_training_clears_it(oriented, tmp_path):
     rows = [{"input_ids": [5, 6, 7], "labels": 1}] * 4
     never = {"eval_strategy": "no", "save_strategy": "no", "report_to": []}
     args = RunArguments(output_dir=tmp_path, max_steps=1, use_cpu=True, learning_rate=1e-3, **never)
-    FinetuneTrainer(model=oriented, args=args, train_dataset=rows).train()
+    SignedTrainer(model=oriented, args=args, train_dataset=rows).train()
     assert oriented.config.attn_oriented is None
 
 

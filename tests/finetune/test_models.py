@@ -8,7 +8,6 @@ from transformers import (
     CLIPConfig,
     CLIPForImageClassification,
     DistilBertConfig,
-    ElectraConfig,
     GPT2Config,
     ModernBertConfig,
     RobertaConfig,
@@ -17,7 +16,7 @@ from transformers import (
 
 import hf_bidir
 from hf_bidir.common.errors import InputError
-from hf_bidir.finetune.arguments import TextModelArguments
+from hf_bidir.finetune.arguments import ModelArguments
 from hf_bidir.finetune.models import build_model, checkpoint_config
 
 CLASSIFY = "AutoModelForSequenceClassification"
@@ -45,14 +44,13 @@ def rewrite_weights(folder, change):
 
 
 def build(folder, names=("no", "yes"), auto=CLASSIFY, **options):
-    arguments = TextModelArguments(model_name_or_path=str(folder), **options)
+    arguments = ModelArguments(model_name_or_path=str(folder), **options)
     return build_model(auto, arguments, checkpoint_config(auto, arguments, list(names)))
 
 
 ENCODERS = {
     "Roberta": RobertaConfig(**SHAPE),
     "DistilBert": DistilBertConfig(vocab_size=20, dim=8, n_layers=1, n_heads=1, hidden_dim=8),
-    "Electra": ElectraConfig(**SHAPE, embedding_size=4),
     "ModernBert": ModernBertConfig(**SHAPE, pad_token_id=0, bos_token_id=1, eos_token_id=2),
     "GPT2": GPT2Config(vocab_size=20, n_embd=8, n_layer=1, n_head=1, bos_token_id=1, eos_token_id=2),
 }

@@ -1,44 +1,38 @@
 """push_checkpoint, through the real client, against a Hub on loopback."""
 
 import json
-import re
 import shutil
-import socket
-import time
 import zipfile
-from contextlib import ExitStack
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 import transformers
-from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, signed
-from hf_bidir.finetune.data.tokenizer import train_wordpiece
-from hf_bidir.hub import push_checkpoint
-from hf_bidir.hub.staging import MODELING, code_files, stage
-from tests.hub_server import Account, Fault, File, Hub, Repository
-from tests.hub_user import TIMEOUT, User, ended, start
-from training import text_classification
+from hf_bidir.checkpoints.reading import read_model
+from hf_bidir.finetune.record import size
+from hf_bidir.hub import push, push_checkpoint
+from hf_bidir.hub.push import MODELING, code_files, stage
+from tests.hub_server import Hub
+from tests.hub_user import User, start
+from tests.tiny_models import WORDS, word_tokenizer
 
 ROOT = Path(__file__).parents[2]
-TOKENS = {"hf_alice": Account("alice"), "hf_reader": Account("alice", "read"), "hf_bob": Account("bob")}
+TOKENS = {"hf_alice": "alice", "hf_reader": "alice (read)", "hf_bob": "bob"}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     torch.manual_seed(0)
-    tokenizer = train_wordpiece(["a good film", "a bad film"], vocab_size=40, max_length=16)
-    config = BidirBertConfig(
-        vocab_size=len(tokenizer), hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8,
-        max_position_embeddings=16,
-    )  # fmt: skip
+    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    config = BidirBertConfig(vocab_size=len(WORDS), max_position_embeddings=16, **shape)
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     BidirBertForSequenceClassification(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    word_tokenizer().save_pretrained(folder)
     return folder
 
 
@@ -53,185 +47,254 @@ def published(folder, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def hub(published):
-    return published[0]
+def repository(published):
+    return published[0].repositories["alice/tiny"]
 
 
 @pytest.fixture(scope="module")
-def push(published):
-    """Has alice push a folder with options."""
-    return lambda folder, *options: published[1].run("push", folder, "alice/tiny", *options)
+def push_with(published, folder):
+    """Has alice push the folder with options."""
+    return lambda *options, **settings: published[1].run("push", folder, "alice/tiny", *options, **settings)
 
 
-def test_what_is_pushed_loads_by_branch_tag_and_commit_with_equal_tensors(hub, folder, tmp_path):
-    commit = hub.repositories["alice/tiny"].tags["v1"]
-    load = """
-import sys
-from transformers import AutoModelForSequenceClassification
+@pytest.fixture(scope="module")
+def adapter(published, folder, tmp_path_factory):
+    """An adapter of alice/tiny with another head, which alice has pushed: its folder, trained on the local base."""
+    torch.manual_seed(1)
+    names = {"id2label": dict(enumerate(["good", "bad", "new"])), "label2id": {"good": 0, "bad": 1, "new": 2}}
+    model = BidirBertForSequenceClassification.from_pretrained(folder, ignore_mismatched_sizes=True, **names)
+    layers = {"target_modules": ["query", "value"], "r": 2, "init_lora_weights": False}
+    model = peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS", **layers))
+    place = tmp_path_factory.mktemp("adapters") / "lora"
+    model.save_pretrained(place)
+    word_tokenizer().save_pretrained(place)
+    (place / "run.json").write_text(json.dumps(size(model)))
+    (place / "README.md").unlink()  # peft's own
+    with pytest.raises(ValueError, match=r"is the folder .*, which others do not have\. Push it first"):
+        stage(place, place.parent / "staged")
+    renamed = shutil.copytree(place, place.parent / "renamed")
+    config = renamed / "adapter_config.json"
+    config.write_text(config.read_text().replace(str(folder), "alice/tiny"))
+    pushed = published[1].run("push", renamed, "alice/lora")
+    assert pushed.returncode == 0, pushed.stderr
+    return place
+
+
+STRANGER = """
+import contextlib, io, sys
+sys.modules["hf_bidir"] = None
+from huggingface_hub import ModelCard
 from safetensors.torch import save_file
+from transformers import AutoModelForSequenceClassification, pipeline
+
+def follow(name):
+    example, variables = ModelCard.load(name).text.partition("```python\\n")[2].partition("```")[0], {}
+    exec(example, variables)
+    return variables
+
 for number, revision in enumerate(sys.argv[2:]):
     model = AutoModelForSequenceClassification.from_pretrained("alice/tiny", revision=revision, trust_remote_code=True)
-    assert type(model).__module__.startswith("transformers_modules"), type(model).__module__
+    assert type(model).__module__.startswith("transformers_modules"), type(model)
     save_file(model.state_dict(), f"{sys.argv[1]}/{number}.safetensors")
+variables = follow("alice/tiny")
+print(variables["revision"], pipeline("text-classification", "alice/tiny", trust_remote_code=True)("a good film")[0])
+base = follow("alice/lora")["model"].get_base_model()
+assert type(base).__module__.startswith("transformers_modules"), type(base)
 """
-    loaded = ended(start(hub, load, tmp_path, "main", "v1", commit, home=tmp_path / "stranger"))
-    assert loaded.returncode == 0, loaded.stderr
+
+
+@pytest.fixture(scope="module")
+def stranger(published, repository, adapter, tmp_path_factory):
+    """What a user without hf_bidir loads and prints: the folder of tensors, and the lines."""
+    place = tmp_path_factory.mktemp("stranger")
+    words = [place, "main", "v1", repository.tags["v1"]]
+    process = start(published[0], STRANGER, *words, home=place / "home", token="hf_bob")
+    stdout, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr
+    return place, stdout.splitlines()
+
+
+def test_what_is_pushed_loads_by_branch_tag_and_commit_with_equal_tensors(stranger, folder):
     original = load_file(folder / "model.safetensors")
     for number in range(3):
-        tensors = load_file(tmp_path / f"{number}.safetensors")
+        tensors = load_file(stranger[0] / f"{number}.safetensors")
         assert tensors.keys() >= original.keys()
         assert all(torch.equal(tensors[name], value) for name, value in original.items())
 
 
-EXAMPLE = """
-from huggingface_hub import ModelCard
-from transformers import pipeline
-example = ModelCard.load("alice/tiny").text.partition("```python\\n")[2].partition("```")[0]
-exec(example)
-assert type(model).__module__.startswith("transformers_modules"), type(model).__module__
-print(revision, pipeline("text-classification", "alice/tiny", trust_remote_code=True)("a good film")[0]["score"])
-"""
+def test_the_example_of_the_card_loads_its_pinned_revision_and_a_pipeline_works(stranger, repository):
+    label, line, _ = stranger[1]
+    assert label.startswith("LABEL_")
+    assert repository.tags[line.split()[0]] == repository.tags["v1"]
 
 
-def test_the_example_of_the_card_loads_its_pinned_revision_and_a_pipeline_works_offline_too(hub, tmp_path):
-    followed = ended(start(hub, EXAMPLE, home=tmp_path / "stranger"))
-    assert followed.returncode == 0, followed.stderr
-    revision = followed.stdout.splitlines()[-1].split()[0]  # the example prints a prediction before it
-    assert hub.repositories["alice/tiny"].tags[revision] == hub.repositories["alice/tiny"].tags["v1"]
-    asked = len(hub.requests)
-    offline = ended(start(hub, EXAMPLE, home=tmp_path / "stranger", HF_HUB_OFFLINE="1"))
-    assert (offline.returncode, offline.stdout) == (0, followed.stdout), offline.stderr
-    assert len(hub.requests) == asked
-
-
-def test_a_published_checkpoint_is_measured_by_its_name(hub, tmp_path):
-    table = tmp_path / "test.csv"
-    table.write_text("text,label\na good film,1\na bad film,0\n")
-    with User(hub, tmp_path / "stranger") as stranger:
-        told = stranger.run("evaluate", "alice/tiny", "--revision", "v1", "--data", table)
-    assert told.returncode == 0, told.stderr
-    assert "test.csv (test, 2 examples)" in told.stdout
-
-
-FOLLOWED = """
-from huggingface_hub import ModelCard
-exec(ModelCard.load("alice/lora").text.partition("```python\\n")[2].partition("```")[0])
-assert type(model.get_base_model()).__module__.startswith("transformers_modules"), type(model.get_base_model())
-"""
-
-
-def test_an_adapter_is_pushed_alone_and_its_card_loads_it_on_its_base(hub, published, folder, tmp_path):
-    rows = [f"a {word} film {row},{word}" for row in range(20) for word in ("good", "bad", "new")]
-    reviews, adapter = tmp_path / "reviews.csv", tmp_path / "lora"
-    reviews.write_text("\n".join(["text,label", *rows]))
-    given = ["--model_name_or_path", str(folder), "--train_file", str(reviews), "--output_dir", str(adapter)]
-    text_classification.main([*given, "--lora_rank", "2", "--max_steps", "1", "--use_cpu"])
-    with pytest.raises(ValueError, match=r"is the folder .*, which others do not have\. Push it first"):
-        stage(adapter, tmp_path / "staged")
-    config = adapter / "adapter_config.json"
-    config.write_text(config.read_text().replace(str(folder), "alice/tiny"))
-    pushed = published[1].run("push", adapter, "alice/lora")
-    assert pushed.returncode == 0, pushed.stderr
-    files = hub.repositories["alice/lora"].at("main").files
+def test_an_adapter_is_pushed_alone_and_its_card_loads_it_on_its_base(published, stranger, adapter):
+    files = published[0].repositories["alice/lora"].at("main")
     assert {name for name in files if name.endswith((".safetensors", ".py", "config.json"))} == {
         "adapter_config.json",
         "adapter_model.safetensors",
         "tokenizer_config.json",
     }
-    assert "base_model: alice/tiny" in files["README.md"].content.decode()
-    followed = ended(start(hub, FOLLOWED, home=tmp_path / "stranger"))
-    assert followed.returncode == 0, followed.stderr
-    label, probability = followed.stdout.split()
-    model = PeftModel.from_pretrained(
-        BidirBertForSequenceClassification.from_pretrained(folder, num_labels=3, ignore_mismatched_sizes=True), adapter
-    )
+    assert b"base_model: alice/tiny" in files["README.md"]
+    label, probability = stranger[1][-1].split()
     inputs = AutoTokenizer.from_pretrained(adapter)("a charming film with a weak ending", return_tensors="pt")
+    expected = read_model(adapter)(**inputs).logits.softmax(-1).max().item()
     assert label in ("good", "bad", "new")
-    assert float(probability) == pytest.approx(model(**inputs).logits.softmax(-1).max().item(), abs=1e-4)
+    assert float(probability) == pytest.approx(expected, abs=1e-4)
 
 
-def test_the_code_that_is_pushed_is_byte_equal_to_that_of_the_package(hub):
-    files = hub.repositories["alice/tiny"].at("v1").files
-    code = {name: file.content for name, file in files.items() if name.endswith(".py")}
+def test_a_published_checkpoint_is_measured_by_its_name(published, tmp_path):
+    (tmp_path / "test.csv").write_text("text,label\na good film,1\na bad film,0\n")
+    told = published[1].run("evaluate", "alice/tiny", "--revision", "v1", "--data", tmp_path / "test.csv")
+    assert told.returncode == 0, told.stderr
+    assert "test.csv (test, 2 examples)" in told.stdout
+
+
+def test_the_models_of_an_account_are_listed_from_their_cards(published):
+    hub, alice = published
+    files = {file.name: file.read_bytes() for file in (ROOT / "model_cards/digits-tanhmax").glob("*.[jm]*")}
+    hub.create("carol/digits", files | {"model.safetensors": b"x" * 2_000_000})
+    hub.create("carol/secret", files, private=True)
+    (digits,) = json.loads(alice.run("models", "--namespace", "carol", "--json").stdout)
+    assert (digits["name"], digits["source"], digits["task"]) == ("digits", "carol/digits", "image-classification")
+    assert (digits["megabytes"], digits["has_weights"], digits["seeds"]) == (2.0, False, 5)
+    assert (digits["metric"], digits["deviation"]) == ("accuracy", 0.0112)
+
+
+def test_the_code_that_is_pushed_is_byte_equal_to_that_of_the_package(repository):
+    files = repository.at("v1")
+    code = {name: content for name, content in files.items() if name.endswith(".py")}
     assert code == {name: (MODELING / name).read_bytes() for name in code_files(BidirBertConfig().auto_map)}
     assert {"config.json", "model.safetensors", "README.md"} <= files.keys()
 
 
-def test_an_unchanged_folder_makes_no_commit(hub, push, folder):
-    before = dict(hub.repositories["alice/tiny"].commits)
-    assert push(folder).returncode == 0
-    assert hub.repositories["alice/tiny"].commits == before
+def test_an_unchanged_folder_makes_no_commit(repository, push_with):
+    before = dict(repository.commits)
+    assert push_with().returncode == 0
+    assert repository.commits == before
 
 
-def test_what_a_person_wrote_on_the_hub_stays_when_the_card_is_renewed(hub, push, folder):
-    repository = hub.repositories["alice/tiny"]
-    files = repository.at("main").files
-    edited = files["README.md"].content.decode().replace("negative mass λ = 1.0", "negative mass λ = 7.0")
-    edited = edited.replace("library_name:", "license: mit\nlibrary_name:", 1) + "\nRead our paper.\n"
-    repository.add("edited", files | {"README.md": File(edited.encode(), lfs=False)}, "main", None)
-    assert push(folder).returncode == 0
-    card = repository.at("main").files["README.md"].content.decode()
-    assert "Read our paper." in card
-    assert "license: mit" in card
-    assert "λ = 7.0" not in card
+def test_what_a_person_wrote_on_the_hub_stays_when_the_card_is_renewed(repository, push_with):
+    card = repository.at("main")["README.md"].decode().replace("negative mass λ = 1.0", "negative mass λ = 7.0")
+    card = card.replace("library_name:", "license: mit\nlibrary_name:", 1) + "\nRead our paper.\n"
+    repository.add(repository.at("main") | {"README.md": card.encode()})
+    assert push_with().returncode == 0
+    renewed = repository.at("main")["README.md"].decode()
+    assert "Read our paper." in renewed
+    assert "license: mit" in renewed
+    assert "λ = 7.0" not in renewed
 
 
-def test_a_tag_that_is_taken_is_refused_before_anything_changes(hub, push, folder):
-    before = dict(hub.repositories["alice/tiny"].commits)
-    refused = push(folder, "--tag", "v1")
+def test_a_tag_that_is_taken_is_refused_before_anything_changes(repository, push_with):
+    before = dict(repository.commits)
+    refused = push_with("--tag", "v1")
     assert (refused.returncode, "has the tag v1 already; nothing was changed" in refused.stderr) == (2, True)
-    assert hub.repositories["alice/tiny"].commits == before
+    assert repository.commits == before
 
 
-def test_a_moved_content_tag_is_no_pin(hub, push, folder):
-    repository = hub.repositories["alice/tiny"]
-    content = next(tag for tag in repository.tags if tag.startswith("content-"))
-    before = dict(repository.tags)
-    files = repository.at("main").files | {"activations.py": File(b"print('mine')", lfs=False)}
-    repository.tags[content] = repository.add("another", files, "another", None).sha
-    refused = push(folder)
+def test_a_moved_content_tag_is_no_pin(repository, push_with):
+    content, before = next(tag for tag in repository.tags if tag.startswith("content-")), dict(repository.tags)
+    repository.tags[content] = repository.add(repository.at("main") | {"activations.py": b"print('mine')"}, "another")
+    refused = push_with()
     repository.tags = before
-    assert (refused.returncode, f"the tag {content}, which the card names, points to other" in refused.stderr) == (
-        2,
-        True,
-    )
+    message = f"the tag {content}, which the card names, points to other"
+    assert (refused.returncode, message in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(("option", "branch"), [(["--revision", "dev"], "dev"), (["--create-pr"], "refs/pr/")])
-def test_a_branch_or_a_pull_request_leaves_the_main_branch_alone(hub, push, folder, tmp_path, option, branch):
-    repository = hub.repositories["alice/tiny"]
+def test_a_branch_or_a_pull_request_leaves_the_main_branch_alone(
+    published, repository, folder, tmp_path, option, branch
+):
     before = repository.branches["main"]
     shutil.copytree(folder, tmp_path / "tiny")
     (tmp_path / "tiny" / "all_results.json").write_text('{"test_accuracy": 0.75}')
-    done = push(tmp_path / "tiny", *option)
+    done = published[1].run("push", tmp_path / "tiny", "alice/tiny", *option)
     assert done.returncode == 0, done.stderr
     assert repository.branches["main"] == before
     made = next(name for name in repository.branches if name.startswith(branch))
-    assert "all_results.json" in repository.at(made).files
+    assert "all_results.json" in repository.at(made)
 
 
-def test_a_dry_run_lists_the_files_and_contacts_no_hub(folder, monkeypatch):
-    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("a dry run connected to something"))
-    summary = push_checkpoint(folder, "alice/tiny", dry_run=True)
-    assert re.search(r"\d,\d+  model\.safetensors", summary)
-    assert "# tiny" in summary
-    assert summary.splitlines()[-1].startswith("This would be one commit to alice/tiny (content-")
+def test_a_new_repository_is_private_on_request(published, folder):
+    assert published[1].run("push", folder, "alice/hidden", "--private").returncode == 0
+    assert published[0].repositories["alice/hidden"].private
+
+
+@pytest.mark.parametrize(
+    ("token", "repo_id", "message"),
+    [
+        ("hf_unknown", "alice/tiny", "does not know this token"),
+        ("", "alice/tiny", "no Hub token was found"),
+        ("hf_reader", "alice/tiny", "may not write"),
+        ("hf_bob", "alice/another", "may not write"),
+    ],
+)
+def test_a_token_without_permission_is_one_line_with_advice(published, folder, token, repo_id, message):
+    before = len(published[0].repositories)
+    refused = published[1].run("push", folder, repo_id, HF_TOKEN=token)
+    *_, last = refused.stderr.strip().splitlines()
+    assert (refused.returncode, last.startswith("error: "), message in last) == (2, True, True), refused.stderr
+    assert not token or token not in refused.stderr
+    assert len(published[0].repositories) == before
+
+
+def test_a_failure_of_the_server_is_one_line_and_leaves_the_repository_as_it_was(published, folder):
+    hub, alice = published
+    hub.uploads.clear()  # else no weights are sent
+    for hub.fault in (("PUT", "/lfs/", None), ("POST", "/commit/", 500)):
+        failed = alice.run("push", folder, "alice/faulty")
+        *_, last = failed.stderr.strip().splitlines()
+        assert (failed.returncode, last.startswith("error: "), "run the command again" in last) == (2, True, True), last
+        assert "hf_alice" not in failed.stderr
+        assert hub.repositories["alice/faulty"].at("main").keys() == {".gitattributes"}
+    hub.fault = None
+    assert alice.run("push", folder, "alice/faulty").returncode == 0
+    assert {"model.safetensors", "config.json", "README.md"} <= hub.repositories["alice/faulty"].at("main").keys()
+
+
+def test_a_dry_run_prints_files_and_card_and_asks_the_hub_for_nothing(published, folder):
+    asked = len(published[0].requests)
+    done = published[1].run("push", folder, "alice/dry", "--dry-run", HF_TOKEN="")
+    assert done.returncode == 0, done.stderr
+    for fact in ("model.safetensors", "bytes together", "Nothing was sent.", 'source, revision = "alice/dry"'):
+        assert fact in done.stdout
+    assert len(published[0].requests) == asked
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Staging without the clean process, for what is refused before it or does not concern it."""
+    monkeypatch.setattr(push, "_check_alone", lambda staged: None)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("pytorch_model.bin", "x", r"holds pytorch_model\.bin: such files can run code"),
-        ("run.json", '{"notes": ["/home/me/train.csv"]}', r"run\.json names a path of this machine \('/home/me"),
-        ("all_results.json", '{"token": "hf_abcdefghijklmnopqrstuvwxyz"}', r"all_results\.json holds .* a Hub token"),
-        ("more.py", "print()", r"more\.py is not model code of this hf_bidir"),
+        ("weights.bin", "x", r"holds weights\.bin: such files can run code"),
+        ("model.py", "print()", r"model\.py is not model code of this hf_bidir"),
+        ("run.json", json.dumps({"notes": ["see /home/me/data"]}), "run.json names a path of this machine"),
+        ("run.json", json.dumps({"notes": ["hf_" + "x" * 30]}), "holds what looks like a Hub token"),
+        ("vocab.txt", b"f\xfcr", r"vocab\.txt is not UTF-8"),
     ],
 )
-def test_what_must_not_be_published_is_refused(folder, tmp_path, name, content, message):
+def test_what_must_not_be_published_is_refused(folder, tmp_path, quick, name, content, message):
     shutil.copytree(folder, tmp_path / "tiny")
-    (tmp_path / "tiny" / name).write_text(content)
+    (tmp_path / "tiny" / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=message):
-        push_checkpoint(tmp_path / "tiny", "alice/tiny", dry_run=True)
+        stage(tmp_path / "tiny", tmp_path / "staged")
+
+
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="expected a checkpoint folder"):
+        push_checkpoint(tmp_path, "alice/tiny", dry_run=True)
+
+
+def test_a_checkpoint_that_computes_something_else_alone_is_refused(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        push, "isolated_forward", lambda _, __, inputs: {"logits": read_model(folder)(**inputs).logits + 1}
+    )
+    with pytest.raises(ValueError, match=r"in a clean process the checkpoint computes other outputs \(logits differs"):
+        stage(folder, tmp_path / "staged")
 
 
 def test_a_checkpoint_of_an_earlier_version_is_published_with_the_code_of_this_one(tmp_path):
@@ -240,151 +303,32 @@ def test_a_checkpoint_of_an_earlier_version_is_published_with_the_code_of_this_o
     staged = stage(tmp_path / "old", tmp_path / "staged")  # which runs it where there is nothing else
     config = json.loads((staged.folder / "config.json").read_text())
     assert config["auto_map"]["AutoModel"] == "modeling_bidir.BidirBertModel"
-    code = {name for name in staged.files if name.endswith(".py")}
-    assert code == set(code_files(config["auto_map"]))
-    assert "modeling_bidir_bert.py" not in code
+    assert {name for name in staged.files if name.endswith(".py")} == set(code_files(config["auto_map"]))
 
 
-@pytest.mark.parametrize("name", ["Dinov2ForImageClassification", "GPT2LMHeadModel"])
-def test_any_model_is_published_and_its_card_names_what_it_extends(name, tmp_path):
-    torch.manual_seed(0)
-    family = name.partition("For")[0].removesuffix("LMHeadModel")
-    model_class, config_class = (getattr(transformers, one) for one in (name, f"{family}Config"))
-    shape = {"num_attention_heads": 2, "num_hidden_layers": 1, "hidden_size": 16}
-    special = {} if family == "Dinov2" else {"vocab_size": 40, "bos_token_id": 1, "eos_token_id": 2}
-    signed(model_class(config_class(**shape, **special, image_size=28))).save_pretrained(tmp_path / "tiny")
+@pytest.mark.parametrize(
+    ("name", "auto_class"),
+    [("Dinov2ForImageClassification", "AutoModelForImageClassification"), ("GPT2LMHeadModel", "AutoModelForCausalLM")],
+)
+def test_any_model_is_published_and_its_card_names_what_it_extends(name, auto_class, tmp_path, quick):
+    shape = {"num_attention_heads": 2, "num_hidden_layers": 1, "hidden_size": 16, "image_size": 28}
+    special = {} if name.startswith("Dinov2") else {"vocab_size": 40, "bos_token_id": 1, "eos_token_id": 2}
+    head = getattr(transformers, name)
+    signed(head(head.config_class(**shape, **special))).save_pretrained(tmp_path / "tiny")
     staged = stage(tmp_path / "tiny", tmp_path / "staged")
     assert f"`Bidir{name}` (signed attention in `{name}` of transformers)" in staged.card
-    auto_class = {"GPT2": "AutoModelForCausalLM", "Dinov2": "AutoModelForImageClassification"}[family]
     assert f"import {auto_class}\n" in staged.card
 
 
-@pytest.fixture(scope="module")
-def untidy(folder, tmp_path_factory):
-    """A checkpoint in half precision, with a file of the Trainer, changed code and missing code: folder and staged."""
-    path = tmp_path_factory.mktemp("untidy")
-    BidirBertForSequenceClassification.from_pretrained(folder).bfloat16().save_pretrained(path / "tiny")
-    (path / "tiny/training_args.bin").write_text("x")
-    (path / "tiny/activations.py").write_text("print('changed')")
-    (path / "tiny/modeling_bidir.py").unlink()
-    return path / "tiny", stage(path / "tiny", path / "staged")
-
-
-def test_what_a_trainer_leaves_for_itself_is_no_obstacle_and_not_published(untidy):
-    assert "training_args.bin" not in untidy[1].files
-
-
-def test_code_that_was_changed_in_the_folder_is_not_published(untidy):
-    assert (untidy[1].folder / "activations.py").read_bytes() == (MODELING / "activations.py").read_bytes()
-
-
-def test_code_that_a_folder_lacks_is_added(untidy):
-    assert "modeling_bidir.py" in untidy[1].files
-    assert "- `modeling_bidir.py` `" in untidy[1].card
-
-
-def test_a_checkpoint_in_half_precision_is_published_as_it_is(untidy):
-    source, staged = untidy
+def test_an_untidy_folder_is_published_with_the_code_of_the_package_and_nothing_of_the_trainer(folder, tmp_path):
+    source = tmp_path / "tiny"
+    shutil.copytree(folder, source)
+    BidirBertForSequenceClassification.from_pretrained(folder).bfloat16().save_pretrained(source)
+    (source / "training_args.bin").write_text("x")
+    (source / "activations.py").write_text("print('changed')")
+    (source / "modeling_bidir.py").unlink()
+    staged = stage(source, tmp_path / "staged")
+    assert "training_args.bin" not in staged.files
+    assert (staged.folder / "activations.py").read_bytes() == (MODELING / "activations.py").read_bytes()
+    assert "- `modeling_bidir.py` `" in staged.card
     assert (staged.folder / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
-
-
-def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="expected a checkpoint folder"):
-        push_checkpoint(tmp_path, "alice/tiny", dry_run=True)
-
-
-TOKENLESS = [
-    ("hf_unknown", "alice/tiny", "does not know this token"),
-    ("", "alice/tiny", "no Hub token was found"),
-    ("hf_reader", "alice/tiny", "may not write"),
-    ("hf_bob", "alice/secret", "may not write"),
-]
-
-
-@pytest.fixture(scope="module")
-def refusals(folder, tmp_path_factory):
-    """The errors for users without permission to push to alice's repositories."""
-    with Hub(TOKENS) as hub, User(hub, tmp_path_factory.mktemp("home") / "home") as user:
-        secret = hub.repositories["alice/secret"] = Repository("alice/secret", private=True)
-        secret.add("initial commit", {}, "main", None)
-        done = {(token, repo): user.run("push", folder, repo, HF_TOKEN=token) for token, repo, _ in TOKENLESS}
-        assert hub.repositories.keys() == {"alice/secret"}
-        assert len(secret.commits) == 1
-    return done
-
-
-@pytest.mark.parametrize(("token", "repo_id", "message"), TOKENLESS)
-def test_a_token_without_permission_is_one_line_with_advice(refusals, token, repo_id, message):
-    refused = refusals[token, repo_id]
-    *_, last = refused.stderr.strip().splitlines()
-    assert (refused.returncode, last.startswith("error: "), message in last) == (2, True, True), refused.stderr
-    assert not token or token not in refused.stderr
-
-
-def test_an_error_of_the_server_is_one_line_with_advice_and_commits_nothing(hub, push, folder, tmp_path):
-    changed = tmp_path / "tiny"
-    shutil.copytree(folder, changed)
-    (changed / "vocab.txt").write_text("another file\n")
-    before = dict(hub.repositories["alice/tiny"].commits)
-    hub.faults.append(Fault("POST", "/commit/", status=500, times=99))
-    failed = push(changed)
-    hub.faults.clear()
-    check_advice(failed)
-    assert hub.repositories["alice/tiny"].commits == before
-
-
-def check_advice(failed):
-    *_, last = failed.stderr.strip().splitlines()
-    assert (failed.returncode, last.startswith("error: "), "run the command again" in last) == (2, True, True), last
-    assert "hf_alice" not in failed.stderr
-
-
-FAULTS = {
-    "cut in the middle": Fault("PUT", "/lfs/", share=0.5, times=99),
-    "killed": Fault("PUT", "/lfs/", hang=True, times=99),
-}
-
-
-@pytest.fixture(scope="module")
-def troubled(folder, tmp_path_factory):
-    """Per fault: a push, the files on the Hub after it, the retry, and the files after that."""
-    with ExitStack() as hubs:
-        servers = {name: hubs.enter_context(Hub(TOKENS)) for name in FAULTS}
-        homes = {name: tmp_path_factory.mktemp("home") / "home" for name in FAULTS}
-        users = {name: hubs.enter_context(User(hub, homes[name])) for name, hub in servers.items()}
-
-        def pushed(kill):
-            for user in users.values():
-                user.begin("push", folder, "alice/tiny")
-            deadline = time.monotonic() + TIMEOUT
-            while kill and not any(method == "PUT" for method, _ in servers["killed"].requests):
-                assert time.monotonic() < deadline, "the push that is to be killed sent no weights"
-                time.sleep(0.1)
-            if kill:
-                users["killed"].process.kill()
-            return {name: user.done() for name, user in users.items()}
-
-        def files():
-            return {name: set(hub.repositories["alice/tiny"].at("main").files) for name, hub in servers.items()}
-
-        for name, hub in servers.items():
-            hub.faults.append(FAULTS[name])
-        failed, between = pushed(kill=True), files()
-        for hub in servers.values():
-            hub.faults.clear()
-        users["killed"] = hubs.enter_context(User(servers["killed"], homes["killed"]))
-        retried = pushed(kill=False)
-        yield {name: (failed[name], between[name], retried[name], after) for name, after in files().items()}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_failure_leaves_the_repository_as_it_was_and_the_retry_succeeds(troubled, fault):
-    failed, between, retried, after = troubled[fault]
-    assert failed.returncode != 0
-    assert between == {".gitattributes"}
-    assert retried.returncode == 0, retried.stderr
-    assert {"model.safetensors", "config.json", "README.md"} <= after
-
-
-def test_a_broken_connection_is_one_line_with_advice(troubled):
-    check_advice(troubled["cut in the middle"][0])

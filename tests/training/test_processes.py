@@ -13,21 +13,16 @@ import torch
 from safetensors.torch import load_file
 
 from hf_bidir import (
-    BidirBertForSequenceClassification,
-    BidirDinov2ForImageClassification,
-    BidirLlamaForCausalLM,
-    BidirLlamaForSequenceClassification,
     signed,
 )
-from hf_bidir.common.errors import InputError
-from hf_bidir.finetune import trainer
 from tests.tiny_models import stock_model
+from tests.training.conftest import tables
 from training.text_classification import main
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = shlex.split(
     "--hidden_size 16 --num_hidden_layers 2 --num_attention_heads 2 --intermediate_size 32 --vocab_size 80 "
-    "--max_length 12 --dropout 0 --num_train_epochs 3 --logging_steps 1 --learning_rate 1e-2 --disable_tqdm true "
+    "--max_length 12 --dropout 0 --num_train_epochs 2 --logging_steps 1 --learning_rate 1e-2 --disable_tqdm true "
     "--use_cpu"
 )
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -42,7 +37,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, TrainingArguments
 import hf_bidir
-from hf_bidir.finetune.trainer import FinetuneTrainer
+from hf_bidir.finetune.trainer import SignedTrainer
 
 folder, world = sys.argv[1], int(os.environ.get("WORLD_SIZE", "1"))
 shards = {"distributed_config": {"fsdp_size": world}} if world > 1 else {}
@@ -52,7 +47,7 @@ ids = torch.randint(3, 60, (48, 9), generator=torch.Generator().manual_seed(0))
 rows = [{"input_ids": row, "labels": row} for row in ids]
 args = TrainingArguments(f"{folder}/run{world}", use_cpu=True, per_device_train_batch_size=8 // world, max_steps=6,
                          logging_steps=1, report_to="none", save_strategy="no", learning_rate=1e-2)
-trainer = FinetuneTrainer(model=model, args=args, train_dataset=rows)
+trainer = SignedTrainer(model=model, args=args, train_dataset=rows)
 trainer.train()
 trainer.save_model(f"{folder}/saved{world}")
 if trainer.is_world_process_zero():
@@ -61,11 +56,12 @@ if trainer.is_world_process_zero():
 """
 
 
-@pytest.fixture
-def alone(texts, tmp_path):
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
     """The losses of one process with 8 examples a step."""
-    run(texts, tmp_path / "alone", 8)
-    return losses(tmp_path / "alone")
+    folder = tmp_path_factory.mktemp("alone")
+    run(tables(folder), folder / "alone", 8)
+    return losses(folder / "alone")
 
 
 def run(texts, folder, batch, *more):
@@ -108,13 +104,6 @@ def test_accumulated_batches_learn_what_one_batch_learns(alone, texts, tmp_path)
     torch.testing.assert_close(losses(tmp_path / "accumulated"), alone, atol=1e-4, rtol=0)
 
 
-def test_an_interrupted_run_is_not_continued_with_another_number_of_examples_per_step(texts, tmp_path, crash):
-    argv = [*texts, *OPTIONS, "--output_dir", str(tmp_path / "run"), "--per_device_train_batch_size"]
-    crash(main, [*argv, "8"], after_steps=7)
-    with pytest.raises(InputError, match=r"a step had 8 examples, and now 4 \(processes x per_device"):
-        main([*argv, "4"])
-
-
 def test_a_sharded_model_learns_what_a_whole_one_learns_and_is_saved_whole(tmp_path, monkeypatch):
     pytest.importorskip("transformers.distributed.fsdp")  # in recent versions
     signed(stock_model("llama"), negative_mass=0.7).save_pretrained(tmp_path / "base")
@@ -133,16 +122,3 @@ def test_a_sharded_model_learns_what_a_whole_one_learns_and_is_saved_whole(tmp_p
     assert code[0] == code[1]
     config = json.loads((tmp_path / "saved2/config.json").read_text())
     assert config["auto_map"]["AutoModelForCausalLM"] == "modeling_bidir.BidirLlamaForCausalLM"
-
-
-@pytest.mark.parametrize(
-    ("model", "divides"),
-    [
-        (BidirLlamaForCausalLM, True),
-        (BidirBertForSequenceClassification, False),  # computes its loss itself
-        (BidirLlamaForSequenceClassification, False),  # calls the loss function without the number of labels
-        (BidirDinov2ForImageClassification, True),
-    ],
-)
-def test_heads_that_divide_by_all_labels_are_told_from_those_that_do_not(model, divides):
-    assert trainer._divides_by_all_labels(model(model.config_class(**SMALL))) is divides

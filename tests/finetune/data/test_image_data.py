@@ -12,7 +12,7 @@ from transformers import AutoImageProcessor, ViTConfig, ViTForImageClassificatio
 from hf_bidir import signed
 from hf_bidir.common.errors import InputError
 from hf_bidir.explain import read_image
-from hf_bidir.finetune.data.arguments import ImageDataArguments
+from hf_bidir.finetune.arguments import ImageDataArguments
 from hf_bidir.finetune.data.image_data import (
     ImageCollator,
     guessed_image_size,
@@ -87,13 +87,6 @@ def test_a_file_beside_the_digits_is_refused_rather_than_ignored(tmp_path, optio
     data = ImageDataArguments(dataset_name="digits", **{option: write_idx(tmp_path)})
     with pytest.raises(InputError, match="expected --train_file beside"):
         read_image_splits(data)
-
-
-def test_an_unreadable_image_is_named_by_its_row(tmp_path):
-    encoded = [png(pixels) for pixels in PIXELS]
-    encoded[7] = encoded[7][:40]
-    with pytest.raises(InputError, match=r"t.parquet \(the train split\), row 7 \(from 0\): no readable image"):
-        read(write_parquet(tmp_path / "t.parquet", encoded))
 
 
 def test_a_column_without_images_is_one_clear_error(tmp_path):

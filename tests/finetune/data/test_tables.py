@@ -3,10 +3,9 @@
 import pytest
 
 from hf_bidir.common.errors import InputError
-from hf_bidir.finetune.data.arguments import PairDataArguments
-from hf_bidir.finetune.data.lines import row_lines
-from hf_bidir.finetune.data.pairs import read_pairs
-from hf_bidir.finetune.data.sources import read_table
+from hf_bidir.finetune.arguments import PairDataArguments
+from hf_bidir.finetune.data.sources import read_table, row_lines
+from hf_bidir.finetune.data.text_data import read_pairs
 
 ROWS = {"text": ["a, b", "Ärger"], "label": ["1", "2"]}
 
@@ -16,8 +15,9 @@ def write(path, text, encoding="utf-8"):
     return str(path)
 
 
-@pytest.mark.parametrize("name", ["table.csv", "TABLE.CSV", "table.tsv", "a table [1].csv"])
-@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@pytest.mark.parametrize(
+    ("name", "separator"), [("table.csv", ";"), ("TABLE.CSV", "\t"), ("table.tsv", "|"), ("a table [1].csv", ",")]
+)
 def test_the_separator_is_that_of_the_header_whatever_the_file_is_called(tmp_path, name, separator):
     lines = [("text", "label"), ('"a, b"', "1"), ("Ärger", "2")]
     file = write(tmp_path / name, "".join(f"{separator.join(line)}\n" for line in lines))

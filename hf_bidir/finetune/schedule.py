@@ -1,0 +1,161 @@
+"""The negative mass `λ` during training: a Trainer callback that raises or lowers it, and its options."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from transformers import PretrainedConfig, PreTrainedModel, TrainerCallback, TrainerState
+from transformers.trainer_callback import ExportableState
+
+from hf_bidir.common.errors import InputError, as_input_error
+from hf_bidir.finetune.arguments import ScheduleArguments
+from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS, checked_negative_mass
+
+NEARLY_SOFTMAX = math.exp(-12)
+
+
+class NegativeMassSchedule(TrainerCallback, ExportableState):
+    """Moves `model.config.attn_negative_mass`, `λ`, from `start` to `end` while the model trains.
+
+    It changes linearly in `log λ`, that is in the shift `-½ log λ` of the scores, from the first step.
+
+    Before every step the config gets the value of that step, so a checkpoint always has the `λ` of its last training
+    step. The value depends on the step alone; an interrupted run resumes where it was.
+
+    Args:
+        start, end: `λ` in (0, 1] before and after. The default start, `e^-12`, is close to softmax; a model that has
+            more negative mass than `start` falls back to it.
+        until: the share of training, in [0, 1], at which it arrives.
+
+    Raises:
+        ValueError: a value out of range; when training begins, a model without negative mass, or a checkpoint that was
+            trained with another schedule.
+
+    The value is added to every entry of the log as `negative_mass`. `SignedTrainer` adds it before TensorBoard and
+    the like read the entry. A plain Trainer calls them first unless they are given after this callback:
+    `Trainer(callbacks=[NegativeMassSchedule(), TensorBoardCallback()], args=TrainingArguments(report_to="none"))`.
+    With a plain Trainer, `load_best_model_at_end` also considers checkpoints before `until`; `SignedTrainer` ignores
+    them.
+    """
+
+    def __init__(self, start: float = NEARLY_SOFTMAX, end: float = 1.0, *, until: float = 0.35) -> None:
+        start, end = checked_negative_mass(start), checked_negative_mass(end)
+        for name, mass in (("start", start), ("end", end)):
+            if mass == 0:
+                raise ValueError(f"expected {name} above 0, whose logarithm is finite; 6e-6 is close to softmax.")
+        if not 0 <= until <= 1:
+            raise ValueError(f"expected until as a share of training, 0 to 1; got {until}.")
+        self.start, self.end, self.until = start, end, until
+        self.max_steps: int | None = None  # set when training begins
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """The state saved in checkpoints: the arguments, and the number of steps that `until` is a share of."""
+        arguments = {name: value for name, value in vars(self).items() if name != "max_steps"}
+        return {"args": arguments, "attributes": {"max_steps": self.max_steps}}
+
+    def value(self, step: int, max_steps: int) -> float:
+        """`λ` during the step number `step` (from 0) of `max_steps`."""
+        progress = step / max(1, max_steps - 1)
+        if progress >= self.until:
+            return self.end
+        share = progress / self.until
+        return math.exp((1 - share) * math.log(self.start) + share * math.log(self.end))
+
+    def has_arrived(self, state: TrainerState) -> bool:
+        """Whether the last step was trained at the end value."""
+        return state.global_step - 1 >= self.until * max(1, state.max_steps - 1)
+
+    def check_saved(self, state: TrainerState) -> None:
+        """Raise ValueError unless a checkpoint's state was saved with this very schedule."""
+        saved, own = saved_schedule(state), self.state()
+        if saved and self.max_steps is None:  # training has not begun
+            own["attributes"] = saved["attributes"]
+        if saved != own:
+            raise ValueError(
+                f"the checkpoint at step {state.global_step} was trained with the negative mass schedule {saved}, and "
+                f"this run has {own}; resume with the schedule of the checkpoint, or start anew."
+            )
+
+    @staticmethod
+    def check_model(config: PretrainedConfig) -> None:
+        """Raise ValueError unless the model has a negative mass that a schedule may set."""
+        activation = getattr(config, "attn_activation", None)
+        if activation not in WITH_NEGATIVE_MASS:
+            raise ValueError(
+                f"a negative mass schedule needs a bidir model with attn_activation {' or '.join(WITH_NEGATIVE_MASS)}; "
+                f"got {type(config).__name__} with attn_activation={activation!r}."
+            )
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, model: PreTrainedModel, **_: Any) -> None:
+        self.check_model(model.config)
+        self.max_steps = state.max_steps
+        if state.global_step > 0:
+            self.check_saved(state)
+
+    def on_step_begin(self, args: Any, state: TrainerState, control: Any, model: PreTrainedModel, **_: Any) -> None:
+        model.config.attn_negative_mass = self.value(state.global_step, state.max_steps)
+
+    def on_log(
+        self, args: Any, state: TrainerState, control: Any, model: PreTrainedModel, logs: dict[str, float], **_: Any
+    ) -> None:
+        logs |= negative_mass_metrics(model)
+        state.log_history[-1] |= negative_mass_metrics(model)
+
+
+def saved_schedule(state: TrainerState) -> dict[str, dict[str, Any]] | None:
+    """The `NegativeMassSchedule.state()` that a checkpoint was saved with, or None where it had no schedule."""
+    saved = (state.stateful_callbacks or {}).get(NegativeMassSchedule.__name__)
+    return saved[0] if isinstance(saved, list) else saved
+
+
+def negative_mass_metrics(model: PreTrainedModel) -> dict[str, float]:
+    """The model's `λ` as entries of a log: `negative_mass`, the mean, and one `negative_mass_layer_<index>` for each
+    layer where they differ."""
+    mass = model.config.attn_negative_mass
+    if isinstance(mass, int | float):
+        return {"negative_mass": float(mass)}
+    means = [float(sum(layer) / len(layer)) if isinstance(layer, list | tuple) else float(layer) for layer in mass]
+    layers = {f"negative_mass_layer_{index}": value for index, value in enumerate(means)}
+    return {"negative_mass": sum(means) / len(means), **layers}
+
+
+def chosen_schedule(options: ScheduleArguments, start: float | None) -> NegativeMassSchedule | None:
+    """The callback that the options describe, or None without a schedule; `start` counts if the options have none.
+
+    Raises:
+        InputError: a value out of range.
+    """
+    if options.negative_mass_until is None:
+        return None
+    start = options.negative_mass_start if options.negative_mass_start is not None else start or NEARLY_SOFTMAX
+    with as_input_error("--negative_mass_*: "):
+        return NegativeMassSchedule(start, options.negative_mass_end, until=options.negative_mass_until)
+
+
+def schedule_for(options: ScheduleArguments, config: PretrainedConfig) -> NegativeMassSchedule | None:
+    """The schedule for a model with this config: it starts from the model's own negative mass, or close to softmax.
+
+    Raises:
+        InputError: a value out of range, or a model that has no negative mass, or several.
+    """
+    if options.negative_mass_until is None:
+        return None
+    with as_input_error("--negative_mass_*: "):
+        NegativeMassSchedule.check_model(config)
+    own = config.attn_negative_mass
+    if isinstance(own, list | tuple) and options.negative_mass_start is None:
+        raise InputError(
+            "the model has a negative mass for each layer or head, and a schedule would replace them by a single one; "
+            "give --negative_mass_start to accept this, or leave out --negative_mass_until"
+        )
+    return chosen_schedule(options, own if isinstance(own, int | float) else None)
+
+
+def check_resumed_schedule(schedule: NegativeMassSchedule | None, checkpoint: str) -> None:
+    """Raise InputError where a run would continue a checkpoint with another schedule than the checkpoint's."""
+    state = TrainerState.load_from_json(str(Path(checkpoint, "trainer_state.json")))
+    if schedule is not None:
+        with as_input_error():
+            schedule.check_saved(state)
+    elif saved := saved_schedule(state):
+        raise InputError(f"{checkpoint} was trained with the negative mass schedule {saved}, and this run has none")

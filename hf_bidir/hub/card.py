@@ -1,0 +1,333 @@
+"""The model card of a checkpoint, built only from the files of its run."""
+
+import logging
+import os
+import re
+from difflib import unified_diff
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from hf_bidir.checkpoints.adapters import Adapter, read_adapter
+from hf_bidir.checkpoints.kinds import BY_AUTO_CLASS, NO_HEAD
+from hf_bidir.checkpoints.reading import read_config
+from hf_bidir.common.card import CARD, read_card
+from hf_bidir.common.files import read_json, replacing
+from hf_bidir.common.statistics import TESTED_BY_SEED
+from hf_bidir.hub.card_numbers import (
+    DIGITS,
+    MEAN,
+    METRICS,
+    add_later_measurement,
+    headline,
+    is_of_these_files,
+    is_reproduced,
+    overall,
+    results_table,
+    run_scores,
+    seed_count,
+)
+from hf_bidir.hub.files import CODE, digests
+from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
+from hf_bidir.modeling.configuration_bidir import all_masses
+from hf_bidir.modeling.model_types import is_recurrent
+
+logger = logging.getLogger(__name__)
+
+TEMPLATE = Path(__file__).with_name("card_template.md")
+BEGIN = "<!-- hf_bidir: generated from here; write above or below, not inside -->"
+END = "<!-- hf_bidir: generated up to here -->"
+CARDS = "model_cards"  # the folder of a clone whose sub-folders hold the project's checkpoints
+EXAMPLE_IMAGE = "example.png"
+PROCESSORS = {
+    "processor_config.json": "AutoProcessor",
+    "tokenizer_config.json": "AutoTokenizer",
+    "preprocessor_config.json": "AutoImageProcessor",
+}
+TEXT_EXAMPLES = {  # tasks whose example the template has, if there is a tokenizer
+    "text-classification", "token-classification", "text-generation", "fill-mask", "text2text-generation",
+}  # fmt: skip
+FIGURES = {
+    "explanation.png": "Contributions to the prediction, with this checkpoint and with its counterpart on one colour "
+    "scale: red supports the prediction, blue opposes it",
+    "attention.png": "Signed attention over a few inputs",
+    "loss_curve.png": "Loss during training, and validation accuracy where it was measured",
+}
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+SOURCE = re.compile(r'^source, revision = "([^"]+)", "([^"]+)"', re.MULTILINE)  # in the card's example
+KEPT_WHEN_EDITED = ("license", "tags")  # generated metadata that manual edits override
+NOT_SETTINGS = {"output_dir", "train_file", "validation_file", "test_file"}  # the card describes the data instead
+
+
+def build_model_card(folder: str | Path, repo_id: str | None = None, revision: str | None = None) -> ModelCard:
+    """Build the card of a finished run; `build_model_card(folder).save(folder / "README.md")` saves it.
+
+    Numbers missing in the run's files are left out. In an existing README.md only the part between the markers is
+    replaced; hand-written text and metadata are kept.
+
+    Args:
+        folder: has config.json, or an adapter whose base can be read; for a finished run also run.json and
+            all_results.json, and optionally evaluation.json and seeds.json.
+        repo_id, revision: the Hub repository in the example; by default that of the existing README.md.
+
+    Raises:
+        FileNotFoundError: `folder` has neither a config.json nor an adapter, or the adapter's base cannot be read.
+        ValueError: the adapter names no base model, or one that is not signed; or README.md cannot be read.
+    """
+    folder, readme = Path(folder), Path(folder, CARD)
+    if not (folder / "config.json").is_file() and read_adapter(folder) is None:
+        raise FileNotFoundError(f"expected a checkpoint folder with a config.json; {folder} has none")
+    existing = read_card(readme) if readme.is_file() else None
+    if repo_id is None and existing and (named := SOURCE.search(existing.text)):
+        repo_id, revision = named.groups()
+    known = existing.data.get("model_name") if existing else None  # the folder may have been renamed
+    name = repo_id.rpartition("/")[2] if repo_id else known or folder.resolve().name
+    facts = _facts(folder) | {"name": name, "repo_id": repo_id, "revision": revision or "main"}
+    facts["committed"] = f"{CARDS}/{name}" if _is_committed(folder) else None
+    card = ModelCard.from_template(_metadata(facts), template_path=str(TEMPLATE), **facts)
+    card.text = f"\n{BEGIN}\n{card.text.strip()}\n{END}\n"
+    return merge_cards(existing, card) if existing else card
+
+
+def write_card(folder: str | Path, repo_id: str | None = None, revision: str | None = None) -> Path:
+    """Save `build_model_card` of the same arguments as README.md, atomically; warn if it has no licence."""
+    card = build_model_card(folder, repo_id, revision)
+    with replacing(Path(folder, CARD)) as temporary:
+        temporary.write_text(str(card), encoding="utf-8")
+    if repo_id is not None and card.data.get("license") is None:
+        logger.warning(
+            "The card of %s names no licence; add a line such as `license: apache-2.0` to the header of README.md%s.",
+            repo_id,
+            ", or give the training script --license" if Path(folder, "run.json").is_file() else "",
+        )
+    return Path(folder, CARD)
+
+
+def card_differences(folder: str | Path) -> list[str]:
+    """The lines in which README.md differs from `build_model_card` of the run's files, as a diff; none if equal.
+
+    Raises:
+        FileNotFoundError: there is no card, or no checkpoint.
+    """
+    readme = Path(folder, CARD)
+    if not Path(folder).is_dir():
+        raise FileNotFoundError(f"expected a checkpoint folder at {folder}; there is none.")
+    if not readme.is_file():
+        raise FileNotFoundError(f"{folder} has no README.md to check; hf-bidir card {folder} writes one.")
+    expected, existing = str(build_model_card(folder)), readme.read_text(encoding="utf-8")
+    return [*unified_diff(existing.splitlines(), expected.splitlines(), CARD, "results", lineterm="", n=0)]
+
+
+def merge_cards(existing: ModelCard, generated: ModelCard) -> ModelCard:
+    """The existing card with its generated part and generated metadata replaced."""
+    before, marker, rest = existing.text.partition(BEGIN)
+    after = rest.partition(END)[2]
+    # the generated card may have manual edits too: only the part between its markers counts
+    part = f"{BEGIN}{generated.text.partition(BEGIN)[2].partition(END)[0]}{END}"
+    text = f"{before}{part}{after}" if marker else f"{existing.text.rstrip()}\n\n{part}\n"
+    theirs, ours = existing.data.to_dict(), generated.data.to_dict()
+    kept = {key: value for key, value in theirs.items() if key not in ours or key in KEPT_WHEN_EDITED}
+    return ModelCard(f"---\n{ModelCardData(**(ours | kept)).to_yaml()}\n---\n{text}")
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    """The values for the template; None or empty if the run did not record them."""
+    names = ("run", "all_results", "evaluation", "seeds", "previous_run")
+    run, results, evaluation, seeds, previous = (read_json(folder / f"{name}.json") for name in names)
+    adapter, data = read_adapter(folder), run.setdefault("data", {})
+    config = read_config(folder).to_dict() if adapter else read_json(folder / "config.json")
+    architecture = (config.get("architectures") or ["model"])[0]
+    measured_later = is_of_these_files(folder, evaluation) and add_later_measurement(run, results, evaluation)
+    split = "test" if any(name.startswith("test_") for name in results) else "validation"
+    scores = run_scores(results, split)
+    reproduced = is_reproduced(scores, evaluation, data.get(split))
+    activation, mass = config.get("attn_activation"), config.get("attn_negative_mass")
+    base_name, has_code = None, any(folder.glob("*.py"))
+    if adapter:
+        base_name, has_code = _base_in_example(adapter, folder), _base_has_code(adapter)
+    return {
+        **{"run": run, "previous": previous, "evaluation": evaluation, "seeds": seeds, "measured": results},
+        **_example(folder, config, architecture),
+        "architecture": architecture,
+        "stock_architecture": _stock_architecture(architecture, config),
+        "activation": activation,
+        "negative_mass": mass,
+        "signed": activation in WITH_NEGATIVE_MASS and any(all_masses(mass)),
+        "adapter": adapter,
+        "base_name": base_name,
+        "base_model": _base_model(adapter, run, previous),
+        "split": split,
+        "scores": scores,
+        "headline": headline(scores, seeds, run.get("seed")),
+        "results": results_table(scores, seeds, split, run.get("seed")) if scores else [],
+        "tested": TESTED_BY_SEED if len(seeds.get("seeds", [])) > 1 else None,
+        "measured_on": _measured_on(run, split),
+        "verified": reproduced and is_of_these_files(folder, evaluation),
+        "reproduced": reproduced,
+        "measured_later": measured_later,
+        "snippets": run.get("task") == "distillation" and (folder / "tokenizer_config.json").is_file(),
+        "needed_signs": _needed_signs(folder, run, config),
+        "has_weights": any(folder.glob("*.safetensors")),
+        "figures": {file: caption for file, caption in FIGURES.items() if (folder / file).is_file()},
+        "code": digests(folder, CODE),
+        "has_code": has_code,
+        **{"settings": _settings, "data_rows": _data_rows},  # of this run, and of the one before
+    }
+
+
+def _example(folder: Path, config: dict[str, Any], architecture: str) -> dict[str, Any]:
+    """What the Python example depends on: the Auto classes of the model and of its processor, and the task."""
+    autos = [auto for auto, path in config.get("auto_map", {}).items() if path.endswith(f".{architecture}")]
+    auto_class = next((auto for auto in autos if auto in BY_AUTO_CLASS), autos[0] if autos else NO_HEAD.auto)
+    processor = next((auto for file, auto in PROCESSORS.items() if (folder / file).is_file()), None)
+    kind = BY_AUTO_CLASS.get(auto_class)
+    shown = TEXT_EXAMPLES if processor == "AutoTokenizer" else {"image-classification"} if processor else set()
+    example = kind.task if kind and kind.task in shown else None
+    return {
+        "auto_class": auto_class,
+        "kind": kind,
+        "processor": processor,
+        "problem_type": config.get("problem_type"),
+        "example": example,
+        "shows_coefficients": example not in (None, "text2text-generation"),
+        "has_example_image": (folder / EXAMPLE_IMAGE).is_file(),
+        "makes_sentence_vectors": (folder / "modules.json").is_file(),
+    }
+
+
+def _is_committed(folder: Path) -> bool:
+    """Whether the folder is one of the project's checkpoints, whose example runs in the root folder of a clone."""
+    return folder.resolve().parent.name == CARDS
+
+
+def _needed_signs(folder: Path, run: dict[str, Any], config: dict[str, Any]) -> bool:
+    """Whether a penalty of healing asked for negative coefficients without which predictions change."""
+    keep_signs = run.get("recipe", {}).get("keep_signs")
+    if keep_signs is None:  # the default: unless the model generates text or is recurrent
+        recurrent = is_recurrent(config["model_type"])
+        keep_signs = not recurrent and not (folder / "generation_config.json").is_file()
+    return run.get("task") == "distillation" and keep_signs
+
+
+def _base_model(adapter: Adapter | None, *runs: dict[str, Any]) -> str | None:
+    """The model on the Hub that the weights, or those of an earlier run, come from; None for a local folder."""
+    if adapter:
+        return None if Path(adapter.base).exists() else adapter.base
+    for run in runs:
+        recipe, on_hub = run.get("recipe", {}), run.get("started_from") == "hub"
+        if named := recipe.get("base_model") or (recipe.get("model_name_or_path") if on_hub else None):
+            return named
+    return None
+
+
+def _base_has_code(adapter: Adapter) -> bool:
+    """Whether the base model of an adapter has the model code, as every one on the Hub has."""
+    return not Path(adapter.base).exists() or any(Path(adapter.base).glob("*.py"))
+
+
+def _base_in_example(adapter: Adapter, folder: Path) -> str:
+    """The Hub name of the base model, or its path from where the example runs: the clone, or the adapter's folder."""
+    if not Path(adapter.base).exists():
+        return adapter.base
+    return os.path.relpath(adapter.base, folder.resolve().parents[1] if _is_committed(folder) else folder)
+
+
+def _stock_architecture(architecture: str, config: dict[str, Any]) -> str | None:
+    """The transformers class that a signed class extends; None for recurrent models."""
+    name = architecture.removeprefix("Bidir")
+    return None if name == architecture or is_recurrent(config.get("model_type")) else name
+
+
+def _settings(run: dict[str, Any]) -> dict[str, str]:
+    """The given options of a run, without those that name files."""
+    given = {name: value for name, value in run.get("recipe", {}).items() if name not in NOT_SETTINGS}
+    return {name: ", ".join(map(str, value)) if isinstance(value, list) else value for name, value in given.items()}
+
+
+def _data_rows(run: dict[str, Any]) -> list[list[str]]:
+    """Name, source, files and number of rows of each split."""
+    data = run.get("data", {}).items()
+    return [[name, _description(part), _files(part), part.get("rows", "")] for name, part in data]
+
+
+def _description(part: dict[str, Any]) -> str:
+    """The title of a split's data, if somebody wrote one into its record; else the name of the file or data set."""
+    return part.get("title") or part.get("source", "not named")
+
+
+def _data_set(part: dict[str, Any]) -> str | None:
+    """The data set on the Hub: the one in the record, or the source if it is no file."""
+    source = part.get("source", "")
+    return part.get("hub_name") or (source if "sha256" not in part and HUB_NAME.fullmatch(source) else None)
+
+
+def _files(part: dict[str, Any]) -> str:
+    """The files of a split with the beginning of each SHA-256; empty for a data set from the Hub."""
+    hashes, names = part.get("sha256", "").split(", "), part.get("source", "").split(", ")
+    if hashes == [""] or len(hashes) != len(names):
+        return ""
+    return ", ".join(f"{name} (sha256 `{digest[:12]}…`)" for name, digest in zip(names, hashes, strict=True))
+
+
+def _measured_on(run: dict[str, Any], split: str) -> str:
+    """The data of the scores of a run; empty if the run has no such split."""
+    part, size = run["data"].get(split), run.get("recipe", {}).get("block_size")
+    if not part:
+        return ""
+    return (f"{part['rows']:,} blocks of {size} tokens from the " if size else "") + _description(part)
+
+
+def _metadata(facts: dict[str, Any]) -> ModelCardData:
+    """The card's YAML block, with the measured numbers as a model index."""
+    run, previous, adapter = facts["run"], facts["previous"], facts["adapter"]
+    # the data of an adapter's base are on the card of the base
+    parts = [*run["data"].values(), *({} if adapter else previous.get("data", {})).values()]
+    data_sets = list(dict.fromkeys(filter(None, map(_data_set, parts))))
+    languages = sorted({part["language"] for part in parts if part.get("language")})
+    library = "sentence-transformers" if facts["makes_sentence_vectors"] else "peft" if adapter else "transformers"
+    return ModelCardData(
+        model_name=facts["name"],
+        # only the owner can license weights, so the licence comes from this run's options or the run before it
+        license=run.get("recipe", {}).get("license") or previous.get("recipe", {}).get("license"),
+        language=languages[0] if len(languages) == 1 else languages or None,
+        library_name=library,
+        pipeline_tag="sentence-similarity"
+        if facts["makes_sentence_vectors"]
+        else facts["kind"] and facts["kind"].pipeline,
+        base_model=facts["base_model"],
+        base_model_relation="adapter" if adapter and facts["base_model"] else None,
+        datasets=data_sets or None,
+        tags=[
+            *([facts["activation"], "signed-attention"] if facts["signed"] else []),
+            *(["lora"] if adapter else []),
+            "hf_bidir",
+        ],
+        metrics=[metric for name in overall(facts["scores"]) if (metric := METRICS[name])] or None,
+        eval_results=_model_index(facts) or None,
+    )
+
+
+def _model_index(facts: dict[str, Any]) -> list[EvalResult]:
+    """For each metric, the mean and standard deviation over several seeds and the value of this checkpoint."""
+    part, seeds = facts["run"]["data"].get(facts["split"], {}), facts["seeds"]
+    if not facts["kind"] or not part.get("source"):
+        return []
+    where = {
+        "task_type": facts["kind"].task,
+        "dataset_type": _data_set(part) or part["source"],
+        "dataset_name": facts["measured_on"],
+        "dataset_split": facts["split"],
+    }
+    index, several = [], len(seeds.get("seeds", [])) > 1
+    for name, value in overall(facts["scores"]).items():
+        if METRICS[name] is None:
+            continue
+        metric = where | {"metric_type": METRICS[name]}
+        if several and (values := seeds["this"]["scores"].get(name)):
+            title = f"{name}{MEAN}{seed_count(seeds)} ± {stdev(values):.{DIGITS}f}"
+            index.append(EvalResult(**metric, metric_name=title, metric_value=mean(values)))
+        title = f"{name}, this checkpoint (seed {facts['run']['seed']})" if several else name
+        index.append(EvalResult(**metric, metric_name=title, metric_value=value))
+    return index

@@ -1,0 +1,347 @@
+"""Evaluation of a checkpoint from its files, and comparison with its card."""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from datasets import ClassLabel, Dataset
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
+from transformers import DataCollatorWithPadding, PreTrainedModel, TrainingArguments, default_data_collator
+
+from hf_bidir.checkpoints.convert import is_softmax
+from hf_bidir.checkpoints.kinds import KINDS, kind_of, longest_text
+from hf_bidir.checkpoints.layer_hooks import without_negatives
+from hf_bidir.checkpoints.reading import read_bidir, read_config
+from hf_bidir.common.card import CARD, read_card
+from hf_bidir.common.files import RECORD, read_json, sha256, write_json
+from hf_bidir.explain.signs import negative_share
+from hf_bidir.finetune.arguments import (
+    BlockArguments,
+    ImageDataArguments,
+    LabelledDataArguments,
+    TextDataArguments,
+)
+from hf_bidir.finetune.data.image_data import ImageCollator, checkpoint_processor, read_image_split, read_image_splits
+from hf_bidir.finetune.data.sources import is_table
+from hf_bidir.finetune.data.splits import labelled_split
+from hf_bidir.finetune.data.text_data import read_text_split, read_texts, tokenize_split
+from hf_bidir.finetune.data.unlabelled_data import cut_into_blocks, read_documents
+from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
+from hf_bidir.finetune.models import know_padding, saved_tokenizer
+from hf_bidir.finetune.record import library_versions, source_of
+from hf_bidir.finetune.trainer import CausalTrainer, SignedTrainer
+from hf_bidir.hub.card_numbers import MEAN, recalls_in, same_data
+from hf_bidir.hub.files import digests
+from hf_bidir.modeling.model_types import is_signed
+
+EVALUATION = "evaluation.json"
+FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", CARD)  # no code, because the package has the models
+EVALUATED = ("text-classification", "image-classification", "text-generation")
+Examples = tuple[Dataset, dict[str, Any], Callable]  # with their source, and the collator that makes batches of them
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The scores of a checkpoint on one split, and the share of negative attention coefficients there.
+
+    Attributes:
+        scores: accuracy, macro_f1 and recall_<class>, each in [0, 1]; perplexity for a language model.
+        negative_share: share of negative coefficients among those of magnitude above 1e-3; None for softmax, or if
+            there are none.
+        accuracy_without_negatives, perplexity_without_negatives: the score with negative coefficients set to 0, without
+            further training; None for softmax, and for the other kind of model.
+        files: the SHA-256 of each file that the numbers depend on.
+    """
+
+    split: str
+    data: dict[str, Any]
+    scores: dict[str, float]
+    negative_share: float | None
+    accuracy_without_negatives: float | None
+    files: dict[str, str]
+    versions: dict[str, str]
+    perplexity_without_negatives: float | None = None
+
+    def save(self, folder: str | Path) -> Path:
+        """Save evaluation.json, with which `build_model_card` marks the numbers as verified."""
+        write_json(Path(folder, EVALUATION), asdict(self))
+        return Path(folder, EVALUATION)
+
+
+def evaluate_checkpoint(
+    source: str | Path,
+    data: str | None = None,
+    *,
+    split: str | None = None,
+    revision: str | None = None,
+    batch_size: int = 64,
+    column: str | None = None,
+    label_column: str | None = None,
+    drop_bad_rows: bool = False,
+) -> Evaluation:
+    """Evaluate a classifier or a causal language model, signed or softmax, on a split.
+
+    Args:
+        source: a folder, or a name on the Hub.
+        data: a file or folder in a format of the training scripts, used as the whole split; or the name of a data
+            set; by default the data set in the checkpoint's run.json.
+        split: train, validation or test; by default test, and validation for a language model.
+        revision: a branch, tag or commit on the Hub.
+        batch_size: examples per forward pass; no number depends on it.
+        column, label_column: the text or image column, and the class column; by default those of the run, or detected.
+        drop_bad_rows: leave out rows without usable input or label, or with a label that the model lacks; by default,
+            what the run did.
+
+    Raises:
+        FileNotFoundError: there is no such checkpoint.
+        ValueError: another kind of model, or unusable data (`InputError`).
+    """
+    folder = local_folder(source, revision)
+    model = _load(folder)
+    split = split or ("validation" if kind_of(model).causal else "test")
+    options: dict[str, Any] = {"text_column": column, "image_column": column, "label_column": label_column}
+    options |= {"drop_bad_rows": drop_bad_rows or None}
+    examples, described, collator = read_examples(model, folder, data, split, options)
+    with tempfile.TemporaryDirectory() as scratch:
+        trainer = _trainer(model, scratch, batch_size, collator)
+        scores = _scores(trainer, examples)
+        share, without = _signs(trainer, examples)
+    return Evaluation(
+        split=split,
+        data=described | {"rows": len(examples)},
+        scores=scores,
+        negative_share=share,
+        accuracy_without_negatives=without.get("accuracy"),
+        perplexity_without_negatives=without.get("perplexity"),
+        files=digests(folder),
+        versions=library_versions(),
+    )
+
+
+def claimed_scores(folder: Path, split: str = "test") -> dict[str, float]:
+    """The checkpoint's own numbers of a split in its card, by name; none without a card.
+
+    Overall numbers are those of the model index. The recall of each class, which is not in it, is that of the table.
+    """
+    readme = folder / CARD
+    if not readme.is_file():
+        return {}
+    card = read_card(readme)
+    results = card.data.get("eval_results") or []
+    named = {result.metric_name: result.metric_value for result in results if result.dataset_split == split}
+    # "accuracy, mean of 5 seeds" belongs to several checkpoints, "accuracy, this checkpoint (seed 0)" to this one
+    claimed = {name.partition(", ")[0]: value for name, value in named.items() if MEAN not in name}
+    return claimed | recalls_in(card.text) if claimed else {}
+
+
+def of_the_cards_data(folder: Path, evaluation: Evaluation) -> bool:
+    """Whether an evaluation used the data that the checkpoint's run names for this split."""
+    return same_data(_run(folder).get("data", {}).get(evaluation.split), evaluation.data)
+
+
+def comparison(measured: Evaluation, claimed: dict[str, float], same: bool) -> str:
+    """A table of the newly measured numbers, and beside them those of the card if they are of the same data."""
+    kind = "blocks" if "perplexity" in measured.scores else "examples"
+    where = f"{measured.data['source']} ({measured.split}, {measured.data['rows']:,} {kind})"
+    compared = bool(claimed) and same
+    lines = [
+        f"{where:<40} " + (f"{'card':>8} {'measured':>10} {'difference':>12}" if compared else f"{'measured':>10}")
+    ]
+    if claimed and not same:
+        lines.insert(0, "According to run.json, the card's numbers were measured on other data; nothing is compared.")
+    for name, value in measured.scores.items():
+        card = claimed.get(name)
+        cells = f"{'–':>8} {value:>10.4f}" if card is None else f"{card:>8.4f} {value:>10.4f} {value - card:>+12.4f}"
+        lines.append(f"{name.replace('_', ' '):<40} {cells if compared else f'{value:>10.4f}'}")
+    if measured.negative_share is not None:
+        accuracy, perplexity = measured.accuracy_without_negatives, measured.perplexity_without_negatives
+        without = f"perplexity is {perplexity:.4f}" if accuracy is None else f"accuracy is {accuracy:.4f}"
+        lines.append(
+            f"{measured.negative_share:.1%} of the attention coefficients with a magnitude above 0.001 are negative; "
+            f"with those set to 0, the {without}."
+        )
+    if not claimed:
+        lines.append(f"No card claims a number for the {measured.split} split, so nothing was compared.")
+    return "\n".join(lines)
+
+
+def local_folder(source: str | Path, revision: str | None = None) -> Path:
+    """The folder of a checkpoint, downloaded if `source` is a name on the Hub.
+
+    Raises:
+        FileNotFoundError: there is no such checkpoint, or it cannot be reached.
+        ValueError: a revision was given for a folder.
+    """
+    if Path(source).is_dir():
+        if revision is not None:
+            raise ValueError(f"{source} is a folder and has no revisions; leave out {revision}.")
+        if not any(Path(source).glob("*.safetensors")):
+            raise FileNotFoundError(f"{source} has no weights (*.safetensors), so there is nothing to measure.")
+        return Path(source)
+    try:
+        chosen: dict[str, Any] = {"allow_patterns": list(FETCHED), "ignore_patterns": ["*/*"]}  # without sub-folders
+        return Path(snapshot_download(str(source), revision=revision, **chosen))
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise FileNotFoundError(
+            f"{source} is neither a checkpoint folder nor a model on the Hub that you can access ({reason}); check the "
+            "name, the revision, and your account with `hf auth whoami`."
+        ) from error
+
+
+def _run(folder: Path) -> dict[str, Any]:
+    return read_json(folder / RECORD)
+
+
+def _load(folder: Path) -> PreTrainedModel:
+    config = read_config(folder)
+    architecture = (config.architectures or ["none"])[0]
+    kind = kind_of(architecture)
+    if kind.task not in EVALUATED:
+        endings = ", ".join(kind.ending for kind in KINDS if kind.task in EVALUATED)
+        raise ValueError(
+            f"{folder} is a {architecture}; only classifiers and causal language models are evaluated ({endings})."
+        )
+    if is_signed(config.model_type):
+        model = read_bidir(folder, torch.float32)
+    else:
+        model = getattr(transformers, kind.auto).from_pretrained(folder, dtype=torch.float32).eval()
+    model.is_quantized = False  # the Trainer refuses to train 8-bit weights, and so even to evaluate them
+    return model
+
+
+def _trainer(model: PreTrainedModel, scratch: str, batch_size: int, collator: Callable) -> SignedTrainer:
+    causal = kind_of(model).causal
+    args = TrainingArguments(
+        output_dir=scratch,
+        per_device_eval_batch_size=batch_size,
+        prediction_loss_only=causal,
+        report_to="none",
+        remove_unused_columns=False,
+        dataloader_pin_memory=torch.cuda.is_available(),
+    )
+    if causal:
+        return CausalTrainer(model=model, args=args, data_collator=collator)
+    return SignedTrainer(
+        model=model,
+        args=args,
+        data_collator=collator,
+        compute_metrics=classification_metrics(_classes(model)),
+        preprocess_logits_for_metrics=predicted_classes,
+    )
+
+
+def _classes(model: PreTrainedModel) -> list[str]:
+    return [model.config.id2label[index] for index in range(model.config.num_labels)]
+
+
+def _scores(trainer: SignedTrainer, examples: Dataset) -> dict[str, float]:
+    measured = trainer.evaluate(examples, metric_key_prefix="eval")
+    kept = ("eval_accuracy", "eval_macro_f1", "eval_perplexity", "eval_recall_")
+    return {name.removeprefix("eval_"): value for name, value in measured.items() if name.startswith(kept)}
+
+
+def _signs(trainer: SignedTrainer, examples: Dataset) -> tuple[float | None, dict[str, float]]:
+    """The share of negative coefficients, and the scores without them; None and no scores for softmax."""
+    model = trainer.model
+    if not hasattr(model.config, "attn_activation") or is_softmax(model.config):
+        return None, {}
+    batches = ({k: v.to(model.device) for k, v in batch.items()} for batch in trainer.get_eval_dataloader(examples))
+    share = negative_share(model, batches)
+    with without_negatives(model):
+        return share, _scores(trainer, examples)
+
+
+def read_examples(
+    model: PreTrainedModel, folder: Path, data: str | None, split: str, options: dict[str, Any]
+) -> Examples:
+    """The examples of a split, read as in training: from `data`, or from the data set that the checkpoint's run names.
+
+    Args:
+        options: data options of the training scripts; those that are None are as in the run.
+    """
+    run, from_file = _run(folder), data is not None and (Path(data).exists() or is_table(data))
+    if kind_of(model).causal:
+        return _read_blocks(model, folder, run, data, from_file, split, options)
+    images = model.main_input_name == "pixel_values"
+    arguments = _data_arguments(ImageDataArguments if images else TextDataArguments, run, options)
+    names, values = _classes(model), run.get("label_values")  # a record of an earlier version has no values
+    if from_file:
+        read_file = read_image_split if images else read_text_split
+        examples, described = read_file(data, arguments, names, split, values), source_of([Path(data)])
+    else:
+        examples = _read_data_set(arguments, run, data, split, names, values, images)
+        described = {"source": arguments.dataset_name}
+    if images:
+        return examples, described, ImageCollator(checkpoint_processor(str(folder), model.config))
+    tokenizer = saved_tokenizer(str(folder), model.config)
+    know_padding(model.config, tokenizer)
+    length = min(arguments.max_length, longest_text(model) or arguments.max_length)
+    return tokenize_split(examples, tokenizer, length), described, DataCollatorWithPadding(tokenizer)
+
+
+def _read_data_set(
+    arguments: Any,
+    run: dict[str, Any],
+    data: str | None,
+    split: str,
+    names: list[str],
+    values: list | None,
+    images: bool,
+) -> Dataset:
+    """A split of a data set by name, with the classes of the model as labels."""
+    if data is not None and data != arguments.dataset_name:
+        arguments.dataset_config, arguments.class_names = None, None
+    arguments.dataset_name = data or _data_set_of(run, split)
+    arguments.class_names = None if values else arguments.class_names
+    splits = (read_image_splits if images else read_texts)(arguments)
+    if split not in dict(splits):
+        raise ValueError(f"{arguments.dataset_name} has no {split} split with labels; choose another by --split.")
+    examples = dict(splits)[split].cast_column("label", ClassLabel(names=splits.names))
+    role, dropping = "image" if images else "text", LabelledDataArguments(drop_bad_rows=arguments.drop_bad_rows)
+    return labelled_split(examples, dropping, role, (role,), names, split, values)
+
+
+def _read_blocks(
+    model: PreTrainedModel,
+    folder: Path,
+    run: dict[str, Any],
+    data: str | None,
+    from_file: bool,
+    split: str,
+    options: dict[str, Any],
+) -> Examples:
+    """The same for a language model: the blocks of a split, sampled as in the training script."""
+    arguments = _data_arguments(BlockArguments, run, options)
+    if from_file:
+        arguments.train_file = arguments.validation_file = [data]
+        described = {"source": Path(data).name, "sha256": sha256(Path(data))}
+    else:
+        arguments.dataset_name = data or _data_set_of(run, split)
+        described = {"source": arguments.dataset_name}
+    blocks = dict(cut_into_blocks(read_documents(arguments), saved_tokenizer(str(folder), model.config), arguments))
+    wanted = "validation" if from_file else split
+    if wanted not in blocks:
+        raise ValueError(f"a language model is evaluated on the train or validation split; got {split}.")
+    return blocks[wanted], described, default_data_collator
+
+
+def _data_arguments(kind: type, run: dict[str, Any], options: dict[str, Any]) -> Any:
+    """The data options of the run, without its files, and with the requested options."""
+    known = {field.name for field in fields(kind) if not field.name.endswith("_file")}
+    chosen = run.get("recipe", {}) | {name: value for name, value in options.items() if value is not None}
+    return kind(**{name: value for name, value in chosen.items() if name in known})
+
+
+def _data_set_of(run: dict[str, Any], split: str) -> str:
+    """The data set that a run read by name."""
+    recipe = run.get("recipe", {})
+    if "train_file" in recipe or "dataset_name" not in recipe:
+        file = run.get("data", {}).get(split, {}).get("source")
+        raise ValueError(f"name the data with --data{f'; the run read {file}' if file else ''}.")
+    return recipe["dataset_name"]

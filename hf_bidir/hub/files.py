@@ -1,0 +1,41 @@
+"""The files that make up a checkpoint, and those that describe it."""
+
+import hashlib
+import json
+from pathlib import Path
+
+from hf_bidir.checkpoints.adapters import ADAPTER_CONFIG
+from hf_bidir.checkpoints.reading import LICENCES
+from hf_bidir.common.card import CARD
+from hf_bidir.common.files import read_json, sha256
+
+CODE = ("*.py",)
+MODULES = ("[0-9]_*/*.json", "[0-9]_*/*.safetensors")  # sentence-transformers keeps them in numbered folders
+COMPUTED_FROM = (
+    *("config.json", ADAPTER_CONFIG, "generation_config.json", "*.safetensors", "model.safetensors.index.json"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    *("vocab.txt", "vocab.json", "merges.txt", "*.model"),
+    *("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
+    *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json", *MODULES),
+)
+RECORDS = ("all_results.json", "run.json", "previous_run.json", "evaluation.json", "seeds.json")
+REPORTS = (CARD, *LICENCES, "*.png", *RECORDS)
+
+
+def matching(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path]:
+    """The files that match a pattern, by their path in the folder, sorted."""
+    files = {file.relative_to(folder).as_posix(): file for pattern in patterns for file in folder.glob(pattern)}
+    return {name: file for name, file in sorted(files.items()) if file.is_file()}
+
+
+def digests(folder: Path, patterns: tuple[str, ...] = COMPUTED_FROM) -> dict[str, str]:
+    """The SHA-256 of every file that decides what the checkpoint computes, by name.
+
+    That of an adapter's config leaves out where its base is, which changes when it is published.
+    """
+    found = {name: sha256(file) for name, file in matching(folder, patterns).items()}
+    if ADAPTER_CONFIG in found:
+        fields = read_json(folder / ADAPTER_CONFIG)
+        fields = {name: fields[name] for name in sorted(fields.keys() - {"base_model_name_or_path", "revision"})}
+        found[ADAPTER_CONFIG] = hashlib.sha256(json.dumps(fields).encode()).hexdigest()
+    return found

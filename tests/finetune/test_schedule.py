@@ -1,0 +1,132 @@
+"""The negative mass moves as asked, is saved with the weights that it trained, and resumes."""
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.data import Dataset
+from transformers import Trainer, TrainingArguments
+
+from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, NegativeMassSchedule
+from hf_bidir.finetune.trainer import SignedTrainer
+
+STEPS, LAYERS = 41, 4
+MASSES = st.floats(1e-6, 1)
+
+
+class Sentences(Dataset):
+    """Twenty short sentences; the class is whether the first word is an odd number."""
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return {"input_ids": torch.arange(index, index + 6) % 30, "labels": torch.tensor(index % 2)}
+
+
+def trained(folder, *callbacks, trainer=Trainer, resume=None, model=None, **options):
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "num_hidden_layers": LAYERS, "num_attention_heads": 2, "intermediate_size": 16}
+    model = model or BidirBertForSequenceClassification(BidirBertConfig(vocab_size=30, **shape))
+    options = {"max_steps": 10, "save_strategy": "steps", "save_steps": 4, "logging_steps": 1, **options}
+    args = TrainingArguments(str(folder), per_device_train_batch_size=4, use_cpu=True, disable_tqdm=True,
+                             **{"report_to": "none", **options})  # fmt: skip
+    run = trainer(model=model, args=args, train_dataset=Sentences(), eval_dataset=Sentences(), callbacks=[*callbacks])
+    run.train(resume_from_checkpoint=resume)
+    return run
+
+
+@given(MASSES, MASSES, st.floats(0, 1))
+def test_a_schedule_goes_from_start_to_end_without_turning_back(start, end, until):
+    schedule = NegativeMassSchedule(start, end, until=until)
+    values = torch.tensor([schedule.value(step, STEPS) for step in range(STEPS)])
+    assert (values.diff() * math.copysign(1, end - start)).min() >= -1e-6
+    assert values[-1] == pytest.approx(end)
+    if until > 0:
+        assert values[0] == pytest.approx(start)
+
+
+def test_the_shift_of_the_scores_moves_evenly():
+    schedule = NegativeMassSchedule(math.exp(-12), 1.0, until=1.0)
+    shifts = torch.tensor([-math.log(schedule.value(step, STEPS)) / 2 for step in range(STEPS)])
+    torch.testing.assert_close(shifts, torch.linspace(6, 0, STEPS), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"until": 1.5}, "0 to 1; got 1.5"),
+        ({"start": 0.0}, "expected start above 0"),
+        ({"end": 2.0}, r"\[0, 1\]"),
+    ],
+)
+def test_an_impossible_schedule_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        NegativeMassSchedule(**arguments)
+
+
+def test_a_checkpoint_names_the_negative_mass_that_its_weights_were_trained_with(tmp_path):
+    schedule = NegativeMassSchedule(0.01, 1.0, until=0.8)
+    trained(tmp_path, schedule)
+    for step in (4, 8):
+        config = json.loads((tmp_path / f"checkpoint-{step}/config.json").read_text())
+        assert config["attn_negative_mass"] == schedule.value(step - 1, 10)
+
+
+def test_an_interrupted_run_resumes_to_the_same_weights(tmp_path):
+    def schedule():
+        return NegativeMassSchedule(0.01, 1.0, until=0.9)
+
+    whole = trained(tmp_path / "whole", schedule()).model
+    resumed = trained(tmp_path / "resumed", schedule(), resume=str(tmp_path / "whole/checkpoint-4")).model
+    for name, weight in whole.state_dict().items():
+        torch.testing.assert_close(resumed.state_dict()[name], weight, msg=name)
+
+
+@pytest.mark.parametrize("saved", [[], [NegativeMassSchedule(until=0.5)]])
+def test_resuming_with_another_schedule_is_refused(tmp_path, saved):
+    trained(tmp_path, *saved)
+    with pytest.raises(ValueError, match=r"resume with the schedule of the checkpoint"):
+        trained(tmp_path, NegativeMassSchedule(until=0.7), resume=str(tmp_path / "checkpoint-4"))
+
+
+def test_resuming_with_another_number_of_steps_is_refused(tmp_path):
+    trained(tmp_path, NegativeMassSchedule())
+    with pytest.raises(ValueError, match=r"'max_steps': 10\}.*'max_steps': 20\}"):
+        trained(tmp_path, NegativeMassSchedule(), max_steps=20, resume=str(tmp_path / "checkpoint-4"))
+
+
+def test_a_model_without_negative_mass_is_refused(tmp_path):
+    model = BidirBertForSequenceClassification(BidirBertConfig(attn_activation="softmax", num_hidden_layers=1))
+    with pytest.raises(ValueError, match=r"attn_activation tanhmax or balanced; got .*'softmax'"):
+        trained(tmp_path, NegativeMassSchedule(), model=model)
+
+
+def test_tensorboard_shows_the_negative_mass_of_every_step(tmp_path, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
+    schedule = NegativeMassSchedule(0.01, 1.0, until=0.8)
+    trained(tmp_path, schedule, trainer=SignedTrainer, report_to="tensorboard")
+    folder = next(tmp_path.rglob("events.out*")).parent
+    events = EventAccumulator(str(folder)).Reload()
+    shown = [event.value for event in events.Scalars("train/negative_mass")][:10]
+    assert shown == pytest.approx([schedule.value(step, 10) for step in range(10)])
+
+
+def test_a_plain_trainer_keeps_the_negative_mass_in_its_history(tmp_path):
+    history = trained(tmp_path, NegativeMassSchedule(0.01, 1.0)).state.log_history
+    assert all("negative_mass" in entry for entry in history)
+
+
+def test_only_checkpoints_at_the_end_value_can_be_the_best(tmp_path):
+    options = {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "metric_for_best_model": "loss"}
+    # the loss of the first checkpoint is the best one: the learning rate is ruinous
+    run = trained(tmp_path, NegativeMassSchedule(until=0.6), trainer=SignedTrainer, learning_rate=1.0,
+                  load_best_model_at_end=True, **options)  # fmt: skip
+    losses = {entry["step"]: entry["eval_loss"] for entry in run.state.log_history if "eval_loss" in entry}
+    assert min(losses, key=losses.get) < 7  # which without the schedule would be the best
+    assert run.state.best_global_step >= 7
+    assert run.model.config.attn_negative_mass == 1.0

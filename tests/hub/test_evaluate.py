@@ -1,0 +1,210 @@
+"""evaluate_checkpoint: the card's numbers reproduced from the files alone."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from PIL import Image
+from transformers import AutoImageProcessor, AutoTokenizer, BertForMaskedLM, BertForSequenceClassification
+from typer.testing import CliRunner
+
+from hf_bidir import BidirViTForImageClassification
+from hf_bidir.checkpoints.convert import convert_checkpoint
+from hf_bidir.checkpoints.layer_hooks import without_negatives
+from hf_bidir.cli import app
+from hf_bidir.finetune.data.image_data import ImageCollator
+from hf_bidir.finetune.data.image_files import read_digits
+from hf_bidir.hub import build_model_card, evaluate_checkpoint
+from hf_bidir.hub.evaluate import claimed_scores
+from tests.tiny_models import stock_model
+from training.checkpoints import CARDS
+from training.image_classification import main as train_on_images
+from training.text_classification import main as train_on_texts
+
+SMALL = ["--hidden_size", "8", "--num_hidden_layers", "1", "--num_attention_heads", "2", "--intermediate_size", "8"]
+BRIEF = ["--max_steps", "3", "--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false"]
+ROWS = [(f"{'abc'[row % 3]} film {row}", row % 3 + 1) for row in range(30)]  # the classes are 1, 2 and 3
+
+
+def table(path, rows, text="text"):
+    texts, labels = zip(*rows, strict=True)
+    Dataset.from_dict({text: texts, "label": labels}).to_parquet(str(path))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def stars(tmp_path_factory):
+    """A finished run on texts, whose labels 1, 2 and 3 have other names, and its test file."""
+    place = tmp_path_factory.mktemp("stars")
+    file = table(place / "test.parquet", ROWS)
+    files = ["--train_file", file, "--validation_file", file, "--test_file", file]
+    options = [*files, "--class_names", "low", "mid", "high", "--vocab_size", "60", "--output_dir", str(place / "run")]
+    train_on_texts([*options, *SMALL, *BRIEF])
+    return place / "run", file
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    """A finished run on folders of images, and its test folder."""
+    place, pixels = tmp_path_factory.mktemp("photographs"), np.random.default_rng(0)
+    for number in range(24):
+        for name in ("train", "test"):
+            folder = place / name / ("day", "night")[number % 2]
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels.integers(0, 256, (8, 8), np.uint8)).save(folder / f"test-{number}.png")
+    files = ["--train_file", str(place / "train"), "--test_file", str(place / "test")]
+    train_on_images([*files, *SMALL, *BRIEF, "--patch_size", "4", "--output_dir", str(place / "run")])
+    return place / "run", place / "test"
+
+
+@pytest.fixture
+def digits(tmp_path):
+    """A copy of a committed checkpoint, which was evaluated and whose run names its data set."""
+    return shutil.copytree(CARDS / "digits-tanhmax", tmp_path / "digits-tanhmax")
+
+
+@pytest.fixture
+def claiming(stars):
+    """Sets the accuracy that the card of the text run claims, until the end of the test."""
+    readme = stars[0] / "README.md"
+    card = readme.read_text(encoding="utf-8")
+    yield lambda claimed: readme.write_text(card.replace(f"value: {results(stars[0])['test_accuracy']}", claimed))
+    readme.write_text(card, encoding="utf-8")
+
+
+def results(folder):
+    return json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
+
+
+def evaluate(*words):
+    return CliRunner().invoke(app, ["evaluate", *map(str, words)])
+
+
+def test_texts_are_measured_as_the_run_measured_them_whatever_the_batch_size(stars):
+    folder, file = stars
+    scores = evaluate_checkpoint(folder, file, batch_size=7).scores
+    assert scores == {name: results(folder)[f"test_{name}"] for name in scores}
+    assert scores.keys() == {"accuracy", "macro_f1", "recall_low", "recall_mid", "recall_high"}
+
+
+def test_images_are_measured_on_the_data_set_that_the_run_names_also_without_negative_coefficients(digits):
+    rows, model = read_digits()["test"], BidirViTForImageClassification.from_pretrained(digits).eval()
+    pixels = ImageCollator(AutoImageProcessor.from_pretrained(digits))(rows)["pixel_values"]
+    with torch.no_grad(), without_negatives(model):
+        predictions = model(pixels).logits.argmax(-1).numpy()
+    evaluation = evaluate_checkpoint(digits)
+    assert evaluation.data == {"source": "digits", "rows": 360}
+    assert evaluation.scores["accuracy"] == results(digits)["test_accuracy"]
+    assert evaluation.accuracy_without_negatives == pytest.approx(np.mean(predictions == np.array(rows["label"])))
+    assert evaluation.accuracy_without_negatives < evaluation.scores["accuracy"] - 0.1
+    assert 0 < evaluation.negative_share < 1
+
+
+def test_labels_mean_what_they_meant_in_training_in_a_file_without_some_of_the_classes(stars, tmp_path):
+    recall = evaluate_checkpoint(*stars).scores
+    part = table(tmp_path / "part.parquet", [ROWS[row] for row in (1, 2, 4, 5)])
+    assert evaluate_checkpoint(stars[0], part).scores["accuracy"] == (recall["recall_mid"] + recall["recall_high"]) / 2
+
+
+def test_a_label_that_the_model_does_not_know_is_refused_or_left_out_on_request(stars, tmp_path):
+    file = table(tmp_path / "other.parquet", [*ROWS[:4], ("odd", 0)])
+    with pytest.raises(
+        ValueError, match=r"row 4 \(from 0\): labels that the model lacks: '0' \(1\); it has '1', '2', '3'"
+    ):
+        evaluate_checkpoint(stars[0], file)
+    assert evaluate_checkpoint(stars[0], file, drop_bad_rows=True).data["rows"] == 4
+
+
+def test_the_softmax_checkpoint_and_its_signed_copy_have_equal_scores_and_no_negative_coefficients(stars, tmp_path):
+    AutoTokenizer.from_pretrained(stars[0]).save_pretrained(tmp_path / "stock")
+    stock_model("bert", num_labels=3).save_pretrained(tmp_path / "stock")
+    names = {"id2label": dict(enumerate("123")), "label2id": {"1": 0, "2": 1, "3": 2}}
+    BertForSequenceClassification.from_pretrained(tmp_path / "stock", **names).save_pretrained(tmp_path / "stock")
+    stock = evaluate_checkpoint(tmp_path / "stock", stars[1])
+    signed = evaluate_checkpoint(convert_checkpoint(tmp_path / "stock", tmp_path / "signed"), stars[1])
+    assert stock.negative_share is signed.negative_share is stock.accuracy_without_negatives is None
+    assert stock.scores == signed.scores
+
+
+def test_what_cannot_be_evaluated_is_refused(stars, tmp_path):
+    with pytest.raises(FileNotFoundError, match="has no weights"):
+        evaluate_checkpoint(CARDS / "sst2-minilm-softmax", "x.csv")
+    with pytest.raises(ValueError, match=r"name the data with --data; the run read test\.parquet"):
+        evaluate_checkpoint(stars[0])
+    BertForMaskedLM(stock_model("bert").config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="is a BertForMaskedLM; only classifiers and causal language models are evalu"):
+        evaluate_checkpoint(tmp_path, "digits")
+
+
+def test_the_command_prints_the_cards_number_beside_the_new_one_and_fails_when_they_differ(stars, claiming):
+    folder, file = stars
+    accuracy = claimed_scores(folder)["accuracy"]
+    told = evaluate(folder, "--data", file)
+    assert (told.exit_code, f"{accuracy:.4f}     {accuracy:.4f}" in told.stdout) == (0, True), told.output
+    assert "–" not in told.stdout, told.output  # the table of the card has the recall of each class
+    claiming("value: 0.987")
+    told = evaluate(folder, "--data", file)
+    assert (told.exit_code, "0.9870" in told.stdout) == (1, True)
+
+
+def test_other_data_than_the_cards_is_no_difference_and_is_never_saved(stars, tmp_path):
+    other = table(tmp_path / "other.parquet", ROWS[:3])
+    told = evaluate(stars[0], "--data", other)
+    assert (told.exit_code, "difference" in told.stdout) == (0, False), told.output
+    assert "measured on other data; nothing is compared" in told.stdout.splitlines()[0]
+    told = evaluate(stars[0], "--data", other, "--save")
+    assert (told.exit_code, "Nothing was saved" in told.stderr) == (2, True), told.output
+    assert not (stars[0] / "evaluation.json").exists()
+
+
+def test_a_folder_of_images_is_recognised_wherever_it_is_and_another_is_not(photographs, tmp_path):
+    folder, test = photographs
+    copied = shutil.copytree(test, tmp_path / "copy")
+    told = evaluate(folder, "--data", copied)
+    assert (told.exit_code, "other data" in told.stdout) == (0, False), told.output
+    (copied / "day/test-0.png").rename(copied / "night/test-0.png")
+    told = evaluate(folder, "--data", copied)
+    assert (told.exit_code, "measured on other data; nothing" in told.stdout) == (0, True), told.output
+
+
+def test_a_saved_evaluation_makes_the_card_say_verified(stars):
+    folder, file = stars
+    assert "nobody has verified them" in build_model_card(folder).text
+    told = evaluate(folder, "--data", file, "--save")
+    assert told.exit_code == 0, told.output
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    (folder / "evaluation.json").unlink()
+    assert "Verified: `hf-bidir evaluate` measured the same numbers from the saved files." in card
+
+
+CHANGES = [
+    lambda saved: saved["scores"].update(accuracy=0.001),
+    lambda saved: saved["scores"].update(recall_3=0.123),
+    lambda saved: saved["files"].update({"model.safetensors": "others"}),
+    lambda saved: saved["data"].update(rows=2),
+    lambda saved: saved["data"].update(source="other"),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=["number", "recall", "weights", "rows", "data set"])
+def test_an_evaluation_of_other_files_other_data_or_with_other_numbers_verifies_nothing(digits, change):
+    assert "Verified: " in build_model_card(digits).text
+    saved = json.loads((digits / "evaluation.json").read_text())
+    change(saved)
+    (digits / "evaluation.json").write_text(json.dumps(saved))
+    assert "nobody has verified them" in build_model_card(digits).text
+
+
+def test_errors_of_the_command_name_its_own_options(stars, photographs, tmp_path):
+    for words, message in (
+        ([stars[0], "--data", table(tmp_path / "renamed.parquet", ROWS, "review")], "Choose one with --column."),
+        ([photographs[0], "--data", photographs[1].parent], f"such as --data {photographs[1]}"),
+        ([stars[0], "--revision", "v1"], "is a folder and has no revisions"),
+        (["nobody/nothing-at-all", "--data", "x.parquet"], "neither a checkpoint folder nor a model"),
+        (["nobody/nothing-at-all", "--save"], "--save needs a local folder"),
+    ):
+        told = evaluate(*words)
+        assert (told.exit_code, message in told.stderr.partition("error: ")[2]) == (2, True), told.stderr

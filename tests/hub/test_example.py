@@ -1,0 +1,140 @@
+"""The Python example at the top of a card runs as it stands, offline."""
+
+import json
+import re
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+from transformers import ViTImageProcessor
+
+from hf_bidir import (
+    BidirBertConfig,
+    BidirBertForMaskedLM,
+    BidirBertForSequenceClassification,
+    BidirBertForTokenClassification,
+    BidirViTConfig,
+    BidirViTForImageClassification,
+)
+from hf_bidir.common.images import open_image
+from hf_bidir.hub import build_model_card
+from tests.tiny_models import WORDS, word_tokenizer
+
+ROOT = Path(__file__).parents[2]
+WITH_WEIGHTS = sorted(file.parent for file in (ROOT / "model_cards").glob("*/model.safetensors"))
+SHAPE = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 1, "intermediate_size": 8}
+TEXT_MODELS = [BidirBertForSequenceClassification, BidirBertForMaskedLM, BidirBertForTokenClassification]
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("the example connected to something"))
+
+
+def example_of(card: str) -> str:
+    return re.search(r"```python\n(.*?)\n```", card, re.DOTALL)[1]
+
+
+def run(card: str) -> dict:
+    variables = {}
+    exec(example_of(card), variables)
+    return variables
+
+
+def save_text_model(model_class, folder):
+    model_class(BidirBertConfig(vocab_size=len(WORDS), **SHAPE)).save_pretrained(folder)
+    word_tokenizer().save_pretrained(folder)
+
+
+def save_image_model(folder):
+    BidirViTForImageClassification(BidirViTConfig(image_size=8, patch_size=4, **SHAPE)).save_pretrained(folder)
+    ViTImageProcessor(size={"height": 8, "width": 8}).save_pretrained(folder)
+
+
+@pytest.mark.parametrize("folder", WITH_WEIGHTS, ids=lambda folder: folder.name)
+def test_the_example_of_every_committed_checkpoint_prints_a_prediction(folder, offline, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    variables = run((folder / "README.md").read_text(encoding="utf-8"))
+    label, probability = capsys.readouterr().out.splitlines()[-1].rsplit(maxsplit=1)
+    assert label
+    assert 0 < float(probability) <= 1
+    coefficients = variables["coefficients"]
+    assert all(layer.ndim == 4 for layer in coefficients)
+    assert any((layer < 0).any() for layer in coefficients) == folder.name.endswith("tanhmax")
+
+
+def test_committed_weights_are_small_but_for_one_in_half_precision():
+    sizes = {folder.name: (folder / "model.safetensors").stat().st_size for folder in WITH_WEIGHTS}
+    half = sizes.pop("sst2-minilm-tanhmax", 0)  # missing from the sdist
+    assert len(sizes) >= 8
+    assert max(sizes.values()) < 10_000_000
+    assert half < 50_000_000
+
+
+@pytest.mark.parametrize(
+    ("model_class", "has_code"), [*((head, True) for head in TEXT_MODELS), (TEXT_MODELS[0], False)]
+)
+def test_the_example_of_a_users_text_model_runs_in_its_folder(
+    model_class, has_code, offline, tmp_path, monkeypatch, capsys
+):
+    save_text_model(model_class, tmp_path)
+    for file in [] if has_code else tmp_path.glob("*.py"):
+        file.unlink()
+    monkeypatch.chdir(tmp_path)
+    assert len(run(build_model_card(tmp_path).text)["coefficients"]) == 2
+    assert capsys.readouterr().out
+
+
+def test_the_example_of_a_users_image_model_runs_in_its_folder(offline, tmp_path, monkeypatch, capsys):
+    save_image_model(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert len(run(build_model_card(tmp_path).text)["coefficients"]) == 2
+    assert capsys.readouterr().out.startswith("LABEL_")
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "CMYK"])
+def test_the_example_sees_an_image_as_training_does(mode, tmp_path):
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 8, 4), np.uint8))
+    image = image.quantize(9) if mode == "P" else image.convert(mode)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    file = tmp_path / ("image.tif" if mode == "CMYK" else "image.png")
+    image.save(file, exif=exif)
+    save_image_model(tmp_path)
+    example = example_of(build_model_card(tmp_path).text).splitlines()
+    lines = [line for line in example if "exif_transpose" in line or "alpha_composite" in line]
+    variables = {"Image": Image, "ImageOps": ImageOps, "image": Image.open(file)}
+    exec("\n".join(lines), variables)
+    np.testing.assert_array_equal(variables["image"], open_image(file))
+
+
+def test_a_model_with_several_labels_prints_logits_because_softmax_is_no_probability_there(tmp_path):
+    save_text_model(BidirBertForSequenceClassification, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"problem_type": "multi_label_classification"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    example = example_of(build_model_card(tmp_path).text)
+    assert "print(outputs.logits)" in example
+    assert "softmax" not in example
+
+
+@pytest.mark.parametrize("missing", ["a tokenizer", "a head"])
+def test_a_task_without_an_example_is_loaded_only(missing, tmp_path):
+    save_text_model(BidirBertForSequenceClassification, tmp_path)
+    if missing == "a tokenizer":
+        (tmp_path / "tokenizer_config.json").unlink()
+    else:
+        config = json.loads((tmp_path / "config.json").read_text()) | {"architectures": ["BidirBertModel"]}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    *_, last = example_of(build_model_card(tmp_path).text).splitlines()
+    auto = "AutoModelForSequenceClassification" if missing == "a tokenizer" else "AutoModel"
+    assert last == f"model = {auto}.from_pretrained(source, trust_remote_code=True)"
+
+
+def test_on_the_hub_the_example_image_is_downloaded_with_the_same_revision(tmp_path):
+    save_image_model(tmp_path)
+    (tmp_path / "example.png").touch()
+    example = example_of(build_model_card(tmp_path, "someone/prints", "v1").text)
+    compile(example, "card", "exec")
+    assert 'hf_hub_download(source, "example.png", revision=revision)' in example
