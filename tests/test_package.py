@@ -179,7 +179,8 @@ from importlib import import_module
 found = {}
 for name in ("explain", "finetune.trainer", "finetune.data.text_data"):
     try:
-        import_module(f"hf_bidir.{name}")
+        module = import_module(f"hf_bidir.{name}")
+        _ = name == "explain" and module.explain  # imported on first use
     except ModuleNotFoundError as error:
         found[name] = str(error).partition("hf-bidir")[2]
 print(json.dumps(found))
