@@ -13,13 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from hf_bidir import (
-    BidirBertForSequenceClassification,
-    BidirDinov2ForImageClassification,
-    BidirLlamaForCausalLM,
-    BidirLlamaForSequenceClassification,
     signed,
 )
-from hf_bidir.finetune import trainer
 from tests.tiny_models import stock_model
 from tests.training.conftest import tables
 from training.text_classification import main
@@ -121,16 +116,3 @@ def test_a_sharded_model_learns_what_a_whole_one_learns_and_is_saved_whole(tmp_p
     assert code[0] == code[1]
     config = json.loads((tmp_path / "saved2/config.json").read_text())
     assert config["auto_map"]["AutoModelForCausalLM"] == "modeling_bidir.BidirLlamaForCausalLM"
-
-
-@pytest.mark.parametrize(
-    ("model", "divides"),
-    [
-        (BidirLlamaForCausalLM, True),
-        (BidirBertForSequenceClassification, False),  # computes its loss itself
-        (BidirLlamaForSequenceClassification, False),  # calls the loss function without the number of labels
-        (BidirDinov2ForImageClassification, True),
-    ],
-)
-def test_heads_that_divide_by_all_labels_are_told_from_those_that_do_not(model, divides):
-    assert trainer._divides_by_all_labels(model(model.config_class(**SMALL))) is divides
