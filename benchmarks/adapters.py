@@ -17,13 +17,12 @@ from pandas import DataFrame
 
 from benchmarks.measure import RESULTS, ROOT, save_run, train_once
 from benchmarks.runs import comparison, has_run, markdown, read_runs, spread, where
-from hf_bidir.cli.recipe import read_recipe
+from hf_bidir.cli.script import read_recipe
 from hf_bidir.common.files import read_json
-from hf_bidir.finetune.folder import RECORD
-from hf_bidir.finetune.tasks.image_classification import image_classification
-from hf_bidir.finetune.tasks.text_classification import text_classification
+from hf_bidir.finetune.record import RECORD
+from training import image_classification, text_classification
 
-TASKS = {"digits": image_classification, "ag-news": text_classification}
+TASKS = {"digits": image_classification.main, "ag-news": text_classification.main}
 RATES = {
     ("digits", "adapter"): (1e-3, 3e-3, 1e-2),
     ("digits", "all weights"): (3e-4, 1e-3, 3e-3),
@@ -55,7 +54,7 @@ def measure(run: dict[str, Any], options: argparse.Namespace) -> None:
     if has_run(FILE, **run):
         return
     data, trained, rate, seed = run.values()
-    given = read_recipe(TASKS[data].options, ROOT / f"training/recipes/{data}-lora.yaml")
+    given = read_recipe(ROOT / f"training/recipes/{data}-lora.yaml")
     given |= {"learning_rate": rate, "seed": seed, "model_name_or_path": str(ROOT / given["model_name_or_path"])}
     if data == "ag-news":
         given.pop("dataset_name")

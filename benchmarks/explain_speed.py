@@ -33,7 +33,7 @@ from hf_bidir.explain import (
     relevance,
     token_scores,
 )
-from hf_bidir.explain.methods.input_function import InputFunction
+from hf_bidir.explain.target import InputFunction
 
 LENGTH, LAYERS, HEADS = 128, 12, 12
 BATCH = 16  # sentences

@@ -28,7 +28,7 @@ class Reshaped(Examples):
     images, audio = _reshaped(Examples.images), _reshaped(Examples.audio)
 
     def __init__(self, model: PreTrainedModel, reshape: dict[str, Callable[[Tensor], Tensor]]):
-        super().__init__(model, seed=0)
+        super().__init__(model, 0, COMPANIONS | OWN)
         self.reshape = reshape
 
 
@@ -91,6 +91,9 @@ def _run_on(model: PreTrainedModel, inputs: Inputs) -> Inputs:
     return inputs
 
 
+OWN: dict[str, Callable[[Examples, Inputs], Any]] = {}  # companions of models that only the sweep builds
+
+
 def for_text(make: Callable[[Examples, Tensor], Tensor]) -> Callable[[Examples, Inputs], Tensor | None]:
     """Marks an input that is created only together with token ids."""
     return lambda examples, inputs: make(examples, inputs["input_ids"]) if "input_ids" in inputs else None
@@ -98,7 +101,7 @@ def for_text(make: Callable[[Examples, Tensor], Tensor]) -> Callable[[Examples, 
 
 def if_required(name: str, make: Callable[[Examples], Any]) -> None:
     """Marks an input that is created only for models that require it."""
-    COMPANIONS[name] = lambda examples, inputs: make(examples) if name in examples.required else None
+    OWN[name] = lambda examples, inputs: make(examples) if name in examples.required else None
 
 
 def _width(examples: Examples) -> int:
@@ -131,7 +134,7 @@ def _past_values(examples: Examples) -> Tensor:
     return examples.randn(2, config.context_length, channels) if channels else examples.randn(2, 64)
 
 
-COMPANIONS |= {
+OWN |= {
     "bbox": for_text(_boxes),
     "flattened_patches": _flattened_patches,
     "qformer_input_ids": lambda examples, inputs: examples.ids(8),

@@ -5,12 +5,10 @@ Healing is distillation that restores the hidden states of the softmax model.
     python benchmarks/healing.py minilm --model MINILM --imdb DIR --sst2 DIR
     python benchmarks/healing.py vit --fashion-mnist DIR
     python benchmarks/healing.py decoder --model DECODER --imdb DIR
-    python benchmarks/healing.py tokens --model SMOLLM2 --imdb DIR --seeds 0 1
 
 MINILM is sentence-transformers/all-MiniLM-L6-v2 or a folder with its weights, DECODER a causal language model such as
-runs/checkpoints/imdb-lm-softmax of `make checkpoints`, SMOLLM2 a pretrained one; a DIR holds the files of the data set.
-"tokens" compares the loss with one whose errors are quotients of sums over tokens. Runs go to runs/healing;
-a finished run is not repeated (remove its folder for another model or other data), an interrupted one continues.
+runs/checkpoints/imdb-lm-softmax of `make checkpoints`; a DIR holds the files of the data. Runs go to runs/healing; a
+finished run is not repeated (remove its folder for another model or other data), an interrupted one continues.
 Held-out data: for MiniLM snippets of IMDB test reviews and SST-2 validation sentences, for the ViT the test images, for
 the decoder blocks of IMDB test reviews. Each student becomes a row of results/healing.csv; `make tables` makes the
 tables.
@@ -20,29 +18,22 @@ import argparse
 import shutil
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
-import torch
-from pandas import DataFrame, notna
-from torch import Tensor
+from pandas import DataFrame
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel
 
-from benchmarks.measure import KEEP_LAST, RESULTS, ROOT, save_run, train_once
-from benchmarks.runs import check_runs, markdown, where
+from benchmarks.measure import RESULTS, ROOT, save_run, train_once
+from benchmarks.runs import check_runs, listing, where
 from hf_bidir.checkpoints.convert import convert_checkpoint, restore_softmax
 from hf_bidir.checkpoints.reading import read_config
-from hf_bidir.cli.recipe import read_recipe
+from hf_bidir.cli.script import parse, read_recipe
 from hf_bidir.explain.signs import negative_share
-from hf_bidir.finetune.distillation import DistillationTrainer, student_and_teacher
-from hf_bidir.finetune.folder import read_record
-from hf_bidir.finetune.task import Task
-from hf_bidir.finetune.tasks import distillation as tasks_distillation
-from hf_bidir.finetune.tasks.distillation import distillation, prepared
-from hf_bidir.finetune.tasks.image_classification import image_classification
+from hf_bidir.finetune.heal import healing_data, student_and_teacher
+from hf_bidir.finetune.record import read_record
 from hf_bidir.hub import evaluate_checkpoint
 from hf_bidir.hub.evaluate import local_folder
 from hf_bidir.modeling.model_types import is_signed
+from training import distill, image_classification
 
 RUNS = ROOT / "runs/healing"
 FILE = RESULTS / "healing.csv"
@@ -50,6 +41,8 @@ KEY = ("model", "student", "steps", "seed")
 # λ = 1 without training
 SWAPPED = {"max_steps": 1, "learning_rate": 0.0, "warmup_ratio": 0.0, "negative_mass_until": 0.0}
 COLUMNS = {  # of the table: heading and format
+    "student": ("student", "{}"),
+    "steps": ("steps", "{}"),
     "relative_error": ("relative squared error", "{:.2%}"),
     "worst_layer": ("worst layer", "{:.2%}"),
     "negative_share": ("negative coefficients", "{:.0%}"),
@@ -74,16 +67,12 @@ def main() -> None:
     writer.add_argument("--imdb", type=Path, required=True, help="holds train.parquet and test.parquet")
     for command in (text, images, writer):
         command.add_argument("--steps", type=int, nargs="+", help="lengths of healing; by default those of the table")
-    pretrained = commands.add_parser("tokens", help="a pretrained language model, with two losses")
-    pretrained.add_argument("--model", required=True, help="such as HuggingFaceTB/SmolLM2-135M-Instruct, or a folder")
-    pretrained.add_argument("--imdb", type=Path, required=True, help="holds train.parquet and test.parquet")
-    pretrained.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     options = parser.parse_args()
-    {"minilm": minilm, "vit": vit, "decoder": decoder, "tokens": tokens}[options.what](options)
+    {"minilm": minilm, "vit": vit, "decoder": decoder}[options.what](options)
 
 
 def minilm(options: argparse.Namespace) -> None:
-    given = recipe(distillation, "minilm-healed") | {
+    given = recipe("minilm-healed") | {
         "train_file": [str(options.imdb / "train.parquet"), str(options.sst2 / "train.parquet")],
         "validation_file": [str(options.imdb / "test.parquet"), str(options.sst2 / "validation.parquet")],
         "model_name_or_path": options.model,
@@ -94,15 +83,15 @@ def minilm(options: argparse.Namespace) -> None:
 def vit(options: argparse.Namespace) -> None:
     train, test = (str(options.fashion_mnist / f"{split}-images-idx3-ubyte.gz") for split in ("train", "t10k"))
     teacher, labelled = RUNS / "vit-teacher", {"train_file": train, "test_file": test}
-    given = recipe(image_classification, "fashion-mnist-softmax") | labelled | {"num_train_epochs": 3}
-    trained = train_once(image_classification, given, teacher)
-    given = recipe(distillation, "fashion-mnist-healed")
+    given = recipe("fashion-mnist-softmax") | labelled | {"num_train_epochs": 3}
+    trained = train_once(image_classification.main, given, teacher)
+    given = recipe("fashion-mnist-healed")
     given |= {"train_file": [train], "validation_file": [test], "model_name_or_path": teacher}
     rows = healed("vit", given, options.steps or [1500])
     for folder, row in rows.items():
         still = {"max_steps": 1, "learning_rate": 0.0, "warmup_ratio": 0.0, "save_steps": 1, "eval_strategy": "no"}
         still |= labelled | {"load_best_model_at_end": False, "model_name_or_path": folder}
-        row["accuracy"] = train_once(image_classification, still, RUNS / f"{folder.name}-tested")["test_accuracy"]
+        row["accuracy"] = train_once(image_classification.main, still, RUNS / f"{folder.name}-tested")["test_accuracy"]
     softmax = {"student": "stock softmax", "steps": 0, "accuracy": trained["test_accuracy"]}
     save("vit", [softmax, *rows.values()], given)
 
@@ -116,43 +105,13 @@ def decoder(options: argparse.Namespace) -> None:
         restore_softmax(options.model, stock) if signed else shutil.copytree(local_folder(options.model), stock)
     if not equal.is_dir():
         convert_checkpoint(stock, equal, negative_mass=0.0)
-    given = recipe(distillation, "imdb-lm-healed")
+    given = recipe("imdb-lm-healed")
     given |= {"train_file": [train], "validation_file": [test], "model_name_or_path": stock}
     rows = {stock: {"student": "stock softmax", "steps": 0}, equal: {"student": "converted, λ = 0", "steps": 0}}
     rows |= healed("decoder", given, options.steps or [30, 300, 1000])
     for folder, row in rows.items():
         row["perplexity"] = evaluate_checkpoint(folder, test).scores["perplexity"]
     save("decoder", list(rows.values()), given)
-
-
-class QuotientOfSums(DistillationTrainer):
-    """Minimises `Σ ‖student - teacher‖² / Σ ‖teacher‖²` over tokens, which the tokens of the largest norm decide."""
-
-    def compute_loss(self, model: PreTrainedModel, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        model.eval()
-        found, keep = model(**inputs, output_hidden_states=True), inputs["attention_mask"].bool()
-        pairs = zip((*found.hidden_states[1:], found.logits), self._teacher_states(inputs), strict=True)
-        return torch.stack([(x[keep] - y[keep]).square().sum() / y[keep].square().sum() for x, y in pairs]).mean()
-
-    def _teacher_states(self, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        expected = self._teacher_outputs(inputs)
-        return *expected.hidden_states[1:], expected.logits
-
-
-def tokens(options: argparse.Namespace) -> None:
-    """Healing of a model with massive activations on its first tokens, with errors per token and of all tokens."""
-    train, test = (str(options.imdb / f"{split}.parquet") for split in ("train", "test"))
-    given = {"model_name_or_path": options.model, "train_file": [train], "validation_file": [test], "max_length": 32}
-    given |= {"max_train_samples": 2000, "max_eval_samples": 128, "per_device_train_batch_size": 8, "max_steps": 40}
-    given |= KEEP_LAST
-    for seed in options.seeds:
-        for student, trainer in (("errors per token", DistillationTrainer), ("quotient of sums", QuotientOfSums)):
-            folder = RUNS / f"tokens-{student.replace(' ', '-')}-{seed}"
-            with patch.object(tasks_distillation, "DistillationTrainer", trainer):
-                results = train_once(distillation, given | {"seed": seed}, folder)
-            names = ("relative_error", "perplexity", "teacher_perplexity")
-            row = {"student": student, "steps": given["max_steps"], "seed": seed, "minutes": minutes(folder)}
-            save("tokens", [row | {name: results[f"eval_{name}"] for name in names}], given)
 
 
 def save(model: str, rows: list[dict[str, Any]], given: dict[str, Any]) -> None:
@@ -172,7 +131,7 @@ def healed(name: str, given: dict[str, Any], lengths: list[int]) -> dict[Path, d
     rows = {}
     for (student, folder), changed in runs.items():
         folder = RUNS / f"{name}-{folder}"
-        results = train_once(distillation, given | {"keep_signs": False} | changed, folder)
+        results = train_once(distill.main, given | {"keep_signs": False} | changed, folder)
         row = {
             "student": student,
             "steps": changed["max_steps"] if student.endswith("healed") else 0,
@@ -194,39 +153,20 @@ def table(runs: DataFrame, model: str) -> str:
     """One row a student of a model."""
     runs = where(runs, model=model).sort_values("relative_error", ascending=False, na_position="first", kind="stable")
     check_runs(runs, ["student", "steps"], 1)
-    rows = [
-        [
-            *(row["student"], str(row["steps"])),
-            *(form.format(row[column]) if notna(row[column]) else "" for column, (_, form) in COLUMNS.items()),
-        ]
-        for row in runs.to_dict("records")
-    ]
-    return markdown(["student", "steps", *(heading for heading, _ in COLUMNS.values())], rows)
-
-
-def losses(runs: DataFrame) -> str:
-    """One row a student that was healed with one of two losses."""
-    runs = where(runs, model="tokens").sort_values(["seed", "student"])
-    check_runs(runs, ["student"], 2)
-    forms = {"perplexity": "{:,.0f}", "teacher_perplexity": "{:,.0f}", "relative_error": "{:.2f}"}
-    rows = [
-        [row["student"], str(row["seed"]), *(form.format(row[name]) for name, form in forms.items())]
-        for row in runs.to_dict("records")
-    ]
-    return markdown(["loss", "seed", "perplexity", "perplexity of the teacher", "error per token"], rows)
+    return listing(runs.drop(columns="seed"), COLUMNS)
 
 
 def share(folder: Path, given: dict[str, Any]) -> float:
     """The share of negative coefficients of a student on held-out data."""
-    data, arguments, _, args = distillation.read(given)
+    data, arguments, _, args = parse(distill.OPTIONS, given)
     student, _, processors = student_and_teacher(str(folder), arguments.model_name_or_path)
-    splits, (_, collator), _ = prepared(data, args, str(folder), student, processors)
+    splits, (_, collator), _ = healing_data(data, args, str(folder), student, processors)
     batches = DataLoader(splits.validation, batch_size=32, collate_fn=collator)
     return negative_share(student.eval(), batches)
 
 
-def recipe(task: Task, name: str) -> dict[str, Any]:
-    return read_recipe(task.options, ROOT / f"training/recipes/{name}.yaml")
+def recipe(name: str) -> dict[str, Any]:
+    return read_recipe(ROOT / f"training/recipes/{name}.yaml")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
@@ -20,9 +20,6 @@ from tqdm import tqdm
 
 from benchmarks.runs import DATA, VERSIONS, add_runs, data_version, libraries, markdown
 from hf_bidir.common.files import read_json, replacing, sha256
-
-if TYPE_CHECKING:  # hf_bidir.finetune needs the extra `train`, which speed on a GPU is measured without
-    from hf_bidir.finetune.task import Task
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks/results"
@@ -101,13 +98,13 @@ def machine(device: str) -> str:
     return f"{name}; {versions}, Python {platform.python_version()}"
 
 
-def train_once(task: "Task", given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The results of a run in `folder`, which is trained unless it is finished."""
-    from hf_bidir.finetune.folder import RESULTS as TRAINED
-    from hf_bidir.finetune.folder import is_finished
+def train_once(main: Callable[[dict[str, Any]], object], given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The results of a run in `folder`, which a script's `main` trains unless it is finished."""
+    from hf_bidir.finetune.record import RESULTS as TRAINED
+    from hf_bidir.finetune.record import is_finished
 
     if not is_finished(folder):
-        task({**given, "output_dir": folder, "disable_tqdm": True})
+        main({**given, "output_dir": folder, "disable_tqdm": True})
     return read_json(folder / TRAINED)
 
 

@@ -36,10 +36,10 @@ def pages() -> list[str]:
     return sorted(str(file.relative_to(ROOT)) for file in found if "[[[cog" in file.read_text(encoding="utf-8"))
 
 
-def table(function: str, file: str | None = None, *arguments: object) -> None:
+def table(function: str, file: str | None = None, *arguments: object, **options: object) -> None:
     """Print the table that `function`, such as "benchmarks.healing.table", makes from a csv file of the repository."""
     rows = () if file is None else (read_runs(ROOT / file),)
-    print(f"\n{resolve_name(function)(*rows, *arguments).strip()}\n")
+    print(f"\n{resolve_name(function)(*rows, *arguments, **options).strip()}\n")
 
 
 if __name__ == "__main__":

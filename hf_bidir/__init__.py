@@ -11,7 +11,7 @@ from hf_bidir.checkpoints import auto_classes
 __version__ = "0.1.0"
 
 _HOMES = {
-    "NegativeMassSchedule": "hf_bidir.finetune.schedules",
+    "NegativeMassSchedule": "hf_bidir.finetune.schedule",
     "bidir_attention": "hf_bidir.modeling.attention",
     "convert_checkpoint": "hf_bidir.checkpoints.convert",
     "packed_attention": "hf_bidir.modeling.packed_attention",

@@ -6,7 +6,7 @@ import transformers
 
 from hf_bidir.checkpoints.convert import convert_checkpoint as convert_checkpoint
 from hf_bidir.checkpoints.signing import signed as signed
-from hf_bidir.finetune.schedules import NegativeMassSchedule as NegativeMassSchedule
+from hf_bidir.finetune.schedule import NegativeMassSchedule as NegativeMassSchedule
 from hf_bidir.modeling.activations import register_attn_activation as register_attn_activation
 from hf_bidir.modeling.activations import tanhmax as tanhmax
 from hf_bidir.modeling.attention import bidir_attention as bidir_attention

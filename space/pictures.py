@@ -12,9 +12,9 @@ from PIL import Image
 from hf_bidir.explain.draw.colors import Scale, as_array, text_color_on
 from hf_bidir.explain.draw.figures import MARKED_SHARE
 from hf_bidir.explain.generation import Alignment
+from hf_bidir.explain.inputs.text import shortened
 from hf_bidir.explain.methods import METHODS
 from hf_bidir.explain.result import Explanation
-from hf_bidir.explain.spelling import shortened
 
 PREDICTED = "the prediction"  # as a target, in place of a name
 IN_USE = 0.8  # share of the colour map used; black text is unreadable on its ends

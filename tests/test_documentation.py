@@ -26,7 +26,7 @@ from transformers import AutoImageProcessor, AutoTokenizer
 
 import hf_bidir
 from hf_bidir.cli import app, script
-from hf_bidir.cli.recipe import read_command_line
+from hf_bidir.cli.script import parse
 from hf_bidir.modeling.attention_call import HAS_TRITON
 from tests.tiny_models import stock_model
 
@@ -167,8 +167,8 @@ def problem_of_script(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str 
         parse_args(*arguments)
         sys.exit(0)
 
-    def read_only(task, argv, description):
-        task.read(read_command_line(task.options, argv, description))
+    def read_only(*arguments):
+        parse(*arguments)
         sys.exit(0)
 
     if HAS_TRITON:  # imported before a benchmark turns Triton's interpreter off
@@ -178,7 +178,7 @@ def problem_of_script(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str 
         patch.setattr(sys, "argv", [str(file), *words[found[0] + 1 :]])
         patch.syspath_prepend(str(file.parent))
         patch.setattr(ArgumentParser, "parse_args", parse_only)
-        patch.setattr(script, "train", read_only)
+        patch.setattr(script, "parse", read_only)
         patch.setattr(sys, "stderr", said)
         try:
             runpy.run_path(str(file), run_name="__main__")

@@ -1,5 +1,7 @@
 """One tiny model of each kind, with weights large enough that its attention is far from uniform."""
 
+import sys
+
 import torch
 from transformers import (
     BartConfig,
@@ -47,7 +49,10 @@ STOCK = {
 }
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "good", "bad", "film", "this", "example", "is", "."]
 ENCODERS, DECODERS, IMAGE_MODELS = ("bert", "roberta"), ("gpt2", "llama"), ("vit", "dinov2")
-FAMILIES = list(STOCK)
+# the first versions of transformers compute some of them outside the attention interface
+FAMILIES = [
+    family for family, (head, *_) in STOCK.items() if "ALL_ATTENTION_FUNCTIONS" in vars(sys.modules[head.__module__])
+]
 
 
 def word_tokenizer() -> BertTokenizer:

@@ -24,16 +24,145 @@ processes. The output folder loads with AutoModelForCausalLM.from_pretrained(fol
 hf-bidir explain FOLDER "The film was" shows what supports and opposes the next token.
 """
 
-from collections.abc import Sequence
+import logging
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from hf_bidir.cli.script import run_script, train
-from hf_bidir.finetune.tasks.causal_lm import causal_lm
+import torch
+from transformers import PreTrainedModel, default_data_collator, set_seed
+
+from hf_bidir import BidirLlamaConfig
+from hf_bidir.checkpoints.kinds import longest_text
+from hf_bidir.checkpoints.layer_hooks import in_evaluation
+from hf_bidir.cli.script import Options, parse, run_script
+from hf_bidir.common.errors import InputError
+from hf_bidir.finetune.arguments import BlockArguments, HealingArguments, ModelArguments, ScheduleArguments, option
+from hf_bidir.finetune.data.text_data import fit_max_length
+from hf_bidir.finetune.data.tokenizer import train_byte_level
+from hf_bidir.finetune.data.unlabelled_data import cut_into_blocks, read_documents
+from hf_bidir.finetune.models import (
+    build_model,
+    check_options,
+    check_reads_no_future,
+    checkpoint_config,
+    saved_tokenizer,
+    scratch_config,
+    starts_as_softmax,
+)
+from hf_bidir.finetune.run import Run
+from hf_bidir.finetune.trainer import CausalTrainer
+from hf_bidir.hub.card import write_card
+
+logger = logging.getLogger(__name__)
+
+HEAD = "AutoModelForCausalLM"
+PROMPT, GENERATED = 12, 60  # tokens of the model card's sample, limited by the model's positions
+SAMPLING = {"do_sample": True, "top_p": 0.9, "top_k": 0, "temperature": 1.0, "repetition_penalty": 1.0}
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Run the script with the command line `argv`; return the numbers of all_results.json."""
-    return train(causal_lm, argv, __doc__)
+@dataclass
+class CausalModelArguments(ModelArguments):
+    """Model options of causal language modelling; a new model has the shape of Llama (Touvron et al. 2023)."""
+
+    hidden_size: int = option(192, "From scratch: the width of the model.")
+    num_hidden_layers: int = option(6, "From scratch: the number of layers.")
+    num_attention_heads: int = option(6, "From scratch: the number of heads; must divide hidden_size.")
+    num_key_value_heads: int | None = option(
+        None, "From scratch: the number of key and value heads; must divide num_attention_heads, which is the default."
+    )
+    dropout: float = option(0.0, "From scratch: dropout of attention coefficients.")
+    vocab_size: int = option(4096, "From scratch: the size of the byte-level vocabulary.")
+
+    def __post_init__(self) -> None:
+        heads, key_heads = self.num_attention_heads, self.num_key_value_heads
+        if key_heads is not None and (key_heads < 1 or heads % key_heads):
+            raise InputError(f"expected num_key_value_heads to divide num_attention_heads {heads}; got {key_heads}")
+        if (self.hidden_size // heads) % 2:
+            raise InputError(
+                f"expected heads of an even width, for rotary positions; hidden_size {self.hidden_size} and "
+                f"num_attention_heads {heads} give {self.hidden_size // heads}"
+            )
+
+
+@dataclass
+class CausalRunArguments(HealingArguments):
+    """Run options of causal language modelling: epochs, and a learning rate that decays to 0."""
+
+    max_steps: int = option(-1, "The number of optimizer steps; -1 counts epochs instead.")
+    num_train_epochs: float = option(1.0, "Number of passes over the text.")
+    learning_rate: float = option(1e-3, "The peak learning rate, for new weights; 5e-5 suits a checkpoint.")
+    lr_scheduler_type: str = option("cosine", "Learning rate schedule after warm-up.")
+    weight_decay: float = option(0.1, "Weight decay, except of biases and norms.")
+    per_device_train_batch_size: int = option(12, "Blocks per process and step.")
+    per_device_eval_batch_size: int = option(12, "Evaluation blocks per process and step.")
+
+
+OPTIONS = (BlockArguments, CausalModelArguments, ScheduleArguments, CausalRunArguments)
+
+
+def main(options: Options = None) -> dict[str, Any]:
+    """Train as the options say, by default those of the command line; return the numbers of all_results.json."""
+    data, shape, schedule, args = parse(OPTIONS, options, __doc__)
+    check_options(shape, schedule, args.typed)
+    source = shape.model_name_or_path
+
+    splits = read_documents(data)
+    if source:
+        config = checkpoint_config(HEAD, shape, names=[])
+        tokenizer = saved_tokenizer(source, config)
+    else:
+        fields = {"num_key_value_heads": shape.num_key_value_heads, "max_position_embeddings": data.block_size}
+        configure = partial(scratch_config, BidirLlamaConfig, shape, [], **fields)
+        configure()  # refuses bad options before the vocabulary is trained
+        size = {"vocab_size": shape.vocab_size, "max_length": data.block_size}
+        tokenizer = train_byte_level(splits.train["text"][:], **size)
+        ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+        config = configure(vocab_size=len(tokenizer), **ends)
+    set_seed(args.seed)
+    model = build_model(HEAD, shape, config)
+    # not in the config, where the model would keep the embedding of this token, which ends a text, at 0
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    check_reads_no_future(model, source)
+    fit_max_length(data, args.typed, model, source, option="block_size")
+
+    splits = cut_into_blocks(splits, tokenizer, data)
+    run = Run("text-generation", model, splits, data, args, schedule)
+    trainer = CausalTrainer(
+        model=model,
+        args=args,
+        train_dataset=splits.train,
+        eval_dataset=splits.validation,
+        processing_class=tokenizer,
+        data_collator=default_data_collator,
+        callbacks=run.callbacks,
+    )
+    sample = partial(written_sample, tokenizer, splits.validation[0]["input_ids"])
+    centre, sharded = shape.centre and starts_as_softmax(source), args.fsdp or args.deepspeed
+    results = run.train(trainer, centre=centre, **({} if sharded else {"extra_record": sample}))
+    if args.should_save:
+        print(f"Model card: {write_card(args.output_dir)}")
+    return results
+
+
+def written_sample(tokenizer: Any, ids: list[int], model: PreTrainedModel) -> dict[str, dict[str, str]]:
+    """For the model card: how the model continues the first of these tokens; empty if generation fails."""
+    positions = longest_text(model) or PROMPT + GENERATED
+    prompt = torch.tensor([ids[: min(PROMPT, positions // 2)]], device=model.device)
+    length = prompt.shape[1]
+    most = min(GENERATED, positions - length)
+    torch.manual_seed(0)
+    try:
+        with in_evaluation(model):
+            ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=most, **SAMPLING)[0]
+    except (RuntimeError, ValueError) as error:  # a failed sample must not lose the finished run
+        logger.warning("The card has no sample, because generating one failed: %s", error)
+        return {}
+    how = (
+        f"The first {length} tokens are from the validation split; the model generated at most {most} more, drawn with "
+        "top-p 0.9 and seed 0."
+    )
+    return {"sample": {"how": how, "prompt": tokenizer.decode(ids[:length]), "text": tokenizer.decode(ids[length:])}}
 
 
 if __name__ == "__main__":

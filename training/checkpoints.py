@@ -18,8 +18,8 @@ its test labels, so training on it gives another model. With fewer seeds than th
 """
 
 import argparse
-import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,29 +30,22 @@ from matplotlib.figure import Figure
 from transformers import PreTrainedModel
 
 from hf_bidir.cli.models import NAMESPACE, local_models
-from hf_bidir.cli.recipe import read_recipe
-from hf_bidir.cli.script import run_script
+from hf_bidir.cli.script import read_recipe, run_script
 from hf_bidir.common.errors import InputError
-from hf_bidir.common.files import replacing, sha256, write_json
+from hf_bidir.common.files import read_json, replacing, write_json
 from hf_bidir.common.statistics import mean_and_deviation
 from hf_bidir.explain import image_heatmap, load_checkpoint, read_text, text_heatmap, token_scores
 from hf_bidir.explain.api import explain_checkpoint
 from hf_bidir.explain.methods import METHODS
-from hf_bidir.finetune.curves import save_loss_curve
-from hf_bidir.finetune.data.arguments import ImageDataArguments
+from hf_bidir.finetune.arguments import ImageDataArguments
 from hf_bidir.finetune.data.image_data import ImageCollator, read_image_splits
 from hf_bidir.finetune.data.image_files import read_images
-from hf_bidir.finetune.folder import CURVE, RESULTS, is_finished, last_checkpoint, read_record
-from hf_bidir.finetune.task import Task
-from hf_bidir.finetune.tasks.causal_lm import causal_lm
-from hf_bidir.finetune.tasks.distillation import distillation
-from hf_bidir.finetune.tasks.image_classification import image_classification
-from hf_bidir.finetune.tasks.recurrent_classification import recurrent_classification
-from hf_bidir.finetune.tasks.text_classification import text_classification
+from hf_bidir.finetune.record import RESULTS, is_finished, read_record
 from hf_bidir.hub import evaluate_checkpoint
 from hf_bidir.hub.card import EXAMPLE_IMAGE, write_card
 from hf_bidir.hub.card_numbers import DIGITS
 from hf_bidir.hub.evaluate import Evaluation
+from training import causal_lm, distill, image_classification, recurrent_classification, text_classification
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS, CARDS = ROOT / "runs/checkpoints", ROOT / "model_cards"
@@ -89,78 +82,81 @@ class Pair:
     """A TanhMax checkpoint and its softmax counterpart.
 
     Attributes:
-        task: the training task of both.
-        recipes: by name of the checkpoint, the TanhMax one first.
+        train: `main` of the training script of both.
+        name: of the pair; the checkpoints are NAME-tanhmax and NAME-softmax, as are their recipes.
         data: the folder under --data-dir with the data.
         files: by the option that takes it, a file in that folder.
-        options: further options of a checkpoint's run.
-        healed: the checkpoint that is not trained on labels, but converted from its counterpart of the same seed and
-            healed.
+        options: further options of a checkpoint's run, by its name.
+        healed: whether NAME-tanhmax is not trained on labels, but converted from its counterpart of the same seed and
+            healed, by the recipe NAME-healed.
         note: a sentence for readers who compare the two.
         metrics: the reported metrics, the first one in the table; of the split "test", or "eval" for validation.
         half: whether the checkpoints are saved, evaluated and committed in half precision; all seeds train in fp32.
     """
 
-    task: Task
-    recipes: dict[str, str]
+    train: Callable[[dict[str, Any]], dict[str, Any]]
+    name: str
     data: str | None = None
     files: dict[str, str] = field(default_factory=dict)
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
-    healed: str | None = None
+    healed: bool = False
     seeds: int = 3
     note: str = "Both have the same learning rate; the best rate of each may differ."
     metrics: tuple[str, ...] = ("accuracy", "macro_f1")
     split: str = "test"
     half: bool = False
 
+    @property
+    def checkpoints(self) -> tuple[str, str]:
+        return f"{self.name}-tanhmax", f"{self.name}-softmax"
 
-def minilm(options: argparse.Namespace) -> dict[str, Path]:
-    return {"model_name_or_path": options.minilm} if options.minilm else {}
+    def test_file(self, data_dir: Path | None) -> str | None:
+        """The local file to evaluate on, where a folder of data is given."""
+        file = self.files.get("test_file", self.files.get("validation_file"))
+        return str(data_dir / self.data / file) if data_dir and self.data else None
 
 
-IDX = {"train_file": "train-images-idx3-ubyte.gz", "test_file": "t10k-images-idx3-ubyte.gz"}
 PARQUET = {f"{split}_file": f"{split}.parquet" for split in ("train", "validation", "test")}
 PAIRS = {
-    "digits": Pair(
-        image_classification,
-        {"digits-tanhmax": "digits-tanhmax", "digits-softmax": "digits-softmax"},
-        seeds=5,
-        note="The recipe was tuned for TanhMax only, so the difference from softmax does not compare the activations.",
-    ),
-    "fashion-mnist-small": Pair(
-        image_classification,
-        {f"fashion-mnist-small-{name}": f"fashion-mnist-small-{name}" for name in ("tanhmax", "softmax")},
-        data="fashion_mnist",
-        files=IDX,
-    ),
-    "sst2-rnn": Pair(
-        recurrent_classification,
-        {f"sst2-rnn-{name}": f"sst2-rnn-{name}" for name in ("tanhmax", "softmax")},
-        data="sst2",
-        files=PARQUET,
-        seeds=5,
-    ),
-    "sst2-minilm": Pair(
-        text_classification,
-        {"sst2-minilm-tanhmax": "sst2-minilm-healed", "sst2-minilm-softmax": "sst2-minilm-softmax"},
-        data="sst2",
-        files=PARQUET,
-        healed="sst2-minilm-tanhmax",
-        note="The TanhMax checkpoint of a seed is the softmax checkpoint of that seed, converted and healed for 300 "
-        "steps on the training sentences, without labels. The means are of fp32 weights, this checkpoint has fp16.",
-        half=True,
-    ),
-    "imdb-lm": Pair(
-        causal_lm,
-        {f"imdb-lm-{name}": f"imdb-lm-{name}" for name in ("tanhmax", "softmax")},
-        data="imdb",
-        files={"train_file": "train.parquet", "validation_file": "test.parquet"},
-        seeds=1,
-        note="The learning rates were the best of models with 1.2 and 4.2 million parameters "
-        "(research/language_models/results/language_model.md).",
-        metrics=("perplexity",),
-        split="eval",
-    ),
+    pair.name: pair
+    for pair in (
+        Pair(
+            image_classification.main,
+            "digits",
+            seeds=5,
+            note="The recipe was tuned for TanhMax only, so the difference from softmax does not compare the "
+            "activations.",
+        ),
+        Pair(
+            image_classification.main,
+            "fashion-mnist-small",
+            data="fashion_mnist",
+            files={"train_file": "train-images-idx3-ubyte.gz", "test_file": "t10k-images-idx3-ubyte.gz"},
+        ),
+        Pair(recurrent_classification.main, "sst2-rnn", data="sst2", files=PARQUET, seeds=5),
+        Pair(
+            text_classification.main,
+            "sst2-minilm",
+            data="sst2",
+            files=PARQUET,
+            healed=True,
+            note="The TanhMax checkpoint of a seed is the softmax checkpoint of that seed, converted and healed for "
+            "300 steps on the training sentences, without labels. The means are of fp32 weights, this checkpoint has "
+            "fp16.",
+            half=True,
+        ),
+        Pair(
+            causal_lm.main,
+            "imdb-lm",
+            data="imdb",
+            files={"train_file": "train.parquet", "validation_file": "test.parquet"},
+            seeds=1,
+            note="The learning rates were the best of models with 1.2 and 4.2 million parameters "
+            "(research/language_models/results/language_model.md).",
+            metrics=("perplexity",),
+            split="eval",
+        ),
+    )
 }
 
 
@@ -169,48 +165,34 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of: {', '.join(PAIRS)}; by default all")
     parser.add_argument("--data-dir", type=Path, help="read local files from here; by default the Hub's data sets")
     parser.add_argument("--minilm", type=Path, help="a folder with all-MiniLM-L6-v2; by default from the Hub")
-    parser.add_argument(
-        "--seeds",
-        type=positive,
-        metavar="N",
-        help="this many seeds, instead of each pair's own number",
-    )
+    parser.add_argument("--seeds", type=int, metavar="N", help="this many seeds, instead of each pair's own number")
     parser.add_argument("--cards-only", action="store_true", help="train nothing; renew model_cards/ from its files")
     options = parser.parse_args()
     if unknown := set(options.names) - PAIRS.keys():
         raise InputError(f"there is no checkpoint called {', '.join(sorted(unknown))}; there are {', '.join(PAIRS)}")
+    if options.seeds is not None and options.seeds < 1:
+        raise InputError(f"expected --seeds of at least 1; got {options.seeds}")
     for name in options.names or PAIRS:
         (renew_cards if options.cards_only else make)(PAIRS[name], options)
     print(f"Written: {list_cards()}")
 
 
-def run_folder(name: str, seed: int) -> Path:
-    return RUNS / "seeds" / f"{name}-seed{seed}" if seed else RUNS / name
-
-
-def positive(word: str) -> int:
-    if not word.isdigit() or int(word) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {word}")
-    return int(word)
-
-
 def make(pair: Pair, options: argparse.Namespace) -> None:
     """Train, evaluate and describe both checkpoints of a pair."""
-    seeds = list(range(options.seeds or pair.seeds))
-    scores = {name: [trained(name, pair, seed, options) for seed in seeds] for name in pair.recipes}
-    test = test_file(pair, options)
-    for name in pair.recipes:
-        columns = {"this": name, "counterpart": counterpart(pair, name)}
-        spread = {key: {"name": one, "scores": _by_metric(scores[one])} for key, one in columns.items()}
-        write_json(RUNS / name / "seeds.json", {"seeds": seeds, "note": pair.note, **spread})
+    seeds, test = list(range(options.seeds or pair.seeds)), pair.test_file(options.data_dir)
+    scores = {name: [trained(name, pair, seed, options) for seed in seeds] for name in pair.checkpoints}
+    for name, other in zip(pair.checkpoints, pair.checkpoints[::-1], strict=True):
+        folder, columns = RUNS / name, {"this": name, "counterpart": other}
+        runs = {key: {"name": one, "scores": _by_metric(scores[one])} for key, one in columns.items()}
+        write_json(folder / "seeds.json", {"seeds": seeds, "note": pair.note, **runs})
         if pair.half:
-            save_in_half_precision(RUNS / name)
-        evaluation = evaluate_checkpoint(RUNS / name, test)
-        evaluation.save(RUNS / name)
+            load_checkpoint(folder)[0].half().save_pretrained(folder)
+        evaluation = evaluate_checkpoint(folder, test)
+        evaluation.save(folder)
         if pair.half:  # the numbers of this file, not those of its fp32 weights
-            save_scores(RUNS / name, evaluation)
-    draw_explanations([RUNS / name for name in pair.recipes], test)
-    for name in pair.recipes:
+            save_scores(folder, evaluation)
+    draw_explanations([RUNS / name for name in pair.checkpoints], test)
+    for name in pair.checkpoints:
         write_card(RUNS / name)
         number = mean_and_deviation([run[pair.metrics[0]] for run in scores[name]], DIGITS)
         print(f"{name}: {pair.metrics[0]} {number}, {len(seeds)} seeds. Written: {RUNS / name}")
@@ -218,57 +200,17 @@ def make(pair: Pair, options: argparse.Namespace) -> None:
             print(f"Copied: {publish_card(RUNS / name)}")
 
 
-def save_in_half_precision(folder: Path) -> None:
-    """Save the model of a checkpoint again with weights in float16."""
-    model, _ = load_checkpoint(folder)
-    model.half().save_pretrained(folder)
-
-
-def save_scores(folder: Path, evaluation: Evaluation) -> dict[str, Any]:
-    """Add the measured scores of the test split to the run's results."""
-    results = _read(folder / RESULTS) | {f"test_{key}": one for key, one in evaluation.scores.items()}
-    write_json(folder / RESULTS, results)
-    return results
-
-
 def renew_cards(pair: Pair, options: argparse.Namespace) -> None:
-    """Renew notes, pictures and cards in model_cards/ without training.
-
-    Contributions are drawn where the weights and the test data of a pair are available, and loss curves where the run
-    that trained the committed weights is still in runs/checkpoints.
-    """
-    folders, test = [CARDS / name for name in pair.recipes], test_file(pair, options)
+    """Renew notes, pictures and cards in model_cards/ without training; pictures where weights and data are at hand."""
+    folders, test = [CARDS / name for name in pair.checkpoints], pair.test_file(options.data_dir)
     for folder in folders:
-        seeds = _read(folder / "seeds.json")
-        write_json(folder / "seeds.json", seeds | {"note": pair.note})
-        history = log_history(RUNS / folder.name)
-        if history and sha256(RUNS / folder.name / WEIGHTS) == _read(folder / "evaluation.json")["files"][WEIGHTS]:
-            save_loss_curve(history, folder / CURVE, title=folder.name)
-    if all((folder / WEIGHTS).is_file() for folder in folders) and (test or not is_of_image_files(pair)):
+        write_json(folder / "seeds.json", read_json(folder / "seeds.json") | {"note": pair.note})
+    needs_files = pair.train is image_classification.main and pair.data is not None
+    if all((folder / WEIGHTS).is_file() for folder in folders) and (test or not needs_files):
         draw_explanations(folders, test)
     for folder in folders:
         name_data(folder)
         print(f"Written: {write_card(folder)}")
-
-
-def log_history(run: Path) -> list[dict[str, Any]]:
-    """The losses that the Trainer logged until the last checkpoint it saved; none without one."""
-    checkpoint = last_checkpoint(run) if run.is_dir() else None
-    return _read(Path(checkpoint, "trainer_state.json"))["log_history"] if checkpoint else []
-
-
-def is_of_image_files(pair: Pair) -> bool:
-    return pair.task is image_classification and pair.data is not None
-
-
-def counterpart(pair: Pair, name: str) -> str:
-    return next(other for other in pair.recipes if other != name)
-
-
-def test_file(pair: Pair, options: argparse.Namespace) -> str | None:
-    """The local file to evaluate on, where a folder of data is given."""
-    file = pair.files.get("test_file", pair.files.get("validation_file"))
-    return str(options.data_dir / pair.data / file) if options.data_dir and pair.data else None
 
 
 def trained(name: str, pair: Pair, seed: int, options: argparse.Namespace) -> dict[str, float]:
@@ -276,36 +218,40 @@ def trained(name: str, pair: Pair, seed: int, options: argparse.Namespace) -> di
     folder = run_folder(name, seed)
     if not is_finished(folder):
         print(f"\n{name}, seed {seed}: {folder}")
-        (heal if name == pair.healed else train)(name, pair, seed, options)
-    results = _read(folder / RESULTS)
+        train(name, pair, seed, options)
+    results = read_json(folder / RESULTS)
     if f"{pair.split}_{pair.metrics[0]}" not in results:  # healing has no labels
-        results = save_scores(folder, evaluate_checkpoint(folder, test_file(pair, options)))
+        results = save_scores(folder, evaluate_checkpoint(folder, pair.test_file(options.data_dir)))
     found = {k.removeprefix(f"{pair.split}_"): v for k, v in results.items() if k.startswith(f"{pair.split}_")}
     return {name: value for name, value in found.items() if name in pair.metrics or name.startswith("recall_")}
 
 
+def run_folder(name: str, seed: int) -> Path:
+    return RUNS / "seeds" / f"{name}-seed{seed}" if seed else RUNS / name
+
+
 def train(name: str, pair: Pair, seed: int, options: argparse.Namespace) -> None:
-    given = {"license": LICENSE} | recipe(pair.task, pair.recipes[name])
-    given |= {"seed": seed, "output_dir": run_folder(name, seed)}
+    """Train a checkpoint by its recipe, or heal its counterpart of the same seed, which is trained first."""
+    heals = pair.healed and name == pair.checkpoints[0]
+    recipe = read_recipe(ROOT / f"training/recipes/{f'{pair.name}-healed' if heals else name}.yaml")
+    chosen = {} if heals else {"license": LICENSE}
+    if heals:
+        trained(pair.checkpoints[1], pair, seed, options)
+        recipe["model_name_or_path"] = run_folder(pair.checkpoints[1], seed)
+    elif options.minilm and "minilm" in name:
+        recipe["model_name_or_path"] = options.minilm
+    chosen |= recipe | {"seed": seed, "output_dir": run_folder(name, seed)}
     if options.data_dir and pair.data:
-        given |= {option: options.data_dir / pair.data / file for option, file in pair.files.items()}
-    pair.task(given | (pair.options.get(name) or (minilm(options) if "minilm" in name else {})))
+        files = {option: file for option, file in pair.files.items() if not (heals and option == "test_file")}
+        chosen |= {option: options.data_dir / pair.data / file for option, file in files.items()}
+    (distill.main if heals else pair.train)(chosen | pair.options.get(name, {}))
 
 
-def heal(name: str, pair: Pair, seed: int, options: argparse.Namespace) -> None:
-    """Convert and heal the counterpart of a seed, which is trained first."""
-    trained(counterpart(pair, name), pair, seed, options)
-    given = recipe(distillation, pair.recipes[name]) | {"seed": seed, "output_dir": run_folder(name, seed)}
-    given["model_name_or_path"] = run_folder(counterpart(pair, name), seed)
-    if options.data_dir:
-        given |= {
-            f"{split}_file": [options.data_dir / pair.data / f"{split}.parquet"] for split in ("train", "validation")
-        }
-    distillation(given | pair.options.get(name, {}))
-
-
-def recipe(task: Task, name: str) -> dict[str, Any]:
-    return read_recipe(task.options, ROOT / f"training/recipes/{name}.yaml")
+def save_scores(folder: Path, evaluation: Evaluation) -> dict[str, Any]:
+    """Add the measured scores of the test split to the run's results."""
+    results = read_json(folder / RESULTS) | {f"test_{key}": one for key, one in evaluation.scores.items()}
+    write_json(folder / RESULTS, results)
+    return results
 
 
 def _by_metric(runs: list[dict[str, float]]) -> dict[str, list[float]]:
@@ -380,7 +326,7 @@ def publish_card(folder: Path) -> Path:
 
 def name_data(folder: Path) -> None:
     """Add title, data set on the Hub and language to the records of data whose files data_sets.json knows."""
-    known = _read(CARDS / "data_sets.json")
+    known = read_json(CARDS / "data_sets.json")
 
     def named(part: dict[str, Any]) -> dict[str, Any]:
         if part["source"] == "digits":
@@ -389,9 +335,9 @@ def name_data(folder: Path) -> None:
 
     for name in ("run.json", "previous_run.json"):
         if (folder / name).is_file():
-            record = _read(folder / name)
+            record = read_json(folder / name)
             write_json(folder / name, record | {"data": {key: named(part) for key, part in record["data"].items()}})
-    evaluation = _read(folder / "evaluation.json")
+    evaluation = read_json(folder / "evaluation.json")
     write_json(folder / "evaluation.json", evaluation | {"data": named(evaluation["data"])})
 
 
@@ -399,7 +345,7 @@ def list_cards() -> Path:
     """Write model_cards/README.md: every checkpoint in one table, from the files beside its card."""
     rows = []
     for model in local_models(CARDS):
-        evaluation = _read(CARDS / model.name / "evaluation.json")
+        evaluation = read_json(CARDS / model.name / "evaluation.json")
         share, without = evaluation["negative_share"], evaluation.get(f"{model.metric}_without_negatives")
         signs = ["–", "–"] if share is None else [f"{share:.1%}", f"{without:.4f}"]
         size = [f"{model.megabytes:.1f}", "yes" if model.has_weights else "no"]
@@ -409,10 +355,6 @@ def list_cards() -> Path:
     with replacing(CARDS / "README.md") as temporary:
         temporary.write_text("\n".join([*HEADING, *rows, ""]), encoding="utf-8")
     return CARDS / "README.md"
-
-
-def _read(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

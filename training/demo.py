@@ -23,15 +23,14 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForImageClassification, PreTrainedModel
 
-from hf_bidir.cli.recipe import read_command_line, read_recipe
 from hf_bidir.cli.script import run_script
 from hf_bidir.explain import edge_contributions, image_heatmap
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.image_files import read_digits
-from hf_bidir.finetune.folder import CARD, CURVE, RESULTS, is_finished
-from hf_bidir.finetune.tasks.image_classification import image_classification
+from hf_bidir.finetune.record import CARD, CURVE, RESULTS, is_finished
 from hf_bidir.hub import isolated_forward
 from hf_bidir.hub.card import write_card
+from training import image_classification
 
 RECIPE = Path(__file__).parent / "recipes" / "digits-tanhmax.yaml"
 # The recipe reaches 0.970 ± 0.011 over five seeds (model_cards/digits-tanhmax), and another processor acts like another
@@ -57,8 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if finished:
         print(f"Using the finished run in {folder}; remove the folder to train again.")
     else:
-        given = read_recipe(image_classification.options, RECIPE) | {"output_dir": folder}
-        image_classification(given | read_command_line(image_classification.options, others))
+        image_classification.main([str(RECIPE), f"--output_dir={folder}", *others])
     accuracy = json.loads((folder / RESULTS).read_text(encoding="utf-8"))["test_accuracy"]
 
     test = read_digits()["test"]

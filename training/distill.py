@@ -38,16 +38,22 @@ A recipe is a YAML file of the options below; options on the command line overri
 interrupted continues when the same command is given again.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
-from hf_bidir.cli.script import run_script, train
-from hf_bidir.finetune.tasks.distillation import distillation
+from hf_bidir.cli.script import Options, parse, run_script
+from hf_bidir.finetune.heal import HEALING, DistillationTrainer, heal
+from hf_bidir.hub.card import write_card
+
+OPTIONS = HEALING
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Run the script with the command line `argv`; return the numbers of all_results.json."""
-    return train(distillation, argv, __doc__)
+def main(options: Options = None, trainer_class: type[DistillationTrainer] = DistillationTrainer) -> dict[str, Any]:
+    """Heal as the options say, by default those of the command line; return the numbers of all_results.json."""
+    *others, args = parse(OPTIONS, options, __doc__)
+    results = heal(*others, args, trainer_class=trainer_class)
+    if args.should_save:
+        print(f"Model card: {write_card(args.output_dir)}")
+    return results
 
 
 if __name__ == "__main__":

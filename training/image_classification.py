@@ -27,16 +27,90 @@ interrupted continues when the same command is given again. The output folder lo
 AutoModelForImageClassification.from_pretrained(folder, trust_remote_code=True).
 """
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from hf_bidir.cli.script import run_script, train
-from hf_bidir.finetune.tasks.image_classification import image_classification
+from transformers import set_seed
+
+from hf_bidir import BidirViTConfig
+from hf_bidir.cli.script import Options, parse, run_script
+from hf_bidir.common.errors import InputError
+from hf_bidir.finetune.arguments import ImageDataArguments, ModelArguments, RunArguments, ScheduleArguments, option
+from hf_bidir.finetune.data.image_data import (
+    ImageCollator,
+    checkpoint_processor,
+    guessed_image_size,
+    guessed_patch_size,
+    new_image_processor,
+    read_image_splits,
+)
+from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
+from hf_bidir.finetune.models import build_model, check_options, checkpoint_config, scratch_config, starts_as_softmax
+from hf_bidir.finetune.run import Run
+from hf_bidir.finetune.trainer import SignedTrainer
+from hf_bidir.hub.card import write_card
+
+HEAD = "AutoModelForImageClassification"
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Run the script with the command line `argv`; return the numbers of all_results.json."""
-    return train(image_classification, argv, __doc__)
+@dataclass
+class ImageModelArguments(ModelArguments):
+    """Model options of image classification."""
+
+    hidden_size: int = option(64, "From scratch: the width of the model.")
+    intermediate_size: int = option(256, "From scratch: the width of the feed-forward layers.")
+    dropout: float = option(0.0, "From scratch: dropout of hidden states and of attention coefficients.")
+    image_size: int | None = option(
+        None, "From scratch: images are resized to a square of this side; default: the first image's, at most 64."
+    )
+    patch_size: int | None = option(
+        None, "From scratch: the side of a patch; must divide image_size; default: at least 7 x 7 patches."
+    )
+
+
+OPTIONS = (ImageDataArguments, ImageModelArguments, ScheduleArguments, RunArguments)
+
+
+def main(options: Options = None) -> dict[str, Any]:
+    """Train as the options say, by default those of the command line; return the numbers of all_results.json."""
+    data, shape, schedule, args = parse(OPTIONS, options, __doc__)
+    check_options(shape, schedule, args.typed)
+    source = shape.model_name_or_path
+
+    splits = read_image_splits(data)
+    if source:
+        config = checkpoint_config(HEAD, shape, splits.names)
+        processor = checkpoint_processor(source, config)
+    else:
+        size = shape.image_size or guessed_image_size(splits.train)
+        patch = guessed_patch_size(size) if shape.patch_size is None else shape.patch_size
+        if patch < 1 or size % patch:
+            divisors = ", ".join(str(side) for side in range(1, size + 1) if size % side == 0)
+            raise InputError(f"expected patch_size to divide image_size {size}: one of {divisors}; got {patch}")
+        pixels = {"image_size": size, "patch_size": patch, "num_channels": 3}  # grey images become RGB
+        config = scratch_config(BidirViTConfig, shape, splits.names, **pixels)
+        processor = new_image_processor(size)
+    set_seed(args.seed)
+    model = build_model(HEAD, shape, config)
+
+    args.remove_unused_columns = False  # the collator, not the model, takes the image column
+    run = Run("image-classification", model, splits, data, args, schedule)
+    trainer = SignedTrainer(
+        model=model,
+        args=args,
+        train_dataset=splits.train,
+        eval_dataset=splits.validation,
+        processing_class=processor,
+        data_collator=ImageCollator.of(processor, data),
+        eval_collator=ImageCollator(processor),
+        compute_metrics=classification_metrics(splits.names),
+        preprocess_logits_for_metrics=predicted_classes,
+        callbacks=run.callbacks,
+    )
+    results = run.train(trainer, centre=shape.centre and starts_as_softmax(source))
+    if args.should_save:
+        print(f"Model card: {write_card(args.output_dir)}")
+    return results
 
 
 if __name__ == "__main__":

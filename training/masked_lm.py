@@ -17,16 +17,80 @@ interrupted continues when the same command is given again. The output folder lo
 AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True).
 """
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from hf_bidir.cli.script import run_script, train
-from hf_bidir.finetune.tasks.masked_lm import masked_lm
+from transformers import set_seed
+
+from hf_bidir.cli.script import Options, parse, run_script
+from hf_bidir.common.errors import InputError
+from hf_bidir.finetune.arguments import (
+    AdapterArguments,
+    HealingArguments,
+    ScheduleArguments,
+    UnlabelledTextArguments,
+    check_share,
+    option,
+)
+from hf_bidir.finetune.data.masking import MaskingCollator
+from hf_bidir.finetune.data.text_data import fit_max_length
+from hf_bidir.finetune.data.unlabelled_data import read_snippets
+from hf_bidir.finetune.metrics import masked_word_metrics, predicted_classes
+from hf_bidir.finetune.models import build_model, check_options, checkpoint_config, saved_tokenizer, starts_as_softmax
+from hf_bidir.finetune.run import Run
+from hf_bidir.finetune.trainer import SignedTrainer
+from hf_bidir.hub.card import write_card
+
+HEAD = "AutoModelForMaskedLM"
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Run the script with the command line `argv`; return the numbers of all_results.json."""
-    return train(masked_lm, argv, __doc__)
+@dataclass
+class MaskedTextArguments(UnlabelledTextArguments):
+    """Data options of masked language modelling."""
+
+    mask_share: float = option(0.15, "The share of tokens to mask, between 0 and 1.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_share(mask_share=self.mask_share)
+
+
+OPTIONS = (MaskedTextArguments, AdapterArguments, ScheduleArguments, HealingArguments)
+
+
+def main(options: Options = None) -> dict[str, Any]:
+    """Train as the options say, by default those of the command line; return the numbers of all_results.json."""
+    data, start, schedule, args = parse(OPTIONS, options, __doc__)
+    source = start.model_name_or_path
+    if not source:
+        raise InputError("expected --model_name_or_path: the checkpoint of an encoder, softmax or bidir")
+    check_options(start, schedule, args.typed)
+
+    config = checkpoint_config(HEAD, start, names=[])
+    tokenizer = saved_tokenizer(source, config)
+    if tokenizer.mask_token is None:
+        raise InputError(f"the tokenizer of {source} has no mask token; choose a masked language model")
+    set_seed(args.seed)
+    model = build_model(HEAD, start, config)
+    fit_max_length(data, args.typed, model, source)
+    splits = read_snippets(data, tokenizer)
+
+    run = Run("masked-lm", model, splits, data, args, schedule)
+    trainer = SignedTrainer(
+        model=model,
+        args=args,
+        train_dataset=splits.train,
+        eval_dataset=splits.validation,
+        processing_class=tokenizer,
+        data_collator=MaskingCollator(tokenizer, data.mask_share),
+        compute_metrics=masked_word_metrics,
+        preprocess_logits_for_metrics=predicted_classes,
+        callbacks=run.callbacks,
+    )
+    results = run.train(trainer, centre=start.centre and starts_as_softmax(source))
+    if args.should_save:
+        print(f"Model card: {write_card(args.output_dir)}")
+    return results
 
 
 if __name__ == "__main__":

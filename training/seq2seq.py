@@ -19,16 +19,131 @@ AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True), and
 hf-bidir explain FOLDER "17 4 93" draws the alignment.
 """
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from hf_bidir.cli.script import run_script, train
-from hf_bidir.finetune.tasks.seq2seq import seq2seq
+from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainingArguments, set_seed
+
+from hf_bidir.cli.script import Options, parse, run_script
+from hf_bidir.common.errors import InputError
+from hf_bidir.finetune.arguments import (
+    AdapterArguments,
+    PairDataArguments,
+    RecurrentArguments,
+    RunArguments,
+    ScheduleArguments,
+    option,
+)
+from hf_bidir.finetune.data.text_data import fit_max_length, read_pairs, tokenize_pairs
+from hf_bidir.finetune.data.tokenizer import UNITS, train_words
+from hf_bidir.finetune.metrics import sequence_metrics
+from hf_bidir.finetune.models import (
+    build_model,
+    check_options,
+    checkpoint_config,
+    recurrent_config,
+    saved_tokenizer,
+    starts_as_softmax,
+)
+from hf_bidir.finetune.run import Run
+from hf_bidir.finetune.trainer import SignedSeq2SeqTrainer
+from hf_bidir.hub.card import write_card
+from hf_bidir.modeling.configuration_bidir_rnn import ATTN_SCORES, DECODER_SCOPES, DECODER_STYLES, SCORES_ALONE
+
+HEAD = "AutoModelForSeq2SeqLM"
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Run the script with the command line `argv`; return the numbers of all_results.json."""
-    return train(seq2seq, argv, __doc__)
+@dataclass
+class Seq2SeqModelArguments(RecurrentArguments, AdapterArguments):
+    """Model options of the recurrent encoder-decoder."""
+
+    attn_score: str = option(
+        "general", "From scratch: the alignment score.", choices=[s for s in ATTN_SCORES if s not in SCORES_ALONE]
+    )
+    bidirectional: bool = option(True, "From scratch: a bidirectional encoder; --no_bidirectional: forward only.")
+    embedding_size: int = option(64, "From scratch: the width of the embedding.")
+    hidden_size: int = option(64, "From scratch: the width of the encoder, per direction.")
+    dropout: float = option(0.0, "From scratch: dropout before the final linear layer.")
+    lowercase: bool = option(False, "From scratch: the tokenizer ignores case and accents.")
+    unit: str = option("word", "From scratch: the unit of a token.", choices=list(UNITS))
+    decoder_style: str = option(
+        "luong", "From scratch: the decoder architecture.", choices=[style for style in DECODER_STYLES if style]
+    )
+    input_feeding: bool = option(
+        True, "From scratch: the Luong decoder also takes the previous attentional vector as input."
+    )
+    attn_scope: str = option(
+        "global",
+        "From scratch: the source positions a step attends to: global, local-m (around the step's own position), "
+        "local-p (around a predicted position), none (no attention).",
+        choices=list(DECODER_SCOPES),
+    )
+    attn_window: int | None = option(None, "From scratch: positions on either side, for a local scope.")
+
+
+@dataclass
+class Seq2SeqRunArguments(RunArguments, Seq2SeqTrainingArguments):
+    """Run options of encoder-decoders: evaluation generates text and counts exact matches."""
+
+    predict_with_generate: bool = option(True, "Evaluate generated text.")
+    generation_num_beams: int | None = option(
+        None, "Number of beams in evaluation; default: the checkpoint's, or 1 (greedy)."
+    )
+    metric_for_best_model: str | None = option("exact_match", "Validation metric that selects the best checkpoint.")
+    per_device_train_batch_size: int = option(128, "Training examples per process and step.")
+    per_device_eval_batch_size: int = option(256, "Evaluation examples per process and step.")
+
+    def __post_init__(self) -> None:
+        if not self.predict_with_generate and self.metric_for_best_model == "exact_match":
+            raise InputError(
+                "without --predict_with_generate no text is generated, so exact_match cannot select the best "
+                "checkpoint; choose --metric_for_best_model loss"
+            )
+        super().__post_init__()
+
+
+OPTIONS = (PairDataArguments, Seq2SeqModelArguments, ScheduleArguments, Seq2SeqRunArguments)
+
+
+def main(options: Options = None) -> dict[str, Any]:
+    """Train as the options say, by default those of the command line; return the numbers of all_results.json."""
+    data, shape, schedule, args = parse(OPTIONS, options, __doc__)
+    check_options(shape, schedule, args.typed)
+    source = shape.model_name_or_path
+
+    splits = read_pairs(data)
+    if source:
+        config = checkpoint_config(HEAD, shape, names=[])
+        tokenizer = saved_tokenizer(source, config)
+    else:
+        texts = [*splits.train["source"], *splits.train["target"]]
+        size = {"vocab_size": shape.vocab_size, "max_length": data.max_length}
+        tokenizer = train_words(texts, **size, lowercase=shape.lowercase, unit=shape.unit, ends=True)
+        config = recurrent_config(shape, tokenizer, data.max_length)
+    set_seed(args.seed)
+    model = build_model(HEAD, shape, config)
+    if data.source_prefix:
+        model.config.prefix = data.source_prefix  # the field in which T5 checkpoints keep theirs
+    fit_max_length(data, args.typed, model, source)
+    longest_target = data.max_target_length or data.max_length
+    model.generation_config.max_length = longest_target + 1  # plus the start token
+
+    splits = tokenize_pairs(splits, tokenizer, data.max_length, longest_target, data.source_prefix)
+    run = Run("text2text-generation", model, splits, data, args, schedule)
+    trainer = SignedSeq2SeqTrainer(
+        model=model,
+        args=args,
+        train_dataset=splits.train,
+        eval_dataset=splits.validation,
+        processing_class=tokenizer,
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model),
+        compute_metrics=sequence_metrics(tokenizer) if args.predict_with_generate else None,
+        callbacks=run.callbacks,
+    )
+    results = run.train(trainer, centre=shape.centre and starts_as_softmax(source))
+    if args.should_save:
+        print(f"Model card: {write_card(args.output_dir)}")
+    return results
 
 
 if __name__ == "__main__":

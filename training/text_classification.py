@@ -26,16 +26,106 @@ interrupted continues when the same command is given again. The output folder lo
 AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from hf_bidir.cli.script import run_script, train
-from hf_bidir.finetune.tasks.text_classification import text_classification
+from transformers import DataCollatorWithPadding, set_seed
+
+from hf_bidir import BidirBertConfig
+from hf_bidir.cli.script import Options, parse, run_script
+from hf_bidir.finetune.arguments import (
+    ModelArguments,
+    RunArguments,
+    ScheduleArguments,
+    TextDataArguments,
+    check_at_least,
+    option,
+)
+from hf_bidir.finetune.data.masking import JointCollator, JointTrainer
+from hf_bidir.finetune.data.text_data import fit_max_length, read_texts, tokenize
+from hf_bidir.finetune.data.tokenizer import train_wordpiece
+from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
+from hf_bidir.finetune.models import (
+    build_model,
+    check_options,
+    checkpoint_config,
+    know_padding,
+    saved_tokenizer,
+    scratch_config,
+    starts_as_softmax,
+)
+from hf_bidir.finetune.run import Run
+from hf_bidir.finetune.trainer import SignedTrainer
+from hf_bidir.hub.card import write_card
+
+HEAD = "AutoModelForSequenceClassification"
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Run the script with the command line `argv`; return the numbers of all_results.json."""
-    return train(text_classification, argv, __doc__)
+@dataclass
+class TextModelArguments(ModelArguments):
+    """Model options of text classification."""
+
+    vocab_size: int = option(8000, "From scratch: the size of the WordPiece vocabulary.")
+    lowercase: bool = option(True, "From scratch: the tokenizer ignores case and accents; --no_lowercase keeps them.")
+    masked_lm_weight: float = option(0.0, "Weight of an additional masked language modelling loss during training.")
+
+    def __post_init__(self) -> None:
+        check_at_least(0, masked_lm_weight=self.masked_lm_weight)
+
+
+OPTIONS = (TextDataArguments, TextModelArguments, ScheduleArguments, RunArguments)
+
+
+def main(options: Options = None, trainer_class: Callable[..., SignedTrainer] = SignedTrainer) -> dict[str, Any]:
+    """Train as the options say, by default those of the command line; return the numbers of all_results.json."""
+    data, shape, schedule, args = parse(OPTIONS, options, __doc__)
+    check_options(shape, schedule, args.typed)
+    source = shape.model_name_or_path
+
+    splits = read_texts(data)
+    if source:
+        config = checkpoint_config(HEAD, shape, splits.names)
+        tokenizer = saved_tokenizer(source, config)
+        know_padding(config, tokenizer)
+    else:
+        configure = partial(scratch_config, BidirBertConfig, shape, splits.names, pad_token_id=0)
+        configure(max_position_embeddings=data.max_length)  # refuses bad options before the vocabulary is trained
+        tokenizer = train_wordpiece(
+            splits.train["text"], vocab_size=shape.vocab_size, max_length=data.max_length, lowercase=shape.lowercase
+        )
+        config = configure(max_position_embeddings=data.max_length, vocab_size=len(tokenizer))
+    if data.truncation_side:
+        tokenizer.truncation_side = data.truncation_side  # saved with the tokenizer
+    set_seed(args.seed)
+    model = build_model(HEAD, shape, config)
+    fit_max_length(data, args.typed, model, source)
+
+    collator = eval_collator = DataCollatorWithPadding(tokenizer)
+    if shape.masked_lm_weight:
+        collator, trainer_class = (
+            JointCollator(tokenizer),
+            partial(JointTrainer, masked_lm_weight=shape.masked_lm_weight),
+        )
+    splits = tokenize(splits, tokenizer, data.max_length)
+    run = Run("text-classification", model, splits, data, args, schedule)
+    trainer = trainer_class(
+        model=model,
+        args=args,
+        train_dataset=splits.train,
+        eval_dataset=splits.validation,
+        processing_class=tokenizer,
+        data_collator=collator,
+        eval_collator=eval_collator,
+        compute_metrics=classification_metrics(splits.names),
+        preprocess_logits_for_metrics=predicted_classes,
+        callbacks=run.callbacks,
+    )
+    results = run.train(trainer, centre=shape.centre and starts_as_softmax(source))
+    if args.should_save:
+        print(f"Model card: {write_card(args.output_dir)}")
+    return results
 
 
 if __name__ == "__main__":

@@ -31,17 +31,11 @@ NOT_CHOSEN = {"_name_or_path", "architectures", "attn_oriented", "auto_map", "dt
 
 @dataclass(frozen=True)
 class Adapter:
-    """A saved adapter.
+    """A saved adapter."""
 
-    Attributes:
-        source: the folder or Hub name that it was read from.
-        folder: the folder, or its copy in the cache.
-        config: adapter_config.json.
-    """
-
-    source: str
-    folder: Path
-    config: dict[str, Any]
+    source: str  # the folder or Hub name that it was read from
+    folder: Path  # the folder, or its copy in the cache
+    config: dict[str, Any]  # adapter_config.json
 
     @property
     def base(self) -> str:
@@ -69,11 +63,8 @@ class Adapter:
         return any(f".{module}." in f".{weight}" for module in whole)
 
     def model_config(self, base: PretrainedConfig) -> PretrainedConfig:
-        """The config of its model: a copy of that of the base, with the adapter's head and the fields of the run.
-
-        Raises:
-            ValueError: the base is not signed, or has no head for the adapter's task.
-        """
+        """The config of its model: a copy of that of the base, with the adapter's head and the fields of the run;
+        ValueError if the base is not signed, or has no head for the adapter's task."""
         if not is_signed(base.model_type):
             raise ValueError(
                 f"the base model of the adapter {self.source}, {self.base}, is a stock {base.model_type}. If it was "
@@ -133,13 +124,7 @@ class Adapter:
                 )
 
     def on(self, model: PreTrainedModel) -> "PeftModel":
-        """Put it on its base model, which is changed.
-
-        Raises:
-            FileNotFoundError: its weights are missing.
-            ValueError: it is not LoRA, does not fit the model, or its weights cannot be read.
-            ModuleNotFoundError: peft is not installed.
-        """
+        """Put it on its base model, which is changed; an error if it is not LoRA, does not fit, or lacks weights."""
         with extra("lora"):
             from peft import PeftModel, get_peft_model_state_dict
 
@@ -165,13 +150,7 @@ class Adapter:
 
 
 def read_adapter(source: str | Path) -> Adapter | None:
-    """The adapter in a folder or Hub repository; None if it is none.
-
-    A local folder with a config.json is a complete model, as in transformers.
-
-    Raises:
-        ValueError: its config is not JSON.
-    """
+    """The adapter in a folder or Hub repository; None if it is none, as one with a config.json."""
     folder = Path(source)
     if not folder.is_dir():
         try:

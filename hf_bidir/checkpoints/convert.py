@@ -8,7 +8,6 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial as bound
 from pathlib import Path
 from typing import Any
@@ -90,16 +89,12 @@ def convert_checkpoint(
         source, attn_activation=attn_activation, negative_mass=negative_mass, weights=weights, partial=partial
     )
     logger.warning("Largest difference of an output on random input: %.1e", difference)
-    copies = {} if _is_timm(source) else documents(str(source), note=_note(model.config))
-    return write_checkpoint(output_dir, [model, *processors], _sentence_folder(source), copies)
-
-
-def _note(config: PretrainedConfig) -> str:
-    """A sentence above the card of the source."""
-    return (
-        f"Signed by hf_bidir: attention activation `{config.attn_activation}`, negative mass "
-        f"λ = {config.attn_negative_mass}. Below is the card of the checkpoint that it was made from."
+    note = (
+        f"Signed by hf_bidir: attention activation `{attn_activation}`, negative mass "
+        f"λ = {model.config.attn_negative_mass}. Below is the card of the checkpoint that it was made from."
     )
+    copies = {} if _is_timm(source) else documents(str(source), note)
+    return write_checkpoint(output_dir, [model, *processors], _sentence_folder(source), copies)
 
 
 def signed_model(
@@ -111,23 +106,17 @@ def signed_model(
     partial: bool = False,
     dtype: torch.dtype | str = "auto",
 ) -> tuple[PreTrainedModel, list, float]:
-    """A softmax checkpoint as a signed model in memory; arguments and errors as in `convert_checkpoint`.
-
-    Args:
-        dtype: of the weights; "auto" keeps that of the checkpoint.
-
-    Returns:
-        The model, its tokenizer and processors if any, and the largest difference of an output on random input.
-    """
+    """A softmax checkpoint as a signed model in memory, with its tokenizer and processors if any, and the largest
+    difference of an output on random input; arguments and errors as in `convert_checkpoint`."""
     attention: dict[str, Any] = {"attn_activation": attn_activation, "negative_mass": negative_mass, "partial": partial}
-    read = _read_source(source, weights, dtype, attention)
-    inputs = random_inputs(read.model)
-    before = read.outputs(inputs)
-    model = signed(read.model, **attention)
+    model, processors, source_outputs = _read_source(source, weights, dtype, attention)
+    inputs = random_inputs(model)
+    before = source_outputs(inputs)
+    signed(model, **attention)
     difference = largest_difference(before, outputs_of(model, inputs), inputs)
     if is_softmax(model.config) and not difference <= _tolerance(model):
         raise ValueError(f"the converted model's outputs differ from the source's by {difference:.1e}; nothing saved.")
-    return model, read.processors, difference
+    return model, processors, difference
 
 
 def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bool = False) -> Path:
@@ -171,20 +160,14 @@ def merge_adapter(
     """Write the signed checkpoint that an adapter and its base model make together, in fp32, with its processors.
 
     Args:
-        source: the adapter, a folder or a name on the Hub.
-        output_dir: a folder that is new or empty, unless `overwrite`.
         base: the folder or Hub name of the base model; by default the one that the adapter names.
-        overwrite: replace the contents of `output_dir`.
 
     Returns:
-        The largest difference of an output from the model with the separate adapter, on random input; relative to the
-        largest output if that is above 1.
+        The largest difference of an output from the model with the separate adapter, as in `largest_difference`.
 
     Raises:
         ValueError: not an adapter, another base model than that of the training run, or outputs that differ by more
-            than 1e-4. Nothing is written then.
-        FileNotFoundError: no such adapter, or no such base model.
-        FileExistsError: `output_dir` is not empty, or holds the adapter or the base.
+            than 1e-4. Nothing is written then. Other errors and arguments as in `convert_checkpoint`.
     """
     output_dir = free_folder(output_dir, overwrite, source)
     adapter = required_adapter(source)
@@ -215,11 +198,7 @@ def stock_config(config: PretrainedConfig, stock_class: type[PreTrainedModel]) -
 
 
 def free_folder(output_dir: str | Path, overwrite: bool, source: str | Path | nn.Module) -> Path:
-    """The folder, which may be written: new or empty, or to be overwritten and without the source.
-
-    Raises:
-        FileExistsError: it may not.
-    """
+    """The folder; FileExistsError unless it is new or empty, or to be overwritten and without the source."""
     output_dir = Path(output_dir)
     local = isinstance(source, str | Path) and Path(source).exists()
     if local and Path(source).resolve().is_relative_to(output_dir.resolve()):
@@ -233,15 +212,6 @@ def free_folder(output_dir: str | Path, overwrite: bool, source: str | Path | nn
     return output_dir
 
 
-@dataclass(frozen=True)
-class _Source:
-    """A stock model, its tokenizer and processors, and a function that computes the source's outputs."""
-
-    model: PreTrainedModel
-    processors: list
-    outputs: Callable[[dict[str, Tensor]], list[Tensor]]
-
-
 def _is_timm(source: str | Path | nn.Module) -> bool:
     return isinstance(source, nn.Module) or str(source).startswith(TIMM_PREFIX)
 
@@ -252,11 +222,12 @@ def _sentence_folder(source: str | Path | nn.Module) -> SentenceFolder | None:
 
 def _read_source(
     source: str | Path | nn.Module, weights: str | Path | None, dtype: torch.dtype | str, attention: dict[str, Any]
-) -> _Source:
+) -> tuple[PreTrainedModel, list, Callable[[dict[str, Tensor]], list[Tensor]]]:
+    """The stock model, its tokenizer and processors, and a function that computes the source's outputs."""
     if _is_timm(source):
         timm_model = source if isinstance(source, nn.Module) else read_timm(str(source), weights)
         model, processor = vit_from_timm(timm_model)
-        return _Source(model, [processor], bound(timm_outputs, timm_model))
+        return model, [processor], bound(timm_outputs, timm_model)
     if weights is not None:
         raise ValueError(f"weights={weights} is for timm models only; {source} has its own.")
     sentences = sentence_folder(source)
@@ -264,22 +235,18 @@ def _read_source(
     config = read_config(source)
     check_full_precision(config, source, "converted")
     if is_signed(config.model_type):
+        advice = "convert a softmax checkpoint, or raise λ of this one by healing it (--heal) or in its config"
         if config.attn_activation == "softmax":
-            raise ValueError(
-                f"{source} is signed already ({config.model_type}), a model of hf_bidir with softmax attention; "
-                "heal it to TanhMax with --heal FILE, or write the stock model with --to-softmax."
-            )
-        raise ValueError(
-            f"{source} is signed already ({config.model_type}); convert a softmax checkpoint, or raise λ of this one "
-            "by healing it (--heal) or in its config (attn_negative_mass)."
-        )
+            advice = "it has softmax attention; heal it to TanhMax with --heal FILE, or write the stock model with"
+            advice += " --to-softmax"
+        raise ValueError(f"{source} is signed already ({config.model_type}); {advice}.")
     head = (sentences and sentences.head(config)) or stock_head(config, source)
     with torch.device("meta"):  # refuses what cannot be signed before weights are downloaded
         signed(head(copy.deepcopy(config)), **attention)
     if sentences:
         sentences.fetch_weights()
     model = complete_model(head, source, dtype)
-    return _Source(model, checkpoint_processors(source, model), bound(outputs_of, model))
+    return model, checkpoint_processors(source, model), bound(outputs_of, model)
 
 
 def random_inputs(model: PreTrainedModel) -> dict[str, Tensor]:

@@ -1,14 +1,17 @@
-"""What a class name and a config tell: Auto class, task, what outputs and the loss are, and example inputs."""
+"""What a class name and a config tell: Auto class, task, outputs, loss, example inputs, longest text, vocabulary."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 LENGTH, DECODER_STEPS, SAMPLES, FRAMES, GRID = 64, 4, 6000, 48, (1, 4, 4)
+NAMED = 5  # tokens in a message
 LONGEST_TEXT = 2**20  # limit in tokens where neither model nor tokenizer has one
 IMAGE_TOKENS = ("image_token_id", "image_token_index", "image_patch_id", "media_placeholder_token_id")
 AUDIO_TOKENS = ("audio_token_id", "audio_token_index")
@@ -16,30 +19,17 @@ Inputs = dict[str, Tensor]
 
 
 class Kind(NamedTuple):
-    """A kind of head.
+    """A kind of head."""
 
-    Attributes:
-        ending: of the names of its classes.
-        auto: its Auto class.
-        task: its name on the Hub.
-        has_pipeline: whether transformers has a pipeline for the task.
-        names_tokens: whether its logits are those of a vocabulary, at every position.
-        per_token: whether it has outputs for every position.
-        causal: whether it predicts the next token.
-        peft_task: peft's name of the task.
-        derives_decoder_input: whether an encoder-decoder makes its decoder's input from `input_ids`, which then need
-            the token that ends a text.
-    """
-
-    ending: str
-    auto: str
-    task: str
-    has_pipeline: bool = True
-    names_tokens: bool = False
-    per_token: bool = False
-    causal: bool = False
-    peft_task: str | None = None
-    derives_decoder_input: bool = False
+    ending: str  # of the names of its classes
+    auto: str  # its Auto class
+    task: str  # its name on the Hub
+    has_pipeline: bool = True  # whether transformers has one for the task
+    names_tokens: bool = False  # its logits are those of a vocabulary, at every position
+    per_token: bool = False  # it has outputs for every position
+    causal: bool = False  # it predicts the next token
+    peft_task: str | None = None  # peft's name of the task
+    derives_decoder_input: bool = False  # from `input_ids`, which then need the token that ends a text
 
     @property
     def pipeline(self) -> str | None:
@@ -116,6 +106,11 @@ def example_inputs(model: PreTrainedModel, seed: int = 0) -> Inputs:
     return Examples(model, seed).inputs()
 
 
+def text_limit(model: PreTrainedModel, tokenizer: Any) -> int:
+    """The longest text, in tokens, that both the model and its tokenizer accept; at most `LONGEST_TEXT`."""
+    return min(longest_text(model) or LONGEST_TEXT, tokenizer.model_max_length, LONGEST_TEXT)
+
+
 def longest_text(model: PreTrainedModel) -> int | None:
     """The largest number of tokens that the positions of a text model allow; None without a limit in the config."""
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
@@ -132,8 +127,9 @@ def longest_text(model: PreTrainedModel) -> int | None:
 class Examples:
     """Builds the inputs of one model from its config and the parameters of its forward method."""
 
-    def __init__(self, model: PreTrainedModel, seed: int):
+    def __init__(self, model: PreTrainedModel, seed: int, companions: "dict[str, Companion] | None" = None):
         self.model, self.config = model, model.config
+        self.companions = COMPANIONS if companions is None else companions
         self.accepted = inspect.signature(model.forward).parameters
         self.required = {
             n for n, p in self.accepted.items() if p.default is p.empty and p.kind == p.POSITIONAL_OR_KEYWORD
@@ -172,8 +168,8 @@ class Examples:
 
     def with_companions(self, inputs: Inputs) -> Inputs:
         """The inputs, with those of `COMPANIONS` that go with them."""
-        for name in [name for name in COMPANIONS if name in self.accepted and name not in inputs]:
-            value = COMPANIONS[name](self, inputs)
+        for name in [name for name in self.companions if name in self.accepted and name not in inputs]:
+            value = self.companions[name](self, inputs)
             inputs = inputs if value is None else inputs | {name: value}
         return inputs
 
@@ -275,7 +271,8 @@ def _feature_mask(examples: Examples, inputs: Inputs) -> Tensor | None:
 
 
 # functions that make an additional input from the inputs so far, or None if it does not apply
-COMPANIONS: dict[str, Callable[[Examples, Inputs], Tensor | None]] = {
+Companion = Callable[[Examples, Inputs], Tensor | None]
+COMPANIONS: dict[str, Companion] = {
     "mm_token_type_ids": _token_types,
     "image_sizes": _sizes,
     "input_features_mask": _feature_mask,
@@ -312,6 +309,34 @@ def _image_size(vision: PretrainedConfig) -> tuple[int, int]:
     return tuple(size)[-2:] if isinstance(size, list | tuple) else (size or 64,) * 2
 
 
-def text_limit(model: PreTrainedModel, tokenizer: Any) -> int:
-    """The longest text, in tokens, that both the model and its tokenizer accept; at most `LONGEST_TEXT`."""
-    return min(longest_text(model) or LONGEST_TEXT, tokenizer.model_max_length, LONGEST_TEXT)
+def vocabulary_of(model: PreTrainedModel) -> int | None:
+    """The number of tokens that a model of text has embeddings for; None for other models."""
+    if model.main_input_name != "input_ids":
+        return None
+    with suppress(NotImplementedError):  # models of text and images may have a table of each
+        return getattr(model.get_input_embeddings(), "num_embeddings", None)
+    return None
+
+
+def check_vocabulary(tokenizer: Any, count: int | None, source: str | Path) -> None:
+    """Raise ValueError if tokens were added to a tokenizer for which the model has no embedding.
+
+    Special tokens that the tokenizer names itself, such as `image_token` of Gemma 3, may have none: in a model of text
+    they are not used.
+
+    Args:
+        tokenizer: other processors pass.
+        count: the number of embeddings; None passes.
+        source: the checkpoint, for the message.
+    """
+    if count is None or not isinstance(tokenizer, PreTrainedTokenizerBase):
+        return
+    of_texts = PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES
+    others = {token for name, token in tokenizer.special_tokens_map.items() if name not in of_texts}
+    added = sorted(tokenizer.added_tokens_decoder.items())
+    if without := [str(token) for index, token in added if index >= count and str(token) not in others]:
+        raise ValueError(
+            f"the tokenizer of {source} has tokens for which its model, with {count} embeddings, has none: "
+            f"{', '.join(without[:NAMED])}{', …' * (len(without) > NAMED)}. They were added without "
+            "model.resize_token_embeddings(len(tokenizer)); call it, and save the model again."
+        )

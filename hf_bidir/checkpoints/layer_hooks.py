@@ -19,20 +19,15 @@ INTERPOLATE = "interpolate_pos_encoding"
 
 
 def edited_coefficients(model: nn.Module, edit: Callable[[Tensor], Tensor]) -> AbstractContextManager[None]:
-    """Inside the context, replace the coefficients of every layer of a signed model by `edit(coefficients)`.
-
-    Args:
-        edit: maps `[batch, heads, queries, keys]` to the same shape; called once per call of a layer, in order.
-    """
+    """Inside the context, replace the coefficients of every layer, `[batch, heads, queries, keys]`, by
+    `edit(coefficients)`, which is called once per call of a layer, in order."""
     return _intervening(model, Interventions(edit=edit))
 
 
 def kept_keys(model: nn.Module, keep: Tensor) -> AbstractContextManager[None]:
-    """Inside the context, every layer of a signed model drops the keys where `keep` is False.
+    """Inside the context, every layer drops the keys where `keep`, boolean `[batch, 1, 1, keys]`, is False.
 
-    Args:
-        keep: boolean `[batch, 1, 1, keys]`, for calls without a cache. Padding, and keys that a surrounding context
-            drops, stay dropped.
+    For calls without a cache. Padding, and keys that a surrounding context drops, stay dropped.
     """
     return _intervening(model, Interventions(keep=keep))
 
@@ -40,11 +35,10 @@ def kept_keys(model: nn.Module, keep: Tensor) -> AbstractContextManager[None]:
 def edited_projections(
     model: nn.Module, edit: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
 ) -> AbstractContextManager[None]:
-    """Inside the context, every layer attends with `edit(query, key, value)`.
+    """Inside the context, every layer attends with `edit(query, key, value)`, of the same shapes.
 
-    Args:
-        edit: maps query `[batch, heads, queries, head_dim]`, key and value `[batch, key heads, keys, head_dim]` to
-            the same shapes. Attention with its own scores, as in recurrent models, is not edited.
+    Query is `[batch, heads, queries, head_dim]`, key and value `[batch, key heads, keys, head_dim]`. Attention with its
+    own scores, as in recurrent models, is not edited.
     """
     return _intervening(model, Interventions(project=edit))
 
@@ -93,7 +87,10 @@ def at_tokens(rows: Tensor, keep: Tensor | None) -> Tensor:
 
 
 def _intervening(model: nn.Module, interventions: Interventions) -> AbstractContextManager[None]:
-    layers = _some_signed_layers(model)
+    layers = signed_layers(model)
+    check_attends(model)
+    if not layers:
+        raise ValueError(f"expected a signed model, got {type(model).__name__}; sign it with hf_bidir.signed(model).")
     # the layer's own function, which may belong to a copy of the package's code that came with a checkpoint
     own = getattr(layers[0], "intervening", None)
     if own is None:
@@ -113,24 +110,12 @@ def check_attends(model: nn.Module) -> None:
         )
 
 
-def _some_signed_layers(model: nn.Module) -> list[nn.Module]:
-    layers = signed_layers(model)
-    check_attends(model)
-    if not layers:
-        raise ValueError(f"expected a signed model, got {type(model).__name__}; sign it with hf_bidir.signed(model).")
-    return layers
-
-
 @contextmanager
 def hooked(
     modules: Iterable[nn.Module], *, before: Callable | None = None, after: Callable | None = None
 ) -> Iterator[None]:
-    """Inside the context, call hooks around the forward passes of modules, in calls from this thread.
-
-    Args:
-        before: `before(module, args, kwargs)`, as in `register_forward_pre_hook(with_kwargs=True)`.
-        after: `after(module, args, kwargs, output)`, as in `register_forward_hook(with_kwargs=True)`.
-    """
+    """Inside the context, call `before(module, args, kwargs)` and `after(module, args, kwargs, output)` around forward
+    passes of modules, as torch's hooks with keywords do, in calls from this thread."""
     with ExitStack() as stack:
         for module in modules:
             if before is not None:

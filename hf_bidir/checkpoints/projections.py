@@ -19,36 +19,22 @@ from hf_bidir.modeling.signed_layers import signed_layers
 
 @dataclass(frozen=True)
 class Features:
-    """Some of the outputs of a linear map.
+    """Some of the outputs of a linear map."""
 
-    Attributes:
-        linear: the map; `weight_of` reads its weight.
-        indices: which outputs, `[features]`.
-        direct: whether keys or values equal these outputs, in this order; False if something is in between, such as
-            rotary positions or a norm.
-    """
-
-    linear: nn.Module
-    indices: Tensor
-    direct: bool
+    linear: nn.Module  # the map; `weight_of` reads its weight
+    indices: Tensor  # which outputs, [features]
+    direct: bool  # keys or values equal these outputs; False if something, such as rotary positions, is in between
 
 
 @dataclass(frozen=True)
 class Projections:
-    """The linear maps around one attention layer.
-
-    Attributes:
-        layer: the signed layer.
-        key, value: for every key head the features that it depends on, in one or more maps.
-        output: the map applied directly to the merged context; None if something is in between.
-        heads: the number of query heads; each key head serves an equal group of them, in order.
-    """
+    """The linear maps around one attention layer: for every key head the features that it depends on."""
 
     layer: nn.Module
     key: list[list[Features]] = field(default_factory=list)
     value: list[list[Features]] = field(default_factory=list)
-    output: nn.Module | None = None
-    heads: int = 0
+    output: nn.Module | None = None  # the map applied directly to the merged context
+    heads: int = 0  # of queries; each key head serves an equal group of them, in order
 
 
 def linear_maps(model: nn.Module) -> Iterator[nn.Module]:
@@ -109,12 +95,7 @@ def _placed(states: Tensor, linear: nn.Module) -> Tensor:
 
 
 def projections(model: PreTrainedModel, inputs: Mapping[str, Tensor] | None = None) -> list[Projections]:
-    """The projections of every signed layer, in order.
-
-    Args:
-        model: a signed model; it runs once, in evaluation mode.
-        inputs: inputs of the model, by default `example_inputs`.
-    """
+    """The projections of every signed layer, in order; the model runs once, on `example_inputs` by default."""
     probe = _Probe(model)
     watching = hooked(dict.fromkeys(linear_maps(model)), before=probe.before, after=probe.after)
     with in_evaluation(model), torch.inference_mode(False), torch.enable_grad():  # noqa: SIM117

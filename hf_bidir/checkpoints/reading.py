@@ -1,7 +1,6 @@
 """Reads the config, the model and the processors of a checkpoint, signed or stock."""
 
 import logging
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +15,13 @@ from transformers import (
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.utils import cached_file
 
 from hf_bidir.checkpoints.adapters import Adapter, read_adapter
 from hf_bidir.checkpoints.auto_classes import bidir_class
+from hf_bidir.checkpoints.kinds import check_vocabulary, vocabulary_of
 from hf_bidir.common.card import CARD, with_note
 from hf_bidir.common.errors import did_you_mean
 from hf_bidir.modeling.configuration_bidir import stock_heads
@@ -42,13 +41,9 @@ NAMED = 5  # tokens or weights in a message
 def read_config(source: str | Path, revision: str | None = None) -> PretrainedConfig:
     """The config of a checkpoint, stock or bidir; of an adapter, that of its base with the adapter's head and labels.
 
-    Args:
-        revision: of a checkpoint on the Hub.
-
     Raises:
         FileNotFoundError: the checkpoint, or the base of an adapter, does not exist.
-        ValueError: its model type is unknown, or its attention fields were saved by a newer version; or the base of an
-            adapter is not signed.
+        ValueError: an unknown model type, a newer version's attention fields, or an adapter whose base is not signed.
     """
     path = Path(source)
     if not path.exists() and (path.is_absolute() or (len(path.parts) > 1 and path.parent.is_dir())):
@@ -76,10 +71,6 @@ def read_config(source: str | Path, revision: str | None = None) -> PretrainedCo
 def read_model(source: str | Path, dtype: torch.dtype | str = "auto", **options: Any) -> PreTrainedModel:
     """Load a checkpoint, signed or stock, as the class that it was saved with, in evaluation mode.
 
-    Args:
-        dtype: of the weights; "auto" keeps that of the checkpoint.
-        options: for `from_pretrained`.
-
     Raises:
         FileNotFoundError: no such checkpoint.
         ValueError: an unknown head, or weights that are missing or unreadable.
@@ -91,11 +82,7 @@ def read_model(source: str | Path, dtype: torch.dtype | str = "auto", **options:
 
 
 def read_bidir(source: str | Path, dtype: torch.dtype | str = "auto", **options: Any) -> PreTrainedModel:
-    """Load a bidir checkpoint with the head that it was saved with, in evaluation mode; an adapter is merged.
-
-    Raises:
-        ValueError: an unknown head, or weights that are missing or unreadable.
-    """
+    """`read_model` for a signed checkpoint; an adapter is merged."""
     if adapter := read_adapter(source):
         return merged(read_adapted(adapter, dtype, **options))
     name = (read_config(source).architectures or ["checkpoint without a class"])[0]
@@ -154,13 +141,8 @@ def with_report(head: type[PreTrainedModel], source: str | Path, **options: Any)
     finally:
         loader.removeFilter(is_other)
     if left_out := sorted(report["unexpected_keys"]):
-        logger.warning(
-            "%d weights in %s are not part of %s and were left out: %s",
-            len(left_out),
-            source,
-            head.__name__,
-            _first(left_out),
-        )
+        place = f"{len(left_out)} weights in {source} are not part of {head.__name__}"
+        logger.warning("%s and were left out: %s", place, _first(left_out))
     return model, report
 
 
@@ -175,14 +157,11 @@ def read_adapted(
     """Load an adapter on its base model, not merged, in evaluation mode.
 
     Args:
-        dtype: of the base's weights; "auto" keeps that of the checkpoint.
         base: the folder or Hub name of the base model, if it is no longer where the adapter says.
-        options: for `from_pretrained`.
 
     Raises:
         FileNotFoundError: there is no such base model.
-        ValueError: the base is another one than that of the training run, is not signed, is quantised, is incomplete,
-            or is an adapter itself; or the adapter does not fit it.
+        ValueError: the base is not that of the training run, or not a complete signed one in full precision.
     """
     if "quantization_config" in options:
         raise ValueError(
@@ -228,9 +207,7 @@ def _base_model(adapter: Adapter, base: str | Path, options: dict[str, Any]) -> 
 
 def merged(adapted: "PeftModel") -> PreTrainedModel:
     """A model of its own class with the adapter's weights added to those of its base, which is changed."""
-    model = adapted.merge_and_unload()
-    model.eval()
-    return model
+    return adapted.merge_and_unload().eval()
 
 
 def check_full_precision(config: PretrainedConfig, source: str | Path, what: str) -> None:
@@ -243,11 +220,7 @@ def check_full_precision(config: PretrainedConfig, source: str | Path, what: str
 
 
 def checkpoint_processors(source: str | Path, model: PreTrainedModel) -> list:
-    """The tokenizer, image processor, feature extractor and combined processor of a model's checkpoint, if any.
-
-    Raises:
-        ValueError: as in `check_vocabulary`.
-    """
+    """The tokenizer, image processor, feature extractor and combined processor of a model's checkpoint, if any."""
     found: dict[type, Any] = {}
     for auto in PROCESSORS:
         try:
@@ -262,45 +235,8 @@ def checkpoint_processors(source: str | Path, model: PreTrainedModel) -> list:
     return list(found.values())
 
 
-def vocabulary_of(model: PreTrainedModel) -> int | None:
-    """The number of tokens that a model of text has embeddings for; None for other models."""
-    if model.main_input_name != "input_ids":
-        return None
-    with suppress(NotImplementedError):  # models of text and images may have a table of each
-        return getattr(model.get_input_embeddings(), "num_embeddings", None)
-    return None
-
-
-def check_vocabulary(tokenizer: Any, count: int | None, source: str | Path) -> None:
-    """Raise ValueError if tokens were added to a tokenizer for which the model has no embedding.
-
-    Special tokens that the tokenizer names itself, such as `image_token` of Gemma 3, may have none: in a model of text
-    they are not used.
-
-    Args:
-        tokenizer: other processors pass.
-        count: the number of embeddings; None passes.
-        source: the checkpoint, for the message.
-    """
-    if count is None or not isinstance(tokenizer, PreTrainedTokenizerBase):
-        return
-    of_texts = PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES
-    others = {token for name, token in tokenizer.special_tokens_map.items() if name not in of_texts}
-    added = sorted(tokenizer.added_tokens_decoder.items())
-    if without := [str(token) for index, token in added if index >= count and str(token) not in others]:
-        raise ValueError(
-            f"the tokenizer of {source} has tokens for which its model, with {count} embeddings, has none: "
-            f"{_first(without)}. They were added without "
-            "model.resize_token_embeddings(len(tokenizer)); call it, and save the model again."
-        )
-
-
 def documents(source: str | Path, note: str = "") -> dict[str, bytes]:
-    """The card and the licence of a checkpoint, as far as it has them, by name.
-
-    Args:
-        note: a sentence to add to the card, after its header.
-    """
+    """The card, with a note after its header, and the licence of a checkpoint, as far as it has them, by name."""
     found: dict[str, bytes] = {}
     for name in (CARD, *LICENCES):
         try:

@@ -23,19 +23,12 @@ WITHOUT_WEIGHTS = ["*.json", "*.txt", "*.model", "*.jinja"]
 
 @dataclass(frozen=True)
 class SentenceFolder:
-    """A model of sentence-transformers.
+    """A model of sentence-transformers."""
 
-    Attributes:
-        folder: the local folder; for a Hub repository at first without weights.
-        path: the subfolder of its transformer, often "".
-        modules: its other modules in order, each with its "type" and its subfolder "path", which may not exist.
-        name: the name on the Hub; None for a local folder.
-    """
-
-    folder: Path
-    path: str
-    modules: tuple[dict[str, str], ...]
-    name: str | None
+    folder: Path  # local; for a Hub repository at first without weights
+    path: str  # the subfolder of its transformer, often ""
+    modules: tuple[dict[str, str], ...]  # the others, each with its "type" and subfolder "path", which may not exist
+    name: str | None  # on the Hub
 
     @property
     def transformer(self) -> Path:
@@ -60,11 +53,7 @@ class SentenceFolder:
 
     def head(self, config: PretrainedConfig) -> type[PreTrainedModel] | None:
         """The stock class that sentence-transformers loads for embeddings, whatever the config names; None for other
-        tasks.
-
-        Raises:
-            ValueError: an encoder-decoder, whose encoder sentence-transformers always loads as a stock class.
-        """
+        tasks. ValueError for an encoder-decoder, whose encoder it always loads as a stock class."""
         if not self.embeds:
             return None
         heads = stock_heads(config.model_type)

@@ -1,6 +1,7 @@
 """The application that every sub-command belongs to."""
 
 import logging
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -42,6 +43,9 @@ def main() -> None:
     hf-bidir models
     hf-bidir COMMAND --help     options and examples of one command
     """
+    # Threads of GNU OpenMP spin while they wait for each other. On cores that other programs use, a step then takes
+    # several times as long (benchmarks/results/waiting_threads.md). OpenMP reads this when the command imports torch.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 @contextmanager

@@ -101,12 +101,15 @@ def convert(
 def _heal(given: dict[str, Any]) -> None:
     """Heal with options of training/distill.py; errors name those of this command instead."""
     with slow_imports("train", "hub"):
-        from hf_bidir.cli.script import run_script, train_with_card
-        from hf_bidir.finetune.tasks.distillation import distillation
+        from hf_bidir.cli.script import parse, run_script
+        from hf_bidir.finetune.heal import HEALING, heal
+        from hf_bidir.hub.card import write_card
 
     def healed() -> None:
         with options_as(OPTIONS_OF_DISTILL):
-            train_with_card(distillation, given)
+            *options, args = parse(HEALING, given)
+            heal(*options, args)
+            print(f"Model card: {write_card(args.output_dir)}")
 
     run_script(healed)
 

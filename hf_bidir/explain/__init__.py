@@ -4,42 +4,14 @@
 and each method is also a function of its own. A signed method either does not depend on the arbitrary signs of TanhMax
 heads, or its documentation says that it needs oriented heads.
 
-Files are imported on first use, so that `import hf_bidir.explain` is fast and each use loads what it needs.
+Files are imported on first use, so that each use loads what it needs; `__init__.pyi` tells editors and type checkers
+what they hold.
 """
 
-# ruff: noqa: F401
-
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_bidir.common.extras import extra
-
-if TYPE_CHECKING:
-    from hf_bidir.explain.api import explain, explain_each
-    from hf_bidir.explain.draw.figures import alignment_grid, image_heatmap, layer_head_grid, word_scatter
-    from hf_bidir.explain.draw.photo import head_maps, photo_heatmap, vision_maps
-    from hf_bidir.explain.draw.text import text_heatmap
-    from hf_bidir.explain.generation import align, explain_continuation, prediction_scores
-    from hf_bidir.explain.inputs.checkpoint import load_checkpoint
-    from hf_bidir.explain.inputs.image import read_image
-    from hf_bidir.explain.inputs.text import read_text
-    from hf_bidir.explain.methods import METHODS, default_method, token_scores
-    from hf_bidir.explain.methods.alti import alti
-    from hf_bidir.explain.methods.attention import attention_rollout
-    from hf_bidir.explain.methods.attnlrp import integrated_relevance, relevance
-    from hf_bidir.explain.methods.contributions import (
-        contributions,
-        edge_contributions,
-        pooled_contributions,
-        value_weighted,
-    )
-    from hf_bidir.explain.methods.erasure import erasure
-    from hf_bidir.explain.methods.flow import attention_flow
-    from hf_bidir.explain.methods.gradients import grad_cam, gradient_times_input, integrated_gradients, smooth_grad
-    from hf_bidir.explain.methods.value_zeroing import value_zeroing
-    from hf_bidir.explain.orient import flip_heads, orient_heads, oriented_towards
-    from hf_bidir.explain.result import Explanation, Explanations
-    from hf_bidir.explain.tables import WordTable, word_table
 
 _FILES = {
     "api": "explain explain_each",

@@ -14,19 +14,29 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import LONGEST_TEXT, kind_of, text_limit
-from hf_bidir.explain.inputs.text import Example, check_prompt, merged, note, read_text, window, windows_of
+from hf_bidir.explain.inputs.text import (
+    Example,
+    check_prompt,
+    merged,
+    note,
+    read_text,
+    shortened,
+    visible,
+    window,
+    windows_of,
+)
 from hf_bidir.explain.methods import (
     METHODS,
     check_method,
     default_method,
     methods_of,
+    passes_of,
     scores_by_default,
     sink_note,
     token_scores,
 )
-from hf_bidir.explain.record import Record, check_kind, model_within, reads_images
+from hf_bidir.explain.record import Inputs, Record, check_kind, model_within, reads_images
 from hf_bidir.explain.result import Explanation, Explanations
-from hf_bidir.explain.spelling import shortened, visible
 from hf_bidir.explain.target import batches, predictions, reads_beginning, takes_embedding, token_level
 
 if TYPE_CHECKING:
@@ -204,13 +214,10 @@ def explain_checkpoint(
 
     Args:
         source: as in `load_checkpoint`, or its result.
-        method, position, layer, head: as in `token_scores`. The default position is that of the mask for masked
-            language models, and the last one for causal ones.
-        target: a class by name or index; for language models, a word of the vocabulary.
+        method, target, position, layer, head, size, against: as in `explain`. The default position is that of the mask
+            for masked language models, and the last one for causal ones.
         continuation, new_tokens: for causal language models, explain each token of a given continuation, or of
             `new_tokens` generated tokens, instead of the next token alone.
-        size: for images, as in `read_image`.
-        against: for sentence encoders, a second text, as in `explain`.
 
     Returns:
         The scores of tokens; for generated text or a continuation, its alignment with the source.
@@ -230,25 +237,25 @@ def explain_checkpoint(
     _check_not_a_file(model, text_or_image)
     generation = {"continuation": continuation, "new_tokens": new_tokens}
     chosen: dict[str, Any] = {"target": target, "position": position}
-    where: dict[str, Any] = {"method": method, "layer": layer, "head": head}
+    where: dict[str, Any] = {"layer": layer, "head": head}
     if model.config.is_encoder_decoder:
-        _check_left_out(model, **chosen, layer=layer, head=head, size=size, **generation)
+        _check_left_out(model, **chosen, **where, size=size, **generation)
         from hf_bidir.explain.generation import align
 
         return align(model, processor, text_or_image, method=method or "contributions")
     if not any(value is not None for value in generation.values()):
         example = read(model, processor, text_or_image, size)
-        where.pop("method")
         return next(_explain_batch(model, processor, [example], method, 16, figures=True, **chosen, **where))
     if not kind_of(model).causal:
         raise ValueError(f"{type(model).__name__} does not generate text; leave out --continuation and --new-tokens.")
     if None not in generation.values():
         raise ValueError("expected --continuation (explain a given text) or --new-tokens (generate one), got both.")
     _check_left_out(model, **chosen, size=size)
-    options = {name: value for name, value in (where | {"new_tokens": new_tokens}).items() if value is not None}
+    if new_tokens is not None:
+        where["new_tokens"] = new_tokens
     from hf_bidir.explain.generation import explain_continuation
 
-    return explain_continuation(model, processor, text_or_image, continuation, **options)
+    return explain_continuation(model, processor, text_or_image, continuation, method=method, **where)
 
 
 def _explain_batch(
@@ -274,12 +281,14 @@ def _explain_batch(
         chosen |= dict(zip(("target", "position"), level, strict=True))
     windows = [windows_of_model(model, processor, example) for example in examples]
     inputs, counts = _padded(processor, examples, windows), [len(own) for own in windows]
-    single = sum(counts) == 1  # one forward pass then serves the prediction, its scores and figures
+    # one forward pass serves the prediction, its scores and figures, unless no coefficients are needed, which are large
+    used = method or default_method(model, chosen["layer"], chosen["head"], passes_of(model, inputs))
+    single = sum(counts) == 1 and (figures or not METHODS[used].of_outputs)
     record = Record(model, inputs, kept=True, differentiable=figures) if single else None
-    parts = [record] if record else list(batches(inputs, batch_size))
+    parts: list[Inputs] = [record] if record else list(batches(inputs, batch_size))
     predicted = predictions(model, processor, parts, chosen["target"], chosen["position"], counts)
     rows = [one.target for one, count in zip(predicted, counts, strict=True) for _ in range(count)]
-    scores, used, why = [], method or "", ""
+    scores, why = [], ""
     for start, part in enumerate(parts):
         own = rows[start * batch_size : (start + 1) * batch_size]
         targets = {"target": None if own[0] is None else torch.tensor(own)}

@@ -13,7 +13,16 @@ from hf_bidir.checkpoints.kinds import text_limit
 from hf_bidir.checkpoints.layer_hooks import hooked, in_evaluation
 from hf_bidir.checkpoints.projections import check_differentiable
 from hf_bidir.checkpoints.signing import unwrapped
-from hf_bidir.explain.inputs.text import Example, check_prompt, read_text
+from hf_bidir.explain.inputs.text import (
+    Example,
+    check_prompt,
+    read_text,
+    shortened,
+    signed,
+    spelled,
+    told_apart,
+    visible,
+)
 from hf_bidir.explain.methods import (
     METHODS,
     NoRule,
@@ -27,7 +36,6 @@ from hf_bidir.explain.methods import (
 from hf_bidir.explain.methods.attnlrp import relevance_rules
 from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.record import attends_between_tokens, model_within, record_coefficients
-from hf_bidir.explain.spelling import shortened, signed, spelled, told_apart, visible
 from hf_bidir.modeling.signed_layers import signed_layers
 
 if TYPE_CHECKING:
@@ -38,10 +46,12 @@ NAMED_SHARE = 0.01  # share of a row's largest magnitude below which a token is 
 ROWS = 16  # generated tokens explained in one batch
 CONTRIBUTION, RELEVANCE, COEFFICIENT, MAGNITUDE = "a · ∂y/∂a", "relevance", "coefficient a", "mean |a|"
 METHODS_OF_TEXTS = ("contributions", "attnlrp")
+SUPPORTS = "+ (red) supports the generated token, − (blue) opposes it; the signs are comparable"
 READING = {
-    RELEVANCE: "+ (red) supports the generated token, − (blue) opposes it; the signs are comparable",
-    CONTRIBUTION: "+ (red) supports the generated token, − (blue) opposes it; the signs are comparable",
+    RELEVANCE: SUPPORTS,
+    CONTRIBUTION: SUPPORTS,
     COEFFICIENT: "+ (red) and − (blue) are the signs of coefficients, which do not say support or opposition",
+    MAGNITUDE: "the larger, the more attention; there are no signs",
 }
 WHAT = {
     CONTRIBUTION: "Contributions a · ∂y/∂a of source words to {}",
@@ -53,30 +63,17 @@ WHAT = {
 
 @dataclass(frozen=True)
 class Alignment:
-    """Generated tokens, and for each of them a number per source token.
+    """Generated tokens, and for each of them a number per source token."""
 
-    Attributes:
-        source: the source tokens; for a causal model, the prompt and all generated tokens but the last.
-        written: the generated tokens in order.
-        explained: the generated text, in words.
-        what: the numbers that rank tokens, in words.
-        scores: `[written, source]` by unit; the first one ranks.
-        first_length: number of source tokens that the first generated token attends to: all, or in a causal model one
-            fewer than the next token.
-        how_to_read: the meaning of + and − in the first scores, without a full stop.
-        probabilities: probabilities of the generated tokens, where known.
-        has_signs: whether the first scores can be negative.
-    """
-
-    source: list[str]
-    written: list[str]
-    explained: str
-    what: str
-    scores: Mapping[str, Tensor]
-    first_length: int
-    how_to_read: str = ""
-    probabilities: Sequence[float] = ()
-    has_signs: bool = True
+    source: list[str]  # for a causal model, the prompt and all generated tokens but the last
+    written: list[str]  # the generated tokens in order
+    explained: str  # the generated text, in words
+    what: str  # the numbers that rank tokens, in words
+    scores: Mapping[str, Tensor]  # [written, source] by unit; the first one ranks
+    first_length: int  # source tokens of the first generated token: all, or in a causal model one fewer than the next
+    how_to_read: str = ""  # the meaning of + and − in the first scores, without a full stop
+    probabilities: Sequence[float] = ()  # of the generated tokens, where known
+    has_signs: bool = True  # whether the first scores can be negative
 
     @property
     def rows(self) -> list[str]:
@@ -88,8 +85,7 @@ class Alignment:
     def summary(self, top: int = 10) -> str:
         """One line per generated token, with the source tokens of largest magnitude."""
         lines = [self.explained, f"{self.what}. Largest magnitude first:"]
-        number = signed if self.has_signs else "{:.2g}".format
-        names = told_apart(self.source)
+        number, names = signed if self.has_signs else "{:.2g}".format, told_apart(self.source)
         for word, row in zip(self.rows, next(iter(self.scores.values())), strict=True):
             order = row.abs().argsort(descending=True)[:top].tolist()
             order = [index for index in order if row[index].abs() > NAMED_SHARE * row.abs().max()]
@@ -104,11 +100,7 @@ class Alignment:
         return figures_of_alignment(self)
 
     def page(self, pictures: Mapping[str, bytes] | None = None) -> str:
-        """A web page with the figure and, for every generated token, its source text in colours.
-
-        Args:
-            pictures: the figures as PNG by file name; by default they are drawn.
-        """
+        """A web page with the figure, by default drawn, and for every generated token its source text in colours."""
         from hf_bidir.explain.draw.explanations import page_of_alignment
 
         return page_of_alignment(self, pictures)
@@ -127,8 +119,7 @@ def align(
     Args:
         model: a signed encoder-decoder of text, such as a `BidirRnnForSeq2SeqLM` or a BidirBart…, …Marian… or
             …T5ForConditionalGeneration; dropout is off while it generates.
-        tokenizer: a fast one; the pieces of a word in the source are summed.
-        text: the source, truncated to the model's positions.
+        tokenizer, text: a fast tokenizer; the source, truncated to the model's positions. A word's pieces are summed.
         method: "contributions", or "attnlrp", the relevance of the source's embeddings (`relevance`).
         num_beams: beams of the search; 1 is greedy.
 
@@ -162,15 +153,15 @@ def align(
     return Alignment(
         source=[visible(token) for token in example.tokens],
         written=spelled(tokenizer, ids[0, 1:].tolist()),
-        explained=_explained(model, example, tokenizer.decode(ids[0], skip_special_tokens=True)),
+        explained=_described(model, example, tokenizer.decode(ids[0], skip_special_tokens=True)),
         what=WHAT[next(iter(scores))].format(f"y, {LOGIT}"),
         scores={unit: example.by_token(rows) for unit, rows in scores.items()},
         first_length=len(example.tokens),
-        how_to_read=READING.get(next(iter(scores)), "the larger, the more attention; there are no signs"),
+        how_to_read=READING[next(iter(scores))],
     )
 
 
-def _explained(model: PreTrainedModel, example: Example, text: str) -> str:
+def _described(model: PreTrainedModel, example: Example, text: str) -> str:
     cut = f" The source was truncated by {example.truncated} tokens."
     free = " Raw signs are not comparable between models: negating all coefficients changes no output."
     shows_signs = signs_are_free(model) and not attends_between_tokens(model)
@@ -181,11 +172,9 @@ def _rows(model: PreTrainedModel, inputs: dict[str, Tensor], ids: Tensor) -> tup
     """Attention and contributions, `[generated, source]` each, of the generated ids."""
     inputs = inputs | {"decoder_input_ids": ids[:, :-1]}
     between_tokens = attends_between_tokens(model)
-    layers = cross_attention(model, inputs) if between_tokens else None
-    outputs, recorded = record_coefficients(model, inputs, layers)
-    logits, attended, contributions = outputs.logits[0], [], []
-    chosen = _explained_logits(logits, ids)
-    for step, y in enumerate(chosen):
+    outputs, recorded = record_coefficients(model, inputs, cross_attention(model, inputs) if between_tokens else None)
+    attended, contributions = [], []
+    for step, y in enumerate(_explained_logits(outputs.logits[0], ids)):
         # a recurrent model calls its layer once per step, others once for all steps
         calls, row = (recorded, step) if between_tokens else ([recorded[step]], 0)
         gradients = torch.autograd.grad(y, calls, retain_graph=True, materialize_grads=True)
@@ -214,8 +203,7 @@ def _relevance_rows(model: PreTrainedModel, inputs: dict[str, Tensor], ids: Tens
 
     with hooked([embedding], after=first_call_of_the_encoder), relevance_rules(model):
         logits = model(**inputs, decoder_input_ids=ids[:, :-1]).logits[0]
-    chosen = _explained_logits(logits, ids)
-    rows = [torch.autograd.grad(y, start, retain_graph=True)[0] for y in chosen]
+    rows = [torch.autograd.grad(y, start, retain_graph=True)[0] for y in _explained_logits(logits, ids)]
     return torch.stack([(start * row)[0].sum(-1).detach() for row in rows]).cpu()
 
 
@@ -255,9 +243,8 @@ def explain_continuation(
     Args:
         model: a signed causal language model, in any attention backend.
         tokenizer: a fast one; the pieces of a word in the prompt are summed.
-        prompt: must not be empty.
-        continuation: the text to explain, separated from the prompt by a blank; None generates it greedily.
-        new_tokens: the maximum number of generated tokens.
+        continuation, new_tokens: the text to explain, separated from the prompt by a blank; None generates at most this
+            number of tokens greedily.
         method, layer, head: as in `token_scores`.
 
     Returns:
@@ -270,29 +257,30 @@ def explain_continuation(
     check_method(method or default_method(model, layer, head), layer, head)
     example, ids = _generated(model, tokenizer, prompt, continuation, new_tokens)
     start = len(example.token_of_piece)
-    generated = ids[start:]
+    generated, positions = ids[start:], torch.arange(start - 1, len(ids) - 1)
     inputs = {"input_ids": ids[None, :-1].to(model.device)}
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    positions = torch.arange(start - 1, len(ids) - 1)
     passes = passes_of(model, inputs)
-    why = "" if method else why_fast(default_method(model, layer, head, passes), passes)
-    method = method or default_method(model, layer, head, passes)
-    scores = prediction_scores(model, inputs, generated, positions, method, layer=layer, head=head)
-    by_token = _by_token(example, scores, len(generated) - 1, METHODS[method].additive)
+    chosen = method or default_method(model, layer, head, passes)
+    scores = prediction_scores(model, inputs, generated, positions, chosen, layer=layer, head=head)
+    prompted = example.by_token(scores[:, :start], METHODS[chosen].additive)
+    by_token = torch.cat([prompted, scores[:, start : len(ids) - 1]], dim=1)
     pieces = spelled(tokenizer, generated.tolist())
     source = [*example.tokens, *pieces[:-1]]
-    sink = sink_note(method, source, [*example.special, *[False] * len(pieces[:-1])], by_token)
-    where = METHODS[method].caption(layer, head) + f"; y is {LOGIT}" * METHODS[method].explains_output
+    sink = sink_note(chosen, source, [*example.special, *[False] * len(pieces[:-1])], by_token)
+    where = METHODS[chosen].caption(layer, head) + f"; y is {LOGIT}" * METHODS[chosen].explains_output
+    with torch.no_grad(), in_evaluation(model):
+        likely = model(**inputs).logits[0, positions.to(model.device)].float().softmax(-1).cpu()
     return Alignment(
         source=source,
         written=pieces,
         explained=f"{visible(prompt.strip())} → {visible(tokenizer.decode(generated).strip())}",
-        what=" ".join(filter(None, [why, sink, where])),
-        scores={METHODS[method].unit: by_token},
+        what=" ".join(filter(None, ["" if method else why_fast(chosen, passes), sink, where])),
+        scores={METHODS[chosen].unit: by_token},
         first_length=len(example.tokens),
-        how_to_read=METHODS[method].how_to_read,
-        has_signs=METHODS[method].signed,
-        probabilities=_probabilities(model, inputs, generated, positions),
+        how_to_read=METHODS[chosen].how_to_read,
+        has_signs=METHODS[chosen].signed,
+        probabilities=likely.gather(-1, generated[:, None]).squeeze(-1).tolist(),
     )
 
 
@@ -314,9 +302,6 @@ def prediction_scores(
         targets, positions: `[targets]`, the token ids to explain, and the position that predicts each of them.
         method, layer, head: as in `token_scores`.
         batch_size: output tokens in one batch; methods with a forward pass per token compute all outputs at once.
-
-    Raises:
-        ValueError: as in `token_scores`.
     """
     model = unwrapped(model)
     method = method or default_method(model, layer, head, passes_of(model, inputs))
@@ -348,17 +333,3 @@ def _generated(model, tokenizer, prompt: str, continuation: str | None, new_toke
         raise ValueError(f"expected a continuation with at least one word, got {continuation!r}.")
     check_prompt(model, tokenizer, example, len(following))
     return example, torch.cat([start, torch.tensor(following)])
-
-
-@torch.no_grad()
-def _probabilities(model, inputs: dict[str, Tensor], generated: Tensor, positions: Tensor) -> list[float]:
-    with in_evaluation(model):
-        rows = model(**inputs).logits[0, positions.to(model.device)].float().softmax(-1).cpu()
-    return rows.gather(-1, generated[:, None]).squeeze(-1).tolist()
-
-
-def _by_token(example: Example, scores: Tensor, more: int, additive: bool) -> Tensor:
-    """Combine `[targets, pieces]` to `[targets, tokens of the prompt + more]`."""
-    start = len(example.token_of_piece)
-    prompt = example.by_token(scores[:, :start], additive)
-    return torch.cat([prompt, scores[:, start : start + more]], dim=1)

@@ -60,7 +60,6 @@ def orient_heads(
         dataloader: batches of model inputs; labels are ignored. Use training data.
         target, position: as in `contributions`. With a fixed class, such as "positive", + supports that class; with
             None, the class predicted for each example.
-        progress: show a progress bar.
 
     Returns:
         `[layers, heads]` in the order of `signed_layers(model)`: how consistent the signs are, in [0, 1]. It is the
@@ -116,11 +115,7 @@ def flip_heads(model: PreTrainedModel, flipped: Tensor) -> None:
 
 
 def _groups(found: list[Projections]) -> Tensor:
-    """Group index of each head, `[layers, heads]`; heads of a group share keys or values and flip together.
-
-    Raises:
-        ValueError: keys or values not computed by a linear map, or layers with different numbers of heads.
-    """
+    """Group index of each head, `[layers, heads]`; heads of a group share keys or values and flip together."""
     if len({layer.heads for layer in found}) > 1:
         raise ValueError(f"expected the same number of heads in every layer, got {[layer.heads for layer in found]}.")
     linear_maps = [maps for layer in found for maps in zip(layer.key, layer.value, strict=True)]
@@ -226,16 +221,11 @@ def _warn_of_mixed_heads(share: Tensor) -> None:
 
 
 def record_orientation(model: PreTrainedModel, target: Target, consistent: float) -> None:
-    """Write to `model.config.attn_oriented` that the heads are oriented.
-
-    Args:
-        target: as given to `orient_heads`; the field has its name.
-        consistent: the share of heads with a consistent sign, in [0, 1].
-    """
+    """Write the target of `orient_heads` to `model.config.attn_oriented`, with the share of consistent heads."""
     names = getattr(model.config, "id2label", None) or {}
     named = PREDICTED if target is None else names.get(target, target) if isinstance(target, int) else target
-    fields = {"target": named if isinstance(named, str) else str(named), "consistent": round(consistent, 3)}
-    model.config.attn_oriented = fields | {"weights": fingerprint(model)}
+    fields = {"target": str(named), "consistent": round(consistent, 3), "weights": fingerprint(model)}
+    model.config.attn_oriented = fields
 
 
 def oriented_towards(model: PreTrainedModel) -> str | None:

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
-from hf_bidir.checkpoints.kinds import longest_text
+from hf_bidir.checkpoints.kinds import check_vocabulary, longest_text, vocabulary_of
 from hf_bidir.checkpoints.layer_hooks import check_attends, edited_coefficients, in_evaluation, observed_layers
-from hf_bidir.checkpoints.reading import check_vocabulary, vocabulary_of
 from hf_bidir.checkpoints.signing import unwrapped
 from hf_bidir.modeling.signed_layers import signed_layers
 
@@ -96,11 +95,7 @@ Inputs = Mapping[str, Tensor] | Record
 
 
 def model_within(model: Any, processor: Any) -> PreTrainedModel:
-    """The signed model inside `torch.compile`, `DataParallel` or peft.
-
-    Raises:
-        ValueError: no signed model, or model and processor in the wrong order; and as in `unwrapped`.
-    """
+    """The signed model inside `torch.compile`, `DataParallel` or peft."""
     if isinstance(processor, nn.Module) or isinstance(model, PreTrainedTokenizerBase):
         raise ValueError(
             "expected a model and then its tokenizer or image processor; got a "
@@ -153,11 +148,7 @@ def check_kind(model: PreTrainedModel) -> None:
 
 
 def prepared_inputs(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Check the inputs and move them to the model's device, without labels.
-
-    Raises:
-        ValueError: no bidir model, no token or image, or more tokens than positions.
-    """
+    """The inputs on the model's device, without labels, once they are checked."""
     check_bidir(model)
     if model.config.is_encoder_decoder:
         raise ValueError(
@@ -232,20 +223,18 @@ def record_coefficients(
 
 
 def sequence_length(model: PreTrainedModel, inputs: Mapping[str, Tensor], coefficients: Sequence[Tensor]) -> int:
-    """The number of tokens that all layers attend over.
-
-    Args:
-        coefficients: from `record_coefficients` for this model and these inputs.
+    """The number of tokens that all layers attend over, from the coefficients of a model for its inputs.
 
     Raises:
         ValueError: layers that differ in length or number of heads, attend in windows, or have other keys than queries.
     """
-    shapes, batch = (
-        list(dict.fromkeys(tuple(layer.shape) for layer in coefficients)),
-        len(inputs[model.main_input_name]),
-    )
+    shapes = list(dict.fromkeys(tuple(layer.shape) for layer in coefficients))
     rows, _, queries, keys = shapes[0]
-    if len(shapes) == 1 and rows == batch and (queries == keys or not attends_between_tokens(model)):
+    if (
+        len(shapes) == 1
+        and rows == len(inputs[model.main_input_name])
+        and (queries == keys or not attends_between_tokens(model))
+    ):
         return keys
     raise ValueError(
         f"expected layers that all attend over the same tokens; {type(model).__name__} has coefficients [batch, heads, "
@@ -263,9 +252,7 @@ def check_exists(name: str, index: int | None, count: int) -> None:
 def read_position(coefficients: Tensor, keep: Tensor) -> Tensor:
     """The position that the output is read from, `[batch]`: the first token, or the last one in causal attention.
 
-    Args:
-        coefficients: `[..., queries, keys]` of one layer.
-        keep: boolean `[batch, length]`; padding is skipped.
+    The coefficients are those of one layer, `[..., queries, keys]`; `keep` `[batch, length]` is False for padding.
     """
     causal = coefficients.shape[-2] == coefficients.shape[-1] and not coefficients.triu(1).any()
     positions = torch.arange(keep.shape[1], device=keep.device)
@@ -309,11 +296,7 @@ def patch_grid(model: PreTrainedModel, pixels: Tensor) -> tuple[int, int]:
 
 
 def leading_tokens(model: PreTrainedModel, pixels: Tensor, length: int) -> int:
-    """The number of tokens before an image's patches, such as a class token and registers.
-
-    Raises:
-        ValueError: fewer tokens than patches, or tokens after the patches.
-    """
+    """The number of tokens before an image's patches, such as a class token and registers."""
     rows, columns = patch_grid(model, pixels)
     if length < rows * columns or hasattr(model.config, "num_detection_tokens"):  # YOLOS has tokens after the patches
         raise ValueError(
@@ -327,9 +310,6 @@ def blocks(model: PreTrainedModel) -> list[nn.Module]:
     """The blocks of a model: for each signed layer the largest entry of a module list with this signed layer alone.
 
     Where every entry has more of them, as in a decoder with cross-attention, the smallest entry.
-
-    Raises:
-        ValueError: a signed layer outside module lists.
     """
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
     inside = {entry: set(entry.modules()) for found in lists for entry in found}
@@ -342,10 +322,6 @@ def blocks(model: PreTrainedModel) -> list[nn.Module]:
                 f"{type(model).__name__} is not. Use a method that needs no blocks, such as contributions."
             )
         alone = [entry for entry in holding if sum(other in inside[entry] for other in layers) == 1]
-        chosen = (
-            max(alone, key=lambda entry: len(inside[entry]))
-            if alone
-            else min(holding, key=lambda entry: len(inside[entry]))
-        )
-        around[chosen] = layer
+        largest, some = (max, alone) if alone else (min, holding)
+        around[largest(some, key=lambda entry: len(inside[entry]))] = layer
     return list(around)

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from hf_bidir.explain.inputs.text import Example
+from hf_bidir.explain.inputs.text import Example, shortened, signed, told_apart, visible
 from hf_bidir.explain.methods import METHODS
-from hf_bidir.explain.spelling import shortened, signed, told_apart, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -20,12 +20,7 @@ def negative_share(
     Counts all layers, heads and queries except padding. At `λ = 1` the overall sign of a head is arbitrary, but whether
     it uses both signs is not.
 
-    Args:
-        model: a bidir model, in evaluation mode.
-        batches: model inputs, on its device.
-
-    Returns:
-        None if no coefficient exceeds the threshold, as in an almost untrained model.
+    None if no coefficient exceeds the threshold, as in an almost untrained model. The model is in evaluation mode.
     """
     negative = counted = 0
 

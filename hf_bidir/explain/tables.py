@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from hf_bidir.explain.draw.colors import Scale
 from hf_bidir.explain.draw.fonts import Figure
 from hf_bidir.explain.draw.page import html_table
+from hf_bidir.explain.inputs.text import shortened, signed, visible
 from hf_bidir.explain.methods import METHODS
 from hf_bidir.explain.result import Explanation
-from hf_bidir.explain.spelling import shortened, signed, visible
 
 SHOWN = 20  # words of either sign in a notebook
 

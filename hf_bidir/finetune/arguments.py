@@ -1,65 +1,223 @@
-"""Options of the model and of the run, as dataclasses for `HfArgumentParser`."""
+"""Options of data, models, schedules and runs, as dataclasses for `hf_bidir.cli.script.parse`."""
 
 import os
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
-from transformers import Seq2SeqTrainingArguments, TrainingArguments
+from transformers import TrainingArguments
 
 from hf_bidir.common.errors import InputError
-from hf_bidir.finetune.data.arguments import option
-from hf_bidir.finetune.data.tokenizer import UNITS
-from hf_bidir.modeling.configuration_bidir_rnn import (
-    ATTN_QUERIES,
-    ATTN_SCORES,
-    ATTN_SELECTIONS,
-    CLASSIFIER_SCOPES,
-    DECODER_SCOPES,
-    DECODER_STYLES,
-    SCORES_ALONE,
-)
+from hf_bidir.modeling.configuration_bidir_rnn import ATTN_SELECTIONS
+
+
+def option(default: Any, help: str, **metadata: Any) -> Any:
+    """A dataclass field with a help text."""
+    return field(default=default, metadata={"help": help, **metadata})
+
+
+def check_at_least(least: float, **values: float | None) -> None:
+    """Raise InputError for an option below `least`; None is allowed."""
+    for name, value in values.items():
+        if value is not None and value < least:
+            raise InputError(f"expected {name} of at least {least}; got {value}")
+
+
+def check_share(**values: float) -> None:
+    """Raise InputError for an option that is not between 0 and 1."""
+    for name, value in values.items():
+        if not 0 < value < 1:
+            raise InputError(f"expected {name} between 0 and 1; got {value}")
 
 
 @dataclass
-class CentringArguments:
-    """How a softmax checkpoint is prepared for negative mass."""
+class DataArguments:
+    """Where the examples come from: files, or a data set by name."""
 
-    centre: bool = option(
-        True,
-        "Subtraction of mean keys and values before a softmax checkpoint gets negative mass, which leaves the softmax "
-        "model's outputs unchanged; --no_centre skips this.",
+    _argument_group_name = "data"
+
+    train_file: str | None = option(
+        None, "Training table, or folder of class folders. Files override --dataset_name; formats: docs/training.md."
+    )
+    validation_file: str | None = option(
+        None, "Examples that select the best checkpoint; default: a held-out share of the training data."
+    )
+    test_file: str | None = option(None, "Examples for the reported metrics, used once after training.")
+    dataset_name: str | None = option(None, "A data set on the Hub, such as stanfordnlp/sst2.")
+    dataset_config: str | None = option(None, "The configuration of the data set on the Hub, if it has several.")
+    validation_share: float = option(
+        0.1, "Share of the training data held out, stratified by class, if there is no validation split."
+    )
+    split_seed: int = option(0, "Seed for choosing the held-out examples, independent of --seed.")
+    max_train_samples: int | None = option(None, "Train on a random sample of this size, for a quick trial.")
+    drop_bad_rows: bool = option(
+        False,
+        "Leave out rows without readable input or label, or of unusable classes; default: an error lists them.",
+    )
+
+    @property
+    def files(self) -> dict[str, Any]:
+        """The file, or files, of each split that has one."""
+        names = ("train", "validation", "test")
+        return {name: file for name in names if (file := getattr(self, f"{name}_file", None))}
+
+    def __post_init__(self) -> None:
+        check_at_least(1, max_train_samples=self.max_train_samples)
+        check_share(validation_share=self.validation_share)
+
+
+@dataclass
+class LabelledDataArguments(DataArguments):
+    """Data options of classification."""
+
+    label_column: str | None = option(None, "The column with the class; default: label or labels.")
+    class_names: list[str] | None = option(
+        None, "Names of the classes, in the order of their sorted values, such as negative positive."
     )
 
 
 @dataclass
-class PretrainedArguments(CentringArguments):
+class TextDataArguments(LabelledDataArguments):
+    """Data options of text classification."""
+
+    text_column: str | None = option(None, "The column with the text; default: text or sentence.")
+    max_length: int = option(128, "Longer texts are cut to this many tokens.")
+    truncation_side: str | None = option(
+        None, "Side to cut: right keeps the beginning (default), left keeps the end.", choices=["right", "left"]
+    )
+    remove_repeated: bool = option(
+        False, "Remove validation and test texts that repeat a text of an earlier split; by default a note counts them."
+    )
+
+
+@dataclass
+class PairDataArguments(DataArguments):
+    """Data options of sequence-to-sequence tasks."""
+
+    source_column: str | None = option(None, "The column of the source texts; default: source.")
+    target_column: str | None = option(None, "The column of the target texts; default: target.")
+    source_prefix: str = option(
+        "",
+        "Prefix of every source, as in T5: 'translate English to German: '. Saved as prefix in config.json; "
+        "prepend it to sources when using the model.",
+    )
+    max_length: int = option(64, "Longer sources are cut to this many tokens.")
+    max_target_length: int | None = option(
+        None, "Maximum tokens of a target, including its end, and of generated text; default: max_length."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(2, max_length=self.max_length)
+
+
+@dataclass
+class ImageColumnArguments:
+    """Images and their augmentation."""
+
+    image_column: str | None = option(None, "The column with the image; default: image, img or pixels.")
+    shift: float = option(0.0, "Augmentation: maximum shift along both axes, in pixels.")
+    rotate: float = option(0.0, "Augmentation: maximum rotation in either direction, in degrees.")
+    flip: bool = option(False, "Augmentation: mirror left to right with probability 1/2.")
+    augment: str | None = option(None, "Augmentation by timm: a policy such as rand-m6-n2-mstd0.5-inc1, or augmix-m3.")
+    erase: float = option(0.0, "Augmentation by timm: probability of erasing a rectangle.")
+    check_images: bool = option(
+        True, "Decoding of every image before training; --no_check_images skips this for a large data set."
+    )
+
+
+@dataclass
+class ImageDataArguments(ImageColumnArguments, LabelledDataArguments):
+    """Data options of image classification."""
+
+
+@dataclass
+class UnlabelledDataArguments:
+    """Texts or images without labels; existing labels are ignored."""
+
+    _argument_group_name = "data"
+
+    train_file: list[str] | None = option(None, "Training files or folders; several are concatenated.")
+    validation_file: list[str] | None = option(None, "Validation files; default: a held-out share of the rows.")
+    dataset_name: str | None = option(None, "A data set on the Hub, such as stanfordnlp/imdb.")
+    dataset_config: str | None = option(None, "The configuration of the data set on the Hub, if it has several.")
+    validation_share: float = option(0.05, "Share of the rows held out if there is no validation split.")
+    split_seed: int = option(0, "Seed for choosing held-out rows and samples.")
+    max_train_samples: int | None = option(None, "Train on a random sample of this many rows.")
+    max_eval_samples: int | None = option(500, "Evaluate on a random sample of this many blocks, snippets or images.")
+    text_column: str | None = option(None, "The column with the text; default: text or sentence.")
+
+    files = DataArguments.files
+
+    def __post_init__(self) -> None:
+        check_share(validation_share=self.validation_share)
+        check_at_least(1, max_train_samples=self.max_train_samples, max_eval_samples=self.max_eval_samples)
+
+
+@dataclass
+class BlockArguments(UnlabelledDataArguments):
+    """Data options of causal language modelling."""
+
+    block_size: int = option(
+        256, "Texts, each followed by an end token, are joined and cut into blocks of this many tokens."
+    )
+    sample_by: str = option(
+        "line", "Unit of text in a .txt file: line, paragraph or document (the whole file).",
+        choices=["line", "paragraph", "document"],
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(3, block_size=self.block_size)
+
+
+@dataclass
+class UnlabelledTextArguments(UnlabelledDataArguments):
+    """Data options of training on plain text."""
+
+    max_length: int = option(64, "Texts are cut into snippets of at most this many tokens.")
+
+
+@dataclass
+class DistillationDataArguments(ImageColumnArguments, UnlabelledTextArguments):
+    """Data options of distillation, on texts or on images."""
+
+    max_eval_samples: int | None = option(
+        None,
+        "Evaluate on a random sample of this many snippets or images; default: at most 500, and so few that all "
+        "evaluations take about a tenth of the time.",
+    )
+
+
+@dataclass
+class PretrainedArguments:
     """The initial checkpoint and its attention."""
 
     _argument_group_name = "model"
 
     model_name_or_path: str | None = option(None, "Start from this checkpoint: bidir or stock.")
     attn_activation: str | None = option(
-        None,
-        "Activation: tanhmax, balanced, softmax or a registered name. New models: tanhmax; others keep theirs.",
+        None, "Activation: tanhmax, balanced, softmax or a registered name. New models: tanhmax; others keep theirs."
     )
     attn_negative_mass: float | None = option(
-        None,
-        "Negative mass λ, 0 (softmax) to 1. From scratch: 1; a stock softmax checkpoint keeps 0.",
+        None, "Negative mass λ, 0 (softmax) to 1. From scratch: 1; a stock softmax checkpoint keeps 0."
     )
-    attn_negative_mass_by_layer: list[float] | None = field(
-        default=None,
-        metadata={"help": "Negative mass of each layer with signed attention, first layer first."},
+    attn_negative_mass_by_layer: list[float] | None = option(
+        None, "Negative mass of each layer with signed attention, first layer first."
     )
-    attn_negative_mass_by_head: list[float] | None = field(
-        default=None,
-        metadata={"help": "Negative mass of each head, the same in every layer, such as 0 0 0 1."},
+    attn_negative_mass_by_head: list[float] | None = option(
+        None, "Negative mass of each head, the same in every layer, such as 0 0 0 1."
     )
     base_model: str | None = option(
-        None,
-        "For the model card: Hub name of the original checkpoint if --model_name_or_path is a folder.",
+        None, "For the model card: Hub name of the original checkpoint if --model_name_or_path is a folder."
     )
     license: str | None = option(None, "For the model card: licence of the initial weights, such as apache-2.0.")
     attn_implementation: str | None = option(None, "Backend: sdpa, eager or fused. sdpa is the fastest exact one.")
+    centre: bool = option(
+        True,
+        "Subtraction of mean keys and values before a softmax checkpoint gets negative mass, which leaves the softmax "
+        "model's outputs unchanged; --no_centre skips this.",
+    )
 
 
 @dataclass
@@ -73,18 +231,16 @@ class AdapterArguments(PretrainedArguments):
         None, "The adapter's output is multiplied by lora_alpha / lora_rank; default: twice the rank."
     )
     lora_dropout: float = option(0.0, "Dropout of the adapter's input.")
-    lora_targets: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Linear layers that get an adapter, by the last parts of their names, such as query value; "
-            "default: all but the output layer."
-        },
+    lora_targets: list[str] | None = option(
+        None,
+        "Linear layers that get an adapter, by the last parts of their names, such as query value; default: all but "
+        "the output layer.",
     )
 
 
 @dataclass
 class ModelArguments(AdapterArguments):
-    """The initial checkpoint, or the shape of a new model."""
+    """The initial checkpoint, or the shape of a new transformer."""
 
     hidden_size: int = option(128, "From scratch: the width of the model.")
     num_hidden_layers: int = option(4, "From scratch: the number of layers.")
@@ -93,29 +249,14 @@ class ModelArguments(AdapterArguments):
     dropout: float = option(0.1, "From scratch: dropout of hidden states and of attention coefficients.")
     initializer_range: float = option(0.02, "From scratch: the standard deviation of new weights.")
     attn_scope: str = option(
-        "global",
-        "From scratch: the scope, global or window (attn_window positions).",
-        choices=["global", "window"],
+        "global", "From scratch: the scope, global or window (attn_window positions).", choices=["global", "window"]
     )
     attn_window: int | None = option(None, "From scratch: positions on either side, for attn_scope window.")
 
 
 @dataclass
-class TextModelArguments(ModelArguments):
-    """Model options of text classification."""
-
-    vocab_size: int = option(8000, "From scratch: the size of the WordPiece vocabulary.")
-    lowercase: bool = option(True, "From scratch: the tokenizer ignores case and accents; --no_lowercase keeps them.")
-    masked_lm_weight: float = option(0.0, "Weight of an additional masked language modelling loss during training.")
-
-    def __post_init__(self) -> None:
-        if self.masked_lm_weight < 0:
-            raise InputError(f"expected masked_lm_weight of at least 0; got {self.masked_lm_weight}")
-
-
-@dataclass
 class RecurrentArguments(PretrainedArguments):
-    """Model options of every recurrent model."""
+    """The initial checkpoint, or the shape of a new recurrent model."""
 
     encoder: str = option("gru", "From scratch: the recurrent layers, lstm or gru.")
     bidirectional: bool = option(False, "From scratch: a bidirectional encoder.")
@@ -134,80 +275,6 @@ class RecurrentArguments(PretrainedArguments):
 
 
 @dataclass
-class RnnModelArguments(RecurrentArguments):
-    """Model options of recurrent text classification."""
-
-    encoder: str = option("none", "From scratch: the encoder, none (attention over the embeddings), lstm or gru.")
-    attn_score: str = option("per_token", "From scratch: the alignment score.", choices=list(ATTN_SCORES))
-    attn_query: str = option("learned", "From scratch: the query of attention.", choices=list(ATTN_QUERIES))
-    attn_scale: float = option(5.0, "From scratch: the divisor of the per-token score.")
-    attn_scope: str = option(
-        "global",
-        "From scratch: the positions attended to, global or local-p (around a predicted position).",
-        choices=list(CLASSIFIER_SCOPES),
-    )
-    attn_window: int | None = option(None, "From scratch: positions on either side, for attn_scope local-p.")
-
-
-@dataclass
-class Seq2SeqModelArguments(RecurrentArguments, AdapterArguments):
-    """Model options of the recurrent encoder-decoder."""
-
-    attn_score: str = option(
-        "general", "From scratch: the alignment score.", choices=[s for s in ATTN_SCORES if s not in SCORES_ALONE]
-    )
-    bidirectional: bool = option(True, "From scratch: a bidirectional encoder; --no_bidirectional: forward only.")
-    embedding_size: int = option(64, "From scratch: the width of the embedding.")
-    hidden_size: int = option(64, "From scratch: the width of the encoder, per direction.")
-    dropout: float = option(0.0, "From scratch: dropout before the final linear layer.")
-    lowercase: bool = option(False, "From scratch: the tokenizer ignores case and accents.")
-    unit: str = option("word", "From scratch: the unit of a token.", choices=list(UNITS))
-    decoder_style: str = option(
-        "luong", "From scratch: the decoder architecture.", choices=[style for style in DECODER_STYLES if style]
-    )
-    input_feeding: bool = option(
-        True, "From scratch: the Luong decoder also takes the previous attentional vector as input."
-    )
-    attn_scope: str = option(
-        "global",
-        "From scratch: the source positions a step attends to: global, local-m (around the step's own position), "
-        "local-p (around a predicted position), none (no attention).",
-        choices=list(DECODER_SCOPES),
-    )
-    attn_window: int | None = option(None, "From scratch: positions on either side, for a local scope.")
-
-
-@dataclass
-class CausalModelArguments(ModelArguments):
-    """Model options of causal language modelling; a new model has the shape of Llama."""
-
-    hidden_size: int = option(192, "From scratch: the width of the model.")
-    num_hidden_layers: int = option(6, "From scratch: the number of layers.")
-    num_attention_heads: int = option(6, "From scratch: the number of heads; must divide hidden_size.")
-    num_key_value_heads: int | None = option(
-        None, "From scratch: the number of key and value heads; must divide num_attention_heads, which is the default."
-    )
-    dropout: float = option(0.0, "From scratch: dropout of attention coefficients.")
-    vocab_size: int = option(4096, "From scratch: the size of the byte-level vocabulary.")
-
-
-@dataclass
-class ImageModelArguments(ModelArguments):
-    """Model options of image classification."""
-
-    hidden_size: int = option(64, "From scratch: the width of the model.")
-    intermediate_size: int = option(256, "From scratch: the width of the feed-forward layers.")
-    dropout: float = option(0.0, "From scratch: dropout of hidden states and of attention coefficients.")
-    image_size: int | None = option(
-        None,
-        "From scratch: images are resized to a square of this side; default: the first image's, at most 64.",
-    )
-    patch_size: int | None = option(
-        None, "From scratch: the side of a patch; must divide image_size; default: at least 7 x 7 patches."
-    )
-
-
-@dataclass
 class ScheduleArguments:
     """The schedule of the negative mass during training."""
 
@@ -223,25 +290,20 @@ class ScheduleArguments:
 
 
 @dataclass
-class HealingScheduleArguments(ScheduleArguments):
-    """A schedule that is enabled by default."""
-
-    negative_mass_until: float | None = option(
-        0.0, "Change the negative mass over this share of training, 0 to 1; 0 sets the final value at once."
-    )
-
-
-@dataclass
 class RunArguments(TrainingArguments):
-    """`TrainingArguments` with defaults that evaluate, keep the best checkpoint and resume automatically."""
+    """`TrainingArguments` with defaults that evaluate, keep the best checkpoint and resume automatically.
+
+    Attributes:
+        typed: every option that the user gave, of all dataclasses, by name; the record of the run has them.
+    """
 
     _argument_group_name = "training (transformers.TrainingArguments)"
+    typed: ClassVar[dict[str, Any]] = {}
 
     output_dir: str = option("runs/finetuned", "Output folder: checkpoint, model card, metrics, loss curve.")
     overwrite_output_dir: bool = option(False, "Start again in a folder that holds a run, replacing its files.")
     resume_from_checkpoint: str | None = option(
-        "auto",
-        "auto (continue an interrupted run in output_dir), never, or the folder of a checkpoint.",
+        "auto", "auto (continue an interrupted run in output_dir), never, or the folder of a checkpoint."
     )
     early_stopping_patience: int = option(
         0,
@@ -250,8 +312,7 @@ class RunArguments(TrainingArguments):
         "unless the number of epochs or steps is given.",
     )
     num_train_epochs: float = option(
-        3.0,
-        "Passes over the training data. A new classifier trains until validation stops improving.",
+        3.0, "Passes over the training data. A new classifier trains until validation stops improving."
     )
     learning_rate: float = option(5e-4, "The peak learning rate.")
     warmup_ratio: float | None = option(0.1, "Share of the steps over which the learning rate rises from 0.")
@@ -290,13 +351,14 @@ class RunArguments(TrainingArguments):
         if not torch.cuda.is_available():
             self.dataloader_pin_memory = False
             # otherwise accelerate, with a CUDA build of torch, joins no process group: each process would train alone
-            if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-                self.use_cpu = True
+            self.use_cpu = self.use_cpu or int(os.environ.get("WORLD_SIZE", "1")) > 1
         # transformers accepts a share in warmup_steps
         self.warmup_steps = self.warmup_steps or self.warmup_ratio or 0  # type: ignore[has-type]  # inherited
         self.warmup_ratio = None
         if self.group_by_length:  # the name of this option in transformers
             self.train_sampling_strategy = "group_by_length"
+        if self.metric_for_best_model in ("perplexity", "relative_error"):  # transformers infers this for losses only
+            self.greater_is_better = bool(self.greater_is_better)  # type: ignore[has-type]  # inherited
         super().__post_init__()
 
 
@@ -317,43 +379,3 @@ class HealingArguments(RunArguments):
     save_total_limit: int | None = option(1, "How many checkpoints to keep.")
     load_best_model_at_end: bool = option(False, "Load the best checkpoint at the end instead of the last one.")
     metric_for_best_model: str | None = option("loss", "Validation metric that selects the best checkpoint.")
-
-    def __post_init__(self) -> None:
-        if self.metric_for_best_model in ("perplexity", "relative_error"):
-            # transformers infers this for losses only
-            self.greater_is_better = bool(self.greater_is_better)  # type: ignore[has-type]  # inherited
-        super().__post_init__()
-
-
-@dataclass
-class CausalRunArguments(HealingArguments):
-    """Run options of causal language modelling: epochs, and a learning rate that decays to 0."""
-
-    max_steps: int = option(-1, "The number of optimizer steps; -1 counts epochs instead.")
-    num_train_epochs: float = option(1.0, "Number of passes over the text.")
-    learning_rate: float = option(1e-3, "The peak learning rate, for new weights; 5e-5 suits a checkpoint.")
-    lr_scheduler_type: str = option("cosine", "Learning rate schedule after warm-up.")
-    weight_decay: float = option(0.1, "Weight decay, except of biases and norms.")
-    per_device_train_batch_size: int = option(12, "Blocks per process and step.")
-    per_device_eval_batch_size: int = option(12, "Evaluation blocks per process and step.")
-
-
-@dataclass
-class Seq2SeqRunArguments(RunArguments, Seq2SeqTrainingArguments):
-    """Run options of encoder-decoders: evaluation generates text and counts exact matches."""
-
-    predict_with_generate: bool = option(True, "Evaluate generated text.")
-    generation_num_beams: int | None = option(
-        None, "Number of beams in evaluation; default: the checkpoint's, or 1 (greedy)."
-    )
-    metric_for_best_model: str | None = option("exact_match", "Validation metric that selects the best checkpoint.")
-    per_device_train_batch_size: int = option(128, "Training examples per process and step.")
-    per_device_eval_batch_size: int = option(256, "Evaluation examples per process and step.")
-
-    def __post_init__(self) -> None:
-        if not self.predict_with_generate and self.metric_for_best_model == "exact_match":
-            raise InputError(
-                "without --predict_with_generate no text is generated, so exact_match cannot select the best "
-                "checkpoint; choose --metric_for_best_model loss"
-            )
-        super().__post_init__()

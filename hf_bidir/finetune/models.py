@@ -1,40 +1,52 @@
-"""The model of a run: from scratch, from a bidir checkpoint, or from a stock softmax checkpoint."""
+"""The model of a run: from scratch, from a bidir checkpoint, or from a stock softmax checkpoint; or with an adapter."""
 
 import inspect
 import logging
-from collections.abc import Collection
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_bidir.checkpoints.adapters import read_adapter
+from hf_bidir.checkpoints.adapters import check_untied, read_adapter
 from hf_bidir.checkpoints.auto_classes import bidir_class
 from hf_bidir.checkpoints.convert import is_softmax
+from hf_bidir.checkpoints.kinds import BY_AUTO_CLASS
 from hf_bidir.checkpoints.layer_hooks import in_evaluation
 from hf_bidir.checkpoints.reading import check_full_precision, check_vocabulary, read_config, with_report
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.errors import InputError, as_input_error
-from hf_bidir.finetune.adapter import ATTENTION, LORA, NEGATIVE_MASSES, add_adapter, check_adapter
-from hf_bidir.finetune.arguments import AdapterArguments, ModelArguments, PretrainedArguments
+from hf_bidir.common.extras import extra
+from hf_bidir.finetune.arguments import (
+    AdapterArguments,
+    ModelArguments,
+    PretrainedArguments,
+    RecurrentArguments,
+    ScheduleArguments,
+)
+from hf_bidir.finetune.schedule import chosen_schedule
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import bidir_config, check_bidir_config, check_layers
+from hf_bidir.modeling.configuration_bidir_rnn import BidirRnnConfig
 from hf_bidir.modeling.model_types import is_signed, stock_type
 from hf_bidir.modeling.signed_layers import heads_of, signed_layers
 
+if TYPE_CHECKING:
+    from peft import PeftModel
+
 logger = logging.getLogger(__name__)
 
-UNCHANGED_BY_CHECKPOINTS = (
-    *ATTENTION,
-    *LORA,
-    "model_name_or_path",
-    "centre",
-    "base_model",
-    "license",
-    "attn_implementation",
-)
+NEGATIVE_MASSES = ("attn_negative_mass", "attn_negative_mass_by_layer", "attn_negative_mass_by_head")
+ATTENTION = ("attn_activation", *NEGATIVE_MASSES)
+LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
+CLASSIFIERS = ("AutoModelForSequenceClassification", "AutoModelForImageClassification")
+RECURRENT_FIELDS = {  # of BidirRnnConfig, from options of the same names
+    *("encoder", "bidirectional", "num_rnn_layers", "embedding_size", "hidden_size", "dropout", "embedding_dropout"),
+    *("attn_score", "attn_query", "attn_scale", "attn_scope", "attn_window", "attn_selection"),
+    *("decoder_style", "input_feeding"),
+}
 KEYS_SHOWN = 3
 DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout")  # in various configs
 
@@ -48,32 +60,77 @@ def starts_as_softmax(source: str | None) -> bool:
     return not is_signed(fields["model_type"]) or is_softmax(SimpleNamespace(**defaults | fields))
 
 
-def check_given(arguments: PretrainedArguments, given: Collection[str]) -> None:
-    """Refuse more than one negative mass, and options that shape a new model when the model comes from a checkpoint.
+def check_options(arguments: PretrainedArguments, schedule: ScheduleArguments, typed: Iterable[str]) -> None:
+    """Refuse options of the model and of the schedule that contradict each other or have no effect.
+
+    Args:
+        typed: the names of the options that the user gave.
 
     Raises:
-        InputError: such an option is among the names in `given`, there are several negative masses, or an adapter
-            cannot be trained with these options (see `check_adapter`).
+        InputError: several negative masses; options that shape a new model beside a checkpoint; a schedule's option
+            without --negative_mass_until, a bad value of it, or a schedule beside a fixed negative mass; an adapter to
+            train on from, or one that cannot be trained with these options.
     """
+    typed, source = set(typed), arguments.model_name_or_path
     masses = [name for name in NEGATIVE_MASSES if getattr(arguments, name) is not None]
     if len(masses) > 1:
         raise InputError(f"expected one of --{' and --'.join(masses)}; got {len(masses)}")
-    shaping = [name for name in vars(arguments) if name not in UNCHANGED_BY_CHECKPOINTS and name in given]
-    if arguments.model_name_or_path and shaping:
+    unchanged = AdapterArguments.__dataclass_fields__
+    if source and (shaping := [name for name in vars(arguments) if name not in unchanged and name in typed]):
         raise InputError(
             f"--{', --'.join(shaping)} shape a model from scratch and cannot change the checkpoint "
-            f"{arguments.model_name_or_path}; leave them out, or leave out --model_name_or_path"
+            f"{source}; leave them out, or leave out --model_name_or_path"
         )
-    source = arguments.model_name_or_path
     if source and not source.startswith(TIMM_PREFIX) and read_adapter(source):
         raise InputError(f"{source} is an adapter; train on from the merged model: hf-bidir merge {source} OUT")
-    check_adapter(arguments, given)
+    _check_schedule(arguments, schedule, typed)
+    if getattr(arguments, "lora_rank", None) is not None:
+        _check_adapter(cast(AdapterArguments, arguments))
+    elif named := [name for name in LORA if name in typed]:
+        raise InputError(f"--{named[0]} needs --lora_rank")
+
+
+def _check_schedule(arguments: PretrainedArguments, schedule: ScheduleArguments, typed: set[str]) -> None:
+    if schedule.negative_mass_until is None:
+        if named := [name for name in vars(schedule) if name in typed]:
+            raise InputError(f"--{named[0]} needs --negative_mass_until, the share of training that a schedule takes")
+        return
+    conflicts = [name for name in NEGATIVE_MASSES if getattr(arguments, name) is not None]
+    conflicts += ["attn_activation"] if arguments.attn_activation not in (None, *WITH_NEGATIVE_MASS) else []
+    conflicts += ["lora_rank"] if getattr(arguments, "lora_rank", None) is not None else []  # keeps its base's mass
+    if conflicts:
+        moved = " or ".join(WITH_NEGATIVE_MASS)
+        raise InputError(f"--negative_mass_until moves the negative mass of {moved}; leave out --{conflicts[0]}")
+    chosen_schedule(schedule, None)  # refuses bad values before any data are read
+
+
+def _check_adapter(arguments: AdapterArguments) -> None:
+    source, rank, dropout = arguments.model_name_or_path, arguments.lora_rank, arguments.lora_dropout
+    alpha = arguments.lora_alpha
+    if rank < 1 or (alpha is not None and alpha <= 0) or not 0 <= dropout < 1:
+        raise InputError(
+            "expected lora_rank of at least 1, lora_alpha above 0 and lora_dropout in [0, 1); "
+            f"got {rank}, {alpha} and {dropout}"
+        )
+    if source is None:
+        raise InputError("--lora_rank trains an adapter for a checkpoint; name one as --model_name_or_path")
+    if changed := [name for name in ATTENTION if getattr(arguments, name) is not None]:
+        raise InputError(f"an adapter has the attention of its base model; leave out --{changed[0]}")
+    with as_input_error("", OSError, ValueError):
+        model_type = PretrainedConfig.get_config_dict(source)[0].get("model_type", "")
+    if not is_signed(model_type):
+        raise InputError(
+            f"an adapter needs a signed base model, and {source} is a stock {model_type}; sign it first, for instance "
+            f"by hf-bidir convert {source} OUT --heal FILE, then --model_name_or_path OUT"
+        )
+    if model_type == "bidir_rnn":
+        raise InputError(f"{source} is recurrent; adapters are for transformers. Leave out --lora_rank")
 
 
 def scratch_config(
     config_class: type[PretrainedConfig], arguments: ModelArguments, names: list[str], **more: Any
 ) -> PretrainedConfig:
-    """The config of a new model; `more` are fields specific to this architecture.
+    """The config of a new transformer; `more` are fields specific to this architecture.
 
     Raises:
         InputError: the config refuses a value, such as an unknown activation.
@@ -85,21 +142,29 @@ def scratch_config(
             f"expected num_attention_heads to divide hidden_size; "
             f"{arguments.num_attention_heads} does not divide {arguments.hidden_size}"
         )
+    shape = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "initializer_range")
+    fields = {name: getattr(arguments, name) for name in (*shape, "attn_scope", "attn_window")}
     dropouts = [name for name in DROPOUTS if name in inspect.signature(config_class.__init__).parameters]
+    fields |= dict.fromkeys(dropouts, arguments.dropout) | label_fields(names) | attention_fields(arguments)
     with as_input_error():
-        return config_class(
-            hidden_size=arguments.hidden_size,
-            num_hidden_layers=arguments.num_hidden_layers,
-            num_attention_heads=arguments.num_attention_heads,
-            intermediate_size=arguments.intermediate_size,
-            **dict.fromkeys(dropouts, arguments.dropout),
-            initializer_range=arguments.initializer_range,
-            attn_scope=arguments.attn_scope,
-            attn_window=arguments.attn_window,
-            **label_fields(names),
-            **attention_fields(arguments),
-            **more,
-        )
+        return config_class(**fields, **more)
+
+
+def recurrent_config(
+    arguments: RecurrentArguments, tokenizer: PreTrainedTokenizerBase, positions: int, names: Sequence[str] = ()
+) -> BidirRnnConfig:
+    """The config of a new recurrent model; one without class names is an encoder-decoder, whose tokenizer ends texts.
+
+    Raises:
+        InputError: the config refuses a value, such as an unknown encoder.
+    """
+    tokens = ["pad_token_id"] if names else ["pad_token_id", "bos_token_id", "eos_token_id"]
+    fields = {name: value for name, value in vars(arguments).items() if name in RECURRENT_FIELDS}
+    fields |= {name: getattr(tokenizer, name) for name in tokens} | label_fields(names) | attention_fields(arguments)
+    if not names:
+        fields["decoder_start_token_id"] = tokenizer.bos_token_id
+    with as_input_error():
+        return BidirRnnConfig(**fields, vocab_size=len(tokenizer), max_position_embeddings=positions)
 
 
 def checkpoint_config(auto: str, arguments: PretrainedArguments, names: list[str]) -> PretrainedConfig:
@@ -166,11 +231,7 @@ def saved_tokenizer(source: str, config: PretrainedConfig) -> PreTrainedTokenize
 
 
 def able_to_pad(tokenizer: PreTrainedTokenizerBase, source: str) -> PreTrainedTokenizerBase:
-    """The tokenizer; if it has no padding token, its end token becomes one.
-
-    Raises:
-        InputError: it has neither token.
-    """
+    """The tokenizer; if it has no padding token, its end token becomes one. InputError if it has neither."""
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
             raise InputError(f"the tokenizer of {source} has neither a padding token nor one that ends a text; add one")
@@ -186,12 +247,10 @@ def know_padding(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -
         text_config.pad_token_id = tokenizer.pad_token_id
 
 
-def label_fields(names: list[str]) -> dict[str, Any]:
+def label_fields(names: Sequence[str]) -> dict[str, Any]:
     """The config fields with the class names; empty for data without labels."""
-    if not names:
-        return {}
     id2label = dict(enumerate(names))
-    return {"id2label": id2label, "label2id": {name: index for index, name in id2label.items()}}
+    return {"id2label": id2label, "label2id": {name: index for index, name in id2label.items()}} if names else {}
 
 
 def attention_fields(arguments: PretrainedArguments, present: PretrainedConfig | None = None) -> dict[str, Any]:
@@ -224,7 +283,7 @@ def build_model(auto: str, arguments: PretrainedArguments, config: PretrainedCon
             model.set_attn_implementation(arguments.attn_implementation)
         _set_masses(model, arguments)
     if isinstance(arguments, AdapterArguments) and arguments.lora_rank is not None:
-        return cast(PreTrainedModel, add_adapter(model, arguments, arguments.lora_rank, auto, new))
+        return cast(PreTrainedModel, _add_adapter(model, arguments, auto, new))
     return model
 
 
@@ -280,3 +339,41 @@ def _belongs_to_checkpoint(key: str, model: PreTrainedModel) -> bool:
         return part == model.base_model_prefix
     # an encoder-decoder has no new part; in other models the part with attention is the encoder
     return model.config.is_encoder_decoder or bool(signed_layers(getattr(model, part)))
+
+
+def _add_adapter(model: PreTrainedModel, arguments: AdapterArguments, auto: str, new: list[str]) -> "PeftModel":
+    """Put a new adapter on a model, which then trains alone; a classifier is trained whole beside it.
+
+    Args:
+        new: weights that the checkpoint does not have.
+    """
+    if new and auto not in CLASSIFIERS:  # a new output layer may share its weights with the embeddings
+        raise InputError(
+            f"{arguments.model_name_or_path} lacks {len(new)} weights of {type(model).__name__}, such as {new[0]}; an "
+            "adapter needs a checkpoint with the output layer of its task. Train without --lora_rank first"
+        )
+    with extra("lora"):
+        from peft import LoraConfig, get_peft_model
+
+    whole = {name.rpartition(".")[0] for name in new}
+    if auto in CLASSIFIERS:  # the parts beside the encoder, which is the part with attention
+        parts = model.named_children()
+        whole |= {name for name, part in parts if any(True for _ in part.parameters()) and not signed_layers(part)}
+    outermost = sorted(name for name in whole if not any(name.startswith(f"{other}.") for other in whole))
+    alpha: Any = arguments.lora_alpha  # peft accepts fractions too
+    config = LoraConfig(
+        task_type=BY_AUTO_CLASS[auto].peft_task,
+        r=arguments.lora_rank,
+        lora_alpha=2 * arguments.lora_rank if alpha is None else alpha,
+        lora_dropout=arguments.lora_dropout,
+        target_modules=arguments.lora_targets or "all-linear",
+        modules_to_save=outermost or None,
+        base_model_name_or_path=arguments.model_name_or_path,
+        auto_mapping={"base_model_class": type(model).__name__, "parent_library": type(model).__module__},
+    )
+    with as_input_error("--lora_targets: " if arguments.lora_targets else ""):
+        adapted = get_peft_model(model, config)
+        check_untied(adapted)
+    # the folder has a card of this package
+    adapted.create_or_update_model_card = lambda output_dir: None  # type: ignore[method-assign]
+    return adapted

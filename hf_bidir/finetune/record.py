@@ -1,7 +1,9 @@
-"""The content of run.json: everything needed to reproduce a run, and to decide whether it can be resumed."""
+"""What a run leaves in its output folder: the record run.json, and the decision whether a run may go on there."""
 
+import json
 import os
 import platform
+import re
 import shutil
 from enum import Enum
 from importlib.metadata import version
@@ -9,21 +11,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from transformers import PreTrainedModel, TrainerState, TrainingArguments
 
 from hf_bidir.checkpoints.adapters import base_facts, chosen_fields
 from hf_bidir.checkpoints.reading import read_config
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
-from hf_bidir.common.files import PREVIOUS, RECORD, sha256
-from hf_bidir.finetune.arguments import RunArguments
-from hf_bidir.finetune.data.arguments import DataArguments, UnlabelledDataArguments
-from hf_bidir.finetune.data.image_folder import folder_digest
+from hf_bidir.common.errors import InputError
+from hf_bidir.common.files import PREVIOUS, RECORD, save_figure, sha256
+from hf_bidir.finetune.arguments import DataArguments, RunArguments, UnlabelledDataArguments
+from hf_bidir.finetune.data.image_files import folder_digest
 from hf_bidir.finetune.data.splits import Splits
 from hf_bidir.modeling.model_types import is_signed
 
 if TYPE_CHECKING:
     from peft import PeftConfig
 
+RESULTS, CURVE, CARD = "all_results.json", "loss_curve.png", "README.md"
+STATE = "trainer_state.json"  # the last file that the Trainer writes into a checkpoint
 LIBRARIES = ("hf-bidir", "torch", "transformers", "datasets", "accelerate", "tokenizers", "scikit-learn")
 # options that do not affect losses, so an interrupted run may be resumed with other values
 MAY_CHANGE = {
@@ -46,24 +52,18 @@ SCRATCH, FOLDER, HUB, TIMM = "scratch", "folder", "hub", "timm"  # origins of th
 
 def begin_record(
     task: str,
-    given: dict[str, Any],
     data: DataArguments | UnlabelledDataArguments,
     splits: Splits,
     model: PreTrainedModel,
     args: RunArguments,
 ) -> dict[str, Any]:
-    """The record of a run that starts now, with the status "running".
-
-    Args:
-        task: the pipeline's name, such as "text-classification".
-        given: the options that the user gave, by name.
-    """
+    """The record of a run that starts now, with the status "running"; `task` is the pipeline's name."""
     return {
         "status": "running",
         "task": task,
         "seed": args.seed,
-        "recipe": publishable(given),
-        "started_from": _start(given.get("model_name_or_path")),
+        "recipe": publishable(args.typed),
+        "started_from": _origin(args.typed.get("model_name_or_path")),
         "data": {name: _source(name, data) | {"rows": len(split)} for name, split in splits},
         "notes": splits.notes,
         "label_names": splits.names,
@@ -71,7 +71,6 @@ def begin_record(
         "class_shares": splits.class_shares(),
         **size(model),
         "examples_per_step": args.world_size * args.train_batch_size * args.gradient_accumulation_steps,
-        **circumstances(args),
     }
 
 
@@ -94,16 +93,18 @@ def _beside_base(model: PreTrainedModel, adapter: "PeftConfig") -> dict[str, Any
         return {}
     if not is_signed(config.model_type):
         return {}
-    found = {"base": base_facts(base, config, revision), "config": chosen_fields(model.config, config)}
+    facts = {"base": base_facts(base, config, revision), "config": chosen_fields(model.config, config)}
     if model.can_generate():
         fields = model.generation_config.to_diff_dict()
-        found["generation"] = {name: value for name, value in fields.items() if name != "transformers_version"}
-    return found
+        facts["generation"] = {name: value for name, value in fields.items() if name != "transformers_version"}
+    return facts
 
 
 def circumstances(args: TrainingArguments) -> dict[str, Any]:
-    """Processes, library versions and hardware, which affect the metrics of a run."""
-    return {"world_size": args.world_size, "versions": library_versions(), "hardware": hardware()}
+    """Processes, library versions and hardware, which affect the metrics of a run; never the host name."""
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    hardware = {"cpu": cpu_model(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "gpus": gpus}
+    return {"world_size": args.world_size, "versions": library_versions(), "hardware": hardware}
 
 
 def ending(state: TrainerState, args: TrainingArguments, resumed_from: str | None, seconds: float) -> dict[str, Any]:
@@ -117,33 +118,25 @@ def ending(state: TrainerState, args: TrainingArguments, resumed_from: str | Non
     }
 
 
-def publishable(given: dict[str, Any]) -> dict[str, Any]:
-    """The options without secrets and without local folders.
-
-    Data files are recorded by name only; their hash identifies them.
-    """
+def publishable(typed: dict[str, Any]) -> dict[str, Any]:
+    """The options without secrets and local folders: of data files and absolute paths only the last part is kept."""
     return {
-        name: _names(value) if name in FILES and value else _without_folders(value)
-        for name, value in given.items()
+        name: _last_parts(value, always=name in FILES)
+        for name, value in typed.items()
         if name != "token" and not name.endswith("_token")
     }
 
 
-def _names(files: str | list[str]) -> str | list[str]:
-    return Path(files).name if isinstance(files, str) else [Path(file).name for file in files]
-
-
-def _without_folders(value: Any) -> Any:
-    """The value with every absolute path in it shortened to its last part."""
+def _last_parts(value: Any, always: bool) -> Any:
     if isinstance(value, dict):
-        return {key: _without_folders(entry) for key, entry in value.items()}
+        return {key: _last_parts(entry, always) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_folders(entry) for entry in value]
+        return [_last_parts(entry, always) for entry in value]
     value = value.value if isinstance(value, Enum) else value
-    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+    return Path(value).name if isinstance(value, str) and (always or Path(value).is_absolute()) else value
 
 
-def _start(source: str | None) -> str:
+def _origin(source: str | None) -> str:
     """The kind of origin of the weights; the recipe has its name."""
     if source is None:
         return SCRATCH
@@ -154,9 +147,9 @@ def _start(source: str | None) -> str:
 
 def _source(name: str, data: DataArguments | UnlabelledDataArguments) -> dict[str, str]:
     """Where a split came from: a file with its hash, or a data set's name."""
-    files = getattr(data, f"{name}_file", None) or data.train_file  # held-out rows come from the training file
+    files = data.files.get(name, data.train_file)  # held-out rows come from the training file
     if files is None:
-        return {"source": _without_folders(data.dataset_name)}
+        return {"source": _last_parts(data.dataset_name, always=False)}
     return source_of([Path(file) for file in ([files] if isinstance(files, str) else files)])
 
 
@@ -168,51 +161,155 @@ def source_of(paths: list[Path]) -> dict[str, str]:
     return {"source": ", ".join(names)} | ({"sha256": ", ".join(hashes)} if hashes else {})
 
 
-def differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Differences that affect losses, in words; empty if one run can continue the other."""
-    free = MAY_CHANGE | PER_PROCESS
-    before, after = ({k: v for k, v in run.get("recipe", {}).items() if k not in free} for run in (earlier, now))
-    found = [
-        f"{name} was {before.get(name, 'not given')} and is {after.get(name, 'not given')}"
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name)
-    ]
-    if earlier.get("data") != now["data"]:
-        found.append("the data files differ")
-    if (earlier.get("adapter") or {}).get("base") != (now.get("adapter") or {}).get("base"):
-        found.append("the weights or the attention of the base model differ")
-    batch, batch_now = (run.get("examples_per_step") for run in (earlier, now))
-    if batch != batch_now:
-        found.append(
-            f"a step had {batch} examples, and now {batch_now} (processes x per_device_train_batch_size x "
-            "gradient_accumulation_steps)"
-        )
-    return found
-
-
-def keep_previous_record(source: str | None, folder: Path) -> None:
-    """Copy the record of the run that produced the checkpoint `source`, if there is one, into `folder`."""
-    record = Path(source, RECORD) if source else None
-    if record and record.is_file():
-        shutil.copyfile(record, folder / PREVIOUS)
-
-
 def library_versions() -> dict[str, str]:
     """Versions of Python and of the libraries that affect metrics."""
     return {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES}
 
 
-def hardware() -> dict[str, Any]:
-    """CPU model, cores, threads in use, and GPUs; never the host name."""
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return {"cpu": cpu_model(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "gpus": gpus}
-
-
 def cpu_model() -> str:
     """The processor's model, as the system names it."""
     information = Path("/proc/cpuinfo")
-    if information.is_file():
-        for line in information.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    names = re.findall(r"^model name\s*: (.*)$", information.read_text(), re.MULTILINE) if information.is_file() else []
+    return names[0].strip() if names else platform.processor() or platform.machine()
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """The run.json of a folder, or an empty dictionary."""
+    try:
+        return json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return {}
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the folder holds a finished run."""
+    return read_record(folder).get("status") == FINISHED
+
+
+def checkpoint_to_resume(args: RunArguments, record: dict[str, Any]) -> str | None:
+    """Decide, without changing files, whether a run may use its output folder and where it continues.
+
+    Args:
+        args: `output_dir`, `overwrite_output_dir` and `resume_from_checkpoint` ("auto", "never" or a folder).
+        record: the record of the run that is about to start.
+
+    Returns:
+        The checkpoint to continue from, or None to start at the first step.
+
+    Raises:
+        InputError: the folder holds a finished run, a different run or other files; overwriting it would remove a
+            checkpoint that is needed; or `resume_from_checkpoint` is not a checkpoint.
+    """
+    folder, resume = Path(args.output_dir), args.resume_from_checkpoint
+    if folder.exists() and any(folder.iterdir()):
+        if not (folder / RECORD).is_file():
+            raise InputError(
+                f"{folder} is not empty and holds no run ({RECORD} is missing). Choose another --output_dir."
+            )
+        if args.overwrite_output_dir:
+            needed = {"model_name_or_path": args.typed.get("model_name_or_path"), "resume_from_checkpoint": resume}
+            for option, path in needed.items():
+                if path and Path(path).exists() and Path(path).resolve().is_relative_to(folder.resolve()):
+                    raise InputError(
+                        f"--overwrite_output_dir would remove {path}, which --{option} names. Choose another "
+                        "--output_dir."
+                    )
+        else:
+            _check_resumable(folder, record, resume)
+    if resume == "auto":
+        return None if args.overwrite_output_dir else last_checkpoint(folder)
+    if resume in ("never", None):
+        return None
+    if not _is_complete(Path(resume)):
+        raise InputError(f"expected auto, never or the folder of a Trainer checkpoint; {resume} is not one")
+    return resume
+
+
+def _check_resumable(folder: Path, record: dict[str, Any], resume: str | None) -> None:
+    earlier = read_record(folder)
+    hint = "Choose another --output_dir, or start again in this one with --overwrite_output_dir."
+    if not earlier:
+        raise InputError(f"{folder} holds a run whose {RECORD} cannot be read. {hint}")
+    if earlier.get("status") == FINISHED:
+        raise InputError(
+            f"{folder} holds a finished run. {hint} To continue from its weights, name it as "
+            f"--model_name_or_path {folder}, with another --output_dir and no options that shape a new model."
+        )
+    if resume in ("never", None):
+        raise InputError(f"{folder} holds an interrupted run, and --resume_from_checkpoint is {resume}. {hint}")
+    if changed := _differences(earlier, record):
+        raise InputError(f"{folder} holds an interrupted run with other settings: {'; '.join(changed)}. {hint}")
+
+
+def _differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Differences that affect losses, in words; empty if one run can continue the other."""
+    before, after = earlier.get("recipe", {}), now["recipe"]
+    differences = [
+        f"{name} was {before.get(name, 'not given')} and is {after.get(name, 'not given')}"
+        for name in sorted((before.keys() | after.keys()) - MAY_CHANGE - PER_PROCESS)
+        if before.get(name) != after.get(name)
+    ]
+    if earlier.get("data") != now["data"]:
+        differences.append("the data files differ")
+    if (earlier.get("adapter") or {}).get("base") != (now.get("adapter") or {}).get("base"):
+        differences.append("the weights or the attention of the base model differ")
+    batch, batch_now = (run.get("examples_per_step") for run in (earlier, now))
+    if batch != batch_now:
+        differences.append(
+            f"a step had {batch} examples, and now {batch_now} (processes x per_device_train_batch_size x "
+            "gradient_accumulation_steps)"
+        )
+    return differences
+
+
+def last_checkpoint(folder: Path) -> str | None:
+    """The complete checkpoint with the most steps, or None; `get_last_checkpoint` would take one that was cut short."""
+    return next((str(path) for path in reversed(_checkpoints(folder)) if _is_complete(path)), None)
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """The Trainer's checkpoint folders, by number of steps; other names, such as `checkpoint-best`, are ignored."""
+    numbered = [path for path in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
+    return sorted(filter(Path.is_dir, numbered), key=lambda path: int(path.name.rpartition("-")[2]))
+
+
+def _is_complete(checkpoint: Path) -> bool:
+    try:
+        json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError):
+        return False
+    return True
+
+
+def clear_run(folder: Path) -> None:
+    """Remove the checkpoints, record, metrics and loss curve of an earlier run; other files stay."""
+    for checkpoint in _checkpoints(folder):
+        shutil.rmtree(checkpoint)
+    for name in (RESULTS, CURVE, PREVIOUS, RECORD):  # record last: it marks a folder as a run
+        (folder / name).unlink(missing_ok=True)
+
+
+def save_loss_curve(log_history: list[dict], path: Path, title: str = "") -> None:
+    """Draw training and validation loss, and validation accuracy (or exact match) if there is any, over epochs.
+
+    Args:
+        log_history: `trainer.state.log_history`.
+    """
+    accuracies = {"eval_accuracy": "validation", "eval_exact_match": "validation, exact match"}
+    panels = {"loss": {"loss": "training", "eval_loss": "validation"}}
+    if any(accuracies.keys() & entry.keys() for entry in log_history):
+        panels["accuracy"] = accuracies
+    figure = Figure(figsize=(4.5 * len(panels), 3.5), layout="constrained")
+    FigureCanvasAgg(figure)  # rather than pyplot, whose figures are global state
+    for axes, (name, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for key, label in curves.items():
+            # the evaluation after training is of the best checkpoint, but logged at the last epoch: the first counts
+            points = {entry["epoch"]: entry[key] for entry in reversed(log_history) if key in entry}
+            if points:
+                epochs = sorted(points)
+                marker = "." if len(points) < 30 else None
+                axes.plot(epochs, [points[epoch] for epoch in epochs], marker=marker, label=label)
+                axes.legend()
+        axes.set(xlabel="epoch", ylabel=name)
+    figure.suptitle(title)
+    save_figure(figure, path, dpi=120)

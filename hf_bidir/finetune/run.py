@@ -1,33 +1,51 @@
-"""One run of the Trainer: start or resume, train, evaluate, and save the folder."""
+"""One run of a Trainer in an output folder: started or resumed, trained, evaluated, saved and recorded."""
 
 import logging
 import math
+import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import PartialState
 from datasets import Dataset
-from transformers import EarlyStoppingCallback, PreTrainedModel, Trainer, TrainerCallback
+from tqdm.auto import tqdm
+from transformers import (
+    EarlyStoppingCallback,
+    PreTrainedModel,
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from hf_bidir.checkpoints.centring import centre_attention
 from hf_bidir.checkpoints.convert import is_softmax
-from hf_bidir.common.files import write_json
-from hf_bidir.finetune.arguments import RunArguments, ScheduleArguments
-from hf_bidir.finetune.console import print_lines, summary
-from hf_bidir.finetune.curves import save_loss_curve
-from hf_bidir.finetune.data.arguments import DataArguments, UnlabelledDataArguments
+from hf_bidir.checkpoints.kinds import kind_of
+from hf_bidir.common.files import PREVIOUS, read_json, write_json
+from hf_bidir.common.statistics import rounded
+from hf_bidir.finetune.arguments import DataArguments, RunArguments, ScheduleArguments, UnlabelledDataArguments
 from hf_bidir.finetune.data.splits import Splits
-from hf_bidir.finetune.folder import CURVE, RECORD, RESULTS, checkpoint_to_resume, clear_run
-from hf_bidir.finetune.metrics import classification_metrics, predicted_classes
-from hf_bidir.finetune.record import begin_record, ending, keep_previous_record, size
-from hf_bidir.finetune.schedule_options import build_schedule, check_checkpoint_schedule
-from hf_bidir.finetune.schedules import NegativeMassSchedule
-from hf_bidir.finetune.scratch import set_scratch_duration
-from hf_bidir.finetune.threads import suitable_threads
-from hf_bidir.finetune.trainer import FinetuneTrainer
+from hf_bidir.finetune.metrics import HEADLINES
+from hf_bidir.finetune.record import (
+    CURVE,
+    RECORD,
+    RESULTS,
+    begin_record,
+    checkpoint_to_resume,
+    circumstances,
+    clear_run,
+    ending,
+    save_loss_curve,
+    size,
+)
+from hf_bidir.finetune.schedule import check_resumed_schedule, schedule_for
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 
 logger = logging.getLogger(__name__)
@@ -38,174 +56,298 @@ STAYS_SOFTMAX = (
     "training, and --attn_negative_mass sets it at once."
 )
 BASE_IS_SOFTMAX = "The negative mass of the base model is 0: its attention equals softmax, and an adapter keeps it."
+SMALL_MODEL, FEW_THREADS = 5_000_000, 2  # parameters; two threads are faster than one (benchmarks/threads.py)
+
+# options that say how long to train, or how to choose the checkpoint: with one of them a new model trains as they say
+DURATION = {
+    "num_train_epochs",
+    "max_steps",
+    "early_stopping_patience",
+    "eval_strategy",
+    "save_strategy",
+    "load_best_model_at_end",
+}
+MOST_EPOCHS = {"image-classification": 100, "text-classification": 30, "text2text-generation": 30}
+PATIENCE = {"image-classification": 10, "text-classification": 5, "text2text-generation": 5}
+FEWEST_STEPS = 20  # between evaluations; a small data set has several epochs between them
+
+SHOWN = ("loss", *HEADLINES)
+NEXT = {
+    "text-classification": 'hf-bidir explain {folder} "a text of your own"',
+    "image-classification": "hf-bidir explain {folder} IMAGE",
+    "text-generation": 'hf-bidir explain {folder} "the beginning of a text"',
+    "text2text-generation": 'hf-bidir explain {folder} "a source of your own"',
+}
+FINE_TUNE = "python training/{script}.py --model_name_or_path {folder} --train_file TRAIN --output_dir ANOTHER_FOLDER"
 
 
-def finetune(
-    model: PreTrainedModel,
-    splits: Splits,
-    *,
-    task: str,
-    args: RunArguments,
-    data: DataArguments | UnlabelledDataArguments,
-    given: dict[str, Any],
-    processing_class: Any,
-    collator: Callable,
-    eval_collator: Callable | None = None,
-    schedule: ScheduleArguments | None = None,
-    centre: bool = False,
-    trainer_class: Callable[..., FinetuneTrainer] = FinetuneTrainer,
-    extra_record: Callable[[PreTrainedModel], dict[str, Any]] = lambda _: {},
-    **trainer_options: Any,
-) -> dict[str, Any]:
-    """Train, evaluate on validation and test, and save everything in `args.output_dir`.
+class Run:
+    """A run in `args.output_dir`, which a Trainer with the same `args` and these `callbacks` carries out.
 
-    The folder then holds the best checkpoint with its tokenizer or image processor and its model code,
-    all_results.json, run.json and loss_curve.png. A run that was interrupted in this folder is continued. A new model
-    trains until validation stops improving unless an option says how long (see `set_scratch_duration`).
+    Made before the Trainer, it changes no file: it refuses a folder that another run or other files occupy, and finds
+    the checkpoint of an interrupted run. A new model trains until validation stops improving, unless an option says how
+    long (`set_scratch_duration`).
+
+        run = Run("text-classification", model, splits, data, args, schedule)
+        trainer = SignedTrainer(model=model, args=args, callbacks=run.callbacks, ...)
+        results = run.train(trainer)
 
     Args:
-        model: takes the batches of `collator`, and has the classes of `splits`.
-        splits: tokenized or decodable examples.
         task: the pipeline's name, for the record.
-        args, data, given: the options of the run and of the data, and all options that the user gave, by name.
-        processing_class: the tokenizer or image processor to save beside the model.
-        collator: makes training batches.
-        eval_collator: makes evaluation batches if they differ (no augmentation).
-        schedule: how the negative mass changes; None keeps it.
-        centre: whether the weights are those of a softmax model, to be centred if they get negative mass. Models
-            whose attention has a single query for the whole text are never centred.
-        trainer_class, trainer_options: another Trainer, and its arguments; the default computes metrics of classes.
-        extra_record: returns further entries of the record, from the trained model.
+        model: the model to train.
+        splits: its examples.
+        data, args, schedule: the options; those that the user gave (`args.typed`) are recorded.
 
-    Returns:
-        The content of all_results.json: `eval_*` (validation), `test_*`, `train_loss`, `epoch` and run times.
+    Attributes:
+        callbacks: of the Trainer: early stopping, the schedule, and a line per evaluation.
+        checkpoint: the folder that the run continues from, or None.
+        record: the content of run.json.
 
     Raises:
-        InputError: the output folder is in use (see `checkpoint_to_resume`), or the schedule differs from the
-            checkpoint's.
+        InputError: the output folder is in use (see `checkpoint_to_resume`), or the schedule cannot be used or differs
+            from the checkpoint's.
     """
-    started, folder = time.monotonic(), Path(args.output_dir)
-    chosen = [name for name, one in given.items() if one is not None]
-    if note := set_scratch_duration(args, task, chosen, len(splits.train)):
-        logger.warning(note)
-        splits.notes.append(note)
-    with suitable_threads(model, args):
-        mass_schedule = build_schedule(schedule, model.config)
-        record = begin_record(task, given, data, splits, model, args)
-        checkpoint = _begin_folder(record, args, given, mass_schedule)
-        trainer = trainer_class(
-            model=model,
-            args=args,
-            train_dataset=splits.train,
-            eval_dataset=splits.validation,
-            processing_class=processing_class,
-            data_collator=collator,
-            eval_collator=eval_collator,
-            callbacks=_callbacks(args, mass_schedule),
-            **(trainer_options or _classification_options(splits.names)),
+
+    def __init__(
+        self,
+        task: str,
+        model: PreTrainedModel,
+        splits: Splits,
+        data: DataArguments | UnlabelledDataArguments,
+        args: RunArguments,
+        schedule: ScheduleArguments | None = None,
+    ) -> None:
+        self.task, self.splits, self.args = task, splits, args
+        if note := set_scratch_duration(args, task, len(splits.train)):
+            splits.note(note)
+        self.schedule = schedule_for(schedule, model.config) if schedule else None
+        self.record = begin_record(task, data, splits, model, args)
+        self.checkpoint = checkpoint_to_resume(args, self.record)
+        if self.checkpoint:
+            check_resumed_schedule(self.schedule, self.checkpoint)
+        patience = args.early_stopping_patience
+        stopping: list[TrainerCallback] = [EarlyStoppingCallback(patience)] if patience else []
+        self.callbacks = stopping + ([self.schedule] if self.schedule else []) + [EvaluationLines()]
+
+    def train(
+        self,
+        trainer: Trainer,
+        *,
+        centre: bool = False,
+        extra_record: Callable[[PreTrainedModel], dict[str, Any]] = lambda model: {},
+    ) -> dict[str, Any]:
+        """Train, evaluate on validation and test, and save everything in `args.output_dir`.
+
+        The folder then holds the best checkpoint with its tokenizer or image processor and its model code,
+        all_results.json, run.json and loss_curve.png.
+
+        Args:
+            trainer: has the model, the splits and the callbacks of this run.
+            centre: whether the weights are those of a softmax model, to be centred if they get negative mass. Models
+                whose attention has a single query for the whole text are never centred.
+            extra_record: further entries of the record, from the trained model.
+
+        Returns:
+            The content of all_results.json: `eval_*` (validation), `test_*`, `train_loss`, `epoch` and run times.
+        """
+        started, model = time.monotonic(), trainer.model
+        with suitable_threads(model, self.args):
+            self._begin()
+            trainer.remove_callback(PrinterCallback)
+            if trainer.pop_callback(ProgressCallback):
+                trainer.add_callback(QuietProgress)
+            self._prepare_attention(trainer, centre and not self.checkpoint)
+            trainer.train(resume_from_checkpoint=self.checkpoint)
+            results = self._evaluate(trainer)
+            trainer.save_model()
+            if self.args.should_save:
+                # the Trainer sets special tokens in the configs, which an adapter's record has
+                self.record |= size(model) | extra_record(model)
+                self.record |= ending(trainer.state, self.args, self.checkpoint, time.monotonic() - started)
+                self._finish(results, trainer.state.log_history)
+                print(summary(Path(self.args.output_dir), results, self.task, model))
+        PartialState().wait_for_everyone()
+        return results
+
+    def _begin(self) -> None:
+        """Save the record of a run that starts, after all processes have checked the folder."""
+        PartialState().wait_for_everyone()
+        self.record |= circumstances(self.args)
+        if self.args.should_save:
+            folder = Path(self.args.output_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            if self.args.overwrite_output_dir:
+                clear_run(folder)
+            write_json(folder / RECORD, self.record)
+        if self.checkpoint:
+            logger.warning("Continuing from %s.", self.checkpoint)
+
+    def _prepare_attention(self, trainer: Trainer, centre: bool) -> None:
+        """Centre weights that get negative mass, if asked to; warn where TanhMax never gets any."""
+        model, train = trainer.model, self.splits.train
+        if model.config.attn_activation not in WITH_NEGATIVE_MASS:
+            return
+        if self.schedule is None and is_softmax(model.config):
+            logger.warning(BASE_IS_SOFTMAX if hasattr(model, "peft_config") else STAYS_SOFTMAX)
+        elif centre and getattr(model, "attends_between_tokens", True):
+            sample: Dataset = train.shuffle(seed=self.args.seed).select(range(min(CENTRING_EXAMPLES, len(train))))
+            try:
+                centre_attention(model, trainer.get_eval_dataloader(sample))
+            except ValueError as error:  # a model without biases, such as Llama, cannot be centred
+                logger.warning(
+                    "Training starts without centring, so it starts further from the softmax model: %s", error
+                )
+
+    def _evaluate(self, trainer: Trainer) -> dict[str, Any]:
+        """Metrics on validation and test, and the last logged training loss."""
+        trainer.remove_callback(EarlyStoppingCallback)  # training is over; it would look for eval_* among test_*
+        results = trainer.evaluate(metric_key_prefix="eval")
+        if self.splits.test is not None:
+            results |= trainer.evaluate(self.splits.test, metric_key_prefix="test")
+        # the Trainer's own train_loss counts the steps before a resume but not their losses
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        results |= {"epoch": trainer.state.epoch, "train_loss": losses[-1] if losses else None}
+        self._note_if_constant(results)
+        # JSON has neither NaN nor infinity
+        infinite = [key for key, value in results.items() if isinstance(value, float) and not math.isfinite(value)]
+        return results | dict.fromkeys(infinite)
+
+    def _note_if_constant(self, results: dict[str, Any]) -> None:
+        """Note that a classifier is not more accurate than always predicting the largest class."""
+        if not self.splits.names or "eval_accuracy" not in results:
+            return
+        counts, rows = Counter(self.splits.validation["label"]), len(self.splits.validation)
+        if results["eval_accuracy"] <= max(counts.values()) / rows:
+            self.splits.note(
+                f"The validation accuracy, {results['eval_accuracy']:.4f}, is not above that of always predicting the "
+                f"largest class ({max(counts.values())} of {rows} rows)."
+            )
+            logger.warning("Train longer (--num_train_epochs), with another --learning_rate, or on more data.")
+
+    def _finish(self, results: dict[str, Any], log_history: list[dict[str, Any]]) -> None:
+        """Save the metrics, the loss curve and earlier records, and last the record, which marks a finished run."""
+        folder, source = Path(self.args.output_dir), self.args.typed.get("model_name_or_path")
+        if source and Path(source, RECORD).is_file():
+            write_json(folder / PREVIOUS, read_json(Path(source, RECORD)))
+        write_json(folder / RESULTS, results)
+        save_loss_curve(log_history, folder / CURVE, title=folder.name)
+        write_json(folder / RECORD, self.record)
+
+
+def set_scratch_duration(args: RunArguments, task: str, examples: int) -> str | None:
+    """Let a new model train until validation stops improving, unless an option says how long to train.
+
+    It is evaluated after every epoch, and on small data sets after every `FEWEST_STEPS` steps: a few steps per
+    evaluation would end training before it has begun. The learning rate then stays at its peak after the warm-up: a
+    rate that falls over all epochs would not have fallen when training stops early.
+
+    Args:
+        args: changed in place.
+        task: the pipeline's name.
+        examples: the number of training examples.
+
+    Returns:
+        What was decided, in a sentence; None if nothing was.
+    """
+    typed = {name for name, value in args.typed.items() if value is not None}
+    if "model_name_or_path" in typed or DURATION & typed or task not in MOST_EPOCHS:
+        return None
+    most, patience, rounds = MOST_EPOCHS[task], PATIENCE[task], "epochs"
+    args.num_train_epochs, args.early_stopping_patience = most, patience
+    per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    if (steps := math.ceil(examples / per_step)) < FEWEST_STEPS:
+        rounds = f"evaluations, one every {FEWEST_STEPS} steps,"
+        args.num_train_epochs = math.ceil(most * FEWEST_STEPS / steps)
+        args.eval_strategy, args.save_strategy = IntervalStrategy.STEPS, SaveStrategy.STEPS
+        args.eval_steps = args.save_steps = FEWEST_STEPS
+    if "lr_scheduler_type" not in typed:
+        args.lr_scheduler_type = type(args.lr_scheduler_type)("constant_with_warmup")
+    if not {"warmup_ratio", "warmup_steps"} & typed:
+        args.warmup_steps = 1 / most
+    if "logging_steps" not in typed:
+        args.logging_steps = 0.5 / most  # two per epoch
+    return (
+        f"Training stops after {patience} {rounds} without a better validation {args.metric_for_best_model}, and "
+        f"after {args.num_train_epochs:.0f} epochs at the latest; --num_train_epochs trains for a fixed time instead."
+    )
+
+
+@contextmanager
+def suitable_threads(model: PreTrainedModel, args: TrainingArguments) -> Iterator[None]:
+    """Compute with at most two CPU threads if the model is small: synchronising many takes longer than its operations.
+
+    OMP_NUM_THREADS, if set, and a GPU take precedence. The number of threads is restored at the end.
+    """
+    before, parameters = torch.get_num_threads(), model.num_parameters()
+    on_cpu = args.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ
+    if parameters < SMALL_MODEL and before > FEW_THREADS and on_cpu:
+        torch.set_num_threads(FEW_THREADS)
+        logger.warning(
+            "Using %d of %d CPU threads for a model of %s parameters; OMP_NUM_THREADS overrides it.",
+            *(FEW_THREADS, before, f"{parameters:,}"),
         )
-        print_lines(trainer)
-        _prepare_attention(trainer, splits.train, mass_schedule, centre and not checkpoint)
-        trainer.train(resume_from_checkpoint=checkpoint)
-        results = _evaluate(trainer, splits)
-        _warn_if_constant(splits, results)
-        trainer.save_model()
-        if args.should_save:
-            # the Trainer sets special tokens in the configs, which an adapter's record has
-            record |= size(model) | extra_record(model)
-            record |= ending(trainer.state, args, checkpoint, time.monotonic() - started)
-            keep_previous_record(given.get("model_name_or_path"), folder)
-            _finish_folder(folder, record, results, trainer.state.log_history)
-            print(summary(folder, results, task, model))
-    PartialState().wait_for_everyone()
-    return results
-
-
-def _prepare_attention(
-    trainer: FinetuneTrainer, train: Dataset, schedule: NegativeMassSchedule | None, centre: bool
-) -> None:
-    """Centre weights that get negative mass, if asked to; warn where TanhMax never gets any."""
-    model = trainer.model
-    if model.config.attn_activation not in WITH_NEGATIVE_MASS:
-        return
-    if schedule is None and is_softmax(model.config):
-        logger.warning(BASE_IS_SOFTMAX if hasattr(model, "peft_config") else STAYS_SOFTMAX)
-    elif centre and getattr(model, "attends_between_tokens", True):
-        _centre(trainer, train)
-
-
-def _centre(trainer: FinetuneTrainer, train: Dataset) -> None:
-    sample = train.shuffle(seed=trainer.args.seed).select(range(min(CENTRING_EXAMPLES, len(train))))
     try:
-        centre_attention(trainer.model, trainer.get_eval_dataloader(sample))
-    except ValueError as error:  # a model without biases, such as Llama, cannot be centred
-        logger.warning("Training starts without centring, so it starts further from the softmax model: %s", error)
-    else:
-        logger.info("Centred keys and values over %s training examples.", len(sample))
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
-def _callbacks(args: RunArguments, schedule: TrainerCallback | None) -> list[TrainerCallback]:
-    stopping = [EarlyStoppingCallback(args.early_stopping_patience)] if args.early_stopping_patience else []
-    return stopping + ([schedule] if schedule else [])
+class QuietProgress(ProgressCallback):
+    """The Trainer's progress bars, without the logged dictionaries."""
+
+    def on_log(self, *args: Any, **kwargs: Any) -> None:
+        pass
 
 
-def _classification_options(names: list[str]) -> dict[str, Any]:
-    return {
-        "compute_metrics": classification_metrics(names),
-        "preprocess_logits_for_metrics": predicted_classes,
-    }
+class EvaluationLines(TrainerCallback):
+    """Prints a line per evaluation during training, or per epoch where there is no evaluation.
+
+    The line has the epoch, the last logged training loss, the validation metrics, the learning rate, and `λ` where a
+    schedule changes it. Only the main process prints.
+    """
+
+    def __init__(self) -> None:
+        self.latest: dict[str, float] = {}
+        self.training = False
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.training = True
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        self.training = False
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
+        self.latest |= logs
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.training and state.is_world_process_zero:
+            tqdm.write(evaluation_line(state.epoch or 0.0, self.latest))
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if args.eval_strategy == "no":
+            self.on_evaluate(args, state, control)
 
 
-def _evaluate(trainer: Trainer, splits: Splits) -> dict[str, Any]:
-    """Metrics on validation and test, and the last logged training loss."""
-    trainer.remove_callback(EarlyStoppingCallback)  # training is over; it would look for eval_* among test_*
-    results = trainer.evaluate(metric_key_prefix="eval")
-    if splits.test is not None:
-        results |= trainer.evaluate(splits.test, metric_key_prefix="test")
-    # the Trainer's own train_loss counts the steps before a resume but not their losses
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    results |= {"epoch": trainer.state.epoch, "train_loss": losses[-1] if losses else None}
-    # JSON has neither NaN nor infinity
-    return {key: None if isinstance(one, float) and not math.isfinite(one) else one for key, one in results.items()}
+def evaluation_line(epoch: float, logs: dict[str, float]) -> str:
+    """The line for the latest value of each logged quantity."""
+    metrics = [(f"eval_{name}", f"validation {name.replace('_', ' ')}") for name in SHOWN]
+    shown = [("loss", "train loss"), *metrics, ("learning_rate", "learning rate"), ("negative_mass", "λ")]
+    values = [f"{label} {logs[key]:.4g}" for key, label in shown if logs.get(key) is not None]
+    return f"epoch {epoch:.4g}: {', '.join(values)}"
 
 
-def _warn_if_constant(splits: Splits, results: dict[str, Any]) -> None:
-    """Warn about a classifier that is not more accurate than always predicting the largest class."""
-    if not splits.names or "eval_accuracy" not in results:
-        return
-    counts = Counter(splits.validation["label"])
-    largest, rows = max(counts.values()), len(splits.validation)
-    if results["eval_accuracy"] <= largest / rows:
-        note = (
-            f"The validation accuracy, {results['eval_accuracy']:.4f}, is not above that of always predicting the "
-            f"largest class ({largest} of {rows} rows)."
-        )
-        splits.notes.append(note)  # for the model card
-        logger.warning("%s Train longer (--num_train_epochs), with another --learning_rate, or on more data.", note)
-
-
-def _begin_folder(
-    record: dict[str, Any], args: RunArguments, given: dict[str, Any], schedule: NegativeMassSchedule | None
-) -> str | None:
-    """Save the record of a new run, and return the checkpoint to continue from, if there is one."""
-    checkpoint = checkpoint_to_resume(args, record, given.get("model_name_or_path"))
-    check_checkpoint_schedule(schedule, checkpoint)
-    PartialState().wait_for_everyone()  # all processes check the folder before one changes it
-    if args.should_save:
-        folder = Path(args.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        if args.overwrite_output_dir:
-            clear_run(folder)
-        write_json(folder / RECORD, record)
-    if checkpoint:
-        logger.warning("Continuing from %s.", checkpoint)
-    return checkpoint
-
-
-def _finish_folder(
-    folder: Path, record: dict[str, Any], results: dict[str, Any], log_history: list[dict[str, Any]]
-) -> None:
-    """Save the metrics and the loss curve, and last the record, which marks the run as finished."""
-    write_json(folder / RESULTS, results)
-    save_loss_curve(log_history, folder / CURVE, title=folder.name)
-    write_json(folder / RECORD, record)
+def summary(folder: Path, results: dict[str, Any], task: str, model: PreTrainedModel) -> str:
+    """Where the checkpoint is, its metrics on the test split (or else on validation), and the next command to try."""
+    split = "test" if "test_loss" in results else "eval"
+    values = {name.replace("_", " "): results.get(f"{split}_{name}") for name in SHOWN}
+    metrics = ", ".join(f"{name} {rounded(value)}" for name, value in values.items() if value is not None)
+    healed = task == "distillation"
+    task = kind_of(model).task if healed else task
+    script = "image_classification" if model.main_input_name == "pixel_values" else "text_classification"
+    command = NEXT.get(task, FINE_TUNE).format(folder=folder, script=script)
+    if healed and task in NEXT:  # healing has no labels
+        measure = "perplexity" if task == "text-generation" else "accuracy"
+        evaluate = f"hf-bidir evaluate {folder} --data FILE    # {measure}, and the same without negative coefficients"
+        command += f"\n      {evaluate}"
+    title = "Test" if split == "test" else "Validation"
+    return f"\nFinished. Checkpoint: {folder}\n{title}: {metrics}\nNext: {command}"

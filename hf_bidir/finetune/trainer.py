@@ -17,7 +17,7 @@ from hf_bidir.checkpoints.adapters import ADAPTER_WEIGHTS
 from hf_bidir.checkpoints.reading import complete_model
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.extras import extra
-from hf_bidir.finetune.schedules import NegativeMassSchedule, negative_mass_metrics
+from hf_bidir.finetune.schedule import NegativeMassSchedule, negative_mass_metrics
 
 with extra("train"):
     from datasets import Dataset
@@ -27,7 +27,7 @@ LARGEST_LOSS = 700.0  # larger losses overflow exp
 MEAN_LOSSES = ("regression", "multi_label_classification")  # problem types whose loss is the mean of the batch
 
 
-class FinetuneTrainer(Trainer):
+class SignedTrainer(Trainer):
     """A Trainer that loads its checkpoints by `from_pretrained`, supports a negative mass schedule, and accepts a
     separate collator for evaluation.
 
@@ -159,8 +159,8 @@ def _divides_by_all_labels(model: nn.Module) -> bool:
     return passed_on and getattr(model.config, "problem_type", None) not in MEAN_LOSSES
 
 
-class CausalTrainer(FinetuneTrainer):
-    """`FinetuneTrainer` whose evaluation adds the perplexity: e to the mean loss per token."""
+class CausalTrainer(SignedTrainer):
+    """`SignedTrainer` whose evaluation adds the perplexity: e to the mean loss per token."""
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
@@ -169,5 +169,5 @@ class CausalTrainer(FinetuneTrainer):
         return output
 
 
-class FinetuneSeq2SeqTrainer(FinetuneTrainer, Seq2SeqTrainer):
-    """`FinetuneTrainer` for generative models: it evaluates generated text."""
+class SignedSeq2SeqTrainer(SignedTrainer, Seq2SeqTrainer):
+    """`SignedTrainer` for generative models: it evaluates generated text."""

@@ -27,7 +27,7 @@ from hf_bidir.checkpoints.convert import TOLERANCE, TOLERATED_STEPS
 from hf_bidir.checkpoints.kinds import example_inputs
 from hf_bidir.checkpoints.reading import read_adapted, read_bidir
 from hf_bidir.common.card import CARD, read_card
-from hf_bidir.common.files import read_json, write_json
+from hf_bidir.common.files import read_json, with_imports, write_json
 from hf_bidir.hub.card import merge_cards, write_card
 from hf_bidir.hub.files import CODE, COMPUTED_FROM, MODULES, REPORTS, digests, matching
 from hf_bidir.hub.isolated import isolated_forward
@@ -212,13 +212,10 @@ def _add_code(target: Path) -> None:
 
 
 def code_files(auto_map: dict[str, str], folder: Path = MODELING) -> list[str]:
-    """The files in a folder of model code that a config's `auto_map` needs, with all that they import, by name."""
-    needed, missing = set(), {f"{match[1]}.py" for path in auto_map.values() if (match := OUR_CODE.match(path))}
-    while missing:
-        needed |= missing
-        imports = "".join((folder / name).read_text(encoding="utf-8") for name in missing if (folder / name).is_file())
-        missing = {f"{name}.py" for name in re.findall(r"^ *from \.(\w+) import", imports, re.MULTILINE)} - needed
-    return sorted(needed)
+    """The files in a folder of model code that a config's `auto_map` needs, by name."""
+    return sorted(
+        with_imports((f"{match[1]}.py" for path in auto_map.values() if (match := OUR_CODE.match(path))), folder)
+    )
 
 
 def _check_contents(staged: Staged) -> None:

@@ -13,7 +13,6 @@ from .activations import WITH_NEGATIVE_MASS, get_attn_activation, upcast
 from .attention_call import AttentionCall, NegativeMass, attention_call, check_shapes
 from .chunked_attention import chunked_attention
 from .eager_attention import eager_attention, is_transformed
-from .fused_check import fused_agrees
 
 logger = logging.get_logger(__name__)
 
@@ -194,9 +193,11 @@ def choose_implementation(
         liftable = activation == "tanhmax" and call.dropout == 0 and not isinstance(call.negative_mass, Tensor)
         if liftable and query.shape[2] > 1 and compiling and torch.compiler.is_exporting():
             return "lift", "softmax is one operator of a graph, TanhMax is twenty"
-    fused = device == "cuda" and activation in ("tanhmax", "softmax") and call.sinks is None
-    if fused and fused_agrees(query, key, value, keep, call):
-        return "fused", f"{query.dtype} on {device}"
+    if device == "cuda" and activation in ("tanhmax", "softmax") and call.sinks is None:
+        from .fused_check import fused_agrees
+
+        if fused_agrees(query, key, value, keep, call):
+            return "fused", f"{query.dtype} on {device}"
     if has_terms or call.sinks is not None:
         return "eager", f"only it computes {call.score_terms}"
     if query.shape[2] == 1:

@@ -32,29 +32,17 @@ MASK_ROWS = 256  # rows of a mask that are compared at a time
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """Checked options with all defaults filled in; built by `attention_call`.
+    """Checked options with all defaults filled in; built by `attention_call`."""
 
-    Args:
-        activation: a built-in or registered name (`activations.py`).
-        negative_mass: `λ`, one number or `[heads, 1, 1]`; never the number 0, which is softmax.
-        scaling: factor on the scores.
-        dropout: probability in [0, 1) that a coefficient is set to 0; the others are scaled by `1 / (1 - dropout)`.
-        causal: query `i` attends to the keys `j <= i`, both counted from the first, also where the lengths differ.
-        window: query `i` attends to the keys with `|i - j| <= window`.
-        bias: added to the scores, broadcastable to `[batch, heads, queries, keys]`.
-        softcap: before the bias, scores become `softcap * tanh(scores / softcap)`.
-        sinks: `[heads]`, the score of an extra key without a value, which enters the normaliser only.
-    """
-
-    activation: str = "tanhmax"
-    negative_mass: float | Tensor = 1.0
-    scaling: float = 1.0
-    dropout: float = 0.0
-    causal: bool = False
-    window: int | None = None
-    bias: Tensor | None = None
-    softcap: float | None = None
-    sinks: Tensor | None = None
+    activation: str = "tanhmax"  # a built-in or registered name (`activations.py`)
+    negative_mass: float | Tensor = 1.0  # one number or [heads, 1, 1]; never the number 0, which is softmax
+    scaling: float = 1.0  # factor on the scores
+    dropout: float = 0.0  # probability that a coefficient is set to 0; the others are scaled by 1 / (1 - dropout)
+    causal: bool = False  # query i attends to the keys j <= i, both counted from the first, also of unequal lengths
+    window: int | None = None  # query i attends to the keys with |i - j| <= window
+    bias: Tensor | None = None  # added to the scores, broadcastable to [batch, heads, queries, keys]
+    softcap: float | None = None  # before the bias, scores become softcap * tanh(scores / softcap)
+    sinks: Tensor | None = None  # [heads], the score of an extra key that enters the normaliser only
 
     @property
     def banded(self) -> bool:

@@ -229,7 +229,7 @@ def check_layers(mass: Any, heads: list[int | None]) -> None:
 def layer_negative_mass(config: PretrainedConfig, layer: int, layers: int) -> float | list[float]:
     """`λ` of layer number `layer` of `layers`: one number, or one per head."""
     mass = config.attn_negative_mass
-    if not isinstance(mass, (list, tuple)):  # torch 2.8 compiles no union
+    if not isinstance(mass, (list, tuple)):
         return mass
     if len(mass) != layers:
         check_layers(mass, [None] * layers)
@@ -238,7 +238,9 @@ def layer_negative_mass(config: PretrainedConfig, layer: int, layers: int) -> fl
 
 def all_masses(mass: Any) -> list[float]:
     """All numbers of a possibly nested `attn_negative_mass`, as a flat list."""
-    return [mass] if not isinstance(mass, list | tuple) else [value for entry in mass for value in all_masses(entry)]
+    if not isinstance(mass, (list, tuple)):  # torch 2.8 compiles no union
+        return [mass]
+    return [value for entry in mass for value in all_masses(entry)]
 
 
 def check_format(saved: int) -> None:

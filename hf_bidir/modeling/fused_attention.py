@@ -27,7 +27,6 @@ MOST_PARTS = MOST_SPLITS.value
 # Unique per module name, so that a checkpoint's copy of this file does not replace the operators of another version.
 NAMESPACE = re.sub(r"\W", "_", __name__)
 
-
 TENSORS = Inputs._fields.index("max_seqlen")  # the inputs before it are tensors
 OTHERS = len(Inputs._fields) - Inputs._fields.index("seed")  # the inputs from there on have no gradient
 SCHEMA = (

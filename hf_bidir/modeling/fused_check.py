@@ -104,15 +104,8 @@ def _supported(kind: Kind) -> bool:
 
 
 def difference_from_eager(attend: Callable[..., Tensor], kind: Kind) -> str | None:
-    """Compare a fused attention with the eager path on a small example of this kind, also backward where it has
-    gradients.
-
-    Args:
-        attend: has the signature of `fused_attention`.
-
-    Returns:
-        A clause about the first difference or the error; None if everything matches.
-    """
+    """Compare `fused_attention`, or what stands in for it, with the eager path on a small example of this kind, also
+    backward where it has gradients: a clause about the first difference or the error, None if everything matches."""
     from .eager_attention import eager_attention
 
     device, dtype = kind.device, kind.dtype

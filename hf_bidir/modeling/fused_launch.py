@@ -67,9 +67,8 @@ _ready: dict[tuple, Ready] = {}
 def launch(name: str, variant: tuple, kinds: tuple, arguments: tuple, sequences: int, longest: int = 1) -> None:
     """Run a kernel of KERNELS on all blocks of rows of `sequences` sequences, of which the longest has `longest` rows.
 
-    Args:
-        variant: a `Variant`; for "merge" its own constants, for "decode" a `Variant` and the rows of its one block.
-        kinds: what else the compiled code depends on: the device, dtypes, and which optional arguments are None.
+    `variant` is a `Variant`; for "merge" its own constants, for "decode" a `Variant` and the rows of its one block.
+    `kinds` is what else compiled code depends on: the device, dtypes, and which optional arguments are None.
     """
     if sequences * longest == 0:
         return

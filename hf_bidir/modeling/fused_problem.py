@@ -41,14 +41,8 @@ class Inputs(NamedTuple):
 
 
 class Problem:
-    """The arguments that the kernels of one call share, and what their compiled code depends on.
-
-    Written without loops, because every call makes one or two of these.
-
-    Args:
-        inputs: as in `Inputs`.
-        upstream: the gradient of the context, in the backward pass.
-    """
+    """The arguments that the kernels of one call share, and what their compiled code depends on, from `Inputs` and, in
+    the backward pass, the gradient of the context. Without loops, because every call makes one or two of these."""
 
     def __init__(self, inputs: tuple, upstream: Tensor | None = None):
         (

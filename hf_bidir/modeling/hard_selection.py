@@ -9,14 +9,11 @@ MOMENTUM = 0.9  # momentum of the REINFORCE baseline
 def select_one(coefficients: Tensor, values: Tensor, sample: bool) -> tuple[Tensor, Tensor]:
     """Select the value of one key per query, with the sign of its coefficient.
 
-    Args:
-        coefficients: `[..., queries, keys]`.
-        values: `[..., keys, size]`.
-        sample: draw key `i` with probability `|a_i| / Σ_j |a_j|`; else take the coefficient of largest magnitude.
+    With `sample`, key `i` is drawn with probability `|a_i| / Σ_j |a_j|`; else it is that of largest magnitude.
 
     Returns:
-        `sign(a_i) v_i` `[..., queries, size]`, and the log-probability of `i` `[..., queries]`; both are 0 for a query
-        whose coefficients are all 0.
+        `sign(a_i) v_i` `[..., queries, size]`, from coefficients `[..., queries, keys]` and values `[..., keys, size]`,
+        and the log-probability of `i` `[..., queries]`; both are 0 for a query whose coefficients are all 0.
     """
     magnitude = coefficients.abs()
     total = magnitude.sum(-1, keepdim=True)

@@ -238,18 +238,8 @@ def check_not_empty(keep: Tensor) -> None:
 
 
 def encode(encoder: nn.LSTM | nn.GRU, embedded: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-    """Run an encoder over a batch, skipping its padding.
-
-    Args:
-        embedded: `[batch, length, embedding_size]`.
-        keep: boolean `[batch, length]`, padding on the right.
-
-    Returns:
-        The states `[batch, length, size]`, and the last state of each text, of both directions, `[batch, size]`.
-
-    Raises:
-        ValueError: padding that is not on the right.
-    """
+    """The states `[batch, length, size]` of an encoder that skips padding, and the last state of each text, of both
+    directions, `[batch, size]`; ValueError for padding that is not on the right."""
     lengths = keep.sum(1)
     if not torch.equal(keep, torch.arange(keep.shape[1], device=keep.device) < lengths[:, None]):
         raise ValueError("a recurrent encoder needs padding on the right; set tokenizer.padding_side to 'right'.")

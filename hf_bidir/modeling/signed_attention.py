@@ -110,8 +110,9 @@ def signed_attention(
     changes, wanting = running_call(module, compiling)
     if plan.softmax and changes is NONE and (stock := _stock_function(module, plan, wanting, options)):
         return stock(module, query, key, value, attention_mask, **options)
-    if not module.config.refused.isdisjoint(options):
-        _refuse_unsupported(module, plan, options)
+    for name in module.config.refused:  # torch 2.8 compiles no set of strings
+        if options.get(name) is not None:
+            _refuse(module, plan, name, options)
     if changes.project:
         query, key, value = changes.project(query, key, value)
     if query.shape[0] != key.shape[0]:
@@ -229,17 +230,15 @@ def _window(plan: Plan, keep: Tensor | None, causal: bool, sliding: int) -> tupl
     return keep, causal, plan.window
 
 
-def _refuse_unsupported(module: nn.Module, plan: Plan, others: dict[str, Any]) -> None:
-    """Raise ValueError for arguments that would change the result and are not supported."""
-    # continuous batching, which alone writes by index, keeps examples apart in its masks as well
-    apart = "write_index" in others or plan.kernel
-    refused = module.config.refused - PACKED if apart else module.config.refused
-    found = [name for name, value in others.items() if value is not None and name in refused]
-    if found:
-        raise ValueError(
-            f"{type(module).__name__} passes {', '.join(found)} to its attention function, which signed attention does "
-            "not support; omit the argument if it comes from your call, or use the softmax model."
-        )
+def _refuse(module: nn.Module, plan: Plan, name: str, options: dict[str, Any]) -> None:
+    """Raise ValueError for an argument that would change the result and is not supported."""
+    # continuous batching, which alone writes by index, keeps examples apart in its masks, and kernels do
+    if name in PACKED and ("write_index" in options or plan.kernel):
+        return
+    raise ValueError(
+        f"{type(module).__name__} passes {name} to its attention function, which signed attention does not support; "
+        "omit the argument if it comes from your call, or use the softmax model."
+    )
 
 
 def _is_causal(module: nn.Module, is_causal: bool | None, query: Tensor) -> bool:

@@ -5,7 +5,7 @@ its `config` by a view with the name of our function; everything outside the lay
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 from zlib import crc32
 
@@ -47,8 +47,8 @@ class SignedConfig:
     """A layer's view of its stock config, with another name of the attention function; `bidir` is the config of the
     whole model, `refused` are arguments of the attention function that signed attention does not support."""
 
-    def __init__(self, stock: Any, bidir: PretrainedConfig, refused: frozenset[str] = UNSUPPORTED):
-        self.__dict__.update(stock=stock, bidir=bidir, refused=refused)
+    def __init__(self, stock: Any, bidir: PretrainedConfig, refused: Iterable[str] = UNSUPPORTED):
+        self.__dict__.update(stock=stock, bidir=bidir, refused=tuple(refused))
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the plan, whose tensors are on a device that may not exist where it is read."""

@@ -112,14 +112,9 @@ def plain_mask(
 def merged(
     toward: tuple[Tensor, Tensor], away: tuple[Tensor, Tensor], log_mass: float | Tensor, sinks: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The context of TanhMax, and the joint log-sum-exp.
-
-    Args:
-        toward, away: output `[..., heads, value_dim]` and log-sum-exp `[..., heads]` of softmax attention for the query
-            and for its negative. A row without kept keys has the output 0 and an infinite log-sum-exp.
-        log_mass: `log λ`, one number or `[heads]`.
-        sinks: `[heads]`, the score of an extra key without a value.
-    """
+    """The context of TanhMax, and the joint log-sum-exp, from outputs `[..., heads, value_dim]` and log-sum-exps
+    `[..., heads]` of softmax attention for the query and for its negative. A row without kept keys has the output 0 and
+    an infinite log-sum-exp. `log_mass` is `log λ`, one number or `[heads]`."""
     empty = ~toward[1].isfinite()
     plus, minus = toward[1].masked_fill(empty, 0), away[1].masked_fill(empty, 0) + log_mass
     terms = [plus, minus]

@@ -18,29 +18,25 @@ word (treebank in DATA/sst_trees).
 
 import argparse
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from datasets import Dataset
-from transformers import DataCollatorWithPadding
 
 from benchmarks import measure
 from benchmarks.runs import has_run
-from hf_bidir.cli.recipe import read_recipe
-from hf_bidir.finetune.data.arguments import ImageDataArguments
+from hf_bidir.cli.script import read_recipe
+from hf_bidir.finetune.arguments import ImageDataArguments
 from hf_bidir.finetune.data.image_data import read_image_split
 from hf_bidir.finetune.data.sources import read_table
-from hf_bidir.finetune.folder import RESULTS, read_record
-from hf_bidir.finetune.task import Task
-from hf_bidir.finetune.tasks.distillation import distillation
-from hf_bidir.finetune.tasks.text_classification import text_classification
+from hf_bidir.finetune.record import RESULTS, read_record
 from research.conversions.measures import human_sign, signs
 from research.conversions.variants import AS_IT_IS, VARIANTS, Variant
 from research.paper.data import SPLITS
 from research.paper.experiments import read_experiments
+from training import distill, text_classification
 
 FILE = Path(__file__).with_name("results") / "conversions.csv"
 
@@ -201,7 +197,7 @@ def healed(
     if not chosen.own_texts:
         texts = [data_dir / "imdb/train.parquet", data_dir / "sst2/train.parquet"]
         held_out = [data_dir / "imdb/test.parquet", data_dir / "sst2/validation.parquet"]
-    given = read_recipe(distillation.options, measure.ROOT / "training/recipes/minilm-healed.yaml")
+    given = read_recipe(measure.ROOT / "training/recipes/minilm-healed.yaml")
     given |= {"train_file": [str(file) for file in texts], "validation_file": [str(file) for file in held_out]}
     given |= {"model_name_or_path": str(start), "seed": healing, "keep_signs": False} | measure.KEEP_LAST | chosen.heal
     if chosen.student:
@@ -211,29 +207,19 @@ def healed(
     if chosen.own_texts:
         where, given = f"{task}-{where}-{seed}", given | data.heal | chosen.heal
         given["group_by_length"] = data.folder != "fashion_mnist"  # images have no length
-    trainer = patch("hf_bidir.finetune.tasks.distillation.DistillationTrainer", chosen.trainer)
-    return finished(distillation, given, runs / where, trainer)
+    measure.train_once(partial(distill.main, trainer_class=chosen.trainer), given, runs / where)
+    return runs / where
 
 
 def tuned(
     output: Path, start: str | Path, files: dict[str, Path], variant: Variant, options: dict[str, Any], seed: int
 ) -> Path:
     """The folder of the fine-tuned model, which is trained unless it is finished."""
-    given = read_recipe(text_classification.options, measure.ROOT / "training/recipes/sst2-minilm-softmax.yaml")
+    given = read_recipe(measure.ROOT / "training/recipes/sst2-minilm-softmax.yaml")
     del given["attn_activation"]  # that of the student, unless the variant changes it
     given |= {name: str(file) for name, file in files.items()} | {"model_name_or_path": str(start)}
     given |= {"seed": seed} | measure.KEEP_LAST | variant.tune | options
-
-    def collators(arguments: Any, tokenizer: Any) -> dict[str, Any]:
-        return {"collator": DataCollatorWithPadding(tokenizer), "trainer_class": variant.tuner}
-
-    trainer = patch("hf_bidir.finetune.tasks.text_classification._collators", collators)
-    return finished(text_classification, given, output, trainer)
-
-
-def finished(task: Task, given: dict[str, Any], output: Path, trainer: Callable) -> Path:
-    with trainer:
-        measure.train_once(task, given, output)
+    measure.train_once(partial(text_classification.main, trainer_class=variant.tuner), given, output)
     return output
 
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.functional import kl_div
 
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
-from hf_bidir.finetune.distillation import DistillationTrainer
-from hf_bidir.finetune.trainer import FinetuneTrainer
+from hf_bidir.finetune.heal import DistillationTrainer
+from hf_bidir.finetune.trainer import SignedTrainer
 from hf_bidir.modeling.signed_layers import heads_of, signed_layers
 
 SHIFT_WEIGHT, MASS_WEIGHT, MASS_RATE = 0.1, 0.05, 0.05
@@ -119,7 +119,7 @@ class LogitsTrainer(DistillationTrainer):
         return kl_div(found, expected, reduction="batchmean", log_target=True)
 
 
-class LoraTrainer(FinetuneTrainer):
+class LoraTrainer(SignedTrainer):
     """Fine-tunes low-rank updates of all linear maps, and merges them: the second stage of LoLCATs."""
 
     def __init__(self, *, model: nn.Module, **kwargs: Any) -> None:
@@ -137,7 +137,7 @@ class LoraTrainer(FinetuneTrainer):
         self.processing_class.save_pretrained(output_dir or self.args.output_dir)
 
 
-class AnnealedHeadsTrainer(FinetuneTrainer):
+class AnnealedHeadsTrainer(SignedTrainer):
     """Raises the λ of every head from 0 to its own while the model is fine-tuned.
 
     Chosen heads and annealing are those of DEX (Kong et al. 2025, arXiv:2505.16333), which

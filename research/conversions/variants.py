@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hf_bidir.finetune.distillation import DistillationTrainer
-from hf_bidir.finetune.trainer import FinetuneTrainer
+from hf_bidir.finetune.heal import DistillationTrainer
+from hf_bidir.finetune.trainer import SignedTrainer
 from research.conversions.students import chosen_heads
 from research.conversions.trainers import (
     AnnealedHeadsTrainer,
@@ -42,7 +42,7 @@ class Variant:
     tune: dict[str, Any] | None = field(default_factory=dict)
     student: Callable[[Path, str, Path], Path] | None = None
     trainer: type[DistillationTrainer] = DistillationTrainer
-    tuner: type[FinetuneTrainer] = FinetuneTrainer
+    tuner: type[SignedTrainer] = SignedTrainer
     own_texts: bool = False
 
     @property

@@ -22,12 +22,9 @@ import pandas as pd
 
 from benchmarks.measure import KEEP_LAST, ROOT, save_run, train_once
 from benchmarks.runs import check_runs, comparisons, has_run, markdown, spread
-from hf_bidir.cli.recipe import read_recipe
+from hf_bidir.cli.script import read_recipe
 from hf_bidir.common.statistics import TESTED, Comparison
 from hf_bidir.explain.orient import CONSISTENT
-from hf_bidir.finetune.tasks.distillation import distillation
-from hf_bidir.finetune.tasks.image_classification import image_classification
-from hf_bidir.finetune.tasks.text_classification import text_classification
 from hf_bidir.hub.evaluate import evaluate_checkpoint
 from research.explanations.tasks import (
     CONVERTED,
@@ -41,6 +38,7 @@ from research.explanations.tasks import (
     orient,
     sample,
 )
+from training import distill, image_classification, text_classification
 
 FILE = Path(__file__).with_name("results") / "explained_models.csv"
 KEY = ("task", "model", "seed")
@@ -74,35 +72,35 @@ def trained(task: str, name: str, seed: int, options: argparse.Namespace) -> Pat
         return folder
     given |= {"validation_file": data.file(options.data_dir, "validation"), "text_column": data.text}
     if name == "converted":
-        recipe = read_recipe(distillation.options, RECIPES / "sst2-minilm-healed.yaml")
+        recipe = read_recipe(RECIPES / "sst2-minilm-healed.yaml")
         softmax = folder_of(options.runs, task, "softmax", seed)
-        train_once(distillation, recipe | {"model_name_or_path": softmax} | given, folder)
+        train_once(distill.main, recipe | {"model_name_or_path": softmax} | given, folder)
         return folder
-    recipe = read_recipe(text_classification.options, RECIPES / "sst2-minilm-softmax.yaml") | data.options
+    recipe = read_recipe(RECIPES / "sst2-minilm-softmax.yaml") | data.options
     recipe |= {"class_names": list(data.classes), "model_name_or_path": options.model}
     if name == "tanhmax":
         recipe |= {"attn_activation": "tanhmax", "model_name_or_path": healed_minilm(options)}
-    train_once(text_classification, recipe | given, folder)
+    train_once(text_classification.main, recipe | given, folder)
     return folder
 
 
 def healed_minilm(options: argparse.Namespace) -> Path:
     """MiniLM with TanhMax, healed on reviews and sentences; the same for all tasks and seeds."""
     folder = options.runs / "minilm-healed"
-    recipe = read_recipe(distillation.options, RECIPES / "minilm-healed.yaml") | KEEP_LAST
+    recipe = read_recipe(RECIPES / "minilm-healed.yaml") | KEEP_LAST
     train = [options.data_dir / "imdb/train.parquet", TASKS["sst2"].file(options.data_dir, "train")]
     files = {"train_file": train, "validation_file": TASKS["sst2"].file(options.data_dir, "validation")}
-    train_once(distillation, recipe | {"model_name_or_path": options.model} | files, folder)
+    train_once(distill.main, recipe | {"model_name_or_path": options.model} | files, folder)
     return folder
 
 
 def _train_images(name: str, given: dict[str, Any], folder: Path, softmax: Path) -> None:
     if name == "converted":
-        recipe = read_recipe(distillation.options, RECIPES / "fashion-mnist-healed.yaml") | {"max_steps": 600}
-        train_once(distillation, recipe | {"model_name_or_path": softmax} | given, folder)
+        recipe = read_recipe(RECIPES / "fashion-mnist-healed.yaml") | {"max_steps": 600}
+        train_once(distill.main, recipe | {"model_name_or_path": softmax} | given, folder)
     else:
-        recipe = read_recipe(image_classification.options, RECIPES / f"fashion-mnist-small-{name}.yaml")
-        train_once(image_classification, recipe | TASKS["fashion"].options | given, folder)
+        recipe = read_recipe(RECIPES / f"fashion-mnist-small-{name}.yaml")
+        train_once(image_classification.main, recipe | TASKS["fashion"].options | given, folder)
 
 
 def measured(task: str, folder: Path, data_dir: Path) -> dict[str, Any]:

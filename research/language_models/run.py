@@ -34,10 +34,10 @@ import hf_bidir
 from benchmarks.measure import save_run, train_once
 from benchmarks.runs import has_run, read_runs, where
 from hf_bidir.explain.record import record_coefficients
-from hf_bidir.finetune.data.arguments import BlockArguments
-from hf_bidir.finetune.data.blocks import cut_into_blocks, read_documents
-from hf_bidir.finetune.tasks.causal_lm import causal_lm
+from hf_bidir.finetune.arguments import BlockArguments
+from hf_bidir.finetune.data.unlabelled_data import cut_into_blocks, read_documents
 from hf_bidir.modeling.activations import softmax
+from training import causal_lm
 
 SIZES = {
     "small": {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 256},
@@ -145,7 +145,7 @@ def trained(run: Run, options: argparse.Namespace) -> dict[str, Any]:
     chosen |= {"max_eval_samples": CURVE, "eval_steps": 0.1, "save_steps": 0.1}
     chosen |= {"train_file": [str(options.data_dir / "imdb/train.parquet")]}
     chosen |= {"validation_file": [str(options.data_dir / "imdb/test.parquet")]}
-    train_once(causal_lm, chosen, folder)
+    train_once(causal_lm.main, chosen, folder)
     state = (folder / f"checkpoint-{steps}/trainer_state.json").read_text(encoding="utf-8")
     history = json.loads(state)["log_history"]
     losses = [entry["eval_loss"] for entry in history if "eval_loss" in entry]

@@ -12,7 +12,7 @@ from hf_bidir.common.files import save_figure
 from hf_bidir.explain import align, alignment_grid, load_checkpoint, read_text, text_heatmap
 from hf_bidir.explain.record import record_coefficients
 from hf_bidir.finetune.data.sources import read_table
-from hf_bidir.finetune.folder import is_finished
+from hf_bidir.finetune.record import is_finished
 from research.mechanisms.images import IMAGES, LEVELS
 
 DAY, NUMBERS = "the 5th of March 1998", "42 7 93 7 18 60 5 71"

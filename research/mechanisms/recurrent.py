@@ -16,12 +16,12 @@ from pandas import DataFrame
 
 from benchmarks import measure
 from benchmarks.runs import PAIR, check_runs, comparisons, has_run, markdown, spread, where
-from hf_bidir.cli.recipe import read_recipe
+from hf_bidir.cli.script import read_recipe
 from hf_bidir.cli.text_demo import SETTINGS
 from hf_bidir.common.statistics import TESTED
 from hf_bidir.finetune.data.synthetic import SETS, write_splits
-from hf_bidir.finetune.folder import read_record
-from hf_bidir.finetune.tasks.recurrent_classification import recurrent_classification
+from hf_bidir.finetune.record import read_record
+from training import recurrent_classification
 
 FILES = {
     "sst2": ("sst2", {"train": "train", "validation": "validation", "test": "test"}),
@@ -62,9 +62,9 @@ def train(run: dict[str, Any], options: argparse.Namespace) -> None:
         place, names = FILES[data]
         files = {split: options.data_dir / place / f"{file}.parquet" for split, file in names.items()}
         recipe = measure.ROOT / f"training/recipes/{RECIPES[data]}-{activation}.yaml"
-        given = read_recipe(recurrent_classification.options, recipe) | {"remove_repeated": True}
+        given = read_recipe(recipe) | {"remove_repeated": True}
     given |= {f"{split}_file": file for split, file in files.items()} | {"seed": run["seed"]}
-    results = measure.train_once(recurrent_classification, given, folder)
+    results = measure.train_once(recurrent_classification.main, given, folder)
     row = run | {name: results[f"test_{name}"] for name in ("accuracy", "macro_f1", "loss")}
     row["worst_recall"] = min(value for name, value in results.items() if name.startswith("test_recall_"))
     row |= {"epochs": results["epoch"], "seconds": read_record(folder)["duration_seconds"]}

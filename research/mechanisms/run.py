@@ -13,6 +13,7 @@ makes the tables.
 """
 
 import argparse
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,17 +22,14 @@ from tqdm import tqdm
 
 from benchmarks import measure
 from benchmarks.runs import PAIR, has_run, read_runs
-from hf_bidir.cli.recipe import read_recipe
+from hf_bidir.cli.script import read_recipe
 from hf_bidir.cli.text_demo import SETTINGS
 from hf_bidir.finetune.data.synthetic import SETS, write_splits
-from hf_bidir.finetune.folder import read_record
-from hf_bidir.finetune.task import Task
-from hf_bidir.finetune.tasks.recurrent_classification import recurrent_classification
-from hf_bidir.finetune.tasks.seq2seq import seq2seq
-from hf_bidir.finetune.tasks.text_classification import text_classification
+from hf_bidir.finetune.record import read_record
 from research.mechanisms.figures import draw_coefficients, draw_lengths, draw_pixels
 from research.mechanisms.images import IMAGES, SIDES, image_splits
 from research.mechanisms.pairs import LENGTHS, PAIRS
+from training import recurrent_classification, seq2seq, text_classification
 
 FILE = Path(__file__).with_name("results") / "mechanisms.csv"
 KEY = ("task", "mechanism", "activation", "seed")
@@ -128,24 +126,22 @@ def file_name(name: str) -> str:
     return name.replace("_", "-").replace(" ", "-")
 
 
-def recipe(task: str, mechanism: str, activation: str) -> tuple[Task, dict[str, Any]]:
+def recipe(task: str, mechanism: str, activation: str) -> tuple[Callable[..., object], dict[str, Any]]:
     """The training function of a task, and its options before those of the mechanism."""
     if task in PAIRS:
-        settings = read_recipe(
-            seq2seq.options, measure.ROOT / f"training/recipes/{task.split('-')[0]}-rnn-{activation}.yaml"
-        )
+        settings = read_recipe(measure.ROOT / f"training/recipes/{task.split('-')[0]}-rnn-{activation}.yaml")
         if task in LONGER:
             settings |= {"unit": "word", "max_length": LONGER[task] + 1, "max_target_length": 8, "num_train_epochs": 8}
-        return seq2seq, settings
+        return seq2seq.main, settings
     if task == "texts":
-        train = text_classification if mechanism == "window" else recurrent_classification
+        train = text_classification.main if mechanism == "window" else recurrent_classification.main
         return train, ({} if mechanism == "window" else SETTINGS) | {"attn_activation": activation}
     images = {
         **{"encoder": "gru", "bidirectional": True, "attn_score": "general", "embedding_size": 16, "hidden_size": 32},
         **{"learning_rate": 5e-3, "num_train_epochs": 30 if task == "digits" else 6, "dropout": 0.1},
         **{"lr_scheduler_type": "cosine", "max_length": SIDES[task] ** 2, "attn_activation": activation},
     }
-    return recurrent_classification, images
+    return recurrent_classification.main, images
 
 
 if __name__ == "__main__":

@@ -14,16 +14,18 @@ from datasets import Dataset
 from hf_bidir.common.files import read_json, write_json
 from hf_bidir.explain import load_checkpoint
 from hf_bidir.finetune.data.sources import read_table
-from hf_bidir.finetune.folder import RESULTS, is_finished
-from hf_bidir.finetune.tasks.image_classification import image_classification
-from hf_bidir.finetune.tasks.recurrent_classification import recurrent_classification
-from hf_bidir.finetune.tasks.text_classification import text_classification
+from hf_bidir.finetune.record import RESULTS, is_finished
 from research.paper.deep_measures import measure_deep
 from research.paper.experiments import VARIANTS, Experiment
 from research.paper.measures import Amount, measure
+from training import image_classification, recurrent_classification, text_classification
 
 MEASURES, FAILURE, LOG = "measures.json", "failure.txt", "log.txt"
-TASKS = {"recurrent": recurrent_classification, "bert": text_classification, "images": image_classification}
+TASKS = {
+    "recurrent": recurrent_classification.main,
+    "bert": text_classification.main,
+    "images": image_classification.main,
+}
 
 
 @dataclass(frozen=True)

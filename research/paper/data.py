@@ -7,7 +7,7 @@ from datasets import ClassLabel, Dataset, Image
 
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, write_json
-from hf_bidir.finetune.data.arguments import TextDataArguments
+from hf_bidir.finetune.arguments import TextDataArguments
 from hf_bidir.finetune.data.image_data import IMAGE_COLUMNS
 from hf_bidir.finetune.data.image_files import read_images
 from hf_bidir.finetune.data.overlap import Repeats, find_repeats

@@ -12,7 +12,7 @@ import pandas as pd
 from benchmarks.runs import DATA, SEED, VERSIONS, add_runs, data_version, has_run, libraries, read_runs, where
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, replacing, write_json
-from hf_bidir.finetune.folder import read_record
+from hf_bidir.finetune.record import read_record
 from research.paper.cells import FAILURE, Cell
 from research.paper.data import removed_rows
 from research.paper.experiments import Experiment

@@ -14,10 +14,10 @@ from pandas import DataFrame
 
 from benchmarks import measure
 from benchmarks.runs import PAIR, check_runs, comparison, has_run, markdown, spread, where
-from hf_bidir.cli.recipe import read_recipe
+from hf_bidir.cli.script import read_recipe
 from hf_bidir.common.statistics import TESTED, holm
-from hf_bidir.finetune.folder import read_record
-from hf_bidir.finetune.tasks.text_classification import text_classification
+from hf_bidir.finetune.record import read_record
+from training import text_classification
 
 FILE = Path(__file__).with_name("results") / "sst2_from_scratch.csv"
 METRICS = ("accuracy", "macro_f1", "recall_negative", "recall_positive")
@@ -39,9 +39,9 @@ def train(activation: str, seed: int, options: argparse.Namespace) -> None:
     """Train one run unless it is finished, and save its row."""
     folder = options.runs / f"{activation}-seed{seed}"
     files = {f"{split}_file": options.data_dir / f"{split}.parquet" for split in ("train", "validation", "test")}
-    recipe = read_recipe(text_classification.options, measure.ROOT / f"training/recipes/sst2-{activation}.yaml")
+    recipe = read_recipe(measure.ROOT / f"training/recipes/sst2-{activation}.yaml")
     given = recipe | files | {"remove_repeated": True, "seed": seed}
-    results, record = measure.train_once(text_classification, given, folder), read_record(folder)
+    results, record = measure.train_once(text_classification.main, given, folder), read_record(folder)
     row = {"activation": activation, "seed": seed} | {name: results[f"test_{name}"] for name in ("loss", *METRICS)}
     row |= {"parameters": record["num_parameters"], "seconds": record["duration_seconds"]}
     measure.save_run(FILE, ("activation", "seed"), row, *files.values())

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from transformers import CONFIG_MAPPING, BertConfig, BertModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from typer.testing import CliRunner
@@ -24,6 +25,10 @@ def sweep():
     return importlib.import_module("benchmarks.families")
 
 
+# model types of the first versions are not yet there, or compute attention in another way
+newer = pytest.mark.skipif(transformers.__version__ < "5.2", reason="types of a later version of transformers")
+
+
 def run(*arguments):
     return CliRunner().invoke(app, ["families", *arguments])
 
@@ -39,8 +44,6 @@ def page_rows():
 
 
 def test_the_summary_has_every_model_type_of_the_version_it_was_made_with():
-    import transformers
-
     if transformers.__version__ != families.summary()["transformers"]:
         pytest.skip("another version of transformers is installed")
     assert set(TYPES) == set(CONFIG_MAPPING_NAMES)
@@ -102,6 +105,7 @@ def test_another_installed_version_is_named():
     assert families.remark("5.0.0") == f" (measured with transformers {measured}; 5.0.0 is installed)"
 
 
+@newer
 @pytest.mark.parametrize("name", ["distilbert", "beit", "gemma2", "mbart", "altclip", "hubert"])
 def test_representative_types_pass_the_checks_of_the_sweep(sweep, name):
     record = sweep.recorded(name)
@@ -109,12 +113,14 @@ def test_representative_types_pass_the_checks_of_the_sweep(sweep, name):
     assert record["checks"]["λ = 1 moves"][0] == "pass"
 
 
+@newer
 def test_a_check_does_not_apply_where_the_stock_model_fails_it(sweep):
     verdict, reason = sweep.recorded("siglip_text_model")["checks"]["padding"]
     assert verdict == "n/a"
     assert re.match(r"the stock model does not either: \w+ differs by ", reason)
 
 
+@newer
 @pytest.mark.parametrize(
     ("name", "status", "reason"),
     [

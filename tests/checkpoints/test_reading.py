@@ -69,6 +69,8 @@ def test_a_named_token_of_other_inputs_needs_no_embedding(tmp_path):
     tokenizer = larger_tokenizer(additional_special_tokens=["<image>"])
     tokenizer.save_pretrained(tmp_path)
     named = AutoTokenizer.from_pretrained(tmp_path, extra_special_tokens={"image_token": "<image>"})  # as in Gemma 3
+    if not hasattr(named, "image_token_id"):
+        pytest.skip("this version of transformers has no such tokens")
     assert named.image_token_id == VOCABULARY
     check_vocabulary(named, VOCABULARY, "it")
 

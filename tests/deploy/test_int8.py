@@ -14,9 +14,8 @@ from hf_bidir.common.errors import InputError
 from hf_bidir.deploy.int8 import quantise_checkpoint
 from hf_bidir.explain import orient_heads
 from hf_bidir.explain.inputs.checkpoint import load_checkpoint
-from hf_bidir.finetune.tasks.distillation import distillation
-from hf_bidir.finetune.tasks.text_classification import text_classification
 from tests.tiny_models import inputs_of, stock_model
+from training import distill, text_classification
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +67,12 @@ def test_a_copy_is_not_explained(folders):
         load_checkpoint(folders[1])
 
 
-@pytest.mark.parametrize("script", [text_classification, distillation])
+@pytest.mark.parametrize("script", [text_classification, distill])
 def test_a_copy_is_not_trained(folders, script, tmp_path):
     (tmp_path / "texts.csv").write_text("text,label\n" + "a film,0\nno film,1\n" * 20)
     given = {"model_name_or_path": folders[1], "train_file": tmp_path / "texts.csv", "output_dir": tmp_path / "out"}
     with pytest.raises(InputError, match="has quantised weights, which cannot be trained"):
-        script(given)
+        script.main(given)
     assert not (tmp_path / "out").exists()
 
 

@@ -8,31 +8,15 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from hf_bidir import BidirBertForMaskedLM, BidirBertForQuestionAnswering, BidirBertModel
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
-from hf_bidir.explain import contributions, edge_contributions, flip_heads, pooled_contributions, value_weighted
+from hf_bidir.explain import contributions, edge_contributions, flip_heads, pooled_contributions
 from tests.explain.conftest import bert, images, sentences, vit
 
 BATCHES = [pytest.param(bert, sentences, id="bert"), pytest.param(vit, images, id="vit")]
 GAUGES = st.lists(st.lists(st.booleans(), min_size=2, max_size=2), min_size=3, max_size=3)
 
 
-def weighted_values(model, inputs):
-    """`a_ij v_j W_o` of every layer and head as vectors, from the model's own modules; bert only."""
-    values, layers = [], [layer.attention for layer in model.bert.encoder.layer]
-    hooks = [layer.self.value.register_forward_hook(lambda *call: values.append(call[-1])) for layer in layers]
-    model.set_attn_implementation("eager")
-    attentions = model(**inputs, output_attentions=True).attentions
-    for hook in hooks:
-        hook.remove()
-    vectors = []
-    for a, v, layer in zip(attentions, values, layers, strict=True):
-        by_head = v.unflatten(-1, (2, -1)).transpose(1, 2)
-        out = layer.output.dense.weight.unflatten(1, (2, -1))
-        vectors.append(torch.einsum("bhqk,bhkd,ohd->bhqko", a, by_head, out).detach())
-    return vectors
-
-
 @pytest.mark.parametrize(("model", "inputs"), BATCHES)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(gauge=GAUGES)
 def test_contributions_do_not_change_under_a_gauge_flip(model, inputs, gauge):
     model, inputs = model(), inputs()
@@ -41,24 +25,7 @@ def test_contributions_do_not_change_under_a_gauge_flip(model, inputs, gauge):
     for was, now in zip(before, edge_contributions(model, inputs), strict=True):
         torch.testing.assert_close(now, was, atol=1e-6, rtol=1e-5)
     assert max(layer.abs().max() for layer in before) > 0.01
-
-
-@settings(max_examples=10, deadline=None)
-@given(gauge=GAUGES)
-def test_weighted_values_do_not_change_under_a_gauge_flip(gauge):
-    model, inputs = bert(), sentences()
-    vectors, norms = weighted_values(model, inputs), value_weighted(model, inputs)
-    flip_heads(model, torch.tensor(gauge))
-    flipped = weighted_values(model, inputs), value_weighted(model, inputs)
-    for was, now in zip((*vectors, *norms), (*flipped[0], *flipped[1]), strict=True):
-        torch.testing.assert_close(now, was, atol=1e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize("negative_mass", [0.0, 1.0])
-def test_value_weighted_is_the_norm_of_what_a_key_adds_to_a_query(negative_mass):
-    model, inputs = bert(negative_mass), sentences()
-    for vectors, norms in zip(weighted_values(model, inputs), value_weighted(model, inputs), strict=True):
-        torch.testing.assert_close(norms, vectors.norm(dim=-1), atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(contributions(model, inputs)[:, 1], before[1].sum(2), atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("model", "inputs"), BATCHES)
@@ -86,13 +53,6 @@ def test_an_edge_is_the_first_order_effect_of_scaling_its_coefficient(model, inp
     assert slope.abs().max() > 1e-6
 
 
-def test_contributions_sum_the_edges_over_the_queries():
-    model, inputs = bert(), sentences()
-    total = contributions(model, inputs)
-    assert total.shape == (2, 3, 2, 6)
-    torch.testing.assert_close(total[:, 1], edge_contributions(model, inputs)[1].sum(2))
-
-
 def test_a_padded_sentence_contributes_what_it_does_alone():
     model, inputs = bert(), sentences()
     alone = contributions(model, {"input_ids": inputs["input_ids"][1:, :4]})
@@ -101,41 +61,23 @@ def test_a_padded_sentence_contributes_what_it_does_alone():
     assert not both[1, ..., 4:].any()
 
 
-def test_the_default_target_is_the_predicted_class():
-    model, inputs = bert(), sentences()
-    predicted = model(**inputs).logits.argmax(-1)
-    torch.testing.assert_close(contributions(model, inputs), contributions(model, inputs, target=predicted))
-
-
-def test_a_target_may_be_named_as_the_config_names_it():
+def test_the_default_target_is_the_predicted_class_and_names_are_those_of_the_config():
     model, inputs = bert(id2label={0: "against", 1: "for"}, label2id={"against": 0, "for": 1}), sentences()
     torch.testing.assert_close(contributions(model, inputs, "for"), contributions(model, inputs, 1))
+    predicted = model(**inputs).logits.argmax(-1)
+    torch.testing.assert_close(contributions(model, inputs), contributions(model, inputs, target=predicted.int()))
+    assert contributions(model.double(), inputs, predicted.tolist()).dtype == torch.float64
 
 
-def test_frozen_weights_and_training_mode_and_no_grad_change_nothing():
+def test_frozen_weights_training_mode_no_grad_and_inference_mode_change_nothing():
     model, inputs = bert(), sentences()
     expected = contributions(model, inputs)
     model.requires_grad_(False).train()
     with torch.no_grad():
         torch.testing.assert_close(contributions(model, inputs), expected)
-    assert model.training
-
-
-def test_targets_may_be_a_list_or_a_tensor_of_any_integer_type():
-    model, inputs = bert(), sentences()
-    expected = contributions(model, inputs, [0, 1])
-    torch.testing.assert_close(contributions(model, inputs, torch.tensor([0, 1], dtype=torch.int32)), expected)
-
-
-def test_inference_mode_changes_nothing():
-    model, inputs = bert(), sentences()
-    expected = contributions(model, inputs)
     with torch.inference_mode():
         torch.testing.assert_close(contributions(model, {k: v + 0 for k, v in inputs.items()}), expected)
-
-
-def test_double_precision_stays_double():
-    assert contributions(bert().double(), sentences()).dtype == torch.float64
+    assert model.training
 
 
 def test_a_single_row_of_positions_and_return_dict_false_are_accepted():
@@ -159,22 +101,6 @@ def test_a_masked_language_model_is_explained_at_a_position():
         logit = (logits[:, 7] - logits.mean(-1)).sum()
     expected = calls[-1] * torch.autograd.grad(logit, calls[-1])[0]
     torch.testing.assert_close(total, expected[:, :, 2].detach())
-
-
-def test_a_model_without_a_head_is_explained_along_its_first_state():
-    model, inputs = bert(head=BidirBertModel), sentences()
-    state = model(**inputs).last_hidden_state[:, 0].detach()
-    coefficients = []
-
-    def record(a):
-        coefficients.append(a)
-        return a
-
-    with edited_coefficients(model, record):
-        moving = model(**inputs).last_hidden_state[:, 0]
-    along = (moving * state / state.norm(dim=-1, keepdim=True)).sum()
-    expected = [a * g for a, g in zip(coefficients, torch.autograd.grad(along, coefficients), strict=True)]
-    torch.testing.assert_close(contributions(model, inputs)[:, 0], expected[0].sum(2).detach())
 
 
 class Pooling(torch.nn.Module):

@@ -16,8 +16,7 @@ def logit(model, inputs, target=1):
     return model(**inputs).logits[:, target]
 
 
-@pytest.mark.parametrize(("model", "inputs"), BATCHES)
-@pytest.mark.parametrize("negative_mass", [0.0, 1.0])
+@pytest.mark.parametrize(("model", "inputs", "negative_mass"), [(bert, sentences, 0.0), (vit, images, 1.0)])
 def test_renormalising_keeps_the_sum_of_magnitudes(model, inputs, negative_mass):
     model, inputs = model(negative_mass), inputs()
     effects = erasure(model, inputs, target=1)
@@ -47,26 +46,10 @@ def test_a_masked_token_is_padding():
 def test_on_softmax_masking_and_renormalising_are_the_same(model, inputs):
     model, inputs = model(0.0), inputs()
     masked = erasure(model, inputs, how="mask")
+    if model.main_input_name == "input_ids":  # with TanhMax they differ, because the activation sees the others only
+        assert (erasure(bert(), inputs, how="mask") - erasure(bert(), inputs)).abs().max() > 1e-3
     torch.testing.assert_close(masked, erasure(model, inputs), atol=1e-5, rtol=1e-4)
     assert masked.abs().max() > 0.01
-
-
-def test_on_tanhmax_they_differ_because_the_activation_sees_the_others_only():
-    model, inputs = bert(), sentences()
-    assert (erasure(model, inputs, how="mask") - erasure(model, inputs)).abs().max() > 1e-3
-
-
-def test_renormalised_deletion_is_not_the_gradient_of_zeroing():
-    model, inputs = bert(), sentences()
-
-    def zero(a):
-        a = a.clone()
-        a[..., 2] = 0
-        return a
-
-    with edited_coefficients(model, zero):
-        zeroed = logit(model, inputs)
-    assert (erasure(model, inputs, target=1)[:, 2] - (logit(model, inputs) - zeroed)).abs().max() > 1e-3
 
 
 def test_a_token_is_deleted_from_the_text():
@@ -77,6 +60,9 @@ def test_a_token_is_deleted_from_the_text():
         without = logit(model, shorter)
         torch.testing.assert_close(effects[:, token], logit(model, inputs) - without, atol=1e-5, rtol=1e-4)
     assert not effects[:, 0].any()  # the output is read from the first token
+    positions = inputs | {"position_ids": torch.arange(6).unsqueeze(0)}
+    torch.testing.assert_close(erasure(model, positions, target=1, how="token"), effects)
+    assert erasure(model, {"input_ids": torch.tensor([[2]])}, how="token").tolist() == [[0.0]]
 
 
 def test_the_position_moves_with_its_token_if_an_earlier_one_is_deleted():
@@ -111,14 +97,6 @@ def test_padding_has_no_effect_and_chunks_do_not_matter(how):
     assert not effects[1, 4:].any()
 
 
-def test_the_model_is_left_unchanged():
-    model, inputs = bert(), sentences()
-    before = logit(model, inputs)
-    for how in ("renormalise", "mask"):
-        erasure(model, inputs, how=how)
-    torch.testing.assert_close(logit(model, inputs), before)
-
-
 def test_a_token_with_almost_all_attention_gives_finite_numbers():
     model, inputs = bert(), sentences()
 
@@ -129,18 +107,6 @@ def test_a_token_with_almost_all_attention_gives_finite_numbers():
 
     with edited_coefficients(model, dominated):
         assert erasure(model, inputs).isfinite().all()
-
-
-def test_a_text_of_one_token_has_nothing_to_delete():
-    effects = erasure(bert(), {"input_ids": torch.tensor([[2]])}, how="token")
-    assert effects.tolist() == [[0.0]]
-
-
-def test_given_position_ids_stay_if_a_token_is_deleted():
-    model, inputs = bert(), sentences()
-    expected = erasure(model, inputs, how="token")
-    inputs["position_ids"] = torch.arange(6).unsqueeze(0)
-    torch.testing.assert_close(erasure(model, inputs, how="token"), expected)
 
 
 def test_an_unknown_how_is_an_error_that_names_the_known_ones():

@@ -32,9 +32,12 @@ def test_one_text_gives_its_scores_by_word():
     expected = token_scores(model(), example.inputs, TEXT_DEFAULT, "positive")[0]
     torch.testing.assert_close(found.scores, example.by_token(expected))
     assert found.value == pytest.approx(model()(**example.inputs).logits[0, 1].item(), abs=1e-5)
+    read = json.loads(json.dumps(found.to_dict()))
+    assert (read["tokens"], read["scores"]) == (found.tokens, pytest.approx(found.scores.tolist()))
+    assert (read["method"], read["special"]) == (TEXT_DEFAULT, [True, False, False, False, False, True])
 
 
-@pytest.mark.parametrize("method", ["integrated-attnlrp", "contributions", "erasure", "integrated-gradients", "flow"])
+@pytest.mark.parametrize("method", ["integrated-attnlrp", "erasure", "integrated-gradients", "flow"])
 def test_texts_of_different_lengths_are_explained_as_each_is_alone(method):
     together = explain(model(), tokenizer(), TEXTS, method, batch_size=3)
     assert [one.tokens[1:-1] for one in together] == [text.split() for text in TEXTS]
@@ -67,27 +70,24 @@ def test_windows_cover_a_long_text_and_share_tokens_with_their_neighbours():
         assert set(first[1:-1].tolist()) & set(second[1:-1].tolist())
 
 
-def test_scores_of_a_long_text_are_shares_of_the_mean_over_its_windows():
+@pytest.mark.parametrize("method", ["erasure-mask", "attention"])
+def test_scores_of_a_long_text_are_shares_of_the_mean_over_its_windows(method):
     words = [TEXTS[0].split()[index % 4] for index in range(30)]
-    found = explain(model(), tokenizer(), " ".join(words), "erasure-mask", target="positive")
+    found = explain(model(), tokenizer(), " ".join(words), method, target="positive")
     assert len(found.tokens) == 32
     example = read_text(tokenizer(), " ".join(words), 1000)
-    windows, expected, logits = windows_of(example, 12), torch.zeros(len(example.token_of_piece)), []
+    windows, logits = windows_of(example, 12), []
+    expected, times = torch.zeros(2, len(example.token_of_piece))
     for positions in windows:
         inputs = {name: value[:, positions] for name, value in example.inputs.items()}
-        expected[positions] += token_scores(model(), inputs, "erasure-mask", 1)[0] / len(windows)
+        expected[positions] += token_scores(model(), inputs, method, 1)[0]
+        times[positions] += 1
         logits.append(model()(**inputs).logits[0, 1])
+    # without signs for and against y, it is the mean over the windows with the token
+    expected /= times if method == "attention" else len(windows)
     torch.testing.assert_close(found.scores, example.by_token(expected), atol=1e-5, rtol=1e-3)
     assert found.value == pytest.approx(torch.stack(logits).mean().item(), abs=1e-5)
     assert f"mean over {len(windows)} overlapping windows" in found.notes[0]
-
-
-def test_a_dict_has_everything_but_the_inputs_and_json_writes_it():
-    found = explain(model(), tokenizer(), TEXTS[0])
-    read = json.loads(json.dumps(found.to_dict()))
-    assert read["tokens"] == found.tokens
-    assert read["scores"] == pytest.approx(found.scores.tolist())
-    assert (read["method"], read["special"]) == (TEXT_DEFAULT, [True, False, False, False, False, True])
 
 
 def test_a_notebook_shows_coloured_words_without_a_script():
@@ -100,10 +100,12 @@ def test_a_notebook_shows_coloured_words_without_a_script():
     assert several.count('class="hf-bidir"') == 4
 
 
-def test_control_characters_of_a_text_are_not_printed():
+def test_control_characters_of_a_text_are_not_printed(tmp_path):
     found = explain(model(), tokenizer(), "a \x1b[31mgood film")
     assert "\x1b" not in found.summary()
     assert "\x1b" not in found._repr_html_()
+    found.to_html(tmp_path / "page.html")
+    assert "␣[31mgood" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_equal_tokens_are_told_apart_where_they_are_listed():
@@ -117,14 +119,9 @@ def test_explanations_in_several_threads_are_those_of_one_after_the_other():
     signed = model()
     expected = {text: explain(signed, tokenizer(), text) for text in TEXTS}
     with ThreadPoolExecutor(4) as pool:
-        for text, found in pool.map(lambda text: (text, explain(signed, tokenizer(), text)), TEXTS * 4):
+        for text, found in pool.map(lambda text: (text, explain(signed, tokenizer(), text)), TEXTS * 2):
             assert found.method == expected[text].method
             torch.testing.assert_close(found.scores, expected[text].scores)
-
-
-def test_the_page_of_an_explanation_is_written(tmp_path):
-    explain(model(), tokenizer(), TEXTS[0]).to_html(tmp_path / "page.html")
-    assert "unbelievably" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_words_have_their_mean_score_over_all_texts():
@@ -156,12 +153,9 @@ def test_a_table_of_different_targets_warns(targets, method, warns):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         word_table(found)
-    assert ["different targets" in str(one.message) for one in told] == [True] * warns
-
-
-def test_a_table_of_texts_is_an_error():
     with pytest.raises(ValueError, match="expected explanations, got a str"):
         word_table(TEXTS)
+    assert ["different targets" in str(one.message) for one in told] == [True] * warns
 
 
 def test_a_model_without_a_rule_gets_contributions_and_a_note():
@@ -188,9 +182,7 @@ class Fourier(torch.nn.Module):
         (["good", ""], {}, "a text with at least one word"),
         ("good", {"target": "neutral"}, "target 'neutral' does not exist"),
         ("good", {"target": 2}, "choose one of"),
-        ("good", {"method": "atnlrp"}, 'Did you mean "attnlrp"'),
         (["good"], {"batch_size": 0}, "a batch_size of at least 1"),
-        ("good", {"batch_size": 0}, "a batch_size of at least 1"),
         (pd.DataFrame({"text": ["good"]}), {}, "got a DataFrame; pass one column of a table"),
         ({"input_ids": [1, 2]}, {}, "texts or images in a list or a stream, got a dict"),
         (None, {}, "texts or images in a list or a stream, got a NoneType"),
@@ -201,9 +193,6 @@ class Fourier(torch.nn.Module):
 def test_bad_input_is_one_error_with_the_expectation(inputs, options, message):
     with pytest.raises(ValueError, match=message):
         explain(model(), tokenizer(), inputs, **options)
-
-
-def test_a_single_text_is_no_stream_of_texts():
     with pytest.raises(ValueError, match="in a list or a stream, got a str"):
         next(explain_each(model(), tokenizer(), "good film"))
 
@@ -217,14 +206,6 @@ def test_printed_it_is_the_summary_and_in_a_list_one_line():
     found = explain(model(), tokenizer(), [TEXTS[0]])
     assert re.search(r"^Prediction: .*Largest magnitude first:\n.*  unbelievably\n", str(found[0]), re.DOTALL)
     assert repr(found) == f"[<Explanation by {TEXT_DEFAULT} of [CLS] a unbelievably good film [SEP]>]"
-
-
-def test_a_stock_model_is_refused_with_what_to_do():
-    from transformers import BertConfig, BertForSequenceClassification
-
-    stock = BertForSequenceClassification(BertConfig(vocab_size=14, hidden_size=8, num_attention_heads=1))
-    with pytest.raises(ValueError, match=r"hf_bidir.signed\(model, negative_mass=0.0\)"):
-        explain(stock, tokenizer(), "good")
 
 
 def test_a_long_text_of_a_model_without_a_head_has_the_mean_over_its_windows():
@@ -241,30 +222,13 @@ def test_a_long_text_of_a_model_without_a_head_has_the_mean_over_its_windows():
     assert len(found.scores) == len(example.tokens)
 
 
-def test_long_texts_run_in_batches_of_windows():
-    long = [" ".join(["a", "good", "bad", "film"] * count) for count in (10, 3, 8)]
+def test_long_texts_run_in_batches_of_windows_also_without_a_padding_token():
+    long = [" ".join(["a", "good", "bad", "film"] * times) for times in (10, 3, 8)]
     few, many = (explain(model(), tokenizer(), long, "contributions", batch_size=size) for size in (2, 50))
     for one, other in zip(few, many, strict=True):
         torch.testing.assert_close(one.scores, other.scores, atol=1e-5, rtol=1e-3)
         assert one.explained == other.explained
-
-
-def test_a_tokenizer_without_padding_explains_long_texts_and_lists():
     without = tokenizer()
     without.pad_token = None
-    long = " ".join(["a", "good", "bad", "film"] * 10)
-    found, _ = explain(model(), without, [long, "good"], "contributions")
-    torch.testing.assert_close(found.scores, explain(model(), tokenizer(), long, "contributions").scores)
-
-
-def test_a_token_of_a_long_text_has_the_mean_attention_of_its_windows():
-    long = " ".join(["a", "good", "bad", "film"] * 5)
-    found = explain(model(), tokenizer(), long, "attention")
-    example = read_text(tokenizer(), long, 1000)
-    total, count = torch.zeros(22), torch.zeros(22)
-    for positions in windows_of(example, 12):
-        inputs = {name: value[:, positions] for name, value in example.inputs.items()}
-        total[positions] += token_scores(model(), inputs, "attention")[0]
-        count[positions] += 1
-    torch.testing.assert_close(found.scores, total / count)
-    assert "the mean over the windows that contain it" in found.notes[0]
+    found, _ = explain(model(), without, [long[0], "good"], "contributions")
+    torch.testing.assert_close(found.scores, many[0].scores, atol=1e-5, rtol=1e-3)

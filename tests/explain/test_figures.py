@@ -16,9 +16,12 @@ def overlays(figure):
 
 
 def test_the_colour_scale_is_symmetrical_and_shared_by_all_panels():
-    scores = np.zeros((2, 4, 4))
-    scores[0, 0, 0], scores[1, 3, 3] = -0.75, 0.25
-    assert [layer.get_clim() for layer in overlays(image_heatmap(IMAGES, scores))] == [(-0.75, 0.75)] * 2
+    scores = torch.zeros(2, 16, requires_grad=True)  # flat patches are accepted
+    with torch.no_grad():
+        scores[0, 0], scores[1, 15] = -0.75, 0.25
+    layers = overlays(image_heatmap(torch.rand(2, 3, 8, 8), scores))
+    assert [layer.get_clim() for layer in layers] == [(-0.75, 0.75)] * 2
+    np.testing.assert_array_equal(layers[1].get_array(), scores.detach().numpy()[1].reshape(4, 4))
 
 
 def test_a_negative_patch_is_blue_with_a_minus_and_a_positive_one_red_with_a_plus():
@@ -32,18 +35,15 @@ def test_a_negative_patch_is_blue_with_a_minus_and_a_positive_one_red_with_a_plu
     assert signs == {"−": (6.5, 0.5), "+": (0.5, 6.5)}  # pixel centres of patch (row 0, column 3) and (3, 0)
 
 
-def test_a_patch_with_score_zero_shows_the_image_untouched():
+def test_a_patch_with_score_zero_shows_the_image_untouched_and_without_negative_scores_there_are_no_signs():
     scores = np.zeros((1, 4, 4))
     scores[0, 0, 0] = 1.0
-    alpha = overlays(image_heatmap(IMAGES[:1], scores))[0].get_alpha()
+    figure = image_heatmap(IMAGES[:1], scores)
+    alpha = overlays(figure)[0].get_alpha()
+    assert figure.axes[-1].get_ylim() == (0, 1)
+    assert not figure.axes[0].texts
     assert alpha[0, 0] > 0
     assert alpha[1:].max() == 0
-
-
-def test_flat_patches_and_colour_images_from_torch_are_accepted():
-    scores = torch.arange(32.0).reshape(2, 16) - 16
-    figure = image_heatmap(torch.rand(2, 3, 8, 8), scores.requires_grad_())
-    np.testing.assert_array_equal(overlays(figure)[1].get_array(), scores.detach().numpy()[1].reshape(4, 4))
 
 
 def test_the_saved_picture_carries_titles_unit_and_caption(tmp_path):
@@ -77,14 +77,17 @@ def test_a_grid_has_a_signed_number_in_every_strong_cell():
     texts = texts_of(layer_head_grid(torch.tensor([[0.5, -0.25], [0.0, 0.01]]), unit="share", caption="all tokens"))
     assert {"+0.5", "−0.25", "share", "all tokens", "layer", "head"} <= set(texts)
     assert "+0.01" not in texts
-
-
-def test_a_grid_of_another_shape_is_refused():
+    figure = layer_head_grid([[1.0]], caption="many words " * 30)
+    assert max(len(line) for line in figure.get_supxlabel().split("\n")) < 70
     with pytest.raises(ValueError, match=r"expected finite values \[layers, heads\], got \(3,\)"):
         layer_head_grid([1.0, 2.0, 3.0])
 
 
 def test_a_scatter_marks_positive_negative_and_neutral_words_differently():
+    covered = word_scatter(["good", "fine", "bad"], [0.4, 0.399, -0.3], [1, 1, -1], [1, 1, 1])
+    assert {"good", "bad"} == set(texts_of(covered)) & {"good", "fine", "bad"}  # labels do not cover one another
+    with pytest.raises(ValueError, match="for each of 2 words"):
+        word_scatter(["good", "bad"], [0.4], [1, -1], [10, 20])
     figure = word_scatter(["good", "bad", "film"], [0.4, -0.3, 0.0], [2, -1, 0], [10, 20, 30])
     groups = {collection.get_label(): collection for collection in figure.axes[0].collections}
     assert groups["positive words"].get_offsets().tolist() == [[10, 0.4]]
@@ -93,31 +96,3 @@ def test_a_scatter_marks_positive_negative_and_neutral_words_differently():
     markers = {tuple(map(tuple, collection.get_paths()[0].vertices)) for collection in groups.values()}
     assert len(markers) == 3
     assert {"good", "bad"} <= set(texts_of(figure))
-
-
-def test_labels_of_a_scatter_do_not_cover_one_another():
-    figure = word_scatter(["good", "fine", "bad"], [0.4, 0.399, -0.3], [1, 1, -1], [1, 1, 1])
-    assert {"good", "bad"} <= set(texts_of(figure))
-    assert "fine" not in texts_of(figure)
-
-
-def test_labels_of_words_that_occur_about_equally_often_do_not_cover_one_another():
-    figure = word_scatter(["wonderful", "delightful", "bad"], [0.4, 0.399, -0.3], [1, 1, -1], [100, 101, 1000])
-    assert {"wonderful", "bad"} <= set(texts_of(figure))
-    assert "delightful" not in texts_of(figure)
-
-
-def test_a_scatter_of_unequal_lengths_is_refused():
-    with pytest.raises(ValueError, match="for each of 2 words"):
-        word_scatter(["good", "bad"], [0.4], [1, -1], [10, 20])
-
-
-def test_a_long_caption_is_broken_into_lines():
-    figure = layer_head_grid([[1.0]], caption="many words " * 30)
-    assert max(len(line) for line in figure.get_supxlabel().split("\n")) < 70
-
-
-def test_unsigned_patches_have_a_scale_from_0_on_and_no_signs():
-    figure = image_heatmap(IMAGES[:1], np.linspace(0, 1, 16).reshape(1, 4, 4))
-    assert figure.axes[-1].get_ylim() == (0, 1)
-    assert not figure.axes[0].texts

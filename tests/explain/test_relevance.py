@@ -12,19 +12,17 @@ from torch import nn
 
 import hf_bidir
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, edited_projections, in_evaluation, observed_layers
-from hf_bidir.explain import align, flip_heads, integrated_relevance, relevance
+from hf_bidir.explain import align, integrated_relevance, relevance
 from hf_bidir.explain.methods import NoRule
-from hf_bidir.explain.methods.attnlrp import relevance_rules
-from hf_bidir.explain.methods.attnlrp_rules import RelevanceRules
-from hf_bidir.explain.methods.input_function import InputFunction
+from hf_bidir.explain.methods.attnlrp import RelevanceRules, relevance_rules
+from hf_bidir.explain.target import InputFunction
 from hf_bidir.modeling.interventions import NONE, interventions_in
 from hf_bidir.modeling.signed_layers import signed_layers
-from tests.explain.conftest import FAMILIES, bert, family, inputs_of, sentences, tokenizer, vit
+from tests.explain.conftest import FAMILIES, bert, family, inputs_of, sentences, tokenizer
 from tests.tiny_models import stock_model
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 ADDED = ("bias", "position", "cls_token", "register_tokens", "token_type", "wpe")  # what y has that no token brought
-every_family = pytest.mark.parametrize("name", FAMILIES)
 every_mass = pytest.mark.parametrize("negative_mass", [0.0, 0.5, 1.0])
 
 
@@ -67,8 +65,11 @@ def absorbed_by_attention(y, calls):
     return total
 
 
-@every_family
-@every_mass
+@pytest.mark.parametrize(
+    ("name", "negative_mass"),
+    # at λ = 1 a class token of zeros has coefficients of 0
+    [("GPT2ForSequenceClassification", 0.0), *((name, 0.5 if "ViT" in name else 1.0) for name in FAMILIES)],
+)
 def test_relevance_sums_to_the_logit_without_what_the_normalisers_absorb(name, negative_mass):
     model = without_biases(family(name, negative_mass))
     inputs = doubled(inputs_of(model))
@@ -79,8 +80,6 @@ def test_relevance_sums_to_the_logit_without_what_the_normalisers_absorb(name, n
         with recorded_attention(model) as calls, relevance_rules(model):
             y = function.score(start, function.rows)
         absorbed = absorbed_by_attention(y, calls)
-    if name == "ViTForImageClassification" and negative_mass == 1:
-        pytest.skip("a class token of zeros has scores of 0, and at λ = 1 coefficients of 0")
     torch.testing.assert_close(y.detach(), model(**inputs).logits[:, 1])
     assert abs(scores.sum().item() + absorbed - y.sum().item()) < 1e-6 * y.abs().max().item()
 
@@ -99,16 +98,6 @@ def test_softmax_models_have_the_relevance_that_lxt_computes(file):
     inputs = {"input_ids": found["input_ids"], "attention_mask": torch.ones_like(found["input_ids"])}
     torch.testing.assert_close(model(**inputs).logits[:, 1], found["logit"])
     torch.testing.assert_close(relevance(model, inputs, target=1), found["relevance"], rtol=1e-4, atol=1e-6)
-
-
-@every_family
-def test_flipped_heads_change_no_relevance(name):
-    model = family(name).double()
-    inputs = doubled(inputs_of(model))
-    before = relevance(model, inputs, target=1)
-    layers, heads = len(signed_layers(model)), 4 if "Llama" in name else 2
-    flip_heads(model, torch.ones(layers, heads, dtype=torch.bool))
-    torch.testing.assert_close(relevance(model, inputs, target=1), before)
 
 
 @every_mass
@@ -191,40 +180,15 @@ def test_integrated_relevance_is_the_mean_modified_gradient_at_midpoints():
         integrated_relevance(model, inputs, 1, steps=0)
 
 
-def test_half_precision_has_about_the_same_relevance():
-    model = bert()
-    exact = relevance(model, sentences(), target=1)
-    rounded = relevance(model.to(torch.bfloat16), sentences(), target=1)
-    assert torch.corrcoef(torch.stack([exact[0], rounded[0].float()]))[0, 1] > 0.98
-
-
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 def test_the_attention_backend_does_not_matter(backend):
-    model = family("LlamaForSequenceClassification").double()
+    model = family("LlamaForSequenceClassification").double().train()
+    frozen = model.score.weight.requires_grad_(False)
     before = relevance(model, inputs_of(model), target=1)
     model.set_attn_implementation(backend)
     torch.testing.assert_close(relevance(model, inputs_of(model), target=1), before)
-
-
-def test_the_model_is_left_as_it_was():
-    model = vit().train()
-    frozen = model.classifier.weight.requires_grad_(False)
-    relevance(model, inputs_of(model))
-    assert model.training
-    assert not frozen.requires_grad
-    assert model.classifier.bias.requires_grad
+    assert (model.training, frozen.requires_grad) == (True, False)  # left as it was
     assert all(interventions_in(layer) is NONE for layer in signed_layers(model))
-
-
-def test_an_operation_without_a_rule_is_named_with_methods_that_need_none():
-    class Fourier(nn.Module):
-        def forward(self, states):
-            return torch.fft.fft(states).real
-
-    model = bert()
-    model.classifier = nn.Sequential(Fourier(), model.classifier)
-    with pytest.raises(ValueError, match="no rule for the operation fft_fft in Fourier; use contributions"):
-        relevance(model, sentences())
 
 
 def test_a_recurrent_encoder_has_no_rule():

@@ -1,59 +1,61 @@
 """`hf-bidir explain`: printed summary, figures, page and errors."""
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
-from transformers import ViTImageProcessor
 from typer.testing import CliRunner
 
-from hf_bidir import BidirBertForMaskedLM, BidirBertForQuestionAnswering, BidirBertModel
+from hf_bidir import BidirBertForMaskedLM, BidirBertModel
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.cli import app
-from hf_bidir.explain import load_checkpoint, read_text, token_scores
+from hf_bidir.explain import explain, load_checkpoint, read_text, token_scores
 from hf_bidir.explain.api import explain_checkpoint
 from hf_bidir.explain.methods import TEXT_DEFAULT
-from tests.explain.conftest import bert, tokenizer, vit
+from tests.explain.conftest import bert, tokenizer
 
 TEXT = "a unbelievably good film !"
+DIGITS = Path(__file__).parents[2] / "model_cards/digits-tanhmax"
 
 
 def run(*words):
     return CliRunner().invoke(app, ["explain", *(str(word) for word in words)])
 
 
-def saved(model, processor, folder):
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def picture(tmp_path):
-    Image.effect_noise((16, 16), 80).save(tmp_path / "noise.png")
-    return tmp_path / "noise.png"
-
-
-@pytest.fixture
-def image_checkpoint(tmp_path):
-    return saved(vit(), ViTImageProcessor(size={"height": 8, "width": 8}), tmp_path / "vit")
-
-
 def test_it_writes_figures_and_a_page_and_prints_signed_tokens(checkpoint, tmp_path):
-    result = run(checkpoint, TEXT, "--output", tmp_path / "out")
+    result = run(checkpoint, f"{TEXT} <script>alert(1)</script>", "--output", tmp_path / "out")
     assert result.exit_code == 0, result.output
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"scores.png", "rollout-flow.png", "heads.png", "index.html"}
     assert re.search(r"Prediction: (positive|negative) \(\d+\.\d%\)", result.output)
     assert re.search(r"[+−]\d\S*  unbelievably", result.output)
-
-
-def test_the_default_method_is_named_with_the_reason(checkpoint, tmp_path):
-    result = run(checkpoint, TEXT, "--output", tmp_path / "out")
     assert f"{TEXT_DEFAULT} is the default for texts; docs/explanations.md compares the methods." in result.output
-    chosen = run(checkpoint, TEXT, "--method", "erasure", "--output", tmp_path / "out")
-    assert "is the default" not in chosen.output
+    page = (tmp_path / "out/index.html").read_text(encoding="utf-8")
+    assert ("&lt;script&gt;" in page, "<script" in page) == (True, False)
+
+
+def test_a_chosen_method_of_a_stock_checkpoint_is_named_without_the_default(stock_checkpoint, tmp_path):
+    result = run(stock_checkpoint, TEXT, "--method", "erasure", "--output", tmp_path / "out")
+    assert "renormalised" in result.output
+    assert "is the default" not in result.output
+
+
+def test_only_free_signs_need_an_orientation():
+    told = [explain(bert(mass), tokenizer(), TEXT, "signed-rollout").notes for mass in (1.0, 0.5)]
+    assert ["needs oriented heads" in " ".join(notes) for notes in told] == [True, False]
+
+
+def test_what_is_explained_of_a_model_without_probabilities():
+    assert (
+        "BidirBertModel has no head. Explained: y, the"
+        in explain(bert(head=BidirBertModel), tokenizer(), TEXT).explained
+    )
+    regression = explain(bert(num_labels=1), tokenizer(), TEXT).explained
+    assert regression.startswith("Prediction, and explained: y = ")
+    assert "%" not in regression
 
 
 def test_the_printed_scores_are_those_of_the_method_by_word(checkpoint):
@@ -65,53 +67,11 @@ def test_the_printed_scores_are_those_of_the_method_by_word(checkpoint):
     assert "Explained: y, the logit of negative" in explanation.summary()
 
 
-def test_a_stock_softmax_checkpoint_is_explained_too(stock_checkpoint, tmp_path):
-    result = run(stock_checkpoint, TEXT, "--method", "erasure", "--output", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    assert "renormalised" in result.output
-
-
-def test_an_image_is_explained_patch_by_patch(image_checkpoint, picture, tmp_path):
-    result = run(image_checkpoint, picture, "--output", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    assert re.search(r"[+−]\d\S*  patch in row \d, column \d", result.output)
-    assert (tmp_path / "out/scores.png").is_file()
-
-
-def test_a_masked_language_model_is_explained_at_the_mask(tmp_path):
-    folder = saved(bert(head=BidirBertForMaskedLM), tokenizer(), tmp_path / "mlm")
-    result = run(folder, "a [MASK] film", "--target", "good", "--output", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    assert 'Explained: y, the logit of "good"' in result.output
-    refused = run(folder, "a film")
-    assert (refused.exit_code, "expected [MASK] in the text" in refused.output) == (2, True)
-
-
-def test_a_model_without_a_head_is_explained_along_its_own_state(tmp_path):
-    folder = saved(bert(head=BidirBertModel), tokenizer(), tmp_path / "encoder")
-    result = run(folder, TEXT, "--output", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    assert "has no head" in result.output
-
-
-def test_a_head_with_several_outputs_has_its_encoder_explained(tmp_path):
-    folder = saved(bert(head=BidirBertForQuestionAnswering), tokenizer(), tmp_path / "answers")
-    result = run(folder, TEXT, "--output", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    assert "its encoder is explained instead" in result.output
-
-
-def test_a_regression_output_has_no_probability(tmp_path):
-    folder = saved(bert(num_labels=1), tokenizer(), tmp_path / "regression")
-    result = run(folder, TEXT, "--output", tmp_path / "out")
-    assert "Prediction, and explained: y = " in result.output
-    assert "%" not in result.output.partition("Prediction")[2]
-
-
-def test_at_half_the_negative_mass_no_orientation_is_needed(tmp_path):
-    folder = saved(bert(0.5), tokenizer(), tmp_path / "half")
-    result = run(folder, TEXT, "--method", "signed-rollout", "--output", tmp_path / "out")
-    assert "needs oriented heads" not in result.output
+def test_a_masked_language_model_is_explained_at_the_mask():
+    source = bert(head=BidirBertForMaskedLM), tokenizer()
+    assert 'Explained: y, the logit of "good"' in explain_checkpoint(source, "a [MASK] film", target="good").explained
+    with pytest.raises(ValueError, match=r"expected \[MASK\] in the text"):
+        explain_checkpoint(source, "a film")
 
 
 def test_a_text_that_is_too_long_is_explained_in_windows_with_a_note(checkpoint, tmp_path):
@@ -122,18 +82,6 @@ def test_a_text_that_is_too_long_is_explained_in_windows_with_a_note(checkpoint,
     assert told in (tmp_path / "out/index.html").read_text(encoding="utf-8")
 
 
-def test_a_method_that_needs_oriented_heads_has_a_note(checkpoint, tmp_path):
-    result = run(checkpoint, TEXT, "--method", "signed-rollout", "--output", tmp_path / "out")
-    assert "needs oriented heads" in result.output
-
-
-def test_the_page_escapes_the_text(checkpoint, tmp_path):
-    run(checkpoint, "a <script>alert(1)</script> film", "--output", tmp_path / "out")
-    page = (tmp_path / "out/index.html").read_text(encoding="utf-8")
-    assert "&lt;script&gt;" in page
-    assert "<script" not in page
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -142,25 +90,17 @@ def test_the_page_escapes_the_text(checkpoint, tmp_path):
         (("{folder}", TEXT, "--method", "rolout"), 'Did you mean "rollout"?'),
         (("{folder}", TEXT, "--layer", "7"), "layer 7 does not exist; choose 0 to 2"),
         (("{folder}/absent", TEXT), "there is none"),
+        (("{folder}", "{folder}/config.json"), "takes the text itself"),
+        (("{folder}", TEXT, "--output", "{folder}/config.json"), "expected a folder for the figures"),
+        (("{digits}", "{folder}/config.json"), "cannot be read as one"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(checkpoint, tmp_path, words, message):
-    result = run(*(word.format(folder=checkpoint) for word in words), "--output", tmp_path / "out")
+    given = (word.format(folder=checkpoint, digits=DIGITS) for word in words)
+    result = run(words[0].format(folder=checkpoint, digits=DIGITS), "--output", tmp_path / "out", *list(given)[1:])
     *_, last = result.output.splitlines()
     assert (result.exit_code, last.startswith("error: "), message in last) == (2, True, True), result.output
     assert not (tmp_path / "out").exists()
-
-
-def test_a_file_is_refused_as_text(checkpoint, tmp_path):
-    (tmp_path / "review.txt").write_text("a good film")
-    result = run(checkpoint, tmp_path / "review.txt", "--output", tmp_path / "out")
-    assert (result.exit_code, "takes the text itself" in result.output) == (2, True)
-
-
-def test_an_output_that_is_a_file_is_refused(checkpoint, tmp_path):
-    (tmp_path / "out").touch()
-    result = run(checkpoint, TEXT, "--output", tmp_path / "out")
-    assert (result.exit_code, "expected a folder for the figures" in result.output) == (2, True)
 
 
 def test_an_earlier_explanation_is_replaced_and_other_folders_are_refused(checkpoint, tmp_path):
@@ -174,26 +114,6 @@ def test_an_earlier_explanation_is_replaced_and_other_folders_are_refused(checkp
     refused = run(checkpoint, TEXT, "--output", tmp_path / "site")
     assert (refused.exit_code, "holds index.html; choose another --output" in refused.output) == (2, True)
     assert (tmp_path / "site" / "index.html").read_text() == "a page of someone else"
-
-
-@pytest.mark.parametrize(("method", "meaning"), [("erasure", "supports y"), ("attention", "there are no signs")])
-def test_the_page_explains_how_to_read_the_scores(checkpoint, method, meaning):
-    page = explain_checkpoint(checkpoint, TEXT, method=method).page()
-    assert re.search(rf"How to read: [^.]*{meaning}[^.]* on one colour scale", page)
-
-
-@pytest.mark.parametrize(
-    ("method", "told"),
-    [
-        ("attnlrp", "they need not sum to y"),
-        ("integrated-gradients", "they sum to the change of y from the baseline"),
-        ("rollout", None),
-    ],
-)
-def test_the_page_and_the_summary_say_what_the_scores_sum_to(checkpoint, method, told):
-    explanation = explain_checkpoint(checkpoint, TEXT, method=method)
-    for text in (explanation.page(), explanation.summary()):
-        assert (told in text) if told else ("sum to" not in text)
 
 
 def test_a_figure_that_a_sink_fills_is_left_out_with_the_reason(checkpoint):
@@ -216,20 +136,28 @@ def test_scores_and_heads_have_a_scale_each_so_that_neither_is_pale(checkpoint):
     assert max(image.norm.vmax for axes in heads.axes for image in axes.images) == explanation.heads.abs().max()
 
 
-def test_scores_of_special_tokens_have_signs_only_if_the_method_has(checkpoint):
-    hidden = {name: explain_checkpoint(checkpoint, TEXT, method=name).hidden() for name in ("erasure", "attention")}
-    assert re.search(r"\([+−]", hidden["erasure"])
-    assert not re.search(r"\([+−]", hidden["attention"])
-
-
-def test_a_file_that_is_not_an_image_is_one_line_and_exit_code_2(image_checkpoint, tmp_path):
-    (tmp_path / "notes.txt").write_text("not an image")
-    result = run(image_checkpoint, tmp_path / "notes.txt", "--output", tmp_path / "out")
-    assert (result.exit_code, "cannot be read as one" in result.output) == (2, True)
+@pytest.mark.parametrize(
+    ("method", "meaning", "sums", "signs"),
+    [
+        ("erasure", "supports y", "they need not sum to y", True),
+        ("integrated-gradients", "supports y", "they sum to the change of y from the baseline", True),
+        ("attention", "there are no signs", None, False),
+    ],
+)
+def test_an_explanation_says_how_to_read_its_scores_and_what_they_sum_to(checkpoint, method, meaning, sums, signs):
+    explanation = explain_checkpoint(checkpoint, TEXT, method=method)
+    page = explanation.page({"scores": b"", "rollout-flow": b"", "heads": b""})
+    assert re.search(rf"How to read: [^.]*{meaning}[^.]* on one colour scale", page)
+    for text in (page, explanation.summary()):
+        assert (sums in text) if sums else ("sum to" not in text)
+    assert bool(re.search(r"\([+−]", explanation.hidden())) == signs  # of special tokens
 
 
 @pytest.mark.parametrize("method", [None, "contributions", "rollout"])
-def test_an_explanation_runs_the_model_forward_and_backward_at_most_twice(checkpoint, method, monkeypatch):
+@pytest.mark.parametrize(
+    "explained", [explain, lambda *source, method: explain_checkpoint(source[:2], TEXT, method=method)]
+)
+def test_an_explanation_runs_the_model_forward_and_backward_at_most_twice(checkpoint, method, explained, monkeypatch):
     model, processor = load_checkpoint(checkpoint)
     passes, grad = {"forward": 0, "backward": 0}, torch.autograd.grad
 
@@ -239,7 +167,28 @@ def test_an_explanation_runs_the_model_forward_and_backward_at_most_twice(checkp
 
     monkeypatch.setattr(torch.autograd, "grad", counted)
     model.register_forward_hook(lambda *_: passes.update(forward=passes["forward"] + 1))
-    found = explain_checkpoint((model, processor), "a good film", method=method)
-    assert found.heads is not None
+    found = explained(model, processor, TEXT, method=method)
     assert passes["forward"] <= 2
-    assert passes["backward"] <= 2
+    assert passes["backward"] <= (1 if found.heads is None else 2)
+
+
+def test_the_default_explanation_of_a_text_imports_few_files_and_no_library_for_drawing():
+    done = subprocess.run([sys.executable, "-c", FEW_FILES], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+FEW_FILES = """
+import sys
+import hf_bidir.explain
+assert "torch" not in sys.modules
+import hf_bidir
+from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
+words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "good", "film"]
+shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": len(words)}
+model = hf_bidir.signed(BertForSequenceClassification(BertConfig(**shape)), negative_mass=0.0)
+tokenizer = BertTokenizer(vocab={word: index for index, word in enumerate(words)})
+hf_bidir.explain.explain(model, tokenizer, "a good film")
+files = [name for name in sys.modules if name.partition(".")[0] == "hf_bidir"]
+assert len(files) <= 35, sorted(files)
+assert not {"matplotlib", "captum"} & sys.modules.keys()
+"""

@@ -31,10 +31,6 @@ def shown_coefficients(model, batch):
     return torch.cat(rows)
 
 
-def test_softmax_has_no_negative_coefficients():
-    assert negative_share(model_of(0.0), [batch_of()]) == 0
-
-
 def test_the_share_is_that_of_the_coefficients_which_the_model_returns():
     model, batch = model_of(1.0), batch_of()
     shown = shown_coefficients(model, batch)
@@ -42,10 +38,9 @@ def test_the_share_is_that_of_the_coefficients_which_the_model_returns():
     expected = (large < 0).float().mean().item()
     assert 0.1 < expected < 0.9
     assert negative_share(model, [batch, batch], threshold=0.01) == pytest.approx(expected)
-
-
-def test_without_a_coefficient_over_the_threshold_there_is_no_share():
-    assert negative_share(model_of(1.0), [batch_of()], threshold=1.5) is None
+    assert negative_share(model, [batch], threshold=1.5) is None
+    with without_negatives(model):  # the outer edit comes first
+        assert negative_share(model, [batch]) == 0
 
 
 def test_without_negatives_a_model_computes_what_its_positive_coefficients_give(monkeypatch):
@@ -60,21 +55,6 @@ def test_without_negatives_a_model_computes_what_its_positive_coefficients_give(
         torch.testing.assert_close(model(**batch).logits, expected)
     torch.testing.assert_close(model(**batch).logits, before)
     assert (before - expected).abs().max() > 1e-3
-
-
-def test_inside_one_another_the_outer_edit_comes_first():
-    model, batch = model_of(1.0), batch_of()
-    with without_negatives(model):
-        assert negative_share(model, [batch]) == 0
-        assert negative_share(model, [batch]) == 0
-    assert negative_share(model, [batch]) > 0
-
-
-def test_without_negatives_changes_nothing_in_softmax():
-    model, batch = model_of(0.0), batch_of()
-    before = model(**batch).logits
-    with without_negatives(model):
-        torch.testing.assert_close(model(**batch).logits, before)
 
 
 def test_the_signed_parts_of_a_layer_are_what_its_coefficients_of_either_sign_give():
@@ -95,20 +75,11 @@ def test_the_signed_parts_of_a_layer_are_what_its_coefficients_of_either_sign_gi
         torch.testing.assert_close(negative, (a * (a < 0) @ value).transpose(1, 2))
 
 
-def test_softmax_varies_with_no_negative_coefficient():
-    assert negative_variance_share(model_of(0.0), [batch_of()]).tolist() == [[0.0, 0.0], [0.0, 0.0]]
-
-
-def test_the_share_of_the_variance_does_not_depend_on_padding():
-    model, batch = model_of(1.0), batch_of()
-    short = {name: x[1:, :3] for name, x in batch.items()}
-    long = {name: torch.nn.functional.pad(x, (0, 4)) for name, x in short.items()}
-    torch.testing.assert_close(negative_variance_share(model, [short]), negative_variance_share(model, [long]))
-
-
-def test_flipping_a_head_exchanges_the_shares_of_its_signs():
+def test_the_shares_of_the_variance_depend_on_the_signs_of_heads_and_not_on_padding():
     model, batch = model_of(1.0), batch_of()
     share = negative_variance_share(model, [batch])
+    padded = {name: torch.nn.functional.pad(x, (0, 4)) for name, x in batch.items()}
+    torch.testing.assert_close(negative_variance_share(model, [padded]), share)
     flipped = torch.tensor([[True, False], [False, True]])
     flip_heads(model, flipped)
     torch.testing.assert_close(negative_variance_share(model, [batch]), torch.where(flipped, 1 - share, share))

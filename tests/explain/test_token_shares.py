@@ -3,34 +3,23 @@
 import pytest
 import torch
 
-from hf_bidir.explain import alti, flip_heads, value_zeroing
+from hf_bidir.explain import alti, value_zeroing
 from hf_bidir.explain.record import record_coefficients
 from tests.explain.conftest import bert, family, images, inputs_of, sentences, vit
 
-POST_NORM = ["RobertaForSequenceClassification", "DistilBertForSequenceClassification"]
-PRE_NORM = ["GPT2ForSequenceClassification", "LlamaForSequenceClassification", "ViTForImageClassification"]
-
 
 @pytest.mark.parametrize("shares", [alti, value_zeroing])
-@pytest.mark.parametrize("name", [*POST_NORM, *PRE_NORM, "AlbertForSequenceClassification"])
+@pytest.mark.parametrize("name", ["DistilBert", "Llama", "Albert"])  # norms after and before, one layer in several runs
 def test_shares_of_a_query_sum_to_one_and_padding_has_none(shares, name):
-    inputs = inputs_of(family(name))
-    layers = shares(family(name), inputs)
+    model = family(f"{name}ForSequenceClassification")
+    inputs, layers = inputs_of(model), shares(model, inputs_of(model))
     assert len(layers) == 3
+    if shares is value_zeroing:
+        torch.testing.assert_close(value_zeroing(model, inputs, layer=0), layers[:1])
     for layer in layers:
         torch.testing.assert_close(layer.sum(-1), torch.ones(layer.shape[:2]))
         assert layer.min() >= 0
-    if "attention_mask" in inputs:
-        assert max(layer[1, :4, 4:].max().item() for layer in layers) < 1e-6
-
-
-@pytest.mark.parametrize("shares", [alti, value_zeroing])
-def test_shares_do_not_change_if_heads_flip(shares):
-    model, inputs = bert(), sentences()
-    before = shares(model, inputs)
-    flip_heads(model, torch.tensor([[True, False], [False, True], [True, True]]))
-    for first, second in zip(before, shares(model, inputs), strict=True):
-        torch.testing.assert_close(second, first, atol=1e-4, rtol=1e-3)
+    assert max(layer[1, :4, 4:].max().item() for layer in layers) < 1e-6
 
 
 @torch.no_grad()
@@ -82,10 +71,3 @@ def test_alti_of_a_post_norm_layer_is_the_share_of_every_transformed_token():
 def test_alti_refuses_what_is_no_sum_of_attention_and_skip_connection():
     with pytest.raises(ValueError, match=r"around the BeitAttention of BidirBeit.* Use value-zeroing or contributions"):
         alti(family("BeitForImageClassification"), images())
-
-
-def test_value_zeroing_of_fewer_layers_is_the_beginning_of_all():
-    model, inputs = bert(), sentences()
-    first, *_ = value_zeroing(model, inputs)
-    (alone,) = value_zeroing(model, inputs, layer=0)
-    torch.testing.assert_close(alone, first)

@@ -12,7 +12,7 @@ from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8Weig
 import hf_bidir
 from hf_bidir.checkpoints.projections import linear_maps, weight_of
 from hf_bidir.explain import alti, contributions, explain, flip_heads, orient_heads, token_scores, value_weighted
-from tests.explain.conftest import TEXT_METHODS, bert, family, inputs_of, sentences, tokenizer
+from tests.explain.conftest import bert, family, inputs_of, sentences, tokenizer
 from tests.tiny_models import inputs_of as tiny_inputs
 from tests.tiny_models import logits_of, stock_model
 
@@ -29,20 +29,20 @@ def merged(model):
     return copy.deepcopy(model).merge_and_unload().eval()
 
 
-@pytest.mark.parametrize("method", TEXT_METHODS)
-def test_an_adapter_is_explained_as_the_merged_model(method):
-    model = adapted(bert())
-    expected = token_scores(merged(model), sentences(), method)
-    torch.testing.assert_close(token_scores(model, sentences(), method), expected, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("method", ["values", "alti"])
-@pytest.mark.parametrize("options", [{}, {"use_dora": True}], ids=["LoRA", "DoRA"])
-def test_transposed_weights_have_adapters_too(method, options):
-    model = adapted(family("GPT2ForSequenceClassification"), fan_in_fan_out=True, **options)
-    inputs = inputs_of(model.get_base_model())
-    expected = token_scores(merged(model), inputs, method)
-    torch.testing.assert_close(token_scores(model, inputs, method), expected, rtol=1e-3, atol=1e-4)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("RobertaForSequenceClassification", {}),
+        ("GPT2ForSequenceClassification", {"fan_in_fan_out": True}),  # transposed weights
+        ("GPT2ForSequenceClassification", {"fan_in_fan_out": True, "use_dora": True}),
+    ],
+)
+def test_an_adapter_is_explained_as_the_merged_model(name, options):
+    model = adapted(family(name), **options)
+    inputs, alone = inputs_of(model.get_base_model()), merged(model)
+    for method in ("integrated-attnlrp", "contributions", "erasure", "gradient", "values", "alti", "value-zeroing"):
+        expected = token_scores(alone, inputs, method)
+        torch.testing.assert_close(token_scores(model, inputs, method), expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("rounding", [Int8WeightOnlyConfig, Int8DynamicActivationInt8WeightConfig])
@@ -94,26 +94,17 @@ def wrapped(how, model):
         yield torch.compile(model, backend="eager") if "compiled" in how else model
 
 
-WRAPPERS = ["compiled", "compiled in place", "DataParallel", "compiled DataParallel", "DistributedDataParallel"]
-
-
-@pytest.mark.parametrize("how", WRAPPERS)
-@pytest.mark.parametrize("method", ["integrated-attnlrp", "contributions", "values", "value-zeroing"])
-def test_the_model_inside_a_wrapper_is_explained(how, method):
-    expected = explain(bert(), tokenizer(), SENTENCE, method)
-    with wrapped(how, bert()) as model:
-        found = explain(model, tokenizer(), SENTENCE, method)
-    torch.testing.assert_close(found.scores, expected.scores, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("how", WRAPPERS)
-def test_the_model_inside_a_wrapper_is_signed(how):
+@pytest.mark.parametrize("how", ["compiled in place", "compiled DataParallel", "DistributedDataParallel"])
+def test_the_model_inside_a_wrapper_is_signed_and_explained(how):
     inputs, expected = tiny_inputs("bert"), hf_bidir.signed(stock_model("bert"))
     with wrapped(how, stock_model("bert")) as model, torch.no_grad():
         before = logits_of(model, inputs)
         assert hf_bidir.signed(model) is model
         torch.testing.assert_close(logits_of(model, inputs), logits_of(expected, inputs))
         assert not torch.allclose(before, logits_of(expected, inputs), atol=1e-2)
+        for method in ("integrated-attnlrp", "value-zeroing"):
+            scores = token_scores(model, inputs, method)
+            torch.testing.assert_close(scores, token_scores(expected, inputs, method), rtol=1e-3, atol=1e-5)
 
 
 def test_a_model_with_an_adapter_is_signed():
@@ -137,12 +128,9 @@ def test_a_prompt_and_sharded_weights_are_refused():
         hf_bidir.signed(sharded)
 
 
-def test_a_single_method_says_that_it_takes_the_model_itself():
+def test_a_wrapper_for_a_single_method_and_a_tokenizer_in_place_of_the_model_are_named():
     with pytest.raises(ValueError, match="expected the BidirBertForSequenceClassification itself, got a DataParallel"):
         contributions(nn.DataParallel(bert()), sentences())
-
-
-def test_model_and_tokenizer_in_the_wrong_order_are_named():
     told = "expected a model and then its tokenizer or image processor; got a .*Tokenizer.* and a BidirBert"
     with pytest.raises(ValueError, match=told):
         explain(tokenizer(), bert(), SENTENCE)

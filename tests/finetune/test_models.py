@@ -17,7 +17,7 @@ from transformers import (
 
 import hf_bidir
 from hf_bidir.common.errors import InputError
-from hf_bidir.finetune.arguments import TextModelArguments
+from hf_bidir.finetune.arguments import ModelArguments
 from hf_bidir.finetune.models import build_model, checkpoint_config
 
 CLASSIFY = "AutoModelForSequenceClassification"
@@ -45,7 +45,7 @@ def rewrite_weights(folder, change):
 
 
 def build(folder, names=("no", "yes"), auto=CLASSIFY, **options):
-    arguments = TextModelArguments(model_name_or_path=str(folder), **options)
+    arguments = ModelArguments(model_name_or_path=str(folder), **options)
     return build_model(auto, arguments, checkpoint_config(auto, arguments, list(names)))
 
 

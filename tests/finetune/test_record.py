@@ -1,13 +1,29 @@
+"""The record of a run, the loss curve, and which folder a run may use."""
+
+import json
 from pathlib import Path
 
 import pytest
 from datasets import Dataset
+from PIL import Image
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
-from hf_bidir.finetune.arguments import RunArguments
-from hf_bidir.finetune.data.arguments import DataArguments
+from hf_bidir.common.errors import InputError
+from hf_bidir.finetune.arguments import DataArguments, RunArguments
 from hf_bidir.finetune.data.splits import Splits
-from hf_bidir.finetune.record import begin_record, cpu_model, publishable
+from hf_bidir.finetune.record import (
+    RECORD,
+    begin_record,
+    checkpoint_to_resume,
+    clear_run,
+    cpu_model,
+    last_checkpoint,
+    publishable,
+    save_loss_curve,
+)
+
+INTERRUPTED = {"status": "running", "recipe": {}, "data": {}, "examples_per_step": 32}
+LOSSES = [{"epoch": 0.5, "loss": 2.0}, {"epoch": 1.0, "loss": 1.0}, {"epoch": 1.0, "eval_loss": 1.2}]
 
 
 @pytest.mark.parametrize("name", ["hub_token", "push_to_hub_token", "token"])
@@ -16,39 +32,29 @@ def test_a_secret_is_not_published(name):
 
 
 @pytest.mark.parametrize(
-    ("value", "published"),
+    ("option", "value", "published"),
     [
-        ("/home/anna/runs/one/checkpoint-7", "checkpoint-7"),
-        ("runs/one", "runs/one"),
-        ("someone/model", "someone/model"),
-        ({"file": "/home/anna/fsdp.json", "size": 3}, {"file": "fsdp.json", "size": 3}),
-        (["/home/anna/a", "b"], ["a", "b"]),
-        (None, None),
+        ("resume_from_checkpoint", "/home/anna/runs/one/checkpoint-7", "checkpoint-7"),
+        ("resume_from_checkpoint", "runs/one", "runs/one"),
+        ("fsdp_config", {"file": "/home/anna/fsdp.json", "size": 3}, {"file": "fsdp.json", "size": 3}),
+        ("resume_from_checkpoint", None, None),
+        ("train_file", "secret_project/train.csv", "train.csv"),
+        ("train_file", ["/home/anna/a", "b/c"], ["a", "c"]),
     ],
-    ids=str,
 )
-def test_an_absolute_path_is_published_by_its_last_part_alone(value, published):
-    assert publishable({"resume_from_checkpoint": value}) == {"resume_from_checkpoint": published}
-
-
-def test_a_data_file_is_published_without_its_folder():
-    assert publishable({"train_file": "secret_project/train.csv"}) == {"train_file": "train.csv"}
+def test_absolute_paths_and_data_files_are_published_by_their_last_part_alone(option, value, published):
+    assert publishable({option: value}) == {option: published}
 
 
 @pytest.mark.parametrize(("source", "kind"), [(None, "scratch"), (".", "folder"), ("someone/model", "hub")], ids=str)
-def test_the_record_has_the_kind_of_origin_of_the_weights(tmp_path, source, kind):
+def test_the_record_has_the_kind_of_origin_of_the_weights(source, kind):
     split = Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]})
-    model = BidirBertForSequenceClassification(
-        BidirBertConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
-    )
-    record = begin_record(
-        "text-classification",
-        {"model_name_or_path": source},
-        DataArguments(dataset_name="/data/reviews"),
-        Splits(split, split, None, ["no", "yes"], []),
-        model,
-        RunArguments(output_dir=str(tmp_path), use_cpu=True),
-    )
+    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    model = BidirBertForSequenceClassification(BidirBertConfig(vocab_size=8, **shape))
+    data, splits = DataArguments(dataset_name="/data/reviews"), Splits(split, split, None, ["no", "yes"], [])
+    args = RunArguments(output_dir="unused", use_cpu=True)
+    args.typed = {"model_name_or_path": source}
+    record = begin_record("text-classification", data, splits, model, args)
     assert record["started_from"] == kind
     assert record["data"]["train"]["source"] == "reviews"
 
@@ -58,3 +64,79 @@ def test_the_processor_is_one_that_the_system_names():
     text = Path("/proc/cpuinfo").read_text()
     assert cpu_model()
     assert f": {cpu_model()}\n" in text or "model name" not in text
+
+
+def test_a_run_without_accuracy_has_no_empty_panel(tmp_path):
+    save_loss_curve(LOSSES, tmp_path / "losses.png")
+    save_loss_curve([*LOSSES, {"epoch": 1.0, "eval_accuracy": 0.5}], tmp_path / "both.png")
+    widths = [Image.open(tmp_path / name).width for name in ("losses.png", "both.png")]
+    assert 2 * widths[0] == widths[1]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run that was interrupted after its tenth step, with a folder of the user's own beside its checkpoints."""
+    run = tmp_path / "run"
+    for name in ("checkpoint-9", "checkpoint-10", "checkpoint-best"):
+        (run / name).mkdir(parents=True)
+        (run / name / "trainer_state.json").write_text("{}")
+    (run / RECORD).write_text(json.dumps(INTERRUPTED))
+    return run
+
+
+def resume(folder, model=None, **options):
+    args = RunArguments(output_dir=str(folder), use_cpu=True, **options)
+    args.typed = {"model_name_or_path": model}
+    return checkpoint_to_resume(args, INTERRUPTED)
+
+
+def test_a_run_continues_from_its_last_complete_numbered_checkpoint(folder):
+    (folder / "checkpoint-11").touch()  # a file is no checkpoint
+    (folder / "checkpoint-12").mkdir()  # as if saving had been cut short
+    assert resume(folder) == last_checkpoint(folder) == str(folder / "checkpoint-10")
+
+
+def test_clearing_removes_the_run_and_leaves_what_is_not_of_it(folder):
+    clear_run(folder)
+    assert [path.name for path in folder.iterdir()] == ["checkpoint-best"]
+
+
+def test_overwriting_starts_at_the_first_step(folder, tmp_path):
+    assert resume(folder, overwrite_output_dir=True) is None
+    assert resume(folder, model=str(tmp_path), overwrite_output_dir=True) is None
+
+
+def test_a_run_whose_record_cannot_be_read_may_be_overwritten_and_not_continued(folder):
+    (folder / RECORD).write_text("{")
+    assert resume(folder, overwrite_output_dir=True) is None
+    with pytest.raises(InputError, match=r"run\.json cannot be read.*--overwrite_output_dir"):
+        resume(folder)
+
+
+def test_a_folder_without_a_run_is_not_overwritten(folder):
+    (folder / RECORD).unlink()
+    with pytest.raises(InputError, match=r"is not empty and holds no run \(run\.json is missing\)"):
+        resume(folder, overwrite_output_dir=True)
+
+
+@pytest.mark.parametrize("option", ["model_name_or_path", "resume_from_checkpoint"])
+def test_a_folder_that_holds_what_the_run_starts_from_is_not_overwritten(folder, option):
+    inside = str(folder / "checkpoint-9")
+    options = {"model": inside} if option == "model_name_or_path" else {option: inside}
+    with pytest.raises(InputError, match=rf"would remove .* which --{option} names"):
+        resume(folder, overwrite_output_dir=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("now", "message"),
+    [
+        ({"recipe": {"seed": 5}}, "interrupted run with other settings: seed was not given and is 5"),
+        ({"data": {"train": {"sha256": "1"}}}, "the data files differ"),
+        ({"examples_per_step": 4}, r"a step had 32 examples, and now 4 \(processes x per_device"),
+        ({"adapter": {"base": {}}}, "the weights or the attention of the base model differ"),
+    ],
+)
+def test_a_run_is_not_continued_with_other_settings(folder, now, message):
+    args = RunArguments(output_dir=str(folder), use_cpu=True)
+    with pytest.raises(InputError, match=message):
+        checkpoint_to_resume(args, INTERRUPTED | now)

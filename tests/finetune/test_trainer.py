@@ -4,7 +4,7 @@ from datasets import Dataset
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments, trainer_utils
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
-from hf_bidir.finetune.trainer import FinetuneTrainer
+from hf_bidir.finetune.trainer import SignedTrainer
 
 SHAPE = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
 
@@ -17,7 +17,7 @@ def new_model(negative_mass):
 def test_loaded_weights_come_with_the_negative_mass_they_were_trained_with(tmp_path):
     saved, model = new_model(0.25), new_model(1.0)
     saved.save_pretrained(tmp_path / "checkpoint-1")
-    trainer = FinetuneTrainer(model=model, args=TrainingArguments(str(tmp_path), use_cpu=True, report_to="none"))
+    trainer = SignedTrainer(model=model, args=TrainingArguments(str(tmp_path), use_cpu=True, report_to="none"))
     trainer._load_from_checkpoint(str(tmp_path / "checkpoint-1"))
     assert model.config.attn_negative_mass == 0.25
     ids = torch.arange(1, 9)[None]
@@ -49,9 +49,7 @@ def test_early_stopping_keeps_the_lower_loss_of_equally_accurate_checkpoints(tmp
         save_strategy="epoch", load_best_model_at_end=True, metric_for_best_model="accuracy",
     )  # fmt: skip
     callbacks = [ScriptedEvaluations(scores), EarlyStoppingCallback(3)]
-    trainer = FinetuneTrainer(
-        model=new_model(1.0), args=args, train_dataset=rows, eval_dataset=rows, callbacks=callbacks
-    )
+    trainer = SignedTrainer(model=new_model(1.0), args=args, train_dataset=rows, eval_dataset=rows, callbacks=callbacks)
     trainer.train()
     assert trainer.state.best_model_checkpoint.endswith(f"checkpoint-{best_step}")
 
@@ -65,7 +63,7 @@ def test_shares_of_the_steps_are_no_difference_from_a_checkpoint_s_numbers_of_st
         logging_steps=0.2, eval_steps=0.5, save_steps=0.5, eval_strategy="steps",
     )  # fmt: skip
     more = {"args": args, "train_dataset": rows, "eval_dataset": rows}
-    FinetuneTrainer(model=new_model(1.0), **more).train()
-    FinetuneTrainer(model=new_model(1.0), **more).train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    SignedTrainer(model=new_model(1.0), **more).train()
+    SignedTrainer(model=new_model(1.0), **more).train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
     assert not reported
     assert (args.logging_steps, args.eval_steps, args.save_steps) == (0.2, 0.5, 0.5)

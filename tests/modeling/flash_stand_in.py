@@ -94,7 +94,7 @@ def attended(q, k, v, options, outputs, returned):
     return found if returned else found[0]
 
 
-# the arguments of the public functions that transformers looks for, of FlashAttention 2, 3 and 4
+# the public functions that transformers looks for, of FlashAttention 2 (3 returns one output less) and 4
 
 
 def flash_2(
@@ -129,23 +129,6 @@ def kvcache_2(
     return (out, lse) if return_softmax_lse else out
 
 
-def flash_3(
-    q, k, v, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, deterministic=False,
-    return_attn_probs=False,
-):  # fmt: skip
-    options = {"softmax_scale": softmax_scale, "causal": causal, "window_size": window_size, "softcap": softcap}
-    return attended(q, k, v, options, 2, return_attn_probs)
-
-
-def varlen_3(
-    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale=None, causal=False,
-    window_size=(-1, -1), softcap=0.0, deterministic=False, return_attn_probs=False,
-):  # fmt: skip
-    options = {"softmax_scale": softmax_scale, "causal": causal, "window_size": window_size, "softcap": softcap}
-    options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    return attended(q, k, v, options, 2, return_attn_probs)
-
-
 def flash_4(
     q, k, v, softmax_scale=None, causal=False, window_size=(None, None), softcap=0.0, deterministic=False,
     return_lse=False,
@@ -165,7 +148,6 @@ def varlen_4(
 
 KERNELS = {
     "flash_attention_2": (flash_2, varlen_2, kvcache_2),
-    "flash_attention_3": (flash_3, varlen_3, None),
     "flash_attention_4": (flash_4, varlen_4, None),
 }
 

@@ -25,8 +25,11 @@ def projections(batch=2, heads=2, queries=33, keys=29, head_dim=16, value_dim=No
     return [t.to(DEVICE, dtype).transpose(1, 2).detach().requires_grad_() for t in tensors]
 
 
-def grouped(queries=1, keys=300, **options):
-    """Four heads that share the keys of two; the keys are three parts for the kernel of few queries."""
+KEYS = 140  # two parts for the kernel of few queries
+
+
+def grouped(queries=1, keys=KEYS, **options):
+    """Four heads that share the keys of two."""
     query = projections(heads=4, queries=queries, keys=keys, **options)[0]
     return [query, *projections(heads=2, queries=queries, keys=keys, **options)[1:]]
 

@@ -9,6 +9,7 @@ from hf_bidir import bidir_attention
 from tests.modeling.fused_inputs import (
     DEVICE,
     HALF,
+    KEYS,
     MASKS,
     assert_agree,
     assert_as_exact_as_the_plain_path,
@@ -179,13 +180,13 @@ def test_key_heads_serve_several_heads_each(kind, causal, window):
      (1, torch.bfloat16, "holes")],
 )  # fmt: skip
 def test_few_queries_over_many_keys_err_at_most_twice_as_much_as_the_eager_path(queries, dtype, kind):
-    assert_exact(grouped(queries, dtype=dtype), mask(kind, 2, 4, queries, 300), negative_mass=0.3)
+    assert_exact(grouped(queries, dtype=dtype), mask(kind, 2, 4, queries, KEYS), negative_mass=0.3)
 
 
 @pytest.mark.parametrize("activation", ["tanhmax", "softmax"])
 def test_heads_of_different_masses_and_softmax_are_merged_alike(activation):
     options = {"negative_mass": [0.0, 0.3, 1.0, 0.5], "activation": activation}
-    assert_agree(grouped(2), mask("padding", 2, 4, 2, 300), **options)
+    assert_agree(grouped(2), mask("padding", 2, 4, 2, KEYS), **options)
 
 
 @pytest.mark.parametrize("size", [1e-6, 60.0])
@@ -204,15 +205,15 @@ def test_small_scores_in_one_part_and_large_ones_in_another_keep_their_digits():
 
 def test_a_nan_in_one_part_reaches_only_the_heads_that_share_its_key():
     query, key, value = (x.detach().clone() for x in grouped())
-    key[0, 1, 200, 0] = float("nan")
+    key[0, 1, 130, 0] = float("nan")
     spoilt = bidir_attention(query, key, value, implementation="fused")[0].isnan().all(-1)
     assert spoilt[..., 0].tolist() == [[False, False, True, True], [False] * 4]
 
 
 def test_keys_may_be_the_filled_part_of_a_static_cache():
     query, key, value = (x.detach() for x in grouped())
-    caches = [torch.full((2, 2, 512, 16), float("nan"), device=DEVICE) for _ in range(2)]
+    caches = [torch.full((2, 2, 256, 16), float("nan"), device=DEVICE) for _ in range(2)]
     for cache, states in zip(caches, (key, value), strict=True):
-        cache[:, :, :300] = states
-    got = bidir_attention(query, *(cache[:, :, :300] for cache in caches), implementation="fused")[0]
+        cache[:, :, :KEYS] = states
+    got = bidir_attention(query, *(cache[:, :, :KEYS] for cache in caches), implementation="fused")[0]
     torch.testing.assert_close(got, bidir_attention(query, key, value, implementation="fused")[0])

@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("triton")
 
+from hf_bidir.modeling.fused_tilings import TILINGS
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MAIN = ("forward", "query_gradient", "key_value_gradient")
 COMPILE = """
@@ -19,62 +21,46 @@ from fused_instructions import compiled
 for case in json.loads(sys.argv[1]):
     print(compiled(**case).metadata.shared // 1024)
 """
+SHARED = {"ampere": (80, 163), "ada": (86, 99), "hopper": (90, 227)}  # compute capability, KiB of shared memory
+OPTIONS = [
+    {"given": ["keep", "shifts", "grad_shift"], "PER_KEY": True},
+    {"given": ["keep", "seed"], "dtype": "fp16", "head_dim": 40, "value_dim": 80},
+    {"given": ["query_starts", "key_starts", "window"], "CAUSAL": True},
+    {"given": ["bias", "grad_bias", "cap"]},
+    {"SIGNED": False, "LEVELLED": True, "UNIT": 1},
+    {"dtype": "fp32"},
+]
+DECODING = [
+    {"given": ["keep", "shifts"], "PER_KEY": True},
+    {"given": ["keep", "bias", "cap"], "dtype": "fp16"},
+    {"SIGNED": False, "LEVELLED": True, "dtype": "fp32"},
+]
 
 
-def shared_memory(cases: list[dict]) -> list[int]:
-    """KiB of shared memory of every case; fails where one does not compile."""
+def cases() -> list[tuple[dict, int]]:
+    """What is compiled, with the shared memory that there is for it."""
+    hopper = [{"name": name, "tiling": [64, 32, 4, 2], **options} for name, options in product(MAIN, OPTIONS)]
+    hopper += [{"name": "decode", "tiling": [16, 64, 4, 3], **options} for options in DECODING]
+    found = [(case, SHARED["hopper"][1]) for case in [*hopper, {"name": "merge", "tiling": [0, 0, 4, 1]}]]
+    for architecture, (capability, limit) in SHARED.items():
+        for name, mode, size in [*product(MAIN, ("tanhmax",), (256,)), ("forward", "softmax", 128)]:
+            tiling = TILINGS[f"{architecture} {name} {mode} {size}"]
+            case = {"name": name, "tiling": tiling, "head_dim": size, "SIGNED": mode == "tanhmax", "arch": capability}
+            found.append((case, limit))
+    for name in MAIN:  # the smallest blocks, where heads are largest
+        case = {"name": name, "arch": 86, "head_dim": 256, "dtype": "fp32", "given": ["bias"], "tiling": [16, 16, 4, 1]}
+        found.append((case, SHARED["ada"][1]))
+    return found
+
+
+def test_every_option_and_tiling_compiles_and_fits_its_architecture():
     done = subprocess.run(
-        [sys.executable, "-c", COMPILE, json.dumps(cases)],
+        [sys.executable, "-c", COMPILE, json.dumps([case for case, _ in cases()])],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": str(BENCHMARKS), "TRITON_INTERPRET": "0"},
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return [int(line) for line in done.stdout.split()]
-
-
-@pytest.mark.parametrize("name", MAIN)
-def test_every_option_compiles_for_hopper(name):
-    cases = [
-        {"given": ["keep", "shifts", "grad_shift"], "PER_KEY": True},
-        {"given": ["keep", "seed"], "dtype": "fp16", "head_dim": 40, "value_dim": 80},
-        {"given": ["query_starts", "key_starts", "window"], "CAUSAL": True},
-        {"given": ["bias", "grad_bias", "cap"]},
-        {"SIGNED": False, "LEVELLED": True, "UNIT": 1},
-        {"dtype": "fp32"},
-    ]
-    shared_memory([{"name": name, "tiling": [64, 32, 4, 2], **case} for case in cases])
-
-
-def test_every_option_of_decoding_compiles_for_hopper():
-    cases = [
-        {"given": ["keep", "shifts"], "PER_KEY": True},
-        {"given": ["keep", "bias", "cap"], "dtype": "fp16"},
-        {"SIGNED": False, "LEVELLED": True, "dtype": "fp32"},
-    ]
-    cases = [{"name": "decode", "tiling": [16, 64, 4, 3], **case} for case in cases]
-    shared_memory([*cases, {"name": "merge", "tiling": [0, 0, 4, 1]}])
-
-
-@pytest.mark.parametrize(
-    ("architecture", "capability", "limit"), [("ampere", 80, 163), ("ada", 86, 99), ("hopper", 90, 227)]
-)
-def test_every_tiling_of_the_table_compiles_and_fits_its_architecture(architecture, capability, limit):
-    from hf_bidir.modeling.fused_tilings import TILINGS
-
-    entries = [*product(MAIN, ("tanhmax",), (256,)), *product(MAIN[:1], ("softmax",), (128,))]
-    cases = [
-        {
-            "name": name, "tiling": TILINGS[f"{architecture} {name} {mode} {size}"], "arch": capability,
-            "head_dim": size, "SIGNED": mode == "tanhmax",
-        }
-        for name, mode, size in entries
-    ]  # fmt: skip
-    for case, needed in zip(cases, shared_memory(cases), strict=True):
+    for (case, limit), needed in zip(cases(), map(int, done.stdout.split()), strict=True):
         assert needed <= limit, case
-
-
-def test_the_smallest_blocks_fit_everywhere_even_where_heads_are_largest():
-    cases = [{"name": name, "arch": 86, "head_dim": 256, "dtype": "fp32", "given": ["bias"]} for name in MAIN]
-    assert max(shared_memory([{**case, "tiling": [16, 16, 4, 1]} for case in cases])) <= 99

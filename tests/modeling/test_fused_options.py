@@ -10,6 +10,7 @@ from hf_bidir.modeling.attention_call import attention_call
 from hf_bidir.modeling.eager_attention import eager_attention
 from tests.modeling.fused_inputs import (
     DEVICE,
+    KEYS,
     assert_as_exact_as_the_plain_path,
     attended,
     grouped,
@@ -112,7 +113,7 @@ def test_small_scores_under_a_cap_keep_their_digits():
 def test_few_queries_over_many_keys_take_a_bias_and_a_cap():
     inputs = grouped(2)
     assert_as_exact_as_the_plain_path(
-        *compared(inputs, attention_call(*inputs[:2], softcap=3.0), bias=bias_of((1, 4, 2, 300)))
+        *compared(inputs, attention_call(*inputs[:2], softcap=3.0), bias=bias_of((1, 4, 2, KEYS)))
     )
 
 

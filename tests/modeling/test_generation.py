@@ -8,7 +8,7 @@ from transformers import MistralConfig, MistralForCausalLM, StaticCache
 
 from hf_bidir import BidirLlamaForCausalLM, signed
 from hf_bidir.modeling.signed_layers import signed_layers
-from tests.tiny_models import DECODERS, SHAPE, TEXT, VOCABULARY, stock_model
+from tests.tiny_models import DECODERS, FAMILIES, SHAPE, TEXT, VOCABULARY, stock_model
 
 GREEDY = {"max_new_tokens": 7, "min_new_tokens": 7, "do_sample": False}
 
@@ -27,7 +27,7 @@ def decoder(request):
     return signed(stock_model(request.param))
 
 
-@pytest.mark.parametrize("family", [*DECODERS, "bart", "t5"])
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family in (*DECODERS, "bart", "t5")])
 def test_a_converted_model_has_the_logits_of_the_stock_model_in_every_padded_step_over_its_cache(family):
     stock = stock_model(family).bfloat16()
     keep = torch.tensor([[0, 0, 0, 1, 1], [1, 1, 1, 1, 1]])
@@ -72,14 +72,15 @@ def test_beams_find_a_text_that_is_at_least_as_likely_as_the_greedy_one(model):
         beams = getattr(found, "beam_indices", None)
         return model.compute_transition_scores(found.sequences, found.scores, beams, normalize_logits=True).sum(1)
 
-    assert (likelihood(num_beams=4) >= likelihood() - 1e-4).all()
+    assert (likelihood(num_beams=4) >= likelihood() - 1e-3).all()
 
 
 def test_an_assistant_changes_no_token(decoder):
     prompt = prompts(batch=1)
     assistant = signed(stock_model("llama", num_hidden_layers=1), negative_mass=0.0)
-    expected = decoder.generate(prompt, **GREEDY)
-    assert torch.equal(decoder.generate(prompt, **GREEDY, assistant_model=assistant), expected)
+    options = {"max_new_tokens": 7, "do_sample": False, "eos_token_id": None}
+    expected = decoder.generate(prompt, **options)
+    assert torch.equal(decoder.generate(prompt, **options, assistant_model=assistant), expected)
 
 
 def test_a_step_over_a_static_cache_compiles_into_one_graph():

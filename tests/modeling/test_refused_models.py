@@ -93,7 +93,7 @@ UNSIGNABLE = {
 }
 
 
-@pytest.mark.parametrize("name", UNSIGNABLE)
+@pytest.mark.parametrize("name", [name for name in UNSIGNABLE if hasattr(transformers, name)])
 def test_attention_that_cannot_be_signed_is_refused_with_its_place(name):
     stock, (fields, message) = getattr(transformers, name), UNSIGNABLE[name]
     with torch.device("meta"), pytest.raises(ValueError, match=message):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from hf_bidir import BidirRnnConfig, BidirRnnForSequenceClassification, BidirRnnModel, tanhmax
+from hf_bidir import BidirRnnConfig, BidirRnnForSequenceClassification, BidirRnnModel
 from hf_bidir.explain import contributions, erasure, token_scores
 from hf_bidir.modeling.modeling_bidir_rnn import encode
 
@@ -114,15 +114,12 @@ def test_hard_selection_trains_scores_and_values_and_never_draws_padding():
     torch.testing.assert_close(torch.stack(drawn).abs(), drawn[0].abs().expand(20, -1))
 
 
-@pytest.mark.parametrize("labels", [[0, 1, 2], [-1, 0, 1]])
-def test_an_unknown_label_is_refused(labels):
-    with pytest.raises(ValueError, match="expected labels from 0 to 1, one per text; got"):
-        model_of()(**texts(), labels=torch.tensor(labels))
-
-
-def test_without_a_mask_the_pad_token_is_padding():
+def test_without_a_mask_the_pad_token_is_padding_and_an_unknown_label_is_refused():
     model, batch = model_of("lstm"), texts()
     torch.testing.assert_close(model(batch["input_ids"]).logits, model(**batch).logits)
+    for labels in ([0, 1, 2], [-1, 0, 1]):
+        with pytest.raises(ValueError, match="expected labels from 0 to 1, one per text; got"):
+            model(**batch, labels=torch.tensor(labels))
 
 
 def test_the_auto_class_finds_a_classifier_from_which_the_encoder_alone_loads_too(tmp_path):
@@ -194,19 +191,9 @@ def test_a_config_that_cannot_be_is_refused(config, message):
         BidirRnnConfig(**config)
 
 
-def test_padding_on_the_left_of_an_encoder_is_refused():
+def test_padding_on_the_left_of_an_encoder_and_neither_words_nor_embeddings_are_refused():
     batch = texts()
-    with pytest.raises(ValueError, match="padding on the right"):
-        model_of("lstm")(batch["input_ids"].flip(1), batch["attention_mask"].flip(1))
-
-
-def test_neither_words_nor_embeddings_are_refused():
     with pytest.raises(ValueError, match="expected either input_ids or inputs_embeds"):
         model_of()()
-
-
-def test_the_coefficients_of_the_model_are_those_of_tanhmax():
-    model, batch = model_of(), texts()
-    coefficients = model(**batch, output_attentions=True).attentions[0][:, 0, 0]
-    scores = model.rnn.attention.score(None, model.rnn.embeddings(batch["input_ids"]))[:, 0]
-    torch.testing.assert_close(coefficients, tanhmax(scores, batch["attention_mask"].bool()))
+    with pytest.raises(ValueError, match="padding on the right"):
+        model_of("lstm")(batch["input_ids"].flip(1), batch["attention_mask"].flip(1))

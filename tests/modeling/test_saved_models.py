@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageClassification,
     AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
 )
 
 import hf_bidir
@@ -105,20 +108,35 @@ def recurrent(head, **fields):
     return head(BidirRnnConfig(**shape | fields)).eval()
 
 
+OLD = Path(__file__).parents[1] / "fixtures/bert_of_version_0.1.zip"  # saved while λ could be learned
+OLD_INPUTS, OLD_LOGITS = {"input_ids": torch.arange(3, 13)[None]}, torch.tensor([[0.3167, -0.2642]])  # of that version
+
+
 @pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory):
-    """By name, the logits of each saved model in one process that has no hf_bidir."""
+def old(tmp_path_factory):
+    """A checkpoint of an earlier version."""
+    folder = tmp_path_factory.mktemp("old")
+    with zipfile.ZipFile(OLD) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory, old):
+    """By name, the logits of each saved model, and of an old one, in one process that has no hf_bidir."""
     folder, child = tmp_path_factory.mktemp("alone"), ["import runpy", f"child = runpy.run_path({str(CHILD)!r})"]
-    for name, (make, inputs, auto) in ALONE.items():
+    models = [(name, folder / name, inputs_of(inputs), auto) for name, (_, inputs, auto) in ALONE.items()]
+    for name, (make, _, _) in ALONE.items():
         make().save_pretrained(folder / name)
-        save_file(inputs_of(inputs), folder / f"{name}.inputs")
-        files = [str(folder / name), auto, str(folder / f"{name}.inputs"), str(folder / f"{name}.outputs")]
+    for name, source, inputs, auto in [*models, ("old", old, OLD_INPUTS, "AutoModelForSequenceClassification")]:
+        save_file(inputs, folder / f"{name}.inputs")
+        files = [str(source), auto, str(folder / f"{name}.inputs"), str(folder / f"{name}.outputs")]
         child.append(f"child['main'](*{files})")
     environment = os.environ | {"HF_MODULES_CACHE": str(folder / "modules"), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-I", "-c", "\n".join(child)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, cwd=folder)
     assert done.returncode == 0, done.stderr
-    return {name: main_output(load_file(folder / f"{name}.outputs")) for name in ALONE}
+    return {name: main_output(load_file(folder / f"{name}.outputs")) for name in (*ALONE, "old")}
 
 
 def main_output(outputs):
@@ -131,7 +149,14 @@ def test_a_saved_model_reloads_in_a_process_that_has_no_hf_bidir(elsewhere, name
     torch.testing.assert_close(elsewhere[name], main_output(make()(**inputs_of(inputs))), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["bert", "vit", "llama"])
+def test_a_checkpoint_of_an_earlier_version_loads_with_the_package_and_with_its_own_code_alone(old, elsewhere):
+    model = AutoModelForSequenceClassification.from_pretrained(old).eval()
+    assert type(model) is BidirBertForSequenceClassification
+    for logits in (model(**OLD_INPUTS).logits, elsewhere["old"]):
+        torch.testing.assert_close(logits, OLD_LOGITS, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["vit", "llama"])
 def test_an_encoder_loaded_from_a_head_has_the_saved_tensors(family, tmp_path):
     saved = signed_model(family)
     saved.save_pretrained(tmp_path)

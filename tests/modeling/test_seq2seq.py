@@ -34,6 +34,9 @@ def test_padding_of_inputs_and_of_labels_changes_nothing(encoder, style):
     first = model(batch["input_ids"][:1], labels=batch["labels"][:1])
     counted = (4 * first.loss + 2 * alone.loss) / 6
     torch.testing.assert_close(together.loss, counted, rtol=0, atol=1e-6)
+    shifted = torch.tensor([[1, 7, 8, 9], [1, 5, 2, 0]])
+    read = model(batch["input_ids"], batch["attention_mask"], decoder_input_ids=shifted).logits
+    torch.testing.assert_close(together.logits, read)
 
 
 @every_style
@@ -41,13 +44,6 @@ def test_everything_is_trained(style):
     model = model_of(decoder_style=style, attn_scope="local-p", attn_window=2)
     model.train()(**texts()).loss.backward()
     assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
-
-
-def test_the_decoder_input_is_the_labels_shifted_right():
-    model, batch = model_of(), texts()
-    written = torch.tensor([[1, 7, 8, 9], [1, 5, 2, 0]])
-    read = model(batch["input_ids"], batch["attention_mask"], decoder_input_ids=written).logits
-    torch.testing.assert_close(model(**batch).logits, read)
 
 
 def test_a_step_of_luong_is_its_formula_written_out():
@@ -131,9 +127,11 @@ def test_a_config_that_cannot_be_is_refused(config, message):
         BidirRnnConfig(**TINY | {"decoder_style": "luong"} | config)
 
 
-def test_a_classifiers_config_makes_no_decoder():
+def test_a_classifiers_config_makes_no_decoder_and_a_decoder_needs_input():
     with pytest.raises(ValueError, match='needs a config with decoder_style="luong" or "bahdanau"'):
         BidirRnnForSeq2SeqLM(BidirRnnConfig())
+    with pytest.raises(ValueError, match=r"expected decoder_input_ids .* or labels; .* call generate"):
+        model_of()(texts()["input_ids"])
 
 
 @pytest.mark.parametrize(
@@ -156,8 +154,3 @@ def test_a_text_that_is_all_padding_is_read_as_nothing_and_a_batch_without_posit
     assert (padding.cross_attentions[0] == 0).all()
     with pytest.raises(ValueError, match=r"expected at least one text with at least one position; got .* \(2, 0\)"):
         model(torch.zeros(2, 0, dtype=torch.long), labels=texts()["labels"])
-
-
-def test_missing_decoder_input_is_one_error():
-    with pytest.raises(ValueError, match=r"expected decoder_input_ids .* or labels; .* call generate"):
-        model_of()(texts()["input_ids"])

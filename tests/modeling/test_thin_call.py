@@ -69,6 +69,7 @@ def layer_of(model_class, config_class, **config):
 
 
 # A third of what they were at commit 569b9f8: 128 and 119 for layers, 141 and 116 for attention alone.
+@pytest.mark.skipif(torch.__version__ < "2.9", reason="the interpreter of the first Triton makes other calls")
 @pytest.mark.parametrize("implementation", ["sdpa", "fused"])
 def test_a_signed_layer_calls_few_more_functions_than_a_stock_layer(implementation):
     if implementation == "fused":
@@ -77,6 +78,7 @@ def test_a_signed_layer_calls_few_more_functions_than_a_stock_layer(implementati
     assert python_calls(signed) - python_calls(layer_of(BertModel, BertConfig)) <= 40
 
 
+@pytest.mark.skipif(torch.__version__ < "2.9", reason="the interpreter of the first Triton makes other calls")
 @pytest.mark.parametrize(("implementation", "most"), [("chunked", 47), ("fused", 38)])
 def test_attention_calls_few_functions_forward_and_backward(implementation, most):
     inputs = INPUTS

@@ -21,7 +21,6 @@ from app import (
     opened,
 )
 from app import page as build_page
-from pictures import common_scale
 from PIL import Image
 from playwright.sync_api import expect, sync_playwright
 from screenshots import CHROMIUM, FLAGS
@@ -156,6 +155,10 @@ def test_the_page_opens_with_an_explained_example_on_one_colour_scale(visit):
     legends = [card(page, side).locator(".picture .legend").inner_text() for side in (0, 1)]
     assert legends[0] == legends[1]
     assert page.locator(".patch i").evaluate_all("all => new Set(all.map(one => one.style.background)).size") > 8
+    before = card(page, 0).locator(".block.title").inner_text()
+    page.locator("input[type=file]").set_input_files(ROOT / "space/examples/digits/4.png")  # explained at once
+    expect(card(page, 0).locator(".block.title")).not_to_have_text(before)
+    expect(card(page, 0).locator(".patch")).to_have_count(16)
 
 
 @needs_browser
@@ -171,15 +174,6 @@ def test_a_click_on_a_head_shows_that_head_in_both_models_until_all_are_asked_fo
     for side in (0, 1):
         expect(card(page, side).locator(".picture p")).to_contain_text("all heads")
         assert card(page, side).locator(".patches").inner_html() == before[side]
-
-
-@needs_browser
-def test_an_uploaded_image_is_explained_at_once(visit):
-    page = visit()
-    before = card(page, 0).locator(".block.title").inner_text()
-    page.locator("input[type=file]").set_input_files(ROOT / "space/examples/digits/4.png")
-    expect(card(page, 0).locator(".block.title")).not_to_have_text(before)
-    expect(card(page, 0).locator(".patch")).to_have_count(16)
 
 
 @needs_browser
@@ -200,17 +194,7 @@ def test_a_text_model_colours_the_words_and_shows_their_numbers(visit):
 
 
 @needs_browser
-def test_html_in_a_text_is_shown_and_not_obeyed(visit):
-    page = visit()
-    choose_text_model(page)
-    explain(page, '<img src=x onerror="window.obeyed=1"> <b id=bold>bold</b>')
-    expect(words(page, 0).filter(has_text="img")).to_have_count(1)
-    assert page.evaluate("window.obeyed") is None
-    assert page.locator("#bold").count() == 0
-
-
-@needs_browser
-def test_bad_input_gives_one_line_and_the_page_goes_on(visit):
+def test_bad_input_gives_one_line_html_is_shown_and_not_obeyed_and_the_page_goes_on(visit):
     page = visit()
     choose_text_model(page)
     explain(page, "   ")
@@ -219,6 +203,10 @@ def test_bad_input_gives_one_line_and_the_page_goes_on(visit):
     page.get_by_role("button", name=SENTENCES[2]).click()
     expect(words(page, 1)).to_have_text(SENTENCES[2].split())
     expect(page.locator(".message p")).to_be_hidden()
+    explain(page, '<img src=x onerror="window.obeyed=1"> <b id=bold>bold</b>')
+    expect(words(page, 0).filter(has_text="img")).to_have_count(1)
+    assert page.evaluate("window.obeyed") is None
+    assert page.locator("#bold").count() == 0
 
 
 @needs_browser
@@ -242,14 +230,8 @@ def test_counterparts_are_found_by_name_and_those_of_the_same_owner_first():
     known = ["a/x-tanhmax", "b/x-softmax", "c/alone-tanhmax", "d/other", "tanhmax-lab/y-softmax", "a/x-softmax"]
     others = ["a/x-softmax", "a/x-tanhmax", None, None, None, "a/x-tanhmax"]
     assert [counterpart_of(name, known) for name in known] == others
-
-
-def test_a_pair_is_offered_once_and_a_checkpoint_without_counterpart_by_its_name():
     known = ["a/x-tanhmax", "a/x-softmax", "b/alone-softmax", "c/other"]
     assert offered_models(known) == [("x", known[0]), ("alone-softmax", known[2]), ("other", known[3])]
-
-
-def test_committed_checkpoints_with_weights_are_found():
     assert {Path(name).name for name in found_here()} >= {"digits-tanhmax", "digits-softmax"}
 
 
@@ -281,12 +263,11 @@ def test_what_an_encoder_decoder_generates_is_shown_as_an_alignment(tmp_path):
     assert response["words 0"]["visible"] is False
 
 
-def test_a_checkpoint_without_counterpart_is_shown_alone(texts):
-    response = response_to(texts[:1], SENTENCES[0])
-    assert (response["column 0"]["visible"], response["column 1"]["visible"]) == (True, False)
-
-
 def test_both_models_are_explained_for_the_class_that_the_first_predicts(texts):
+    offered, alone = opened(texts, texts[0]), response_to(texts[:1], SENTENCES[0])
+    assert (offered["text"]["visible"], offered["image"]["visible"]) == (True, False)
+    assert offered["target"]["choices"] == [PREDICTED, "LABEL_0", "LABEL_1"]
+    assert (alone["column 0"]["visible"], alone["column 1"]["visible"]) == (True, False)
     response = response_to(texts, SENTENCES[0])
     explained_class = [re.search(r"the logit of (\w+)", response[f"title {side}"]["value"])[1] for side in (0, 1)]
     assert re.search(r"\w+: (\w+) \(", response["title 0"]["value"])[1] == explained_class[0] == explained_class[1]
@@ -296,12 +277,6 @@ def test_a_method_of_the_whole_model_ignores_the_head_and_locks_the_grid(texts):
     response = response_to(texts, SENTENCES[0], method="gradient", chosen=[0, 1])
     assert response["results"]["visible"] is True
     assert response["heads 0"]["value"].count(" disabled>") == 4
-
-
-def test_a_page_that_was_never_given_a_text_asks_for_one(texts):
-    response = response_to(texts)
-    assert "type a text" in response["message"]["value"]
-    assert response["results"]["visible"] is False
 
 
 @pytest.mark.parametrize("image", [Image.new("RGBA", (9, 9)), Image.new("I;16", (9, 9))], ids=["clear", "16 bits"])
@@ -327,15 +302,3 @@ def test_a_text_beyond_every_limit_is_cut_before_it_is_tokenized(texts):
     title = response_to(texts, "good " * 5000)["title 0"]["value"]
     windows = int(re.search(r"the mean over (\d+) overlapping windows", title)[1])
     assert windows < LONGEST / 10  # not of all 5000 words
-
-
-def test_what_can_be_chosen_is_what_the_checkpoint_has(texts):
-    offered = opened(texts, texts[0])
-    assert (offered["text"]["visible"], offered["image"]["visible"]) == (True, False)
-    assert offered["target"]["choices"] == [PREDICTED, "LABEL_0", "LABEL_1"]
-    assert "contributions" in offered["method"]["choices"]
-
-
-def test_one_scale_holds_the_scores_of_both_models():
-    scale = common_scale([torch.tensor([0.5, 0.1]), torch.tensor([[-2.0], [1.0]])])
-    assert scale.ends == (-2.0, 2.0)

@@ -10,12 +10,11 @@ import pytest
 from datasets import Dataset
 from transformers import BertConfig, BertModel, BertTokenizer
 
-from hf_bidir.finetune.tasks.image_classification import image_classification
 from hf_bidir.hub import evaluate_checkpoint
 from hf_bidir.hub.card import card_differences
 from hf_bidir.hub.card_numbers import overall
 from hf_bidir.hub.evaluate import claimed_scores
-from training import checkpoints
+from training import checkpoints, image_classification
 from training.checkpoints import CARDS, PAIRS, Pair
 
 BRIEF = {"max_steps": 2, "eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
@@ -30,9 +29,7 @@ def made(tmp_path_factory):
     place, patch = tmp_path_factory.mktemp("checkpoints"), pytest.MonkeyPatch()
     patch.setattr(checkpoints, "RUNS", place / "runs")
     patch.setattr(checkpoints, "CARDS", place / "cards")
-    pair = Pair(
-        image_classification, dict(zip(NAMES, NAMES, strict=True)), options=dict.fromkeys(NAMES, BRIEF), seeds=2
-    )
+    pair = Pair(image_classification.main, "digits", options=dict.fromkeys(NAMES, BRIEF), seeds=2)
     checkpoints.make(pair, OPTIONS)
     yield pair, place / "runs", place / "cards"
     patch.undo()
@@ -71,7 +68,7 @@ def test_small_weights_lie_beside_their_card_and_no_code_does(made):
 def test_a_finished_run_is_not_repeated(made):
     pair, *_ = made
     trained = []
-    checkpoints.make(replace(pair, task=trained.append), OPTIONS)
+    checkpoints.make(replace(pair, train=trained.append), OPTIONS)
     assert trained == []
 
 
@@ -103,7 +100,7 @@ def test_a_committed_checkpoint_has_the_score_of_its_card(name):
 
 
 def test_every_pair_is_committed():
-    assert {name for pair in PAIRS.values() for name in pair.recipes} == {folder.name for folder in COMMITTED}
+    assert {name for pair in PAIRS.values() for name in pair.checkpoints} == {folder.name for folder in COMMITTED}
 
 
 def test_a_healed_checkpoint_comes_from_its_counterpart_of_the_same_seed(tmp_path, monkeypatch):
@@ -149,9 +146,9 @@ def test_a_pair_of_language_models_is_measured_by_its_perplexity(tmp_path, monke
     brief = {"max_steps": 2, "vocab_size": 300, "block_size": 32, "hidden_size": 24, "num_hidden_layers": 2}
     brief |= {"use_cpu": True, "eval_strategy": "no", "save_strategy": "no"}
     options = Namespace(data_dir=tmp_path, minilm=None, seeds=None)
-    checkpoints.make(replace(pair, options=dict.fromkeys(pair.recipes, brief)), options)
+    checkpoints.make(replace(pair, options=dict.fromkeys(pair.checkpoints, brief)), options)
     table = checkpoints.list_cards().read_text(encoding="utf-8")
-    for name in pair.recipes:
+    for name in pair.checkpoints:
         results = read(tmp_path / "runs" / name, "all_results.json")
         card = (tmp_path / "cards" / name / "README.md").read_text(encoding="utf-8")
         assert card_differences(tmp_path / "cards" / name) == []

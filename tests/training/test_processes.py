@@ -19,7 +19,6 @@ from hf_bidir import (
     BidirLlamaForSequenceClassification,
     signed,
 )
-from hf_bidir.common.errors import InputError
 from hf_bidir.finetune import trainer
 from tests.tiny_models import stock_model
 from training.text_classification import main
@@ -42,7 +41,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, TrainingArguments
 import hf_bidir
-from hf_bidir.finetune.trainer import FinetuneTrainer
+from hf_bidir.finetune.trainer import SignedTrainer
 
 folder, world = sys.argv[1], int(os.environ.get("WORLD_SIZE", "1"))
 shards = {"distributed_config": {"fsdp_size": world}} if world > 1 else {}
@@ -52,7 +51,7 @@ ids = torch.randint(3, 60, (48, 9), generator=torch.Generator().manual_seed(0))
 rows = [{"input_ids": row, "labels": row} for row in ids]
 args = TrainingArguments(f"{folder}/run{world}", use_cpu=True, per_device_train_batch_size=8 // world, max_steps=6,
                          logging_steps=1, report_to="none", save_strategy="no", learning_rate=1e-2)
-trainer = FinetuneTrainer(model=model, args=args, train_dataset=rows)
+trainer = SignedTrainer(model=model, args=args, train_dataset=rows)
 trainer.train()
 trainer.save_model(f"{folder}/saved{world}")
 if trainer.is_world_process_zero():
@@ -106,13 +105,6 @@ def test_an_interrupted_run_continues_with_another_number_of_processes(alone, te
 def test_accumulated_batches_learn_what_one_batch_learns(alone, texts, tmp_path):
     run(texts, tmp_path / "accumulated", 4, "--gradient_accumulation_steps", "2")
     torch.testing.assert_close(losses(tmp_path / "accumulated"), alone, atol=1e-4, rtol=0)
-
-
-def test_an_interrupted_run_is_not_continued_with_another_number_of_examples_per_step(texts, tmp_path, crash):
-    argv = [*texts, *OPTIONS, "--output_dir", str(tmp_path / "run"), "--per_device_train_batch_size"]
-    crash(main, [*argv, "8"], after_steps=7)
-    with pytest.raises(InputError, match=r"a step had 8 examples, and now 4 \(processes x per_device"):
-        main([*argv, "4"])
 
 
 def test_a_sharded_model_learns_what_a_whole_one_learns_and_is_saved_whole(tmp_path, monkeypatch):

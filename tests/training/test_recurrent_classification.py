@@ -14,6 +14,7 @@ RUN = shlex.split(
     "--embedding_size 16 --hidden_size 8 --dropout 0 --max_length 12 --num_train_epochs 15 --learning_rate 1e-2 "
     "--per_device_train_batch_size 8 --use_cpu --disable_tqdm true"
 )
+BRIEF = shlex.split("--max_length 12 --max_steps 1 --use_cpu --disable_tqdm true")
 
 
 @pytest.mark.parametrize("options", ["", "--encoder lstm --bidirectional --attn_score feed_forward"])
@@ -26,27 +27,21 @@ def test_a_run_learns_and_its_folder_works_in_a_pipeline(texts, tmp_path, option
     assert (config["encoder"], config["attn_score"]) == (("lstm", "feed_forward") if options else ("none", "per_token"))
 
 
-def test_a_checkpoint_is_trained_on_and_keeps_its_shape(texts, tmp_path):
-    main([*texts, *RUN, "--output_dir", str(tmp_path / "first")])
-    onward = ["--model_name_or_path", str(tmp_path / "first"), "--max_length", "12", "--max_steps", "2", "--use_cpu"]
-    main([*texts, *onward, "--output_dir", str(tmp_path / "second")])
-    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "second")
-    assert model.config.embedding_size == 16
+def test_a_softmax_checkpoint_is_trained_on_as_a_signed_one_of_the_same_shape(texts, tmp_path):
+    first = ["--attn_activation", "softmax", "--embedding_size", "16", "--output_dir", str(tmp_path / "first")]
+    main([*texts, *BRIEF, *first])
+    onward = ["--model_name_or_path", str(tmp_path / "first"), "--attn_activation", "tanhmax"]
+    main([*texts, *BRIEF, *onward, "--output_dir", str(tmp_path / "second")])
+    config = AutoModelForSequenceClassification.from_pretrained(tmp_path / "second").config
+    assert (config.embedding_size, config.attn_activation) == (16, "tanhmax")
     earlier = json.loads((tmp_path / "first" / "run.json").read_text())
     assert json.loads((tmp_path / "second" / "previous_run.json").read_text()) == earlier
     assert "## Before that" in (tmp_path / "second" / "README.md").read_text()
 
 
-def test_a_softmax_checkpoint_goes_on_as_a_signed_one(texts, tmp_path):
-    main([*texts, *RUN, "--attn_activation", "softmax", "--output_dir", str(tmp_path / "first")])
-    onward = ["--model_name_or_path", str(tmp_path / "first"), "--max_length", "12", "--max_steps", "2", "--use_cpu"]
-    main([*texts, *onward, "--attn_activation", "tanhmax", "--output_dir", str(tmp_path / "second")])
-    assert json.loads((tmp_path / "second" / "config.json").read_text())["attn_activation"] == "tanhmax"
-
-
 def test_the_end_of_a_long_text_can_be_kept_and_the_tokenizer_remembers(texts, tmp_path):
-    cut = ["--max_length", "3", "--truncation_side", "left", "--max_steps", "2", "--use_cpu"]
-    main([*texts, *cut, "--output_dir", str(tmp_path / "run")])
+    cut = ["--max_length", "3", "--truncation_side", "left", "--output_dir", str(tmp_path / "run")]
+    main([*texts, *BRIEF, *cut])
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
     whole = tokenizer("good good bad bad bad", truncation=False)["input_ids"]
     assert tokenizer("good good bad bad bad", truncation=True)["input_ids"] == whole[-3:]

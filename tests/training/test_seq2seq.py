@@ -14,7 +14,7 @@ from tests.training.checkpoints_of_others import checkpoint_of
 from training.seq2seq import main
 
 RUN = shlex.split(
-    "--embedding_size 16 --hidden_size 32 --max_length 4 --num_train_epochs 40 --learning_rate 1e-2 "
+    "--embedding_size 16 --hidden_size 32 --max_length 4 --num_train_epochs 30 --learning_rate 2e-2 "
     "--per_device_train_batch_size 8 --use_cpu --disable_tqdm true"
 )
 
@@ -75,25 +75,28 @@ def test_a_checkpoint_is_trained_on_and_beams_evaluate_it(learned, pairs, tmp_pa
     assert json.loads((tmp_path / "second" / "config.json").read_text())["hidden_size"] == 32
 
 
-def test_a_target_that_does_not_fit_is_one_error(pairs, tmp_path):
-    with pytest.raises(InputError, match=r"expected targets of at most 3 tokens .* in the train split"):
-        main([*pairs, *RUN, "--max_target_length", "3", "--output_dir", str(tmp_path / "run")])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--max_target_length 3", r"expected targets of at most 3 tokens .* in the train split"),
+        ("--target_column goal", r"no column goal; its columns are: source, target. .*--target_column"),
+        ("--target_column source", "expected different columns for source and target; both are source"),
+        ("--attn_scope local-m", r'attn_window of at least 1 for attn_scope="local-m"'),
+        ("--predict_with_generate false", "choose --metric_for_best_model loss"),
+    ],
+)
+def test_options_that_cannot_be_used_are_one_error(pairs, tmp_path, options, message):
+    with pytest.raises(InputError, match=message):
+        main([*pairs, *RUN, *shlex.split(options), "--output_dir", str(tmp_path / "run")])
 
 
-def test_columns_that_there_are_not_are_one_error(pairs, tmp_path):
-    with pytest.raises(InputError, match=r"no column goal; its columns are: source, target. .*--target_column"):
-        main([*pairs, *RUN, "--target_column", "goal", "--output_dir", str(tmp_path / "run")])
-
-
-def test_whole_numbers_are_texts(tmp_path):
+def test_whole_numbers_are_texts_and_rows_are_held_out_where_no_validation_file_is_given(tmp_path):
     (tmp_path / "train.csv").write_text("source,target\n" + "\n".join(f"{n} + 1,{n + 1}" for n in range(12)))
     words = ["--train_file", str(tmp_path / "train.csv"), *RUN, "--num_train_epochs", "1"]
-    assert "eval_exact_match" in main([*words, "--output_dir", str(tmp_path / "run")])
-
-
-def test_a_column_with_two_roles_is_one_error(pairs, tmp_path):
-    with pytest.raises(InputError, match="expected different columns for source and target; both are source"):
-        main([*pairs, *RUN, "--target_column", "source", "--output_dir", str(tmp_path / "run")])
+    words += ["--predict_with_generate", "false", "--metric_for_best_model", "loss"]  # without writing
+    results = main([*words, "--output_dir", str(tmp_path / "run")])
+    assert ("eval_loss" in results, "eval_exact_match" in results) == (True, False)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["data"]["validation"]["rows"] == 2
 
 
 def test_a_checkpoint_that_lacks_weights_is_one_error(pairs, tmp_path):
@@ -105,26 +108,7 @@ def test_a_checkpoint_that_lacks_weights_is_one_error(pairs, tmp_path):
         main([*pairs, *onward, "--output_dir", str(tmp_path / "second")])
 
 
-def test_without_writing_the_loss_has_to_choose(pairs, tmp_path):
-    silent = [*pairs, *RUN, "--predict_with_generate", "false", "--num_train_epochs", "1"]
-    with pytest.raises(InputError, match="choose --metric_for_best_model loss"):
-        main([*silent, "--output_dir", str(tmp_path / "run")])
-    results = main([*silent, "--metric_for_best_model", "loss", "--output_dir", str(tmp_path / "run")])
-    assert "test_loss" in results
-    assert "test_exact_match" not in results
-
-
-def test_a_local_scope_without_a_window_is_one_error(pairs, tmp_path):
-    with pytest.raises(InputError, match=r'attn_window of at least 1 for attn_scope="local-m"'):
-        main([*pairs, *RUN, "--attn_scope", "local-m", "--output_dir", str(tmp_path / "run")])
-
-
-def test_rows_are_held_out_where_no_validation_file_is_given(pairs, tmp_path):
-    main([*pairs[:2], *RUN, "--num_train_epochs", "1", "--output_dir", str(tmp_path / "run")])
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["data"]["validation"]["rows"] == 7
-
-
-@pytest.mark.parametrize("family", ["Bart", "Marian", "T5"])
+@pytest.mark.parametrize("family", ["Marian", "T5"])
 def test_a_softmax_checkpoint_of_transformers_is_trained_on_and_becomes_signed(family, tmp_path):
     head = "MTModel" if family == "Marian" else "ForConditionalGeneration"
     source = checkpoint_of(family, tmp_path / "stock", head=head, **{} if family == "T5" else {"init_std": 0.2})
@@ -133,7 +117,7 @@ def test_a_softmax_checkpoint_of_transformers_is_trained_on_and_becomes_signed(f
     Dataset.from_dict(pairs).to_csv(str(tmp_path / "pairs.csv"), index=False)
     options = ["--model_name_or_path", source, "--train_file", str(tmp_path / "pairs.csv"), "--use_cpu"]
     options += shlex.split(
-        "--max_length 6 --num_train_epochs 60 --learning_rate 5e-3 --disable_tqdm true --eval_strategy no"
+        "--max_length 6 --num_train_epochs 40 --learning_rate 1e-2 --disable_tqdm true --eval_strategy no"
     )
     options += shlex.split("--save_strategy no --load_best_model_at_end false --per_device_train_batch_size 8")
     options += ["--source_prefix", "row "]

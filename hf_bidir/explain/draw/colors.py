@@ -8,9 +8,10 @@ from matplotlib import colormaps
 from matplotlib.cm import ScalarMappable
 from matplotlib.colorbar import Colorbar
 from matplotlib.colors import ListedColormap, Normalize
+from matplotlib.image import AxesImage
 from torch import Tensor
 
-from hf_bidir.explain.spelling import signed
+from hf_bidir.explain.inputs.text import signed
 
 COLORS = colormaps["RdBu_r"]
 STEPS = 256  # colours in a colour bar
@@ -30,7 +31,9 @@ class Scale:
     has_signs: bool
 
     @classmethod
-    def of(cls, values: "np.ndarray | Tensor", has_signs: bool = False, limit: float | None = None) -> "Scale":
+    def of(
+        cls, values: np.ndarray | Tensor | Sequence[float], has_signs: bool = False, limit: float | None = None
+    ) -> "Scale":
         """The scale that just holds these values; `has_signs` and `limit` are those of others drawn beside them."""
         values = as_array(values)
         limit = limit or float(np.abs(values).max(initial=0)) or 1.0
@@ -53,6 +56,10 @@ class Scale:
     def steps(self, count: int = STEPS) -> list[tuple[float, float, float, float]]:
         """Evenly spaced colours from one end of the scale to the other."""
         return [self.color(value) for value in np.linspace(*self.ends, count)]
+
+    def show(self, panel, values: np.ndarray, **placing) -> AxesImage:
+        """Draw a grid of values in the colours of the scale."""
+        return panel.imshow(values, cmap=COLORS, vmin=-self.limit, vmax=self.limit, **placing)
 
     def bar(self, figure, unit: str, **placing) -> Colorbar:
         """Draw a colour bar labelled with the unit."""

@@ -1,7 +1,7 @@
 """Figures of signed scores over images, layers and heads, alignments and words."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,19 @@ from torch import Tensor
 from hf_bidir.common.files import save_figure
 from hf_bidir.explain.draw.colors import COLORS, Scale, as_array, text_color_on
 from hf_bidir.explain.draw.fonts import Figure
-from hf_bidir.explain.spelling import shortened
+from hf_bidir.explain.inputs.text import shortened
 
 LABELLED = 8  # labelled words of each polarity in a scatter
 CAPTION_DENSITY = 15  # characters per inch of a caption
 MARKED_SHARE = 0.3  # share of the largest magnitude from which a patch or cell carries its sign
+CENTRED: dict[str, Any] = {"ha": "center", "va": "center"}
+DISC = {"boxstyle": "circle,pad=0.05", "facecolor": "white", "alpha": 0.6, "linewidth": 0}
+Array = Tensor | np.ndarray
 
 
 def image_heatmap(
-    images: Tensor | np.ndarray,
-    scores: Tensor | np.ndarray,
+    images: Array,
+    scores: Array,
     *,
     titles: Sequence[str] | None = None,
     unit: str = "score",
@@ -40,15 +43,10 @@ def image_heatmap(
     Args:
         images: `[batch, height, width]` or `[batch, channels, height, width]`.
         scores: `[batch, rows, columns]`, or `[batch, patches]` for a square grid of patches.
-        titles: one per image.
-        unit: label of the colour bar.
-        caption: text under the panels.
+        titles, unit, caption: one title per image, the label of the colour bar, and the text under the panels.
         path: file to save the figure to; the suffix sets the format.
         figure: a figure or subfigure to draw into; by default a new one.
         limit: the magnitude of the strongest colour; by default the largest score.
-
-    Returns:
-        The figure.
     """
     images, scores = _grey(images), _grid(scores)
     titles = [""] * len(images) if titles is None else list(titles)
@@ -63,47 +61,33 @@ def image_heatmap(
     panels = figure.subplots(1, len(images), squeeze=False)[0]
     scale = Scale.of(scores, limit=limit)
     for panel, image, grid, title in zip(panels, images, scores, titles, strict=True):
-        _draw_panel(panel, image, grid, scale)
+        (height, width), (rows, columns) = image.shape, grid.shape
+        panel.spines[:].set_color("lightgrey")
+        overlay(panel, image, grid, scale, extent=(-0.5, width - 0.5, height - 0.5, -0.5))
+        across, down = ((np.arange(n) + 0.5) * side / n - 0.5 for n, side in ((columns, width), (rows, height)))
+        panel.set_xticks(across, range(columns), fontsize=7)
+        panel.set_yticks(down, range(rows), fontsize=7)
+        panel.set_xlabel("column", fontsize=7)
+        panel.set_ylabel("row", fontsize=7)
+        panel.tick_params(length=0)
         panel.set_title(title, fontsize=9)
+        for row, column, sign in _marks(grid, scale):
+            panel.text(across[column], down[row], sign, fontsize=9, fontweight="bold", bbox=DISC, **CENTRED)
     scale.bar(figure, unit, ax=panels, shrink=0.9)
-    return _finish(figure, caption, path)
+    return finish(figure, caption, path)
 
 
-def _draw_panel(panel, image: np.ndarray, grid: np.ndarray, scale: Scale) -> None:
-    height, width = image.shape
-    extent = (-0.5, width - 0.5, height - 0.5, -0.5)
-    panel.spines[:].set_color("lightgrey")
-    panel.imshow(image, cmap="gray")
-    overlay = panel.imshow(grid, cmap=COLORS, vmin=-scale.limit, vmax=scale.limit, extent=extent)
-    # at 0 the image shows instead of the white centre of the colour map
-    overlay.set_alpha(0.85 * np.sqrt(np.abs(grid) / scale.limit).clip(max=1))
-    rows, columns = grid.shape
-    panel.set_xticks((np.arange(columns) + 0.5) * width / columns - 0.5, range(columns), fontsize=7)
-    panel.set_yticks((np.arange(rows) + 0.5) * height / rows - 0.5, range(rows), fontsize=7)
-    panel.set_xlabel("column", fontsize=7)
-    panel.set_ylabel("row", fontsize=7)
-    panel.tick_params(length=0)
-    if not scale.has_signs:
-        return
-    for row, column in np.argwhere(np.abs(grid) >= MARKED_SHARE * scale.limit):
-        x, y = (column + 0.5) * width / columns - 0.5, (row + 0.5) * height / rows - 0.5
-        sign = "+" if grid[row, column] > 0 else "−"
-        disc = {"boxstyle": "circle,pad=0.05", "facecolor": "white", "alpha": 0.6, "linewidth": 0}
-        panel.text(x, y, sign, ha="center", va="center", fontsize=9, fontweight="bold", bbox=disc)
-
-
-def _grey(images: Tensor | np.ndarray) -> np.ndarray:
+def _grey(images: Array) -> np.ndarray:
     images = as_array(images)
-    if images.ndim == 4:
-        images = images.mean(axis=1)
-    if images.ndim != 3 or not len(images):
+    grey = images.mean(axis=1) if images.ndim == 4 else images
+    if grey.ndim != 3 or not len(grey):
         raise ValueError(
             f"expected images [batch, height, width] or [batch, channels, height, width], got {images.shape}"
         )
-    return images
+    return grey
 
 
-def _grid(scores: Tensor | np.ndarray) -> np.ndarray:
+def _grid(scores: Array) -> np.ndarray:
     scores = as_array(scores)
     if scores.ndim == 2 and isqrt(scores.shape[1]) ** 2 == scores.shape[1]:
         side = isqrt(scores.shape[1])
@@ -119,7 +103,7 @@ def _grid(scores: Tensor | np.ndarray) -> np.ndarray:
 
 
 def layer_head_grid(
-    values: Tensor | np.ndarray,
+    values: Array,
     *,
     unit: str = "score",
     caption: str | None = None,
@@ -139,20 +123,20 @@ def layer_head_grid(
     width = max(0.48 * heads + 2.2, 4.5)  # inches; narrower figures would break the caption into many lines
     figure = Figure(figsize=(width, 0.36 * layers + 1.5), layout="constrained")
     panel, scale = figure.subplots(), Scale.of(values, limit=limit)
-    panel.imshow(values, cmap=COLORS, vmin=-scale.limit, vmax=scale.limit, origin="lower", aspect="auto")
+    scale.show(panel, values, origin="lower", aspect="auto")
     panel.set(xlabel="head", ylabel="layer", xticks=range(heads), yticks=range(layers))
     for (layer, head), value in np.ndenumerate(values):
         if abs(value) >= 0.05 * scale.limit:
             color = text_color_on(scale.color(value))
-            panel.text(head, layer, scale.number(value), ha="center", va="center", fontsize=6, color=color)
+            panel.text(head, layer, scale.number(value), fontsize=6, color=color, **CENTRED)
     scale.bar(figure, unit, ax=panel)
-    return _finish(figure, caption, path)
+    return finish(figure, caption, path)
 
 
 def alignment_grid(
     written: Sequence[str],
     source: Sequence[str],
-    values: Mapping[str, Tensor | np.ndarray],
+    values: Mapping[str, Array],
     *,
     caption: str | None = None,
     path: str | Path | None = None,
@@ -162,13 +146,11 @@ def alignment_grid(
     Cells of large magnitude carry their sign, so the figure can be read in grey.
 
     Args:
-        written: the generated words, one per row, the first one on top.
-        source: the source words, one per column.
+        written, source: the generated words, one per row, the first one on top; the source words, one per column.
         values: one panel per unit, `[written, source]` each; every panel has its own scale.
         caption, path: as in `image_heatmap`.
     """
-    grids = {unit: as_array(grid) for unit, grid in values.items()}
-    shape = (len(written), len(source))
+    grids, shape = {unit: as_array(grid) for unit, grid in values.items()}, (len(written), len(source))
     for unit, grid in grids.items():
         if grid.shape != shape or not grid.size:
             raise ValueError(f"expected values [written, source] = {shape}, not empty, in each panel; got {grid.shape}")
@@ -179,25 +161,23 @@ def alignment_grid(
     panels = figure.subplots(1, len(grids), squeeze=False, sharey=True)[0]
     for panel, (unit, grid) in zip(panels, grids.items(), strict=True):
         scale = Scale.of(grid)
-        panel.imshow(grid, cmap=COLORS, vmin=-scale.limit, vmax=scale.limit, aspect="auto")
+        scale.show(panel, grid, aspect="auto")
         panel.set_xticks(range(len(source)), [shortened(word, 12) for word in source], rotation=90, parse_math=False)
         panel.set_yticks(range(len(written)), [shortened(word, 20) for word in written], parse_math=False)
         panel.tick_params(length=0, labelsize=8)
         panel.xaxis.tick_top()
         panel.xaxis.set_label_position("top")
         panel.set_xlabel("source token", fontsize=8)
-        for row, column in np.argwhere((np.abs(grid) >= MARKED_SHARE * scale.limit) & scale.has_signs):
-            color = text_color_on(scale.color(grid[row, column]))
-            sign = "+" if grid[row, column] > 0 else "−"
-            panel.text(column, row, sign, ha="center", va="center", fontsize=8, color=color)
+        for row, column, sign in _marks(grid, scale):
+            panel.text(column, row, sign, fontsize=8, color=text_color_on(scale.color(grid[row, column])), **CENTRED)
         scale.bar(figure, unit, ax=panel)
     panels[0].set_ylabel("generated token", fontsize=8)
-    return _finish(figure, caption, path)
+    return finish(figure, caption, path)
 
 
 def word_scatter(
     words: Sequence[str],
-    coefficients: Tensor | np.ndarray,
+    coefficients: Array,
     polarity: Sequence[int] | np.ndarray,
     counts: Sequence[int] | np.ndarray,
     *,
@@ -211,10 +191,8 @@ def word_scatter(
     polarity are labelled where labels do not overlap.
 
     Args:
-        words: the words, `length` in all.
-        coefficients: `[length]`, each word's mean over its occurrences.
+        words, coefficients, counts: `[length]` each; the mean over the occurrences of a word, and their number.
         polarity: `[length]`, above 0 for positive words, below 0 for negative ones.
-        counts: `[length]`, the number of occurrences of each word.
         unit, caption, path: as in `image_heatmap`.
     """
     coefficients, polarity, counts = as_array(coefficients), np.sign(as_array(polarity)), as_array(counts)
@@ -232,26 +210,37 @@ def word_scatter(
     panel.axhline(0, color="black", linewidth=0.5)
     panel.set(xscale="log", xlabel="occurrences", ylabel=unit)
     panel.legend(fontsize=8)
-    _finish(figure, caption, None)
-    figure.draw_without_rendering()  # fixes the layout, on which overlaps of labels depend
+    finish(figure, caption, None).draw_without_rendering()  # fixes the layout, on which overlaps of labels depend
     drawn: list[Bbox] = []
     for sign in (1, -1):
         chosen = polarity == sign
-        largest = np.flatnonzero(chosen)[np.argsort(-np.abs(coefficients[chosen]))[:LABELLED]]
-        for index in largest:
+        for index in np.flatnonzero(chosen)[np.argsort(-np.abs(coefficients[chosen]))[:LABELLED]]:
             place, style = (counts[index], coefficients[index]), dict[str, Any](fontsize=7, parse_math=False)
             label = panel.annotate(words[index], place, (4, 2), textcoords="offset points", **style)
             if (box := label.get_window_extent().expanded(1.1, 1.1)).count_overlaps(drawn):
                 label.remove()
             else:
                 drawn.append(box)
-    return _finish(figure, None, path)
+    return finish(figure, None, path)
 
 
-def _finish(figure: Any, caption: str | None, path: str | Path | None) -> Any:
+def finish(figure: Any, caption: str | None, path: str | Path | None, dpi: int = 120) -> Any:
+    """The figure with its caption, broken into lines, saved if there is a path."""
     if caption:
-        width = (figure.bbox.width / figure.dpi) * CAPTION_DENSITY
-        figure.supxlabel(textwrap.fill(caption, int(width)), fontsize=8, parse_math=False)
+        width = int(figure.bbox.width / figure.dpi * CAPTION_DENSITY)
+        figure.supxlabel(textwrap.fill(caption, width), fontsize=8, parse_math=False)
     if path is not None:
-        save_figure(figure, path, dpi=120)
+        save_figure(figure, path, dpi=dpi)
     return figure
+
+
+def overlay(panel: Any, image: np.ndarray, grid: np.ndarray, scale: Scale, **placing: Any) -> None:
+    """A grey image under colours, which are clear at 0, where the colour map is white."""
+    panel.imshow(image, cmap="gray", **({"vmin": 0, "vmax": 255} if image.dtype == np.uint8 else {}))
+    scale.show(panel, grid, **placing).set_alpha(0.85 * np.sqrt(np.abs(grid) / scale.limit).clip(max=1))
+
+
+def _marks(grid: np.ndarray, scale: Scale) -> Iterator[tuple[int, int, str]]:
+    """Row, column and sign of each cell of large magnitude, if the scale has signs."""
+    for row, column in np.argwhere((np.abs(grid) >= MARKED_SHARE * scale.limit) & scale.has_signs):
+        yield row, column, "+" if grid[row, column] > 0 else "−"

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from hf_bidir.common.files import replacing
 from hf_bidir.explain.draw.colors import Scale, text_color_on
-from hf_bidir.explain.spelling import visible
+from hf_bidir.explain.inputs.text import visible
 
 
 @dataclass(frozen=True)

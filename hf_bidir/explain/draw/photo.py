@@ -1,6 +1,5 @@
 """Smooth maps of scores over a photograph: any scores, a panel per method, or a grid of layers and heads."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,9 @@ from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_bidir.common.files import save_figure
 from hf_bidir.common.images import open_image
-from hf_bidir.explain.draw.colors import COLORS, Scale, as_array
+from hf_bidir.explain.draw.colors import Scale, as_array
+from hf_bidir.explain.draw.figures import finish, overlay
 from hf_bidir.explain.draw.fonts import Figure
 from hf_bidir.explain.inputs.image import read_image
 from hf_bidir.explain.inputs.text import Example
@@ -23,7 +22,6 @@ from hf_bidir.explain.record import Record, check_exists
 from hf_bidir.explain.target import Target, predictions
 
 LARGEST_SIDE = 448  # pixels of a panel's longer side
-OPACITY = 0.85
 WIDE = 4  # most panels in a row by default
 BY_HEAD = ("attention", "signed-attention", "values", "contributions")
 
@@ -43,15 +41,13 @@ def photo_heatmap(
     """Draw scores over a photograph in grey: red for +, blue for −, clear for 0.
 
     Args:
-        photo: the image that the scores belong to.
-        maps: scores `[rows, columns]` of its patches, by title.
+        photo, maps: the image, and scores `[rows, columns]` of its patches, by title.
         units: label of the colour bars, or one by title.
         columns: panels in a row; by default all in one row, of at most four.
         common_scale: one colour scale for all panels, with a single bar.
         with_photo: show the photograph in colour first.
         smooth: bicubic interpolation between patches; otherwise each patch has one colour.
-        caption: text under the panels.
-        path: file to save to; the suffix sets the format, "pdf" for a paper.
+        caption, path: as in `image_heatmap`; "pdf" for a paper.
 
     Raises:
         ValueError: no map, or scores that are not finite.
@@ -72,19 +68,14 @@ def photo_heatmap(
     grey = np.asarray(picture.convert("L"))
     for panel, (title, grid) in zip(panels[int(with_photo) :], grids.items(), strict=False):
         scale = whole if common_scale else Scale.of(grid)
-        _overlay(panel, grey, grid, scale, smooth)
+        overlay(panel, grey, upsampled(grid, grey.shape, smooth), scale)
         panel.set_title(title, fontsize=9 if (columns or 0) <= WIDE else 6, parse_math=False)
         if not common_scale:
             scale.bar(figure, units if isinstance(units, str) else units[title], ax=panel, shrink=0.7)
     if common_scale:
         label = units if isinstance(units, str) else next(iter(units.values()))
         whole.bar(figure, label, ax=list(panels), shrink=0.5)
-    if caption:
-        width = figure.get_size_inches()[0]
-        figure.supxlabel(textwrap.fill(caption, int(15 * width)), fontsize=8, parse_math=False)
-    if path is not None:
-        save_figure(figure, path, dpi=200)
-    return figure
+    return finish(figure, caption, path, dpi=200)
 
 
 def _panels(picture: Image.Image, count: int, columns: int | None) -> tuple[Figure, Any]:
@@ -97,13 +88,6 @@ def _panels(picture: Image.Image, count: int, columns: int | None) -> tuple[Figu
     for panel in panels:
         panel.set_axis_off()
     return figure, panels
-
-
-def _overlay(panel: Any, grey: np.ndarray, grid: np.ndarray, scale: Scale, smooth: bool) -> None:
-    values = upsampled(grid, grey.shape, smooth)
-    panel.imshow(grey, cmap="gray", vmin=0, vmax=255)
-    overlay = panel.imshow(values, cmap=COLORS, vmin=-scale.limit, vmax=scale.limit)
-    overlay.set_alpha(OPACITY * np.sqrt(np.abs(values) / scale.limit).clip(max=1))
 
 
 def upsampled(grid: np.ndarray, shape: tuple[int, ...], smooth: bool = True) -> np.ndarray:
@@ -129,13 +113,10 @@ def vision_maps(
         vision_maps(model, processor, "cat.jpg", ["attention", "contributions"], size=448, path="cat.pdf")
 
     Args:
-        model: a signed vision transformer with patches, such as ViT, DeiT, DINOv2 or the vision model of CLIP.
-        processor: its image processor.
-        image: a photograph of any size.
+        model, processor: a signed vision transformer with patches, such as ViT, DeiT, DINOv2 or the vision model of
+            CLIP, and its image processor.
         methods: names of `METHODS`; by default the attention and the default method. Each panel has its own scale.
-        target: as in `token_scores`.
-        size: use the whole photograph with this shorter side, as in `read_image`.
-        path: file to save to; the suffix sets the format.
+        target, size, path: as in `token_scores`, `read_image` and `image_heatmap`.
     """
     methods = ("attention", None) if methods is None else methods
     chosen = [methods] if isinstance(methods, str) else list(methods)

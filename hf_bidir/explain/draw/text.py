@@ -14,7 +14,7 @@ from hf_bidir.common.files import save_figure
 from hf_bidir.explain.draw.colors import Scale, as_array, text_color_on
 from hf_bidir.explain.draw.fonts import Figure, families, silent_missing_glyphs
 from hf_bidir.explain.draw.page import TextBlock, html_page, write_page
-from hf_bidir.explain.spelling import shortened, visible
+from hf_bidir.explain.inputs.text import shortened, visible
 
 Scores = Tensor | np.ndarray | Sequence[float]
 
@@ -42,14 +42,10 @@ def text_heatmap(
     Args:
         tokens: words or word pieces, `length` of them.
         scores: `[length]`, or several such rows by name, drawn one below the other, each with its own scale.
-        unit: label of the colour bar, or a label for each row by name.
-        caption: text under the figure.
+        unit, caption: label of the colour bar, or one for each row by name; text under the figure.
         path: file to save to. ".html" writes a self-contained page without scripts; any other suffix sets the format
             of the figure.
         limit: the magnitude of the strongest colour in every row; by default each row's largest score.
-
-    Returns:
-        The figure.
 
     Raises:
         ValueError: no tokens, or scores that do not fit them or are not finite.

@@ -17,13 +17,11 @@ LINEAR_IN_THE_EMBEDDING = ("cosine", "dot")  # similarities to a fixed text, cos
 class SentenceEncoder(PreTrainedModel):
     """A signed transformer with the modules of its sentence-transformers folder; computes one embedding per text.
 
-    Attributes:
-        transformer: the model that attends.
-        parts: the modules after it, from pooling to normalisation, as sentence-transformers loads them.
+    Args:
+        transformer, parts: the model that attends, and the modules after it, from pooling to normalisation.
         similarity: "cosine" or "dot".
-        prompt: what sentence-transformers puts before every text by default.
-        lower_case: whether it turns texts into lower case first.
-        reference: the embedding `[entries]` of the text that this one is compared with, if any.
+        prompt, lower_case: what sentence-transformers puts before every text, and whether it is in lower case.
+        against, reference: the text that this one is compared with, if any, and its embedding `[entries]`.
     """
 
     base_model_prefix, makes_embeddings = "transformer", True
@@ -56,9 +54,7 @@ class SentenceEncoder(PreTrainedModel):
     ) -> ModelOutput:
         """The embedding `[batch, entries]`; as it is compared, or without a second text before its normalisation.
 
-        Args:
-            input_ids, attention_mask, others: the inputs of the transformer.
-            pooled: boolean `[batch, length]`, False for tokens whose states are left out of the pooling.
+        `pooled` `[batch, length]` is False for tokens whose states are left out of the pooling.
         """
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         states = self.transformer(input_ids=input_ids, attention_mask=mask, **others).last_hidden_state

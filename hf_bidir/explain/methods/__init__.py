@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.checkpoints.signing import unwrapped
-from hf_bidir.common.errors import did_you_mean
 from hf_bidir.common.extras import extra
 from hf_bidir.explain.record import Inputs, Record, attends_between_tokens, reads_images
 from hf_bidir.explain.target import Target, check_position, takes_embedding
@@ -57,6 +56,7 @@ class Method:
     oriented: bool = False  # needs `orient_heads` at λ = 1
     between_tokens: bool = False  # needs attention from every token to every token
     of_patches: bool = False  # explains images alone
+    of_outputs: bool = False  # reads no coefficients, so that a long text needs little memory
     one_query: bool = False  # starts at a single token, from which the output is read
     by_head: bool = True  # a method that takes a layer takes a head as well
     shared: bool = False  # several outputs of one text take no more passes than one
@@ -171,11 +171,8 @@ def default_method(model: PreTrainedModel, layer: int | None = None, head: int |
     """An eligible method whose mean rank in research/explanations/run.py ties with the best one.
 
     For causal language models the most faithful one of research/explanations/causal.py, or among those of one
-    backward pass, where it would need more than `AFFORDABLE` forward passes. Contributions for a layer or head, a
-    recurrent model, and an encoder-decoder.
-
-    Args:
-        passes: the forward passes of erasure, one per token.
+    backward pass, where it would need more than `AFFORDABLE` forward passes (`passes`, one per token). Contributions
+    for a layer or head, a recurrent model, and an encoder-decoder.
     """
     if reads_images(model):
         best = IMAGE_DEFAULT
@@ -209,12 +206,8 @@ def scores_by_default(
 ) -> tuple[Tensor, str, str]:
     """Scores by a method, or by the default one, and by contributions where that has no rule for the model.
 
-    Args:
-        where: target, position, layer and head, as in `token_scores`.
-
-    Returns:
-        The scores `[batch, length]`, the method that computed them, and a sentence if it is neither the given nor the
-        default one, else "".
+    Returns the scores `[batch, length]`, the method that computed them, and a sentence if it is neither the given nor
+    the default one, else "".
     """
     passes = passes_of(model, inputs)
     chosen = method or default_method(model, where.get("layer"), where.get("head"), passes)
@@ -228,12 +221,7 @@ def scores_by_default(
 
 
 def sink_note(method: str, tokens: Sequence[str], special: Sequence[bool], scores: Tensor) -> str:
-    """One sentence where a sink of the attention holds almost all scores, else "".
-
-    Args:
-        tokens, special: names, and which are special tokens, `[tokens]`.
-        scores: `[..., tokens]`, of a method that traces coefficients.
-    """
+    """One sentence where a sink of the attention holds almost all of the scores `[..., tokens]`, else ""."""
     shares = scores.abs().reshape(-1, scores.shape[-1]).sum(0)
     largest = int(shares.argmax())
     share = shares[largest].item() / max(shares.sum().item(), torch.finfo(torch.float32).tiny)
@@ -248,6 +236,8 @@ def sink_note(method: str, tokens: Sequence[str], special: Sequence[bool], score
 def check_method(method: str, layer: int | None = None, head: int | None = None) -> None:
     """Raise ValueError for an unknown method, or a layer or head for a method that takes none."""
     if method not in METHODS:
+        from hf_bidir.common.errors import did_you_mean
+
         raise ValueError(
             f"unknown method {method!r}; choose one of {', '.join(METHODS)}.{did_you_mean(method, list(METHODS))}"
         )
@@ -260,11 +250,11 @@ def check_method(method: str, layer: int | None = None, head: int | None = None)
 METHODS: dict[str, Method] = {
     "attnlrp": Method(
         "AttnLRP: relevance for y, propagated backwards", "relevance", "1 backward", "attnlrp.relevance",
-        between_tokens=True,
+        between_tokens=True, of_outputs=True,
     ),
     "attnlrp-values": Method(
         "AttnLRP through the values alone, not through the scores", "relevance", "1 backward", "attnlrp.relevance",
-        {"through_scores": False}, between_tokens=True,
+        {"through_scores": False}, between_tokens=True, of_outputs=True,
     ),
     "integrated-attnlrp": Method(
         "AttnLRP, integrated from padding, or from the mean colour for images", "relevance",

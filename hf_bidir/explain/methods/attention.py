@@ -70,20 +70,12 @@ def _step(coefficients: Tensor, residual: float) -> Tensor:
 
 
 def check_attentions(attentions: Sequence[Tensor], keep: Tensor | None) -> Tensor:
-    """Check that every layer has coefficients `[batch, heads, length, length]` of one length.
-
-    Returns:
-        The keep-mask as a boolean `[batch, length]` on the coefficients' device; without one, True everywhere.
-
-    Raises:
-        ValueError: no coefficients, other shapes, or a keep-mask that does not fit.
-    """
+    """The keep-mask as a boolean `[batch, length]` on the device of the coefficients, once both are checked."""
     if isinstance(attentions, Mapping):
         raise ValueError(
             f"expected the coefficients of every layer, got {type(attentions).__name__}; pass its .attentions."
         )
-    missing = attentions is None or len(attentions) == 0 or any(layer is None for layer in attentions)
-    if missing:
+    if attentions is None or len(attentions) == 0 or any(layer is None for layer in attentions):
         raise ValueError(
             "expected the coefficients of every layer, got none: this attention backend does not return them. Call "
             'model.set_attn_implementation("eager") and then the model with output_attentions=True.'

@@ -1,19 +1,57 @@
-"""AttnLRP: relevance that flows from the output to the input in one modified backward pass."""
+"""AttnLRP: relevance that flows from the output to the input in one modified backward pass.
 
-from collections.abc import Iterator
+Each operation computes the same value, with a derivative whose product with the input is relevance.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import edited_projections, hooked, in_evaluation, observed_layers
 from hf_bidir.explain.methods import NoRule
-from hf_bidir.explain.methods.attnlrp_rules import KEY, OTHERS, QUERY, VALUE, RelevanceRules, scaled
-from hf_bidir.explain.methods.input_function import InputFunction
 from hf_bidir.explain.record import Inputs, attends_between_tokens
-from hf_bidir.explain.target import Target
+from hf_bidir.explain.target import InputFunction, Target
+from hf_bidir.modeling.activations import upcast
+
+# Shares of the relevance of `a v`: the product gives half to the values and half to the coefficients, which give what
+# their normaliser does not absorb to query and key, half each.
+QUERY, KEY, VALUE = 0.25, 0.25, 0.5
+OTHERS = "use contributions, erasure or integrated-gradients instead, which need no rules"
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Operations by name; in-place and operator forms, such as add_ and __iadd__, follow the rule of their operation.
+LINEAR = _names(
+    """__get__ __getitem__ __neg__ __setitem__ adaptive_avg_pool1d adaptive_avg_pool2d add alias amax amin as_strided
+    atleast_2d avg_pool1d avg_pool2d batch_norm bfloat16 broadcast_to cat chunk clone concat concatenate
+    constant_pad_nd contiguous conv1d conv2d conv3d conv_transpose2d copy cpu cuda cumsum diagonal double dropout
+    embedding expand expand_as feature_dropout flatten flip float fold gather half hstack index_add index_copy
+    index_put index_select interpolate masked_fill masked_scatter masked_select max max_pool1d max_pool2d mean min
+    moveaxis movedim narrow neg negative new_tensor pad permute positive repeat repeat_interleave requires_grad reshape
+    reshape_as roll rot90 rsub scatter scatter_add select sort split split_with_sizes squeeze stack sub subtract sum
+    swapaxes swapdims t take_along_dim tensor_split tile to topk transpose tril triu type type_as unbind unflatten
+    unfold unsqueeze upsample_bicubic2d view view_as view_as_complex view_as_real vstack where"""
+)
+# Their Jacobian at the point: normalisers, as in AttnLRP, and functions with f(0) ≠ 0, whose f(x)/x has no limit at 0.
+AS_GRADIENT = _names("softmax log_softmax logsumexp cos exp hardsigmoid log logsigmoid sigmoid softplus")
+PROPORTIONAL = _names(  # x times a constant f(x)/x
+    """abs celu clamp clamp_max clamp_min clip elu erf gelu hardswish hardtanh leaky_relu log1p mish normalize pow relu
+    relu6 rms_norm selu silu sin softsign sqrt square tanh threshold"""
+)
+PRODUCTS = _names("_grouped_mm bmm einsum linear matmul mm mul multiply mv dot")
+SUMS_OF_PRODUCTS = _names("addmm baddbmm addbmm addmv")  # the first operand is added
+QUOTIENTS = _names("div divide true_divide truediv")
+CONSTANT = _names("rdiv reciprocal rsqrt rtruediv std var norm vector_norm")  # the scales of norms
 
 
 def relevance(
@@ -29,7 +67,7 @@ def relevance(
     Computed as input times a modified gradient. A nonlinearity `f` outside the attention counts as `x · f(x)/x` with a
     constant second factor, a norm has a constant scale, a product of two states halves the gradient, and attention
     divides the gradient of query and key by 4 and that of the value by 2. Of the function from scores to coefficients,
-    softmax or signed, the Jacobian at the point is used. docs/explanations.md derives the rule. At `λ = 1` it does not
+    softmax or signed, the Jacobian at the point is used. docs/attnlrp.md derives the rule. At `λ = 1` it does not
     depend on the arbitrary signs of heads.
 
     The relevance of an example sums to `y`, except for what biases, position embeddings and the normalisers of the
@@ -130,3 +168,143 @@ def relevance_rules(model: PreTrainedModel, through_scores: bool = True) -> Iter
         stack.enter_context(hooked(activations, before=rules.enter_activation, after=rules.leave_activation))
         stack.enter_context(rules)
         yield
+
+
+class RelevanceRules(TorchFunctionMode):
+    """Replaces each operation by one with the same value, and the derivative of its rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paused = 0  # depth of parts with a rule of their own
+
+    def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        args, kwargs = tree_map_only(nn.Parameter, Tensor.detach, (args, kwargs or {}))  # weights are constants
+        if self.paused or not torch.is_grad_enabled() or not _dependent(args, kwargs):
+            return function(*args, **kwargs)
+        return _apply(function, _operation(function), args, kwargs)
+
+    def enter_activation(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        self.paused += 1
+
+    def leave_activation(self, module: nn.Module, args: tuple, kwargs: dict, output: Tensor) -> Tensor:
+        self.paused -= 1
+        with torch._C.DisableTorchFunction():
+            return proportional(args[0], output)
+
+
+def _operation(function: Callable) -> str:
+    """The name of the operation, without the marks of its in-place and operator forms."""
+    name = function.__name__
+    if name.startswith("__") and name not in LINEAR:
+        name = name.strip("_")
+        return name[1:] if name in ("iadd", "isub", "imul", "itruediv", "radd", "rmul", "ipow") else name
+    return name if name.startswith("__") else name.removesuffix("_").removeprefix("linalg_")
+
+
+def _dependent(*operands: Any) -> int:
+    """The number of tensors that depend on the input."""
+    return sum(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves(operands))
+
+
+def _apply(function: Callable, name: str, args: tuple, kwargs: dict) -> Any:
+    """The operation with the derivative of its rule.
+
+    Raises:
+        NoRule: an operation without a rule.
+    """
+    if name == "layer_norm":
+        return _layer_norm(*args, **kwargs)
+    if name == "scaled_dot_product_attention":
+        return _attention(function, *args, **kwargs)
+    if name in QUOTIENTS and _dependent(args[1:2]):
+        return function(args[0], args[1].detach(), *args[2:], **kwargs)
+    if name in PROPORTIONAL:
+        return _proportional_operation(function, name, args, kwargs)
+    output = function(*args, **kwargs)
+    if name in LINEAR or name in AS_GRADIENT or name in QUOTIENTS or not _dependent(output):
+        return output
+    factors = _dependent(args[1:3] if name in SUMS_OF_PRODUCTS else args, kwargs)
+    if name in PRODUCTS and factors == 2:
+        output.register_hook(lambda gradient: gradient / 2)
+        return output
+    if name in PRODUCTS | SUMS_OF_PRODUCTS and factors < 2:
+        return output
+    if name in CONSTANT:
+        return output.detach()
+    if name in ("std_mean", "var_mean"):
+        return output[0].detach(), output[1]
+    raise _no_rule(function)
+
+
+def _proportional_operation(function: Callable, name: str, args: tuple, kwargs: dict) -> Tensor:
+    x, exponent = (args[0] if args else kwargs.get("input")), kwargs.get("exponent", args[1] if len(args) > 1 else None)
+    overwritten = function.__name__ in (f"{name}_", f"__i{name}__")
+    if not isinstance(x, Tensor) or not x.requires_grad or _dependent(args[1:]) or overwritten:
+        raise _no_rule(function)
+    if kwargs.get("inplace"):
+        kwargs = kwargs | {"inplace": False}
+    output = function(*args, **kwargs)
+    if name == "pow" and isinstance(exponent, int | float) and exponent < 0:
+        return output.detach()  # the scale of a norm
+    return proportional(x, output)
+
+
+def _attention(function: Callable, query: Tensor, key: Tensor, value: Tensor, *others: Any, **kwargs: Any) -> Tensor:
+    return function(scaled(query, QUERY), scaled(key, KEY), scaled(value, VALUE), *others, **kwargs)
+
+
+def _layer_norm(
+    input: Tensor, normalized_shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """Layer norm with a constant standard deviation; the parameters are those of torch."""
+    dims, x = tuple(range(-len(normalized_shape), 0)), upcast(input)
+    centred = x - x.mean(dims, keepdim=True)
+    normed = centred * (centred.detach().pow(2).mean(dims, keepdim=True) + eps).rsqrt()
+    normed = normed if weight is None else normed * weight
+    return (normed if bias is None else normed + bias).to(input.dtype)
+
+
+def _no_rule(function: Callable) -> NoRule:
+    """An error that names the operation and the class of the module that is running."""
+    frame, inside = inspect.currentframe(), ""
+    while frame is not None and not inside:
+        module = frame.f_locals.get("self")
+        inside = f" in {type(module).__name__}" if isinstance(module, nn.Module) else ""
+        frame = frame.f_back
+    return NoRule(f"AttnLRP has no rule for the operation {function.__name__}{inside}; {OTHERS}.")
+
+
+def proportional(x: Tensor, output: Tensor) -> Tensor:
+    """`output` as `x` times a constant `output / x`; no relevance is passed on where that is not finite."""
+    return _Proportional.apply(x, output)
+
+
+class _Proportional(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, output: Tensor) -> Tensor:
+        ratio = output / x
+        ctx.save_for_backward(torch.where(ratio.isfinite(), ratio, 0))
+        return output.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("the rules of AttnLRP define no second derivatives; leave out create_graph=True.")
+        (ratio,) = ctx.saved_tensors
+        return gradient * ratio, None
+
+
+def scaled(x: Tensor, factor: float) -> Tensor:
+    """`x`, with its gradient scaled by the factor."""
+    return _Scaled.apply(x, factor)
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.factor, None

@@ -43,7 +43,6 @@ def erasure(
             "token"        the token is removed from the input: a word piece is deleted, and a patch is set to 0, the
                            mean colour after normalisation.
         chunk_size: number of erased tokens per forward pass.
-        progress: show a progress bar if there is more than one forward pass.
 
     Returns:
         `[batch, length]`; for images one entry per token, special tokens first. Zero for padding and, with "token", for

@@ -51,15 +51,11 @@ def attention_flow(
     the flow to the negative one. With softmax this equals the classic flow.
 
     Args:
-        attentions: per layer, from the bottom up, `[batch, heads, length, length]`, signed or not.
-        keep: `[batch, length]`, a tokenizer's `attention_mask`.
+        attentions, keep, residual, heads: as in `attention_rollout`; the mean is that of `|a|` unless signed.
         source: position of the token in the top layer, one for all examples or one per example.
-        residual: the share `r` of the skip connection, in [0, 1].
         signed: follow the signs. Needs oriented heads (`orient_heads`), because at `λ = 1` the sign of each head is
             arbitrary.
-        heads: "mean" over heads (of `|a|` unless signed); "max", the largest magnitude; or the index of a head.
         workers: number of processes; by default one per core for large inputs, otherwise one.
-        progress: show a progress bar.
 
     Returns:
         `[batch, length]` on the device of the coefficients: in [0, 1], signed in [-1, 1], if the magnitudes of each

@@ -1,6 +1,9 @@
 """Gradients with respect to the input or hidden states, computed by captum, as a comparison for attention."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from captum.attr import InputXGradient, IntegratedGradients, LayerGradCam, NoiseTunnel, Saliency
@@ -9,14 +12,29 @@ from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.layer_hooks import hooked, in_evaluation
 from hf_bidir.explain.methods import Request
-from hf_bidir.explain.methods.input_function import InputFunction, without_cudnn_where_recurrent
 from hf_bidir.explain.record import Inputs, check_exists, leading_tokens
-from hf_bidir.explain.target import Target
+from hf_bidir.explain.target import InputFunction, Target
 from hf_bidir.modeling.signed_layers import signed_layers
 
 TOLERATED, SMALL = 0.1, 0.1  # error of integrated gradients, relative to a change of y of at least SMALL
 
 logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def _differentiated(model: PreTrainedModel, *inputs: Any, **options: Any) -> Iterator[InputFunction]:
+    """Context in which captum differentiates the `InputFunction` of these arguments.
+
+    cuDNN is off for recurrent models, because its backward pass exists in training mode only.
+    `torch.backends.cudnn.flags` would reset its other switches too.
+    """
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = before and not any(isinstance(module, nn.RNNBase) for module in model.modules())
+    try:
+        with torch.inference_mode(False), in_evaluation(model):
+            yield InputFunction.of(model, *inputs, **options)
+    finally:
+        torch.backends.cudnn.enabled = before
 
 
 def gradient_times_input(
@@ -29,8 +47,7 @@ def gradient_times_input(
     Returns:
         `[batch, length]`, zero for padding and for the tokens before an image's patches.
     """
-    with torch.inference_mode(False), in_evaluation(model), without_cudnn_where_recurrent(model):
-        function = InputFunction.of(model, inputs, target, position)
+    with _differentiated(model, inputs, target, position) as function:
         start = function.start.clone().requires_grad_()
         return function.by_token(InputXGradient(function.score).attribute(start, additional_forward_args=function.rows))
 
@@ -48,9 +65,7 @@ def integrated_gradients(
 
     The baseline is the embedding of the padding token at every position, in causal attention at every one but the
     first, whose score is then 0; or an image of zeros, the mean colour after normalisation. The scores of an example
-    sum to `y(x) - y(x')`, up to the error of the integral.
-
-    Arguments, result and errors as in `gradient_times_input`.
+    sum to `y(x) - y(x')`, up to the error of the integral. Result and other arguments as in `gradient_times_input`.
 
     Args:
         steps: points on the line, each one forward and backward pass. Logs a warning if the sum of an example's scores
@@ -58,8 +73,7 @@ def integrated_gradients(
         keep_first: whether the first token of a text is part of the baseline; by default in causal attention, whose
             sink it is.
     """
-    with torch.inference_mode(False), in_evaluation(model), without_cudnn_where_recurrent(model):
-        function = InputFunction.of(model, inputs, target, position, keep_first=keep_first)
+    with _differentiated(model, inputs, target, position, keep_first=keep_first) as function:
         scores = IntegratedGradients(function.score).attribute(
             function.start.clone().requires_grad_(),
             baselines=function.baseline,
@@ -94,12 +108,10 @@ def smooth_grad(
     Arguments, result and errors as in `gradient_times_input`.
 
     Args:
-        samples: noisy inputs, each one forward and backward pass.
+        samples, seed: noisy inputs, each one forward and backward pass, and the seed of their noise.
         noise: standard deviation of the noise, in standard deviations of the x of an example.
-        seed: seed of the noise.
     """
-    with torch.inference_mode(False), in_evaluation(model), without_cudnn_where_recurrent(model):
-        function = InputFunction.of(model, inputs, target, position)
+    with _differentiated(model, inputs, target, position) as function:
         # each example in units of its own standard deviation, so that its noise does not depend on the others
         spread = function.start.flatten(1).std(1).view(-1, *[1] * (function.start.dim() - 1)).clamp_min(1e-12)
 
@@ -131,24 +143,15 @@ def grad_cam(
 ) -> Tensor:
     """`Σ_c x_jc · mean_i ∂y/∂x_ic` of patch j: Grad-CAM (Selvaraju et al. 2017) for images; captum's `LayerGradCam`.
 
-    x are the hidden states of the patches that enter the attention of a layer, in a ViT the output of the layer norm
-    before it. After the last attention, a classifier that reads the class token has no gradient at any patch.
+    x are the hidden states of the patches that enter the attention of a layer, by default the last one; in a ViT the
+    output of the layer norm before it. After the last attention, a classifier that reads the class token has no
+    gradient at any patch. Other arguments, result and errors as in `gradient_times_input`.
 
     The publication sets negative scores to 0, as `.clamp_min(0)` does. They are kept here, because these patches have
     features that lower y. One mean gradient serves all patches, so a sign is less specific to its patch than that of a
     contribution.
-
-    Other arguments and errors as in `contributions`.
-
-    Args:
-        model: a bidir model of images with patches, usually a classifier.
-        layer: the layer whose inputs are explained; by default the last one.
-
-    Returns:
-        `[batch, length]`, zero for the tokens before an image's patches.
     """
-    with torch.inference_mode(False), in_evaluation(model):
-        function = InputFunction.of(model, inputs, target, position)
+    with _differentiated(model, inputs, target, position) as function:
         check_exists("layer", layer, len(signed_layers(model)))
         leading = leading_tokens(model, function.start, function.length)
         patches = nn.Identity()  # its output is [batch, channels, patches], the shape that captum expects

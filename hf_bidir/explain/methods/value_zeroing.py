@@ -29,7 +29,6 @@ def value_zeroing(
     Args:
         model, inputs: as in `contributions`.
         layer: the last block to measure, counted from 0 in the order in which blocks run; by default all.
-        progress: show a progress bar.
 
     Returns:
         `[batch, queries, keys]` for each run of a block, in order; every row sums to 1, or is 0 where nothing changes.

@@ -1,6 +1,7 @@
 """Image classification data: read, check, augment, and turn into batches of pixels."""
 
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,12 +16,11 @@ from transformers import AutoImageProcessor, BaseImageProcessor, PretrainedConfi
 
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.common.images import open_image
-from hf_bidir.finetune.data.arguments import ImageColumnArguments, ImageDataArguments
+from hf_bidir.finetune.arguments import ImageColumnArguments, ImageDataArguments
 from hf_bidir.finetune.data.image_files import DIGITS, read_digits, read_images
 from hf_bidir.finetune.data.problems import Problems, listed
 from hf_bidir.finetune.data.splits import Splits, labelled_split, labelled_splits, raw_splits
 from hf_bidir.finetune.data.timm_augment import TimmAugmentation
-from hf_bidir.finetune.randomness import batch_generator
 
 NO_IMAGES = "expected images, or the bytes of image files, in the image column: "
 IMAGE_COLUMNS = ("image", "img", "pixels")
@@ -34,7 +34,7 @@ def read_image_splits(data: ImageDataArguments) -> Splits:
     Raises:
         InputError: the data cannot be used; see `labelled_splits`, and every image must be readable.
     """
-    from_digits = data.dataset_name == DIGITS and not (data.train_file or data.validation_file or data.test_file)
+    from_digits = data.dataset_name == DIGITS and not data.files
     raw = read_digits() if from_digits else raw_splits(data, read_images)
     splits = labelled_splits(raw, data, data.image_column, IMAGE_COLUMNS, _check_rows if data.check_images else None)
     with as_input_error(NO_IMAGES, Exception):
@@ -162,3 +162,18 @@ class ImageCollator:
             translate = (right * self.shift, down * self.shift)
             image = image.rotate(turn * self.rotate, Pillow.Resampling.BILINEAR, translate=translate)
         return image
+
+
+def batch_generator(examples: Iterable[bytes]) -> torch.Generator:
+    """A generator seeded by a batch's content, so that resumed and uninterrupted runs draw the same numbers.
+
+    A stateful stream could not be resumed: the data loader prefetches batches beyond the step of a checkpoint, and
+    every worker has its own stream. Numbers differ between epochs because batches are shuffled.
+
+    Args:
+        examples: the raw content of each example, in the order of the batch.
+    """
+    seed = 0
+    for content in examples:
+        seed = zlib.crc32(content, seed)
+    return torch.Generator().manual_seed(seed)

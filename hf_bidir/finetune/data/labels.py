@@ -8,12 +8,10 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset
 
-from hf_bidir.finetune.data.arguments import LabelledDataArguments
-from hf_bidir.finetune.data.lines import COMMAS
+from hf_bidir.finetune.arguments import LabelledDataArguments
 from hf_bidir.finetune.data.problems import Problems, listed, quoted
 
 WHOLE = re.compile(r"([+-]?\d+)(\.0+)?")  # how pandas writes an integer beside missing values: 1.0
-TEXTS = ("string", "large_string")
 NUMBER = re.compile(r"[+-]?\d*\.?\d+(e[+-]?\d+)?", re.IGNORECASE)
 
 
@@ -27,15 +25,15 @@ def labels_of(name: str, split: Dataset, problems: Problems, has_names: bool) ->
         labels = [None if value is None or value < 0 else feature.int2str(value) for value in values]
     else:
         labels = [_label(value) for value in values]
-        given = {label for label in labels if label is not None}
-        decimals = sorted(label for label in given if not WHOLE.fullmatch(label))
-        has_types = Path(problems.files.get(name, "")).suffix.lower() not in COMMAS
-        are_numbers = decimals and all(map(NUMBER.fullmatch, given))
-        are_texts = getattr(feature, "dtype", None) in TEXTS and (has_types or has_names)
+        present = {label for label in labels if label is not None}
+        decimals = sorted(label for label in present if not WHOLE.fullmatch(label))
+        has_types = Path(problems.files.get(name, "")).suffix.lower() not in (".csv", ".tsv")
+        are_texts = getattr(feature, "dtype", None) in ("string", "large_string") and (has_types or has_names)
+        are_numbers = decimals and all(map(NUMBER.fullmatch, present))
         if (are_numbers and not are_texts) or (values and isinstance(values[0], list | dict)):
             advice = "" if has_types or has_names else "; if these are classes, name them with --class_names"
-            found = f"expected integers or names as labels; it has {quoted(decimals[:1])}{advice}"
-            problems.column(name, f"{problems.title(name)}: {found}")
+            expected = f"expected integers or names as labels; it has {quoted(decimals[:1])}{advice}"
+            problems.column(name, f"{problems.title(name)}: {expected}")
             return []
     problems.add(name, "no label", [row for row, label in enumerate(labels) if label is None])
     return labels
@@ -49,11 +47,7 @@ def _label(value: Any) -> str | None:
 
 
 def classes_of(
-    train: Dataset,
-    labels: Sequence[str | None],
-    data: LabelledDataArguments,
-    has_validation: bool,
-    problems: Problems,
+    train: Dataset, labels: Sequence[str | None], data: LabelledDataArguments, has_validation: bool, problems: Problems
 ) -> tuple[list[str], list[str]]:
     """The classes of the training split, as they stand in the data, and their names; both in the order of indices."""
     if not labels:
@@ -65,36 +59,27 @@ def classes_of(
     if rare:
         what = f"no other row of class {quoted(rare)}, so none can be held out for validation"
         problems.add("train", what, [rows_of.pop(label)[0] for label in rare])
-    names_in_order = train.features["label"].names if declared else _sorted(rows_of)
-    order = [label for label in names_in_order if label in rows_of]
+    whole = all(map(WHOLE.fullmatch, rows_of))  # integers are sorted by size, other labels by letters
+    in_order = train.features["label"].names if declared else sorted(rows_of, key=int if whole else None)
+    order = [label for label in in_order if label in rows_of]
     if len(order) < 2:
-        problems.column(
-            "train",
-            "expected at least two classes (of images: one folder per class); the train split has "
-            f"{quoted(order) or 'none'}",
-        )
+        has = quoted(order) or "none"
+        expected = "expected at least two classes (of images: one folder per class)"
+        problems.column("train", f"{expected}; the train split has {has}")
     names = data.class_names or order
     if len(names) != len(order) or len(set(names)) != len(names):
-        problems.column(
-            "train",
-            f"expected {len(order)} different class names, for the labels {listed(order)}; "
-            f"--class_names has: {', '.join(names)}",
-        )
+        expected = f"expected {len(order)} different class names, for the labels {listed(order)}"
+        problems.column("train", f"{expected}; --class_names has: {', '.join(names)}")
     return order, names
 
 
 def _rows_of(name: str, labels: Sequence[str | None], problems: Problems) -> dict[str, list[int]]:
     """The usable rows of each label."""
-    found: dict[str, list[int]] = defaultdict(list)
+    rows_of: dict[str, list[int]] = defaultdict(list)
     for row in problems.usable(name):
         if (label := labels[row]) is not None:
-            found[label].append(row)
-    return found
-
-
-def _sorted(labels: Collection[str]) -> list[str]:
-    """Integers by their size, other labels by their letters."""
-    return sorted(labels, key=int) if all(map(WHOLE.fullmatch, labels)) else sorted(labels)
+            rows_of[label].append(row)
+    return rows_of
 
 
 def _check_spelling(rows_of: dict[str, list[int]], problems: Problems) -> None:
@@ -110,12 +95,11 @@ def _check_spelling(rows_of: dict[str, list[int]], problems: Problems) -> None:
 
 def check_known(name: str, labels: Sequence[str | None], known: Sequence[str], owner: str, problems: Problems) -> None:
     """Rows whose label is none of the `known` ones, which the `owner` has, are a problem."""
-    if not labels or not known:
-        return
-    unknown = {label: rows for label, rows in _rows_of(name, labels, problems).items() if label not in known}
-    counts = listed([f"{quoted([label])} ({len(rows)})" for label, rows in unknown.items()])
-    what = f"labels that the {owner} lacks: {counts}; it has {quoted(known)}"
-    problems.add(name, what, [row for rows in unknown.values() for row in rows])
+    if labels and known:
+        unknown = {label: rows for label, rows in _rows_of(name, labels, problems).items() if label not in known}
+        counts = listed([f"{quoted([label])} ({len(rows)})" for label, rows in unknown.items()])
+        what = f"labels that the {owner} lacks: {counts}; it has {quoted(known)}"
+        problems.add(name, what, [row for rows in unknown.values() for row in rows])
 
 
 def values_of(present: Collection[str | None], names: list[str], values: list[str] | None) -> list[str]:

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase
 
-from hf_bidir.finetune.randomness import batch_generator
-from hf_bidir.finetune.trainer import FinetuneTrainer
+from hf_bidir.finetune.data.image_data import batch_generator
+from hf_bidir.finetune.trainer import SignedTrainer
 
 MASKED_WORDS = "masked_words"
 
@@ -40,7 +40,7 @@ class JointCollator(MaskingCollator):
         return {**batch, "labels": classes, MASKED_WORDS: words}
 
 
-class JointTrainer(FinetuneTrainer):
+class JointTrainer(SignedTrainer):
     """Trains a classifier that also predicts masked words, a joint task as in BERT's pre-training (Devlin et al. 2019).
 
     The output layer for words is the tied embedding (Press and Wolf 2017), so the classifier gets no

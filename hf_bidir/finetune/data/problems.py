@@ -8,7 +8,7 @@ from typing import Any
 from datasets import Dataset
 
 from hf_bidir.common.errors import InputError
-from hf_bidir.finetune.data.lines import row_lines
+from hf_bidir.finetune.data.sources import row_lines
 
 SHOWN = 5  # rows of one problem, and labels
 LONGEST = 60  # characters of a label
@@ -24,35 +24,20 @@ class Problems:
 
     def __init__(self, splits: Mapping[str, Dataset], files: Mapping[str, str]):
         self.splits, self.files = splits, files
-        self.found: dict[str, list[str]] = defaultdict(list)
+        self.texts: dict[str, list[str]] = defaultdict(list)
         self.rows: dict[str, set[int]] = defaultdict(set)
         self.of_columns = False  # there are problems that dropping rows does not solve
-        self.lines: dict[str, list[int]] = {}
 
     def column(self, name: str, problem: str) -> None:
         """Add a problem that concerns the whole split `name`."""
-        self.found[name].append(problem)
+        self.texts[name].append(problem)
         self.of_columns = True
 
     def add(self, name: str, problem: str, rows: Iterable[int]) -> None:
         """Add rows of the split `name` that have a problem, unless there are none or an earlier problem has them."""
         if rows := sorted(set(rows) - self.rows[name]):
-            self.found[name].append(f"{self.title(name)}, {self._places(name, rows)}: {problem}")
+            self.texts[name].append(f"{self.title(name)}, {self._places(name, rows)}: {problem}")
             self.rows[name].update(rows)
-
-    def texts(self, name: str, split: Dataset, role: str) -> None:
-        """Check that the column `role` of a split, if it is there, has a text in every row."""
-        if role not in split.column_names:
-            return
-        texts = split[role][:]
-        if other := [text for text in texts if text is not None and not isinstance(text, str)]:
-            self.column(
-                name,
-                f"{self.title(name)}: expected texts as {role}; the column holds {quoted(other[:1])}. Choose another "
-                f"with --{role}_column.",
-            )
-            return
-        self.add(name, f"no {role}", [row for row, text in enumerate(texts) if not (text and text.strip())])
 
     def title(self, name: str) -> str:
         """The split as a message names it, with its file."""
@@ -69,26 +54,25 @@ class Problems:
         Raises:
             InputError: there are problems that are not dropped.
         """
-        if not self.found:
+        texts, count = [text for name in self.splits for text in self.texts[name]], sum(map(len, self.rows.values()))
+        if not texts:
             return []
-        found, count = [text for name in self.splits for text in self.found[name]], sum(map(len, self.rows.values()))
         emptied = [] if self.of_columns else [name for name in self.splits if not self.usable(name)]
         if drop and not self.of_columns and not emptied:
-            return [f"{count:,} row{'s were' if count > 1 else ' was'} left out. {'; '.join(found)}."]
+            return [f"{count:,} row{'s were' if count > 1 else ' was'} left out. {'; '.join(texts)}."]
         these, them = ("this row", "it") if count == 1 else (f"these {count:,} rows", "them")
-        offer = [] if self.of_columns else [f"Correct {these}, or pass --drop_bad_rows to go on without {them}."]
+        advice = [] if self.of_columns else [f"Correct {these}, or pass --drop_bad_rows to go on without {them}."]
         if emptied:
-            offer = [f"No row of {' and '.join(map(self.title, emptied))} can be used."]
-        raise InputError("\n".join(["the data cannot be used:", *(f"- {text}" for text in found), *offer]))
+            advice = [f"No row of {' and '.join(map(self.title, emptied))} can be used."]
+        raise InputError("\n".join(["the data cannot be used:", *(f"- {text}" for text in texts), *advice]))
 
     def _places(self, name: str, rows: list[int]) -> str:
         """The rows as lines of the file, or counted from 0 where a row is no line; the first few, and how many more."""
-        if name not in self.lines:
-            file = Path(self.files.get(name, ""))
-            self.lines[name] = row_lines(file) if file.is_file() else []
-        if are_lines := len(self.lines[name]) == len(self.splits[name]):
-            rows = [self.lines[name][row] for row in rows]
-        places = f"{'line' if are_lines else 'row'}{'s' if len(rows) > 1 else ''} {listed(list(map(str, rows)))}"
+        file = Path(self.files.get(name, ""))
+        lines = row_lines(file) if file.is_file() else []
+        are_lines = len(lines) == len(self.splits[name])
+        numbers = listed([str(lines[row] if are_lines else row) for row in rows])
+        places = f"{'line' if are_lines else 'row'}{'s' if len(rows) > 1 else ''} {numbers}"
         return places if are_lines else f"{places} (from 0)"
 
 

@@ -7,18 +7,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from sklearn.model_selection import train_test_split
 
 from hf_bidir.common.errors import InputError, as_input_error, did_you_mean
-from hf_bidir.finetune.data.arguments import DataArguments, LabelledDataArguments
+from hf_bidir.finetune.arguments import DataArguments, LabelledDataArguments, UnlabelledDataArguments
 from hf_bidir.finetune.data.labels import check_known, classes_of, labels_of, values_of
-from hf_bidir.finetune.data.problems import Problems
+from hf_bidir.finetune.data.problems import Problems, quoted
 from hf_bidir.finetune.data.sources import read_hub
 
 logger = logging.getLogger(__name__)
 
-PARTS = {"train": "train", "validation": "test"}  # names of splits here and in train_test_split
 LABELS = ("label", "labels")
 HELD_OUT = "cannot hold out a validation split; give --validation_file or a larger --validation_share: "
 Check = Callable[[str, Dataset, Problems], None]
@@ -51,8 +50,12 @@ class Splits:
 
     def map(self, function: Callable[[Dataset], Dataset]) -> "Splits":
         """The same splits, each passed through `function`."""
-        mapped = {name: function(split) for name, split in self}
-        return replace(self, **mapped)
+        return replace(self, **{name: function(split) for name, split in self})
+
+    def note(self, sentence: str) -> None:
+        """Add a note, and log it."""
+        logger.warning(sentence)
+        self.notes.append(sentence)
 
     def class_shares(self) -> dict[str, float]:
         """The share of each class in the training split; the shares sum to 1, and without labels there are none."""
@@ -62,19 +65,25 @@ class Splits:
         return {name: float(count / counts.sum()) for name, count in zip(self.names, counts, strict=True)}
 
 
-def raw_splits(data: DataArguments, read_file: Callable[[str], Dataset]) -> dict[str, Dataset]:
-    """The unprocessed splits that `data` names; files override a data set name.
+def raw_splits(
+    data: DataArguments | UnlabelledDataArguments,
+    read_file: Callable[[str], Dataset],
+    prepare: Callable[[str, Dataset], Dataset] = lambda name, part: part,
+) -> dict[str, Dataset]:
+    """The splits that `data` names, each part passed through `prepare`; files override a data set name.
 
     Raises:
         InputError: there is no training data, or something named does not exist or cannot be read.
     """
-    if not data.train_file:
-        if data.validation_file or data.test_file:
-            raise InputError("expected --train_file beside --validation_file and --test_file")
-        if not data.dataset_name:
-            raise InputError("expected training data: give --train_file or --dataset_name; see --help")
-        return read_hub(data.dataset_name, data.dataset_config)
-    return {name: read_file(file) for name, file in data.files.items()}
+    if data.train_file:
+        files = {name: [file] if isinstance(file, str) else file for name, file in data.files.items()}
+        parts = {name: [prepare(name, read_file(file)) for file in chosen] for name, chosen in files.items()}
+        return {name: concatenate_datasets(part) if len(part) > 1 else part[0] for name, part in parts.items()}
+    if data.files:
+        raise InputError("expected --train_file beside --validation_file and --test_file")
+    if not data.dataset_name:
+        raise InputError("expected training data: give --train_file or --dataset_name; see --help")
+    return {name: prepare(name, split) for name, split in read_hub(data.dataset_name, data.dataset_config).items()}
 
 
 def labelled_splits(
@@ -97,40 +106,33 @@ def labelled_splits(
         InputError: a missing column, an empty split, or rows without input or label, or whose label is unknown in the
             training split, too rare, or another only by case or blanks. One error names them all.
     """
-    raw, problems = _select(raw, data.files, data, column, guesses)
+    raw, problems = select_columns(
+        raw, data.files, {guesses[0]: (column, guesses), "label": (data.label_column, LABELS)}
+    )
     # in a user's own file -1 is an ordinary label
     notes = [] if data.train_file else _replace_hidden_test(raw)
-    labels = _check_inputs(raw, guesses[0], check, problems, has_names=bool(data.class_names))
+    labels = _labels(raw, guesses[0], check, problems, has_names=bool(data.class_names))
     order, names = classes_of(raw["train"], labels["train"], data, "validation" in raw, problems)
     for name in raw.keys() - {"train"}:
         check_known(name, labels[name], order, "train split", problems)
     notes += problems.settle(data.drop_bad_rows)
-    known = {value: index for index, value in enumerate(order)}
-    raw = {name: _indexed(split, labels[name], known, problems.usable(name)) for name, split in raw.items()}
+    raw = {name: _indexed(split, labels[name], order, problems.usable(name)) for name, split in raw.items()}
     if "validation" not in raw:
         raw["train"], raw["validation"] = _hold_out(raw["train"], data.validation_share, data.split_seed, names)
         notes.append(
             f"No validation split was given: {len(raw['validation'])} training rows "
             f"({data.validation_share:.0%}, stratified by class, split seed {data.split_seed}) were held out."
         )
-    _sample_training(raw, data.max_train_samples, data.split_seed, notes)
+    _sample_training(raw, data, notes)
     if "test" not in raw:
         notes.append("There was no test split with labels, so there are no test numbers.")
-    for note in notes:
-        logger.warning(note)
-    return Splits(raw["train"], raw["validation"], raw.get("test"), names, notes, order)
+    return _splits(raw, notes, names, order)
 
 
 def unlabelled_splits(
-    raw: dict[str, Dataset], share: float, seed: int, max_train_samples: int | None, notes: Sequence[str] = ()
+    raw: dict[str, Dataset], data: DataArguments | UnlabelledDataArguments, notes: Sequence[str] = ()
 ) -> Splits:
     """Splits without classes; rows of the training split are held out if there is no other validation split.
-
-    Args:
-        raw: "train", and "validation" and "test" if they exist.
-        share, seed: the share of rows to hold out, and the seed that chooses them.
-        max_train_samples: the most rows to train on, or None for all.
-        notes: earlier decisions.
 
     Raises:
         InputError: an empty split, or too few rows to hold some out.
@@ -140,27 +142,21 @@ def unlabelled_splits(
         if len(split) == 0:
             raise InputError(f"the {name} split is empty; expected at least one row")
     if "validation" not in raw:
-        if len(raw["train"]) < 2:
+        train = raw["train"]
+        if len(train) < 2:
             raise InputError(
                 "expected at least two rows, one of them to be held out; there is one. Give --validation_file, or for "
                 "a text file another --sample_by, where the script has it"
             )
-        rows = Dataset.from_dict({"row": range(len(raw["train"]))})
         with as_input_error(HELD_OUT):
-            parts = rows.train_test_split(share, seed=seed)
-        notes.append(f"{len(parts['test'])} of {len(rows)} rows were held out for the evaluation.")
+            rows = Dataset.from_dict({"row": range(len(train))}).train_test_split(
+                data.validation_share, seed=data.split_seed
+            )
+        notes.append(f"{len(rows['test'])} of {len(train)} rows were held out for the evaluation.")
         # keep the order of the file, because lines of one text are adjacent
-        raw |= {name: raw["train"].select(sorted(parts[part]["row"])) for name, part in PARTS.items()}
-    _sample_training(raw, max_train_samples, seed, notes)
-    for note in notes:
-        logger.warning(note)
-    return Splits(raw["train"], raw["validation"], raw.get("test"), [], notes)
-
-
-def _sample_training(raw: dict[str, Dataset], most: int | None, seed: int, notes: list[str]) -> None:
-    if most and most < len(raw["train"]):
-        raw["train"] = raw["train"].shuffle(seed=seed).select(range(most))
-        notes.append(f"Trained on a random sample of {most} rows only.")
+        raw["train"], raw["validation"] = (train.select(sorted(rows[part]["row"])) for part in ("train", "test"))
+    _sample_training(raw, data, notes)
+    return _splits(raw, notes)
 
 
 def labelled_split(
@@ -187,84 +183,53 @@ def labelled_split(
         InputError: a missing column, an empty split, or rows without input, without label, or with a label that the
             model does not have. One error names them all.
     """
-    raw, problems = _select({name: split}, {name: file} if file else {}, data, column, guesses)
-    labels = _check_inputs(raw, guesses[0], check, problems, has_names=True)[name]
+    columns = {guesses[0]: (column, guesses), "label": (data.label_column, LABELS)}
+    raw, problems = select_columns({name: split}, {name: file} if file else {}, columns)
+    labels = _labels(raw, guesses[0], check, problems, has_names=True)[name]
     order = values_of(set(labels), names, values)
     check_known(name, labels, order, "model", problems)
     for note in problems.settle(data.drop_bad_rows):
         logger.warning(note)
-    known = {value: index for index, value in enumerate(order)}
-    return _indexed(raw[name], labels, known, problems.usable(name))
+    return _indexed(raw[name], labels, order, problems.usable(name))
 
 
-def _indexed(split: Dataset, labels: Sequence[str | None], known: Mapping[Any, int], rows: list[int]) -> Dataset:
-    """These rows of a split, with the index of the class as label."""
-    if len(rows) < len(split):
-        split = split.select(rows)
-    return split.remove_columns("label").add_column("label", [known[labels[row]] for row in rows])
-
-
-def _select(
-    raw: Mapping[str, Dataset],
-    files: Mapping[str, str],
-    data: LabelledDataArguments,
-    column: str | None,
-    guesses: tuple[str, ...],
+def select_columns(
+    raw: Mapping[str, Dataset], files: Mapping[str, str], wanted: dict[str, tuple[str | None, tuple[str, ...]]]
 ) -> tuple[dict[str, Dataset], Problems]:
-    """Only the input and label columns, with their names in `Splits`, and what is wrong with the columns."""
+    """Selected columns, renamed to their roles, and the problems so far: a missing column, which is left out.
+
+    Args:
+        files: the file of each split that has one, for errors.
+        wanted: for each role the column that was given, or None, and the guesses, as in `find_column`.
+    """
     selected: dict[str, Dataset] = {}
-    problems, wanted = Problems(selected, files), {guesses[0]: (column, guesses), "label": (data.label_column, LABELS)}
+    problems = Problems(selected, files)
     for name, split in raw.items():
-        selected[name] = named_columns(name, split, wanted, problems)
+        if len(split) == 0:
+            problems.column(name, f"{problems.title(name)} is empty; expected at least one row")
+        roles: dict[str, str] = {}
+        for role, choice in wanted.items():
+            try:
+                column = find_column(problems.title(name), split, *choice, role)
+            except InputError as error:
+                problems.column(name, str(error))
+                continue
+            if column in roles:
+                both = f"expected different columns for {roles[column]} and {role}; both are {column}"
+                problems.column(name, both)
+            roles.setdefault(column, role)
+        renamed = {old: new for old, new in roles.items() if old != new}
+        selected[name] = split.select_columns(list(roles)).rename_columns(renamed)
     return selected, problems
 
 
-def _check_inputs(
-    raw: Mapping[str, Dataset], role: str, check: Check | None, problems: Problems, has_names: bool
-) -> dict[str, list[str | None]]:
-    """The label of each row as text; rows without input or label are problems. A column of other labels gives none."""
-    for name, split in raw.items():
-        if role == "text":
-            problems.texts(name, split, role)
-        elif check and role in split.column_names:
-            check(name, split, problems)
-    return {
-        name: labels_of(name, split, problems, has_names) if "label" in split.column_names else []
-        for name, split in raw.items()
-    }
-
-
-def named_columns(
-    name: str, split: Dataset, wanted: dict[str, tuple[str | None, tuple[str, ...]]], problems: Problems
-) -> Dataset:
-    """Selected columns of a split, renamed to their roles; one that is missing is left out, and is a problem.
-
-    Args:
-        name: of the split, for errors.
-        wanted: for each role the column that was given, or None, and the guesses, as in `find_column`.
-    """
-    if len(split) == 0:
-        problems.column(name, f"{problems.title(name)} is empty; expected at least one row")
-    found: dict[str, str] = {}
-    for role, choice in wanted.items():
-        try:
-            column = find_column(problems.title(name), split, *choice, role)
-        except InputError as error:
-            problems.column(name, str(error))
-            continue
-        if column in found:
-            problems.column(name, f"expected different columns for {found[column]} and {role}; both are {column}")
-        found.setdefault(column, role)
-    return split.select_columns(list(found)).rename_columns({old: new for old, new in found.items() if old != new})
-
-
-def find_column(where: str, split: Dataset, given: str | None, guesses: tuple[str, ...], role: str) -> str:
-    """The given column, or the first existing one of `guesses`.
+def find_column(where: str, split: Dataset, chosen: str | None, guesses: tuple[str, ...], role: str) -> str:
+    """The chosen column, or the first existing one of `guesses`.
 
     Raises:
         InputError: there is none; the message names the split, `where`, and the option --<role>_column.
     """
-    candidates = (given,) if given else guesses
+    candidates = (chosen,) if chosen else guesses
     for candidate in candidates:
         if candidate in split.column_names:
             return candidate
@@ -274,12 +239,55 @@ def find_column(where: str, split: Dataset, given: str | None, guesses: tuple[st
     )
 
 
-def _replace_hidden_test(raw: dict[str, Dataset]) -> list[str]:
-    """Replace a test split whose labels are all -1 (GLUE hides them) by the validation split.
+def check_texts(name: str, split: Dataset, role: str, problems: Problems) -> None:
+    """Rows of the column `role`, if it is there, that are no text are a problem."""
+    texts = split[role][:] if role in split.column_names else []
+    if other := [text for text in texts if text is not None and not isinstance(text, str)]:
+        holds = f"expected texts as {role}; the column holds {quoted(other[:1])}"
+        problems.column(name, f"{problems.title(name)}: {holds}. Choose another with --{role}_column.")
+    else:
+        problems.add(name, f"no {role}", [row for row, text in enumerate(texts) if not (text and text.strip())])
 
-    Returns:
-        Notes about the replacement.
-    """
+
+def _labels(
+    raw: Mapping[str, Dataset], role: str, check: Check | None, problems: Problems, has_names: bool
+) -> dict[str, list[str | None]]:
+    """The label of each row as text; rows without input or label are problems. A column of other labels gives none."""
+    for name, split in raw.items():
+        if role == "text":
+            check_texts(name, split, role, problems)
+        elif check and role in split.column_names:
+            check(name, split, problems)
+    return {
+        name: labels_of(name, split, problems, has_names) if "label" in split.column_names else []
+        for name, split in raw.items()
+    }
+
+
+def _indexed(split: Dataset, labels: Sequence[str | None], order: Sequence[str], rows: list[int]) -> Dataset:
+    """These rows of a split, with the index of the class as label."""
+    index: dict[Any, int] = {value: index for index, value in enumerate(order)}
+    if len(rows) < len(split):
+        split = split.select(rows)
+    return split.remove_columns("label").add_column("label", [index[labels[row]] for row in rows])
+
+
+def _sample_training(raw: dict[str, Dataset], data: DataArguments | UnlabelledDataArguments, notes: list[str]) -> None:
+    most = data.max_train_samples
+    if most and most < len(raw["train"]):
+        raw["train"] = raw["train"].shuffle(seed=data.split_seed).select(range(most))
+        notes.append(f"Trained on a random sample of {most} rows only.")
+
+
+def _splits(raw: dict[str, Dataset], notes: list[str], names: Sequence[str] = (), values: Sequence[str] = ()) -> Splits:
+    splits = Splits(raw["train"], raw["validation"], raw.get("test"), list(names), [], list(values))
+    for note in notes:
+        splits.note(note)
+    return splits
+
+
+def _replace_hidden_test(raw: dict[str, Dataset]) -> list[str]:
+    """Replace a test split whose labels are all -1 (GLUE hides them) by the validation split; return notes."""
     test = raw.get("test")
     if test is None or "label" not in test.column_names or set(test["label"]) != {-1}:
         return []

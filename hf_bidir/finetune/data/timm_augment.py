@@ -67,8 +67,7 @@ class TimmAugmentation:
 @contextmanager
 def _seeded(generator: torch.Generator) -> Iterator[None]:
     """Seed the global generators that timm uses from `generator`, and restore their states afterwards."""
-    before = random.getstate(), np.random.get_state()
-    seed = int(torch.randint(2**31, (), generator=generator))
+    before, seed = (random.getstate(), np.random.get_state()), int(torch.randint(2**31, (), generator=generator))
     random.seed(seed)
     np.random.seed(seed)
     try:

@@ -7,13 +7,13 @@ from datasets import Dataset
 from transformers import BertTokenizer
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
+from hf_bidir.cli.script import parse
 from hf_bidir.common.errors import InputError
-from hf_bidir.finetune.tasks.distillation import distillation
-from hf_bidir.finetune.tasks.text_classification import text_classification
 from research.conversions.measures import signs
 from research.conversions.report import table
 from research.conversions.run import TASKS
 from research.conversions.variants import VARIANTS
+from training import distill, text_classification
 
 WORDS = [f"w{index}" for index in range(20)]
 
@@ -42,9 +42,9 @@ def cells(runs, variant, seeds):
 
 def test_every_variant_names_options_that_the_tasks_know():
     for variant in VARIANTS.values():
-        distillation.read({"output_dir": "unused"} | (variant.heal or {}))
+        parse(distill.OPTIONS, {"output_dir": "unused"} | (variant.heal or {}))
         last = {"eval_strategy": "no", "load_best_model_at_end": False}
-        text_classification.read({"output_dir": "unused"} | last | (variant.tune or {}))
+        parse(text_classification.OPTIONS, {"output_dir": "unused"} | last | (variant.tune or {}))
 
 
 def test_the_table_pairs_accuracies_by_seed_and_averages_over_healings():

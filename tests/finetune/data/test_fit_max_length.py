@@ -4,7 +4,7 @@ import pytest
 
 from hf_bidir import BidirBertConfig, BidirBertModel
 from hf_bidir.common.errors import InputError
-from hf_bidir.finetune.data.arguments import TextDataArguments
+from hf_bidir.finetune.arguments import TextDataArguments
 from hf_bidir.finetune.data.text_data import fit_max_length
 
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}

@@ -12,7 +12,7 @@ from transformers import AutoImageProcessor, ViTConfig, ViTForImageClassificatio
 from hf_bidir import signed
 from hf_bidir.common.errors import InputError
 from hf_bidir.explain import read_image
-from hf_bidir.finetune.data.arguments import ImageDataArguments
+from hf_bidir.finetune.arguments import ImageDataArguments
 from hf_bidir.finetune.data.image_data import (
     ImageCollator,
     guessed_image_size,

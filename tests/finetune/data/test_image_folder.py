@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from hf_bidir.common.errors import InputError
-from hf_bidir.finetune.data.image_folder import folder_digest, read_image_folder
+from hf_bidir.finetune.data.image_files import folder_digest, read_image_folder
 
 
 def images(folder, *names):

@@ -2,8 +2,8 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from hf_bidir.common.errors import InputError
+from hf_bidir.finetune.arguments import TextDataArguments
 from hf_bidir.finetune.data import sources
-from hf_bidir.finetune.data.arguments import TextDataArguments
 from hf_bidir.finetune.data.text_data import read_texts
 
 HIDDEN = "The data set hides its test labels"

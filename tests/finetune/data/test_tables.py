@@ -3,10 +3,9 @@
 import pytest
 
 from hf_bidir.common.errors import InputError
-from hf_bidir.finetune.data.arguments import PairDataArguments
-from hf_bidir.finetune.data.lines import row_lines
-from hf_bidir.finetune.data.pairs import read_pairs
-from hf_bidir.finetune.data.sources import read_table
+from hf_bidir.finetune.arguments import PairDataArguments
+from hf_bidir.finetune.data.sources import read_table, row_lines
+from hf_bidir.finetune.data.text_data import read_pairs
 
 ROWS = {"text": ["a, b", "Ärger"], "label": ["1", "2"]}
 

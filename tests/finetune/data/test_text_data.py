@@ -4,7 +4,7 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
 from hf_bidir.common.errors import InputError
-from hf_bidir.finetune.data.arguments import TextDataArguments
+from hf_bidir.finetune.arguments import TextDataArguments
 from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.finetune.data.splits import labelled_split, labelled_splits
 from hf_bidir.finetune.data.text_data import read_texts

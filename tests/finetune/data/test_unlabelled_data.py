@@ -10,11 +10,10 @@ from transformers import BertTokenizerFast, ViTConfig, ViTForImageClassification
 from hf_bidir import signed
 from hf_bidir.common.errors import InputError
 from hf_bidir.explain import read_image
-from hf_bidir.finetune.arguments import HealingArguments
-from hf_bidir.finetune.data.arguments import DistillationDataArguments, UnlabelledTextArguments
+from hf_bidir.finetune.arguments import DistillationDataArguments, HealingArguments, UnlabelledTextArguments
 from hf_bidir.finetune.data.image_data import new_image_processor
 from hf_bidir.finetune.data.unlabelled_data import read_snippets, read_unlabelled_images, unlabelled_batches
-from hf_bidir.finetune.tasks.distillation import prepared
+from hf_bidir.finetune.heal import healing_data
 
 WORDS = [f"w{index}" for index in range(40)]
 
@@ -112,7 +111,7 @@ def test_a_model_of_one_channel_is_healed_with_grey_images(tmp_path):
     processor = ViTImageProcessor(size={"height": 8, "width": 8}, image_mean=[0.5], image_std=[0.5])
     data = DistillationDataArguments(train_file=[str(tmp_path)], validation_share=0.5, flip=True)
     args = HealingArguments(output_dir=str(tmp_path / "run"), use_cpu=True)
-    splits, collators, _ = prepared(data, args, "vit", vit(num_channels=1), [processor])
+    splits, collators, _ = healing_data(data, args, "vit", vit(num_channels=1), [processor])
     for collator in collators:
         assert collator(list(splits.train))["pixel_values"].shape == (2, 1, 8, 8)
 

@@ -1,18 +1,14 @@
-"""A Trainer callback that raises (or lowers) the negative mass `λ` during training."""
+"""The negative mass `λ` during training: a Trainer callback that raises or lowers it, and its options."""
 
 import math
+from pathlib import Path
 from typing import Any
 
-from transformers import (
-    PretrainedConfig,
-    PreTrainedModel,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PretrainedConfig, PreTrainedModel, TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
+from hf_bidir.common.errors import InputError, as_input_error
+from hf_bidir.finetune.arguments import ScheduleArguments
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS, checked_negative_mass
 
 NEARLY_SOFTMAX = math.exp(-12)
@@ -35,10 +31,10 @@ class NegativeMassSchedule(TrainerCallback, ExportableState):
         ValueError: a value out of range; when training begins, a model without negative mass, or a checkpoint that was
             trained with another schedule.
 
-    The value is added to every entry of the log as `negative_mass`. `FinetuneTrainer` adds it before TensorBoard and
+    The value is added to every entry of the log as `negative_mass`. `SignedTrainer` adds it before TensorBoard and
     the like read the entry. A plain Trainer calls them first unless they are given after this callback:
     `Trainer(callbacks=[NegativeMassSchedule(), TensorBoardCallback()], args=TrainingArguments(report_to="none"))`.
-    With a plain Trainer, `load_best_model_at_end` also considers checkpoints before `until`; `FinetuneTrainer` ignores
+    With a plain Trainer, `load_best_model_at_end` also considers checkpoints before `until`; `SignedTrainer` ignores
     them.
     """
 
@@ -90,41 +86,20 @@ class NegativeMassSchedule(TrainerCallback, ExportableState):
                 f"got {type(config).__name__} with attn_activation={activation!r}."
             )
 
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: PreTrainedModel,
-        **kwargs: Any,
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, model: PreTrainedModel, **_: Any) -> None:
         self.check_model(model.config)
         self.max_steps = state.max_steps
         if state.global_step > 0:
             self.check_saved(state)
 
-    def on_step_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: PreTrainedModel,
-        **kwargs: Any,
-    ) -> None:
+    def on_step_begin(self, args: Any, state: TrainerState, control: Any, model: PreTrainedModel, **_: Any) -> None:
         model.config.attn_negative_mass = self.value(state.global_step, state.max_steps)
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: PreTrainedModel,
-        logs: dict[str, float],
-        **kwargs: Any,
+        self, args: Any, state: TrainerState, control: Any, model: PreTrainedModel, logs: dict[str, float], **_: Any
     ) -> None:
-        values = negative_mass_metrics(model)
-        logs |= values
-        state.log_history[-1] |= values
+        logs |= negative_mass_metrics(model)
+        state.log_history[-1] |= negative_mass_metrics(model)
 
 
 def saved_schedule(state: TrainerState) -> dict[str, dict[str, Any]] | None:
@@ -142,3 +117,45 @@ def negative_mass_metrics(model: PreTrainedModel) -> dict[str, float]:
     means = [float(sum(layer) / len(layer)) if isinstance(layer, list | tuple) else float(layer) for layer in mass]
     layers = {f"negative_mass_layer_{index}": value for index, value in enumerate(means)}
     return {"negative_mass": sum(means) / len(means), **layers}
+
+
+def chosen_schedule(options: ScheduleArguments, start: float | None) -> NegativeMassSchedule | None:
+    """The callback that the options describe, or None without a schedule; `start` counts if the options have none.
+
+    Raises:
+        InputError: a value out of range.
+    """
+    if options.negative_mass_until is None:
+        return None
+    start = options.negative_mass_start if options.negative_mass_start is not None else start or NEARLY_SOFTMAX
+    with as_input_error("--negative_mass_*: "):
+        return NegativeMassSchedule(start, options.negative_mass_end, until=options.negative_mass_until)
+
+
+def schedule_for(options: ScheduleArguments, config: PretrainedConfig) -> NegativeMassSchedule | None:
+    """The schedule for a model with this config: it starts from the model's own negative mass, or close to softmax.
+
+    Raises:
+        InputError: a value out of range, or a model that has no negative mass, or several.
+    """
+    if options.negative_mass_until is None:
+        return None
+    with as_input_error("--negative_mass_*: "):
+        NegativeMassSchedule.check_model(config)
+    own = config.attn_negative_mass
+    if isinstance(own, list | tuple) and options.negative_mass_start is None:
+        raise InputError(
+            "the model has a negative mass for each layer or head, and a schedule would replace them by a single one; "
+            "give --negative_mass_start to accept this, or leave out --negative_mass_until"
+        )
+    return chosen_schedule(options, own if isinstance(own, int | float) else None)
+
+
+def check_resumed_schedule(schedule: NegativeMassSchedule | None, checkpoint: str) -> None:
+    """Raise InputError where a run would continue a checkpoint with another schedule than the checkpoint's."""
+    state = TrainerState.load_from_json(str(Path(checkpoint, "trainer_state.json")))
+    if schedule is not None:
+        with as_input_error():
+            schedule.check_saved(state)
+    elif saved := saved_schedule(state):
+        raise InputError(f"{checkpoint} was trained with the negative mass schedule {saved}, and this run has none")

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, NegativeMassSchedule
-from hf_bidir.finetune.trainer import FinetuneTrainer
+from hf_bidir.finetune.trainer import SignedTrainer
 
 STEPS, LAYERS = 41, 4
 MASSES = st.floats(1e-6, 1)
@@ -109,7 +109,7 @@ def test_a_model_without_negative_mass_is_refused(tmp_path):
 def test_tensorboard_shows_the_negative_mass_of_every_step(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
     schedule = NegativeMassSchedule(0.01, 1.0, until=0.8)
-    trained(tmp_path, schedule, trainer=FinetuneTrainer, report_to="tensorboard")
+    trained(tmp_path, schedule, trainer=SignedTrainer, report_to="tensorboard")
     folder = next(tmp_path.rglob("events.out*")).parent
     events = EventAccumulator(str(folder)).Reload()
     shown = [event.value for event in events.Scalars("train/negative_mass")][:10]
@@ -124,7 +124,7 @@ def test_a_plain_trainer_keeps_the_negative_mass_in_its_history(tmp_path):
 def test_only_checkpoints_at_the_end_value_can_be_the_best(tmp_path):
     options = {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "metric_for_best_model": "loss"}
     # the loss of the first checkpoint is the best one: the learning rate is ruinous
-    run = trained(tmp_path, NegativeMassSchedule(until=0.6), trainer=FinetuneTrainer, learning_rate=1.0,
+    run = trained(tmp_path, NegativeMassSchedule(until=0.6), trainer=SignedTrainer, learning_rate=1.0,
                   load_best_model_at_end=True, **options)  # fmt: skip
     losses = {entry["step"]: entry["eval_loss"] for entry in run.state.log_history if "eval_loss" in entry}
     assert min(losses, key=losses.get) < 7  # which without the schedule would be the best

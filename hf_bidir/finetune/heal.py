@@ -2,38 +2,243 @@
 
 import copy
 import logging
-import math
-import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import torch
+from datasets import Dataset
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+from transformers import (
+    BaseImageProcessor,
+    DataCollatorWithPadding,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainingArguments,
+    set_seed,
+)
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import ModelOutput
 
 from hf_bidir.checkpoints.convert import is_softmax, signed_model
 from hf_bidir.checkpoints.layer_hooks import at_tokens, without_negatives
-from hf_bidir.checkpoints.reading import check_full_precision, checkpoint_processors, read_bidir, read_config
+from hf_bidir.checkpoints.reading import (
+    LICENCES,
+    check_full_precision,
+    checkpoint_processors,
+    documents,
+    read_bidir,
+    read_config,
+)
+from hf_bidir.checkpoints.sentence_folder import sentence_folder
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
+from hf_bidir.common.card import CARD, parsed_card
 from hf_bidir.common.errors import InputError, as_input_error
+from hf_bidir.common.images import image_mode
+from hf_bidir.finetune.arguments import (
+    DistillationDataArguments,
+    HealingArguments,
+    ScheduleArguments,
+    option,
+)
 from hf_bidir.finetune.both_signs import one_sidedness
+from hf_bidir.finetune.data.image_data import ImageCollator
+from hf_bidir.finetune.data.splits import Splits
+from hf_bidir.finetune.data.text_data import fit_max_length
+from hf_bidir.finetune.data.unlabelled_data import read_snippets, read_unlabelled_images
+from hf_bidir.finetune.metrics import distillation_metrics
 from hf_bidir.finetune.models import able_to_pad, know_padding
-from hf_bidir.finetune.schedules import NegativeMassSchedule
-from hf_bidir.finetune.trainer import FinetuneTrainer
+from hf_bidir.finetune.run import Run
+from hf_bidir.finetune.schedule import NegativeMassSchedule
+from hf_bidir.finetune.trainer import SignedTrainer
 from hf_bidir.modeling.configuration_bidir import all_masses
 from hf_bidir.modeling.model_types import is_signed
 from hf_bidir.modeling.signed_layers import signed_layers
 
-LOGITS = ("logits", "start_logits", "end_logits")
-SMALLEST = 1e-6  # squared norm of a token that errors are divided by
 logger = logging.getLogger(__name__)
 
+LOGITS = ("logits", "start_logits", "end_logits")
+SMALLEST = 1e-6  # squared norm of a token that errors are divided by
+FEWEST_TEXTS, CHECKED_TEXTS = 100, 500
+FEWEST_EVALUATED, MOST_EVALUATED = 32, 500  # examples
+TRAINED_PER_EVALUATED = 35  # a tenth of the time: 7 evaluations, and training costs twice the evaluation of an example
+MOST_UNKNOWN = 0.2  # share of unknown pieces
+SHORT_PIECES = 2.0  # characters; words of an unknown alphabet become pieces of one letter
 
-class DistillationTrainer(FinetuneTrainer):
+
+@dataclass
+class StudentArguments:
+    """The student and its teacher."""
+
+    _argument_group_name = "model"
+
+    model_name_or_path: str | None = option(
+        None, 'Initial student: a softmax checkpoint, "timm:NAME", or a bidir checkpoint.'
+    )
+    teacher_name_or_path: str | None = option(
+        None, "Softmax teacher, required if the student already has negative mass."
+    )
+    attn_activation: str | None = option(
+        None, "Activation of the student, tanhmax or balanced; default: the checkpoint's, tanhmax for a softmax one."
+    )
+    keep_signs: bool | None = option(
+        None,
+        "Penalise heads that use one sign, and predictions that stay the same without negative coefficients; default: "
+        "true, but false for models that generate text, which lose accuracy by it, and for recurrent ones.",
+    )
+    centre: bool = option(
+        True, "Subtraction of mean keys and values before a softmax checkpoint is healed; --no_centre skips this."
+    )
+
+
+@dataclass
+class HealingScheduleArguments(ScheduleArguments):
+    """A schedule that is enabled by default."""
+
+    negative_mass_until: float | None = option(
+        0.0, "Change the negative mass over this share of training, 0 to 1; 0 sets the final value at once."
+    )
+
+
+HEALING = (DistillationDataArguments, StudentArguments, HealingScheduleArguments, HealingArguments)
+
+
+def heal(
+    data: DistillationDataArguments,
+    arguments: StudentArguments,
+    schedule: ScheduleArguments,
+    args: HealingArguments,
+    trainer_class: "type[DistillationTrainer] | None" = None,
+) -> dict[str, Any]:
+    """Convert a checkpoint, heal it on texts or images without labels, and save it in `args.output_dir`.
+
+    Licence files, and the other modules of a folder of sentence-transformers, are copied from the source.
+
+    Args:
+        data, arguments, schedule, args: the options, instances of `HEALING`.
+        trainer_class: another Trainer of the same arguments; by default `DistillationTrainer`.
+
+    Returns:
+        The content of all_results.json.
+
+    Raises:
+        InputError: the checkpoint, its teacher or the data cannot be used, or the folder is in use.
+    """
+    source = arguments.model_name_or_path
+    if not source:
+        raise InputError("expected --model_name_or_path: a softmax checkpoint, timm:NAME or a bidir checkpoint")
+    student, teacher, processors = student_and_teacher(
+        source, arguments.teacher_name_or_path, arguments.attn_activation
+    )
+    splits, collators, processor = healing_data(data, args, source, student, processors)
+    keep_signs = _keeps_signs(student, arguments.keep_signs)
+    unused = "image_column" if isinstance(processor, PreTrainedTokenizerBase) else "text_column"
+    licence = _licence(source)
+    args.typed = ({"license": licence} if licence else {}) | {k: v for k, v in args.typed.items() if k != unused}
+    set_seed(args.seed)
+    run = Run("distillation", student, splits, data, args, schedule)
+    trainer = (trainer_class or DistillationTrainer)(
+        model=student,
+        teacher=teacher,
+        keep_signs=keep_signs,
+        args=args,
+        train_dataset=splits.train,
+        eval_dataset=splits.validation,
+        processing_class=processor,
+        data_collator=collators[0],
+        eval_collator=collators[1],
+        compute_metrics=distillation_metrics(student.can_generate()),
+        callbacks=run.callbacks,
+    )
+    results = run.train(trainer, centre=arguments.centre and is_softmax(student.config))
+    if args.should_save and not source.startswith(TIMM_PREFIX):
+        for name, content in documents(source).items():
+            if name in LICENCES:
+                Path(args.output_dir, name).write_bytes(content)
+        if sentences := sentence_folder(source):
+            sentences.copy_others(Path(args.output_dir))
+    return results
+
+
+def healing_data(
+    data: DistillationDataArguments, args: HealingArguments, source: str, student: PreTrainedModel, processors: list
+) -> tuple[Splits, tuple[Callable, Callable], PreTrainedTokenizerBase | BaseImageProcessor]:
+    """The splits, the collators for training and evaluation, and the tokenizer or image processor.
+
+    Raises:
+        InputError: the data cannot be used, or the student has neither tokenizer nor image processor.
+    """
+    if data.max_eval_samples is None:
+        trained = args.max_steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        few = min(max(trained // TRAINED_PER_EVALUATED, FEWEST_EVALUATED), MOST_EVALUATED)
+        data.max_eval_samples = few if args.max_steps > 0 else MOST_EVALUATED
+    for processor in processors:
+        if isinstance(processor, PreTrainedTokenizerBase):
+            fit_max_length(data, ["max_length"], student, source)
+            collator = DataCollatorWithPadding(processor)
+            splits = read_snippets(data, processor)
+            _check_texts(splits.train, processor, source)
+            return splits, (collator, collator), processor
+        if isinstance(processor, BaseImageProcessor):
+            args.remove_unused_columns = False  # the collator, not the model, takes the image column
+            mode = image_mode(student.config)
+            collators = ImageCollator.of(processor, data, mode), ImageCollator(processor, mode=mode)
+            return read_unlabelled_images(data), collators, processor
+    raise InputError(f"{source} has neither a tokenizer nor an image processor; save one in its folder")
+
+
+def _keeps_signs(student: PreTrainedModel, asked: bool | None) -> bool:
+    """Whether to add the penalties on signs; the default depends on the model, and a warning says if it is False."""
+    recurrent = not getattr(student, "attends_between_tokens", True)
+    if asked and recurrent:
+        raise InputError(
+            "expected keep_signs false for a recurrent model, which has no layers to penalise; leave it out"
+        )
+    if asked is not None:
+        return asked
+    if not recurrent and not student.can_generate():
+        return True
+    reason = "is recurrent" if recurrent else "generates text, and keep_signs cost a small language model 6.5 points"
+    logger.warning("%s %s: healing without keep_signs", type(student).__name__, reason)
+    return False
+
+
+def _licence(source: str) -> str | None:
+    """The licence that the card of the source names, which is that of the healed weights too."""
+    card = {} if source.startswith(TIMM_PREFIX) else documents(source)
+    try:
+        return parsed_card(card[CARD], CARD, ignore_metadata_errors=True).data.get("license") if CARD in card else None
+    except InputError:
+        return None
+
+
+def _check_texts(snippets: Dataset, tokenizer: PreTrainedTokenizerBase, source: str) -> None:
+    """Raise InputError for too few texts, and for texts in a language or script that the tokenizer does not know."""
+    if len(snippets) < FEWEST_TEXTS:
+        raise InputError(
+            f"expected at least {FEWEST_TEXTS} texts to heal with, besides those held out for validation; got "
+            f"{len(snippets)}. Any text without labels will do"
+        )
+    pieces = list(chain.from_iterable(snippets.select(range(min(CHECKED_TEXTS, len(snippets))))["input_ids"]))
+    unknown = mean(piece == tokenizer.unk_token_id for piece in pieces)
+    if unknown > MOST_UNKNOWN:
+        raise InputError(
+            f"the tokenizer of {source} does not know {unknown:.0%} of the texts' pieces; heal with texts in a "
+            "language that the model was trained on"
+        )
+    length = mean(len(token.lstrip("#Ġ▁")) for token in tokenizer.convert_ids_to_tokens(pieces))
+    if length < SHORT_PIECES:
+        logger.warning(
+            "the tokenizer of %s cuts the texts into pieces of %.1f characters; the model may not know their language",
+            *(source, length),
+        )
+
+
+class DistillationTrainer(SignedTrainer):
     """A Trainer without labels, whose loss is the student's relative squared error, and optionally keeps its signs.
 
     The error of a layer is the mean of `‖student - teacher‖² / ‖teacher‖²` over the tokens that are not padding. The
@@ -72,36 +277,17 @@ class DistillationTrainer(FinetuneTrainer):
         self.model_accepts_loss_kwargs = False  # the loss is a mean; the Trainer averages accumulated ones
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:
-        """Train; first print how long it will take, and the error of the student at its final negative mass."""
+        """Train; first print the error of the student at its final negative mass."""
         schedule = self._callback(NegativeMassSchedule)
         if schedule and not resume_from_checkpoint:
             config, before = self.model.config, self.model.config.attn_negative_mass
             config.attn_negative_mass = schedule.end
-            logger.warning("Healing takes about %s.", self._expected_duration())
             metrics = self.evaluate(metric_key_prefix="unhealed")
             config.attn_negative_mass = before
             error, perplexity = (metrics.get(f"unhealed_{name}") for name in ("relative_error", "perplexity"))
             beside = f", perplexity {perplexity:.4g}" if perplexity else ""
             logger.warning("Before healing, at λ = %g: relative error %.4g%s", schedule.end, error, beside)
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
-
-    def _expected_duration(self) -> str:
-        """The duration in words, from that of one step and of the evaluation of one batch."""
-        args, rows = self.args, min(self.args.train_batch_size, len(self.train_dataset))
-        batch = self._prepare_inputs(self.eval_collator([self.train_dataset[row] for row in range(rows)]))
-        with self.accelerator.autocast():
-            step = _seconds(lambda: self.compute_loss(self.model, batch).backward())
-            evaluation = _seconds(lambda: self.prediction_step(self.model, batch))
-        self.model.zero_grad()
-        per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        per_epoch = math.ceil(len(self.train_dataset) / per_step)
-        steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch)
-        share = math.ceil(args.eval_steps * steps) if (args.eval_steps or 1) < 1 else args.eval_steps
-        evaluations = 2 + int(steps / {"no": math.inf, "steps": share, "epoch": per_epoch}[args.eval_strategy])
-        evaluated = len(self.eval_dataset) / args.world_size
-        seconds = steps * args.gradient_accumulation_steps * step + evaluations * evaluated / rows * evaluation
-        amount = f"{seconds / 60:.0f} minutes" if seconds > 90 else f"{seconds:.0f} seconds"
-        return f"{amount}: {steps} steps, and {evaluations} evaluations on {len(self.eval_dataset)} examples"
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, **kwargs: Any
@@ -111,14 +297,14 @@ class DistillationTrainer(FinetuneTrainer):
         if not self.keep_signs:
             return _mean_error(*_errors(model(**inputs, output_hidden_states=True), expected, keep))
         with one_sidedness(model, keep, self.most_unequal) as one_sided:
-            found = model(**inputs, output_hidden_states=True)
+            outputs = model(**inputs, output_hidden_states=True)
         with without_negatives(model):
             difference = _difference(model(**inputs, output_hidden_states=True), expected, keep)
         both = self.both_signs_weight * torch.stack(one_sided).mean()
         needed = self.needed_signs_weight * (self.margin - difference).clamp_min(0)
         # near λ = 0 the penalties could only move the student away from its teacher
         mass = mean(map(float, all_masses(self.model.config.attn_negative_mass)))
-        return _mean_error(*_errors(found, expected, keep)) + mass * (both + needed)
+        return _mean_error(*_errors(outputs, expected, keep)) + mass * (both + needed)
 
     def _teacher_outputs(self, inputs: dict[str, Tensor]) -> ModelOutput:
         with torch.no_grad():
@@ -130,20 +316,12 @@ class DistillationTrainer(FinetuneTrainer):
         """The error without the penalties, and per example what `distillation_metrics` needs."""
         with torch.no_grad(), self.compute_loss_context_manager():
             inputs = self._prepare_inputs(inputs)
-            found, expected = model(**inputs, output_hidden_states=True), self._teacher_outputs(inputs)
-            measured = errors = _errors(found, expected, inputs.get("attention_mask"))
+            outputs, expected = model(**inputs, output_hidden_states=True), self._teacher_outputs(inputs)
+            measured = errors = _errors(outputs, expected, inputs.get("attention_mask"))
             if self.teacher.can_generate():
-                losses = [_next_token_losses(outputs.logits, inputs) for outputs in (found, expected)]
+                losses = [_next_token_losses(model_outputs.logits, inputs) for model_outputs in (outputs, expected)]
                 measured = [torch.cat(parts, 1) for parts in zip(errors, *losses, strict=True)]
         return _mean_error(*errors), *measured
-
-
-def _seconds(compute: Callable[[], object]) -> float:
-    started = time.monotonic()
-    compute()
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
-    return time.monotonic() - started
 
 
 def _next_token_losses(logits: Tensor, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -155,12 +333,12 @@ def _next_token_losses(logits: Tensor, inputs: dict[str, Tensor]) -> tuple[Tenso
     return losses.sum(1, keepdim=True), (targets != -100).sum(1, keepdim=True).float()
 
 
-def _errors(found: ModelOutput, expected: ModelOutput, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+def _errors(outputs: ModelOutput, expected: ModelOutput, keep: Tensor | None) -> tuple[Tensor, Tensor]:
     """Numerators and denominators of the relative errors, `[examples, states]` each, to be summed over examples.
 
     Of a layer, the sum of its tokens' relative errors and their number; of logits, squared distances and norms.
     """
-    (layers, logits), (true_layers, true_logits) = _states(found), _states(expected)
+    (layers, logits), (true_layers, true_logits) = _states(outputs), _states(expected)
     pairs = [*zip(layers, true_layers, strict=True), *zip(logits, true_logits, strict=True)]
     sums = []
     for index, (student, teacher) in enumerate(pairs):
@@ -177,34 +355,18 @@ def _mean_error(errors: Tensor, norms: Tensor) -> Tensor:
     return (errors.sum(0) / norms.sum(0)).mean()
 
 
-def _difference(found: ModelOutput, expected: ModelOutput, keep: Tensor | None) -> Tensor:
+def _difference(outputs: ModelOutput, expected: ModelOutput, keep: Tensor | None) -> Tensor:
     """The mean divergence from the teacher's classes, tokens or ends of spans, in nats, or the last states' error."""
     names = [name for name in LOGITS if name in expected and expected[name].shape[-1] > 1]
     if not names:
-        errors, norms = _errors(found, expected, keep)
+        errors, norms = _errors(outputs, expected, keep)
         return _mean_error(errors[:, -1:], norms[:, -1:])
-    nats = [_divergence(found[name], expected[name]) for name in names]
-    return torch.stack([(one if one.dim() == 1 else at_tokens(one, keep)).mean() for one in nats]).mean()
-
-
-def _divergence(found: Tensor, expected: Tensor) -> Tensor:
-    """The Kullback-Leibler divergence of the classes in the last dimension, for each position before it."""
-    ours, theirs = found.float().log_softmax(-1), expected.float().log_softmax(-1)
-    return kl_div(ours, theirs, reduction="none", log_target=True).sum(-1)
-
-
-def _check_hooks_see_every_layer(args: TrainingArguments) -> None:
-    """Raise InputError for settings that run layers again, or copies of them, outside the penalties' hooks."""
-    if args.gradient_checkpointing:
-        raise InputError(
-            "expected keep_signs false with gradient_checkpointing, which runs layers again outside the penalties; "
-            "leave out one of the two"
-        )
-    if args.n_gpu > 1:
-        raise InputError(
-            f"expected one GPU per process with keep_signs; got {args.n_gpu}. Start the script with torchrun "
-            f"--nproc_per_node {args.n_gpu}"
-        )
+    means = []
+    for name in names:
+        ours, theirs = outputs[name].float().log_softmax(-1), expected[name].float().log_softmax(-1)
+        nats = kl_div(ours, theirs, reduction="none", log_target=True).sum(-1)
+        means.append((nats if nats.dim() == 1 else at_tokens(nats, keep)).mean())
+    return torch.stack(means).mean()
 
 
 def _states(outputs: ModelOutput) -> tuple[list[Tensor], list[Tensor]]:
@@ -222,6 +384,20 @@ def _squared_norms(states: Tensor) -> Tensor:
     """Squared norms of tokens `[batch, length]`, or `[batch, 1]` of states that are not `[batch, length, features]`."""
     squares = states.float().square()
     return squares.sum(-1) if squares.dim() == 3 else squares.flatten(1).sum(1, keepdim=True)
+
+
+def _check_hooks_see_every_layer(args: TrainingArguments) -> None:
+    """Raise InputError for settings that run layers again, or copies of them, outside the penalties' hooks."""
+    if args.gradient_checkpointing:
+        raise InputError(
+            "expected keep_signs false with gradient_checkpointing, which runs layers again outside the penalties; "
+            "leave out one of the two"
+        )
+    if args.n_gpu > 1:
+        raise InputError(
+            f"expected one GPU per process with keep_signs; got {args.n_gpu}. Start the script with torchrun "
+            f"--nproc_per_node {args.n_gpu}"
+        )
 
 
 def _before_attention(model: PreTrainedModel) -> Iterator[nn.Parameter]:

@@ -8,10 +8,9 @@ from transformers.utils import ModelOutput
 
 from hf_bidir import signed
 from hf_bidir.finetune.arguments import HealingArguments
-from hf_bidir.finetune.distillation import DistillationTrainer, _difference, _errors, _mean_error
+from hf_bidir.finetune.heal import DistillationTrainer, _difference, _errors, _mean_error
 from hf_bidir.finetune.metrics import distillation_metrics
-from hf_bidir.finetune.schedules import NegativeMassSchedule
-from hf_bidir.finetune.tasks.distillation import _evaluated
+from hf_bidir.finetune.schedule import NegativeMassSchedule
 from tests.tiny_models import word_tokenizer
 
 SHAPE = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 20}
@@ -83,19 +82,10 @@ def test_the_perplexities_are_those_of_the_losses_that_the_models_compute(langua
             assert found[name] == pytest.approx((sum(losses) / (2 + 8 + 5)).exp().item(), rel=1e-4)
 
 
-def test_how_long_healing_takes_is_printed_first_and_no_gradient_is_left(language_model, tmp_path, caplog):
+def test_the_error_before_healing_is_printed_first(language_model, tmp_path, caplog):
     rows = Dataset.from_list([{"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1]}] * 4)
     more = {"train_dataset": rows, "eval_dataset": rows, "data_collator": DataCollatorWithPadding(word_tokenizer())}
-    trainer = trainer_of(language_model, tmp_path, **more, callbacks=[NegativeMassSchedule(until=0)])
-    assert trainer._expected_duration().endswith("seconds: 2 steps, and 4 evaluations on 4 examples")
-    assert all(parameter.grad is None for parameter in trainer.model.parameters())
-    trainer.train()
-    first, second = (record.message for record in caplog.records if "ealing" in record.message)
-    assert first.startswith("Healing takes about ")
-    assert second.startswith("Before healing, at λ = 1: relative error ")
-    assert "perplexity" in second
-
-
-@pytest.mark.parametrize(("steps", "examples"), [(40, 32), (300, 205), (5000, 500), (-1, 500)])
-def test_an_evaluation_has_fewer_examples_in_a_short_healing(steps, examples, tmp_path):
-    assert _evaluated(HealingArguments(str(tmp_path), use_cpu=True, max_steps=steps)) == examples
+    trainer_of(language_model, tmp_path, **more, callbacks=[NegativeMassSchedule(until=0)]).train()
+    (line,) = (record.message for record in caplog.records if "healing" in record.message)
+    assert line.startswith("Before healing, at λ = 1: relative error ")
+    assert "perplexity" in line

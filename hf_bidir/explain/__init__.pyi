@@ -1,0 +1,45 @@
+"""Type stub for editors and type checkers, because the package imports its names on first access."""
+
+from hf_bidir.explain.api import explain as explain
+from hf_bidir.explain.api import explain_each as explain_each
+from hf_bidir.explain.draw.figures import alignment_grid as alignment_grid
+from hf_bidir.explain.draw.figures import image_heatmap as image_heatmap
+from hf_bidir.explain.draw.figures import layer_head_grid as layer_head_grid
+from hf_bidir.explain.draw.figures import word_scatter as word_scatter
+from hf_bidir.explain.draw.photo import head_maps as head_maps
+from hf_bidir.explain.draw.photo import photo_heatmap as photo_heatmap
+from hf_bidir.explain.draw.photo import vision_maps as vision_maps
+from hf_bidir.explain.draw.text import text_heatmap as text_heatmap
+from hf_bidir.explain.generation import align as align
+from hf_bidir.explain.generation import explain_continuation as explain_continuation
+from hf_bidir.explain.generation import prediction_scores as prediction_scores
+from hf_bidir.explain.inputs.checkpoint import load_checkpoint as load_checkpoint
+from hf_bidir.explain.inputs.image import read_image as read_image
+from hf_bidir.explain.inputs.text import read_text as read_text
+from hf_bidir.explain.methods import METHODS as METHODS
+from hf_bidir.explain.methods import default_method as default_method
+from hf_bidir.explain.methods import token_scores as token_scores
+from hf_bidir.explain.methods.alti import alti as alti
+from hf_bidir.explain.methods.attention import attention_rollout as attention_rollout
+from hf_bidir.explain.methods.attnlrp import integrated_relevance as integrated_relevance
+from hf_bidir.explain.methods.attnlrp import relevance as relevance
+from hf_bidir.explain.methods.contributions import contributions as contributions
+from hf_bidir.explain.methods.contributions import edge_contributions as edge_contributions
+from hf_bidir.explain.methods.contributions import pooled_contributions as pooled_contributions
+from hf_bidir.explain.methods.contributions import value_weighted as value_weighted
+from hf_bidir.explain.methods.erasure import erasure as erasure
+from hf_bidir.explain.methods.flow import attention_flow as attention_flow
+from hf_bidir.explain.methods.gradients import grad_cam as grad_cam
+from hf_bidir.explain.methods.gradients import gradient_times_input as gradient_times_input
+from hf_bidir.explain.methods.gradients import integrated_gradients as integrated_gradients
+from hf_bidir.explain.methods.gradients import smooth_grad as smooth_grad
+from hf_bidir.explain.methods.value_zeroing import value_zeroing as value_zeroing
+from hf_bidir.explain.orient import flip_heads as flip_heads
+from hf_bidir.explain.orient import orient_heads as orient_heads
+from hf_bidir.explain.orient import oriented_towards as oriented_towards
+from hf_bidir.explain.result import Explanation as Explanation
+from hf_bidir.explain.result import Explanations as Explanations
+from hf_bidir.explain.tables import WordTable as WordTable
+from hf_bidir.explain.tables import word_table as word_table
+
+__all__: list[str]
