@@ -10,6 +10,7 @@ kernel, mode and head dimension.
 """
 
 import argparse
+import ast
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,7 +26,7 @@ from benchmarks.measure import ROOT, write_table
 from hf_bidir import bidir_attention
 from hf_bidir.common.files import replacing
 from hf_bidir.modeling.attention_call import INTERPRETED
-from hf_bidir.modeling.fused_tilings import ARCHITECTURES, OTHERS, TILINGS, Tiling
+from hf_bidir.modeling.fused_tilings import ARCHITECTURES, HEAD_SIZES, OTHERS, TILINGS, Tiling
 
 HEADS, TOKENS = 12, 32768
 WARPS_STAGES = ((4, 2), (4, 3), (8, 2), (8, 3))
@@ -147,9 +148,14 @@ def rewritten(text: str, found: Mapping[str, Tiling]) -> str:
         ValueError: the text has no such entry.
     """
     for entry, tiling in found.items():
-        text, count = re.subn(rf'^(    "{re.escape(entry)}": )\(.*\),$', rf"\g<1>{tiling},", text, flags=re.MULTILINE)
-        if count != 1:
-            raise ValueError(f'expected one entry "{entry}" in the table of tilings, got {count}.')
+        row, _, size = entry.rpartition(" ")
+        place = HEAD_SIZES.index(int(size))
+        line = re.search(rf'^    "{re.escape(row)}": (\(.*\)),$', text, flags=re.MULTILINE)
+        if line is None:
+            raise ValueError(f'expected one entry "{entry}" in the table of tilings, got 0.')
+        tilings = list(ast.literal_eval(line[1]))
+        tilings[place] = tiling
+        text = text.replace(line[0], f'    "{row}": {tuple(tilings)},')
     return text
 
 

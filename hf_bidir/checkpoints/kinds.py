@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_bidir.checkpoints.layer_hooks import in_evaluation
+
 LENGTH, DECODER_STEPS, SAMPLES, FRAMES, GRID = 64, 4, 6000, 48, (1, 4, 4)
-NAMED = 5  # tokens in a message
+NAMED = 5  # tokens or weights in a message
 LONGEST_TEXT = 2**20  # limit in tokens where neither model nor tokenizer has one
 IMAGE_TOKENS = ("image_token_id", "image_token_index", "image_patch_id", "media_placeholder_token_id")
 AUDIO_TOKENS = ("audio_token_id", "audio_token_index")
@@ -76,23 +78,34 @@ def kind_of(model: PreTrainedModel | str) -> Kind:
     return next((kind for kind in KINDS[1:] if name.endswith(kind.ending)), NO_HEAD)
 
 
-@torch.no_grad()
-def divides_by_all_labels(model: PreTrainedModel, batch: Mapping[str, Any]) -> bool:
+def divides_by_all_labels(model: PreTrainedModel) -> bool:
     """Whether the loss of a model is a sum over the labels, divided by the `num_items_in_batch` that a Trainer passes.
 
-    Transformers asks for a `**kwargs` in the signature instead, which many models have that ignore the number.
-
-    Args:
-        batch: inputs with labels; the model runs twice.
+    transformers looks for `**kwargs` in the signature, which many models have that ignore the number; so this asks the
+    model for the loss of examples, with two numbers. False for a model without examples.
     """
-    training = model.training
+    problem = model.config.problem_type
     try:
-        first, second = (model.eval()(**batch, num_items_in_batch=count).loss for count in (1, 2))
-    except TypeError:  # no such argument
+        inputs = example_inputs(model)
+        batch = inputs | {"labels": example_labels(model, inputs)}
+        with in_evaluation(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            first, second = (model(**batch, num_items_in_batch=count).loss for count in (1, 2))
+    except (TypeError, ValueError):  # no such argument, or no examples
         return False
     finally:
-        model.train(training)
+        model.config.problem_type = problem  # which some heads guess from their first labels
     return not torch.equal(first, second)
+
+
+def example_labels(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Labels for example inputs: tokens, or the class or value 0."""
+    config, count = model.config, len(next(iter(inputs.values())))
+    if "decoder_input_ids" in inputs or kind_of(model).per_token:
+        return inputs.get("decoder_input_ids", inputs["input_ids"])
+    values = config.problem_type == "regression" or (config.problem_type is None and config.num_labels == 1)
+    if values or config.problem_type == "multi_label_classification":
+        return torch.zeros(count, config.num_labels, device=model.device, dtype=model.dtype)
+    return torch.zeros(count, device=model.device, dtype=torch.long)
 
 
 def example_inputs(model: PreTrainedModel, seed: int = 0) -> Inputs:
@@ -319,15 +332,10 @@ def vocabulary_of(model: PreTrainedModel) -> int | None:
 
 
 def check_vocabulary(tokenizer: Any, count: int | None, source: str | Path) -> None:
-    """Raise ValueError if tokens were added to a tokenizer for which the model has no embedding.
+    """Raise ValueError if tokens were added to a tokenizer for which a model with `count` embeddings has none.
 
     Special tokens that the tokenizer names itself, such as `image_token` of Gemma 3, may have none: in a model of text
-    they are not used.
-
-    Args:
-        tokenizer: other processors pass.
-        count: the number of embeddings; None passes.
-        source: the checkpoint, for the message.
+    they are not used. Other processors, and a count of None, pass.
     """
     if count is None or not isinstance(tokenizer, PreTrainedTokenizerBase):
         return
@@ -337,6 +345,11 @@ def check_vocabulary(tokenizer: Any, count: int | None, source: str | Path) -> N
     if without := [str(token) for index, token in added if index >= count and str(token) not in others]:
         raise ValueError(
             f"the tokenizer of {source} has tokens for which its model, with {count} embeddings, has none: "
-            f"{', '.join(without[:NAMED])}{', …' * (len(without) > NAMED)}. They were added without "
+            f"{few(without)}. They were added without "
             "model.resize_token_embeddings(len(tokenizer)); call it, and save the model again."
         )
+
+
+def few(names: list[str]) -> str:
+    """The first few names, for a message."""
+    return ", ".join(names[:NAMED]) + ", …" * (len(names) > NAMED)

@@ -21,7 +21,7 @@ from transformers.utils import cached_file
 
 from hf_bidir.checkpoints.adapters import Adapter, read_adapter
 from hf_bidir.checkpoints.auto_classes import bidir_class
-from hf_bidir.checkpoints.kinds import check_vocabulary, vocabulary_of
+from hf_bidir.checkpoints.kinds import check_vocabulary, few, vocabulary_of
 from hf_bidir.common.card import CARD, with_note
 from hf_bidir.common.errors import did_you_mean
 from hf_bidir.modeling.configuration_bidir import stock_heads
@@ -35,7 +35,6 @@ logger = logging.getLogger(__name__)
 LICENCES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE")
 # audio models have a feature extractor
 PROCESSORS = (AutoTokenizer, AutoImageProcessor, AutoFeatureExtractor, AutoProcessor)
-NAMED = 5  # tokens or weights in a message
 
 
 def read_config(source: str | Path, revision: str | None = None) -> PretrainedConfig:
@@ -142,13 +141,8 @@ def with_report(head: type[PreTrainedModel], source: str | Path, **options: Any)
         loader.removeFilter(is_other)
     if left_out := sorted(report["unexpected_keys"]):
         place = f"{len(left_out)} weights in {source} are not part of {head.__name__}"
-        logger.warning("%s and were left out: %s", place, _first(left_out))
+        logger.warning("%s and were left out: %s", place, few(left_out))
     return model, report
-
-
-def _first(names: list[str]) -> str:
-    """The first few names."""
-    return ", ".join(names[:NAMED]) + ", …" * (len(names) > NAMED)
 
 
 def read_adapted(

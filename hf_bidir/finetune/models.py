@@ -30,7 +30,7 @@ from hf_bidir.finetune.schedule import chosen_schedule
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import bidir_config, check_bidir_config, check_layers
 from hf_bidir.modeling.configuration_bidir_rnn import BidirRnnConfig
-from hf_bidir.modeling.model_types import is_signed, stock_type
+from hf_bidir.modeling.model_types import is_recurrent, is_signed, stock_type
 from hf_bidir.modeling.signed_layers import heads_of, signed_layers
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _check_adapter(arguments: AdapterArguments) -> None:
             f"an adapter needs a signed base model, and {source} is a stock {model_type}; sign it first, for instance "
             f"by hf-bidir convert {source} OUT --heal FILE, then --model_name_or_path OUT"
         )
-    if model_type == "bidir_rnn":
+    if is_recurrent(model_type):
         raise InputError(f"{source} is recurrent; adapters are for transformers. Leave out --lora_rank")
 
 

@@ -1,8 +1,6 @@
 """Trainers for signed models."""
 
-import inspect
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +12,7 @@ from transformers import EarlyStoppingCallback, Seq2SeqTrainer, Trainer, Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
 from hf_bidir.checkpoints.adapters import ADAPTER_WEIGHTS
+from hf_bidir.checkpoints.kinds import divides_by_all_labels
 from hf_bidir.checkpoints.reading import complete_model
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.extras import extra
@@ -24,7 +23,6 @@ with extra("train"):
 
 Callback = TypeVar("Callback", bound=TrainerCallback)
 LARGEST_LOSS = 700.0  # larger losses overflow exp
-MEAN_LOSSES = ("regression", "multi_label_classification")  # problem types whose loss is the mean of the batch
 
 
 class SignedTrainer(Trainer):
@@ -53,7 +51,9 @@ class SignedTrainer(Trainer):
                 "a model that transformers has sharded (distributed_config) cannot load its best checkpoint; set "
                 "load_best_model_at_end to false"
             )
-        if not _divides_by_all_labels(self.accelerator.unwrap_model(self.model)):
+        model = self.accelerator.unwrap_model(self.model)
+        model = model.get_base_model() if hasattr(model, "peft_config") else model
+        if not divides_by_all_labels(model):
             self.model_accepts_loss_kwargs = False
         self.train_collator = self.data_collator
         self.eval_collator = eval_collator or self.data_collator
@@ -149,14 +149,6 @@ class SignedTrainer(Trainer):
         model.load_state_dict(saved.state_dict())
         # restore the negative mass of these weights, which a schedule may have changed since
         model.config.attn_negative_mass = saved.config.attn_negative_mass
-
-
-def _divides_by_all_labels(model: nn.Module) -> bool:
-    """Whether `forward` passes the number of all labels on to a loss function of transformers that divides by it."""
-    model = model.get_base_model() if hasattr(model, "peft_config") else model
-    source = inspect.getsource(inspect.unwrap(type(model).forward))
-    passed_on = re.search(r"self\.loss_function\((?:[^()]|\([^()]*\))*\*\*", source) is not None
-    return passed_on and getattr(model.config, "problem_type", None) not in MEAN_LOSSES
 
 
 class CausalTrainer(SignedTrainer):

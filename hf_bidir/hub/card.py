@@ -32,6 +32,7 @@ from hf_bidir.hub.card_numbers import (
 from hf_bidir.hub.files import CODE, digests
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import all_masses
+from hf_bidir.modeling.model_types import is_recurrent
 
 logger = logging.getLogger(__name__)
 
@@ -204,7 +205,7 @@ def _needed_signs(folder: Path, run: dict[str, Any], config: dict[str, Any]) -> 
     """Whether a penalty of healing asked for negative coefficients without which predictions change."""
     keep_signs = run.get("recipe", {}).get("keep_signs")
     if keep_signs is None:  # the default: unless the model generates text or is recurrent
-        recurrent = config["model_type"] == "bidir_rnn"
+        recurrent = is_recurrent(config["model_type"])
         keep_signs = not recurrent and not (folder / "generation_config.json").is_file()
     return run.get("task") == "distillation" and keep_signs
 
@@ -235,7 +236,7 @@ def _base_in_example(adapter: Adapter, folder: Path) -> str:
 def _stock_architecture(architecture: str, config: dict[str, Any]) -> str | None:
     """The transformers class that a signed class extends; None for recurrent models."""
     name = architecture.removeprefix("Bidir")
-    return None if name == architecture or config.get("model_type") == "bidir_rnn" else name
+    return None if name == architecture or is_recurrent(config.get("model_type")) else name
 
 
 def _settings(run: dict[str, Any]) -> dict[str, str]:

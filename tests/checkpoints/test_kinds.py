@@ -2,17 +2,35 @@
 
 import pytest
 import torch
+import transformers
 
+import hf_bidir
 from hf_bidir import signed
 from hf_bidir.checkpoints.kinds import divides_by_all_labels
-from tests.tiny_models import inputs_of, stock_model
+from tests.tiny_models import IMAGES, SHAPE, TEXT, stock_model
 
-CLASSES = torch.tensor([0, 1, 0])
-LABELS = {"llama": torch.ones(3, 9, dtype=torch.long), "roberta": CLASSES, "vit": CLASSES}
+DIVIDES = {
+    "LlamaForCausalLM": True,
+    "BertForSequenceClassification": False,  # computes its loss itself
+    "LlamaForSequenceClassification": False,  # calls the loss function without the number of labels
+    "Dinov2ForImageClassification": True,
+    "BartForConditionalGeneration": False,
+}
 
 
-@pytest.mark.parametrize("family", LABELS)
-def test_a_loss_that_is_divided_by_all_labels_is_found_by_its_value(family):
-    model = signed(stock_model(family)).train()
-    assert divides_by_all_labels(model, {**inputs_of(family), "labels": LABELS[family]}) == (family != "roberta")
+@pytest.mark.parametrize("name", DIVIDES)
+def test_heads_that_divide_by_all_labels_are_told_from_those_that_do_not(name):
+    stock = getattr(transformers, name)
+    fields = SHAPE | (IMAGES if "Image" in name else TEXT)
+    model = stock_model("bart") if name.startswith("Bart") else stock(stock.config_class(**fields))
+    model, state = signed(model).train(), torch.get_rng_state()
+    assert divides_by_all_labels(model) is DIVIDES[name]
     assert model.training
+    assert model.config.problem_type is None
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("fields", [{"num_labels": 1}, {"problem_type": "multi_label_classification", "num_labels": 3}])
+def test_the_mean_of_values_is_not_divided_by_all_labels(fields):
+    config = hf_bidir.BidirDinov2Config(**SHAPE, **IMAGES, **fields)
+    assert not divides_by_all_labels(hf_bidir.BidirDinov2ForImageClassification(config))

@@ -13,20 +13,16 @@ import torch
 from safetensors.torch import load_file
 
 from hf_bidir import (
-    BidirBertForSequenceClassification,
-    BidirDinov2ForImageClassification,
-    BidirLlamaForCausalLM,
-    BidirLlamaForSequenceClassification,
     signed,
 )
-from hf_bidir.finetune import trainer
 from tests.tiny_models import stock_model
+from tests.training.conftest import tables
 from training.text_classification import main
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = shlex.split(
     "--hidden_size 16 --num_hidden_layers 2 --num_attention_heads 2 --intermediate_size 32 --vocab_size 80 "
-    "--max_length 12 --dropout 0 --num_train_epochs 3 --logging_steps 1 --learning_rate 1e-2 --disable_tqdm true "
+    "--max_length 12 --dropout 0 --num_train_epochs 2 --logging_steps 1 --learning_rate 1e-2 --disable_tqdm true "
     "--use_cpu"
 )
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -60,11 +56,12 @@ if trainer.is_world_process_zero():
 """
 
 
-@pytest.fixture
-def alone(texts, tmp_path):
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
     """The losses of one process with 8 examples a step."""
-    run(texts, tmp_path / "alone", 8)
-    return losses(tmp_path / "alone")
+    folder = tmp_path_factory.mktemp("alone")
+    run(tables(folder), folder / "alone", 8)
+    return losses(folder / "alone")
 
 
 def run(texts, folder, batch, *more):
@@ -125,16 +122,3 @@ def test_a_sharded_model_learns_what_a_whole_one_learns_and_is_saved_whole(tmp_p
     assert code[0] == code[1]
     config = json.loads((tmp_path / "saved2/config.json").read_text())
     assert config["auto_map"]["AutoModelForCausalLM"] == "modeling_bidir.BidirLlamaForCausalLM"
-
-
-@pytest.mark.parametrize(
-    ("model", "divides"),
-    [
-        (BidirLlamaForCausalLM, True),
-        (BidirBertForSequenceClassification, False),  # computes its loss itself
-        (BidirLlamaForSequenceClassification, False),  # calls the loss function without the number of labels
-        (BidirDinov2ForImageClassification, True),
-    ],
-)
-def test_heads_that_divide_by_all_labels_are_told_from_those_that_do_not(model, divides):
-    assert trainer._divides_by_all_labels(model(model.config_class(**SMALL))) is divides
