@@ -91,9 +91,9 @@ class BidirRnnConfig(BidirConfigMixin, PretrainedConfig):
     num_hidden_layers = num_attention_heads = 1  # attention layers and heads
 
     def __init__(self, **kwargs: Any) -> None:
-        for field, default in FIELDS.items():
-            setattr(self, field, kwargs.pop(field, default))
-        pad_token_id = self.pad_token_id
+        fields = {name: kwargs.pop(name, default) for name, default in FIELDS.items()}
+        for name, value in fields.items():
+            setattr(self, name, value)
         check_format(kwargs.pop("attn_format", 0))
         # every head, because save_pretrained would list only the saved one
         kwargs["auto_map"] = {
@@ -103,8 +103,8 @@ class BidirRnnConfig(BidirConfigMixin, PretrainedConfig):
         }
         kwargs["is_encoder_decoder"] = self.decoder_style is not None
         kwargs["tie_word_embeddings"] = False  # input and output embeddings have different widths
-        super().__init__(pad_token_id=pad_token_id, **kwargs)
-        self.pad_token_id = pad_token_id
+        super().__init__(pad_token_id=fields["pad_token_id"], **kwargs)
+        self.pad_token_id = fields["pad_token_id"]
         self._check_shape()
         check_bidir_config(self)
         check_layers(self.attn_negative_mass, heads=[1])
@@ -148,5 +148,5 @@ class BidirRnnConfig(BidirConfigMixin, PretrainedConfig):
             raise ValueError('attn_query="last" needs an encoder, "lstm" or "gru"; encoder is "none".')
 
 
-BidirRnnConfig.__signature__ = with_fields(inspect.signature(PretrainedConfig), FIELDS)  # type: ignore[attr-defined]
+BidirRnnConfig.__signature__ = with_fields(inspect.signature(PretrainedConfig), FIELDS)
 BidirRnnConfig.register_for_auto_class()
