@@ -11,7 +11,6 @@ alternatives.
 """
 
 import argparse
-import math
 from collections.abc import Callable
 from functools import lru_cache, partial
 from itertools import product
@@ -24,7 +23,6 @@ from torch.nn import functional as F
 
 from benchmarks.measure import interleaved_medians, peak_memory, write_table
 from hf_bidir import bidir_attention, packed_attention
-from hf_bidir.common.files import save_figure
 from hf_bidir.modeling.attention_call import INTERPRETED
 
 BASELINE = "SDPA softmax"
@@ -42,7 +40,7 @@ DEFAULTS = {
         "tokens": 32768,
         "head_dims": [64, 128],
         "padding": [0.0, 0.4],
-        "implementations": ["fused softmax", "fused", "packed", "lift", "two passes", "compiled", "naive"],
+        "implementations": ["fused softmax", "fused", "packed", "lift", "compiled", "naive"],
         "dtype": "bfloat16",
     },
 }
@@ -80,7 +78,6 @@ def main() -> None:
         rows += measure(head_dim, padding, length, options)
         # saved after every length, so a failure in a long run loses nothing
         write_table(options.output, "Attention alone", notes, header, rows, options.device)
-    draw(rows, options.output.with_suffix(".png"))
 
 
 def arguments() -> argparse.Namespace:
@@ -105,8 +102,6 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if options.heads % 4:
         parser.error(f"expected a number of heads that four divides, for grouped; got {options.heads}")
-    if options.causal and "two passes" in options.implementations:
-        parser.error("expected no two passes with --causal; they have no causal mask")
     if not all(0 <= share <= 0.5 for share in options.padding):
         parser.error(f"expected shares of padding in 0 to 0.5, got {options.padding}")
     if (
@@ -163,8 +158,6 @@ def compare(attend: Callable, other: Callable, problem: Problem, options: argpar
     tasks = [prepared(problem) for prepared in (attend, other)]
     forward = _pair([partial(without_gradient, task) for task in tasks], options.repeats)
     error = f"{relative_error(attend, problem):.1e}"
-    if attend is two_passes:  # torch's kernels give no gradient of the log-sum-exp
-        return [f"{forward[0] / forward[1]:.2f}", "", "", error, f"{1e3 * forward[1]:.2f}"]
     both_tasks = [partial(with_gradient, task) for task in tasks]
     both = _pair(both_tasks, options.repeats)
     memory = peak_memory(both_tasks[0], options.device)
@@ -231,31 +224,6 @@ def fused_softmax(query, key, value, keep, causal) -> Tensor:
     return bidir_attention(query, key, value, keep, activation="softmax", causal=causal, implementation="fused")[0]
 
 
-def two_passes(problem: Problem) -> Prepared:
-    return padded(_two_passes, problem)
-
-
-def _two_passes(query, key, value, keep, causal) -> Tensor:
-    """Softmax attention of q and of -q, mixed by their log-sum-exps (forward only)."""
-    (up, up_lse), (down, down_lse) = (_with_log_sum_exp(q, key, value, keep) for q in (query, -query))
-    share = (up_lse - down_lse).sigmoid().unsqueeze(-1).to(query.dtype)
-    return share * up - (1 - share) * down
-
-
-def _with_log_sum_exp(query, key, value, keep) -> tuple[Tensor, Tensor]:
-    if query.device.type == "cpu":
-        mask = None if keep is None else torch.zeros_like(keep, dtype=query.dtype).masked_fill(~keep, -math.inf)
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, attn_mask=mask)[:2]
-    if keep is None:
-        return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value)[:2]
-    shape = (*query.shape[:3], key.shape[2])
-    # the operator needs rows of the bias aligned to 16 bytes
-    padded = -(-shape[3] // 16) * 16
-    bias = query.new_zeros(keep.shape[0], 1, 1, padded)[..., : shape[3]].masked_fill_(~keep, -math.inf).expand(shape)
-    context, lse = torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, bias, True)[:2]
-    return context, lse[..., : query.shape[2]]
-
-
 def naive(query, key, value, keep, causal) -> Tensor:
     """The paper's formula as in its code, without protection from overflow."""
     scores = query @ key.mT * query.shape[-1] ** -0.5
@@ -274,7 +242,6 @@ IMPLEMENTATIONS = {
     "compiled": partial(padded, compiled),
     "grouped": grouped,
     "packed": packed,
-    "two passes": two_passes,
     "naive": partial(padded, naive),
 }
 
@@ -317,38 +284,6 @@ def without_gradient(task: Prepared) -> None:
 def with_gradient(task: Prepared) -> None:
     context = task.run()
     torch.autograd.grad(context, task.inputs, torch.ones_like(context))
-
-
-def draw(rows: list[list[str]], path: Path) -> None:
-    """Ratios to the baseline by length: one panel per head dimension, share of padding and direction."""
-    rows = [row for row in rows if row[4] == BASELINE]
-    if not rows:
-        return
-    import matplotlib.pyplot as plt
-
-    panels = sorted({(int(row[0]), row[1]) for row in rows})
-    figure, axes = plt.subplots(len(panels), 2, figsize=(9, 3.4 * len(panels)), squeeze=False, layout="constrained")
-    for line, (head_dim, padding) in zip(axes, panels, strict=True):
-        for axis, column, direction in zip(line, (5, 6), ("forward", "forward + backward"), strict=True):
-            for name in dict.fromkeys(row[3] for row in rows):
-                mine = [
-                    r for r in rows if (int(r[0]), r[1], r[3]) == (head_dim, padding, name) and r[column][:1].isdigit()
-                ]
-                if mine:
-                    axis.plot([int(r[2]) for r in mine], [float(r[column]) for r in mine], marker=".", label=name)
-            axis.axhline(1, color="gray", linewidth=0.8)
-            axis.set(title=f"{direction}, heads of {head_dim}, {padding} padding", xscale="log", yscale="log")
-            axis.title.set_fontsize(10)
-            axis.set(xlabel="length (tokens)", ylabel=f"time / time of {BASELINE}")
-            lengths = sorted({int(row[2]) for row in rows})
-            axis.set_xticks(lengths, lengths, rotation=45 if len(lengths) > 4 else 0)
-            limits, ticks = axis.get_ylim(), [0.5, 1, 2, 5, 10, 20, 50]
-            axis.set_yticks(ticks, ticks)
-            axis.set_ylim(limits)  # set_yticks widens them
-            axis.minorticks_off()
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=8, fontsize=8)
-    save_figure(figure, path)
-    plt.close(figure)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,10 @@ ViT-base shapes.
 python benchmarks/exactness.py
 """
 
-import argparse
-from pathlib import Path
-
 import torch
 from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTForImageClassification
 
-from benchmarks.measure import write_table
+from benchmarks.measure import options_of, write_table
 from hf_bidir import (
     BidirBertConfig,
     BidirBertForSequenceClassification,
@@ -21,9 +18,7 @@ from hf_bidir import (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "exactness.md")
-    options = parser.parse_args()
+    options = options_of(__doc__, "exactness")
     torch.manual_seed(0)
     rows = [*softmax_mode(), *implementations(), padding_of_a_batch()]
     table = [[name, f"{difference:.1e}", f"{bound:.0e}"] for name, difference, bound in rows]

@@ -15,14 +15,13 @@ The table goes to benchmarks/results/explain_speed.md.
 import argparse
 import time
 from functools import partial
-from pathlib import Path
 
 import networkx
 import torch
 from torch import nn
 from tqdm import tqdm
 
-from benchmarks.measure import RESULTS, interleaved_medians, write_table
+from benchmarks.measure import interleaved_medians, options_of, write_table
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, tanhmax
 from hf_bidir.explain import (
     attention_flow,
@@ -40,12 +39,9 @@ BATCH = 16  # sentences
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--networkx-layers", type=int, default=6, help="0 skips networkx; 6 takes minutes")
-    parser.add_argument("--output", type=Path, default=RESULTS / "explain_speed.md")
-    parser.add_argument("--sentences", type=int, default=100, help="0 skips captum; 100 take minutes")
-    options = parser.parse_args()
+    layers = {"type": int, "default": 6, "help": "0 skips networkx; 6 takes minutes"}
+    sentences = {"type": int, "default": 100, "help": "0 skips captum; 100 take minutes"}
+    options = options_of(__doc__, "explain_speed", repeats=7, networkx_layers=layers, sentences=sentences)
     torch.manual_seed(0)
     rows = [*rollout_rows(options.repeats), *flow_rows(options), *erasure_rows(options.repeats)]
     rows += [*relevance_rows(options.repeats), *default_rows(options.sentences)]

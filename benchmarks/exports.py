@@ -20,7 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from benchmarks.measure import RESULTS, interleaved_medians, write_table
+from benchmarks.measure import interleaved_medians, options_of, write_table
 from hf_bidir import signed
 from hf_bidir.checkpoints.reading import read_model
 from hf_bidir.deploy.graph import export_checkpoint
@@ -38,13 +38,8 @@ MASSES = {"softmax": 0.0, "TanhMax": 1.0}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=[*MODELS])
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--length", type=int, default=128, help="tokens of texts")
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--output", type=Path, default=RESULTS / "exports.md")
-    options = parser.parse_args()
+    models = {"nargs": "+", "choices": MODELS, "default": [*MODELS]}
+    options = options_of(__doc__, "exports", models=models, batch=8, length=128, repeats=9)
     rows = []
     for name in tqdm(options.models, unit="model"):
         for attention, mass in MASSES.items():

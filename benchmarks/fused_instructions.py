@@ -20,15 +20,12 @@ from types import SimpleNamespace
 
 os.environ["TRITON_INTERPRET"] = "0"
 
-import torch
 import triton
-import triton.language as tl
 from tqdm import tqdm
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from benchmarks.measure import write_table
-from benchmarks.runs import markdown
 from hf_bidir.modeling.fused_blocks import ALIGNED
 from hf_bidir.modeling.fused_launch import KERNELS, SMALL, TILINGS, Variant
 
@@ -152,44 +149,6 @@ def kernel_row(arch: int, head_dim: int, name: str, mode: str, levelled: bool) -
     ]  # fmt: skip
 
 
-@triton.jit
-def _two_exponentials(x, y, WAY: tl.constexpr, SIZE: tl.constexpr):
-    """`2^s` and `2^-s` of every number, in one of the compared ways."""
-    at = tl.arange(0, SIZE)
-    s = tl.load(x + at)
-    if WAY == "fp32":
-        rising, falling = tl.exp2(s), tl.exp2(-s)
-    else:
-        both = tl.join(s, -s).to(tl.float16)
-        both = tl.inline_asm_elementwise("ex2.approx.f16x2 $0, $1;", "=r,r", [both], tl.float16, True, 2)
-        rising, falling = tl.split(both.to(tl.float32))
-    tl.store(y + at, rising)
-    tl.store(y + SIZE + at, falling)
-
-
-def exponential_rows(arch: int) -> list[list[str]]:
-    rows = []
-    signature = {"x": "*fp32", "y": "*fp32", "WAY": "constexpr", "SIZE": "constexpr"}
-    for way in ("fp32", "f16x2"):
-        code = built(_two_exponentials, signature, {"WAY": way, "SIZE": 1024}, {}, arch, 1, 1)
-        lines = re.findall(r"/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?(\S+)", tool("nvdisasm", "-c", code))
-        moves = ("LDG", "STG", "MOV", "IMAD.WIDE", "IMAD.MOV", "UMOV", "ULDC", "S2", "EXIT", "BRA", "NOP", "LOP3")
-        special = sum(name.startswith("MUFU") for name in lines)
-        other = sum(not name.startswith(("MUFU", *moves)) for name in lines)
-        rows.append([way, f"{special / 32:.1f}", f"{other / 32:.1f}"])
-    return rows
-
-
-def vanishing_rows() -> list[list[str]]:
-    """The share of blocks of normal scores in which every smaller exponential vanishes beside the larger one."""
-    generator, rows = torch.Generator().manual_seed(0), []
-    for deviation in (1, 4, 16, 64):
-        blocks = deviation * torch.randn(2000, 128 * 128, generator=generator)
-        share = (blocks.abs().amin(1) > 4.5 * torch.tensor(2.0).log()).double().mean().item()  # e^-2|s| < 2^-9
-        rows.append([str(deviation), f"{share:.4f}"])
-    return rows
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", type=int, choices=SHARED, default=90, help="80, 86 Ampere, 89 Ada, 90 Hopper")
@@ -207,15 +166,6 @@ def main() -> None:
     )
     write_table(options.output, "What a signed score costs, in instructions", notes, header,
                 kernel_rows(options.arch, options.head_dims), "cpu")  # fmt: skip
-    more = [
-        ("Two exponentials, `2^s` and `2^-s`", ["way", "special-function instructions", "others"],
-         exponential_rows(options.arch)),
-        ("Blocks of 128 x 128 normal scores in which every second exponential vanishes in bf16",
-         ["standard deviation", "share of blocks"], vanishing_rows()),
-    ]  # fmt: skip
-    with options.output.open("a", encoding="utf-8") as file:
-        for title, names, rows in more:
-            file.write(f"\n## {title}\n\n{markdown(names, rows)}\n")
 
 
 if __name__ == "__main__":

@@ -14,20 +14,15 @@ from functools import partial
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from benchmarks.measure import device_options, interleaved_medians, write_table
+from benchmarks.measure import interleaved_medians, options_of, write_table
 from hf_bidir import signed
 
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--prompt", type=int, default=128, help="tokens of the prompt")
-    parser.add_argument("--new", type=int, default=64, help="number of generated tokens")
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--repeats", type=int, default=5)
-    options = device_options(parser, "generation")
+    batch = {"type": int, "nargs": "+", "default": [1, 8]}
+    options = options_of(__doc__, "generation", on_device=True, batch=batch, prompt=128, new=64, layers=12, repeats=5)
     dtype = getattr(torch, options.dtype)
     models = {name: model.to(options.device, dtype).eval() for name, model in pair(options.layers).items()}
     rows = [row for batch in options.batch for row in measured(models, batch, options)]

@@ -6,14 +6,12 @@ Each command runs in a fresh process; user and system time count, not wall time.
     python benchmarks/import_time.py
 """
 
-import argparse
 import resource
 import subprocess
 import sys
-from pathlib import Path
 from statistics import median
 
-from benchmarks.measure import write_table
+from benchmarks.measure import options_of, write_table
 
 HELP = "import sys; sys.argv[1:] = {}; from hf_bidir.cli import app; app(prog_name='hf-bidir')"
 COMMANDS = {
@@ -26,10 +24,7 @@ COMMANDS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "import_time.md")
-    options = parser.parse_args()
+    options = options_of(__doc__, "import_time", repeats=9)
     seconds: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for _ in range(options.repeats):
         for name, command in COMMANDS.items():

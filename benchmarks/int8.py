@@ -13,7 +13,6 @@ Checkpoints without weights are left out; `make checkpoints` trains them. Others
 research/explanations/models.py, if the name of their folder starts with that of their data.
 """
 
-import argparse
 import shutil
 import tempfile
 from pathlib import Path
@@ -27,7 +26,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedModel
 
-from benchmarks.measure import RESULTS, ROOT, write_table
+from benchmarks.measure import ROOT, options_of, write_table
 from hf_bidir.checkpoints.reading import read_model
 from hf_bidir.deploy.int8 import quantise_checkpoint
 from hf_bidir.explain.record import record_coefficients
@@ -44,11 +43,8 @@ NO_COLUMNS = {"text_column": None, "image_column": None, "label_column": None}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--checkpoints", type=Path, nargs="+", default=sorted((ROOT / "model_cards").glob("*/")))
-    parser.add_argument("--output", type=Path, default=RESULTS / "int8.md")
-    options = parser.parse_args()
+    cards = {"type": Path, "nargs": "+", "default": sorted((ROOT / "model_cards").glob("*/"))}
+    options = options_of(__doc__, "int8", data_dir={"type": Path, "required": True}, checkpoints=cards)
     rows = []
     for folder in tqdm(options.checkpoints, unit="checkpoint"):
         if (folder / "model.safetensors").is_file():

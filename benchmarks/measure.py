@@ -74,16 +74,28 @@ def peak_memory(task: Callable[[], None], device: str) -> float | None:
     return (_status("VmHWM") - before) / 2**10
 
 
-def device_options(parser: argparse.ArgumentParser, name: str) -> argparse.Namespace:
-    """The parsed options, with the device, its dtype and the file of the table, results/NAME[-gpu].md."""
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: bfloat16 on a GPU, else float32")
-    parser.add_argument("--output", type=Path, help=f"default: results/{name}[-gpu].md")
-    options = parser.parse_args()
-    gpu = options.device == "cuda"
-    options.dtype = options.dtype or ("bfloat16" if gpu else "float32")
-    options.output = options.output or RESULTS / f"{name}{'-gpu' * gpu}.md"
-    return options
+def options_of(document: str, name: str, on_device: bool = False, **options: object) -> argparse.Namespace:
+    """The parsed options of a benchmark: `options` with their default or fields of `add_argument`, and --output.
+
+    Args:
+        document: the docstring of the benchmark, its help.
+        name: of the table, results/NAME.md, on a GPU results/NAME-gpu.md.
+        on_device: whether the options have a device and a dtype.
+    """
+    parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for option, given in options.items():
+        fields = given if isinstance(given, dict) else {"type": type(given), "default": given}
+        parser.add_argument(f"--{option.replace('_', '-')}", **fields)
+    if on_device:
+        parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+        parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: bfloat16 on a GPU, else float32")
+    parser.add_argument("--output", type=Path, help=f"default: results/{name}{'[-gpu]' * on_device}.md")
+    parsed = parser.parse_args()
+    gpu = on_device and parsed.device == "cuda"
+    if on_device:
+        parsed.dtype = parsed.dtype or ("bfloat16" if gpu else "float32")
+    parsed.output = parsed.output or RESULTS / f"{name}{'-gpu' * gpu}.md"
+    return parsed
 
 
 def machine(device: str) -> str:

@@ -7,7 +7,6 @@ stock model of transformers on its default backend (sdpa).
     python benchmarks/training_step.py
 """
 
-import argparse
 import copy
 from collections.abc import Iterator
 from functools import partial
@@ -16,19 +15,14 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from benchmarks.measure import device_options, interleaved_medians, write_table
+from benchmarks.measure import interleaved_medians, options_of, write_table
 from hf_bidir import signed
 
 SMALL = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "intermediate_size": 1536}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--length", type=int, default=128, help="tokens of text models")
-    parser.add_argument("--layers", type=int, default=12, help="of the base shapes")
-    options = device_options(parser, "training_step")
+    options = options_of(__doc__, "training_step", on_device=True, repeats=7, batch=8, length=128, layers=12)
     rows = []
     for name, stock in cases(options):
         batch = {field: tensor.to(options.device) for field, tensor in batch_of(stock, options).items()}

@@ -87,12 +87,9 @@ def test_the_package_imports_no_other_folder_of_the_repository():
         assert not {name.split(".")[0] for name in imported(file)} & {*FOLDERS[1:]}, file.name
 
 
-def test_only_research_imports_research_and_benchmarks_its_measures_of_faithfulness():
+def test_only_research_imports_research():
     for file in (file for file in SOURCES if not file.is_relative_to(ROOT / "research")):
-        found = {name for name in imported(file) if name.split(".")[0] == "research"}
-        if "benchmarks" in file.parts:
-            found = {name for name in found if not name.startswith("research.faithfulness")}
-        assert not found, file
+        assert "research" not in {name.split(".")[0] for name in imported(file)}, file
 
 
 @pytest.mark.parametrize(

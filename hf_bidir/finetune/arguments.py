@@ -31,29 +31,18 @@ def check_share(**values: float) -> None:
 
 
 @dataclass
-class DataArguments:
-    """Where the examples come from: files, or a data set by name."""
+class SourceArguments:
+    """A data set by name, and what is held out of it; files, which override it, are options of sub-classes."""
 
     _argument_group_name = "data"
 
-    train_file: str | None = option(
-        None, "Training table, or folder of class folders. Files override --dataset_name; formats: docs/training.md."
-    )
-    validation_file: str | None = option(
-        None, "Examples that select the best checkpoint; default: a held-out share of the training data."
-    )
-    test_file: str | None = option(None, "Examples for the reported metrics, used once after training.")
     dataset_name: str | None = option(None, "A data set on the Hub, such as stanfordnlp/sst2.")
     dataset_config: str | None = option(None, "The configuration of the data set on the Hub, if it has several.")
     validation_share: float = option(
         0.1, "Share of the training data held out, stratified by class, if there is no validation split."
     )
-    split_seed: int = option(0, "Seed for choosing the held-out examples, independent of --seed.")
+    split_seed: int = option(0, "Seed for choosing the held-out examples and samples, independent of --seed.")
     max_train_samples: int | None = option(None, "Train on a random sample of this size, for a quick trial.")
-    drop_bad_rows: bool = option(
-        False,
-        "Leave out rows without readable input or label, or of unusable classes; default: an error lists them.",
-    )
 
     @property
     def files(self) -> dict[str, Any]:
@@ -64,6 +53,22 @@ class DataArguments:
     def __post_init__(self) -> None:
         check_at_least(1, max_train_samples=self.max_train_samples)
         check_share(validation_share=self.validation_share)
+
+
+@dataclass
+class DataArguments(SourceArguments):
+    """Where the examples come from: files, or a data set by name."""
+
+    train_file: str | None = option(
+        None, "Training table, or folder of class folders. Files override --dataset_name; formats: docs/training.md."
+    )
+    validation_file: str | None = option(
+        None, "Examples that select the best checkpoint; default: a held-out share of the training data."
+    )
+    test_file: str | None = option(None, "Examples for the reported metrics, used once after training.")
+    drop_bad_rows: bool = option(
+        False, "Leave out rows without readable input or label, or of unusable classes; default: an error lists them."
+    )
 
 
 @dataclass
@@ -132,26 +137,18 @@ class ImageDataArguments(ImageColumnArguments, LabelledDataArguments):
 
 
 @dataclass
-class UnlabelledDataArguments:
+class UnlabelledDataArguments(SourceArguments):
     """Texts or images without labels; existing labels are ignored."""
-
-    _argument_group_name = "data"
 
     train_file: list[str] | None = option(None, "Training files or folders; several are concatenated.")
     validation_file: list[str] | None = option(None, "Validation files; default: a held-out share of the rows.")
-    dataset_name: str | None = option(None, "A data set on the Hub, such as stanfordnlp/imdb.")
-    dataset_config: str | None = option(None, "The configuration of the data set on the Hub, if it has several.")
     validation_share: float = option(0.05, "Share of the rows held out if there is no validation split.")
-    split_seed: int = option(0, "Seed for choosing held-out rows and samples.")
-    max_train_samples: int | None = option(None, "Train on a random sample of this many rows.")
     max_eval_samples: int | None = option(500, "Evaluate on a random sample of this many blocks, snippets or images.")
     text_column: str | None = option(None, "The column with the text; default: text or sentence.")
 
-    files = DataArguments.files
-
     def __post_init__(self) -> None:
-        check_share(validation_share=self.validation_share)
-        check_at_least(1, max_train_samples=self.max_train_samples, max_eval_samples=self.max_eval_samples)
+        super().__post_init__()
+        check_at_least(1, max_eval_samples=self.max_eval_samples)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from hf_bidir.checkpoints.reading import read_config
 from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import PREVIOUS, RECORD, save_figure, sha256
-from hf_bidir.finetune.arguments import DataArguments, RunArguments, UnlabelledDataArguments
+from hf_bidir.finetune.arguments import RunArguments, SourceArguments
 from hf_bidir.finetune.data.image_files import folder_digest
 from hf_bidir.finetune.data.splits import Splits
 from hf_bidir.modeling.model_types import is_signed
@@ -52,7 +52,7 @@ SCRATCH, FOLDER, HUB, TIMM = "scratch", "folder", "hub", "timm"  # origins of th
 
 def begin_record(
     task: str,
-    data: DataArguments | UnlabelledDataArguments,
+    data: SourceArguments,
     splits: Splits,
     model: PreTrainedModel,
     args: RunArguments,
@@ -145,7 +145,7 @@ def _origin(source: str | None) -> str:
     return FOLDER if Path(source).exists() else HUB
 
 
-def _source(name: str, data: DataArguments | UnlabelledDataArguments) -> dict[str, str]:
+def _source(name: str, data: SourceArguments) -> dict[str, str]:
     """Where a split came from: a file with its hash, or a data set's name."""
     files = data.files.get(name, data.train_file)  # held-out rows come from the training file
     if files is None:

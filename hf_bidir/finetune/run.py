@@ -30,7 +30,7 @@ from hf_bidir.checkpoints.convert import is_softmax
 from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.common.files import PREVIOUS, read_json, write_json
 from hf_bidir.common.statistics import rounded
-from hf_bidir.finetune.arguments import DataArguments, RunArguments, ScheduleArguments, UnlabelledDataArguments
+from hf_bidir.finetune.arguments import RunArguments, ScheduleArguments, SourceArguments
 from hf_bidir.finetune.data.splits import Splits
 from hf_bidir.finetune.metrics import HEADLINES
 from hf_bidir.finetune.record import (
@@ -113,7 +113,7 @@ class Run:
         task: str,
         model: PreTrainedModel,
         splits: Splits,
-        data: DataArguments | UnlabelledDataArguments,
+        data: SourceArguments,
         args: RunArguments,
         schedule: ScheduleArguments | None = None,
     ) -> None:

@@ -77,10 +77,8 @@ def without_weaker_sign(model: PreTrainedModel, negative_share: Tensor) -> Abstr
     """Context in which every head loses the coefficients of the sign that matters less to its output.
 
     Unlike `without_negatives`, this does not depend on the arbitrary sign of a head. A model that does not change
-    inside the context uses one sign per head, as softmax does.
-
-    Args:
-        negative_share: `[layers, heads]`, from `negative_variance_share`.
+    inside the context uses one sign per head, as softmax does. The shares `[layers, heads]` are those of
+    `negative_variance_share`.
     """
     kept = torch.where(negative_share > 0.5, -1.0, 1.0)[:, None, :, None, None]
     layers = cycle(range(len(kept)))

@@ -6,7 +6,6 @@ Draws a figure for each task: accuracy against what the negative coefficients ar
 of the softmax run. `make tables` makes the tables.
 """
 
-import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from pandas import DataFrame
 from benchmarks.runs import check_runs, comparison, markdown, read_runs, spread, where
 from hf_bidir.common.files import save_figure
 from hf_bidir.common.statistics import TESTED, Comparison, holm
-from research.conversions.run import FILE, TASKS
-from research.conversions.variants import VARIANTS
+from research.conversions.run import FILE, TASKS, VARIANTS
+from research.runs import command_line
 
 PARTS = ("negatives", "positive_mass", "weaker_sign")
 TICKS = (-30, -10, -5, -2, -1, 0, 1, 2, 5, 10, 30)
@@ -35,7 +34,7 @@ COLUMNS = {  # of the table: heading, factor and digits
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    command_line(__doc__).parse_args()
     for (task, split, _), runs in read_runs(FILE).groupby(["task", "split", "versions"]):
         if "softmax" in set(runs["variant"]):
             file = FILE.with_name(f"{task}-{split}.png")
@@ -44,13 +43,9 @@ def main() -> None:
 
 
 def table(runs: DataFrame, task: str, split: str, seeds: int | Mapping[str, int], versions: str | None = None) -> str:
-    """The variants measured on a split of a task.
+    """The variants measured on a split of a task; `versions` are those of the rows, where a task has several.
 
-    Args:
-        runs: all rows.
-        task, split: which of them.
-        seeds: how many each variant must have, of fine-tuning, or of healing where all share one softmax checkpoint.
-        versions: only the rows of these versions, where a task has several.
+    `seeds` is how many each variant must have, of fine-tuning, or of healing where all share one softmax checkpoint.
     """
     chosen = {"task": task, "split": split} | ({"versions": versions} if versions else {})
     runs = with_costs(where(runs, **chosen))

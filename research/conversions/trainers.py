@@ -1,16 +1,82 @@
-"""Other ways to train for run.py: losses of healing, and two of fine-tuning."""
+"""What run.py needs beyond options: students with chosen signed heads, losses of healing, two ways of fine-tuning."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.nn.functional import kl_div
+from transformers import AutoTokenizer, PreTrainedModel
 
+from hf_bidir import register_attn_activation, tanhmax
+from hf_bidir.checkpoints.centring import centre_attention
+from hf_bidir.checkpoints.convert import signed_model
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
+from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.finetune.heal import DistillationTrainer
 from hf_bidir.finetune.trainer import SignedTrainer
+from hf_bidir.modeling.activations import balanced
 from hf_bidir.modeling.signed_layers import heads_of, signed_layers
+
+EXAMPLES, BATCH = 256, 32
+
+
+def chosen_heads(activation: str, share: float, texts: Path, source: str, folder: Path) -> Path:
+    """Save a centred student in which the `share` of heads that moves the outputs least has λ = 1, the others 0."""
+    if not (folder / "config.json").is_file():
+        model, (tokenizer, *_), _ = signed_model(source, attn_activation=activation, dtype=torch.float32)
+        batches = batches_of(tokenizer, texts)
+        centre_attention(model, batches)
+        errors = head_errors(model, batches[:4])
+        kept = errors.flatten().argsort()[: round(share * errors.numel())]
+        masses = torch.zeros_like(errors).flatten().index_fill(0, kept, 1.0).view_as(errors)
+        model.config.attn_negative_mass = masses.tolist()
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return folder
+
+
+@torch.inference_mode()
+def head_errors(model: PreTrainedModel, batches: list[dict[str, Tensor]]) -> Tensor:
+    """`[layers, heads]`: the relative squared error of the last hidden state when a head alone has λ = 1."""
+    counts = [heads_of(layer) for layer in signed_layers(model)]
+    masses = torch.zeros(len(counts), counts[0])
+    before, errors = _states(model, batches, masses), torch.zeros_like(masses)
+    for layer, head in torch.cartesian_prod(*(torch.arange(size) for size in masses.shape)).tolist():
+        masses[layer, head] = 1.0
+        errors[layer, head] = (_states(model, batches, masses) - before).square().sum() / before.square().sum()
+        masses[layer, head] = 0.0
+    return errors
+
+
+def _states(model: PreTrainedModel, batches: list[dict[str, Tensor]], masses: Tensor) -> Tensor:
+    model.config.attn_negative_mass = masses.tolist()
+    model.eval()
+    return torch.cat([model(**batch).last_hidden_state[batch["attention_mask"].bool()] for batch in batches])
+
+
+def batches_of(tokenizer: AutoTokenizer, texts: Path) -> list[dict[str, Tensor]]:
+    rows = read_table(str(texts)).shuffle(seed=0).select(range(EXAMPLES))["text"]
+    options = {"padding": True, "truncation": True, "max_length": 64, "return_tensors": "pt"}
+    return [dict(tokenizer(rows[first : first + BATCH], **options)) for first in range(0, EXAMPLES, BATCH)]
+
+
+def with_mean(coefficients: Tensor, keep: Tensor | None, share: float) -> Tensor:
+    """The coefficients plus `share` of the uniform average over the kept keys."""
+    if keep is None:
+        return coefficients + share / coefficients.shape[-1]
+    kept = keep.expand_as(coefficients)
+    return coefficients + share * kept / kept.sum(-1, keepdim=True).clamp_min(1)
+
+
+for _share in (0.5, 1.0):
+    for _name, _fn in (("balanced", balanced), ("tanhmax", tanhmax)):
+        register_attn_activation(
+            f"{_name}+{_share:g}mean",
+            lambda scores, keep=None, dim=-1, fn=_fn, share=_share: with_mean(fn(scores, keep, dim), keep, share),
+        )
+
 
 SHIFT_WEIGHT, MASS_WEIGHT, MASS_RATE = 0.1, 0.05, 0.05
 RISE = 0.6  # share of fine-tuning
@@ -81,30 +147,6 @@ class AttentionTransferTrainer(DistillationTrainer):
             found = layer(*given, **named)[0]
             errors.append(((found - expected) * keep).square().sum() / (expected * keep).square().sum())
         return torch.stack(errors).mean()
-
-
-class BothSignsTrainer(DistillationTrainer):
-    """Penalises a head unless both signs contribute to its output, by at least a quarter of the variance each."""
-
-    needed_signs_weight = 0.0
-
-
-class EqualSignsTrainer(BothSignsTrainer):
-    """Penalises contributions outside 0.4 to 0.6 of the variance."""
-
-    both_signs_weight, most_unequal = 0.5, 1.5
-
-
-class StrictlyEqualSignsTrainer(BothSignsTrainer):
-    """Penalises all unequal contributions, with a weight that outweighs the hidden states."""
-
-    both_signs_weight, most_unequal = 2.0, 1.0
-
-
-class NeededSignsTrainer(DistillationTrainer):
-    """Penalises only predictions that stay the same without negative coefficients."""
-
-    both_signs_weight = 0.0
 
 
 class LogitsTrainer(DistillationTrainer):

@@ -20,7 +20,6 @@ Prompts alternate: one half chooses the default method ("choice"), the other rep
 model, method, prompt and seed, go to research/explanations/results/causal_explanations.csv.
 """
 
-import argparse
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -47,6 +46,7 @@ from hf_bidir.explain import (
 from hf_bidir.explain.methods import methods_of
 from hf_bidir.explain.target import choose_readout
 from research.faithfulness.deletion import ranks, without_tokens
+from research.runs import command_line
 
 FILE = Path(__file__).with_name("results") / "causal_explanations.csv"
 KEY = ("model", "method", "seed", "prompt")
@@ -94,7 +94,7 @@ class Prompt:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("model", help="folder or Hub name of a causal language model, signed or softmax")
     parser.add_argument("--name", help="in the table; by default that of the folder")
     options = parser.parse_args()

@@ -20,9 +20,8 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.measure import KEEP_LAST, ROOT, save_run, train_once
-from benchmarks.runs import check_runs, comparisons, has_run, markdown, spread
-from hf_bidir.cli.script import read_recipe
+from benchmarks.measure import KEEP_LAST
+from benchmarks.runs import check_runs, comparisons, markdown, spread
 from hf_bidir.common.statistics import TESTED, Comparison
 from hf_bidir.explain.orient import CONSISTENT
 from hf_bidir.hub.evaluate import evaluate_checkpoint
@@ -38,69 +37,65 @@ from research.explanations.tasks import (
     orient,
     sample,
 )
-from training import distill, image_classification, text_classification
+from research.runs import command_line, recipe, run_grid, train
 
 FILE = Path(__file__).with_name("results") / "explained_models.csv"
 KEY = ("task", "model", "seed")
-RECIPES = ROOT / "training/recipes"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     add_options(parser)
     parser.add_argument("--model", required=True, help="the softmax MiniLM, a folder or a name on the Hub")
     with_models = [name for name, task in TASKS.items() if task.trained_on is None]
     parser.add_argument("--tasks", nargs="+", choices=with_models, default=with_models)
     options = parser.parse_args()
-    for task in options.tasks:
-        for seed in range(options.seeds):
-            for name in MODELS:
-                folder = trained(task, name, seed, options)
-                row = {"task": task, "model": name, "seed": seed}
-                if not has_run(FILE, **row):
-                    row |= measured(task, folder, options.data_dir)
-                    save_run(FILE, KEY, row, TASKS[task].file(options.data_dir, "test"))
-                    print(row, flush=True)
+
+    def trained_and_measured(task: str, model: str, seed: int) -> tuple[dict[str, Any], list[Path]]:
+        found = measured(task, trained(task, model, seed, options), options.data_dir)
+        return found, [TASKS[task].file(options.data_dir, "test")]
+
+    trials = [
+        {"task": task, "model": name, "seed": seed}
+        for task in options.tasks
+        for seed in range(options.seeds)
+        for name in MODELS
+    ]
+    run_grid(FILE, trials, trained_and_measured)
+    for trial in trials:  # the folders of models whose rows were there
+        trained(trial["task"], trial["model"], trial["seed"], options)
 
 
 def trained(task: str, name: str, seed: int, options: argparse.Namespace) -> Path:
     """The folder of a model, which is trained unless it is finished."""
     folder, data = folder_of(options.runs, task, name, seed), TASKS[task]
     given = {"train_file": data.file(options.data_dir, "train"), "seed": seed} | KEEP_LAST
+    softmax = {"model_name_or_path": folder_of(options.runs, task, "softmax", seed)}
     if data.text is None:
-        _train_images(name, given, folder, folder_of(options.runs, task, "softmax", seed))
+        if name == "converted":
+            train("distill", recipe("fashion-mnist-healed") | {"max_steps": 600} | softmax | given, folder)
+        else:
+            train("images", recipe(f"fashion-mnist-small-{name}") | data.options | given, folder)
         return folder
     given |= {"validation_file": data.file(options.data_dir, "validation"), "text_column": data.text}
     if name == "converted":
-        recipe = read_recipe(RECIPES / "sst2-minilm-healed.yaml")
-        softmax = folder_of(options.runs, task, "softmax", seed)
-        train_once(distill.main, recipe | {"model_name_or_path": softmax} | given, folder)
+        train("distill", recipe("sst2-minilm-healed") | softmax | given, folder)
         return folder
-    recipe = read_recipe(RECIPES / "sst2-minilm-softmax.yaml") | data.options
-    recipe |= {"class_names": list(data.classes), "model_name_or_path": options.model}
+    start = {"class_names": list(data.classes), "model_name_or_path": options.model}
     if name == "tanhmax":
-        recipe |= {"attn_activation": "tanhmax", "model_name_or_path": healed_minilm(options)}
-    train_once(text_classification.main, recipe | given, folder)
+        start |= {"attn_activation": "tanhmax", "model_name_or_path": healed_minilm(options)}
+    train("bert", recipe("sst2-minilm-softmax") | data.options | start | given, folder)
     return folder
 
 
 def healed_minilm(options: argparse.Namespace) -> Path:
     """MiniLM with TanhMax, healed on reviews and sentences; the same for all tasks and seeds."""
-    folder = options.runs / "minilm-healed"
-    recipe = read_recipe(RECIPES / "minilm-healed.yaml") | KEEP_LAST
-    train = [options.data_dir / "imdb/train.parquet", TASKS["sst2"].file(options.data_dir, "train")]
-    files = {"train_file": train, "validation_file": TASKS["sst2"].file(options.data_dir, "validation")}
-    train_once(distill.main, recipe | {"model_name_or_path": options.model} | files, folder)
+    folder, sst2 = options.runs / "minilm-healed", TASKS["sst2"]
+    texts = [options.data_dir / "imdb/train.parquet", sst2.file(options.data_dir, "train")]
+    given = {"train_file": texts, "validation_file": sst2.file(options.data_dir, "validation")}
+    given |= KEEP_LAST | {"model_name_or_path": options.model}
+    train("distill", recipe("minilm-healed") | given, folder)
     return folder
-
-
-def _train_images(name: str, given: dict[str, Any], folder: Path, softmax: Path) -> None:
-    if name == "converted":
-        recipe = read_recipe(RECIPES / "fashion-mnist-healed.yaml") | {"max_steps": 600}
-        train_once(distill.main, recipe | {"model_name_or_path": softmax} | given, folder)
-    else:
-        recipe = read_recipe(RECIPES / f"fashion-mnist-small-{name}.yaml")
-        train_once(image_classification.main, recipe | TASKS["fashion"].options | given, folder)
 
 
 def measured(task: str, folder: Path, data_dir: Path) -> dict[str, Any]:

@@ -33,8 +33,6 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks.measure import save_runs
-from benchmarks.runs import has_run
 from hf_bidir.common.files import sha256
 from hf_bidir.explain import METHODS
 from hf_bidir.explain.methods import methods_of
@@ -52,6 +50,7 @@ from research.explanations.measures import (
 )
 from research.explanations.tasks import TASKS, Explained, add_options, examples_of, load, models, orient
 from research.faithfulness.masked_fidelity import SIZES
+from research.runs import command_line, run_grid
 
 FILE = Path(__file__).with_name("results") / "explanations.csv"
 KEY = ("task", "model", "seed", "method", "half")
@@ -65,21 +64,24 @@ HALVES = ("choice", "report")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     add_options(parser)
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     options = parser.parse_args()
     torch.set_num_threads(1)
+    folders, trials = {}, []
     for task in options.tasks:
-        data = TASKS[task]
-        people = [options.data_dir / "sst_trees/test.parquet"] if task == "sst2" else []
-        files = [*people, *(data.file(options.data_dir, split) for split in ("test", "train"))]
         for name, seed, folder in models(options, task):
-            key = {"task": task, "model": name, "seed": seed, "weights": sha256(folder / "model.safetensors")[:8]}
-            if not has_run(FILE, **key):
-                rows = measured(task, folder, options)
-                save_runs(FILE, KEY, [key | row for row in rows], *files)
-                print(f"{task}, {name}, seed {seed}: {len(rows)} rows", flush=True)
+            folders[task, name, seed] = folder
+            weights = sha256(folder / "model.safetensors")[:8]
+            trials.append({"task": task, "model": name, "seed": seed, "weights": weights})
+
+    def run(task: str, model: str, seed: int, weights: str) -> tuple[list[dict[str, Any]], list[Path]]:
+        people = [options.data_dir / "sst_trees/test.parquet"] if task == "sst2" else []
+        files = [TASKS[task].file(options.data_dir, split) for split in ("test", "train")]
+        return measured(task, folders[task, model, seed], options), [*people, *files]
+
+    run_grid(FILE, trials, run, KEY)
 
 
 def measured(task: str, folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -4,9 +4,22 @@ from hf_bidir.common.extras import extra
 
 with extra("explain", "train"):
     from research.faithfulness.adversarial import Adversary, adversarial_attention
+    from research.faithfulness.agreement import (
+        bootstrap_interval,
+        kendall_tau,
+        kept_rows,
+        rationale_auprc,
+        sign_agreement,
+    )
     from research.faithfulness.deletion import ERASER_SHARES, area, comprehensiveness, prediction_curve, sufficiency
-    from research.faithfulness.distances import jensen_shannon, total_variation
-    from research.faithfulness.interventions import class_probabilities, permuted, prediction_changes, randomised
+    from research.faithfulness.interventions import (
+        class_probabilities,
+        jensen_shannon,
+        permuted,
+        prediction_changes,
+        randomised,
+        total_variation,
+    )
     from research.faithfulness.masked_fidelity import f_fidelity, tuned_on_masks
     from research.faithfulness.metrics import (
         AttentionDivergence,
@@ -17,9 +30,7 @@ with extra("explain", "train"):
         SignAgreement,
         Sufficiency,
     )
-    from research.faithfulness.plausibility import rationale_auprc, sign_agreement
     from research.faithfulness.randomisation import randomised_stages
-    from research.faithfulness.ranking import bootstrap_interval, kendall_tau, kept_rows
 
 __all__ = [
     "ERASER_SHARES",

@@ -11,8 +11,7 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation
 from hf_bidir.explain.record import attends_between_tokens, keep_mask_of, prepared_inputs, record_coefficients
 from hf_bidir.modeling.signed_layers import signed_layers
-from research.faithfulness.distances import jensen_shannon, total_variation
-from research.faithfulness.interventions import class_probabilities
+from research.faithfulness.interventions import class_probabilities, jensen_shannon, total_variation
 
 PENALTY = 500.0  # weight of the change of the prediction beyond the tolerance
 
@@ -51,8 +50,6 @@ def adversarial_attention(
         tolerance: total variation of class probabilities up to which predictions count as the same, in [0, 1].
         starts: number of random starts; the best result is returned.
         steps, learning_rate: steps of Adam per start, and its initial rate, which falls to 0.
-        seed: seed of the starts.
-        progress: show a progress bar.
 
     Raises:
         ValueError: a model with attention between tokens, a tolerance outside [0, 1], no starts or steps, and
@@ -69,47 +66,33 @@ def adversarial_attention(
             f"{type(model).__name__} has attention between tokens."
         )
     generator = torch.Generator(device=model.device).manual_seed(seed)
+    (layer,) = signed_layers(model)
     with torch.inference_mode(False), torch.enable_grad(), in_evaluation(model):
         with torch.no_grad():
-            own = record_coefficients(model, inputs)[1][0]
-            search = _Search(model, inputs, own, class_probabilities(model, inputs), tolerance)
-        bar = tqdm(total=starts * steps, desc="adversaries", leave=False, delay=1, disable=not progress)
+            own, probabilities = record_coefficients(model, inputs)[1][0], class_probabilities(model, inputs)
+        keep = keep_mask_of(inputs, own.shape[-1])[:, None, None]
+        bar = tqdm(total=starts * (steps + 1), desc="adversaries", leave=False, delay=1, disable=not progress)
         best = Adversary(own.new_zeros(len(own)), own.new_zeros(len(own)), own[:, 0, 0])
         for _ in range(starts):
             scores = torch.randn(own.shape, generator=generator, device=own.device).requires_grad_()
             optimizer = torch.optim.Adam([scores], lr=learning_rate)
             # a falling rate lets the search settle at the edge of the tolerance
             schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-            for _ in range(steps):
-                best = _better(best, search.step(scores, optimizer))
-                schedule.step()
+            for step in range(steps + 1):
+                coefficients = layer.activated(scores, keep)
+                with edited_coefficients(model, lambda _, changed=coefficients: changed):
+                    change = total_variation(class_probabilities(model, inputs), probabilities)
+                divergence = jensen_shannon(coefficients[:, 0, 0], own[:, 0, 0])
+                allowed = divergence * (change <= tolerance)
+                best = _better(best, Adversary(*(one.detach() for one in (allowed, change, coefficients[:, 0, 0]))))
+                if step < steps:  # towards more divergence, or back to the prediction
+                    loss = PENALTY * (change - tolerance).clamp_min(0) - divergence
+                    (scores.grad,) = torch.autograd.grad(loss.sum(), [scores])
+                    optimizer.step()
+                    schedule.step()
                 bar.update()
-            best = _better(best, search.step(scores, optimizer))  # result of the last step
         bar.close()
     return best
-
-
-@dataclass(frozen=True)
-class _Search:
-    model: PreTrainedModel
-    inputs: Mapping[str, Tensor]
-    own: Tensor
-    probabilities: Tensor
-    tolerance: float
-
-    def step(self, scores: Tensor, optimizer: torch.optim.Optimizer) -> Adversary:
-        """Evaluate the scores, then take one step towards more divergence, or back to the prediction."""
-        keep = keep_mask_of(self.inputs, scores.shape[-1])[:, None, None]
-        (layer,) = signed_layers(self.model)
-        coefficients = layer.activated(scores, keep)
-        with edited_coefficients(self.model, lambda _: coefficients):
-            change = total_variation(class_probabilities(self.model, self.inputs), self.probabilities)
-        divergence = jensen_shannon(coefficients[:, 0, 0], self.own[:, 0, 0])
-        loss = PENALTY * (change - self.tolerance).clamp_min(0) - divergence
-        (scores.grad,) = torch.autograd.grad(loss.sum(), [scores])
-        optimizer.step()
-        allowed = change <= self.tolerance
-        return Adversary((divergence * allowed).detach(), change.detach(), coefficients[:, 0, 0].detach())
 
 
 def _better(first: Adversary, second: Adversary) -> Adversary:

@@ -11,7 +11,6 @@ over sentences by layer; a row that is there is not measured again. docs/agreeme
 and flow of seed 0 on one sentence of subject-verb agreement.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,8 +22,7 @@ from scipy.stats import spearmanr
 from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks.measure import save_runs
-from benchmarks.runs import check_runs, comparisons, has_run, markdown, where
+from benchmarks.runs import check_runs, comparisons, markdown, where
 from hf_bidir.common.files import save_figure
 from hf_bidir.common.statistics import TESTED, Comparison, mean_in_interval
 from hf_bidir.explain import read_text, token_scores
@@ -41,6 +39,7 @@ from research.explanations.tasks import (
     models,
     sample,
 )
+from research.runs import command_line, run_grid
 
 KEY_WITHOUT_SEED = ("task", "model", "reference", "measure")
 FILE = Path(__file__).with_name("results") / "faithfulness_by_layer.csv"
@@ -52,31 +51,34 @@ SHOWN, LONGEST = ("attention", "rollout", "flow"), 12  # words of the sentence i
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     add_options(parser)
     parser.add_argument("--sentences", type=int, default=200, help="of each test split")
     parser.add_argument("--figure-only", action="store_true", help="measure nothing, draw docs/agreement.png")
     options = parser.parse_args()
-    for task in MEASURED:
-        data = TASKS[task]
-        file = data.file(options.data_dir, "test")
-        texts = [row[data.text] for row in sample(file, options.sentences)]
-        for name, seed, folder in [] if options.figure_only else models(options, task, CONVERTED):
-            key = {"task": task, "model": name, "seed": seed}
-            if not has_run(FILE, **key):
-                rows = correlations(*load(folder), texts, f"{task}, {name}, seed {seed}")
-                save_runs(FILE, KEY, [key | row for row in rows], file)
+
+    def measured(task: str, model: str, seed: int) -> tuple[list[dict[str, object]], list[Path]]:
+        file = TASKS[task].file(options.data_dir, "test")
+        texts = [row[TASKS[task].text] for row in sample(file, options.sentences)]
+        return correlations(*load(folder_of(options.runs, task, model, seed)), texts), [file]
+
+    trials = [
+        {"task": task, "model": name, "seed": seed}
+        for task in MEASURED
+        for name, seed, _ in models(options, task, CONVERTED)
+    ]
+    run_grid(FILE, [] if options.figure_only else trials, measured, KEY)
     folders = {name: folder_of(options.runs, "agreement", name, seed=0) for name in CONVERTED}
     if all(folder.is_dir() for folder in folders.values()):
         rows = sample(TASKS["agreement"].file(options.data_dir, "test"), options.sentences)
         draw(folders, [row for row in rows if row["n_attractors"]], ROOT / "docs/agreement.png")
 
 
-def correlations(model, tokenizer, texts: list[str], name: str) -> list[dict[str, object]]:
+def correlations(model, tokenizer, texts: list[str]) -> list[dict[str, object]]:
     """A row for each reference and measure: its mean correlation by layer."""
     layers = range(model.config.num_hidden_layers)
     found = {(reference, measure): [[] for _ in layers] for reference in REFERENCES for measure in BY_LAYER}
-    for text in tqdm(texts, desc=name, unit="sentence"):
+    for text in tqdm(texts, leave=False, unit="sentence"):
         example = read_text(tokenizer, text, model.config.max_position_embeddings)
         target = model(**example.inputs).logits.argmax(-1)
         words = ~torch.tensor(example.special)[example.token_of_piece]

@@ -25,39 +25,21 @@ ROWS = 64  # inputs that run together
 ERASER_SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)  # DeYoung et al. 2020, section 5.2
 
 
-def comprehensiveness(
-    model: PreTrainedModel,
-    inputs: Mapping[str, Tensor],
-    scores: Tensor,
-    target: Tensor | None = None,
-    *,
-    special: Tensor | None = None,
-    progress: bool = True,
-) -> Tensor:
+def comprehensiveness(model: PreTrainedModel, inputs: Mapping[str, Tensor], scores: Tensor, **options: Any) -> Tensor:
     """Fall of the target's probability without the tokens ranked first; higher is better.
 
     ERASER (DeYoung et al. 2020, equation 1), the mean over shares of tokens. Arguments and errors as in
-    `prediction_curve`; the result is `[batch]`, in [-1, 1].
+    `prediction_curve` (options: target, special, progress); the result is `[batch]`, in [-1, 1].
     """
-    options: dict[str, Any] = {"target": target, "special": special, "progress": progress}
     whole, *reduced = prediction_curve(model, inputs, scores, [0.0, *ERASER_SHARES], "deletion", **options)
     return whole - torch.stack(reduced).mean(0)
 
 
-def sufficiency(
-    model: PreTrainedModel,
-    inputs: Mapping[str, Tensor],
-    scores: Tensor,
-    target: Tensor | None = None,
-    *,
-    special: Tensor | None = None,
-    progress: bool = True,
-) -> Tensor:
+def sufficiency(model: PreTrainedModel, inputs: Mapping[str, Tensor], scores: Tensor, **options: Any) -> Tensor:
     """Fall of the target's probability when only the tokens ranked first are left; lower is better.
 
     ERASER (DeYoung et al. 2020, equation 2); otherwise as `comprehensiveness`.
     """
-    options: dict[str, Any] = {"target": target, "special": special, "progress": progress}
     whole, *reduced = prediction_curve(model, inputs, scores, [1.0, *ERASER_SHARES], "insertion", **options)
     return whole - torch.stack(reduced).mean(0)
 

@@ -128,11 +128,10 @@ def _number(tokens: Tensor) -> Tensor:
     return (tokens.double() + EPSILON).floor().unsqueeze(1)
 
 
+@torch.no_grad()
 def _special(model: PreTrainedModel, inputs: dict[str, Tensor], keep: Tensor, given: Tensor | None) -> Tensor:
-    if given is not None:
-        return given.to(keep.device)
-    with torch.no_grad(), in_evaluation(model):
-        return special_tokens(model, inputs, keep)
+    with in_evaluation(model):
+        return special_tokens(model, inputs, keep) if given is None else given.to(keep.device)
 
 
 def _keep(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:

@@ -14,11 +14,8 @@ def randomised_stages(model: PreTrainedModel, seed: int = 0) -> Iterator[tuple[s
     """Randomise the weights of a copy from the top down (Adebayo et al. 2018, "cascading randomization").
 
     Every weight is drawn from a normal distribution with its own mean and standard deviation, so that hidden states
-    keep their scale.
-
-    Yields:
-        The name of the part that was randomised last, and the copy, in which all parts so far are random: "head", then
-        the blocks from the last to the first, "block 5" for example, then "embeddings".
+    keep their scale. Yields the name of the part that was randomised last ("head", the blocks from the last to the
+    first, "block 5" for example, then "embeddings"), and the copy, in which all parts so far are random.
     """
     model = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(seed)

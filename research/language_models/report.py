@@ -5,7 +5,6 @@
 Draws the losses during training. `make tables` makes the tables.
 """
 
-import argparse
 from collections.abc import Collection
 from itertools import product
 from pathlib import Path
@@ -18,6 +17,7 @@ from benchmarks.runs import check_runs, comparison, markdown, read_runs, spread,
 from hf_bidir.common.files import save_figure
 from hf_bidir.common.statistics import TESTED, Comparison, holm
 from research.language_models.run import ARMS, BITS, CURVE_POINTS, FILE, SIZES, TOKENS, best_rate, rates_of
+from research.runs import command_line
 
 SEEDS = 3
 RATES = (0.001, 0.002, 0.004, 0.008)
@@ -33,7 +33,7 @@ COLUMNS = {  # of the tables: heading and digits
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    command_line(__doc__).parse_args()
     file = FILE.with_suffix(".png")
     draw(where(read_runs(FILE), tokens=TOKENS), file)
     print(f"saved: {file}")
@@ -42,10 +42,7 @@ def main() -> None:
 def table(runs: DataFrame, every_rate: bool = False, single: Collection[tuple[str, str]] = ()) -> str:
     """Each attention at its best learning rate over seeds, or at every learning rate with seed 0.
 
-    Args:
-        runs: all rows.
-        every_rate: which of the two.
-        single: size and attention of the rows that have one seed at the best rate; the others have `SEEDS`.
+    `single` are size and attention of the rows that have one seed at the best rate; the others have `SEEDS`.
     """
     runs = where(runs, tokens=TOKENS)
     rows = {}  # by size, attention and rate

@@ -14,7 +14,6 @@ interrupted run continues. Then `make tables` makes the tables, and report.py th
 
 import argparse
 import copy
-import json
 import shutil
 from collections.abc import Iterator
 from functools import cache, partial
@@ -31,13 +30,13 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import hf_bidir
-from benchmarks.measure import save_run, train_once
-from benchmarks.runs import has_run, read_runs, where
+from benchmarks.runs import read_runs, where
+from hf_bidir.common.files import read_json
 from hf_bidir.explain.record import record_coefficients
 from hf_bidir.finetune.arguments import BlockArguments
 from hf_bidir.finetune.data.unlabelled_data import cut_into_blocks, read_documents
 from hf_bidir.modeling.activations import softmax
-from training import causal_lm
+from research.runs import command_line, run_grid, train
 
 SIZES = {
     "small": {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 256},
@@ -60,14 +59,12 @@ TOKENS = 8_000_000
 KEY = ("size", "arm", "rate", "seed", "tokens")
 CURVE_POINTS = range(10, 101, 10)  # percent of the tokens
 FILE = Path(__file__).with_name("results") / "language_model.csv"
-Run = tuple[str, str, float, int]  # size, arm, learning rate, seed
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--data-dir", type=Path, required=True, help="the folder with imdb/train.parquet and imdb/test.parquet"
-    )
+    parser = command_line(__doc__)
+    data_help = "the folder with imdb/train.parquet and imdb/test.parquet"
+    parser.add_argument("--data-dir", type=Path, required=True, help=data_help)
     parser.add_argument("--sizes", nargs="+", default=["base"], choices=SIZES)
     parser.add_argument("--arms", nargs="+", default=MAIN, choices=ARMS)
     parser.add_argument("--seeds", type=int, default=3)
@@ -75,11 +72,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/language-model"), help="where unfinished runs are kept")
     options = parser.parse_args()
     register_controls()
-    files = [options.data_dir / f"imdb/{split}.parquet" for split in ("train", "test")]
-    for run in pending(options):
-        done = trained(run, options)
-        save_run(FILE, KEY, done, *files)
-        print(f"{run}: loss {done['loss']:.4f}", flush=True)
+    run_grid(FILE, pending(options), partial(trained, options.data_dir, options.runs))
 
 
 def register_controls() -> None:
@@ -103,24 +96,22 @@ def centred(scores: Tensor, keep: Tensor | None = None, dim: int = -1) -> Tensor
     return softmax(scores, keep, dim) - kept / kept.sum(dim, keepdim=True).clamp_min(1)
 
 
-def pending(options: argparse.Namespace) -> Iterator[Run]:
-    """The missing runs: first the rates, then the best rate with the other seeds."""
+def pending(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The runs to do, as the values of `KEY`: first the rates, then the best rate with the other seeds."""
 
-    def missing(*run: object) -> bool:
-        return not has_run(FILE, **dict(zip(KEY, (*run, options.tokens), strict=True)))
+    def run(size: str, arm: str, rate: float, seed: int) -> dict[str, Any]:
+        return dict(zip(KEY, (size, arm, rate, seed, options.tokens), strict=True))
 
     def finished() -> DataFrame:
         return where(read_runs(FILE), tokens=options.tokens)
 
     for size, rate, arm in product(options.sizes, RATES, options.arms):
-        if missing(size, arm, rate, 0):
-            yield size, arm, rate, 0
+        yield run(size, arm, rate, 0)
     for size, arm in product(options.sizes, options.arms):
         while best_rate(done := finished(), size, arm) == (highest := rates_of(done, size, arm)[-1]):
-            yield size, arm, 2 * highest, 0
+            yield run(size, arm, 2 * highest, 0)
     for size, seed, arm in product(options.sizes, range(1, options.seeds), options.arms):
-        if missing(size, arm, rate := best_rate(finished(), size, arm), seed):
-            yield size, arm, rate, seed
+        yield run(size, arm, best_rate(finished(), size, arm), seed)
 
 
 def best_rate(runs: DataFrame, size: str, arm: str) -> float:
@@ -134,26 +125,24 @@ def rates_of(runs: DataFrame, size: str, arm: str) -> list[float]:
     return sorted(where(runs, size=size, arm=arm, seed=0)["rate"])
 
 
-def trained(run: Run, options: argparse.Namespace) -> dict[str, Any]:
+def trained(
+    data_dir: Path, runs: Path, size: str, arm: str, rate: float, seed: int, tokens: int
+) -> tuple[dict[str, Any], list[Path]]:
     """Train one model, measure it, and remove its folder."""
-    size, arm, rate, seed = run
-    steps = round(options.tokens / (BATCH * BLOCK))
-    folder = options.runs / f"{size}-{arm}-{rate:g}-{seed}-{steps}".replace(" ", "").replace("/", "over")
-    chosen = SIZES[size] | ARMS[arm] | {"learning_rate": rate, "seed": seed, "max_steps": steps}
-    chosen |= {"block_size": BLOCK, "vocab_size": VOCABULARY, "per_device_train_batch_size": BATCH}
-    chosen |= {"bf16": True, "torch_compile": True, "use_cpu": not torch.cuda.is_available()}
-    chosen |= {"max_eval_samples": CURVE, "eval_steps": 0.1, "save_steps": 0.1}
-    chosen |= {"train_file": [str(options.data_dir / "imdb/train.parquet")]}
-    chosen |= {"validation_file": [str(options.data_dir / "imdb/test.parquet")]}
-    train_once(causal_lm.main, chosen, folder)
-    state = (folder / f"checkpoint-{steps}/trainer_state.json").read_text(encoding="utf-8")
-    history = json.loads(state)["log_history"]
+    steps = round(tokens / (BATCH * BLOCK))
+    folder = runs / f"{size}-{arm}-{rate:g}-{seed}-{steps}".replace(" ", "").replace("/", "over")
+    files = [data_dir / f"imdb/{split}.parquet" for split in ("train", "test")]
+    given = SIZES[size] | ARMS[arm] | {"learning_rate": rate, "seed": seed, "max_steps": steps}
+    given |= {"block_size": BLOCK, "vocab_size": VOCABULARY, "per_device_train_batch_size": BATCH}
+    given |= {"bf16": True, "torch_compile": True, "use_cpu": not torch.cuda.is_available()}
+    given |= {"max_eval_samples": CURVE, "eval_steps": 0.1, "save_steps": 0.1}
+    train("causal_lm", given | {"train_file": [str(files[0])], "validation_file": [str(files[1])]}, folder)
+    history = read_json(folder / f"checkpoint-{steps}/trainer_state.json")["log_history"]
     losses = [entry["eval_loss"] for entry in history if "eval_loss" in entry]
-    row = dict(zip(KEY, (*run, options.tokens), strict=True))
-    row |= {f"curve_{percent}": loss for percent, loss in zip(CURVE_POINTS, losses, strict=True)}
-    row |= measured(folder, str(options.data_dir / "imdb/test.parquet"))
+    row = {f"curve_{percent}": loss for percent, loss in zip(CURVE_POINTS, losses, strict=True)}
+    row |= measured(folder, str(files[1]))
     shutil.rmtree(folder)
-    return row
+    return row, files
 
 
 @torch.no_grad()

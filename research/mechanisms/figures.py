@@ -1,6 +1,6 @@
 """Figures of run.py: coefficients of trained models, and scores over the length of the source."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +12,8 @@ from hf_bidir.common.files import save_figure
 from hf_bidir.explain import align, alignment_grid, load_checkpoint, read_text, text_heatmap
 from hf_bidir.explain.record import record_coefficients
 from hf_bidir.finetune.data.sources import read_table
-from hf_bidir.finetune.record import is_finished
-from research.mechanisms.images import IMAGES, LEVELS
+from research.mechanisms.data import LEVELS
+from research.runs import is_finished
 
 DAY, NUMBERS = "the 5th of March 1998", "42 7 93 7 18 60 5 71"
 MIXED = "word1109 word310 word1204 pos88 word451 neg68 word294 word349 word776 word261 word959 word1511"
@@ -42,12 +42,12 @@ def draw_coefficients(name: str, run: Path, picture: Path) -> None:
     save_figure(figure, picture, dpi=90)
 
 
-def draw_pixels(task: str, runs: Path, picture: Path) -> None:
+def draw_pixels(task: str, mechanisms: Sequence[str], runs: Path, picture: Path) -> None:
     """The coefficients of every mechanism and activation on the first test image, if all first seeds are there."""
     folders = {
         (mechanism, activation): runs / task / f"{mechanism}-{activation}-0"
         for activation in ("tanhmax", "softmax")
-        for mechanism in IMAGES
+        for mechanism in mechanisms
     }
     if not all(map(is_finished, folders.values())):
         return
@@ -55,7 +55,7 @@ def draw_pixels(task: str, runs: Path, picture: Path) -> None:
     grey = np.array([int(word.removeprefix("grey")) for word in row["text"].split()])
     side = int(len(grey) ** 0.5)
     figure = Figure(figsize=(10, 5.2), layout="constrained")
-    panels = figure.subplots(2, 1 + len(IMAGES)).flatten()
+    panels = figure.subplots(2, 1 + len(mechanisms)).flatten()
     for panel, (mechanism, activation) in zip(
         panels, [("", ""), *[*folders][:3], ("", ""), *[*folders][3:]], strict=True
     ):

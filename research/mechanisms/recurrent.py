@@ -8,20 +8,17 @@ becomes a row of results/recurrent.csv, and one that has a row is not repeated; 
 runs/recurrent, so several processes may share the work. `make tables` makes the table.
 """
 
-import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pandas import DataFrame
 
-from benchmarks import measure
-from benchmarks.runs import PAIR, check_runs, comparisons, has_run, markdown, spread, where
-from hf_bidir.cli.script import read_recipe
+from benchmarks.runs import PAIR, check_runs, comparisons, markdown, spread, where
 from hf_bidir.cli.text_demo import SETTINGS
 from hf_bidir.common.statistics import TESTED
 from hf_bidir.finetune.data.synthetic import SETS, write_splits
-from hf_bidir.finetune.record import read_record
-from training import recurrent_classification
+from research.runs import ROOT, command_line, read_record, recipe, run_grid, train
 
 FILES = {
     "sst2": ("sst2", {"train": "train", "validation": "validation", "test": "test"}),
@@ -35,41 +32,41 @@ SELECTIONS = {"synthetic": ("soft", "hard")}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds, counted from 0")
     names = ["synthetic", *RECIPES]
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="DATA", help=", ".join(names))
-    parser.add_argument("--runs", type=Path, default=measure.ROOT / "runs/recurrent", help="where the runs go")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs/recurrent", help="where the runs go")
     options = parser.parse_args()
-    for seed in range(options.seeds):
-        for data in options.only:
-            for selection in SELECTIONS.get(data, ("soft",)):
-                for activation in PAIR:
-                    run = {"data": data, "selection": selection, "activation": activation, "seed": seed}
-                    if not has_run(FILE, **run):
-                        train(run, options)
+    trials = [
+        {"data": data, "selection": selection, "activation": activation, "seed": seed}
+        for seed in range(options.seeds)
+        for data in options.only
+        for selection in SELECTIONS.get(data, ("soft",))
+        for activation in PAIR
+    ]
+    run_grid(FILE, trials, partial(trained, options.data_dir, options.runs))
 
 
-def train(run: dict[str, Any], options: argparse.Namespace) -> None:
-    """Train one run unless it is finished, and save its row."""
-    data, activation = run["data"], run["activation"]
-    folder = options.runs / "-".join(map(str, run.values()))
+def trained(
+    data_dir: Path, runs: Path, data: str, selection: str, activation: str, seed: int
+) -> tuple[dict[str, Any], list[Path]]:
+    """Train one run unless it is finished."""
+    folder = runs / f"{data}-{selection}-{activation}-{seed}"
     if data == "synthetic":
-        files = write_splits(SETS["small"].split(), options.runs / "synthetic")
-        given = SETTINGS | {"attn_selection": run["selection"], "attn_activation": activation}
+        files = write_splits(SETS["small"].split(), runs / "synthetic")
+        given = SETTINGS | {"attn_selection": selection, "attn_activation": activation}
     else:
         place, names = FILES[data]
-        files = {split: options.data_dir / place / f"{file}.parquet" for split, file in names.items()}
-        recipe = measure.ROOT / f"training/recipes/{RECIPES[data]}-{activation}.yaml"
-        given = read_recipe(recipe) | {"remove_repeated": True}
-    given |= {f"{split}_file": file for split, file in files.items()} | {"seed": run["seed"]}
-    results = measure.train_once(recurrent_classification.main, given, folder)
-    row = run | {name: results[f"test_{name}"] for name in ("accuracy", "macro_f1", "loss")}
+        files = {split: data_dir / place / f"{file}.parquet" for split, file in names.items()}
+        given = recipe(f"{RECIPES[data]}-{activation}") | {"remove_repeated": True}
+    given |= {f"{split}_file": file for split, file in files.items()} | {"seed": seed}
+    results = train("recurrent", given, folder)
+    row = {name: results[f"test_{name}"] for name in ("accuracy", "macro_f1", "loss")}
     row["worst_recall"] = min(value for name, value in results.items() if name.startswith("test_recall_"))
     row |= {"epochs": results["epoch"], "seconds": read_record(folder)["duration_seconds"]}
-    measure.save_run(FILE, list(run), row, *files.values())
-    print(row, flush=True)
+    return row, list(files.values())
 
 
 def table(runs: DataFrame, seeds: int) -> str:

@@ -4,9 +4,8 @@ from pandas import DataFrame
 
 from benchmarks.runs import PAIR, check_runs, comparison, comparisons, markdown, spread, where
 from hf_bidir.common.statistics import TESTED, Comparison, holm
-from research.mechanisms.images import SIDES
+from research.mechanisms.data import SIDES
 from research.mechanisms.run import KEY, LONGER, MECHANISMS, NO_ATTENTION
-from research.paper.findings import listed
 
 SEEDS, SCORE = 3, {"score": 100}
 TABLES = {  # and their tasks
@@ -22,11 +21,6 @@ def compared(runs: DataFrame, table: str) -> dict[tuple[str, str], Comparison]:
     runs = runs[runs["task"].isin(TABLES[table]) & (runs["mechanism"] != NO_ATTENTION)]
     tests = comparisons(runs, ["task", "mechanism"], "activation", PAIR, SCORE)
     return {(task, mechanism): one for (task, mechanism, _), one in tests.items()}
-
-
-def shown(runs: DataFrame, table: str, sign: int) -> str:
-    """The task and mechanism of each shown difference with this sign."""
-    return listed({" ".join(name): one for name, one in compared(runs, table).items()}, sign)
 
 
 def mechanisms(runs: DataFrame) -> str:

@@ -1,6 +1,6 @@
 """The texts or images of an experiment as three files: from the Hub, from a data folder, or generated."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from datasets import ClassLabel, Dataset, Image
@@ -10,7 +10,7 @@ from hf_bidir.common.files import read_json, write_json
 from hf_bidir.finetune.arguments import TextDataArguments
 from hf_bidir.finetune.data.image_data import IMAGE_COLUMNS
 from hf_bidir.finetune.data.image_files import read_images
-from hf_bidir.finetune.data.overlap import Repeats, find_repeats
+from hf_bidir.finetune.data.overlap import find_repeats
 from hf_bidir.finetune.data.sources import read_hub, read_table
 from hf_bidir.finetune.data.splits import labelled_splits
 from hf_bidir.finetune.data.synthetic import SETS, write_splits
@@ -21,11 +21,6 @@ RECORD = "splits.json"  # beside the data files: how they were made
 HELD_OUT = "validation held out of the training examples"
 REMOVED = "removed rows, which repeat an earlier split"
 SPLITS = ("train", "validation", "test")
-READERS: dict[str, tuple[Callable[[str], Dataset], tuple[str, ...]]] = {
-    "recurrent": (read_table, TEXT_COLUMNS),
-    "bert": (read_table, TEXT_COLUMNS),
-    "images": (read_images, IMAGE_COLUMNS),
-}
 
 
 def data_files(
@@ -33,13 +28,8 @@ def data_files(
 ) -> dict[str, Path]:
     """Save train, validation and test as parquet files in `folder` unless they exist; return their paths.
 
-    Validation and test texts that repeat a text of an earlier split are left out, except generated ones.
-
-    Args:
-        experiment: the experiment.
-        data_dir: a folder with a sub-folder per data set; None downloads from the Hub.
-        folder: the output folder.
-        rows: the maximum number of rows per split, sampled at random; by default all.
+    Validation and test texts that repeat a text of an earlier split are left out, except generated ones; then `rows`
+    limits the rows per split, sampled at random. Without a data folder the Hub is read.
 
     Raises:
         InputError: files are missing (all are named), the Hub does not have the data, or the data are unusable.
@@ -48,10 +38,14 @@ def data_files(
     if all(file.is_file() for file in [*files.values(), folder / RECORD]):
         return files
     splits, held_out = labelled_data(experiment, data_dir)
-    found = {} if experiment.synthetic or experiment.kind == "images" else _repeats(splits)
-    splits |= {name: without_repeats(name, splits[name], repeats) for name, repeats in found.items()}
-    files = write_splits(_some(splits, rows), folder)
-    removed = {split: repeats.removed for split, repeats in found.items() if split != "train"}
+    removed = {}
+    if not experiment.synthetic and experiment.kind != "images":
+        for name, repeats in find_repeats({name: split["text"][:] for name, split in splits.items()}).items():
+            splits[name] = without_repeats(name, splits[name], repeats)
+            removed[name] = repeats.removed
+        removed.pop("train", None)
+    splits = {name: _at_most(split, (rows or {}).get(name)) for name, split in splits.items()}
+    files = write_splits(splits, folder)
     write_json(folder / RECORD, {HELD_OUT: held_out, REMOVED: removed})
     return files
 
@@ -69,13 +63,6 @@ def removed_rows(file: Path) -> dict[str, int]:
     return {split: sum(reasons.values()) for split, reasons in read_json(file.parent / RECORD)[REMOVED].items()}
 
 
-def missing_files(experiment: Experiment, data_dir: Path) -> list[Path]:
-    """The files of an experiment that are missing in a data folder."""
-    if experiment.synthetic:
-        return []
-    return [file for file in source_files(experiment, data_dir).values() if not file.is_file()]
-
-
 def labelled_data(experiment: Experiment, data_dir: Path | None) -> tuple[dict[str, Dataset], bool]:
     """Every split with all of its rows, and whether validation was held out of the training examples."""
     if experiment.synthetic:
@@ -84,16 +71,12 @@ def labelled_data(experiment: Experiment, data_dir: Path | None) -> tuple[dict[s
     if experiment.keep_labels is not None:
         raw = {name: _kept(split, experiment.keep_labels) for name, split in raw.items()}
     data = TextDataArguments(validation_share=experiment.validation_share, class_names=experiment.class_names)
-    _, columns = READERS[experiment.kind]
-    splits = dict(labelled_splits(raw, data, None, columns))
-    if experiment.kind == "images":  # a table may store images as bytes
+    images = experiment.kind == "images"
+    splits = dict(labelled_splits(raw, data, None, IMAGE_COLUMNS if images else TEXT_COLUMNS))
+    if images:  # a table may store images as bytes
         splits = {name: split.cast_column("image", Image()) for name, split in splits.items()}
     names = ClassLabel(names=experiment.class_names)
     return {name: split.cast_column("label", names) for name, split in splits.items()}, "validation" not in raw
-
-
-def _repeats(splits: dict[str, Dataset]) -> dict[str, Repeats]:
-    return find_repeats({name: split["text"][:] for name, split in splits.items()})
 
 
 def _raw(experiment: Experiment, data_dir: Path | None) -> dict[str, Dataset]:
@@ -101,36 +84,27 @@ def _raw(experiment: Experiment, data_dir: Path | None) -> dict[str, Dataset]:
         if experiment.hub is None:
             raise InputError(f"{experiment.title} is not on the Hub; pass a folder with it as --data-dir")
         return read_hub(experiment.hub, None)
-    if missing := missing_files(experiment, data_dir):
+    files = experiment.source_files(data_dir)
+    if missing := [str(file) for file in files.values() if not file.is_file()]:
         raise InputError(
-            f"expected all files of {experiment.title}; missing are {', '.join(map(str, missing))}. docs/paper.md "
-            "describes them"
+            f"expected all files of {experiment.title}; missing are {', '.join(missing)}. docs/paper.md describes them"
         )
-    read, _ = READERS[experiment.kind]
-    raw = {split: read(str(file)) for split, file in source_files(experiment, data_dir).items()}
-    for split, rows in raw.items():
-        if "label" not in rows.column_names:
-            file = source_files(experiment, data_dir)[split]
-            raise InputError(f"expected a column label in {file}; it has {', '.join(rows.column_names)}")
+    raw = {}
+    for split, file in files.items():
+        raw[split] = (read_images if experiment.kind == "images" else read_table)(str(file))
+        if "label" not in raw[split].column_names:
+            raise InputError(f"expected a column label in {file}; it has {', '.join(raw[split].column_names)}")
     return raw
-
-
-def source_files(experiment: Experiment, data_dir: Path) -> dict[str, Path]:
-    """The files of a data folder that an experiment needs, by split."""
-    return {split: data_dir / str(experiment.folder) / file for split, file in experiment.files.items()}
-
-
-def _some(splits: dict[str, Dataset], rows: Mapping[str, int] | None) -> dict[str, Dataset]:
-    """At most `rows` rows per split, sampled at random with a fixed seed."""
-    limits = {name: (rows or {}).get(name, len(split)) for name, split in splits.items()}
-    return {
-        name: split if limits[name] >= len(split) else sample(split, limits[name]) for name, split in splits.items()
-    }
 
 
 def sample(split: Dataset, most: int) -> Dataset:
     """At most `most` rows, sampled at random with a fixed seed."""
     return split.shuffle(seed=0).select(range(min(most, len(split))))
+
+
+def _at_most(split: Dataset, most: int | None) -> Dataset:
+    """A sample, or the rows in their order if there are no more."""
+    return split if most is None or most >= len(split) else sample(split, most)
 
 
 def _kept(split: Dataset, labels: list[int]) -> Dataset:

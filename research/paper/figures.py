@@ -1,38 +1,60 @@
-"""The paper's figures from fair runs: scores and coefficients by polarity, histograms of tau, violins of changes."""
+"""Figures: scores by polarity, histograms of tau, violins of changes; curves and overlays of deep models."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from matplotlib.figure import Figure
 
 from hf_bidir.common.files import save_figure
+from hf_bidir.explain import image_heatmap, load_checkpoint, token_scores
 from hf_bidir.explain.draw.colors import COLORS
+from hf_bidir.explain.record import patch_grid
+from hf_bidir.finetune.data.image_data import ImageCollator
+from hf_bidir.finetune.data.sources import read_table
+from hf_bidir.finetune.data.synthetic import SETS
 from research.paper.cells import Cell
-from research.paper.measures import WORD_SUMS
+from research.paper.experiments import Experiment
+from research.paper.measures import NEUTRAL_GRADE, WORD_SUMS
+from research.paper.measures_deep import CHANCE, RANKINGS, SHARES
 
+POLAR_FROM = 0.5  # minimum mean distance from the neutral grade
 SHOWN = ("softmax", "tanhmax")
 POLARITIES = {0: ("neutral", "0.7", "."), 1: ("positive", COLORS(0.95), "+"), -1: ("negative", COLORS(0.05), "_")}
 
 
-def draw_all(
-    name: str, title: str, variants: Mapping[str, Sequence[Cell]], root: Path, polarity: Mapping[str, int]
-) -> None:
-    """Write the figures of one experiment for the first seed of each measured variant.
+def polarity_of_words(experiment: Experiment, graded: Path | None) -> dict[str, int]:
+    """1 or -1 for every polar word, by construction or by people; other words are neutral. Empty if unknown.
 
-    Args:
-        name, title: name and title of the experiment.
-        variants: the cells of each variant, by seed.
-        root: the folder of the figures.
-        polarity: 1 or -1 by word; words that are missing are neutral. If empty, no scatter is drawn.
+    `graded` is a file with the columns `tokens` and `token_labels`, 0 to 4, or None.
     """
+    if experiment.synthetic:
+        words = SETS[experiment.synthetic].words()
+        return {word: 1 if word.startswith("pos") else -1 for word in words if not word.startswith("word")}
+    if graded is None:
+        return {}
+    grades = defaultdict(list)
+    for row in read_table(str(graded)):
+        for word, label in zip(row["tokens"], row["token_labels"], strict=True):
+            grades[word.lower()].append(label - NEUTRAL_GRADE)
+    means = {word: np.mean(values) for word, values in grades.items()}
+    return {word: int(np.sign(mean)) for word, mean in means.items() if abs(mean) >= POLAR_FROM}
+
+
+def draw_all(
+    experiment: Experiment, variants: Mapping[str, Sequence[Cell]], root: Path, polarity: Mapping[str, int]
+) -> None:
+    """Write the figures of one experiment for the first seed of each measured variant; words only with polarities."""
+    title = experiment.title
     measured = {variant: cells[0].measures for variant, cells in variants.items() if cells[0].measures}
     figures = {
         "tau": histograms(title, measured),
         "change": violins(title, measured),
         **({"polarity": scatter(title, measured, polarity)} if polarity else {}),
     }
-    save_all(name, figures, root)
+    save_all(experiment.name, figures, root)
 
 
 def save_all(name: str, figures: Mapping[str, Figure], root: Path) -> None:
@@ -91,4 +113,69 @@ def violins(title: str, measured: Mapping[str, dict]) -> Figure:
             panel.set_xticks(range(1, len(rows) + 1), list(rows), fontsize=8)
         panel.set(title=f"{title}: {kind}", ylim=(0, 1))
     figure.axes[0].set_ylabel("total variation of the prediction")
+    return figure
+
+
+IMAGES = 6
+OVERLAYS = ("contributions", "grad-cam", "rollout")
+AXES = {
+    "deletion": "share of tokens removed, top-ranked first",
+    "insertion": "share of tokens kept, top-ranked first",
+}
+
+
+def draw_deep(experiment: Experiment, variants: Mapping[str, Sequence[Cell]], test: Path, root: Path) -> None:
+    """Write the figures of one experiment for the first seed of each measured variant; `test` has its examples."""
+    first = {variant: cells[0] for variant, cells in variants.items() if cells[0].measures}
+    if not first:
+        return
+    figures = {"curves": curves(experiment.title, {variant: cell.measures for variant, cell in first.items()})}
+    if experiment.kind == "images":
+        figures["overlays"] = overlays({variant: cell.run for variant, cell in first.items()}, test)
+    save_all(experiment.name, figures, root)
+
+
+def curves(title: str, measured: Mapping[str, dict]) -> Figure:
+    """Draw the mean probability of the predicted class by the share of tokens removed or kept, a line per ranking."""
+    figure = Figure(figsize=(4 * 2, 3 * len(measured) + 0.8), layout="constrained")
+    panels = figure.subplots(len(measured), 2, sharex=True, sharey=True, squeeze=False)
+    for row, (variant, found) in zip(panels, measured.items(), strict=True):
+        for panel, how in zip(row, ("deletion", "insertion"), strict=True):
+            for color, name in enumerate(RANKINGS):  # one colour per ranking in all figures
+                style = {"color": "0.6", "linestyle": ":"} if name == CHANCE else {"color": f"C{color}"}
+                if curve := found["curves"].get(f"{how} {name}"):
+                    panel.plot(SHARES, curve, marker=".", label=name, **style)
+            panel.set(title=f"{variant}: {how}", xlabel=AXES[how], ylim=(0, 1.03))
+            panel.tick_params(labelbottom=True)
+        row[0].set_ylabel("probability of\nthe predicted class")
+    figure.suptitle(title)
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, title="tokens ranked by", loc="outside lower center", ncols=len(labels), fontsize=8)
+    return figure
+
+
+def overlays(runs: Mapping[str, Path], test: Path) -> Figure:
+    """Draw explanations over the first test images, a row per model and method, each image on its own scale."""
+    examples = list(read_table(str(test)).select(range(IMAGES)))
+    figure = Figure(figsize=(1.6 * IMAGES + 1.2, 2.4 * len(runs) * len(OVERLAYS)), layout="constrained")
+    rows = iter(figure.subfigures(len(runs) * len(OVERLAYS), 1, squeeze=False)[:, 0])
+    for variant, run in runs.items():
+        model, processor = load_checkpoint(run)
+        pixels = ImageCollator(processor)(examples)["pixel_values"]
+        patches = torch.Size(patch_grid(model, pixels))
+        target = model(pixel_values=pixels).logits.argmax(-1)
+        names, guesses = model.config.id2label, target.tolist()
+        titles = [
+            names[guess] if guess == one["label"] else f"{names[guess]}\n(true: {names[one['label']]})"
+            for guess, one in zip(guesses, examples, strict=True)
+        ]
+        for method in OVERLAYS:
+            scores = token_scores(model, {"pixel_values": pixels}, method, target).detach()
+            grids = scores[:, -patches.numel() :].unflatten(1, patches)
+            figure_row = next(rows)
+            figure_row.suptitle(f"{variant}: {method}; predicted class, and the true one where it differs", fontsize=9)
+            # scores of different images differ by orders of magnitude: on one scale most would look blank
+            grids = grids / grids.abs().amax((1, 2), keepdim=True).clamp_min(torch.finfo(grids.dtype).tiny)
+            unit = "share of the\nimage's largest"
+            image_heatmap(pixels, grids, titles=titles, unit=unit, figure=figure_row)
     return figure

@@ -81,22 +81,10 @@ def measured(column: str, first: str = "tanhmax", second: str = "softmax", scale
     return {title: one for (title, _), one in tests.items()}
 
 
-def of_taus(reference: str, deep: bool = False) -> dict[str, Comparison]:
-    """The comparisons of `agreement` with a reference, on all real texts or on the data of deep models, by title."""
-    column = "tau_|attention|" if deep else f"tau_|a|_{reference}"
-    generated = set(chosen().query("synthetic")["title"])
-    return {title: one for (title, name), one in agreement_tests().items() if name == column and title not in generated}
-
-
 def listed(tests: Mapping[str, Comparison], sign: int) -> str:
     """The names of the comparisons whose difference has the sign and a corrected p-value below 0.05."""
     names = [name for name, one in tests.items() if one.p_value < 0.05 and one.difference * sign > 0]
     return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names) or "none"
-
-
-def lower_in_every_seed(one: Comparison) -> bool:
-    """Whether the first is lower in each pair of seeds."""
-    return all(first < second for first, second in zip(one.first, one.second, strict=True))
 
 
 def margin(one: Comparison) -> str:

@@ -6,7 +6,6 @@ DATA has a folder for each data set, as docs/paper.md describes, and sva_linzen/
 file for each split. The paper's sets have the splits of its experiments, before any row is removed.
 """
 
-import argparse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -16,8 +15,9 @@ from benchmarks.measure import save_run
 from benchmarks.runs import check_runs, markdown, where
 from hf_bidir.finetune.data.overlap import SAME_BEGINNING, SHARED_WORDS, find_repeats
 from hf_bidir.finetune.data.sources import read_table
-from research.paper.data import SPLITS, labelled_data, source_files
+from research.paper.data import SPLITS, labelled_data
 from research.paper.experiments import read_experiments
+from research.runs import command_line
 
 EXPERIMENTS = ["sst", "20news", "20news-bydate", "imdb", "agnews"]
 OTHERS = {"AG News, four classes": "ag_news", "agreement": "sva_linzen", "movie rationales": "movie_rationales"}
@@ -29,7 +29,7 @@ KEY = ["data", "split", "share"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--data-dir", type=Path, required=True, help="holds a folder for each data set")
     for data, files, texts in data_sets(parser.parse_args().data_dir):
         for share in SHARES:
@@ -43,7 +43,7 @@ def data_sets(data_dir: Path) -> Iterator[tuple[str, list[Path], dict[str, list[
     """The name, the files and the texts by split of every data set."""
     for one in read_experiments(EXPERIMENTS):
         splits, _ = labelled_data(one, data_dir)
-        files = list(source_files(one, data_dir).values())
+        files = list(one.source_files(data_dir).values())
         yield one.title, files, {split: rows["text"][:] for split, rows in splits.items()}
     for name, folder in OTHERS.items():
         paths = {split: data_dir / folder / f"{split}.parquet" for split in SPLITS}
@@ -70,12 +70,6 @@ def shares(runs: DataFrame) -> str:
         for (data, split), found in runs.groupby(["data", "split"], sort=False)
     ]
     return markdown(["data", "split", *(f"{share:.0%}" for share in SHARES)], rows)
-
-
-def repeated(runs: DataFrame, data: str, share: float = USED) -> tuple[int, int]:
-    """How many test texts of a data set repeat an earlier split, and how many it has."""
-    row = where(runs, data=data, split="test", share=share).iloc[0]
-    return removed(row), row["rows"]
 
 
 def removed(row: Mapping[str, int]) -> int:

@@ -20,8 +20,8 @@ from datasets import Dataset, concatenate_datasets
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.runs import SEED, VERSIONS, add_runs, has_run, libraries
 from hf_bidir.common.errors import InputError
-from hf_bidir.common.files import read_json, write_json
 from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.finetune.data.tokenizer import frequent_words
 from hf_bidir.finetune.record import library_versions
@@ -34,7 +34,7 @@ from research.paper.experiments import Experiment
 VOCABULARY, LENGTH, BATCH, EPOCHS = 8000, 30, 100, 100
 LOSS_SCALE = 100  # the paper multiplies the loss by this
 NO_PUNCTUATION = str.maketrans("", "", '()",.:;#&?!')
-NUMBERS = "numbers.json"
+PUBLISHED = "published.csv"
 
 
 @dataclass(frozen=True)
@@ -83,15 +83,9 @@ def train_as_published(
 
     Args:
         ids, labels: `[texts, LENGTH]`, and `[texts]` of 0 and 1.
-        activation: "softmax" or "tanhmax".
         sizes: the embedding size, and the size of queries, keys and values.
         scale: divisor of the scores; the paper has 5, and 3 for TanhMax on 20 Newsgroups.
-        learning_rate: learning rate of Adadelta; the paper has 0.05 and 0.5.
-        seed: seed of weights, batches and dropout.
-        epochs: the number of training epochs.
-
-    Raises:
-        InputError: the loss became NaN or infinite.
+        learning_rate: of Adadelta; the paper has 0.05 and 0.5. InputError if the loss becomes NaN or infinite.
     """
     torch.manual_seed(seed)
     config = BidirRnnConfig(
@@ -139,7 +133,7 @@ def label_in_scores(model: BidirRnnForSequenceClassification, labels: Tensor) ->
 
 @dataclass(frozen=True)
 class PublishedCell:
-    """One training run with the paper's protocol, and its folder."""
+    """One training run with the paper's protocol; its row in published.csv of `root`."""
 
     experiment: Experiment
     activation: str
@@ -148,50 +142,42 @@ class PublishedCell:
     epochs: int = EPOCHS
 
     @property
-    def folder(self) -> Path:
-        """The folder of the accuracies and the log."""
-        rate = self.options["learning_rate"]
-        return self.root / "as-published" / f"{self.experiment.name}-{self.activation}-lr{rate:g}-seed{self.seed}"
-
-    @property
     def options(self) -> dict[str, Any]:
         """The options of `train_as_published` from the experiment."""
         return self.experiment.as_published[self.activation]
 
     @property
-    def found(self) -> AsPublished | None:
-        """The accuracies, if the cell was trained with these options."""
-        numbers = read_json(self.folder / NUMBERS)
-        return AsPublished(**numbers["accuracies"]) if numbers.get("options") == self.options else None
+    def key(self) -> dict[str, Any]:
+        """The columns that identify the row."""
+        options = ", ".join(f"{name} {value}" for name, value in self.options.items())
+        return {
+            "data": self.experiment.name,
+            "activation": self.activation,
+            "epochs": self.epochs,
+            "options": options,
+            SEED: self.seed,
+        }
 
     @property
-    def versions(self) -> dict[str, str]:
-        """The versions of Python and libraries at the training."""
-        return read_json(self.folder / NUMBERS)["versions"]
+    def has_row(self) -> bool:
+        return has_run(self.root / PUBLISHED, **self.key)
 
+    def train(self, files: dict[str, Path], known: Path) -> None:
+        """Train, evaluate and save the row; an error is saved and not raised. The file `known` gives the vocabulary."""
+        rate = self.options["learning_rate"]
+        folder = self.root / "as-published" / f"{self.experiment.name}-{self.activation}-lr{rate:g}-seed{self.seed}"
+        keeping_failures(folder, lambda: self._train(files, known))
 
-def run_published(cell: PublishedCell, files: dict[str, Path], known: Path) -> None:
-    """Train and evaluate a cell unless it is finished; an error is saved in its folder and not raised.
-
-    Args:
-        cell: the cell.
-        files: its data files by split.
-        known: the training file that provides the vocabulary.
-    """
-
-    def work() -> None:
-        vocabulary = published_vocabulary(read_table(str(known))["text"][:], cell.experiment.published_first_id)
+    def _train(self, files: dict[str, Path], known: Path) -> None:
+        vocabulary = published_vocabulary(read_table(str(known))["text"][:], self.experiment.published_first_id)
         splits = published_splits(files)
         ids = {name: encode(split["text"][:], vocabulary) for name, split in splits.items()}
         labels = {name: torch.tensor(split["label"][:]) for name, split in splits.items()}
-        options = cell.options | {"seed": cell.seed, "epochs": cell.epochs}
-        model = train_as_published(ids["train"], labels["train"], cell.activation, **options)
-        accuracies = asdict(evaluate_as_published(model, ids["test"], labels["test"]))
-        numbers = {"accuracies": accuracies, "options": cell.options, "versions": library_versions()}
-        write_json(cell.folder / NUMBERS, numbers)
-
-    if not cell.found:
-        keeping_failures(cell.folder, work)
+        options = self.options | {"seed": self.seed, "epochs": self.epochs}
+        model = train_as_published(ids["train"], labels["train"], self.activation, **options)
+        found = asdict(evaluate_as_published(model, ids["test"], labels["test"]))
+        row = self.key | found | {VERSIONS: libraries(library_versions())}
+        add_runs(self.root / PUBLISHED, [row], list(self.key))
 
 
 def published_splits(files: dict[str, Path]) -> dict[str, Dataset]:

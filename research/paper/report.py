@@ -12,11 +12,10 @@ from benchmarks.runs import PAIR, SEED, VERSIONS, check_runs, comparisons, markd
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, replacing
 from hf_bidir.common.statistics import TESTED_BY_SEED
-from research.paper.deep_measures import RANKINGS
-from research.paper.experiments import VARIANTS, Experiment, experiment_names, read_experiments
-from research.paper.published import LENGTH
-from research.paper.rows import CELLS, CHOSEN, MACHINE, PUBLISHED, RATE, SETTINGS
-from research.paper.settings import EXTENSIONS
+from research.paper.cells import CELLS, CHOSEN, MACHINE, RATE, SETTINGS
+from research.paper.experiments import EXTENSIONS, VARIANTS, Experiment, experiment_names, read_experiments
+from research.paper.measures_deep import RANKINGS
+from research.paper.published import LENGTH, PUBLISHED
 
 REPORT, TEMPLATE = "report.md", "report_template.md"
 TAUS = {
@@ -47,18 +46,15 @@ HUMAN = {
     "human_sign_a": "oriented a", "human_sign_au": "a·u", "human_positive": "always +",
     "human_tau_a": "τ, oriented a", "human_tau_au": "τ, a·u",
 }  # fmt: skip
+DIFFERENCE = ["TanhMax − softmax", "p", "g"]
 FIGURE_KINDS = ("polarity", "tau", "change", "curves", "overlays")
 
 
 @dataclass(frozen=True)
 class Results:
-    """The saved rows and settings of a folder.
+    """The saved rows and settings of a folder: cells of all learning rates and of the paper's own protocol.
 
-    Attributes:
-        cells: a row per trained model, of all learning rates.
-        published: a row per model of the paper's own protocol; empty without --as-published.
-        settings: the content of settings.json.
-        experiments: the experiments that have rows, in the order of `GROUPS`.
+    `settings` is the content of settings.json; the experiments are those that have rows, in the order of `GROUPS`.
     """
 
     cells: pd.DataFrame
@@ -77,11 +73,7 @@ class Results:
 
 
 def read_results(root: Path, experiments: Sequence[Experiment] = ()) -> Results:
-    """The results that are saved in a folder.
-
-    Args:
-        root: the folder.
-        experiments: experiments that are not among the recipes of this package.
+    """The results that are saved in a folder; `experiments` are those that are not among the recipes.
 
     Raises:
         InputError: there are none, or rows of one table have different versions of libraries or data.
@@ -162,50 +154,38 @@ def accuracy_table(results: Results) -> str:
     variants, rows = _variants(results), []
     for one in results.experiments:
         own = results.of(one)
-        papers = [one.published.get(name, {}).get("accuracy") for name in ("softmax", "tanhmax")]
-        means = [spread(where(own, variant=name), "test_accuracy", 100) for name in variants]
         removed = results.settings["experiments"][one.name]["removed"]
-        repeated = f"{removed['validation']} / {removed['test']}" if removed else ""
         found = tested.get((one.name, "test_accuracy"))
         rows.append(
             [
-                one.title,
-                _sizes(own),
-                repeated,
+                *(one.title, _sizes(own), f"{removed['validation']} / {removed['test']}" if removed else ""),
                 str(own[SEED].nunique()),
-                *(_number(value, 1) for value in papers),
-                *means,
+                *(_number(one.published.get(name, {}).get("accuracy"), 1) for name in PAIR[::-1]),
+                *(spread(where(own, variant=name), "test_accuracy", 100) for name in variants),
+                *(found.cells() if found else [""] * 3),
             ]
-            + (found.cells() if found else [""] * 3)
         )
-    header = [
-        "data",
-        "rows",
-        "repeated",
-        "seeds",
-        "paper, softmax",
-        "paper, TanhMax",
-        *variants,
-        "TanhMax − softmax",
-        "p",
-        "g",
-    ]
-    return markdown(header, rows)
+    first = ["data", "rows", "repeated", "seeds", "paper, softmax", "paper, TanhMax"]
+    return markdown([*first, *variants, *DIFFERENCE], rows)
 
 
 def rate_table(results: Results) -> str:
     """The selected learning rate of every variant with the number tried, marked where it is an end of those tried."""
     variants, rows = _variants(results), []
     for one in results.experiments:
-        cells = []
+        rates = sorted(where(results.cells, data=one.name)[RATE].unique())
+        cells = [_range(rates)]
         for variant in variants:
             tried = where(results.cells, data=one.name, variant=variant)
             rates, picked = sorted(tried[RATE].unique()), tried[tried[CHOSEN]][RATE].unique()
             end = len(rates) > 1 and picked.size and picked[0] in (rates[0], rates[-1])
             cells.append(f"{picked[0]:g}{' *' if end else ''} of {len(rates)}" if picked.size else "")
-        rates = sorted(where(results.cells, data=one.name)[RATE].unique())
-        rows.append([one.title, f"{rates[0]:g} to {rates[-1]:g}" if len(rates) > 1 else f"{rates[0]:g}", *cells])
+        rows.append([one.title, *cells])
     return markdown(["data", "tried", *variants], rows)
+
+
+def _range(rates: Sequence[float]) -> str:
+    return f"{rates[0]:g} to {rates[-1]:g}" if len(rates) > 1 else f"{rates[0]:g}"
 
 
 def recall_table(results: Results) -> str:
@@ -222,22 +202,24 @@ def recall_table(results: Results) -> str:
 
 def published_table(results: Results) -> str:
     """The paper's number, its protocol reproduced with the label in the scores, and the same weights without it."""
-    tested = comparisons(results.published, ["data"], "activation", PAIR, {"fair": 1})
-    rows = []
+    tested, rows = comparisons(results.published, ["data"], "activation", PAIR, {"fair": 1}), []
     for one in results.experiments:
-        for activation in ("softmax", "tanhmax"):
+        for activation in PAIR[::-1]:
             found = where(results.published, data=one.name, activation=activation)
             if found.empty:
                 continue
-            paper = _number(one.published.get(activation, {}).get("accuracy"), 1)
-            leaked, logits = (
-                ", ".join(f"{v:{s}}" for v in found[k]) for k, s in (("leaked", ".1f"), ("negative_logit", "+.2f"))
-            )
             difference = tested.get((one.name, "fair")) if activation == "tanhmax" else None
-            compared = difference.cells() if difference else ["", "", ""]
-            rows.append([one.title, activation, paper, leaked, logits, spread(found, "fair"), *compared])
+            rows.append(
+                [
+                    *(one.title, activation, _number(one.published.get(activation, {}).get("accuracy"), 1)),
+                    ", ".join(f"{value:.1f}" for value in found["leaked"]),
+                    ", ".join(f"{value:+.2f}" for value in found["negative_logit"]),
+                    spread(found, "fair"),
+                    *(difference.cells() if difference else [""] * 3),
+                ]
+            )
     header = ["data", "activation", "paper", "label in the scores, by seed", "logit of negative texts, by seed"]
-    return markdown([*header, "same weights without", "TanhMax − softmax", "p", "g"], rows)
+    return markdown([*header, "same weights without", *DIFFERENCE], rows)
 
 
 def measure_table(

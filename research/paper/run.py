@@ -1,7 +1,17 @@
-"""Run the experiments of the paper from data to report: cells in parallel, finished ones reused."""
+"""Run the experiments of the TanhMax paper: softmax, TanhMax, three values of λ in between, tanh and mean pooling.
 
+    python -m research.paper synthetic sst --quick
+    python -m research.paper all --data-dir data --seeds 5
+
+All have the same architecture, learning-rate grid and selection on validation data; deep models have softmax and
+TanhMax only. Saves report.md with tables and figures, and cells.csv with the numbers of every trained model. Finished
+parts are reused, so the same command resumes an interrupted run; failed parts are listed in the report.
+"""
+
+import argparse
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import TypeVar
@@ -12,22 +22,80 @@ from tqdm import tqdm
 
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, sha256, write_json
-from research.paper.cells import Cell, drop_checkpoints, measure_cell, train
-from research.paper.data import data_files, missing_files, source_files
-from research.paper.deep_figures import draw_deep
-from research.paper.experiments import Experiment, only_in_folders, read_experiments
-from research.paper.figures import draw_all
-from research.paper.polarity import polarity_of_words
-from research.paper.published import EPOCHS, PublishedCell, run_published
+from research.paper.cells import Cell, Chosen, check_settings, has_rows, save_rows
+from research.paper.data import data_files
+from research.paper.experiments import EXTENSIONS, Experiment, Settings, experiment_names, read_experiments
+from research.paper.figures import draw_all, draw_deep, polarity_of_words
+from research.paper.published import EPOCHS, PublishedCell
 from research.paper.report import REPORT, write_report
-from research.paper.rows import Chosen, check_settings, has_published_row, has_rows, save_published, save_rows
-from research.paper.settings import EXTENSIONS, Settings
+from research.runs import command_line
 
 VOCABULARY_OF = "sst"  # the vocabulary of every data set in the published protocol
 MADE = "made-from.json"
 PUBLISHED_QUICK_EPOCHS = 10
 QUICK_OPTIONS = {"recurrent": {}, "bert": {"num_train_epochs": 2}, "images": {"num_train_epochs": 3}}
+EXPERIMENTS = (
+    "synthetic, synthetic-additive, sst, 20news, 20news-bydate, imdb, agnews (one attention layer; texts: all seven); "
+    "vit (Fashion-MNIST, CIFAR-10); multilayer (BERT on IMDB); all, the default"
+)
 AnyCell = TypeVar("AnyCell", Cell, PublishedCell)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = read_options(argv)
+    root = options.output or Path("runs/paper-quick" if options.quick else "runs/paper")
+    seeds = options.seeds or (1 if options.quick else 5)
+    settings = Settings(
+        root, options.data_dir, seeds, options.quick, options.jobs, options.as_published, options.all_rows
+    )
+    experiments = read_experiments(experiment_names(options.experiments or ["all"]))
+    if options.data_dir is None:
+        for experiment in [one for one in experiments if one.only_in_folder and one.name not in options.experiments]:
+            print(f"Left out: {experiment.name} is not on the Hub; pass its folder as --data-dir.", file=sys.stderr)
+            experiments.remove(experiment)  # requested by name, it is an error
+    print(f"Saved: {run_paper(experiments, settings, options.resume)}")
+
+
+def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = command_line(__doc__)
+    parser.prog = "python -m research.paper"
+    parser.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help=EXPERIMENTS)
+    flag = {"action": "store_true"}
+    data_help = "one sub-folder per data set, listed in docs/paper.md; by default the Hub"
+    parser.add_argument("--data-dir", type=Path, help=data_help)
+    seeds_help = "the first three select the learning rate; by default 5, with --quick 1"
+    parser.add_argument("--seeds", type=int, help=seeds_help)
+    parser.add_argument("--quick", **flag, help="a trial run: little data, one learning rate")
+    published_help = "also run the paper's own training and evaluation, with its known faults"
+    parser.add_argument("--as-published", **flag, help=published_help)
+    rows_help = "use all rows of vit and multilayer, which otherwise sample some"
+    parser.add_argument("--all-rows", **flag, help=rows_help)
+    parser.add_argument("--jobs", type=int, default=2, help="parallel processes, one thread each")
+    parser.add_argument("--output", type=Path, help="by default runs/paper, with --quick runs/paper-quick")
+    parser.add_argument("--resume", **flag, help="continue in a folder with a finished report")
+    options = parser.parse_args(argv)
+    if options.jobs < 1 or (options.seeds is not None and options.seeds < 1):
+        parser.error(f"expected --jobs and --seeds of at least 1; got {options.jobs} and {options.seeds}")
+    return options
+
+
+def run_paper(experiments: list[Experiment], settings: Settings, resume: bool = False) -> Path:
+    """Run the unfinished parts, save report.md with its figures, and return its path; errors as in `check`."""
+    check(experiments, settings, resume)
+    check_settings(settings)
+    settings.root.mkdir(parents=True, exist_ok=True)
+    unfinished = [one for one in experiments if not has_rows(one, settings)]
+    tried, chosen = run_cells(unfinished, settings)
+    if settings.as_published:
+        run_as_published(experiments, settings)
+    for experiment in unfinished:
+        cells = chosen[experiment.name]
+        if experiment.deep:
+            draw_deep(experiment, cells, settings.root / "data" / experiment.name / "test.parquet", settings.root)
+        else:
+            draw_all(experiment, cells, settings.root, polarity_of_words(experiment, settings.graded(experiment)))
+    save_rows(unfinished, tried, chosen, settings)
+    return write_report(settings.root, experiments)
 
 
 def check(experiments: Iterable[Experiment], settings: Settings, resume: bool) -> None:
@@ -39,22 +107,19 @@ def check(experiments: Iterable[Experiment], settings: Settings, resume: bool) -
     """
     if (settings.root / REPORT).is_file() and not resume:
         raise InputError(f"{settings.root} has a finished report; pass --resume to continue it, or another --output")
-    needed = list(experiments)
-    if settings.as_published and any(one.as_published for one in needed):
-        names = {experiment.name for experiment in needed}
-        needed += [one for one in read_experiments([VOCABULARY_OF]) if one.name not in names]
     if settings.root.is_file():
         raise InputError(f"expected an output folder; {settings.root} is a file. Pass another --output")
+    needed = list(experiments)
+    if settings.as_published and any(one.as_published for one in needed):
+        needed += read_experiments([VOCABULARY_OF])
     if settings.data_dir is None:
-        if nowhere := [one.name for one in only_in_folders(needed)]:
-            raise InputError(
-                f"not on the Hub: {', '.join(nowhere)}; pass a folder with the data as --data-dir, or leave out these "
-                "experiments"
-            )
+        if nowhere := [one.name for one in needed if one.only_in_folder]:
+            advice = "pass a folder with the data as --data-dir, or leave out these experiments"
+            raise InputError(f"not on the Hub: {', '.join(nowhere)}; {advice}")
         return
-    missing = dict.fromkeys(file for experiment in needed for file in missing_files(experiment, settings.data_dir))
-    if missing:
-        raise InputError(f"{settings.data_dir} lacks: {', '.join(map(str, missing))}; docs/paper.md describes them")
+    files = dict.fromkeys(file for one in needed for file in one.source_files(settings.data_dir).values())
+    if missing := [str(file) for file in files if not file.is_file()]:
+        raise InputError(f"{settings.data_dir} lacks: {', '.join(missing)}; docs/paper.md describes them")
 
 
 def run_cells(experiments: list[Experiment], settings: Settings) -> tuple[list[Cell], Chosen]:
@@ -66,28 +131,38 @@ def run_cells(experiments: list[Experiment], settings: Settings) -> tuple[list[C
     files = {one.name: files_of(one, settings) for one in experiments}
     attempted: set[Path] = set()
 
-    def all_train(cells: list[Cell], what: str) -> None:
+    def train(cells: list[Cell], what: str) -> None:
         waiting = [cell for cell in cells if not cell.trained and cell.folder not in attempted]
         attempted.update(cell.folder for cell in waiting)
         _parallel(lambda cell: _train(cell, files[cell.experiment.name], settings), waiting, settings.jobs, what)
 
-    grid, best = select_rates(experiments, settings, all_train)
+    tried, best = select_rates(experiments, settings, train)
     chosen = {
         one.name: {
-            variant: _cells(one, variant, [best[one.name, variant]], range(settings.seeds), settings)
+            variant: [
+                Cell(one, variant, best[one.name, variant], seed, settings.root) for seed in range(settings.seeds)
+            ]
             for variant in one.variants
         }
         for one in experiments
     }
     cells = [cell for variants in chosen.values() for row in variants.values() for cell in row]
-    all_train(cells, "seeds")
+    train(cells, "seeds")
     waiting = [cell for cell in cells if cell.trained and not cell.measures]
     _parallel(lambda cell: _measure(cell, files[cell.experiment.name], settings), waiting, settings.jobs, "measures")
-    return grid, chosen
+    return tried, chosen
+
+
+def _train(cell: Cell, files: dict[str, Path], settings: Settings) -> None:
+    cell.train(files, QUICK_OPTIONS[cell.experiment.kind] if settings.quick else {})
+
+
+def _measure(cell: Cell, files: dict[str, Path], settings: Settings) -> None:
+    cell.measure(files, settings.graded(cell.experiment), settings.amount)
 
 
 def select_rates(
-    experiments: list[Experiment], settings: Settings, all_train: Callable[[list[Cell], str], None]
+    experiments: list[Experiment], settings: Settings, train: Callable[[list[Cell], str], None]
 ) -> tuple[list[Cell], dict[tuple[str, str], float]]:
     """Train the cells of all learning rates; a grid is extended, at most `EXTENSIONS` times, until its best is inside.
 
@@ -95,27 +170,22 @@ def select_rates(
         The cells, and the selected learning rate by experiment and variant.
     """
     grids = {(one.name, variant): list(settings.learning_rates(one)) for one in experiments for variant in one.variants}
-    for round_number in range(1 + EXTENSIONS):
-        grid = [
-            cell
+    for extension in range(1 + EXTENSIONS):
+        tried = [
+            Cell(one, variant, rate, seed, settings.root)
             for one in experiments
             for variant in one.variants
-            for cell in _cells(one, variant, grids[one.name, variant], range(settings.rate_seeds), settings)
+            for rate in grids[one.name, variant]
+            for seed in range(settings.rate_seeds)
         ]
-        all_train(grid, "learning rates")
-        best = {(one.name, variant): best_rate(grid, one, variant) for one in experiments for variant in one.variants}
-        beyond_best = {key: rate for key, rates in grids.items() if (rate := beyond(rates, best[key])) is not None}
-        if not beyond_best or round_number == EXTENSIONS:
+        train(tried, "learning rates")
+        best = {(one.name, variant): best_rate(tried, one, variant) for one in experiments for variant in one.variants}
+        further = {key: rate for key, rates in grids.items() if (rate := beyond(rates, best[key])) is not None}
+        if not further or extension == EXTENSIONS:
             break
-        for key, rate in beyond_best.items():
+        for key, rate in further.items():
             grids[key].append(rate)
-    return grid, best
-
-
-def _cells(
-    experiment: Experiment, variant: str, rates: Iterable[float], seeds: Iterable[int], settings: Settings
-) -> list[Cell]:
-    return [Cell(experiment, variant, rate, seed, settings.root) for rate in rates for seed in seeds]
+    return tried, best
 
 
 def beyond(rates: list[float], best: float) -> float | None:
@@ -127,14 +197,14 @@ def beyond(rates: list[float], best: float) -> float | None:
     return float(f"{best * best / neighbour:.2g}")
 
 
-def best_rate(grid: list[Cell], experiment: Experiment, variant: str) -> float:
+def best_rate(cells: list[Cell], experiment: Experiment, variant: str) -> float:
     """The learning rate with the highest mean validation accuracy over seeds; the middle one of several.
 
     The loss is no criterion: if all predictions are correct it decreases with the norm of the weights, so the largest
     rate would win, at which other seeds fail. Failed cells count as 0.
     """
     accuracies = defaultdict(list)
-    for cell in grid:
+    for cell in cells:
         if (cell.experiment, cell.variant) == (experiment, variant):
             accuracies[cell.learning_rate].append(cell.results.get("eval_accuracy", 0.0))
     means = {rate: mean(values) for rate, values in accuracies.items()}
@@ -171,16 +241,25 @@ def _data(experiment: Experiment, settings: Settings) -> str | dict[str, str]:
         return "made here"
     if settings.data_dir is None:
         return f"{experiment.hub} on the Hub"
-    return {split: sha256(file) for split, file in source_files(experiment, settings.data_dir).items()}
+    return {split: sha256(file) for split, file in experiment.source_files(settings.data_dir).items()}
 
 
-def _train(cell: Cell, files: dict[str, Path], settings: Settings) -> None:
-    train(cell, files, QUICK_OPTIONS[cell.experiment.kind] if settings.quick else {})
-    drop_checkpoints(cell)
-
-
-def _measure(cell: Cell, files: dict[str, Path], settings: Settings) -> None:
-    measure_cell(cell, files, settings.graded(cell.experiment), settings.amount)
+def run_as_published(experiments: list[Experiment], settings: Settings) -> None:
+    """Run the paper's own protocol where an experiment defines it, unless published.csv has the row."""
+    files = {one.name: files_of(one, settings) for one in experiments if one.as_published}
+    if not files:
+        return
+    (vocabulary_of,) = read_experiments([VOCABULARY_OF])
+    known = files_of(vocabulary_of, settings)["train"]
+    seeds, epochs = (1, PUBLISHED_QUICK_EPOCHS) if settings.quick else (settings.seeds, EPOCHS)
+    cells = [
+        PublishedCell(one, activation, seed, settings.root, epochs)
+        for one in experiments
+        for activation in one.as_published
+        for seed in range(seeds)
+    ]
+    waiting = [cell for cell in cells if not cell.has_row]
+    _parallel(lambda cell: cell.train(files[cell.experiment.name], known), waiting, settings.jobs, "published")
 
 
 def _parallel(work: Callable[[AnyCell], None], cells: list[AnyCell], jobs: int, what: str) -> None:
@@ -197,47 +276,3 @@ def _one_thread(work: Callable[[AnyCell], None], cell: AnyCell) -> None:
         work(cell)
     finally:
         torch.set_num_threads(threads)
-
-
-def run_paper(experiments: list[Experiment], settings: Settings, resume: bool = False) -> Path:
-    """Run the unfinished parts of the experiments, save report.md with its figures, and return its path.
-
-    Raises:
-        InputError: as in `check` and `data_files`.
-    """
-    check(experiments, settings, resume)
-    check_settings(settings)
-    settings.root.mkdir(parents=True, exist_ok=True)
-    unfinished = [one for one in experiments if not has_rows(one, settings)]
-    grid, chosen = run_cells(unfinished, settings)
-    published = run_as_published(experiments, settings) if settings.as_published else []
-    for experiment in unfinished:
-        cells = chosen[experiment.name]
-        if experiment.deep:
-            draw_deep(experiment, cells, settings.root / "data" / experiment.name / "test.parquet", settings.root)
-        else:
-            polarity = polarity_of_words(experiment, settings.graded(experiment))
-            draw_all(experiment.name, experiment.title, cells, settings.root, polarity)
-    save_rows(unfinished, grid, chosen, settings)
-    save_published(published, settings)
-    return write_report(settings.root, experiments)
-
-
-def run_as_published(experiments: list[Experiment], settings: Settings) -> list[PublishedCell]:
-    """Run the paper's own protocol where an experiment defines it, unless a cell has a row; return the new cells."""
-    every = [one for one in experiments if one.as_published]
-    if not every:
-        return []
-    files = {one.name: files_of(one, settings) for one in every}
-    (vocabulary_of,) = read_experiments([VOCABULARY_OF])
-    known = files_of(vocabulary_of, settings)["train"]
-    seeds, epochs = (1, PUBLISHED_QUICK_EPOCHS) if settings.quick else (settings.seeds, EPOCHS)
-    cells = [
-        PublishedCell(one, activation, seed, settings.root, epochs)
-        for one in every
-        for activation in ("softmax", "tanhmax")
-        for seed in range(seeds)
-        if not has_published_row(PublishedCell(one, activation, seed, settings.root, epochs))
-    ]
-    _parallel(lambda cell: run_published(cell, files[cell.experiment.name], known), cells, settings.jobs, "published")
-    return cells

@@ -26,7 +26,8 @@ from hf_bidir.common.files import save_figure
 from hf_bidir.explain import load_checkpoint, read_text, token_scores
 from hf_bidir.explain.draw.colors import Scale, text_color_on
 from hf_bidir.finetune.data.sources import read_table
-from research.paper.measures import orientation
+from research.paper.measures import Classifier
+from research.runs import command_line
 
 SENTENCE = "a charming film with a weak ending"
 POSITIVE = "positive"
@@ -50,7 +51,7 @@ class Row(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--train-file", type=Path, help="training texts that orient the heads, with a column text")
     parser.add_argument("--sentence", default=SENTENCE)
     parser.add_argument("--cards", type=Path, default=ROOT / "model_cards", help="holds sst2-rnn-{softmax,tanhmax}")
@@ -67,11 +68,9 @@ def main() -> None:
 def explain(folder: Path, sentence: str, texts: list[str] | None) -> Row:
     model, tokenizer = load_checkpoint(folder)
     model.requires_grad_(False)
-    limit = model.config.max_position_embeddings
-    # softmax coefficients are already positive
-    sign, share = orientation(model, tokenizer, texts, limit) if texts else (1.0, None)
-    sign = sign if model.config.attn_activation == "tanhmax" else 1.0
-    example = read_text(tokenizer, sentence, limit)
+    sign, share = Classifier(model, tokenizer).orientation(texts) if texts else (1.0, None)
+    sign = sign if model.config.attn_activation == "tanhmax" else 1.0  # softmax coefficients are already positive
+    example = read_text(tokenizer, sentence, model.config.max_position_embeddings)
     coefficients, contributions = (
         example.by_token(token_scores(model, example.inputs, method, POSITIVE).detach())[0].numpy()
         for method in ("signed-attention", "contributions")

@@ -7,45 +7,39 @@ and one that has a row is not repeated; an interrupted one continues in runs/sst
 table.
 """
 
-import argparse
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pandas import DataFrame
 
-from benchmarks import measure
-from benchmarks.runs import PAIR, check_runs, comparison, has_run, markdown, spread, where
-from hf_bidir.cli.script import read_recipe
+from benchmarks.runs import PAIR, check_runs, comparison, markdown, spread, where
 from hf_bidir.common.statistics import TESTED, holm
-from hf_bidir.finetune.record import read_record
-from training import text_classification
+from research.runs import ROOT, command_line, grid, read_record, recipe, run_grid, train
 
 FILE = Path(__file__).with_name("results") / "sst2_from_scratch.csv"
 METRICS = ("accuracy", "macro_f1", "recall_negative", "recall_positive")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--data-dir", type=Path, required=True, help="holds {train,validation,test}.parquet")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds, counted from 0")
-    parser.add_argument("--runs", type=Path, default=measure.ROOT / "runs/sst2-from-scratch", help="where the runs go")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs/sst2-from-scratch", help="where the runs go")
     options = parser.parse_args()
-    for seed in range(options.seeds):
-        for activation in PAIR:
-            if not has_run(FILE, activation=activation, seed=seed):
-                train(activation, seed, options)
+    trials = grid(seed=range(options.seeds), activation=PAIR)
+    run_grid(FILE, trials, partial(trained, options.data_dir, options.runs), ("activation", "seed"))
 
 
-def train(activation: str, seed: int, options: argparse.Namespace) -> None:
-    """Train one run unless it is finished, and save its row."""
-    folder = options.runs / f"{activation}-seed{seed}"
-    files = {f"{split}_file": options.data_dir / f"{split}.parquet" for split in ("train", "validation", "test")}
-    recipe = read_recipe(measure.ROOT / f"training/recipes/sst2-{activation}.yaml")
-    given = recipe | files | {"remove_repeated": True, "seed": seed}
-    results, record = measure.train_once(text_classification.main, given, folder), read_record(folder)
-    row = {"activation": activation, "seed": seed} | {name: results[f"test_{name}"] for name in ("loss", *METRICS)}
+def trained(data_dir: Path, runs: Path, activation: str, seed: int) -> tuple[dict[str, Any], list[Path]]:
+    """Train one run unless it is finished."""
+    folder = runs / f"{activation}-seed{seed}"
+    files = {f"{split}_file": data_dir / f"{split}.parquet" for split in ("train", "validation", "test")}
+    given = recipe(f"sst2-{activation}") | files | {"remove_repeated": True, "seed": seed}
+    results, record = train("bert", given, folder), read_record(folder)
+    row = {name: results[f"test_{name}"] for name in ("loss", *METRICS)}
     row |= {"parameters": record["num_parameters"], "seconds": record["duration_seconds"]}
-    measure.save_run(FILE, ("activation", "seed"), row, *files.values())
-    print(row, flush=True)
+    return row, list(files.values())
 
 
 def table(runs: DataFrame, seeds: int) -> str:

@@ -8,7 +8,6 @@ Prints and draws the relative residual after each layer, for the whole model and
 al. 2021). docs/rank_collapse.md has the results for TanhMax.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,46 +16,31 @@ from transformers.utils import logging
 from hf_bidir.cli.script import run_script
 from hf_bidir.common.errors import InputError
 from research.rank_collapse.report import draw_rank_collapse, measure_checkpoint
+from research.runs import command_line
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    options = read_options(argv)
+    parser = command_line(__doc__)
+    parser.prog = "python -m research.rank_collapse"
+    parser.add_argument("checkpoint", help="folder, Hub name or timm:NAME of a signed or softmax model")
+    parser.add_argument("--texts", type=Path, help="one text per line to measure on; by default random input")
+    parser.add_argument("--paths", type=int, default=100, help="number of random paths of each length; default: 100")
+    figure = {"default": Path("rank-collapse.png"), "help": "figure; the suffix sets the format"}
+    parser.add_argument("--output", type=Path, **figure)
+    options = parser.parse_args(argv)
+    if options.paths < 1:
+        parser.error(f"expected --paths of at least 1; got {options.paths}")
     logging.disable_progress_bar()  # for loading the weights
     try:
-        measured = measure_checkpoint(options.checkpoint, lines_of(options.texts), options.paths)
+        lines = options.texts and [line for line in options.texts.read_text(encoding="utf-8").splitlines() if line]
+        if options.texts and not lines:
+            raise ValueError(f"expected one text per line in {options.texts}; the file is empty.")
+        measured = measure_checkpoint(options.checkpoint, lines, options.paths)
     except (ValueError, OSError) as error:
         raise InputError(str(error)) from error
     draw_rank_collapse({Path(options.checkpoint).name: measured}, options.output)
     print(measured.table())
     print(f"Saved: {options.output}")
-
-
-def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m research.rank_collapse",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("checkpoint", help="folder, Hub name or timm:NAME of a signed or softmax model")
-    parser.add_argument("--texts", type=Path, help="one text per line to measure on; by default random input")
-    parser.add_argument("--paths", type=int, default=100, help="number of random paths of each length; default: 100")
-    parser.add_argument(
-        "--output", type=Path, default=Path("rank-collapse.png"), help="figure; the suffix sets the format"
-    )
-    options = parser.parse_args(argv)
-    if options.paths < 1:
-        parser.error(f"expected --paths of at least 1; got {options.paths}")
-    return options
-
-
-def lines_of(file: Path | None) -> list[str] | None:
-    """The texts of a file, one per line; None without a file."""
-    if file is None:
-        return None
-    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line]
-    if not lines:
-        raise ValueError(f"expected one text per line in {file}; the file is empty.")
-    return lines
 
 
 if __name__ == "__main__":

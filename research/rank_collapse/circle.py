@@ -7,7 +7,7 @@ The circle of Dong, Cordonnier, Loukas 2021: one layer learns to move two opposi
 again. The figure of seed 0 goes to docs/collapse-circle.png.
 """
 
-import argparse
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -16,15 +16,14 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
-from tqdm import tqdm, trange
+from tqdm import trange
 
-from benchmarks.measure import ROOT, save_run
-from benchmarks.runs import check_runs, comparisons, has_run, markdown, spread
+from benchmarks.runs import check_runs, comparisons, markdown, spread
 from hf_bidir import bidir_attention
 from hf_bidir.common.files import save_figure
 from hf_bidir.common.statistics import TESTED
 from research.rank_collapse import relative_residual
-from research.rank_collapse.tasks import circle
+from research.runs import ROOT, command_line, grid, run_grid
 
 FILE = Path(__file__).with_name("results") / "collapse_circle.csv"
 KEY = ("stack", "mass", "seed")
@@ -32,22 +31,23 @@ STACKS = {"attention only": (False, False), "with skip": (True, False), "with ML
 MASSES, SEEDS = (0.0, 0.5, 1.0), 5
 # Points off the circle never occur in the path itself, so errors would grow with every step: noise is added.
 PATH_STEPS, NOISE, TRAINING_STEPS = 100, 0.05, 3000
+RADIUS = 0.3
 SHOWN, MET = (1, 10, 50, 100, 200), 0.01  # steps; residual below which the points have met
 
 
+def circle(steps: int = 1000) -> Tensor:
+    """Two opposite points moving half way around a circle, counter-clockwise, `[steps + 1, 2, 2]`."""
+    angle = torch.linspace(0, torch.pi, steps + 1, dtype=torch.float64)
+    angles = torch.stack([angle, angle + torch.pi], -1)
+    return RADIUS * torch.stack([angles.cos(), angles.sin()], -1).float()
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.parse_args()
-    drawn = {}
-    for seed, stack, mass in tqdm([*product(range(SEEDS), STACKS, MASSES)], unit="layer"):
-        key = {"stack": stack, "mass": mass, "seed": seed}
-        if has_run(FILE, **key) and seed > 0:
-            continue
-        points = walk(mass, *STACKS[stack], seed)
-        save_run(FILE, KEY, key | measured(points))
-        if seed == 0:
-            drawn[stack, mass] = points
-    draw(drawn, ROOT / "docs/collapse-circle.png")
+    command_line(__doc__).parse_args()
+    trials = grid(seed=range(SEEDS), stack=STACKS, mass=MASSES)
+    run_grid(FILE, trials, lambda **trial: (measured(walk(**trial)), ()), KEY)
+    walks = {(stack, mass): walk(stack, mass, 0) for stack, mass in product(STACKS, MASSES)}
+    draw(walks, ROOT / "docs/collapse-circle.png")
 
 
 class Step(nn.Module):
@@ -68,10 +68,11 @@ class Step(nn.Module):
         return self.leave(mixed if self.mlp is None else self.mlp(mixed))
 
 
-def walk(mass: float, skip: bool, mlp: bool, seed: int) -> Tensor:
+@cache
+def walk(stack: str, mass: float, seed: int) -> Tensor:
     """The path of a trained layer applied to its own output, `[steps + 1, 2, 2]`."""
     torch.manual_seed(seed)
-    path, layer = circle(PATH_STEPS), Step(mass, skip, mlp)
+    path, layer = circle(PATH_STEPS), Step(mass, *STACKS[stack])
     optimizer = torch.optim.Adam(layer.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, TRAINING_STEPS)
     for _ in trange(TRAINING_STEPS, leave=False, desc=f"λ = {mass:g}, seed {seed}"):

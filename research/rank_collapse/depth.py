@@ -25,10 +25,8 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
-from tqdm import tqdm
 
-from benchmarks.measure import ROOT, save_runs
-from benchmarks.runs import check_runs, has_run, markdown, read_runs, where
+from benchmarks.runs import check_runs, markdown, read_runs, where
 from hf_bidir import BidirBertConfig, BidirBertModel
 from hf_bidir.common.files import save_figure
 from hf_bidir.common.statistics import interval
@@ -38,6 +36,7 @@ from hf_bidir.finetune.data.image_files import read_digits
 from research.explanations.tasks import sample
 from research.rank_collapse import STACKS, WITHOUT_NORM, Stack
 from research.rank_collapse.report import RankCollapse, measure_rank_collapse
+from research.runs import ROOT, command_line, run_grid
 
 FILE = Path(__file__).with_name("results") / "rank_collapse.csv"
 KEY = ("input", "model", "stack", "seed")
@@ -58,20 +57,23 @@ class Case(NamedTuple):
     stacks: Mapping[str, Stack]
     data: Sequence[Path]
 
+    def measured(self, seed: int) -> tuple[list[dict[str, Any]], Sequence[Path]]:
+        """A row for each stack."""
+        model, processor = self.load(seed)
+        found = measure_rank_collapse(model, self.read(processor, seed), PATHS_PER_LENGTH, self.stacks)
+        return list(rows_of(found)), self.data
+
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="holds sst2/ and imdb/")
     parser.add_argument("--minilm", required=True, help="the softmax MiniLM, a folder or a name on the Hub")
     parser.add_argument("--healed", type=Path, default=ROOT / "runs/minilm-healed", help="the TanhMax MiniLM")
     parser.add_argument("--lengths", type=int, nargs="+", default=[32, 128, 512], help="of reviews, in tokens")
     options = parser.parse_args()
-    for case, seed in tqdm([*product(cases(options), range(SEEDS))], unit="batch"):
-        key = {"input": case.input, "model": case.model, "seed": seed}
-        if not has_run(FILE, **key):
-            model, processor = case.load(seed)
-            found = measure_rank_collapse(model, case.read(processor, seed), PATHS_PER_LENGTH, case.stacks)
-            save_runs(FILE, KEY, [key | row for row in rows_of(found)], *case.data)
+    found = {(case.input, case.model): case for case in cases(options)}
+    trials = [{"input": kind, "model": model, "seed": seed} for (kind, model), seed in product(found, range(SEEDS))]
+    run_grid(FILE, trials, lambda input, model, seed: found[input, model].measured(seed), KEY)
     runs = read_runs(FILE)
     draw(where(runs, input=RANDOM), ROOT / "docs/rank-collapse.png")
     draw(

@@ -40,14 +40,8 @@ def relative_residual(states: Tensor, keep: Tensor | None = None) -> Tensor:
     """`‖res(X)‖ / ‖X‖` in the norm `√(‖·‖_1 ‖·‖_∞)`: 0 if all tokens are equal, about 1 if they share nothing.
 
     `res(X) = X - 1 x̄ᵀ` with the mean token `x̄`; `‖·‖_1` is the largest column sum of magnitudes, `‖·‖_∞` the largest
-    row sum (Dong et al. 2021, section 2).
-
-    Args:
-        states: `[..., length, hidden]`.
-        keep: boolean `[..., length]`, False for padding, which does not count.
-
-    Returns:
-        `[...]`; NaN for states that are all 0.
+    row sum (Dong et al. 2021, section 2). From states `[..., length, hidden]` and a boolean keep-mask `[..., length]`,
+    `[...]`; NaN for states that are all 0.
     """
     residual, tokens = _residual(states, keep)
     return _norm(residual) / _norm(tokens)
@@ -91,15 +85,12 @@ def layer_states(model: PreTrainedModel, inputs: Mapping[str, Tensor], stack: St
     """The input of the first layer and the output of every layer, with only some parts of the layers.
 
     Args:
-        model: a bidir BERT, ViT or DeiT; `load_checkpoint` loads softmax checkpoints as such.
+        model: a bidir BERT, ViT or DeiT; `load_checkpoint` loads softmax checkpoints as such. Others are a ValueError.
         inputs: a batch of model inputs.
         stack: the parts of the layers to keep. With both, the stack is the model itself.
 
     Returns:
         `[layers + 1, batch, length, hidden]`, and the keep-mask, boolean `[batch, length]`.
-
-    Raises:
-        ValueError: a model of another kind, and as in `hf_bidir.explain.contributions`.
     """
     inputs = prepared_inputs(model, inputs)
     layers = transformer_layers(model)
@@ -122,22 +113,15 @@ def transformer_layers(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def _step(layer: nn.Module, states: Tensor, keep: Tensor, stack: Stack) -> Tensor:
-    return (_bert_step if type(layer).__name__ == "BertLayer" else _image_step)(layer, states, keep, stack)
+    if type(layer).__name__ == "BertLayer":  # normalises after the skip connection, also where that is removed
 
+        def half(output: nn.Module, changed: Tensor, states: Tensor) -> Tensor:
+            mixed = output.dense(changed) + (states if stack.skip else 0)
+            return output.LayerNorm(mixed) if stack.norm else mixed
 
-def _bert_step(layer: nn.Module, states: Tensor, keep: Tensor, stack: Stack) -> Tensor:
-    """BERT normalises after the skip connection, also where that is removed."""
-
-    def half(output: nn.Module, changed: Tensor, states: Tensor) -> Tensor:
-        mixed = output.dense(changed) + (states if stack.skip else 0)
-        return output.LayerNorm(mixed) if stack.norm else mixed
-
-    mixed = half(layer.attention.output, layer.attention.self(states, keep)[0], states)
-    return half(layer.output, layer.intermediate(mixed), mixed) if stack.mlp else mixed
-
-
-def _image_step(layer: nn.Module, states: Tensor, keep: Tensor, stack: Stack) -> Tensor:
-    """ViT normalises the inputs of attention and MLP, not their outputs."""
+        mixed = half(layer.attention.output, layer.attention.self(states, keep)[0], states)
+        return half(layer.output, layer.intermediate(mixed), mixed) if stack.mlp else mixed
+    # a ViT normalises the inputs of attention and MLP, not their outputs
     before, after = (layer.layernorm_before, layer.layernorm_after) if stack.norm else (nn.Identity(), nn.Identity())
     mixed = layer.attention(before(states))
     mixed = mixed[0] if isinstance(mixed, tuple) else mixed  # from transformers 5 on, with the coefficients
@@ -161,14 +145,8 @@ def path_residuals(
     out. For a model with MLP and normalisation the paths do not sum to the output; for one from `bare_attention` they
     do (`path_states`).
 
-    Args:
-        model, inputs: as in `layer_residuals`.
-        paths: the number of paths per length, with random layers and heads.
-        seed: seed of the draws.
-        progress: show a progress bar.
-
     Returns:
-        `[layers + 1, paths]`, the mean over the batch for paths through 0, 1, ... heads.
+        `[layers + 1, paths]`, the mean over the batch for random paths through 0, 1, ... heads.
     """
     inputs = prepared_inputs(model, inputs)
     transformer_layers(model)  # raises for models whose layers are not sequential

@@ -21,16 +21,7 @@ class _SkipAlone(nn.Module):
 def bare_attention(model: PreTrainedModel) -> PreTrainedModel:
     """Reduce every layer of a new BERT to `X + Σ_h A_h X W_h`, in place: no MLP, no normalisation, no bias of values.
 
-    This is the network that Dong et al. 2021 (section 2.2) decompose into paths.
-
-    Args:
-        model: an untrained bidir BERT with any head.
-
-    Returns:
-        The model.
-
-    Raises:
-        ValueError: the model is no BERT.
+    This is the network that Dong et al. 2021 (section 2.2) decompose into paths. Raises ValueError for another model.
     """
     for layer in transformer_layers(model):
         if type(layer).__name__ != "BertLayer":
@@ -44,16 +35,10 @@ def bare_attention(model: PreTrainedModel) -> PreTrainedModel:
 
 @torch.no_grad()
 def path_states(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Tensor:
-    """The output of the last layer, split into the parts that passed through 0, 1, ... heads.
+    """The output of a `bare_attention` model's last layer, split into the parts that passed through 0, 1, ... heads.
 
-    Exact: one recursion over the layers sums all paths of each length.
-
-    Args:
-        model: a model from `bare_attention`.
-        inputs: a batch of model inputs.
-
-    Returns:
-        `[layers + 1, batch, length, hidden]`; its sum over the first axis is the output of the model.
+    `[layers + 1, batch, length, hidden]`; the sum over the first axis is the output of the model. Exact: one recursion
+    over the layers sums all paths of each length.
     """
     inputs = prepared_inputs(model, inputs)
     outputs, coefficients = record_coefficients(model, {**inputs, "output_hidden_states": True})

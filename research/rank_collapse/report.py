@@ -92,12 +92,7 @@ def measure_checkpoint(source: str | Path, texts: Sequence[str] | None = None, p
 
 
 def draw_rank_collapse(measured: Mapping[str, RankCollapse], path: str | Path | None = None) -> Figure:
-    """Draw one panel per stack and one for paths, with a line per model on a logarithmic scale.
-
-    Args:
-        measured: the measures by the model's name.
-        path: output file; the suffix sets the format.
-    """
+    """Draw one panel per stack and one for paths, with a line per model; save the figure, if a path is given."""
     figure = Figure(figsize=(15, 3.4), layout="constrained")
     panels = figure.subplots(1, len(STACKS) + 1, sharey=True)
     for name, found in measured.items():

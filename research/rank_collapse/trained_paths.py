@@ -3,31 +3,32 @@
     python -m research.rank_collapse.trained_paths
 
 Three small tasks of Dong, Cordonnier, Loukas 2021: sorting, convex hull and memorization
-(research/rank_collapse/tasks.py), at λ = 0 (softmax), 0.5 and 1 (TanhMax). Rows go to
+("Attention is not all you need", section 4), at λ = 0 (softmax), 0.5 and 1 (TanhMax). Rows go to
 results/collapse_tasks.csv; a row that is there is not measured again. The figure goes to
 docs/collapse-tasks.png.
 """
 
-import argparse
-from itertools import product
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from scipy.spatial import ConvexHull, QhullError
 from torch import Tensor, nn
 from torch.nn import functional as F
-from tqdm import tqdm, trange
+from tqdm import trange
 
-from benchmarks.measure import ROOT, save_run
-from benchmarks.runs import check_runs, comparisons, has_run, markdown, read_runs, spread, where
+from benchmarks.runs import check_runs, comparisons, markdown, read_runs, spread, where
 from hf_bidir import BidirBertConfig, BidirBertForTokenClassification
 from hf_bidir.common.files import save_figure
 from hf_bidir.common.statistics import TESTED
 from research.rank_collapse import bare_attention, path_states
-from research.rank_collapse.tasks import LENGTH, TOKEN_TASKS
+from research.runs import ROOT, command_line, grid, run_grid
 
 FILE = Path(__file__).with_name("results") / "collapse_tasks.csv"
+SYMBOLS, GRID, LENGTH = 10, 10, 8  # alphabet size, side of the grid of points, tokens per sequence
 KEY = ("task", "mass", "seed")
 MASSES, SEEDS = (0.0, 0.5, 1.0), 5
 LAYERS, HEADS, WIDTH = 6, 2, 48
@@ -35,26 +36,70 @@ TRAIN, TEST, BATCH, STEPS = {"memorization": 100}, 1000, 100, 1500  # 20,000 tra
 COLUMNS = {"network": "network", **{f"paths_{length}": str(length) for length in range(LAYERS + 1)}}
 
 
+def sorting(rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Random symbols, and the same symbols sorted: tokens and the class of every token, `[rows, LENGTH]` each."""
+    tokens = torch.from_numpy(np.random.default_rng(seed).integers(SYMBOLS, size=(rows, LENGTH)))
+    return tokens, tokens.sort(-1).values
+
+
+def convex_hull(rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Distinct points of a grid, and the corners of their convex hull.
+
+    Arguments as in `sorting`; a token is `GRID * row + column`, a class 1 for a corner, else 0.
+    """
+    generator = np.random.default_rng(seed)
+    tokens, labels = np.empty((rows, LENGTH), np.int64), np.zeros((rows, LENGTH), np.int64)
+    for row in range(rows):
+        corners = None
+        while corners is None:
+            tokens[row] = generator.choice(GRID * GRID, LENGTH, replace=False)
+            corners = _corners(tokens[row])
+        labels[row, corners] = 1
+    return torch.from_numpy(tokens), torch.from_numpy(labels)
+
+
+def _corners(tokens: np.ndarray) -> np.ndarray | None:
+    """Indices of the corners; None if all points are collinear."""
+    try:
+        return ConvexHull(np.stack(np.divmod(tokens, GRID), -1)).vertices
+    except QhullError:
+        return None
+
+
+def memorization(rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Sequences of symbols with random classes, which can only be memorised.
+
+    Arguments as in `sorting`; the classes are 0 and 1. Evaluated on the training rows.
+    """
+    generator = np.random.default_rng(seed)
+    tokens, labels = (generator.integers(high, size=(rows, LENGTH)) for high in (GRID * GRID, 2))
+    return torch.from_numpy(tokens), torch.from_numpy(labels)
+
+
+# name -> task, vocabulary size, number of classes
+TOKEN_TASKS: dict[str, tuple[Callable[..., tuple[Tensor, Tensor]], int, int]] = {
+    "sorting": (sorting, SYMBOLS, SYMBOLS),
+    "convex hull": (convex_hull, GRID * GRID, 2),
+    "memorization": (memorization, GRID * GRID, 2),
+}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.parse_args()
-    for seed, task, mass in tqdm([*product(range(SEEDS), TOKEN_TASKS, MASSES)], unit="network"):
-        key = {"task": task, "mass": mass, "seed": seed}
-        if not has_run(FILE, **key):
-            found = dict(zip(COLUMNS, accuracies(task, mass, seed), strict=True))
-            save_run(FILE, KEY, key | {"constant": constant(task)} | found)
+    command_line(__doc__).parse_args()
+    run_grid(FILE, grid(seed=range(SEEDS), task=TOKEN_TASKS, mass=MASSES), accuracies, KEY)
     draw(read_runs(FILE), ROOT / "docs/collapse-tasks.png")
 
 
-def accuracies(task: str, mass: float, seed: int) -> list[float]:
-    """The accuracy of a trained network, and of its paths of each length."""
+def accuracies(task: str, mass: float, seed: int) -> tuple[dict[str, float], tuple]:
+    """The accuracy of a constant, of a trained network, and of its paths of each length."""
     _, tokens, classes = TOKEN_TASKS[task]
     train, test = data_of(task)
     model = trained(train, tokens, classes, mass, seed)
     with torch.no_grad():
         logits = [model(input_ids=test[0]).logits]
         logits += [model.classifier(states) for states in path_states(model, {"input_ids": test[0]})]
-    return [(one.argmax(-1) == test[1]).double().mean().item() for one in logits]
+    found = [(one.argmax(-1) == test[1]).double().mean().item() for one in logits]
+    return {"constant": constant(task)} | dict(zip(COLUMNS, found, strict=True)), ()
 
 
 def data_of(task: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

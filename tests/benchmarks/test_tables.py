@@ -5,6 +5,7 @@ import re
 import pytest
 
 from benchmarks import tables
+from benchmarks.runs import read_runs
 
 
 def test_every_table_equals_its_data(capsys, monkeypatch):
@@ -22,6 +23,15 @@ def test_a_table_that_differs_from_its_data_is_found_and_mended(tmp_path, monkey
     assert tables.main("-r") == 0
     assert "0,0,0.5" in page.read_text()
     assert tables.main("--check") == 0
+
+
+def test_the_versions_that_a_page_names_are_those_of_its_files():
+    for page in tables.pages():
+        text = (tables.ROOT / page).read_text("utf-8")
+        files = [read_runs(tables.ROOT / name) for name in re.findall(r'"([\w/]+\.csv)"', text)]
+        known = {version for runs in files for version in runs.get("versions", ())}
+        named = re.findall(r"torch [\d.]+\d, transformers [\d.]+\d", text)
+        assert known.issuperset(named) or "findings.report" in text, page
 
 
 @pytest.mark.parametrize("folder", ["benchmarks/results", "research"])

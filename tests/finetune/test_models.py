@@ -8,7 +8,6 @@ from transformers import (
     CLIPConfig,
     CLIPForImageClassification,
     DistilBertConfig,
-    ElectraConfig,
     GPT2Config,
     ModernBertConfig,
     RobertaConfig,
@@ -52,7 +51,6 @@ def build(folder, names=("no", "yes"), auto=CLASSIFY, **options):
 ENCODERS = {
     "Roberta": RobertaConfig(**SHAPE),
     "DistilBert": DistilBertConfig(vocab_size=20, dim=8, n_layers=1, n_heads=1, hidden_dim=8),
-    "Electra": ElectraConfig(**SHAPE, embedding_size=4),
     "ModernBert": ModernBertConfig(**SHAPE, pad_token_id=0, bos_token_id=1, eos_token_id=2),
     "GPT2": GPT2Config(vocab_size=20, n_embd=8, n_layer=1, n_head=1, bos_token_id=1, eos_token_id=2),
 }

@@ -11,7 +11,7 @@ from hf_bidir import BidirViTConfig, BidirViTForImageClassification
 from hf_bidir.explain import flip_heads
 from training import demo
 
-EXPECTED = 0.8
+EXPECTED = 0.4  # of so few epochs
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,7 +27,7 @@ def folder(tmp_path_factory, fewer_epochs):
     """A demo run to its end; the demo leaves by SystemExit if one of its own checks fails."""
     folder = tmp_path_factory.mktemp("runs") / "digits-tanhmax"
     try:
-        demo.main(["--output_dir", str(folder), "--disable_tqdm", "true", "--num_train_epochs", "12"])
+        demo.main(["--output_dir", str(folder), "--disable_tqdm", "true", "--num_train_epochs", "3"])
     except SystemExit as failure:
         pytest.fail(f"the demo failed: {failure}")
     return folder
@@ -55,12 +55,13 @@ def test_a_second_demo_uses_the_finished_run_and_lists_its_files(folder, capsys)
     assert (folder / "model.safetensors").stat() == weights
 
 
-def test_an_accuracy_below_the_expected_one_fails_with_a_message(folder):
+def test_an_accuracy_below_the_expected_one_fails_with_a_message(folder, monkeypatch):
+    monkeypatch.setattr(demo, "check_reload", lambda *_: 0.0)
     results = folder / "all_results.json"
     kept = results.read_text()
-    results.write_text(json.dumps(json.loads(kept) | {"test_accuracy": 0.5}))
+    results.write_text(json.dumps(json.loads(kept) | {"test_accuracy": 0.25}))
     try:
-        with pytest.raises(SystemExit, match=r"at least 0\.8; got 0\.5000"):
+        with pytest.raises(SystemExit, match=r"at least 0\.4; got 0\.2500"):
             demo.main(["--output_dir", str(folder)])
     finally:
         results.write_text(kept)

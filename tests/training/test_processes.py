@@ -16,12 +16,13 @@ from hf_bidir import (
     signed,
 )
 from tests.tiny_models import stock_model
+from tests.training.conftest import tables
 from training.text_classification import main
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = shlex.split(
     "--hidden_size 16 --num_hidden_layers 2 --num_attention_heads 2 --intermediate_size 32 --vocab_size 80 "
-    "--max_length 12 --dropout 0 --num_train_epochs 3 --logging_steps 1 --learning_rate 1e-2 --disable_tqdm true "
+    "--max_length 12 --dropout 0 --num_train_epochs 2 --logging_steps 1 --learning_rate 1e-2 --disable_tqdm true "
     "--use_cpu"
 )
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -55,11 +56,12 @@ if trainer.is_world_process_zero():
 """
 
 
-@pytest.fixture
-def alone(texts, tmp_path):
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
     """The losses of one process with 8 examples a step."""
-    run(texts, tmp_path / "alone", 8)
-    return losses(tmp_path / "alone")
+    folder = tmp_path_factory.mktemp("alone")
+    run(tables(folder), folder / "alone", 8)
+    return losses(folder / "alone")
 
 
 def run(texts, folder, batch, *more):

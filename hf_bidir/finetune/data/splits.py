@@ -11,7 +11,7 @@ from datasets import Dataset, concatenate_datasets
 from sklearn.model_selection import train_test_split
 
 from hf_bidir.common.errors import InputError, as_input_error, did_you_mean
-from hf_bidir.finetune.arguments import DataArguments, LabelledDataArguments, UnlabelledDataArguments
+from hf_bidir.finetune.arguments import LabelledDataArguments, SourceArguments
 from hf_bidir.finetune.data.labels import check_known, classes_of, labels_of, values_of
 from hf_bidir.finetune.data.problems import Problems, quoted
 from hf_bidir.finetune.data.sources import read_hub
@@ -66,7 +66,7 @@ class Splits:
 
 
 def raw_splits(
-    data: DataArguments | UnlabelledDataArguments,
+    data: SourceArguments,
     read_file: Callable[[str], Dataset],
     prepare: Callable[[str, Dataset], Dataset] = lambda name, part: part,
 ) -> dict[str, Dataset]:
@@ -97,9 +97,7 @@ def labelled_splits(
 
     Args:
         raw: "train", and "validation" and "test" if they exist.
-        data: the label column, the class names and the share to hold out.
-        column: the input column; None looks for one of `guesses`.
-        guesses: usual names of the input column; the first is its name in the result.
+        column, guesses: the input column, or else its usual names; the first of these is its name in the result.
         check: adds the rows without a usable input to the problems; texts are always checked.
 
     Raises:
@@ -129,9 +127,7 @@ def labelled_splits(
     return _splits(raw, notes, names, order)
 
 
-def unlabelled_splits(
-    raw: dict[str, Dataset], data: DataArguments | UnlabelledDataArguments, notes: Sequence[str] = ()
-) -> Splits:
+def unlabelled_splits(raw: dict[str, Dataset], data: SourceArguments, notes: Sequence[str] = ()) -> Splits:
     """Splits without classes; rows of the training split are held out if there is no other validation split.
 
     Raises:
@@ -173,11 +169,10 @@ def labelled_split(
     """A single split whose labels are classes of a model.
 
     Args:
-        split, data, column, guesses, check: as in `labelled_splits`.
+        column, guesses, check: as in `labelled_splits`.
         names: the classes of the model.
-        name: of the split, for errors.
+        name, file: of the split, for errors.
         values: what stood for each class in the data that the model was trained on, as its record says.
-        file: of the split, for errors.
 
     Raises:
         InputError: a missing column, an empty split, or rows without input, without label, or with a label that the
@@ -272,7 +267,7 @@ def _indexed(split: Dataset, labels: Sequence[str | None], order: Sequence[str],
     return split.remove_columns("label").add_column("label", [index[labels[row]] for row in rows])
 
 
-def _sample_training(raw: dict[str, Dataset], data: DataArguments | UnlabelledDataArguments, notes: list[str]) -> None:
+def _sample_training(raw: dict[str, Dataset], data: SourceArguments, notes: list[str]) -> None:
     most = data.max_train_samples
     if most and most < len(raw["train"]):
         raw["train"] = raw["train"].shuffle(seed=data.split_seed).select(range(most))

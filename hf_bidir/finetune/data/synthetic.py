@@ -11,7 +11,7 @@ from datasets import ClassLabel, Dataset, Features, Value
 
 from hf_bidir.common.files import replacing
 
-NAMES = ["negative", "positive"]
+FEATURES = Features({"text": Value("string"), "label": ClassLabel(names=["negative", "positive"])})
 
 
 @dataclass(frozen=True)
@@ -34,40 +34,29 @@ class SyntheticTexts:
 
     def words(self) -> list[str]:
         """The vocabulary: neg0, …, pos0, …, word0, …."""
-        half = self.polar // 2
-        neutral = self.vocabulary - self.polar
-        counts = {"neg": half, "pos": half, "word": neutral}
+        counts = {"neg": self.polar // 2, "pos": self.polar // 2, "word": self.vocabulary - self.polar}
         return [f"{kind}{number}" for kind, count in counts.items() for number in range(count)]
 
     def split(self, seed: int = 0, test_share: float = 0.3, validation_share: float = 0.1) -> dict[str, Dataset]:
         """The texts as "train", "validation" and "test", with the columns `text` and `label`; the same for a seed.
 
         Args:
-            seed: seed of the generator.
-            test_share: share of the test texts, as in the paper.
-            validation_share: share of the validation texts; the paper has none.
+            test_share: share of the test texts, as in the paper; it has no validation texts.
         """
-        rows = self._rows(np.random.default_rng(seed))
-        test, validation = int(self.texts * test_share), int(self.texts * validation_share)
-        bounds = {"test": (0, test), "validation": (test, test + validation), "train": (test + validation, self.texts)}
-        features = Features({"text": Value("string"), "label": ClassLabel(names=NAMES)})
-        return {
-            name: Dataset.from_dict({column: values[start:end] for column, values in rows.items()}, features)
-            for name, (start, end) in bounds.items()
-        }
-
-    def _rows(self, generator: np.random.Generator) -> dict[str, list]:
-        half, words = self.polar // 2, np.array(self.words())
+        generator, half, words = np.random.default_rng(seed), self.polar // 2, np.array(self.words())
         labels = generator.integers(2, size=self.texts)
         polar = labels[:, None] * half + generator.integers(half, size=(self.texts, self.polar_words))
         neutral = generator.integers(self.polar, self.vocabulary, size=(self.texts, self.length - self.polar_words))
         shuffled = generator.permuted(np.concatenate([polar, neutral], axis=1), axis=1)
-        return {"text": [" ".join(row) for row in words[shuffled]], "label": labels.tolist()}
+        rows = Dataset.from_dict({"text": [" ".join(row) for row in words[shuffled]], "label": labels}, FEATURES)
+        test = int(self.texts * test_share)
+        bounds = {"test": (0, test), "validation": (test, test + int(self.texts * validation_share))}
+        bounds["train"] = (bounds["validation"][1], self.texts)
+        return {name: rows.select(range(*bound)) for name, bound in bounds.items()}
 
 
 def write_splits(splits: dict[str, Dataset], folder: Path) -> dict[str, Path]:
     """Save each split as a parquet file; return the paths by name."""
-    folder.mkdir(parents=True, exist_ok=True)
     files = {name: folder / f"{name}.parquet" for name in splits}
     for name, file in files.items():
         with replacing(file) as temporary:

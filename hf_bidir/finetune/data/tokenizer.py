@@ -29,9 +29,13 @@ def train_wordpiece(
         max_length: the length in tokens that truncation cuts to.
         lowercase: ignore case and accents.
     """
-    texts = list(texts)
-    tokenizer = _bert_tokenizer(models.WordPiece(unk_token="[UNK]"), lowercase)
-    alphabet = _alphabet(tokenizer.normalizer, texts)
+    texts, normalizer = list(texts), normalizers.BertNormalizer(lowercase=lowercase)
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(normalizer.normalize_str(text))
+    del counts[" "]
+    frequent = sorted(counts, key=lambda character: (-counts[character], character))[:MAX_ALPHABET]
+    alphabet = sorted(frequent)
     # The trainer numbers "##a", "##b", ... in the order of a hash map, and breaks ties between merges by
     # number, so that two runs learn two vocabularies. As special tokens they are numbered first, in our
     # order; the rebuilt model below knows them as ordinary entries again.
@@ -42,8 +46,14 @@ def train_wordpiece(
         limit_alphabet=len(alphabet),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
-    tokenizer = _bert_tokenizer(models.WordPiece(tokenizer.get_vocab(), unk_token="[UNK]"), lowercase)
+    learner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    learner.normalizer, learner.pre_tokenizer = normalizer, UNITS["word"]
+    learner.train_from_iterator(texts, trainer)
+    tokenizer = Tokenizer(models.WordPiece(learner.get_vocab(), unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, UNITS["word"]
+    tokenizer.decoder = decoders.WordPiece()
+    ends = [(token, SPECIAL_TOKENS.index(token)) for token in ("[SEP]", "[CLS]")]
+    tokenizer.post_processor = processors.BertProcessing(*ends)
     return BertTokenizerFast(tokenizer_object=tokenizer, do_lower_case=lowercase, model_max_length=max_length)
 
 
@@ -61,18 +71,9 @@ def train_byte_level(texts: Iterable[str], *, vocab_size: int, max_length: int) 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=END_OF_TEXT,
-        eos_token=END_OF_TEXT,
-        pad_token=END_OF_TEXT,
-        model_max_length=max_length,
-        model_input_names=["input_ids", "attention_mask"],
-    )
+    options = {"special_tokens": [END_OF_TEXT], "initial_alphabet": alphabet, "show_progress": False}
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=vocab_size, **options))
+    return _fast(tokenizer, max_length, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT)
 
 
 def train_words(
@@ -98,28 +99,20 @@ def train_words(
     special = ["[PAD]", "[UNK]", *(["[BOS]", "[EOS]"] if ends else [])]
     if vocab_size <= len(special):
         raise InputError(f"expected vocab_size above {len(special)}, the tokens {', '.join(special)}; got {vocab_size}")
-    known = [*special, *frequent_words(texts, lowercase, unit)][:vocab_size]
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(known)}, unk_token="[UNK]"))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = _normalizer(lowercase, unit), UNITS[unit]
+    vocabulary = [*special, *frequent_words(texts, lowercase, unit)][:vocab_size]
+    tokenizer = _by_word(lowercase, unit, {word: index for index, word in enumerate(vocabulary)})
     if unit == "character":
         tokenizer.decoder = decoders.Fuse()
     if ends:
-        end = ("[EOS]", known.index("[EOS]"))
+        end = ("[EOS]", vocabulary.index("[EOS]"))
         tokenizer.post_processor = processors.TemplateProcessing(single="$A [EOS]", special_tokens=[end])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        **({"bos_token": "[BOS]", "eos_token": "[EOS]"} if ends else {}),
-        model_max_length=max_length,
-        model_input_names=["input_ids", "attention_mask"],
-    )
+    names = {"bos_token": "[BOS]", "eos_token": "[EOS]"} if ends else {}
+    return _fast(tokenizer, max_length, pad_token="[PAD]", unk_token="[UNK]", **names)
 
 
 def frequent_words(texts: Iterable[str], lowercase: bool = True, unit: str = "word") -> list[str]:
     """All words of the texts, the most frequent first; equally frequent ones in alphabetical order."""
-    tokenizer = Tokenizer(models.WordLevel())
-    tokenizer.normalizer, tokenizer.pre_tokenizer = _normalizer(lowercase, unit), UNITS[unit]
+    tokenizer = _by_word(lowercase, unit, {})
     tokenizer.train_from_iterator(texts, trainers.WordLevelTrainer(vocab_size=MOST_WORDS, show_progress=False))
     numbers = tokenizer.get_vocab()
     return sorted(numbers, key=lambda word: numbers[word])
@@ -127,27 +120,17 @@ def frequent_words(texts: Iterable[str], lowercase: bool = True, unit: str = "wo
 
 def words_of(text: str, lowercase: bool = True, unit: str = "word") -> list[str]:
     """The words and punctuation marks of a text, or its characters."""
-    return [word for word, _ in UNITS[unit].pre_tokenize_str(_normalizer(lowercase, unit).normalize_str(text))]
+    tokenizer = _by_word(lowercase, unit, {})
+    return [word for word, _ in UNITS[unit].pre_tokenize_str(tokenizer.normalizer.normalize_str(text))]
 
 
-def _normalizer(lowercase: bool, unit: str) -> normalizers.Normalizer:
-    return normalizers.BertNormalizer(lowercase=lowercase, handle_chinese_chars=unit == "word")
-
-
-def _bert_tokenizer(model: models.WordPiece, lowercase: bool) -> Tokenizer:
-    tokenizer = Tokenizer(model)
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    ends = [(token, SPECIAL_TOKENS.index(token)) for token in ("[SEP]", "[CLS]")]
-    tokenizer.post_processor = processors.BertProcessing(*ends)
+def _by_word(lowercase: bool, unit: str, vocabulary: dict[str, int]) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase, handle_chinese_chars=unit == "word")
+    tokenizer.pre_tokenizer = UNITS[unit]
     return tokenizer
 
 
-def _alphabet(normalizer: normalizers.Normalizer, texts: list[str]) -> list[str]:
-    """The most frequent characters of the normalised texts, at most `MAX_ALPHABET`, in code point order."""
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(normalizer.normalize_str(text))
-    del counts[" "]
-    return sorted(sorted(counts, key=lambda character: (-counts[character], character))[:MAX_ALPHABET])
+def _fast(tokenizer: Tokenizer, max_length: int, **tokens: str) -> PreTrainedTokenizerBase:
+    names = {"model_input_names": ["input_ids", "attention_mask"], "model_max_length": max_length}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **tokens, **names)

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks.runs import add_runs
+from benchmarks.runs import add_runs, has_run
 from hf_bidir.common.errors import InputError
 from research.language_models import report, run
 
@@ -60,7 +60,8 @@ def row(arm, rate, seed, loss):
 
 
 def next_run(**options):
-    return next(run.pending(Namespace(tokens=8_000_000, sizes=["small"], **options)))
+    trials = run.pending(Namespace(tokens=8_000_000, sizes=["small"], **options))
+    return next(tuple(trial.values())[:4] for trial in trials if not has_run(run.FILE, **trial))
 
 
 def test_the_best_rate_of_seed_0_is_run_with_the_other_seeds(save):

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from hf_bidir import BidirRnnConfig, BidirRnnForSeq2SeqLM
 from hf_bidir.finetune.data.tokenizer import train_words
-from research.mechanisms import figures, images
+from research.mechanisms import data, figures
 
 SPECIAL = {"decoder_start_token_id": 2, "bos_token_id": 2, "eos_token_id": 3}
 
@@ -38,5 +38,5 @@ def test_the_figure_of_an_untrained_decoder_says_that_its_text_is_wrong(run, mon
 def test_an_image_is_a_text_of_its_mean_grey_levels():
     image = np.kron([[0, 255], [51, 102]], np.ones((2, 2))).astype(np.uint8)
     features = Features({"image": Image(), "label": Value("int64")})
-    (row,) = images.as_texts(Dataset.from_dict({"image": [image], "label": [0]}, features=features), side=2)
+    (row,) = data.as_texts(Dataset.from_dict({"image": [image], "label": [0]}, features=features), side=2)
     assert row["text"] == "grey0 grey16 grey3 grey6"  # 255 is 16

@@ -52,8 +52,3 @@ def test_the_gain_of_attention_is_against_the_decoder_without_it_at_the_same_len
     better = {"tanhmax": 40, "softmax": 30}[activation]
     gains = [line[3].partition(" ")[0] for line in lines if line[2] == activation]
     assert gains == [f"+{better + (10 + 1) * length // 20}.0" for length in (20, 40, 80)]
-
-
-def test_a_missing_seed_of_a_mechanism_is_named():
-    with pytest.raises(InputError, match="dates-80, no attention, none: 2"):
-        report.lengths(pd.DataFrame(mechanism_runs(range(2))))

@@ -4,9 +4,8 @@ import pytest
 
 from hf_bidir.explain import load_checkpoint
 from hf_bidir.finetune.data.synthetic import SyntheticTexts, write_splits
-from research.paper.cells import Cell, train
-from research.paper.experiments import Experiment
-from research.paper.measures import Amount
+from research.paper.cells import Cell
+from research.paper.experiments import Amount, Experiment
 
 TINY = SyntheticTexts(texts=400, vocabulary=40, polar=10)
 RECIPE = {
@@ -30,5 +29,5 @@ def files(tmp_path_factory):
 def trained(experiment, files, tmp_path_factory):
     """A trained cell of TanhMax, with its model and tokenizer."""
     cell = Cell(experiment, "tanhmax", 1e-2, 0, tmp_path_factory.mktemp("paper"))
-    train(cell, files)
+    cell.train(files)
     return cell, *load_checkpoint(cell.run)

@@ -11,16 +11,10 @@ from PIL import Image
 
 from hf_bidir.finetune.data.image_data import new_image_processor
 from hf_bidir.finetune.data.sources import read_table
-from research.paper.__main__ import main
-from research.paper.cells import Cell, train
-from research.paper.data import data_files
-from research.paper.deep_figures import AXES, curves
-from research.paper.deep_measures import RANKINGS, SHARES, batches, measure_deep, special_tokens, taus_with
-from research.paper.experiments import GROUPS, Experiment, experiment_names, read_experiments
-from research.paper.measures import Amount
-from research.paper.rows import failures
-from research.paper.run import files_of, run_paper
-from research.paper.settings import Settings
+from research.paper.experiments import GROUPS, Amount, Experiment, Settings, experiment_names, read_experiments
+from research.paper.figures import curves
+from research.paper.measures_deep import RANKINGS, SHARES, measure_deep, special_tokens, taus_with
+from research.paper.run import files_of, main, run_paper
 from tests.explain.conftest import bert, tokenizer, vit
 
 AMOUNT = Amount(images=6, deep_texts=4, deep_draws=2)
@@ -103,28 +97,6 @@ def test_texts_are_not_ranked_by_grad_cam_and_have_no_curve_of_it():
     assert [line.get_label() for line in panel.lines] == of_texts
 
 
-def test_a_ranking_has_one_colour_in_all_figures():
-    def colors(names):
-        found = {"curves": {f"{how} {name}": [0.5] * len(SHARES) for how in AXES for name in names}}
-        lines = curves("Curves", {"tanhmax": found}).axes[0].lines
-        return {line.get_label(): line.get_color() for line in lines}
-
-    every = colors(RANKINGS)
-    assert len(set(every.values())) == len(RANKINGS)
-    assert colors(["rollout"]) == {"rollout": every["rollout"]}
-
-
-def test_texts_that_are_measured_are_cut_and_padded_together(folder):
-    class Words:
-        def __call__(self, texts, **options):
-            assert options["max_length"] == 5
-            assert options["padding"] is options["truncation"] is True
-            return {"input_ids": torch.zeros(len(texts), 5)}
-
-    (batch,) = batches(Words(), read_table(str(folder / "texts/test.parquet")), AMOUNT, 5)
-    assert batch["input_ids"].shape == (4, 5)
-
-
 def test_the_ends_of_a_text_and_the_class_token_are_neither_words_nor_patches():
     inputs = {"input_ids": torch.zeros(2, 5), "attention_mask": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])}
     assert special_tokens(None, inputs, 5).tolist() == [[1, 0, 0, 0, 1], [1, 0, 1, 0, 0]]
@@ -146,20 +118,6 @@ def test_a_sample_of_the_rows_is_the_same_every_time_and_all_are_used_on_request
     assert len(read_table(str(tmp_path / "a/data/tiny-bert/test.parquet"))) == 10
 
 
-def test_images_with_bytes_in_a_table_become_images(folder, tmp_path):
-    files = data_files(experiment("images"), folder, tmp_path)
-    first = read_table(str(files["train"]))[0]["image"]
-    assert first.size == (8, 8)
-
-
-def test_a_class_of_models_that_cannot_be_trained_fails_in_its_own_cell(folder, tmp_path):
-    one = experiment("bert")
-    one.recipe["model_name_or_path"] = str(tmp_path / "nowhere")
-    cell = Cell(one, "softmax", 1e-2, 0, tmp_path)
-    train(cell, data_files(one, folder, tmp_path / "data"))
-    assert "nowhere" in failures(one, tmp_path)[0][1]
-
-
 def test_names_of_groups_stand_for_their_experiments():
     assert experiment_names(["sst", "vit", "sst"]) == ["sst", *GROUPS["vit"]]
     assert set(experiment_names(["all"])) == {one.name for one in read_experiments(list(GROUPS["all"]))}
@@ -167,9 +125,7 @@ def test_names_of_groups_stand_for_their_experiments():
 
 def test_without_a_data_folder_a_group_runs_without_what_is_not_on_the_hub(monkeypatch, tmp_path, capsys):
     ran = []
-    monkeypatch.setattr(
-        "research.paper.__main__.run_paper", lambda experiments, *rest: ran.extend(experiments) or tmp_path
-    )
+    monkeypatch.setattr("research.paper.run.run_paper", lambda experiments, *rest: ran.extend(experiments) or tmp_path)
     main(["texts"])
     assert "Left out: 20news" in capsys.readouterr().err
     assert [one.name for one in ran] == [name for name in GROUPS["texts"] if not name.startswith("20news")]

@@ -8,7 +8,9 @@ import torch
 from datasets import Dataset
 
 from hf_bidir.explain import load_checkpoint
-from research.paper.measures import measure, orientation, scores_of
+from research.paper.experiments import Experiment, Settings, read_experiments
+from research.paper.figures import polarity_of_words
+from research.paper.measures import Classifier, measure
 from research.tests.paper.conftest import AMOUNT
 
 
@@ -21,17 +23,10 @@ def test_a_label_changes_no_logit(trained, files):
         assert model(**inputs, labels=shuffled).logits.equal(without)
 
 
-def test_words_are_decoded_as_they_stand_in_the_text(trained, files):
-    _, _, tokenizer = trained
-    text = Dataset.from_parquet(str(files["test"]))["text"][0]
-    ids = tokenizer(text)["input_ids"]
-    assert tokenizer.convert_ids_to_tokens(ids) == text.split()
-
-
 def test_slopes_are_those_of_the_margin_between_the_classes(trained, files):
     _, model, tokenizer = trained
     inputs = dict(tokenizer(Dataset.from_parquet(str(files["test"]))["text"][:3], return_tensors="pt"))
-    found = scores_of(model, inputs)
+    found = Classifier(model, tokenizer).scores(inputs)
     difference = model.classifier.weight[1] - model.classifier.weight[0]
     values = model.rnn.attention.value(model.rnn.embeddings(inputs["input_ids"]))
     torch.testing.assert_close(found.slopes, (values @ difference).detach(), rtol=1e-4, atol=1e-5)
@@ -45,9 +40,9 @@ def test_slopes_are_those_of_the_margin_between_the_classes(trained, files):
 def test_oriented_coefficients_are_positive_for_positive_words_and_negative_for_negative_ones(trained, files):
     _, model, tokenizer = trained
     texts = Dataset.from_parquet(str(files["train"]))["text"][:40]
-    sign, share = orientation(model, tokenizer, texts, 12)
+    sign, share = Classifier(model, tokenizer).orientation(texts)
     inputs = dict(tokenizer(texts, padding=True, return_tensors="pt"))
-    coefficients = sign * scores_of(model, inputs).coefficients
+    coefficients = sign * Classifier(model, tokenizer).scores(inputs).coefficients
     words = [tokenizer.convert_ids_to_tokens(row) for row in inputs["input_ids"]]
     means = {
         kind: np.mean([a for row, values in zip(words, coefficients.tolist(), strict=True)
@@ -61,13 +56,13 @@ def test_oriented_coefficients_are_positive_for_positive_words_and_negative_for_
 def test_the_orientation_turns_with_the_gauge(trained, files):
     _, model, tokenizer = trained
     texts = Dataset.from_parquet(str(files["train"]))["text"][:40]
-    sign, share = orientation(model, tokenizer, texts, 12)
+    sign, share = Classifier(model, tokenizer).orientation(texts)
     turned = copy.deepcopy(model)
     with torch.no_grad():  # the same function from coefficients of the other sign
         for layer in (turned.rnn.attention.score.key, turned.rnn.attention.value):
             layer.weight.neg_()
             layer.bias.neg_()
-    assert orientation(turned, tokenizer, texts, 12) == (-sign, pytest.approx(share))
+    assert Classifier(turned, tokenizer).orientation(texts) == (-sign, pytest.approx(share))
 
 
 def test_everything_is_measured_with_a_number_per_text(trained, files):
@@ -75,10 +70,25 @@ def test_everything_is_measured_with_a_number_per_text(trained, files):
     model, tokenizer = load_checkpoint(cell.run)
     splits = {name: Dataset.from_parquet(str(file)) for name, file in files.items()}
     human = Dataset.from_dict({"tokens": [["pos0", "word3", "neg1"]], "token_labels": [[4, 2, 0]]})
-    found = measure(model.requires_grad_(False), tokenizer, splits, human, AMOUNT, 12, polar_words=True)
+    found = measure(model.requires_grad_(False), tokenizer, splits, human, AMOUNT, polar_words=True)
     per_text = {key: values for key, values in found.items() if isinstance(values, list)}
     assert {len(values) for key, values in per_text.items() if not key.startswith(("human", "adversary"))} == {12}
     assert len(per_text["adversary"]) == 2
     assert len(per_text["human_sign_au"]) == 1
     assert found["human_positive"] == [0.5]
     assert found["human_sign_au"] == [1.0]
+
+
+def test_words_have_the_polarity_that_people_gave_them(tmp_path):
+    (tmp_path / "sst_trees").mkdir()
+    rows = {"tokens": [["Good", "the", "bad", "odd"], ["good", "odd"]], "token_labels": [[4, 2, 0, 1], [3, 3]]}
+    Dataset.from_dict(rows).to_parquet(str(tmp_path / "sst_trees/test.parquet"))
+    (sst,) = read_experiments(["sst"])
+    assert polarity_of_words(sst, Settings(tmp_path, tmp_path).graded(sst)) == {"good": 1, "bad": -1}
+    assert polarity_of_words(sst, Settings(tmp_path).graded(sst)) == {}
+
+
+def test_synthetic_words_have_the_polarity_of_their_names():
+    polarity = polarity_of_words(Experiment("s", "S", {}, [1.0], synthetic="small"), None)
+    assert (polarity["pos0"], polarity["neg0"]) == (1, -1)
+    assert "word0" not in polarity

@@ -10,8 +10,7 @@ from datasets import Dataset
 from hf_bidir.common.errors import InputError
 from research.paper import run
 from research.paper.data import data_files
-from research.paper.experiments import Experiment, read_experiments
-from research.paper.measures import Amount
+from research.paper.experiments import Amount, Experiment, Settings, read_experiments
 from research.paper.published import (
     LENGTH,
     encode,
@@ -23,7 +22,6 @@ from research.paper.published import (
     train_as_published,
 )
 from research.paper.run import run_paper
-from research.paper.settings import Settings
 
 TEXTS = [f"the the {'good' if row % 2 else 'bad'} film {row}" for row in range(60)]
 LABELS = torch.arange(60) % 2
@@ -41,13 +39,6 @@ def test_padding_unknown_words_and_the_most_frequent_word_are_one():
     assert vocabulary["the"] == 0
     assert ids.shape == (1, LENGTH)
     assert (ids == 0).all()
-
-
-def test_words_are_what_spaces_separate_without_punctuation():
-    vocabulary = published_vocabulary(TEXTS)
-    assert vocabulary["the"] == 1
-    assert (encode(["The, (good) film!<br />"], vocabulary) == encode(["the good film"], vocabulary)).all()
-    assert encode(["the ; film"], vocabulary)[0, :3].tolist() == [1, 0, vocabulary["film"]]
 
 
 def test_with_the_label_in_the_scores_all_negative_texts_of_tanhmax_get_the_bias():

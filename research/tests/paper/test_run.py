@@ -16,11 +16,10 @@ from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, write_json
 from hf_bidir.finetune.data.synthetic import SETS
 from research.paper import run
-from research.paper.__main__ import main
-from research.paper.experiments import Experiment, read_experiments
+from research.paper.cells import Cell, failures
+from research.paper.experiments import Experiment, Settings, read_experiments
 from research.paper.report import write_report
 from research.paper.run import best_rate, beyond, check, run_paper
-from research.paper.settings import Settings
 from research.tests.paper.conftest import AMOUNT, RECIPE, TINY
 
 
@@ -42,29 +41,19 @@ def copied(finished, tmp_path):
     return experiment, dataclasses.replace(settings, root=shutil.copytree(settings.root, tmp_path / "run")), report
 
 
-def test_the_report_has_every_variant_in_every_table(finished):
-    experiment, _, report = finished
+def test_the_report_has_every_variant_in_every_table_its_command_and_its_pictures(finished):
+    experiment, settings, report = finished
     (row,) = re.findall(r"^\| Tiny \| 240 / 40 / 120 \| 1 \| 98.0 \|.*$", report, re.MULTILINE)
     assert len(re.findall(r"\d+\.\d", row)) == 1 + 3 + 1  # the paper's, three variants, TanhMax minus softmax
+    assert "`python -m research.paper tiny --seeds 1`" in report
+    assert re.search(r"^\| Tiny \| 0.01 \| 0.01 of 1 \|", report, re.MULTILINE)  # no star: the end of nothing
+    shown = re.findall(r"\]\((.*\.png)\)", report)
+    assert len(shown) == 3
+    assert all((settings.root / name).is_file() for name in shown)
     recalls = re.findall(r"\| negative (\d+\.\d), positive (\d+\.\d) \|", report)
     assert len(recalls) == 3
     for variant in [*experiment.variants, "TanhMax − softmax"]:
         assert report.count(f"| Tiny | {variant} |") == (3 if "−" in variant else 5)
-
-
-def test_the_report_has_its_command(finished):
-    _, _, report = finished
-    assert "`python -m research.paper tiny --seeds 1`" in report
-    assert re.search(
-        r"^\| Tiny \| 0.01 \| 0.01 of 1 \|", report, re.MULTILINE
-    )  # no star: it is not the end of anything
-
-
-def test_the_report_shows_every_picture(finished):
-    _, settings, report = finished
-    shown = re.findall(r"\]\((.*\.png)\)", report)
-    assert len(shown) == 3
-    assert all((settings.root / name).is_file() for name in shown)
 
 
 def test_the_numbers_of_every_cell_are_in_a_table(finished):
@@ -104,12 +93,7 @@ def test_a_run_goes_on_where_it_was_and_ends_in_the_same_report(copied, monkeypa
     (settings.root / "cells.csv").unlink()
     monkeypatch.setattr(Trainer, "train", lambda *a, **k: pytest.fail("it was trained again"))
     assert run_paper([experiment], settings, resume=True).read_text() == report
-
-
-def test_an_experiment_whose_rows_are_there_needs_its_runs_no_more(copied, monkeypatch):
-    experiment, settings, report = copied
-    monkeypatch.setattr(Trainer, "train", lambda *a, **k: pytest.fail("it was trained again"))
-    shutil.rmtree(settings.root / experiment.name)
+    shutil.rmtree(settings.root / experiment.name)  # rows that are there need their runs no more
     assert run_paper([experiment], settings, resume=True).read_text() == report
 
 
@@ -121,13 +105,6 @@ def test_a_learning_rate_that_failed_and_was_not_chosen_is_named_in_the_report(c
     (settings.root / "cells.csv").unlink()
     report = run_paper([experiment], settings, resume=True).read_text()
     assert "- `tiny/softmax/lr1e+30-seed0`: InputError: the training loss became nan\n" in report
-
-
-def test_files_that_are_missing_are_all_named(tmp_path):
-    with pytest.raises(InputError) as refused:
-        main(["sst", "20news", "--data-dir", str(tmp_path), "--output", str(tmp_path / "r")])
-    for file in ("sst2/train.parquet", "sst2/test.parquet", "20news_sports/paper_train.parquet"):
-        assert file in str(refused.value)
 
 
 def test_a_finished_report_is_not_overwritten_unless_asked(experiment, tmp_path):
@@ -144,32 +121,9 @@ def test_a_grid_grows_until_its_best_rate_is_inside(experiment, tmp_path, monkey
     assert sorted({cell.learning_rate for cell in grid}) == [1e-3, 3e-3, 9e-3, 2.7e-2]
     assert {cell.seed for cell in grid} == {0, 1, 2}
     assert best == {("tiny", "softmax"): 2.7e-2}
-
-
-def test_a_rate_inside_the_grid_is_kept():
     assert beyond([1e-3, 3e-3, 1e-2], 3e-3) is None
     assert beyond([1e-2], 1e-2) is None
     assert beyond([1e-3, 3e-3, 1e-2], 1e-3) == 3.3e-4
-
-
-def fake(rate, accuracy=None, **fields):
-    results = {} if accuracy is None else {"eval_accuracy": accuracy, "test_accuracy": 1 - accuracy}
-    return SimpleNamespace(experiment="e", variant="v", learning_rate=rate, results=results, **fields)
-
-
-def test_the_learning_rate_is_chosen_by_validation_accuracy_and_never_by_a_failed_cell():
-    assert best_rate([fake(1, 0.8), fake(2, 0.9), fake(3, 0.7)], "e", "v") == 2
-    assert best_rate([fake(1), fake(2, 0.1), fake(3)], "e", "v") == 2
-
-
-def test_the_learning_rate_is_chosen_by_the_mean_over_seeds():
-    assert best_rate([fake(1, 0.8), fake(1, 0.8), fake(2, 0.9), fake(2, 0.6)], "e", "v") == 1
-    assert best_rate([fake(1, 0.8), fake(1, 0.8), fake(2, 0.9), fake(2)], "e", "v") == 1
-
-
-def test_of_equally_good_learning_rates_the_middle_one_is_chosen():
-    assert best_rate([fake(3, 0.9), fake(1, 0.9), fake(2, 0.9), fake(4, 0.8)], "e", "v") == 2
-    assert best_rate([fake(1, 0.9), fake(2, 0.9)], "e", "v") == 1
 
 
 def test_a_folder_made_in_another_way_is_refused(experiment, tmp_path, monkeypatch):
@@ -219,9 +173,36 @@ def test_what_is_not_on_the_hub_is_named_before_anything_runs(tmp_path):
     check(read_experiments(["20news"]), Settings(tmp_path, tmp_path), resume=False)
     with pytest.raises(InputError, match=r"lacks: .*sst2/train.parquet"):  # whose vocabulary is needed
         check(read_experiments(["20news"]), Settings(tmp_path, tmp_path, as_published=True), resume=False)
-
-
-def test_a_file_that_is_missing_is_named_once(tmp_path):
     with pytest.raises(InputError) as caught:
         check(read_experiments(["sst"]), Settings(tmp_path, tmp_path, as_published=True), resume=False)
     assert str(caught.value).count("sst2/train.parquet") == 1
+    assert "sst2/test.parquet" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "best"),
+    [
+        ({1: [0.8], 2: [0.9], 3: [0.7]}, 2),
+        ({1: [None], 2: [0.1], 3: [None]}, 2),  # failed cells
+        ({1: [0.8, 0.8], 2: [0.9, 0.6]}, 1),  # the mean over seeds
+        ({1: [0.8, 0.8], 2: [0.9, None]}, 1),
+        ({3: [0.9], 1: [0.9], 2: [0.9], 4: [0.8]}, 2),  # the middle one of equally good ones
+        ({1: [0.9], 2: [0.9]}, 1),
+    ],
+)
+def test_the_learning_rate_is_chosen_by_mean_validation_accuracy(accuracies, best):
+    cells = [
+        SimpleNamespace(
+            experiment="e", variant="v", learning_rate=rate, results={} if one is None else {"eval_accuracy": one}
+        )
+        for rate, seeds in accuracies.items()
+        for one in seeds
+    ]
+    assert best_rate(cells, "e", "v") == best
+
+
+def test_a_failed_cell_records_its_error_and_raises_nothing(experiment, files, tmp_path):
+    cell = Cell(experiment, "softmax", 1e30, 0, tmp_path)
+    cell.train(files)
+    assert not cell.trained
+    assert re.match(r"InputError: the training loss became (nan|inf)", failures(cell.experiment, cell.root)[0][1])

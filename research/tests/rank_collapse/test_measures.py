@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_bidir import BidirBertConfig, BidirBertModel
+from hf_bidir import BidirBertConfig, BidirBertForTokenClassification, BidirBertModel
 from hf_bidir.common.errors import InputError
 from hf_bidir.explain.record import record_coefficients
 from research.rank_collapse import (
@@ -18,7 +18,7 @@ from research.rank_collapse import (
     transformer_layers,
 )
 from research.rank_collapse.__main__ import main
-from research.rank_collapse.measures import _step
+from research.rank_collapse.paths import bare_attention, path_states
 from research.tests.faithfulness.conftest import texts
 from tests.explain.conftest import bert, images, pooling, sentences, tokenizer, vit
 
@@ -67,20 +67,6 @@ def test_with_both_parts_the_stack_is_the_model(kind):
 
 
 @every_model
-def test_attention_alone_has_neither_skip_nor_mlp(kind):
-    model, inputs = CASES[kind][0](), CASES[kind][1]()
-    layer = transformer_layers(model)[0]
-    states = model(**inputs, output_hidden_states=True).hidden_states[0]
-    keep = torch.ones(len(states), 1, 1, states.shape[1], dtype=torch.bool)
-    module = layer.attention.output.dense if kind == "bert" else layer.attention
-    for name, parameter in module.named_parameters():
-        if kind == "bert" or "o_proj" in name or "output" in name:
-            torch.nn.init.zeros_(parameter)  # no attention: then nothing at all is left
-    left = _step(layer, states, keep, STACKS["attention only"])
-    assert (left - left[:, :1]).abs().max() < 1e-6
-
-
-@every_model
 def test_without_layer_norm_every_norm_of_a_layer_is_an_identity(kind):
     model, inputs = CASES[kind][0](), CASES[kind][1]()
     found = layer_residuals(model, inputs, WITHOUT_NORM["with both, no layer norm"])
@@ -100,14 +86,11 @@ def test_the_stable_rank_counts_directions():
     torch.testing.assert_close(stable_rank(torch.cat([around, torch.randn(1, 8)]), keep), torch.tensor(3.0))
 
 
-def test_softmax_collapses_and_skip_connections_stop_it():
+def test_softmax_collapses_and_skip_connections_or_tanhmax_stop_it():
     model, inputs = deep("softmax")
     alone = layer_residuals(model, inputs, STACKS["attention only"]).mean(1)
     assert alone[-1] < 1e-3 * alone[0]
     assert layer_residuals(model, inputs, STACKS["with skip connections"]).mean(1)[-1] > 0.1 * alone[0]
-
-
-def test_tanhmax_does_not_collapse():
     model, inputs = deep("tanhmax")
     alone = layer_residuals(model, inputs, STACKS["attention only"]).mean(1)
     assert alone[-1] > 0.5 * alone[0]
@@ -146,11 +129,41 @@ def test_the_command_measures_a_checkpoint_and_draws_it(tmp_path, capsys):
     assert [float(row[1]) for row in rows] == pytest.approx(alone.tolist(), rel=0.06)
     main(words)
     assert "Saved: " in capsys.readouterr().out
-
-
-def test_a_file_without_texts_is_one_error(tmp_path):
-    bert().save_pretrained(tmp_path)
-    tokenizer().save_pretrained(tmp_path)
     (tmp_path / "texts.txt").write_text("\n\n")
     with pytest.raises(InputError, match="expected one text per line"):
-        main([str(tmp_path), "--texts", str(tmp_path / "texts.txt")])
+        main([*words, "--texts", str(tmp_path / "texts.txt")])
+
+
+def bare(layers=3, **options):
+    torch.manual_seed(0)
+    config = BidirBertConfig(
+        vocab_size=20, hidden_size=16, num_hidden_layers=layers, num_attention_heads=2, intermediate_size=16,
+        initializer_range=0.3, **options,
+    )  # fmt: skip
+    return bare_attention(BidirBertForTokenClassification(config)).eval()
+
+
+INPUTS = {"input_ids": torch.arange(12).view(2, 6)}
+
+
+@pytest.mark.parametrize("activation", ["tanhmax", "softmax"])
+def test_paths_of_all_lengths_add_up_to_the_network(activation):
+    model = bare(attn_activation=activation)
+    states = model.bert(**INPUTS).last_hidden_state
+    torch.testing.assert_close(path_states(model, INPUTS).sum(0), states, rtol=1e-4, atol=1e-4)
+
+
+def test_paths_through_one_head_are_every_head_of_every_layer_on_the_embedding():
+    model = bare(layers=2)
+    embedded, expected = model.bert.embeddings(**INPUTS), 0
+    model.set_attn_implementation("eager")
+    attentions = model(**INPUTS, output_attentions=True).attentions
+    for layer, a in zip(model.bert.encoder.layer, attentions, strict=True):
+        values = layer.attention.self.value(embedded).view(2, 6, 2, 8).transpose(1, 2)
+        expected = expected + layer.attention.output.dense((a @ values).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(path_states(model, INPUTS)[1], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_vit_is_refused():
+    with pytest.raises(ValueError, match="expected a BERT; got BidirViT"):
+        bare_attention(vit())

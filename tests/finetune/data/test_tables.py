@@ -15,8 +15,9 @@ def write(path, text, encoding="utf-8"):
     return str(path)
 
 
-@pytest.mark.parametrize("name", ["table.csv", "TABLE.CSV", "table.tsv", "a table [1].csv"])
-@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@pytest.mark.parametrize(
+    ("name", "separator"), [("table.csv", ";"), ("TABLE.CSV", "\t"), ("table.tsv", "|"), ("a table [1].csv", ",")]
+)
 def test_the_separator_is_that_of_the_header_whatever_the_file_is_called(tmp_path, name, separator):
     lines = [("text", "label"), ('"a, b"', "1"), ("Ärger", "2")]
     file = write(tmp_path / name, "".join(f"{separator.join(line)}\n" for line in lines))

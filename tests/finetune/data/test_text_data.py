@@ -40,12 +40,6 @@ def test_a_list_of_json_objects_is_read(tmp_path):
     assert read(str(path)).names == ["neg", "pos"]
 
 
-def test_a_csv_text_that_reads_null_stays_a_text(tmp_path):
-    path = write(tmp_path / "train.csv", ["null", "NA"] * 20)
-    splits = read(path, validation_file=path)
-    assert splits.train["text"][:2] == ["null", "NA"]
-
-
 def test_a_tenth_of_the_training_data_is_held_out_by_class_and_the_notes_say_so(train):
     splits = read(train)
     assert sorted(splits.validation["label"]) == [0, 0, 1, 1]
@@ -75,10 +69,6 @@ def test_a_test_file_with_one_label_of_minus_one_keeps_it(tmp_path):
     path = write(tmp_path / "train.parquet", labels=[1, -1] * 20)
     test = write(tmp_path / "test.parquet", ["x"] * 3, [-1] * 3)
     assert len(read(path, test_file=test).test) == 3
-
-
-def test_class_shares_sum_to_one(train):
-    assert read(train).class_shares() == {"neg": 0.5, "pos": 0.5}
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,6 @@ def test_a_text_is_wrapped_in_cls_and_sep():
     assert tokens.tokens()[-1] == "[SEP]"
 
 
-def test_every_training_text_is_tokenized_without_unknown_tokens():
-    tokenizer = wordpiece()
-    assert not any(tokenizer.unk_token_id in tokenizer(text).input_ids for text in TEXTS)
-
-
 @pytest.mark.parametrize(("lowercase", "same"), [(True, True), (False, False)])
 def test_lowercase_decides_whether_case_matters(lowercase, same):
     tokenizer = wordpiece(lowercase=lowercase)

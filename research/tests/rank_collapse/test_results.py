@@ -1,9 +1,30 @@
-"""The tasks of the rank collapse experiments: what is asked is right and the same every time."""
+"""Means of residuals, when two points meet, and the tasks of trained networks."""
 
+import pandas as pd
 import pytest
 import torch
 
-from research.rank_collapse.tasks import GRID, RADIUS, circle, convex_hull, memorization, sorting
+from research.rank_collapse import circle, depth
+from research.rank_collapse.trained_paths import GRID, convex_hull, memorization, sorting
+
+
+def test_the_mean_residual_is_geometric_and_lies_in_its_interval():
+    mean, low, high = depth.mean_and_interval([1e-2, 1e-4, 1e-3])
+    assert mean == pytest.approx(1e-3)
+    assert low < mean < high
+    assert low * high == pytest.approx(mean**2)  # symmetrical on a logarithmic scale
+
+
+def test_a_residual_within_rounding_is_called_so():
+    runs = pd.DataFrame({"residual_1": [3e-16, 2e-16, 0.0]})
+    assert depth.residual(runs, 1) == "rounding"
+
+
+def test_points_meet_at_the_first_step_at_which_they_are_equal():
+    points = torch.tensor([[1.0, 0.0], [-1.0, 0.0]]).repeat(201, 1, 1)
+    assert circle.measured(points)["meeting"] is None
+    points[7:] = 0.5
+    assert circle.measured(points)["meeting"] == 7
 
 
 def test_sorted_symbols_are_in_order_and_the_same():
@@ -41,9 +62,9 @@ def test_remembered_classes_are_random_and_stay_the_same():
 
 
 def test_points_on_the_circle_are_opposite_and_change_places():
-    points = circle(100)
+    points = circle.circle(100)
     assert points.shape == (101, 2, 2)
     torch.testing.assert_close(points[:, 0], -points[:, 1])
-    torch.testing.assert_close(points.norm(dim=-1), torch.full((101, 2), RADIUS))
+    torch.testing.assert_close(points.norm(dim=-1), torch.full((101, 2), circle.RADIUS))
     torch.testing.assert_close(points[0], points[-1].flip(0), atol=1e-6, rtol=0)
     assert points[1, 0, 1] > 0  # counter-clockwise

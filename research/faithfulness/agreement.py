@@ -1,9 +1,10 @@
-"""Rank agreement between two scores of the same tokens, and bootstrap intervals."""
+"""Agreement of scores with other scores of the same tokens and with human annotations, and bootstrap intervals."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from scipy.stats import bootstrap, kendalltau
+from sklearn.metrics import average_precision_score
 from torch import Tensor
 
 Rows = Sequence[Sequence[float] | np.ndarray]
@@ -15,16 +16,10 @@ def kept_rows(scores: Tensor, keep: Tensor) -> list[np.ndarray]:
 
 
 def kendall_tau(first: Rows, second: Rows) -> np.ndarray:
-    """Kendall's tau-b of two rankings of the same tokens, `[examples]`, each in [-1, 1].
+    """Kendall's tau-b of two scores of the same tokens, one row per example, `[examples]` in [-1, 1].
 
-    Args:
-        first, second: one row of scores per example, of any length.
-
-    Returns:
-        NaN where tau is not defined: fewer than two tokens, or a constant score.
-
-    Raises:
-        ValueError: different numbers of examples, or rows of an example that differ in length or are not finite.
+    NaN where tau is not defined: fewer than two tokens, or a constant score. Raises ValueError for different numbers of
+    examples, or rows of an example that differ in length or are not finite.
     """
     check_rows(first, second)
     taus = [kendalltau(a, b).statistic if len(a) > 1 else np.nan for a, b in zip(first, second, strict=True)]
@@ -34,19 +29,10 @@ def kendall_tau(first: Rows, second: Rows) -> np.ndarray:
 def bootstrap_interval(
     values: Sequence[float] | np.ndarray, confidence: float = 0.95, resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean over examples (scipy); NaN are ignored.
+    """Low and high end of the percentile bootstrap interval of the mean over examples (scipy); NaN are ignored.
 
-    Args:
-        values: one number per example.
-        confidence: level in (0, 1).
-        resamples: number of bootstrap samples.
-        seed: seed of the resampling.
-
-    Returns:
-        Low and high end; both equal the value itself if there is only one, and NaN if there is none.
-
-    Raises:
-        ValueError: a confidence outside (0, 1), or no resamples.
+    Both equal the value itself if there is only one, and NaN if there is none. Raises ValueError for a confidence
+    outside (0, 1), or no resamples.
     """
     if not 0 < confidence < 1 or resamples < 1:
         raise ValueError(
@@ -70,3 +56,40 @@ def check_rows(first: Rows, second: Rows, one: str = "scores", other: str = "oth
             raise ValueError(f"example {index} has {len(a)} {one} and {len(b)} {other}; expected one each per {per}.")
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
             raise ValueError(f"example {index} has a number that is NaN or infinite in its {one} or {other}.")
+
+
+def rationale_auprc(scores: Rows, marked: Rows) -> np.ndarray:
+    """The area under the precision-recall curve against the words that annotators marked (ERASER), `[examples]`.
+
+    In (0, 1]; the chance level is the share of marked words. NaN for an example with no or only marked words.
+
+    Args:
+        scores: one row per example, higher for more important words.
+        marked: as many rows, 1 for marked words and 0 for the others. Errors as in `kendall_tau`.
+    """
+    check_rows(scores, marked, "scores", "marks")
+    return np.array(
+        [
+            average_precision_score(truth, row) if 0 < np.sum(truth) < len(truth) else np.nan
+            for row, truth in zip(scores, marked, strict=True)
+        ]
+    )
+
+
+def sign_agreement(scores: Rows, polarity: Rows) -> np.ndarray:
+    """The share of polar words whose score has the human sign, `[examples]`, in [0, 1]; NaN without polar words.
+
+    A score of 0 never agrees.
+
+    Args:
+        scores: one row per example, signed.
+        polarity: as many rows, above 0 for positive words, below 0 for negative ones, 0 for neutral ones, which are
+            ignored. Errors as in `kendall_tau`.
+    """
+    check_rows(scores, polarity, "scores", "polarities")
+    shares = []
+    for row, truth in zip(scores, polarity, strict=True):
+        polar = np.asarray(truth) != 0
+        same = np.sign(np.asarray(row)[polar]) == np.sign(np.asarray(truth)[polar])
+        shares.append(same.mean() if polar.any() else np.nan)
+    return np.array(shares)

@@ -18,7 +18,8 @@ from hf_bidir.finetune.data.image_data import ImageCollator
 from research.faithfulness import kendall_tau, kept_rows, prediction_curve
 from research.faithfulness.deletion import before_patches
 from research.paper.data import sample
-from research.paper.measures import Amount, median_changes
+from research.paper.experiments import Amount
+from research.paper.measures import median_changes
 
 CHANCE = "random"
 # methods of explain, of which a model is ranked by those that it supports, and a random one
@@ -31,18 +32,16 @@ Processor: TypeAlias = PreTrainedTokenizerBase | BaseImageProcessor
 def measure_deep(
     model: PreTrainedModel, processor: Processor, test: Dataset, amount: Amount, max_length: int | None
 ) -> dict[str, Any]:
-    """All measures of one model in the report.
+    """All measures of one model in the report: numbers, or a list with one number per example.
+
+    Areas under curves are divided by the largest share, so they are mean probabilities. "curves" has, by curve and
+    ranking, the mean probability of the predicted class at every share of `SHARES`.
 
     Args:
         model, processor: a text or image classifier, BERT or ViT, with its tokenizer or image processor.
         test: examples with the column `text` or `image`; labels are not used.
         amount: the numbers of examples and draws.
         max_length: maximum tokens per text; None means the model's maximum.
-
-    Returns:
-        Numbers, or a list with one number per example; areas under curves are divided by the largest share, so they are
-        mean probabilities. "curves" has, by curve and ranking, the mean probability of the predicted class at every
-        share of `SHARES`.
     """
     rows: dict[str, list] = defaultdict(list)
     curves: dict[str, list] = defaultdict(list)

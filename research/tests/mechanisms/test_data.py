@@ -1,17 +1,14 @@
 """The synthetic pairs: targets that are right, and test days that training has not seen."""
 
-import re
 from dataclasses import replace
 from datetime import date
 
 import pytest
 
 from hf_bidir.finetune.data.tokenizer import words_of
-from research.mechanisms import data
-from research.mechanisms.pairs import (
+from research.mechanisms.data import (
     FILLERS,
     FORMATS,
-    PAIRS,
     DateNormalisation,
     NumberSorting,
     write_day,
@@ -60,23 +57,3 @@ def test_sources_of_a_given_length_hide_the_same_numbers_or_dates_among_other_wo
         assert len(words) == 20
         assert [word for word in words if word not in FILLERS] == words_of(short["source"])
         assert long["target"] == short["target"]
-
-
-def test_every_place_of_a_source_may_hold_a_number():
-    sources = NumberSorting(train=300, validation=1, test=1, length=8, count=2).split()["train"]["source"]
-    places = {place for source in sources for place, word in enumerate(source.split()) if word.isdigit()}
-    assert places == set(range(8))
-
-
-@pytest.mark.parametrize("pairs", [DATES, NumberSorting(train=20, validation=2, test=2)])
-def test_a_seed_determines_the_rows(pairs):
-    first, again, other = (pairs.split(seed)["train"]["source"][:] for seed in (0, 0, 1))
-    assert first == again
-    assert first != other
-
-
-@pytest.mark.parametrize("name", PAIRS)
-def test_the_sets_have_the_sizes_that_their_script_names(name):
-    said = re.search(rf"^  (?:\S+, )*{name}(?:, \S+)* +([\d,]+) ", data.__doc__, re.MULTILINE)[1]
-    pairs = PAIRS[name]
-    assert pairs.train + pairs.validation + pairs.test == int(said.replace(",", ""))
