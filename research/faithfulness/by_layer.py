@@ -64,10 +64,10 @@ def main() -> None:
 
     trials = [
         {"task": task, "model": name, "seed": seed}
-        for task in MEASURED
+        for task in ([] if options.figure_only else MEASURED)
         for name, seed, _ in models(options, task, CONVERTED)
     ]
-    run_grid(FILE, [] if options.figure_only else trials, measured, KEY)
+    run_grid(FILE, trials, measured, KEY)
     folders = {name: folder_of(options.runs, "agreement", name, seed=0) for name in CONVERTED}
     if all(folder.is_dir() for folder in folders.values()):
         rows = sample(TASKS["agreement"].file(options.data_dir, "test"), options.sentences)

@@ -79,6 +79,10 @@ class Faithfulness(evaluate.Metric):
         return {"mean": mean, "low": low, "high": high, "examples": len(defined)}
 
 
-KendallTau, PredictionChange, AttentionDivergence, Comprehensiveness, Sufficiency, RationaleAuprc, SignAgreement = (
-    partial(Faithfulness, name) for name in MEASURES
-)
+KendallTau = partial(Faithfulness, "kendall_tau")
+PredictionChange = partial(Faithfulness, "prediction_change")
+AttentionDivergence = partial(Faithfulness, "attention_divergence")
+Comprehensiveness = partial(Faithfulness, "comprehensiveness")
+Sufficiency = partial(Faithfulness, "sufficiency")
+RationaleAuprc = partial(Faithfulness, "rationale_auprc")
+SignAgreement = partial(Faithfulness, "sign_agreement")

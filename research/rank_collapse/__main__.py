@@ -25,8 +25,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("checkpoint", help="folder, Hub name or timm:NAME of a signed or softmax model")
     parser.add_argument("--texts", type=Path, help="one text per line to measure on; by default random input")
     parser.add_argument("--paths", type=int, default=100, help="number of random paths of each length; default: 100")
-    figure = {"default": Path("rank-collapse.png"), "help": "figure; the suffix sets the format"}
-    parser.add_argument("--output", type=Path, **figure)
+    output = Path("rank-collapse.png")
+    parser.add_argument("--output", type=Path, default=output, help="figure; the suffix sets the format")
     options = parser.parse_args(argv)
     if options.paths < 1:
         parser.error(f"expected --paths of at least 1; got {options.paths}")

@@ -14,17 +14,16 @@ that is there is not measured again. Figures go to docs/rank-collapse.png and do
 """
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from benchmarks.runs import check_runs, markdown, read_runs, where
 from hf_bidir import BidirBertConfig, BidirBertModel
@@ -34,9 +33,9 @@ from hf_bidir.explain import load_checkpoint
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.image_files import read_digits
 from research.explanations.tasks import sample
-from research.rank_collapse import STACKS, WITHOUT_NORM, Stack
+from research.rank_collapse import STACKS, WITHOUT_NORM
 from research.rank_collapse.report import RankCollapse, measure_rank_collapse
-from research.runs import ROOT, command_line, run_grid
+from research.runs import ROOT, command_line, grid, run_grid
 
 FILE = Path(__file__).with_name("results") / "rank_collapse.csv"
 KEY = ("input", "model", "stack", "seed")
@@ -47,23 +46,6 @@ SEEDS, LENGTH, SEQUENCES, BATCH, PATHS_PER_LENGTH = 5, 64, 2, {SST2: 8, DIGITS: 
 FLOOR, ROUNDING = 1e-16, 1e-14  # the precision of float64, where smaller values are drawn; residuals below are errors
 
 
-class Case(NamedTuple):
-    """One model on one kind of input; both functions take the seed."""
-
-    input: str
-    model: str
-    load: Callable[[int], tuple[Any, Any]]  # the model and its processor
-    read: Callable[[Any, int], Mapping[str, Tensor]]
-    stacks: Mapping[str, Stack]
-    data: Sequence[Path]
-
-    def measured(self, seed: int) -> tuple[list[dict[str, Any]], Sequence[Path]]:
-        """A row for each stack."""
-        model, processor = self.load(seed)
-        found = measure_rank_collapse(model, self.read(processor, seed), PATHS_PER_LENGTH, self.stacks)
-        return list(rows_of(found)), self.data
-
-
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="holds sst2/ and imdb/")
@@ -71,53 +53,41 @@ def main() -> None:
     parser.add_argument("--healed", type=Path, default=ROOT / "runs/minilm-healed", help="the TanhMax MiniLM")
     parser.add_argument("--lengths", type=int, nargs="+", default=[32, 128, 512], help="of reviews, in tokens")
     options = parser.parse_args()
-    found = {(case.input, case.model): case for case in cases(options)}
-    trials = [{"input": kind, "model": model, "seed": seed} for (kind, model), seed in product(found, range(SEEDS))]
-    run_grid(FILE, trials, lambda input, model, seed: found[input, model].measured(seed), KEY)
+    reviews = [f"IMDB, {length} tokens" for length in options.lengths]
+    pair = {"model": ("softmax", "TanhMax"), "seed": range(SEEDS)}
+    trials = grid(input=[RANDOM], model=[f"λ = {mass:g}" for mass in MASSES], seed=range(SEEDS))
+    run_grid(FILE, trials + grid(input=[DIGITS, SST2, *reviews], **pair), partial(measured, options), KEY)
     runs = read_runs(FILE)
     draw(where(runs, input=RANDOM), ROOT / "docs/rank-collapse.png")
-    draw(
-        runs[runs["input"].isin([SST2, f"IMDB, {max(options.lengths)} tokens"])], ROOT / "docs/rank-collapse-minilm.png"
-    )
+    shown = [SST2, f"IMDB, {max(options.lengths)} tokens"]
+    draw(runs[runs["input"].isin(shown)], ROOT / "docs/rank-collapse-minilm.png")
 
 
-def cases(options: argparse.Namespace) -> Iterator[Case]:
-    for mass in MASSES:
-        yield Case(RANDOM, f"λ = {mass:g}", partial(new_model, mass), random_tokens, STACKS, ())
-    for name in ("softmax", "TanhMax"):
-        card = ROOT / "model_cards" / f"digits-{name.lower()}"
-        yield Case(DIGITS, name, partial(saved, card), digits, STACKS, ())
-    texts = {SST2: ("sst2", 64)} | {f"IMDB, {length} tokens": ("imdb", length) for length in options.lengths}
-    for kind, (folder, length) in texts.items():
-        data = options.data_dir / folder / "test.parquet"
-        rows = [row["text"] for row in sample(data, SEEDS * BATCH[SST2])]
-        for name, source in (("softmax", options.minilm), ("TanhMax", options.healed)):
-            read = partial(tokens, rows, length)
-            yield Case(kind, name, partial(saved, source), read, STACKS | WITHOUT_NORM, [data])
-
-
-def new_model(mass: float, seed: int) -> tuple[BidirBertModel, None]:
-    torch.manual_seed(seed)
-    return BidirBertModel(BidirBertConfig(attn_negative_mass=mass)).eval(), None
-
-
-def random_tokens(_: None, seed: int) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {"input_ids": torch.randint(BidirBertConfig().vocab_size, (SEQUENCES, LENGTH), generator=generator)}
-
-
-def saved(source: str | Path, _: int) -> tuple[Any, Any]:
-    return load_checkpoint(source)
-
-
-def tokens(texts: Sequence[str], length: int, tokenizer: Any, seed: int) -> dict[str, Tensor]:
-    batch = list(texts[seed::SEEDS])
-    return dict(tokenizer(batch, padding=True, truncation=True, max_length=length, return_tensors="pt"))
-
-
-def digits(processor: Any, seed: int) -> dict[str, Tensor]:
-    images = read_digits()["test"].select(range(seed * BATCH[DIGITS], (seed + 1) * BATCH[DIGITS]))
-    return {"pixel_values": ImageCollator(processor)(images)["pixel_values"]}
+def measured(
+    options: argparse.Namespace, input: str, model: str, seed: int
+) -> tuple[list[dict[str, Any]], Sequence[Path]]:
+    """A row for each stack of a model on one batch of one kind of input, and the data files."""
+    stacks, files = STACKS, []
+    if input == RANDOM:
+        torch.manual_seed(seed)
+        config = BidirBertConfig(attn_negative_mass=float(model.removeprefix("λ = ")))
+        network, generator = BidirBertModel(config).eval(), torch.Generator().manual_seed(seed)
+        inputs = {"input_ids": torch.randint(config.vocab_size, (SEQUENCES, LENGTH), generator=generator)}
+    elif input == DIGITS:
+        network, processor = load_checkpoint(ROOT / f"model_cards/digits-{model.lower()}")
+        images = read_digits()["test"].select(range(seed * BATCH[DIGITS], (seed + 1) * BATCH[DIGITS]))
+        inputs = {"pixel_values": ImageCollator(processor)(images)["pixel_values"]}
+    else:
+        network, tokenizer = load_checkpoint(options.minilm if model == "softmax" else options.healed)
+        length = 64 if input == SST2 else int(input.split()[1])
+        stacks, files = (
+            STACKS | WITHOUT_NORM,
+            [options.data_dir / ("sst2" if input == SST2 else "imdb") / "test.parquet"],
+        )
+        texts = [row["text"] for row in sample(files[0], SEEDS * BATCH[SST2])][seed::SEEDS]
+        cut = {"padding": True, "truncation": True, "max_length": length}
+        inputs = dict(tokenizer(texts, **cut, return_tensors="pt"))
+    return list(rows_of(measure_rank_collapse(network, inputs, PATHS_PER_LENGTH, stacks))), files
 
 
 def rows_of(found: RankCollapse) -> Iterator[dict[str, Any]]:

@@ -1,7 +1,6 @@
 """Conversions: variants, samples of data, the table, and models without a part of their coefficients."""
 
 import pandas as pd
-import pytest
 import torch
 from datasets import Dataset
 from transformers import BertTokenizer, Trainer
@@ -9,7 +8,6 @@ from transformers import BertTokenizer, Trainer
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, without_negatives
 from hf_bidir.cli.script import parse
-from hf_bidir.common.errors import InputError
 from hf_bidir.explain.orient import flip_heads
 from hf_bidir.explain.signs import negative_variance_share
 from research.conversions.measures import signs, without_as_much_positive, without_weaker_sign
@@ -70,16 +68,6 @@ def test_students_of_one_softmax_checkpoint_are_compared_over_healings():
     seeds = {"softmax": 1, "after-tanhmax": 2}
     row = cells([run("softmax", 0.9, 0.9), *student], "afterwards: TanhMax", seeds)
     assert row["difference"] == "-1.0 [-13.7, +11.7]"
-
-
-def test_a_table_names_missing_healings():
-    with pytest.raises(InputError, match="after-tanhmax: 1"):
-        cells([run("softmax", 0.9, 0.9), run("after-tanhmax", 0.9, 0.8)], "", {"softmax": 1, "after-tanhmax": 2})
-
-
-def test_a_table_refuses_runs_with_other_versions_than_softmax():
-    with pytest.raises(InputError, match="expected one value of versions"):
-        cells([run("softmax", 0.9, 0.9), run("after-tanhmax", 0.9, 0.8, versions="torch 2.15")], "", 1)
 
 
 def test_samples_for_training_and_validation_share_no_row(tmp_path):

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from benchmarks.runs import add_runs, has_run
-from hf_bidir.common.errors import InputError
 from research.language_models import report, run
 
 SCORES = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
@@ -84,9 +83,3 @@ def test_the_table_takes_the_best_rate_and_pairs_seeds():
     cells = [cell.strip() for cell in line.split("|")[1:-1]]
     assert cells[:6] == ["small", "TanhMax", "2", "0.001", "3", "3.067 ± 0.057"]
     assert cells[6].startswith("-1.067 [-")
-
-
-def test_the_table_names_a_missing_seed_of_the_best_rate():
-    runs = pd.DataFrame([row("softmax", rate, 0, 4 + rate) for rate in (1e-3, 2e-3)])
-    with pytest.raises(InputError, match=r"small, softmax, 0\.001: 1, 2\. Run"):
-        report.table(runs)

@@ -5,7 +5,6 @@ from itertools import product
 import pandas as pd
 import pytest
 
-from hf_bidir.common.errors import InputError
 from research.mechanisms import recurrent, report
 
 VERSIONS = {"versions": "torch 2.14"}
@@ -29,11 +28,6 @@ def test_activations_of_recurrent_models_are_paired_by_seed():
     cells = dict(zip(header, row, strict=True))
     # differences of 2, 2.5 and 3 points: their mean ± 4.303 * 0.5 / sqrt(3)
     assert (cells["seeds"], cells["TanhMax"], cells["difference"]) == ("3", "83.5 ± 1.5", "+2.5 [+1.3, +3.7]")
-
-
-def test_a_missing_seed_of_a_recurrent_model_is_named():
-    with pytest.raises(InputError, match="sst2, soft, tanhmax: 3; sst2, soft, softmax: 3"):
-        recurrent.table(pd.DataFrame(recurrent_runs()), 4)
 
 
 def mechanism_runs(seeds=range(3)):
