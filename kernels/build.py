@@ -10,12 +10,12 @@ code needs no compiler. Neither the copies nor build/ are in git.
 import base64
 import hashlib
 import json
-import re
 import shutil
 import tempfile
 from pathlib import Path
 
 import hf_bidir
+from hf_bidir.common.files import with_imports
 
 try:
     import tomllib
@@ -38,8 +38,8 @@ def build(kernel: Path) -> Path:
     sources = kernel / "torch-ext" / module
     for copied in set(sources.glob("*.py")) - {sources / "__init__.py"}:  # some may have another name since
         copied.unlink()
-    for name in needed("attention") | needed("packed_attention"):
-        shutil.copyfile(MODELING / f"{name}.py", sources / f"{name}.py")
+    for name in with_imports(["attention.py", "packed_attention.py"], MODELING):
+        shutil.copyfile(MODELING / name, sources / name)
     (sources / "version.py").write_text(
         f'"""The version of hf_bidir that the kernel was made from."""\n\nVERSION = "{hf_bidir.__version__}"\n',
         encoding="utf-8",
@@ -51,18 +51,6 @@ def build(kernel: Path) -> Path:
             (kernel / "build").rename(Path(scratch, "replaced"))
         Path(scratch, "build").rename(kernel / "build")
     return kernel
-
-
-def needed(name: str) -> set[str]:
-    """The names of a file of modeling/ and of those that it imports, directly or not."""
-    found: set[str] = set()
-    missing = {name}
-    while missing:
-        name = missing.pop()
-        found.add(name)
-        text = (MODELING / f"{name}.py").read_text(encoding="utf-8")
-        missing |= set(re.findall(r"^\s*from \.(\w+) import", text, re.MULTILINE)) - found
-    return found
 
 
 def write_variant(sources: Path, folder: Path, general: dict, backend: str) -> None:

@@ -13,7 +13,7 @@ from hf_bidir.explain.draw.colors import Scale, as_array, text_color_on
 from hf_bidir.explain.draw.figures import MARKED_SHARE
 from hf_bidir.explain.generation import Alignment
 from hf_bidir.explain.inputs.text import shortened
-from hf_bidir.explain.methods import METHODS
+from hf_bidir.explain.registry import METHODS
 from hf_bidir.explain.result import Explanation
 
 PREDICTED = "the prediction"  # as a target, in place of a name

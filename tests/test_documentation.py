@@ -35,6 +35,7 @@ GLOBS = ["*.md", "docs/**/*.md", "training/**/*.md", "space/*.md", "benchmarks/*
 GLOBS += ["model_cards/**/README.md"]
 FILES = [file for pattern in GLOBS for file in sorted(ROOT.glob(pattern))]
 PAGES = {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in FILES}
+RESULTS = [*ROOT.glob("benchmarks/results/*.md"), *ROOT.glob("research/*/results/**/*.md")]  # of which links are tested
 CARDS = ROOT / "model_cards"  # their Python blocks run in tests/hub
 BLOCK = re.compile(r"(<!-- gpu -->\n+)?^( *)```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`((?:hf-bidir|make|python) [^`\n]+|--[a-z][\w-]+[^`\n]*)`")
@@ -197,9 +198,10 @@ def file_of(program: str) -> Path:
     return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", sorted(str(file.relative_to(ROOT)) for file in [*FILES, *RESULTS]))
 def test_the_links_and_pictures_of_a_page_exist(page):
-    for target, anchor in re.findall(r"\]\(([^)\s#]*)#?([^)\s]*)\)", BLOCK.sub("", PAGES[page])):
+    text = BLOCK.sub("", (ROOT / page).read_text("utf-8"))
+    for target, anchor in re.findall(r"\]\(([^)\s#]*)#?([^)\s]*)\)", text):
         if "://" in target or target.startswith("mailto:"):
             continue
         file = (ROOT / page).parent / target if target else ROOT / page

@@ -106,19 +106,18 @@ def core(wheel, metadata, tmp_path_factory):
     return folder / "bin"
 
 
-def test_the_core_environment_has_the_wheel_and_no_package_of_an_extra(core, tmp_path):
-    code = (
-        "import hf_bidir, json; from importlib.util import find_spec\n"
-        f"print(json.dumps([hf_bidir.__file__, [name for name in {EXTRA_PACKAGES} if find_spec(name)]]))"
-    )
-    file, importable = json.loads(run([core / "python", "-I", "-c", code], tmp_path))
-    assert Path(file).is_relative_to(core.parent)
-    assert importable == []
-
-
 CORE_USE = """
-import hf_bidir, torch
+import json, torch
+from importlib import import_module
+from importlib.util import find_spec
 from transformers import AutoModel, BertConfig, BertForSequenceClassification
+import hf_bidir  # after transformers
+from typer.testing import CliRunner
+from hf_bidir.cli import app
+
+def invoke(*words):
+    done = CliRunner().invoke(app, words)
+    return done.exit_code, done.output.splitlines()[-1] if done.output else repr(done.exception)
 
 for name in hf_bidir.__all__:
     if not name.startswith("Bidir"):
@@ -131,68 +130,58 @@ model.save_pretrained("signed")
 ids = torch.tensor([[1, 2, 3]])
 loaded = type(model).from_pretrained("signed").eval()
 torch.testing.assert_close(loaded(ids).logits, model(ids).logits)
-print(type(AutoModel.from_pretrained("signed")).__name__)
-"""
-
-
-def test_with_the_core_a_model_is_signed_saved_reloaded_and_converted(core, tmp_path):
-    assert run([core / "python", "-I", "-c", CORE_USE], tmp_path).strip() == "BidirBertModel"
-    assert (tmp_path / "signed/modeling_bidir.py").is_file()
-    run([core / "hf-bidir", "convert", "stock", "converted"], tmp_path)
-    assert json.loads((tmp_path / "converted/config.json").read_text())["model_type"] == "bidir_bert"
-
-
-CORE_COMMANDS = """
-import json
-from typer.testing import CliRunner
-from hf_bidir.cli import app
-
-def invoke(*arguments):
-    done = CliRunner().invoke(app, arguments)
-    return done.exit_code, done.output.splitlines()[-1] if done.output else repr(done.exception)
-
 names = [command.name or command.callback.__name__.replace("_", "-") for command in app.registered_commands]
-found = {f"{name} --help": invoke(name, "--help")[0] for name in names}
-found["families roberta"] = invoke("families", "roberta")[0]
-found["doctor"] = invoke("doctor")[0]
-for line in ("explain runs/x text", "evaluate runs/x", "demo"):
-    found[line] = invoke(*line.split())
-print(json.dumps(found))
-"""
-
-
-def test_with_the_core_commands_have_help_and_name_the_extras_that_they_need(core, tmp_path):
-    found = json.loads(run([core / "python", "-I", "-c", CORE_COMMANDS], tmp_path).splitlines()[-1])
-    failed = {line: outcome for line, outcome in found.items() if outcome != 0}
-    extras = {"explain": "explain", "evaluate": "explain,hub,train", "demo": "explain,train"}
-    assert {line.split()[0] for line in failed} == set(extras)
-    for line, (code, output) in failed.items():
-        expected = rf"error: \w+ is not installed; run: pip install 'hf-bidir\[{extras[line.split()[0]]}\]'"
-        assert code == 2, line
-        assert re.fullmatch(expected, output), f"{line}: {output}"
-
-
-CORE_IMPORTS = """
-import json
-from importlib import import_module
-
-found = {}
-for name in ("explain", "finetune.trainer", "finetune.data.text_data"):
+lines = [f"{name} --help" for name in names] + ["convert stock converted", "families roberta", "doctor"]
+lines += ["explain runs/x text", "evaluate runs/x", "demo"]
+missing = {}
+for name in ("explain", "finetune.trainer"):
     try:
-        import_module(f"hf_bidir.{name}")
+        module = import_module(f"hf_bidir.{name}")
+        _ = name == "explain" and module.explain  # imported on first use
     except ModuleNotFoundError as error:
-        found[name] = str(error).partition("hf-bidir")[2]
-print(json.dumps(found))
+        missing[name] = str(error).partition("hf-bidir")[2]
+print(json.dumps({
+    "file": hf_bidir.__file__,
+    "of extras": [name for name in EXTRA_PACKAGES if find_spec(name)],
+    "loaded": type(AutoModel.from_pretrained("signed")).__name__,
+    "commands": {line: invoke(*line.split()) for line in lines},
+    "missing": missing,
+}))
 """
 
 
-def test_with_the_core_the_import_of_a_subpackage_names_the_extras_that_it_needs(core, tmp_path):
-    found = json.loads(run([core / "python", "-I", "-c", CORE_IMPORTS], tmp_path))
-    assert found == {
-        "explain": "[explain]'",
-        "finetune.trainer": "[train]'",
-        "finetune.data.text_data": "[train]'",
-    }
+@pytest.fixture(scope="module")
+def used(core, tmp_path_factory):
+    """What one process of the core environment did, and the folder that it did it in."""
+    folder = tmp_path_factory.mktemp("used")
+    code = f"EXTRA_PACKAGES = {EXTRA_PACKAGES}\n{CORE_USE}"
+    return json.loads(run([core / "python", "-I", "-c", code], folder).splitlines()[-1]), folder
+
+
+def test_the_core_environment_has_the_wheel_its_command_and_no_package_of_an_extra(used, core, tmp_path):
+    assert Path(used[0]["file"]).is_relative_to(core.parent)
+    assert used[0]["of extras"] == []
+    assert "convert" in run([core / "hf-bidir", "--help"], tmp_path)
+
+
+def test_with_the_core_a_model_is_signed_saved_reloaded_and_converted(used):
+    assert used[0]["loaded"] == "BidirBertModel"
+    assert (used[1] / "signed/modeling_bidir.py").is_file()
+    assert json.loads((used[1] / "converted/config.json").read_text())["model_type"] == "bidir_bert"
+
+
+def test_with_the_core_commands_have_help_and_name_the_extras_that_they_need(used):
+    failed = {line.split()[0]: outcome for line, outcome in used[0]["commands"].items() if outcome[0] != 0}
+    extras = {"explain": "explain", "evaluate": "explain,hub,train", "demo": "explain,train"}
+    assert failed.keys() == extras.keys()
+    for command, (code, output) in failed.items():
+        expected = rf"error: \w+ is not installed; run: pip install 'hf-bidir\[{extras[command]}\]'"
+        assert code == 2, command
+        assert re.fullmatch(expected, output), f"{command}: {output}"
+
+
+def test_with_the_core_a_subpackage_names_the_extras_that_it_needs(used):
+    assert used[0]["missing"] == {"explain": "[explain]'", "finetune.trainer": "[train]'"}
 
 
 def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel):

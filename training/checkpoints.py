@@ -36,7 +36,7 @@ from hf_bidir.common.files import read_json, replacing, write_json
 from hf_bidir.common.statistics import mean_and_deviation
 from hf_bidir.explain import image_heatmap, load_checkpoint, read_text, text_heatmap, token_scores
 from hf_bidir.explain.api import explain_checkpoint
-from hf_bidir.explain.methods import METHODS
+from hf_bidir.explain.registry import METHODS
 from hf_bidir.finetune.arguments import ImageDataArguments
 from hf_bidir.finetune.data.image_data import ImageCollator, read_image_splits
 from hf_bidir.finetune.data.image_files import read_images

@@ -107,8 +107,8 @@ def _heal(given: dict[str, Any]) -> None:
 
     def healed() -> None:
         with options_as(OPTIONS_OF_DISTILL):
-            *options, args = parse(HEALING, given)
-            heal(*options, args)
+            data, arguments, schedule, args = parse(HEALING, given)
+            heal(data, arguments, schedule, args)
             print(f"Model card: {write_card(args.output_dir)}")
 
     run_script(healed)

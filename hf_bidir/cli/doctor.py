@@ -7,23 +7,8 @@ import typer
 from hf_bidir.cli.app import app
 
 PACKAGES = (
-    "torch",
-    "transformers",
-    "triton",
-    "datasets",
-    "accelerate",
-    "evaluate",
-    "huggingface-hub",
-    "safetensors",
-    "tokenizers",
-    "captum",
-    "scipy",
-    "scikit-learn",
-    "matplotlib",
-    "timm",
-    "torchvision",
-    "gradio",
-    "peft",
+    *("torch", "transformers", "triton", "datasets", "accelerate", "evaluate", "huggingface-hub", "safetensors"),
+    *("tokenizers", "captum", "scipy", "scikit-learn", "matplotlib", "timm", "torchvision", "gradio", "peft"),
 )
 SHAPES = {  # example calls: queries, keys, dropout
     "training with dropout, 512 tokens": (512, 512, 0.1),
@@ -108,15 +93,9 @@ def kernel_state() -> str:
     from hf_bidir.modeling.fused_check import Kind, difference_from_eager
 
     nvidia = torch.cuda.is_available() and torch.version.hip is None
-    missing = [
-        *(
-            []
-            if nvidia and torch.cuda.get_device_properties(0).major >= 8
-            else ["an NVIDIA GPU of compute capability 8 or higher"]
-        ),
-        *([] if HAS_TRITON else ["Triton"]),
-        *([] if HAS_COMPILER else ["a C compiler"]),
-    ]
+    capable = nvidia and torch.cuda.get_device_properties(0).major >= 8
+    needed = {"an NVIDIA GPU of compute capability 8 or higher": capable, "Triton": HAS_TRITON}
+    missing = [name for name, present in (needed | {"a C compiler": HAS_COMPILER}).items() if not present]
     if missing:
         return f"not used: missing {', '.join(missing)}"
     from hf_bidir.modeling.fused_attention import fused_attention

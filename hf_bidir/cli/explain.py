@@ -6,35 +6,12 @@ from typing import Annotated, Any
 import typer
 
 from hf_bidir.cli.app import app, one_line_errors, slow_imports
+from hf_bidir.explain.registry import CAUSAL_DEFAULT, IMAGE_DEFAULT, METHODS, TEXT_DEFAULT
 
-# The keys of hf_bidir.explain.METHODS and the defaults, which are slow to import; a test compares them.
-METHOD_NAMES = (
-    "attnlrp",
-    "attnlrp-values",
-    "integrated-attnlrp",
-    "contributions",
-    "erasure",
-    "erasure-mask",
-    "erasure-token",
-    "gradient",
-    "smoothgrad",
-    "integrated-gradients",
-    "grad-cam",
-    "signed-attention",
-    "signed-rollout",
-    "signed-flow",
-    "attention",
-    "rollout",
-    "flow",
-    "values",
-    "alti",
-    "value-zeroing",
-)
-# TEXT_DEFAULT, IMAGE_DEFAULT and CAUSAL_DEFAULT of hf_bidir.explain.methods
 DEFAULTS = {
-    "integrated-attnlrp": "texts",
-    "integrated-gradients": "images",
-    "erasure": "the next token of causal language models",
+    TEXT_DEFAULT: "texts",
+    IMAGE_DEFAULT: "images",
+    CAUSAL_DEFAULT: "the next token of causal language models",
 }
 
 
@@ -47,7 +24,7 @@ def explain(
     method: Annotated[
         str | None,
         typer.Option(
-            help=f"One of: {', '.join(METHOD_NAMES)}. By default "
+            help=f"One of: {', '.join(METHODS)}. By default "
             f"{', '.join(f'{name} for {kind}' for name, kind in DEFAULTS.items())}, and contributions for a layer or a "
             "head (docs/explanations.md compares them)."
         ),

@@ -9,42 +9,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hf_bidir.cli.app import app, one_line_errors
+from hf_bidir.common.files import CARDS, RECORD, read_json
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCardData
 
 NAMESPACE = "hf-bidir"  # the project's account on the Hub
-CARDS = "model_cards"  # the folder of a clone whose sub-folders hold the project's checkpoints
 MEAN = re.compile(r"(\w+), mean of (\d+) seeds ± ([\d.]+)")  # how a card names a metric over seeds
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
 class Listed:
-    """One checkpoint of the list.
-
-    Attributes:
-        data: the data of the score.
-        metric: the first metric of the card; its mean over seeds, standard deviation (None for one seed), number of
-            seeds, and the value of this checkpoint.
-        parameters: None where the Hub does not tell.
-        megabytes: size of the weights; estimated from the number of parameters if there are no weights.
-        has_weights: whether the weights are in this clone.
-        source: folder or Hub name for `from_pretrained`.
-    """
+    """One checkpoint of the list."""
 
     name: str
     task: str
-    data: str
-    metric: str | None
-    mean: float | None
-    deviation: float | None
+    data: str  # of the score
+    metric: str | None  # the first one of the card
+    mean: float | None  # over seeds
+    deviation: float | None  # None for one seed
     seeds: int
-    checkpoint: float | None
-    parameters: int | None
-    megabytes: float
-    has_weights: bool
-    source: str
+    checkpoint: float | None  # the metric of this checkpoint
+    parameters: int | None  # None where the Hub does not tell
+    megabytes: float  # of the weights; estimated from the number of parameters if there are no weights
+    has_weights: bool  # whether the weights are in this clone
+    source: str  # folder or Hub name for `from_pretrained`
 
     @property
     def score(self) -> str:
@@ -105,18 +95,17 @@ def models(
 def clone_folder() -> Path | None:
     """model_cards/ of the clone around this package or the current folder; None without a clone."""
     folders = [place / CARDS for place in (Path(__file__).parents[2], Path.cwd())]
-    return next((folder for folder in folders if any(folder.glob("*/run.json"))), None)
+    return next((folder for folder in folders if any(folder.glob(f"*/{RECORD}"))), None)
 
 
 def local_models(folder: Path) -> list[Listed]:
     """The checkpoints in the sub-folders of `folder`, by name."""
     from hf_bidir.common.card import read_card
-    from hf_bidir.common.files import read_json
 
     listed = []
     for card in sorted(folder.glob("*/README.md")):
         place, data = card.parent.resolve(), read_card(card).data
-        parameters = read_json(place / "run.json").get("num_parameters", 0)
+        parameters = read_json(place / RECORD).get("num_parameters", 0)
         size = sum(file.stat().st_size for file in place.glob("*.safetensors"))
         each = BYTES.get(str(read_json(place / "config.json").get("dtype")), 4)
         # relative to the current folder if it lies there, else absolute: either loads
@@ -154,22 +143,15 @@ def _entry(
     card: "ModelCardData | None", name: str, source: str, size: int, parameters: int | None, has_weights: bool
 ) -> Listed:
     """A row of the list, with the first metric of the card's model index."""
+    weights = {"parameters": parameters, "megabytes": round(size / 1e6, 1), "has_weights": has_weights}
     results: list[Any] = (card and card.eval_results) or []
-    measured = [(result.metric_name or result.metric_type, result) for result in results]
-    over_seeds = next((match for title, _ in measured[:1] if (match := MEAN.match(title))), None)
-    own = next((result for title, result in measured if not MEAN.match(title)), None)
-    metric = (over_seeds[1] if over_seeds else measured[0][0].partition(", ")[0]) if measured else None
-    return Listed(
-        name=name,
-        task=(results[0].task_type if results else card and card.pipeline_tag) or "–",
-        data=results[0].dataset_name if results else "",
-        metric=metric,
-        mean=results[0].metric_value if results else None,
-        deviation=float(over_seeds[3]) if over_seeds else None,
-        seeds=int(over_seeds[2]) if over_seeds else len(results[:1]),
-        checkpoint=own.metric_value if own else None,
-        parameters=parameters,
-        megabytes=round(size / 1e6, 1),
-        has_weights=has_weights,
-        source=source,
-    )
+    if not results:
+        score = dict.fromkeys(("metric", "mean", "deviation", "checkpoint")) | {"seeds": 0, "data": ""}
+        return Listed(name=name, source=source, task=(card and card.pipeline_tag) or "–", **weights, **score)
+    first, title = results[0], results[0].metric_name or results[0].metric_type
+    over_seeds = MEAN.match(title)
+    this = next((result for result in results if not MEAN.match(result.metric_name or "")), first)
+    score = {"metric": title.partition(", ")[0], "mean": first.metric_value, "checkpoint": this.metric_value}
+    score |= {"seeds": int(over_seeds[2]) if over_seeds else 1, "data": first.dataset_name}
+    score |= {"deviation": float(over_seeds[3]) if over_seeds else None}
+    return Listed(name=name, source=source, task=first.task_type, **weights, **score)

@@ -144,7 +144,7 @@ class FullHelp(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
         name = next((name for name in action.option_strings if name.startswith("--")), action.dest)
         if action.nargs in (0, "?") or not action.option_strings:
             return name
-        kind = {int: "N", float: "X"}.get(action.type, "VALUE")  # type: ignore[arg-type, call-overload]
+        kind = {int: "N", float: "X"}.get(action.type, "VALUE")  # type: ignore[call-overload]
         return f"{name} {kind} ..." if action.nargs in ("+", "*") else f"{name} {kind}"
 
 

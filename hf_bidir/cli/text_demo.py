@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from transformers import DataCollatorWithPadding, set_seed
 
@@ -20,8 +21,13 @@ from hf_bidir.finetune.run import Run
 from hf_bidir.finetune.trainer import SignedTrainer
 
 LENGTH = 12  # words
-SHAPE = {"embedding_size": 32, "hidden_size": 16}
-TRAINING = {"num_train_epochs": 5, "learning_rate": 1e-2, "per_device_train_batch_size": 32, "logging_steps": 0.2}
+SHAPE: dict[str, Any] = {"embedding_size": 32, "hidden_size": 16}
+TRAINING: dict[str, Any] = {
+    "num_train_epochs": 5,
+    "learning_rate": 1e-2,
+    "per_device_train_batch_size": 32,
+    "logging_steps": 0.2,
+}
 SETTINGS = SHAPE | TRAINING | {"max_length": LENGTH}  # as options of training/recurrent_classification.py
 
 
@@ -64,7 +70,8 @@ def text_demo(folder: Path, attn_activation: str = "tanhmax", seed: int = 0) -> 
 
 def _train(files: dict[str, Path], folder: Path, attn_activation: str, seed: int) -> None:
     """Train attention over word embeddings, as training/recurrent_classification.py does."""
-    data = TextDataArguments(**{f"{name}_file": str(file) for name, file in files.items()}, max_length=LENGTH)
+    options: dict[str, Any] = {f"{name}_file": str(file) for name, file in files.items()}
+    data = TextDataArguments(**options, max_length=LENGTH)
     args = RunArguments(str(folder), seed=seed, **TRAINING)
     args.typed = SETTINGS | {"attn_activation": attn_activation, "seed": seed, "output_dir": str(folder)}
     texts = read_texts(data)

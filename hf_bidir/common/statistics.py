@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isnan, nan
+from operator import sub
 from statistics import mean, stdev, variance
 from typing import Any, TypeVar
 
@@ -72,8 +73,7 @@ class Comparison:
         if min(len(self.first), len(self.second)) < 2:
             return None
         if self.paired:
-            deviation = stdev([one - other for one, other in zip(self.first, self.second, strict=True)])
-            freedom = len(self.first) - 1
+            deviation, freedom = stdev(map(sub, self.first, self.second)), len(self.first) - 1
         else:
             deviation = ((variance(self.first) + variance(self.second)) / 2) ** 0.5
             freedom = len(self.first) + len(self.second) - 2
@@ -154,6 +154,5 @@ def _test(first: Sequence[float], second: Sequence[float], paired: bool) -> Any:
 
 def _varies(first: Sequence[float], second: Sequence[float], paired: bool) -> bool:
     """Whether the values have the variance that a test needs."""
-    if paired:
-        return len({round(one - other, 12) for one, other in zip(first, second, strict=True)}) > 1
-    return len(set(first)) > 1 or len(set(second)) > 1
+    groups = [[round(difference, 12) for difference in map(sub, first, second)]] if paired else [first, second]
+    return any(len(set(group)) > 1 for group in groups)

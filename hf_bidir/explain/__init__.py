@@ -22,7 +22,7 @@ _FILES = {
     "inputs.checkpoint": "load_checkpoint",
     "inputs.image": "read_image",
     "inputs.text": "read_text",
-    "methods": "METHODS default_method token_scores",
+    "methods": "default_method token_scores",
     "methods.alti": "alti",
     "methods.attention": "attention_rollout",
     "methods.attnlrp": "integrated_relevance relevance",
@@ -32,6 +32,7 @@ _FILES = {
     "methods.gradients": "grad_cam gradient_times_input integrated_gradients smooth_grad",
     "methods.value_zeroing": "value_zeroing",
     "orient": "flip_heads orient_heads oriented_towards",
+    "registry": "METHODS",
     "result": "Explanation Explanations",
     "tables": "WordTable word_table",
 }

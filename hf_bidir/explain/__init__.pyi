@@ -16,7 +16,6 @@ from hf_bidir.explain.generation import prediction_scores as prediction_scores
 from hf_bidir.explain.inputs.checkpoint import load_checkpoint as load_checkpoint
 from hf_bidir.explain.inputs.image import read_image as read_image
 from hf_bidir.explain.inputs.text import read_text as read_text
-from hf_bidir.explain.methods import METHODS as METHODS
 from hf_bidir.explain.methods import default_method as default_method
 from hf_bidir.explain.methods import token_scores as token_scores
 from hf_bidir.explain.methods.alti import alti as alti
@@ -37,6 +36,7 @@ from hf_bidir.explain.methods.value_zeroing import value_zeroing as value_zeroin
 from hf_bidir.explain.orient import flip_heads as flip_heads
 from hf_bidir.explain.orient import orient_heads as orient_heads
 from hf_bidir.explain.orient import oriented_towards as oriented_towards
+from hf_bidir.explain.registry import METHODS as METHODS
 from hf_bidir.explain.result import Explanation as Explanation
 from hf_bidir.explain.result import Explanations as Explanations
 from hf_bidir.explain.tables import WordTable as WordTable

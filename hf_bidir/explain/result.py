@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from hf_bidir.explain.inputs.text import Example, shortened, signed, told_apart, visible
-from hf_bidir.explain.methods import METHODS
+from hf_bidir.explain.registry import METHODS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

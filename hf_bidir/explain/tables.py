@@ -9,7 +9,7 @@ from hf_bidir.explain.draw.colors import Scale
 from hf_bidir.explain.draw.fonts import Figure
 from hf_bidir.explain.draw.page import html_table
 from hf_bidir.explain.inputs.text import shortened, signed, visible
-from hf_bidir.explain.methods import METHODS
+from hf_bidir.explain.registry import METHODS
 from hf_bidir.explain.result import Explanation
 
 SHOWN = 20  # words of either sign in a notebook

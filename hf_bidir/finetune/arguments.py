@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from transformers import TrainingArguments
@@ -295,7 +295,6 @@ class RunArguments(TrainingArguments):
     """
 
     _argument_group_name = "training (transformers.TrainingArguments)"
-    typed: ClassVar[dict[str, Any]] = {}
 
     output_dir: str = option("runs/finetuned", "Output folder: checkpoint, model card, metrics, loss curve.")
     overwrite_output_dir: bool = option(False, "Start again in a folder that holds a run, replacing its files.")
@@ -357,6 +356,7 @@ class RunArguments(TrainingArguments):
         if self.metric_for_best_model in ("perplexity", "relative_error"):  # transformers infers this for losses only
             self.greater_is_better = bool(self.greater_is_better)  # type: ignore[has-type]  # inherited
         super().__post_init__()
+        self.typed: dict[str, Any] = {}
 
 
 @dataclass

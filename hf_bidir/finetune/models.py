@@ -105,8 +105,8 @@ def _check_schedule(arguments: PretrainedArguments, schedule: ScheduleArguments,
 
 
 def _check_adapter(arguments: AdapterArguments) -> None:
-    source, rank, dropout = arguments.model_name_or_path, arguments.lora_rank, arguments.lora_dropout
-    alpha = arguments.lora_alpha
+    source, dropout, alpha = arguments.model_name_or_path, arguments.lora_dropout, arguments.lora_alpha
+    rank: Any = arguments.lora_rank  # not None
     if rank < 1 or (alpha is not None and alpha <= 0) or not 0 <= dropout < 1:
         raise InputError(
             "expected lora_rank of at least 1, lora_alpha above 0 and lora_dropout in [0, 1); "
@@ -360,11 +360,12 @@ def _add_adapter(model: PreTrainedModel, arguments: AdapterArguments, auto: str,
         parts = model.named_children()
         whole |= {name for name, part in parts if any(True for _ in part.parameters()) and not signed_layers(part)}
     outermost = sorted(name for name in whole if not any(name.startswith(f"{other}.") for other in whole))
+    rank: Any = arguments.lora_rank
     alpha: Any = arguments.lora_alpha  # peft accepts fractions too
     config = LoraConfig(
         task_type=BY_AUTO_CLASS[auto].peft_task,
-        r=arguments.lora_rank,
-        lora_alpha=2 * arguments.lora_rank if alpha is None else alpha,
+        r=rank,
+        lora_alpha=2 * rank if alpha is None else alpha,
         lora_dropout=arguments.lora_dropout,
         target_modules=arguments.lora_targets or "all-linear",
         modules_to_save=outermost or None,

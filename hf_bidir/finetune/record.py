@@ -147,7 +147,7 @@ def _origin(source: str | None) -> str:
 
 def _source(name: str, data: SourceArguments) -> dict[str, str]:
     """Where a split came from: a file with its hash, or a data set's name."""
-    files = data.files.get(name, data.train_file)  # held-out rows come from the training file
+    files = data.files.get(name, data.files.get("train"))  # held-out rows come from the training file
     if files is None:
         return {"source": _last_parts(data.dataset_name, always=False)}
     return source_of([Path(file) for file in ([files] if isinstance(files, str) else files)])

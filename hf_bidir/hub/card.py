@@ -14,7 +14,7 @@ from hf_bidir.checkpoints.adapters import Adapter, read_adapter
 from hf_bidir.checkpoints.kinds import BY_AUTO_CLASS, NO_HEAD
 from hf_bidir.checkpoints.reading import read_config
 from hf_bidir.common.card import CARD, read_card
-from hf_bidir.common.files import read_json, replacing
+from hf_bidir.common.files import CARDS, RECORD, read_json, replacing
 from hf_bidir.common.statistics import TESTED_BY_SEED
 from hf_bidir.hub.card_numbers import (
     DIGITS,
@@ -39,7 +39,6 @@ logger = logging.getLogger(__name__)
 TEMPLATE = Path(__file__).with_name("card_template.md")
 BEGIN = "<!-- hf_bidir: generated from here; write above or below, not inside -->"
 END = "<!-- hf_bidir: generated up to here -->"
-CARDS = "model_cards"  # the folder of a clone whose sub-folders hold the project's checkpoints
 EXAMPLE_IMAGE = "example.png"
 PROCESSORS = {
     "processor_config.json": "AutoProcessor",
@@ -100,7 +99,7 @@ def write_card(folder: str | Path, repo_id: str | None = None, revision: str | N
         logger.warning(
             "The card of %s names no licence; add a line such as `license: apache-2.0` to the header of README.md%s.",
             repo_id,
-            ", or give the training script --license" if Path(folder, "run.json").is_file() else "",
+            ", or give the training script --license" if Path(folder, RECORD).is_file() else "",
         )
     return Path(folder, CARD)
 

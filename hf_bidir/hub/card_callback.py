@@ -9,21 +9,9 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hf_bidir.common.files import write_json
-from hf_bidir.finetune.record import (
-    CURVE,
-    FINISHED,
-    HUB,
-    MAY_CHANGE,
-    RECORD,
-    RESULTS,
-    circumstances,
-    ending,
-    publishable,
-    save_loss_curve,
-    size,
-)
+from hf_bidir.finetune import record
 
-NOT_RECORDED = MAY_CHANGE | {"logging_dir"}  # its default contains the machine's name
+NOT_RECORDED = record.MAY_CHANGE | {"logging_dir"}  # its default contains the machine's name
 SPLITS = {"test_": "test", "eval_": "validation"}  # by the prefix of the metrics
 
 
@@ -67,13 +55,13 @@ class CardCallback(TrainerCallback):
         self.record = {
             "status": "running",
             "seed": args.seed,
-            "recipe": publishable(_changed(args) | base),
-            "started_from": HUB if base else None,  # the Trainer does not know where the weights came from
+            "recipe": record.publishable(_changed(args) | base),
+            "started_from": record.HUB if base else None,  # the Trainer does not know where the weights came from
             "data": {},
             "notes": self.notes,
             "label_names": list(model.config.id2label.values()),
-            **size(model),
-            **circumstances(args),
+            **record.size(model),
+            **record.circumstances(args),
         }
         self._note_data("train", train_dataloader)
 
@@ -95,7 +83,7 @@ class CardCallback(TrainerCallback):
     on_predict = on_evaluate
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.record |= ending(state, args, self.resumed, time.monotonic() - self.started)
+        self.record |= record.ending(state, args, self.resumed, time.monotonic() - self.started)
         if args.load_best_model_at_end and state.best_metric is not None:
             name = f"eval_{args.metric_for_best_model.removeprefix('eval_')}"
             self.results |= next((entry for entry in state.log_history if entry.get(name) == state.best_metric), {})
@@ -107,11 +95,11 @@ class CardCallback(TrainerCallback):
             self.record["data"][split] = {"source": self.data.get(split, "not named")} | rows
 
     def _write(self, args: TrainingArguments, state: TrainerState) -> None:
-        if self.record.get("status") == FINISHED and state.is_world_process_zero:
+        if self.record.get("status") == record.FINISHED and state.is_world_process_zero:
             folder = Path(args.output_dir)
-            write_json(folder / RESULTS, self.results)
-            save_loss_curve(state.log_history, folder / CURVE, title=folder.name)
-            write_json(folder / RECORD, self.record)
+            write_json(folder / record.RESULTS, self.results)
+            record.save_loss_curve(state.log_history, folder / record.CURVE, title=folder.name)
+            write_json(folder / record.RECORD, self.record)
 
 
 def _changed(args: TrainingArguments) -> dict[str, Any]:

@@ -141,23 +141,24 @@ def claimed_scores(folder: Path, split: str = "test") -> dict[str, float]:
 
 def of_the_cards_data(folder: Path, evaluation: Evaluation) -> bool:
     """Whether an evaluation used the data that the checkpoint's run names for this split."""
-    return same_data(_run(folder).get("data", {}).get(evaluation.split), evaluation.data)
+    return same_data(read_json(folder / RECORD).get("data", {}).get(evaluation.split), evaluation.data)
 
 
 def comparison(measured: Evaluation, claimed: dict[str, float], same: bool) -> str:
     """A table of the newly measured numbers, and beside them those of the card if they are of the same data."""
     kind = "blocks" if "perplexity" in measured.scores else "examples"
     where = f"{measured.data['source']} ({measured.split}, {measured.data['rows']:,} {kind})"
-    compared = bool(claimed) and same
-    lines = [
-        f"{where:<40} " + (f"{'card':>8} {'measured':>10} {'difference':>12}" if compared else f"{'measured':>10}")
-    ]
-    if claimed and not same:
+    lines = [f"{where:<40} {'measured':>10}"]
+    if claimed and same:
+        lines = [f"{where:<40} {'card':>8} {'measured':>10} {'difference':>12}"]
+    elif claimed:
         lines.insert(0, "According to run.json, the card's numbers were measured on other data; nothing is compared.")
     for name, value in measured.scores.items():
-        card = claimed.get(name)
-        cells = f"{'–':>8} {value:>10.4f}" if card is None else f"{card:>8.4f} {value:>10.4f} {value - card:>+12.4f}"
-        lines.append(f"{name.replace('_', ' '):<40} {cells if compared else f'{value:>10.4f}'}")
+        cells = f"{value:>10.4f}"
+        if claimed and same:
+            card = claimed.get(name)
+            cells = f"{'–':>8} {cells}" if card is None else f"{card:>8.4f} {cells} {value - card:>+12.4f}"
+        lines.append(f"{name.replace('_', ' '):<40} {cells}")
     if measured.negative_share is not None:
         accuracy, perplexity = measured.accuracy_without_negatives, measured.perplexity_without_negatives
         without = f"perplexity is {perplexity:.4f}" if accuracy is None else f"accuracy is {accuracy:.4f}"
@@ -192,10 +193,6 @@ def local_folder(source: str | Path, revision: str | None = None) -> Path:
             f"{source} is neither a checkpoint folder nor a model on the Hub that you can access ({reason}); check the "
             "name, the revision, and your account with `hf auth whoami`."
         ) from error
-
-
-def _run(folder: Path) -> dict[str, Any]:
-    return read_json(folder / RECORD)
 
 
 def _load(folder: Path) -> PreTrainedModel:
@@ -265,18 +262,21 @@ def read_examples(
     Args:
         options: data options of the training scripts; those that are None are as in the run.
     """
-    run, from_file = _run(folder), data is not None and (Path(data).exists() or is_table(data))
+    run, file = read_json(folder / RECORD), None
+    if data is not None and (Path(data).exists() or is_table(data)):
+        file = data
+    elif data is None:
+        data = _data_set_of(run, split)
     if kind_of(model).causal:
-        return _read_blocks(model, folder, run, data, from_file, split, options)
+        return _read_blocks(model, folder, run, data, file, split, options)
     images = model.main_input_name == "pixel_values"
     arguments = _data_arguments(ImageDataArguments if images else TextDataArguments, run, options)
     names, values = _classes(model), run.get("label_values")  # a record of an earlier version has no values
-    if from_file:
+    if file is not None:
         read_file = read_image_split if images else read_text_split
-        examples, described = read_file(data, arguments, names, split, values), source_of([Path(data)])
+        examples, described = read_file(file, arguments, names, split, values), source_of([Path(file)])
     else:
-        examples = _read_data_set(arguments, run, data, split, names, values, images)
-        described = {"source": arguments.dataset_name}
+        examples, described = _read_data_set(arguments, data, split, names, values, images), {"source": data}
     if images:
         return examples, described, ImageCollator(checkpoint_processor(str(folder), model.config))
     tokenizer = saved_tokenizer(str(folder), model.config)
@@ -286,22 +286,15 @@ def read_examples(
 
 
 def _read_data_set(
-    arguments: Any,
-    run: dict[str, Any],
-    data: str | None,
-    split: str,
-    names: list[str],
-    values: list | None,
-    images: bool,
+    arguments: Any, data: str, split: str, names: list[str], values: list[str] | None, images: bool
 ) -> Dataset:
     """A split of a data set by name, with the classes of the model as labels."""
-    if data is not None and data != arguments.dataset_name:
-        arguments.dataset_config, arguments.class_names = None, None
-    arguments.dataset_name = data or _data_set_of(run, split)
+    if data != arguments.dataset_name:
+        arguments.dataset_name, arguments.dataset_config, arguments.class_names = data, None, None
     arguments.class_names = None if values else arguments.class_names
     splits = (read_image_splits if images else read_texts)(arguments)
     if split not in dict(splits):
-        raise ValueError(f"{arguments.dataset_name} has no {split} split with labels; choose another by --split.")
+        raise ValueError(f"{data} has no {split} split with labels; choose another by --split.")
     examples = dict(splits)[split].cast_column("label", ClassLabel(names=splits.names))
     role, dropping = "image" if images else "text", LabelledDataArguments(drop_bad_rows=arguments.drop_bad_rows)
     return labelled_split(examples, dropping, role, (role,), names, split, values)
@@ -311,24 +304,21 @@ def _read_blocks(
     model: PreTrainedModel,
     folder: Path,
     run: dict[str, Any],
-    data: str | None,
-    from_file: bool,
+    data: str,
+    file: str | None,
     split: str,
     options: dict[str, Any],
 ) -> Examples:
     """The same for a language model: the blocks of a split, sampled as in the training script."""
-    arguments = _data_arguments(BlockArguments, run, options)
-    if from_file:
-        arguments.train_file = arguments.validation_file = [data]
-        described = {"source": Path(data).name, "sha256": sha256(Path(data))}
-    else:
-        arguments.dataset_name = data or _data_set_of(run, split)
-        described = {"source": arguments.dataset_name}
+    arguments, described = _data_arguments(BlockArguments, run, options), {"source": data}
+    arguments.dataset_name = data
+    if file is not None:
+        arguments.train_file = arguments.validation_file = [file]
+        split, described = "validation", {"source": Path(file).name, "sha256": sha256(Path(file))}
     blocks = dict(cut_into_blocks(read_documents(arguments), saved_tokenizer(str(folder), model.config), arguments))
-    wanted = "validation" if from_file else split
-    if wanted not in blocks:
+    if split not in blocks:
         raise ValueError(f"a language model is evaluated on the train or validation split; got {split}.")
-    return blocks[wanted], described, default_data_collator
+    return blocks[split], described, default_data_collator
 
 
 def _data_arguments(kind: type, run: dict[str, Any], options: dict[str, Any]) -> Any:

@@ -27,7 +27,7 @@ from hf_bidir.checkpoints.convert import TOLERANCE, TOLERATED_STEPS
 from hf_bidir.checkpoints.kinds import example_inputs
 from hf_bidir.checkpoints.reading import read_adapted, read_bidir
 from hf_bidir.common.card import CARD, read_card
-from hf_bidir.common.files import read_json, write_json
+from hf_bidir.common.files import read_json, with_imports, write_json
 from hf_bidir.hub.card import merge_cards, write_card
 from hf_bidir.hub.files import CODE, COMPUTED_FROM, MODULES, REPORTS, digests, matching
 from hf_bidir.hub.isolated import isolated_forward
@@ -43,8 +43,7 @@ VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "adde
 LARGEST = 5 * 2**30  # bytes of one file
 SECRET = re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")
 LOCAL_PATH = re.compile(r"(?<![\w.:/])(?:/(?:home|root|Users|mnt|tmp|work|data|opt|var)/|[A-Za-z]:\\)[\w.-]")
-# files of earlier versions; their checkpoints are published with the code of this version
-FORMER_CODE = re.compile(r"(configuration|modeling)_bidir_(bert|deit|vit)\.py")
+OUR_CODE = re.compile(r"((?:configuration|modeling)_bidir\w*)\.")  # how `auto_map` names it, in every version
 ADVICE = {  # by the status of the Hub's response
     401: "the Hub does not know this token; log in with `hf auth login`, or set HF_TOKEN",
     403: "this token may not write to {}; use one with write access, of the account that owns it",
@@ -196,10 +195,11 @@ def stage(folder: str | Path, target: Path, repo_id: str | None = None, revision
 
 
 def _add_code(target: Path) -> None:
-    """Replace the model code in the folder by this version's, with everything that it imports."""
+    """Replace the model code in the folder, of this version or an earlier one, by this version's."""
+    known = code_files(read_json(target / "config.json").get("auto_map", {}), target)
     for file in target.glob("*.py"):
         ours = MODELING / file.name
-        if not ours.is_file() and not FORMER_CODE.fullmatch(file.name):
+        if not ours.is_file() and file.name not in known:
             raise ValueError(f"{file.name} is not model code of this hf_bidir, so its effect is unknown; remove it.")
         if not ours.is_file() or ours.read_bytes() != file.read_bytes():
             logger.warning("%s is of another version of hf_bidir; this version's code is published instead.", file.name)
@@ -211,14 +211,11 @@ def _add_code(target: Path) -> None:
         shutil.copyfile(MODELING / name, target / name)
 
 
-def code_files(auto_map: dict[str, str]) -> list[str]:
-    """The files of modeling/ that a config's `auto_map` needs, by name."""
-    needed, missing = set(), {f"{path.partition('.')[0]}.py" for path in auto_map.values()}
-    while missing:
-        needed |= missing
-        imports = "".join((MODELING / name).read_text(encoding="utf-8") for name in missing)
-        missing = {f"{name}.py" for name in re.findall(r"^ *from \.(\w+) import", imports, re.MULTILINE)} - needed
-    return sorted(needed)
+def code_files(auto_map: dict[str, str], folder: Path = MODELING) -> list[str]:
+    """The files in a folder of model code that a config's `auto_map` needs, by name."""
+    return sorted(
+        with_imports((f"{match[1]}.py" for path in auto_map.values() if (match := OUR_CODE.match(path))), folder)
+    )
 
 
 def _check_contents(staged: Staged) -> None:

@@ -148,7 +148,7 @@ def _create_class(stock: type[PretrainedConfig]) -> type[PretrainedConfig]:
         check_bidir_config(self)
 
     functools.update_wrapper(__init__, stock.__init__)
-    signature = _with_attention_fields(inspect.signature(stock.__init__))
+    signature = with_fields(inspect.signature(stock.__init__), ATTENTION_FIELDS)
     __init__.__signature__ = signature  # type: ignore[attr-defined]  # read by inspect
     made: Any = type(
         name,
@@ -169,12 +169,10 @@ def _create_class(stock: type[PretrainedConfig]) -> type[PretrainedConfig]:
     return made
 
 
-def _with_attention_fields(signature: inspect.Signature) -> inspect.Signature:
-    ours = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
-        for name, default in ATTENTION_FIELDS.items()
-    ]
-    parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+def with_fields(signature: inspect.Signature, fields: dict[str, Any]) -> inspect.Signature:
+    """A signature with these fields as further keywords."""
+    ours = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value) for name, value in fields.items()]
+    parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD and p.name not in fields]
     rest = [p for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
     return signature.replace(parameters=[*parameters, *ours, *rest])
 

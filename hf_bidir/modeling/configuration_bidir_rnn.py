@@ -1,12 +1,13 @@
 """Config of recurrent models with signed attention pooling."""
 
-from typing import ClassVar
+import inspect
+from typing import Any, ClassVar
 
 from transformers import PretrainedConfig
 
 from .activations import checked_negative_mass  # noqa: F401  transformers 5.0 copies only directly imported files
 from .compat import heads_by_auto_class  # noqa: F401
-from .configuration_bidir import BidirConfigMixin, check_bidir_config, check_format, check_layers
+from .configuration_bidir import BidirConfigMixin, check_bidir_config, check_format, check_layers, with_fields
 from .model_types import RECURRENT
 
 ENCODERS = ("none", "lstm", "gru")
@@ -18,6 +19,29 @@ _SEQ2SEQ = {"AutoModelForSeq2SeqLM": "modeling_bidir_rnn.BidirRnnForSeq2SeqLM"}
 DECODER_STYLES = (None, "luong", "bahdanau")
 CLASSIFIER_SCOPES = ("global", "local-p")
 DECODER_SCOPES = (*CLASSIFIER_SCOPES, "local-m", "none")
+FIELDS: dict[str, Any] = {
+    "vocab_size": 8000,
+    "embedding_size": 200,
+    "hidden_size": 100,
+    "encoder": "none",
+    "num_rnn_layers": 1,
+    "bidirectional": False,
+    "attn_score": "per_token",
+    "attn_query": "learned",
+    "attn_scale": 5.0,
+    "attn_scope": "global",
+    "attn_window": None,
+    "attn_selection": "soft",
+    "attn_activation": "tanhmax",
+    "attn_negative_mass": 1.0,
+    "dropout": 0.5,
+    "embedding_dropout": 0.0,
+    "initializer_range": 0.1,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "decoder_style": None,
+    "input_feeding": True,
+}
 
 
 class BidirRnnConfig(BidirConfigMixin, PretrainedConfig):
@@ -66,65 +90,24 @@ class BidirRnnConfig(BidirConfigMixin, PretrainedConfig):
     } | _SEQ2SEQ
     num_hidden_layers = num_attention_heads = 1  # attention layers and heads
 
-    def __init__(
-        self,
-        vocab_size: int = 8000,
-        embedding_size: int = 200,
-        hidden_size: int = 100,
-        encoder: str = "none",
-        num_rnn_layers: int = 1,
-        bidirectional: bool = False,
-        attn_score: str = "per_token",
-        attn_query: str = "learned",
-        attn_scale: float = 5.0,
-        attn_scope: str = "global",
-        attn_window: int | None = None,
-        attn_selection: str = "soft",
-        attn_activation: str = "tanhmax",
-        attn_negative_mass=1.0,
-        dropout: float = 0.5,
-        embedding_dropout: float = 0.0,
-        initializer_range: float = 0.1,
-        max_position_embeddings: int = 512,
-        pad_token_id: int = 0,
-        decoder_style: str | None = None,
-        input_feeding: bool = True,
-        **kwargs,
-    ):
-        self.vocab_size = vocab_size
-        self.embedding_size = embedding_size
-        self.hidden_size = hidden_size
-        self.encoder = encoder
-        self.num_rnn_layers = num_rnn_layers
-        self.bidirectional = bidirectional
-        self.attn_score = attn_score
-        self.attn_query = attn_query
-        self.attn_scale = attn_scale
-        self.attn_scope = attn_scope
-        self.attn_window = attn_window
-        self.decoder_style = decoder_style
-        self.input_feeding = input_feeding
-        self.attn_selection = attn_selection
-        self.attn_activation = attn_activation
-        self.attn_negative_mass = attn_negative_mass
-        self.dropout = dropout
-        self.embedding_dropout = embedding_dropout
-        self.initializer_range = initializer_range
-        self.max_position_embeddings = max_position_embeddings
+    def __init__(self, **kwargs: Any) -> None:
+        fields = {name: kwargs.pop(name, default) for name, default in FIELDS.items()}
+        for name, value in fields.items():
+            setattr(self, name, value)
         check_format(kwargs.pop("attn_format", 0))
         # every head, because save_pretrained would list only the saved one
         kwargs["auto_map"] = {
             auto: code
             for auto, code in self.remote_code.items()
-            if auto == "AutoConfig" or (auto in _SEQ2SEQ) == (decoder_style is not None)
+            if auto == "AutoConfig" or (auto in _SEQ2SEQ) == (self.decoder_style is not None)
         }
-        kwargs["is_encoder_decoder"] = decoder_style is not None
+        kwargs["is_encoder_decoder"] = self.decoder_style is not None
         kwargs["tie_word_embeddings"] = False  # input and output embeddings have different widths
-        super().__init__(pad_token_id=pad_token_id, **kwargs)
-        self.pad_token_id = pad_token_id
+        super().__init__(pad_token_id=fields["pad_token_id"], **kwargs)
+        self.pad_token_id = fields["pad_token_id"]
         self._check_shape()
         check_bidir_config(self)
-        check_layers(attn_negative_mass, heads=[1])
+        check_layers(self.attn_negative_mass, heads=[1])
 
     @property
     def attn_scopes(self) -> tuple[str, ...]:  # type: ignore[override]  # depends on the fields here
@@ -165,4 +148,5 @@ class BidirRnnConfig(BidirConfigMixin, PretrainedConfig):
             raise ValueError('attn_query="last" needs an encoder, "lstm" or "gru"; encoder is "none".')
 
 
+BidirRnnConfig.__signature__ = with_fields(inspect.signature(PretrainedConfig), FIELDS)
 BidirRnnConfig.register_for_auto_class()

@@ -55,11 +55,13 @@ def allowed_flips(model, seed=0):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_flipped_and_oriented_heads_change_their_own_coefficients_and_neither_outputs_nor_contributions(name):
+def test_flipped_and_oriented_heads_change_their_own_coefficients_and_neither_outputs_nor_scores(name):
     model = family(name)
     inputs, flips = inputs_of(model), allowed_flips(model)
     before, (outputs, was) = edge_contributions(model, inputs, target=1), record_coefficients(model, inputs)
+    scores = token_scores(model, inputs, "attnlrp", 1)
     flip_heads(model, flips)
+    torch.testing.assert_close(token_scores(model, inputs, "attnlrp", 1), scores, atol=1e-4, rtol=1e-3)
     for first, second in zip(before, edge_contributions(model, inputs, target=1), strict=True):
         torch.testing.assert_close(second, first, atol=1e-5, rtol=1e-4)
     calls = len(was) // len(flips)  # ALBERT runs one layer several times

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from hf_bidir import BidirBertForMaskedLM
-from hf_bidir.cli.explain import DEFAULTS, METHOD_NAMES
 from hf_bidir.explain import METHODS, attention_flow, attention_rollout, contributions, flip_heads, token_scores
-from hf_bidir.explain.methods import CAUSAL_DEFAULT, IMAGE_DEFAULT, TEXT_DEFAULT, sink_note
+from hf_bidir.explain.methods import sink_note
 from hf_bidir.explain.record import record_coefficients
 from tests.explain.conftest import TEXT_METHODS, bert, images, sentences, vit
 
@@ -83,11 +82,6 @@ def test_captions_say_which_layers_and_heads():
     assert METHODS["rollout"].caption(1).endswith("through layers 0 to 1, all heads")
     assert METHODS["grad-cam"].caption(1).endswith("layer 1")
     assert "layer" not in METHODS["erasure"].caption()
-
-
-def test_the_command_line_names_all_methods():
-    assert tuple(METHODS) == METHOD_NAMES
-    assert tuple(DEFAULTS) == (TEXT_DEFAULT, IMAGE_DEFAULT, CAUSAL_DEFAULT)
 
 
 @pytest.mark.parametrize(

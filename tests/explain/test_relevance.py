@@ -220,6 +220,13 @@ def test_the_relevance_of_a_source_and_of_what_was_generated_sum_to_the_logit():
     assert total.item() + absorbed == pytest.approx(y.item(), rel=1e-6)
 
 
+def test_half_precision_has_about_the_same_relevance():
+    model = bert()
+    exact = relevance(model, sentences(), target=1)
+    rounded = relevance(model.to(torch.bfloat16), sentences(), target=1)
+    assert torch.corrcoef(torch.stack([exact[0], rounded[0].float()]))[0, 1] > 0.98
+
+
 def test_an_encoder_decoder_is_aligned_by_relevance():
     model = hf_bidir.signed(stock_model("bart", vocab_size=14), negative_mass=1.0)
     found = align(model, tokenizer(), "a good film", method="attnlrp")

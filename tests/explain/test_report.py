@@ -14,7 +14,7 @@ from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.cli import app
 from hf_bidir.explain import explain, load_checkpoint, read_text, token_scores
 from hf_bidir.explain.api import explain_checkpoint
-from hf_bidir.explain.methods import TEXT_DEFAULT
+from hf_bidir.explain.registry import TEXT_DEFAULT
 from tests.explain.conftest import bert, tokenizer
 
 TEXT = "a unbelievably good film !"

@@ -50,6 +50,9 @@ def test_one_signed_layer_keeps_the_signs_by_the_formula():
     attention = torch.tensor([[[[0.2, -0.6], [-0.1, 0.0]]]])
     expected = torch.tensor([[[1.2, -0.6], [-0.1, 1.0]]]) / torch.tensor([[[1.8], [1.1]]])
     torch.testing.assert_close(attention_rollout([attention], mode="signed"), expected)
+    negative = torch.tensor([[[[0.0, -1.0], [-1.0, 0.0]]]])  # two negative steps give a positive share
+    twice = attention_rollout([negative, negative], residual=0.0, mode="signed")
+    torch.testing.assert_close(twice, torch.eye(2).unsqueeze(0))
 
 
 def test_a_padded_example_has_the_rollout_it_has_alone():

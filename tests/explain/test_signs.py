@@ -78,6 +78,7 @@ def test_the_signed_parts_of_a_layer_are_what_its_coefficients_of_either_sign_gi
 def test_the_shares_of_the_variance_depend_on_the_signs_of_heads_and_not_on_padding():
     model, batch = model_of(1.0), batch_of()
     share = negative_variance_share(model, [batch])
+    assert not negative_variance_share(model_of(0.0), [batch]).any()  # softmax
     padded = {name: torch.nn.functional.pad(x, (0, 4)) for name, x in batch.items()}
     torch.testing.assert_close(negative_variance_share(model, [padded]), share)
     flipped = torch.tensor([[True, False], [False, True]])

@@ -13,7 +13,7 @@ from hf_bidir.explain.draw.figures import alignment_grid, image_heatmap, layer_h
 from hf_bidir.explain.draw.page import TextBlock, html_fragment, html_page, png_of
 from hf_bidir.explain.draw.photo import photo_heatmap
 from hf_bidir.explain.draw.text import text_blocks, text_heatmap
-from hf_bidir.explain.methods import METHODS
+from hf_bidir.explain.registry import METHODS
 from hf_bidir.explain.result import Explanation
 
 if TYPE_CHECKING:

@@ -92,14 +92,10 @@ def erasure(
 
 def _one_text(record: Record) -> Record:
     """The first row of a text in all rows, of which several outputs are explained; otherwise the record."""
-    inputs = record.inputs
-    if (
-        not kind_of(record.model).per_token
-        or record.kept
-        or any((value != value[:1]).any() for value in inputs.values())
-    ):
+    same = kind_of(record.model).per_token and all(bool((x == x[:1]).all()) for x in record.inputs.values())
+    if not same or record.kept:
         return record
-    return Record(record.model, {name: value[:1] for name, value in inputs.items()})
+    return Record(record.model, {name: value[:1] for name, value in record.inputs.items()})
 
 
 def _repeated(outputs: ModelOutput, count: int, row: int = 0) -> ModelOutput:

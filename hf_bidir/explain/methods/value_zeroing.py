@@ -11,7 +11,7 @@ from transformers import Cache, PreTrainedModel
 from hf_bidir.checkpoints.layer_hooks import edited_projections, hooked, in_evaluation
 from hf_bidir.explain.methods import Request
 from hf_bidir.explain.methods.attention import rolled_out
-from hf_bidir.explain.record import Inputs, Record, blocks, check_exists
+from hf_bidir.explain.record import Inputs, Record, blocks, check_exists, sequence_length
 from hf_bidir.modeling.activations import upcast
 
 Call = tuple[nn.Module, tuple, dict[str, Any], Tensor]
@@ -39,7 +39,7 @@ def value_zeroing(
     """
     record = Record.of(model, inputs)
     with in_evaluation(model):
-        _ = record.length  # raises where layers differ
+        sequence_length(model, record.inputs, record.coefficients)  # refuses layers that differ
         calls = _block_calls(model, record.inputs)
         check_exists("layer", layer, len(calls))
         calls = calls[: None if layer is None else layer + 1]
@@ -76,22 +76,17 @@ def _block_calls(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[Call
     """Every run of a block, with its arguments and output `[batch, length, hidden]`."""
     calls: list[Call] = []
 
+    def is_cache(argument: Any) -> bool:
+        return isinstance(argument, Cache)
+
     def record(block: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
         # an exporter of transformers may have registered caches as containers of tensors
-        args, kwargs = tree_map(_without_cache, (args, kwargs), is_leaf=_is_cache)
+        args, kwargs = tree_map(lambda x: None if is_cache(x) else x, (args, kwargs), is_leaf=is_cache)
         calls.append((block, args, kwargs, _states(output).clone()))
 
     with hooked(blocks(model), after=record):
         model(**inputs, return_dict=True)
     return calls
-
-
-def _is_cache(argument: Any) -> bool:
-    return isinstance(argument, Cache)
-
-
-def _without_cache(argument: Any) -> Any:
-    return None if _is_cache(argument) else argument
 
 
 def _states(output: Any) -> Tensor:

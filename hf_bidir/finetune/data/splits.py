@@ -75,7 +75,7 @@ def raw_splits(
     Raises:
         InputError: there is no training data, or something named does not exist or cannot be read.
     """
-    if data.train_file:
+    if "train" in data.files:
         files = {name: [file] if isinstance(file, str) else file for name, file in data.files.items()}
         parts = {name: [prepare(name, read_file(file)) for file in chosen] for name, chosen in files.items()}
         return {name: concatenate_datasets(part) if len(part) > 1 else part[0] for name, part in parts.items()}

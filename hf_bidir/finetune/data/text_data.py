@@ -87,7 +87,8 @@ def read_pairs(data: PairDataArguments) -> Splits:
     Raises:
         InputError: the data cannot be used: no such file or column, an empty split, a row without a text.
     """
-    wanted = {"source": (data.source_column, ("source",)), "target": (data.target_column, ("target",))}
+    columns: tuple[tuple[str, str | None], ...] = (("source", data.source_column), ("target", data.target_column))
+    wanted: dict[str, tuple[str | None, tuple[str, ...]]] = {role: (column, (role,)) for role, column in columns}
     raw, problems = select_columns(raw_splits(data, read_table), data.files, wanted)
     for name, split in raw.items():
         for role in split.column_names:

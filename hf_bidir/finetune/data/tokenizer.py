@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import BertTokenizerFast, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -71,7 +72,7 @@ def train_byte_level(texts: Iterable[str], *, vocab_size: int, max_length: int) 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    options = {"special_tokens": [END_OF_TEXT], "initial_alphabet": alphabet, "show_progress": False}
+    options: dict[str, Any] = {"special_tokens": [END_OF_TEXT], "initial_alphabet": alphabet, "show_progress": False}
     tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=vocab_size, **options))
     return _fast(tokenizer, max_length, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT)
 
