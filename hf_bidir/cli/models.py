@@ -12,7 +12,7 @@ from hf_bidir.cli.app import app, one_line_errors
 from hf_bidir.common.files import CARDS, RECORD, read_json
 
 if TYPE_CHECKING:
-    from huggingface_hub import ModelCardData
+    pass
 
 NAMESPACE = "hf-bidir"  # the project's account on the Hub
 MEAN = re.compile(r"(\w+), mean of (\d+) seeds ± ([\d.]+)")  # how a card names a metric over seeds
@@ -140,13 +140,13 @@ def hub_models(namespace: str = NAMESPACE) -> list[Listed]:
 
 
 def _entry(
-    card: "ModelCardData | None", name: str, source: str, size: int, parameters: int | None, has_weights: bool
+    card: Any, name: str, source: str, size: int, parameters: int | None, has_weights: bool
 ) -> Listed:
     """A row of the list, with the first metric of the card's model index."""
-    weights = {"parameters": parameters, "megabytes": round(size / 1e6, 1), "has_weights": has_weights}
+    weights: dict[str, Any] = {"parameters": parameters, "megabytes": round(size / 1e6, 1), "has_weights": has_weights}
     results: list[Any] = (card and card.eval_results) or []
     if not results:
-        score = dict.fromkeys(("metric", "mean", "deviation", "checkpoint")) | {"seeds": 0, "data": ""}
+        score: dict[str, Any] = dict.fromkeys(("metric", "mean", "deviation", "checkpoint")) | {"seeds": 0, "data": ""}
         return Listed(name=name, source=source, task=(card and card.pipeline_tag) or "–", **weights, **score)
     first, title = results[0], results[0].metric_name or results[0].metric_type
     over_seeds = MEAN.match(title)

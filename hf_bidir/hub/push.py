@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import CommitInfo, HfApi, ModelCard, snapshot_download
@@ -110,7 +111,7 @@ def push_checkpoint(
             if tag is not None and tag in {ref.name for ref in api.list_repo_refs(repo_id).tags}:
                 raise PushError(f"{repo_id} has the tag {tag} already; nothing was changed, choose another name.")
             _keep_hand_written(api, staged, repo_id, revision)
-            options = {
+            options: dict[str, Any] = {
                 "revision": revision,
                 "create_pr": create_pr,
                 "commit_message": f"Checkpoint {staged.folder.name}",
