@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import CommitInfo, HfApi, ModelCard, snapshot_download
@@ -28,6 +27,7 @@ from hf_bidir.checkpoints.convert import TOLERANCE, TOLERATED_STEPS
 from hf_bidir.checkpoints.kinds import example_inputs
 from hf_bidir.checkpoints.reading import read_adapted, read_bidir
 from hf_bidir.common.card import CARD, read_card
+from hf_bidir.common.errors import first_line
 from hf_bidir.common.files import read_json, with_imports, write_json
 from hf_bidir.hub.card import merge_cards, write_card
 from hf_bidir.hub.files import CODE, COMPUTED_FROM, MODULES, REPORTS, digests, matching
@@ -93,7 +93,7 @@ def push_checkpoint(
         FileNotFoundError, ValueError: the folder must not be published (`stage`).
         PushError: the Hub refused or could not be reached.
     """
-    api = HfApi(token=token, library_name="hf_bidir")
+    api, options = HfApi(token=token, library_name="hf_bidir"), {"revision": revision, "create_pr": create_pr}
     with tempfile.TemporaryDirectory(prefix="hf-bidir-push-") as scratch:
         if not dry_run:
             with _one_line_errors(repo_id):
@@ -111,12 +111,8 @@ def push_checkpoint(
             if tag is not None and tag in {ref.name for ref in api.list_repo_refs(repo_id).tags}:
                 raise PushError(f"{repo_id} has the tag {tag} already; nothing was changed, choose another name.")
             _keep_hand_written(api, staged, repo_id, revision)
-            options: dict[str, Any] = {
-                "revision": revision,
-                "create_pr": create_pr,
-                "commit_message": f"Checkpoint {staged.folder.name}",
-            }
-            commit = api.upload_folder(repo_id=repo_id, folder_path=staged.folder, **options)
+            message = f"Checkpoint {staged.folder.name}"
+            commit = api.upload_folder(repo_id=repo_id, folder_path=staged.folder, commit_message=message, **options)
         with _one_line_errors(repo_id, "the commit exists, but its tag does not"):
             if not create_pr:
                 _tag_content(api, staged, repo_id, commit.oid)
@@ -140,8 +136,8 @@ class Staged:
     def content(self) -> str:
         """A hash of all files that affect outputs: weights, config, code, tokenizer or processor."""
         files = digests(self.folder, COMPUTED_FROM + CODE)
-        listed = "".join(f"{name} {digest}\n" for name, digest in files.items())
-        return f"content-{hashlib.sha256(listed.encode()).hexdigest()[:12]}"
+        listed = "".join(f"{name} {digest}\n" for name, digest in files.items()).encode()
+        return f"content-{hashlib.sha256(listed).hexdigest()[:12]}"
 
     @property
     def card(self) -> str:
@@ -311,8 +307,3 @@ def _one_line_errors(repo_id: str, state: str = "the repository is unchanged") -
         raise PushError(
             f"the connection to the Hub broke ({first_line(error)}); {state}, run the command again."
         ) from error
-
-
-def first_line(error: Exception) -> str:
-    """The first line of the message of an error, or its type."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
