@@ -128,9 +128,9 @@ class Staged:
     folder: Path
 
     @property
-    def files(self) -> dict[str, int]:
-        """Size in bytes of each file."""
-        return {name: file.stat().st_size for name, file in matching(self.folder, ("*", *MODULES)).items()}
+    def files(self) -> dict[str, Path]:
+        """The files by name."""
+        return matching(self.folder, ("*", *MODULES))
 
     @property
     def content(self) -> str:
@@ -145,18 +145,16 @@ class Staged:
 
     def summary(self) -> str:
         """The card, then the list of files with their sizes."""
-        lines = [f"{size:>13,}  {name}" for name, size in self.files.items()]
-        return "\n".join([self.card, *lines, f"{sum(self.files.values()):>13,}  bytes together"])
+        sizes = {name: file.stat().st_size for name, file in self.files.items()}
+        lines = [f"{size:>13,}  {name}" for name, size in sizes.items()]
+        return "\n".join([self.card, *lines, f"{sum(sizes.values()):>13,}  bytes together"])
 
 
 def stage(folder: str | Path, target: Path, repo_id: str | None = None, revision: str | None = None) -> Staged:
     """Copy the publishable files of a checkpoint folder, its model code and its card into `target`, and check them.
 
-    Args:
-        folder: the checkpoint.
-        target: a folder, made if it does not exist.
-        repo_id: the repository that the card's example loads; by default the folder.
-        revision: the revision that it loads; by default `Staged.content`, which must then become a tag.
+    The card's example loads `repo_id`, by default the folder, with `revision`, by default `Staged.content`, which must
+    then become a tag.
 
     Raises:
         FileNotFoundError: `folder` holds no checkpoint.
@@ -210,13 +208,12 @@ def _add_code(target: Path) -> None:
 
 def code_files(auto_map: dict[str, str], folder: Path = MODELING) -> list[str]:
     """The files in a folder of model code that a config's `auto_map` needs, by name."""
-    return sorted(
-        with_imports((f"{match[1]}.py" for path in auto_map.values() if (match := OUR_CODE.match(path))), folder)
-    )
+    named = {f"{match[1]}.py" for path in auto_map.values() if (match := OUR_CODE.match(path))}
+    return sorted(with_imports(named, folder))
 
 
 def _check_contents(staged: Staged) -> None:
-    for file in (staged.folder / name for name in staged.files):
+    for file in staged.files.values():
         if file.stat().st_size > LARGEST:
             raise ValueError(f"{file.name} is larger than {LARGEST // 2**30} GiB; save the model in smaller shards.")
         if file.suffix not in (".json", ".md", ".txt"):
@@ -227,10 +224,9 @@ def _check_contents(staged: Staged) -> None:
             raise ValueError(f"{file.name} is not UTF-8 ({error}); save it as UTF-8.") from error
         if SECRET.search(text):
             raise ValueError(f"{file.name} holds what looks like a Hub token; remove it, and revoke the token.")
-        place = LOCAL_PATH.search(text) if file.name not in VOCABULARIES else None
-        if place:
-            start = place.start()
-            raise ValueError(f"{file.name} names a path of this machine ({text[start : start + 40]!r}); remove it.")
+        if file.name not in VOCABULARIES and (place := LOCAL_PATH.search(text)):
+            named = text[place.start() : place.start() + 40]
+            raise ValueError(f"{file.name} names a path of this machine ({named!r}); remove it.")
 
 
 def _check_alone(staged: Staged) -> None:
