@@ -37,9 +37,7 @@ def lora(family, **options):
 
 
 @pytest.mark.parametrize("family", KINDS)
-def test_an_adapter_learns_leaves_its_base_as_it_was_and_is_equal_when_loaded_merged_or_found_by_its_own(
-    family, base, tmp_path
-):
+def test_an_adapter_learns_beside_its_base_and_computes_the_same_when_loaded_or_merged(family, base, tmp_path):
     torch.manual_seed(1)
     model, stock, inputs = (
         peft.get_peft_model(loaded(family, base), lora(family)),
