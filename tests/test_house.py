@@ -11,6 +11,7 @@ import pytest
 
 import hf_bidir
 from hf_bidir import BidirBertConfig, BidirRnnConfig
+from tests.conftest import GPU, SLOW
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_bidir"
@@ -85,6 +86,10 @@ def test_subpackages_import_in_one_direction(subpackage):
 def test_the_package_imports_no_other_folder_of_the_repository():
     for file in PACKAGE.rglob("*.py"):
         assert not {name.split(".")[0] for name in imported(file)} & {*FOLDERS[1:]}, file.name
+
+
+def test_the_lists_of_slow_tests_and_of_tests_for_a_gpu_name_what_exists():
+    assert not [name for name in (*SLOW, *GPU) if not (ROOT / "tests" / name).exists()]
 
 
 def test_only_research_imports_research():
