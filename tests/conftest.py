@@ -29,8 +29,6 @@ SLOW = (
     "modeling/test_fused_models.py",
     "modeling/test_fused_operator.py",
     "modeling/test_rnn.py",
-    "modeling/test_seq2seq.py",
-    "modeling/test_window.py",
     "test_package.py",
     "test_adapters.py",
     "test_imports.py",
