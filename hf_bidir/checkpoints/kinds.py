@@ -87,19 +87,19 @@ def divides_by_all_labels(model: PreTrainedModel) -> bool:
     """Whether the loss of a model is a sum over the labels, divided by the `num_items_in_batch` that a Trainer passes.
 
     transformers looks for `**kwargs` in the signature, which many models have that ignore the number; so this asks the
-    model for the loss of examples, with two numbers. False for a model without examples.
+    model for the loss of examples, with two numbers. False for a model without examples or without a loss of its own.
     """
     problem = model.config.problem_type
     try:
         inputs = example_inputs(model)
         batch = inputs | {"labels": example_labels(model, inputs)}
         with in_evaluation(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            first, second = (model(**batch, num_items_in_batch=count).loss for count in (1, 2))
+            first, second = (getattr(model(**batch, num_items_in_batch=count), "loss", None) for count in (1, 2))
     except (TypeError, ValueError):  # no such argument, or no examples
         return False
     finally:
         model.config.problem_type = problem  # which some heads guess from their first labels
-    return not torch.equal(first, second)
+    return first is not None and not torch.equal(first, second)
 
 
 def example_labels(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Tensor:

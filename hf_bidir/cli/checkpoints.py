@@ -31,8 +31,7 @@ def convert(
         str, typer.Option(help="Activation of the copy: tanhmax, balanced or a registered name.")
     ] = "tanhmax",
     negative_mass: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, help="Negative mass λ, 0 (softmax) to 1; by default 0, with --heal 1."),
+        float | None, typer.Option(min=0, max=1, help="Negative mass λ, 0 (softmax) to 1; by default 0, with --heal 1.")
     ] = None,
     heal: Annotated[
         list[str] | None,
