@@ -49,11 +49,7 @@ OPTIONS = HEALING
 
 def main(options: Options = None, trainer_class: type[DistillationTrainer] = DistillationTrainer) -> dict[str, Any]:
     """Heal as the options say, by default those of the command line; return the numbers of all_results.json."""
-    *others, args = parse(OPTIONS, options, __doc__)
-    results = heal(*others, args, trainer_class=trainer_class)
-    if args.should_save:
-        print(f"Model card: {write_card(args.output_dir)}")
-    return results
+    return heal(*parse(OPTIONS, options, __doc__), trainer_class=trainer_class, card=write_card)
 
 
 if __name__ == "__main__":

@@ -95,22 +95,16 @@ def main(options: Options = None) -> dict[str, Any]:
 
     args.remove_unused_columns = False  # the collator, not the model, takes the image column
     run = Run("image-classification", model, splits, data, args, schedule)
-    trainer = SignedTrainer(
-        model=model,
-        args=args,
-        train_dataset=splits.train,
-        eval_dataset=splits.validation,
+    return run.train(
+        SignedTrainer,
+        centre=shape.centre and starts_as_softmax(source),
+        card=write_card,
         processing_class=processor,
         data_collator=ImageCollator.of(processor, data),
         eval_collator=ImageCollator(processor),
         compute_metrics=classification_metrics(splits.names),
         preprocess_logits_for_metrics=predicted_classes,
-        callbacks=run.callbacks,
     )
-    results = run.train(trainer, centre=shape.centre and starts_as_softmax(source))
-    if args.should_save:
-        print(f"Model card: {write_card(args.output_dir)}")
-    return results
 
 
 if __name__ == "__main__":

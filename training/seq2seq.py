@@ -130,20 +130,14 @@ def main(options: Options = None) -> dict[str, Any]:
 
     splits = tokenize_pairs(splits, tokenizer, data.max_length, longest_target, data.source_prefix)
     run = Run("text2text-generation", model, splits, data, args, schedule)
-    trainer = SignedSeq2SeqTrainer(
-        model=model,
-        args=args,
-        train_dataset=splits.train,
-        eval_dataset=splits.validation,
+    return run.train(
+        SignedSeq2SeqTrainer,
+        centre=shape.centre and starts_as_softmax(source),
+        card=write_card,
         processing_class=tokenizer,
         data_collator=DataCollatorForSeq2Seq(tokenizer, model),
         compute_metrics=sequence_metrics(tokenizer) if args.predict_with_generate else None,
-        callbacks=run.callbacks,
     )
-    results = run.train(trainer, centre=shape.centre and starts_as_softmax(source))
-    if args.should_save:
-        print(f"Model card: {write_card(args.output_dir)}")
-    return results
 
 
 if __name__ == "__main__":
