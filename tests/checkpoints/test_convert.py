@@ -115,7 +115,7 @@ def test_a_negative_mass_changes_the_outputs(tmp_path):
     source = saved("BertForSequenceClassification", tmp_path / "stock")
     converted = convert_checkpoint(source, tmp_path / "signed", negative_mass=1.0)
     signed = hf_bidir.BidirBertForSequenceClassification.from_pretrained(converted)
-    assert signed.config.attn_negative_mass == 1.0
+    assert (signed.config.attn_negative_mass, signed.config.attn_scope) == (1.0, "global")
     difference = first_output(signed) - first_output(BertForSequenceClassification.from_pretrained(source))
     assert difference.abs().max() > 1e-3
 
@@ -282,10 +282,14 @@ def test_a_folder_in_use_is_kept_unless_overwriting_is_asked_for(tmp_path):
     assert not (tmp_path / "out" / "notes.txt").exists()
 
 
-def test_a_checkpoint_with_negative_mass_cannot_be_restored(tmp_path):
+def test_a_checkpoint_with_negative_mass_or_with_a_window_cannot_be_restored(tmp_path):
     converted = convert_checkpoint(saved("BertModel", tmp_path / "stock"), tmp_path / "signed", negative_mass=0.5)
     with pytest.raises(ValueError, match=r"attn_negative_mass=0\.5; only a checkpoint with attn_negative_mass=0"):
         restore_softmax(converted, tmp_path / "out")
+    fields = {"attn_scope": "window", "attn_window": 1, "attn_negative_mass": 0.0, "architectures": ["BidirBertModel"]}
+    config_alone(tmp_path / "window", BidirBertConfig(**TEXTS), **fields)
+    with pytest.raises(ValueError, match=r"attn_scope=window.* has no counterpart in transformers"):
+        restore_softmax(tmp_path / "window", tmp_path / "out")
 
 
 def test_one_negative_mass_per_layer_is_written(tmp_path):
