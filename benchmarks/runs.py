@@ -128,6 +128,16 @@ def comparisons(
     return holm(found)
 
 
+def means(runs: "pd.DataFrame", by: Sequence[str], columns: Mapping[str, tuple[str, float, int]], seeds: int) -> str:
+    """A table with mean ± standard deviation over seeds; `columns` have their heading, factor and digits."""
+    check_runs(runs, by, seeds)
+    rows = [
+        [*map(str, group), str(len(of)), *(spread(of, name, *form) for name, (_, *form) in columns.items())]
+        for group, of in runs.groupby(list(by))
+    ]
+    return markdown([*by, "seeds", *(heading for heading, *_ in columns.values())], rows)
+
+
 def listing(runs: "pd.DataFrame", columns: Mapping[str, tuple[str, str]], **settings: object) -> str:
     """A table with a row for each run with these settings; `columns` have their heading and format."""
     import pandas as pd
