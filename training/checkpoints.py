@@ -17,6 +17,8 @@ and imdb/{train,test}.parquet. The committed numbers were measured on such files
 its test labels, so training on it gives another model. With fewer seeds than the pair has, model_cards/ stays as it is.
 """
 
+import hf_bidir.cli.quiet  # isort: skip  # noqa: F401  (first: before torch and transformers)
+
 import argparse
 import shutil
 from collections.abc import Callable

@@ -38,6 +38,8 @@ A recipe is a YAML file of the options below; options on the command line overri
 interrupted continues when the same command is given again.
 """
 
+import hf_bidir.cli.quiet  # isort: skip  # noqa: F401  (first: before torch and transformers)
+
 from typing import Any
 
 from hf_bidir.cli.script import Options, parse, run_script

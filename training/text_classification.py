@@ -26,6 +26,8 @@ interrupted continues when the same command is given again. The output folder lo
 AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True).
 """
 
+import hf_bidir.cli.quiet  # isort: skip  # noqa: F401  (first: before torch and transformers)
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

@@ -71,8 +71,7 @@ def convert(
 
     options: dict[str, Any] = {"attn_activation": attn_activation, "weights": weights, "partial": partial}
     with one_line_errors():
-        changed = list(options.values()) != ["tanhmax", None, False] or negative_mass is not None or heal
-        if to_softmax and changed:
+        if to_softmax and (list(options.values()) != ["tanhmax", None, False] or negative_mass is not None or heal):
             raise ValueError(
                 "--to-softmax cannot be combined with --attn-activation, --negative-mass, --weights, --partial, --heal."
             )

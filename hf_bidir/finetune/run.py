@@ -56,7 +56,7 @@ STAYS_SOFTMAX = (
     "training, and --attn_negative_mass sets it at once."
 )
 BASE_IS_SOFTMAX = "The negative mass of the base model is 0: its attention equals softmax, and an adapter keeps it."
-SMALL_MODEL, FEW_THREADS = 5_000_000, 2  # parameters; two threads are faster than one (benchmarks/threads.py)
+SMALL_MODEL, FEW_THREADS = 5_000_000, 2  # parameters; two threads are faster than one (benchmarks/results/threads.md)
 
 # options that say how long to train, or how to choose the checkpoint: with one of them a new model trains as they say
 DURATION = {

@@ -102,7 +102,8 @@ def evaluate_checkpoint(
     columns = {"text_column": column, "image_column": column, "label_column": label_column}
     options = columns | {"drop_bad_rows": drop_bad_rows or None}
     examples, described, collator = read_examples(model, folder, data, split, options)
-    share, without = None, dict[str, float]()
+    share: float | None = None
+    without: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as scratch:
         trainer = _trainer(model, scratch, batch_size, collator)
         scores = _scores(trainer, examples)
@@ -221,7 +222,7 @@ def _trainer(model: PreTrainedModel, scratch: str, batch_size: int, collator: Ca
     )
     if causal:
         return CausalTrainer(model=model, args=args, data_collator=collator)
-    metrics = {
+    metrics: dict[str, Any] = {
         "compute_metrics": classification_metrics(_classes(model)),
         "preprocess_logits_for_metrics": predicted_classes,
     }

@@ -93,7 +93,7 @@ def push_checkpoint(
         FileNotFoundError, ValueError: the folder must not be published (`stage`).
         PushError: the Hub refused or could not be reached.
     """
-    api, options = HfApi(token=token, library_name="hf_bidir"), {"revision": revision, "create_pr": create_pr}
+    api = HfApi(token=token, library_name="hf_bidir")
     with tempfile.TemporaryDirectory(prefix="hf-bidir-push-") as scratch:
         if not dry_run:
             with _one_line_errors(repo_id):
@@ -111,8 +111,13 @@ def push_checkpoint(
             if tag is not None and tag in {ref.name for ref in api.list_repo_refs(repo_id).tags}:
                 raise PushError(f"{repo_id} has the tag {tag} already; nothing was changed, choose another name.")
             _keep_hand_written(api, staged, repo_id, revision)
-            message = f"Checkpoint {staged.folder.name}"
-            commit = api.upload_folder(repo_id=repo_id, folder_path=staged.folder, commit_message=message, **options)
+            commit = api.upload_folder(
+                repo_id=repo_id,
+                folder_path=staged.folder,
+                commit_message=f"Checkpoint {staged.folder.name}",
+                revision=revision,
+                create_pr=create_pr,
+            )
         with _one_line_errors(repo_id, "the commit exists, but its tag does not"):
             if not create_pr:
                 _tag_content(api, staged, repo_id, commit.oid)
