@@ -105,9 +105,7 @@ def _heal(given: dict[str, Any]) -> None:
 
     def healed() -> None:
         with options_as(OPTIONS_OF_DISTILL):
-            data, arguments, schedule, args = parse(HEALING, given)
-            heal(data, arguments, schedule, args)
-            print(f"Model card: {write_card(args.output_dir)}")
+            heal(*parse(HEALING, given), card=write_card)
 
     run_script(healed)
 

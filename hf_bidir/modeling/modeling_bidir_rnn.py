@@ -53,11 +53,7 @@ class BidirRnnOutput(BaseModelOutputWithPooling):
 
 
 class BidirScoredAttention(nn.Module):
-    """Base class of attention over encoder states: score, coefficients and selection.
-
-    Args:
-        size: width of the states, and of queries if the score has one.
-    """
+    """Base class of attention over encoder states, and with queries, of this size: score, coefficients, selection."""
 
     def __init__(self, config: BidirRnnConfig, size: int):
         super().__init__()
