@@ -94,12 +94,12 @@ def divides_by_all_labels(model: PreTrainedModel) -> bool:
         inputs = example_inputs(model)
         batch = inputs | {"labels": example_labels(model, inputs)}
         with in_evaluation(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            first, second = (getattr(model(**batch, num_items_in_batch=count), "loss", None) for count in (1, 2))
+            first, second = (model(**batch, num_items_in_batch=count) for count in (1, 2))
     except (TypeError, ValueError):  # no such argument, or no examples
         return False
     finally:
         model.config.problem_type = problem  # which some heads guess from their first labels
-    return first is not None and not torch.equal(first, second)
+    return getattr(first, "loss", None) is not None and not torch.equal(first.loss, second.loss)
 
 
 def example_labels(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Tensor:
