@@ -139,9 +139,7 @@ def hub_models(namespace: str = NAMESPACE) -> list[Listed]:
     return listed
 
 
-def _entry(
-    card: Any, name: str, source: str, size: int, parameters: int | None, has_weights: bool
-) -> Listed:
+def _entry(card: Any, name: str, source: str, size: int, parameters: int | None, has_weights: bool) -> Listed:
     """A row of the list, with the first metric of the card's model index."""
     weights: dict[str, Any] = {"parameters": parameters, "megabytes": round(size / 1e6, 1), "has_weights": has_weights}
     results: list[Any] = (card and card.eval_results) or []
