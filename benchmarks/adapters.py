@@ -10,14 +10,16 @@ A run becomes a row of results/adapters.csv, and one that has a row is not repea
 """
 
 import argparse
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from pandas import DataFrame
 
-from benchmarks.measure import RESULTS, ROOT, save_run, train_once
-from benchmarks.runs import comparison, has_run, markdown, read_runs, spread, where
-from hf_bidir.cli.script import read_recipe
+from benchmarks.measure import RESULTS, ROOT, command_line, recipe, run_grid, train_once
+from benchmarks.runs import comparison, markdown, read_runs, spread, where
 from hf_bidir.common.files import read_json
 from hf_bidir.finetune.record import RECORD
 from training import image_classification, text_classification
@@ -36,25 +38,28 @@ KEY = ["data", "trained", "rate", "seed"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--ag-news", type=Path, required=True, help="folder with train.parquet and test.parquet")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds, counted from 0")
     parser.add_argument("--runs", type=Path, required=True, help="folder for the runs")
     options = parser.parse_args()
-    for seed in range(options.seeds):
-        # rates outside, so that runs of both kinds alternate
-        for place in range(3):
-            for (data, trained), rates in RATES.items():
-                if seed == 0 or rates[place] == best_rate(read_runs(FILE), data, trained):
-                    measure({"data": data, "trained": trained, "rate": rates[place], "seed": seed}, options)
+    run_grid(FILE, pending(options.seeds), partial(measured, options), KEY)
 
 
-def measure(run: dict[str, Any], options: argparse.Namespace) -> None:
-    """Train and add the row, unless there is one."""
-    if has_run(FILE, **run):
-        return
-    data, trained, rate, seed = run.values()
-    given = read_recipe(ROOT / f"training/recipes/{data}-lora.yaml")
+def pending(seeds: int) -> Iterator[dict[str, Any]]:
+    """The runs to do: all rates with the first seed, and the best one with the others."""
+    # rates outside, so that runs of both kinds alternate
+    for seed, place in product(range(seeds), range(3)):
+        for (data, trained), rates in RATES.items():
+            if seed == 0 or rates[place] == best_rate(read_runs(FILE), data, trained):
+                yield {"data": data, "trained": trained, "rate": rates[place], "seed": seed}
+
+
+def measured(
+    options: argparse.Namespace, data: str, trained: str, rate: float, seed: int
+) -> tuple[dict[str, Any], list[Path]]:
+    """Train, and return the numbers of a row and the files of the data."""
+    given = recipe(f"{data}-lora")
     given |= {"learning_rate": rate, "seed": seed, "model_name_or_path": str(ROOT / given["model_name_or_path"])}
     if data == "ag-news":
         given.pop("dataset_name")
@@ -73,7 +78,7 @@ def measure(run: dict[str, Any], options: argparse.Namespace) -> None:
         "megabytes": weights.stat().st_size / 1e6,
     }
     files = [options.ag_news / f"{split}.parquet" for split in ("train", "test")] if data == "ag-news" else []
-    save_run(FILE, KEY, run | row, *files)
+    return row, files
 
 
 def best_rate(runs: DataFrame, data: str, trained: str) -> float:
@@ -89,16 +94,10 @@ def table(runs: DataFrame) -> str:
     rows = []
     for (data, trained), of in best.items():
         first = of.iloc[0]
-        sizes = [
-            f"{first['parameters']:,}",
-            f"{first['megabytes']:.1f}",
-            _rate(first["rate"], RATES[data, trained]),
-            str(len(of)),
-        ]
+        row = [NAMES[data], trained, f"{first['parameters']:,}", f"{first['megabytes']:.1f}"]
+        row += [_rate(first["rate"], RATES[data, trained]), str(len(of)), spread(of, "test_accuracy", 100, 2)]
         against = comparison(of, best[data, "all weights"], "test_accuracy", 100) if trained == "adapter" else None
-        rows.append(
-            [NAMES[data], trained, *sizes, spread(of, "test_accuracy", 100, 2), against.text() if against else ""]
-        )
+        rows.append([*row, against.text() if against else ""])
     return markdown([*header, "difference, points"], rows)
 
 

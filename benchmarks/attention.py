@@ -28,22 +28,15 @@ from hf_bidir.modeling.attention_call import INTERPRETED
 BASELINE = "SDPA softmax"
 DEFAULTS = {
     "cpu": {
-        "lengths": [64, 128, 197, 512, 1024, 2048],
-        "tokens": 2048,
-        "head_dims": [64],
-        "padding": [0.0],
-        "implementations": ["auto", "lift", "eager"],
-        "dtype": "float32",
+        "lengths": [64, 128, 197, 512, 1024, 2048], "tokens": 2048, "head_dims": [64], "padding": [0.0],
+        "implementations": ["auto", "lift", "eager"], "dtype": "float32",
     },
     "cuda": {
-        "lengths": [128, 197, 512, 1024, 2048, 4096, 8192, 16384],
-        "tokens": 32768,
-        "head_dims": [64, 128],
-        "padding": [0.0, 0.4],
+        "lengths": [128, 197, 512, 1024, 2048, 4096, 8192, 16384], "tokens": 32768, "head_dims": [64, 128],
+        "padding": [0.0, 0.4], "dtype": "bfloat16",
         "implementations": ["fused softmax", "fused", "packed", "lift", "compiled", "naive"],
-        "dtype": "bfloat16",
     },
-}
+}  # fmt: skip
 CAUSAL = {
     "cpu": {"lengths": [512, 1024, 2048], "implementations": ["auto", "grouped", "eager"]},
     "cuda": {"implementations": ["fused softmax", "fused", "grouped", "packed", "lift", "compiled", "naive"]},
@@ -104,11 +97,8 @@ def arguments() -> argparse.Namespace:
         parser.error(f"expected a number of heads that four divides, for grouped; got {options.heads}")
     if not all(0 <= share <= 0.5 for share in options.padding):
         parser.error(f"expected shares of padding in 0 to 0.5, got {options.padding}")
-    if (
-        options.device == "cpu"
-        and not INTERPRETED
-        and {"fused", "fused softmax", "packed"} & {*options.implementations}
-    ):
+    on_gpu = {"fused", "fused softmax", "packed"} & {*options.implementations}
+    if options.device == "cpu" and not INTERPRETED and on_gpu:
         parser.error("fused, fused softmax and packed need a GPU")
     if options.output is None:
         name = f"attention{'-gpu' * (options.device == 'cuda')}{'-causal' * options.causal}"
@@ -144,9 +134,7 @@ def random_problem(head_dim: int, padding: float, length: int, options: argparse
     ]
     if not padding:
         return Problem(*tensors, None, None, options.causal)
-    kept = (
-        torch.linspace(1, 1 - 2 * padding, batch, device=options.device) if batch > 1 else torch.tensor([1 - padding])
-    )
+    kept = torch.linspace(1, 1 - 2 * padding, batch) if batch > 1 else torch.tensor([1 - padding])
     lengths = kept.to(options.device).mul(length).round().clamp_min(1)
     keep = (torch.arange(length, device=options.device) < lengths.unsqueeze(1))[:, None, None]
     return Problem(*tensors, keep, lengths.int(), options.causal)
@@ -207,21 +195,14 @@ def sdpa(problem: Problem) -> Prepared:
     return Prepared(partial(F.scaled_dot_product_attention, query, key, value, **options), (query, key, value))
 
 
-def signed(implementation: str, query, key, value, keep, causal) -> Tensor:
-    return bidir_attention(query, key, value, keep, causal=causal, implementation=implementation)[0]
+def signed(implementation: str, query, key, value, keep, causal, activation: str = "tanhmax") -> Tensor:
+    options = {"activation": activation, "causal": causal, "implementation": implementation}
+    return bidir_attention(query, key, value, keep, **options)[0]
 
 
 @lru_cache
-def compiled_formula() -> Callable:
+def compiled() -> Callable:
     return torch.compile(partial(signed, "eager"), dynamic=True)
-
-
-def compiled(*inputs) -> Tensor:
-    return compiled_formula()(*inputs)
-
-
-def fused_softmax(query, key, value, keep, causal) -> Tensor:
-    return bidir_attention(query, key, value, keep, activation="softmax", causal=causal, implementation="fused")[0]
 
 
 def naive(query, key, value, keep, causal) -> Tensor:
@@ -237,9 +218,9 @@ def naive(query, key, value, keep, causal) -> Tensor:
 
 IMPLEMENTATIONS = {
     BASELINE: sdpa,
-    "fused softmax": partial(padded, fused_softmax),
+    "fused softmax": partial(padded, partial(signed, "fused", activation="softmax")),
     **{name: partial(padded, partial(signed, name)) for name in ("auto", "eager", "chunked", "lift", "fused")},
-    "compiled": partial(padded, compiled),
+    "compiled": lambda problem: padded(compiled(), problem),
     "grouped": grouped,
     "packed": packed,
     "naive": partial(padded, naive),
@@ -257,15 +238,7 @@ def relative_error(attend: Callable, problem: Problem) -> float:
         query, key, value = (x.double() for x in one)
         if attend is grouped:
             key, value = key[:, :1], value[:, :1]
-        exact = bidir_attention(
-            query,
-            key,
-            value,
-            keep,
-            activation="softmax" if softmax else "tanhmax",
-            causal=problem.causal,
-            implementation="eager",
-        )[0]
+        exact = signed("eager", query, key, value, keep, problem.causal, "softmax" if softmax else "tanhmax")
         context = attend(Problem(*one, keep, lengths, problem.causal)).run().double()
     if context.dim() == 3:  # packed: only the kept rows
         exact = exact.transpose(1, 2)[keep[:, 0, 0]]

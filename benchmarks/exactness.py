@@ -4,17 +4,13 @@ ViT-base shapes.
 python benchmarks/exactness.py
 """
 
+import copy
+
 import torch
 from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTForImageClassification
 
 from benchmarks.measure import options_of, write_table
-from hf_bidir import (
-    BidirBertConfig,
-    BidirBertForSequenceClassification,
-    BidirViTConfig,
-    BidirViTForImageClassification,
-    bidir_attention,
-)
+from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, bidir_attention, signed
 
 
 def main() -> None:
@@ -29,14 +25,11 @@ def main() -> None:
 def softmax_mode():
     """Logits of the stock model beside those of the bidir model with `attn_activation="softmax"`, same weights."""
     cases = {
-        "BERT-base": (BertForSequenceClassification, BertConfig, BidirBertForSequenceClassification, BidirBertConfig),
-        "ViT-base": (ViTForImageClassification, ViTConfig, BidirViTForImageClassification, BidirViTConfig),
+        "BERT-base": (BertForSequenceClassification(BertConfig()), sentences()),
+        "ViT-base": (ViTForImageClassification(ViTConfig()), {"pixel_values": torch.randn(2, 3, 224, 224)}),
     }
-    for name, (stock_class, stock_config, bidir_class, bidir_config) in cases.items():
-        inputs = sentences() if name.startswith("BERT") else {"pixel_values": torch.randn(2, 3, 224, 224)}
-        stock = stock_class(stock_config()).eval()
-        bidir = bidir_class(bidir_config(attn_activation="softmax")).eval()
-        bidir.load_state_dict(stock.state_dict())
+    for name, (stock, inputs) in cases.items():
+        bidir = signed(copy.deepcopy(stock.eval()), attn_activation="softmax").eval()
         difference = largest([logits(stock, inputs)], [logits(bidir, inputs)])
         yield f"{name} in softmax mode and the stock model, logits", difference, 1e-6
 
@@ -69,11 +62,8 @@ def padding_of_a_batch():
         logits(model, {"input_ids": row[: keep.sum()].unsqueeze(0)})
         for row, keep in zip(batch["input_ids"], batch["attention_mask"], strict=True)
     ]
-    return (
-        "TanhMax BERT-base, padded batch and single sentences, logits",
-        largest([logits(model, batch)], [torch.cat(alone)]),
-        1e-5,
-    )
+    difference = largest([logits(model, batch)], [torch.cat(alone)])
+    return "TanhMax BERT-base, padded batch and single sentences, logits", difference, 1e-5
 
 
 @torch.no_grad()

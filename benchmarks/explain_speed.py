@@ -13,15 +13,14 @@ The table goes to benchmarks/results/explain_speed.md.
 """
 
 import argparse
-import time
 from functools import partial
 
 import networkx
 import torch
-from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from benchmarks.measure import interleaved_medians, options_of, write_table
+from benchmarks.measure import elapsed, interleaved_medians, options_of, write_table
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, tanhmax
 from hf_bidir.explain import (
     attention_flow,
@@ -85,12 +84,10 @@ def flow_rows(options: argparse.Namespace) -> list[list[str]]:
     layers = options.networkx_layers
     if layers:
         graph = networkx_graph(softmax[:layers])
-        before, plain, after = (
-            timed(partial(flow, softmax[:layers])) / LENGTH,
-            timed(partial(networkx_flow, graph, layers)),
-            timed(partial(flow, softmax[:layers])) / LENGTH,
-        )
-        seconds = {"ours": (before + after) / 2, "plain": plain}
+        ours, edmonds_karp = partial(flow, softmax[:layers]), networkx.algorithms.flow.edmonds_karp
+        one = partial(networkx.maximum_flow_value, graph, (layers, 0), (0, 1), flow_func=edmonds_karp)
+        before, plain, after = (elapsed(task) for task in (ours, one, ours))
+        seconds = {"ours": (before + after) / 2 / LENGTH, "plain": plain}
         rows.append(row(f"flow to one token, {layers} layers, next to networkx (its graph built before)", seconds))
     torch.set_num_threads(threads)
     return rows
@@ -104,10 +101,6 @@ def networkx_graph(attentions: list[torch.Tensor]) -> networkx.DiGraph:
             for key, capacity in enumerate(capacities_of_query):
                 graph.add_edge((level + 1, query), (level, key), capacity=capacity)
     return graph
-
-
-def networkx_flow(graph: networkx.DiGraph, layers: int) -> None:
-    networkx.maximum_flow_value(graph, (layers, 0), (0, 1), flow_func=networkx.algorithms.flow.edmonds_karp)
 
 
 def erasure_rows(repeats: int) -> list[list[str]]:
@@ -153,13 +146,9 @@ def default_rows(count: int) -> list[list[str]]:
     seconds = {"ours": 0.0, "plain": 0.0}
     for start in tqdm(range(0, count, BATCH), desc="captum", unit="batch"):
         some = [sentence(length) for length in lengths[start : start + BATCH]]
-        longest = max(one["input_ids"].shape[1] for one in some)
-        padded = {
-            name: torch.cat([nn.functional.pad(one[name], (0, longest - one[name].shape[1])) for one in some])
-            for name in some[0]
-        }
-        seconds["ours"] += timed(partial(token_scores, model, padded, target=0))
-        seconds["plain"] += sum(timed(partial(integrated_gradients, model, one, 0)) for one in some)
+        padded = {name: pad_sequence([one[name][0] for one in some], batch_first=True) for name in some[0]}
+        seconds["ours"] += elapsed(partial(token_scores, model, padded, target=0))
+        seconds["plain"] += sum(elapsed(partial(integrated_gradients, model, one, 0)) for one in some)
     name = f"{default_method(model)}, {count} sentences, BERT-base, next to integrated gradients"
     return [row(name, seconds)]
 
@@ -170,12 +159,6 @@ def bert_base() -> BidirBertForSequenceClassification:
 
 def sentence(length: int) -> dict[str, torch.Tensor]:
     return {"input_ids": torch.randint(30000, (1, length)), "attention_mask": torch.ones(1, length, dtype=torch.long)}
-
-
-def timed(task) -> float:
-    start = time.perf_counter()
-    task()
-    return time.perf_counter() - start
 
 
 def row(name: str, seconds: dict[str, float]) -> list[str]:

@@ -38,9 +38,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from benchmarks.families_build import SHRINKS, built, generative_class, model_class, tiny_config
 from benchmarks.families_checks import (
+    CHECKS,
     Pair,
     Verdict,
-    all_checks,
     generates_with_cache,
     guarded,
     one_line,
@@ -190,7 +190,7 @@ def recorded(name: str) -> Record:
     pair = Pair(stock, inputs, partial=bool(refusal))
     if record["kind"] in ("encoder", "decoder"):
         record["kind"] = "decoder" if pair.causal else "encoder"
-    checks = all_checks(pair) | extra_checks(name, pair)
+    checks = {check: guarded(each, pair) for check, each in CHECKS.items()} | extra_checks(name, pair)
     passed = not any(verdict.verdict == "fail" for verdict in checks.values())
     return _outcome(name, "refused" if refusal else "passed" if passed else "failed", refusal, **record, checks=checks)
 

@@ -16,42 +16,29 @@ from typing import Any
 
 import torch
 import transformers
-from torch import nn
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 from hf_bidir.modeling.configuration_bidir import stock_heads
 
 WIDTH, HEADS, HEAD_DIM, VOCABULARY = 64, 4, 16, 160
-GENERATIVE = tuple(
-    f"AutoModelFor{task}"
-    for task in (
-        "CausalLM",
-        "Seq2SeqLM",
-        "ImageTextToText",
-        "MultimodalLM",
-        "SpeechSeq2Seq",
-        "Vision2Seq",
-        "TextToWaveform",
-    )
-)
+GENERATIVE = (
+    "CausalLM", "Seq2SeqLM", "ImageTextToText", "MultimodalLM", "SpeechSeq2Seq", "Vision2Seq", "TextToWaveform",
+)  # fmt: skip
 SHRINKS = ("tiny", "images")  # images of the default size
 # full field name -> a size, or a function of the default; the first match counts
-SHALLOW = [
+SHALLOW: list[tuple[str, Any]] = [
     (r"(.*_)?(vocab_size|vocabulary_size)(_per_layer_input)?", lambda size: min(size, VOCABULARY)),
-    (
-        r"(num_hidden_|(num_)?(encoder|decoder|text|speech_encoder|t2u_(en|de)coder)_(num_)?(hidden_)?|num_|n_)?layers?",
-        2,
-    ),
-    (r"(.*_)?(num_layers|num_hidden_layers|depth|hidden_layers|decoder_layers|encoder_layers)", 2),
-    (r"(n_layer|[lxr]_layers|num_self_attends_per_block|num_blocks)", 2),
-    (r"(num_(local_|routed_)?experts|n_routed_experts|moe_num_experts|zero_expert_num|num_moe_experts)", 4),
-    (r"(num_experts_per_tok(en)?|moe_topk|moe_k|top_k_experts|num_selected_experts)", lambda size: min(size, 2)),
-    (r"(n_group|topk_group|num_expert_group)", 1),
+    (r"(num_hidden_|(num_)?(encoder|decoder|text|speech_encoder|t2u_(en|de)coder)_(num_)?(hidden_)?|num_|n_)?layers?"
+     r"|(.*_)?(num_layers|num_hidden_layers|depth|hidden_layers|decoder_layers|encoder_layers)"
+     r"|n_layer|[lxr]_layers|num_self_attends_per_block|num_blocks", 2),
+    (r"num_(local_|routed_)?experts|n_routed_experts|moe_num_experts|zero_expert_num|num_moe_experts", 4),
+    (r"num_experts_per_tok(en)?|moe_topk|moe_k|top_k_experts|num_selected_experts", lambda size: min(size, 2)),
+    (r"n_group|topk_group|num_expert_group", 1),
     (r"first_k_dense_replace", lambda size: min(size, 1)),
     (r"max_source_positions", 64),
     (r"num_queries", 12),
     (r"(.*_)?(max_position_embeddings|n_positions|max_seq_len|n_ctx|context_length)", lambda size: min(size, 256)),
-]
+]  # fmt: skip
 TINY = [
     (r"(.*_)?(head_dim|d_kv|kv_channels|dim_head|d_head|attention_head_dim|rotary_dim)", HEAD_DIM),
     (r"(.*_)?(intermediate_size|ffn_dim|d_ff|d_inner|mlp_dim|n_inner|ffn_hidden_size|dim_feedforward|feedforward_dim"
@@ -78,20 +65,17 @@ FIXED: dict[str, dict[str, Any]] = {
     "instructblipvideo": {"video_token_index": 150},
     "voxtral": {"audio_token_id": 150},
     "bamba": MAMBA | {"attn_layer_indices": [1]},
-    "cohere_compass_text": {
-        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}}
-    },
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4,
+                                                                   "mrope_section": [4, 2, 2]}}},
     "dbrx": {"attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8.0}},
-    "deepseek_ocr2_text": {
-        "mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1
-    },
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2, "n_group": 1,
+                           "topk_group": 1},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32, "global_head_dim": 32},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "efficientloftr": {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 8},
-    "ernie4_5_vl_moe_text": {
-        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [3, 3, 2]}
-    },
+    "ernie4_5_vl_moe_text": {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5,
+                                                 "mrope_section": [3, 3, 2]}},
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
     "falcon_h1": MAMBA | {"mamba_d_ssm": 64},
     "depth_pro": {"patch_size": 70},
@@ -102,9 +86,8 @@ FIXED: dict[str, dict[str, Any]] = {
     "hunyuan_vl_text": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2, 2]}},
     "kyutai_speech_to_text": {"codebook_vocab_size": 160, "audio_pad_token_id": 150, "audio_bos_token_id": 151},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "llama4_vision_model": {
-        "projector_input_dim": 64, "projector_output_dim": 64, "vision_output_dim": 64, "intermediate_size": 256
-    },
+    "llama4_vision_model": {"projector_input_dim": 64, "projector_output_dim": 64, "vision_output_dim": 64,
+                            "intermediate_size": 256},
     "molmo2_adapter": {"vision_feature_layer": [1, 0], "text_hidden_size": 64},
     "molmo2_vision": {"image_size": [56, 56], "num_position_embeddings": 16},
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1, "state_size": 16},
@@ -112,13 +95,8 @@ FIXED: dict[str, dict[str, Any]] = {
     "nemotron_h": {"n_groups": 1},
     "pix2struct_text_model": {"initializer_range": 0.02},
     "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 32},
-    "qwen4_exp_text": {
-        "indexer_n_heads": 2,
-        "indexer_kv_heads": 1,
-        "indexer_head_dim": 16,
-        "indexer_budget": 8,
-        "indexer_compress_ratio": 4,
-    },
+    "qwen4_exp_text": {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8,
+                       "indexer_compress_ratio": 4},
     "qwen2_5_omni_thinker": {"vision_start_token_id": 140},
     "qwen3_omni_moe_thinker": {"vision_start_token_id": 140},
     "reformer": {"axial_pos_embds_dim": (32, 32), "axial_pos_shape": (8, 8)},
@@ -138,24 +116,16 @@ SIZES_OF_TEXT = re.compile(r".*(vocab|position|token|length|_id|_index|sampling|
 def model_class(model_type: str) -> type[PreTrainedModel] | None:
     """The class of a model type: that of AutoModel, or of the first head, or one with its config."""
     heads = stock_heads(model_type)
-    names = [heads[auto] for auto in ("AutoModel", *heads) if auto in heads]
-    config_class = CONFIG_MAPPING[model_type]
-    for name in names + _own_classes(config_class):
-        found = getattr(transformers, name, None)
-        if isinstance(found, type) and issubclass(found, PreTrainedModel):
-            return found
-    return None
+    names = [heads[auto] for auto in ("AutoModel", *heads) if auto in heads] + _own_classes(CONFIG_MAPPING[model_type])
+    classes = (getattr(transformers, name, None) for name in names)
+    return next((each for each in classes if isinstance(each, type) and issubclass(each, PreTrainedModel)), None)
 
 
-@lru_cache
 def generative_class(model_type: str) -> type[PreTrainedModel] | None:
     """The class of a model type that generates text, or None."""
     heads = stock_heads(model_type)
-    for auto in GENERATIVE:
-        found = getattr(transformers, heads.get(auto, ""), None)
-        if found is not None and found.can_generate():
-            return found
-    return None
+    classes = (getattr(transformers, heads.get(f"AutoModelFor{task}", ""), None) for task in GENERATIVE)
+    return next((each for each in classes if each is not None and each.can_generate()), None)
 
 
 def _own_classes(config_class: type[PretrainedConfig]) -> list[str]:
@@ -164,25 +134,20 @@ def _own_classes(config_class: type[PretrainedConfig]) -> list[str]:
         module = importlib.import_module(config_class.__module__.replace(".configuration_", ".modeling_"))
     except ImportError:
         return []
+    classes = {name: each for name, each in vars(module).items() if isinstance(each, type)}
     return sorted(
         (
             name
-            for name, value in vars(module).items()
-            if isinstance(value, type)
-            and issubclass(value, PreTrainedModel)
-            and value.config_class is config_class
-            and not name.endswith("PreTrainedModel")
+            for name, each in classes.items()
+            if issubclass(each, PreTrainedModel) and each.config_class is config_class
+            if not name.endswith("PreTrainedModel")
         ),
         key=len,
     )
 
 
 def tiny_config(config_class: type[PretrainedConfig], shrink: str = "tiny") -> PretrainedConfig:
-    """The default config of a class with small sizes, and small configs of its parts.
-
-    Args:
-        shrink: one of `SHRINKS`.
-    """
+    """The default config of a class with small sizes, and small configs of its parts; `shrink` is one of `SHRINKS`."""
     return _shrunk(_default(config_class), shrink)
 
 
@@ -276,12 +241,10 @@ def _key_heads(default: PretrainedConfig, changed: dict[str, Any]) -> None:
 
 def _follow_widths(default: PretrainedConfig, changed: dict[str, Any]) -> None:
     """Change other fields that had the value of a changed width in the same way."""
-    new = {
-        vars(default)[n]: v for n, v in changed.items() if isinstance(v, int) and v == WIDTH and vars(default)[n] >= 128
-    }
+    widths = {vars(default)[name] for name, value in changed.items() if isinstance(value, int) and value == WIDTH}
     for name, value in changed.items():
-        if isinstance(value, int) and value in new and not SIZES_OF_TEXT.fullmatch(name):
-            changed[name] = new[value]
+        if isinstance(value, int) and value >= 128 and value in widths and not SIZES_OF_TEXT.fullmatch(name):
+            changed[name] = WIDTH
 
 
 def _layer_kinds(default: PretrainedConfig, changed: dict[str, Any]) -> None:
@@ -290,11 +253,8 @@ def _layer_kinds(default: PretrainedConfig, changed: dict[str, Any]) -> None:
     if layers is None:
         return
     before = vars(default)[layers]
-    lists = {
-        n: v
-        for n, v in vars(default).items()
-        if isinstance(v, list | tuple) and len(v) == before and n != "stage_names"
-    }
+    lists = {n: v for n, v in vars(default).items() if isinstance(v, list | tuple) and len(v) == before}
+    lists.pop("stage_names", None)
     kinds = next((v for n, v in lists.items() if n in ("layer_types", "layers_block_type")), [])
     first = [list(kinds).index(kind) for kind in dict.fromkeys(kinds)]
     first += [index for index in range(before) if index not in first][: max(0, changed[layers] - len(first))]
@@ -304,12 +264,9 @@ def _layer_kinds(default: PretrainedConfig, changed: dict[str, Any]) -> None:
 
 def _token_ids(default: PretrainedConfig, changed: dict[str, Any]) -> None:
     """Special tokens beyond the small vocabulary get ids at its end, one per name, the same in every config."""
-    for name in [
-        n
-        for n in vars(default)
-        if re.fullmatch(r".*(token|tokens|bos|eos|start|end|pad)(_id|_index|_ids)|.*_id|eos_token_id", n)
-    ]:
-        value = vars(default)[name]
+    for name, value in vars(default).items():
+        if not re.fullmatch(r".*(token|tokens|bos|eos|start|end|pad)(_id|_index|_ids)|.*_id", name):
+            continue
         if isinstance(value, int) and not isinstance(value, bool) and value >= 100:
             changed[name] = VOCABULARY - 1 - sum(map(ord, re.sub("index$", "id", name))) % 50
         elif isinstance(value, list | tuple) and any(isinstance(x, int) and x >= 100 for x in value):
@@ -335,35 +292,30 @@ def _rotary(default: PretrainedConfig, changed: dict[str, Any]) -> None:
 
 @lru_cache
 def _default_sections(config_class: type[PretrainedConfig]) -> list[int] | None:
-    name = config_class.__module__.replace(".configuration_", ".modeling_")
-    spec = find_spec(name)
+    spec = find_spec(config_class.__module__.replace(".configuration_", ".modeling_"))
     source = Path(spec.origin).read_text(encoding="utf-8") if spec else ""
-    found = re.search(r'"mrope_section", \[([\d, ]+)\]', source)
-    return (
-        [int(size) for size in found[1].split(",")] if found and "vision" not in config_class.__name__.lower() else None
-    )
-
-
-def built(found: type[PreTrainedModel], config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:
-    """A random model in evaluation mode with non-uniform attention, in which every part has an effect."""
-    torch.manual_seed(seed)
-    model = found._from_config(config) if hasattr(found, "_from_config") else found(config)
-    model.eval()
-    _enlarge(model)
-    return model
+    written = re.search(r'"mrope_section", \[([\d, ]+)\]', source)
+    if written is None or "vision" in config_class.__name__.lower():
+        return None
+    return [int(size) for size in written[1].split(",")]
 
 
 @torch.no_grad()
-def _enlarge(model: nn.Module) -> None:
-    """Scale parameters that are initialised small (0.02, gates of 0) to magnitudes of trained ones."""
-    for parameter in model.parameters():
+def built(model_class: type[PreTrainedModel], config: PretrainedConfig) -> PreTrainedModel:
+    """A random model in evaluation mode with non-uniform attention, in which every part has an effect.
+
+    Parameters that are initialised small (0.02, gates of 0) are scaled to magnitudes of trained ones.
+    """
+    torch.manual_seed(0)
+    model = model_class._from_config(config) if hasattr(model_class, "_from_config") else model_class(config)
+    for parameter in model.eval().parameters():
         if not parameter.is_floating_point() or parameter.numel() == 0:
             continue
         if parameter.dim() < 2:
-            if not parameter.isfinite().all() or parameter.abs().mean() < 0.2:
-                parameter.normal_(0, 0.2)
+            wanted, size = 0.2, parameter.abs().mean()
         else:
             fan_in = max(1, parameter[0].numel() if parameter.dim() != 3 else parameter.shape[1])
-            wanted = 1 / math.sqrt(fan_in)
-            if not parameter.isfinite().all() or parameter.std() < wanted:
-                parameter.normal_(0, wanted)
+            wanted, size = 1 / math.sqrt(fan_in), parameter.std()
+        if not parameter.isfinite().all() or size < wanted:
+            parameter.normal_(0, wanted)
+    return model

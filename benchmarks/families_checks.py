@@ -17,8 +17,10 @@ from transformers import PreTrainedModel
 
 from hf_bidir import signed
 from hf_bidir.checkpoints.kinds import special_tokens
-from hf_bidir.checkpoints.layer_hooks import observed_layers
+from hf_bidir.checkpoints.layer_hooks import hooked, observed_layers
+from hf_bidir.hub.isolated import isolated_forward
 from hf_bidir.modeling import modeling_bidir
+from hf_bidir.modeling.attention_layers import SOFTMAX_FUNCTIONS
 from hf_bidir.modeling.signed_layers import attention_outside, signed_layers
 
 EXACT, CLOSE, MOVED = 1e-5, 1e-4, 1e-3  # tolerances relative to the largest output: λ = 0, other paths, λ = 1
@@ -35,13 +37,7 @@ class Verdict(NamedTuple):
 
 
 class Pair:
-    """A stock model and a signed copy of it, with inputs that both run on.
-
-    Args:
-        stock: a stock model in evaluation mode.
-        inputs: its inputs.
-        partial: accept attention outside the interface.
-    """
+    """A stock model in evaluation mode and a signed copy of it, with inputs that both run on."""
 
     def __init__(self, stock: PreTrainedModel, inputs: Inputs, partial: bool = False):
         self.stock, self.inputs, self.causal = stock, inputs, _is_causal(stock, inputs)
@@ -69,27 +65,16 @@ class Pair:
         return pair
 
 
-def all_checks(pair: Pair) -> dict[str, Verdict]:
-    """All checks except generation, by name."""
-    checks: dict[str, Callable[[Pair], Verdict]] = {
-        "λ = 0, sdpa": lambda pair: equals_stock(pair, "sdpa"),
-        "λ = 0, eager": lambda pair: equals_stock(pair, "eager"),
-        "λ = 1 moves": moves,
-        "no softmax left": no_softmax_left,
-        "backends": backends_agree,
-        "padding": padding_has_no_effect,
-        "causal": earlier_outputs_stay,
-        "save": reloads,
-        "stock weights": loads_stock_weights,
-    }
-    return {name: guarded(check, pair) for name, check in checks.items()}
-
-
 def guarded(check: Callable[[Pair], Verdict], pair: Pair) -> Verdict:
     """The verdict of a check; an exception is a failure, and a difference in float32 is checked again in float64."""
-    verdict = _caught(check, pair)
+
+    def restored(pair: Pair) -> Verdict:
+        pair.reset()
+        return check(pair)
+
+    verdict = _caught(restored, pair)
     if verdict.verdict == "fail" and "differ" in verdict.reason:
-        again = _caught(check, pair.in_double())
+        again = _caught(restored, pair.in_double())
         if again.verdict == "pass":
             return Verdict("pass", f"in float64; in float32 {verdict.reason}")
     return verdict
@@ -97,11 +82,24 @@ def guarded(check: Callable[[Pair], Verdict], pair: Pair) -> Verdict:
 
 def _caught(check: Callable[[Any], Verdict], pair: Any) -> Verdict:
     try:
-        if isinstance(pair, Pair):
-            pair.reset()
         return check(pair)
     except Exception as error:
         return Verdict("fail", one_line(error))
+
+
+def as_stock(check: Callable[[PreTrainedModel, Pair], Verdict]) -> Callable[[Pair], Verdict]:
+    """A check of the signed model at λ = 1, which does not apply if the stock model fails it as well."""
+
+    def checked(pair: Pair) -> Verdict:
+        pair.set(negative_mass=1.0)
+        verdict = _caught(lambda model: check(model, pair), pair.signed)
+        if verdict.verdict != "fail":
+            return verdict
+        stock = _caught(lambda model: check(model, pair), pair.stock)
+        lacking = Verdict("n/a", f"the stock model does not either: {stock.reason}")
+        return verdict if stock.verdict == "pass" else lacking
+
+    return checked
 
 
 def one_line(error: BaseException, most: int = 200) -> str:
@@ -129,7 +127,7 @@ def equals_stock(pair: Pair, backend: str) -> Verdict:
 
 def moves(pair: Pair) -> Verdict:
     """At λ = 1 the outputs differ; the verdict names the number of signed layers that ran."""
-    ran = set()
+    ran: set[Any] = set()
     pair.set(negative_mass=1.0)
     with observed_layers(pair.signed, lambda layer, *_: ran.add(layer)):
         outputs = run(pair.signed, pair.inputs)
@@ -144,61 +142,52 @@ def moves(pair: Pair) -> Verdict:
 def no_softmax_left(pair: Pair) -> Verdict:
     """At λ = 1 no attention computes a softmax."""
     pair.set(negative_mass=1.0)
-    with _SoftmaxWatch(pair.signed, pair.inputs) as watch:
+    watch = _SoftmaxWatch(pair.signed, pair.inputs)
+    with hooked(watch.names, before=watch.enter, after=watch.leave), watch:
         run(pair.signed, pair.inputs)
-    known = set(attention_outside(pair.signed)) | {
-        n for n, m in pair.signed.named_modules() if hasattr(m, "signed_index")
-    }
+    known = {*attention_outside(pair.signed), *(watch.names[layer] for layer in signed_layers(pair.signed))}
     left = sorted(watch.found - known)
     return Verdict("fail", f"softmax in {', '.join(left[:3])}") if left else Verdict("pass")
 
 
-def backends_agree(pair: Pair) -> Verdict:
-    """At λ = 1 sdpa and eager agree."""
+@as_stock
+def backends_agree(model: PreTrainedModel, pair: Pair) -> Verdict:
+    """sdpa and eager agree."""
+    outputs = []
     for backend in ("sdpa", "eager"):
         if (reason := _refused(pair.stock, backend)) is not None:
             return Verdict("n/a", reason)
-    pair.set(negative_mass=1.0)
-    return _as_stock(pair, lambda model: _backends(model, pair.inputs))
-
-
-def _backends(model: PreTrainedModel, inputs: Inputs) -> Verdict:
-    outputs = []
     for backend in ("sdpa", "eager"):
         model.set_attn_implementation(backend)
-        outputs.append(run(model, inputs))
-    return _near(*outputs, CLOSE, inputs)
+        outputs.append(run(model, pair.inputs))
+    return _near(*outputs, CLOSE, pair.inputs)
 
 
-def padding_has_no_effect(pair: Pair) -> Verdict:
+@as_stock
+def padding_has_no_effect(model: PreTrainedModel, pair: Pair) -> Verdict:
     """A row of a padded batch equals the single row; decoders are padded on the left, others on the right."""
     if "input_ids" not in pair.inputs or "attention_mask" not in pair.inputs:
         return Verdict("n/a", "no padded text")
-    pair.set(negative_mass=1.0)
     rows = {k: v for k, v in pair.inputs.items() if k != "attention_mask"}
     if any(v.shape[0] != 2 for v in rows.values()) or len(torch.unique(rows["input_ids"][:, 2])) < 2:  # placeholders
         rows = {k: v for k, v in rows.items() if k in ("input_ids", "decoder_input_ids")}
-    return _as_stock(pair, lambda model: _padding(model, rows, left=pair.causal))
-
-
-def _padding(model: PreTrainedModel, text: Inputs, left: bool) -> Verdict:
-    ids = text["input_ids"]
+    ids, left = rows["input_ids"], pair.causal
     length, pad = ids.shape[1], ids.shape[1] // 3
     kept = slice(pad, None) if left else slice(None, length - pad)
     keep = torch.ones_like(ids)
     keep[1] = 0
     keep[1, kept] = 1
-    places = {"position_ids": (keep.cumsum(-1) - 1).clamp(min=0)} if left and _accepts(model, "position_ids") else {}
-    padded = run(model, {**text, "attention_mask": keep, **places})
+    with_places = left and "position_ids" in inspect.signature(model.forward).parameters
+    places = {"position_ids": (keep.cumsum(-1) - 1).clamp(min=0)} if with_places else {}
+    padded = run(model, {**rows, "attention_mask": keep, **places})
     worst = Verdict("pass")
     for row, part in ((0, slice(None)), (1, kept)):
-        alone = {k: v[row : row + 1] for k, v in text.items()}
+        alone = {k: v[row : row + 1] for k, v in rows.items()}
         alone["input_ids"] = alone["input_ids"][:, part]
         alone["attention_mask"] = torch.ones_like(alone["input_ids"])
         batch = {n: x[row : row + 1] for n, x in padded.items() if x.dim() > 1 and x.shape[0] == 2}
         batch = {n: x[:, part] if x.shape[1] == length else x for n, x in batch.items()}
-        outputs = run(model, alone)
-        shared = {n: x for n, x in outputs.items() if n in batch and batch[n].shape == x.shape}
+        shared = {n: x for n, x in run(model, alone).items() if n in batch and batch[n].shape == x.shape}
         if not shared:
             return Verdict("fail", "no output has a row for each text")
         worst = max(worst, _near({n: batch[n] for n in shared}, shared, CLOSE), key=lambda v: v.verdict != "pass")
@@ -210,8 +199,7 @@ def earlier_outputs_stay(pair: Pair) -> Verdict:
     name = "decoder_input_ids" if "decoder_input_ids" in pair.inputs else "input_ids"
     if name not in pair.inputs:
         return Verdict("n/a", "no text")
-    pair.set(negative_mass=1.0)
-    verdict = _as_stock(pair, lambda model: _causality(model, pair.inputs, name))
+    verdict = as_stock(lambda model, pair: _causality(model, pair.inputs, name))(pair)
     return Verdict("n/a", "not causal") if verdict.verdict == "n/a" and "differs" in verdict.reason else verdict
 
 
@@ -237,10 +225,10 @@ def _causality(model: PreTrainedModel, inputs: Inputs, name: str) -> Verdict:
     return _near(after, before, CLOSE) if before else Verdict("fail", "no output for each token")
 
 
-def reloads(pair: Pair) -> Verdict:
+@as_stock
+def reloads(model: PreTrainedModel, pair: Pair) -> Verdict:
     """A model saved by `save_pretrained` is restored by `from_pretrained`."""
-    pair.set(negative_mass=1.0)
-    return _as_stock(pair, lambda model: _reloaded(model, type(model), pair.inputs))
+    return _reloaded(model, type(model), pair.inputs)
 
 
 def loads_stock_weights(pair: Pair) -> Verdict:
@@ -261,14 +249,10 @@ def _reloaded(model: PreTrainedModel, as_class: type, inputs: Inputs, **options:
     return _near(run(loaded, inputs), run(model, inputs), EXACT, inputs)
 
 
-def generates_with_cache(pair: Pair) -> Verdict:
+@as_stock
+def generates_with_cache(model: PreTrainedModel, pair: Pair) -> Verdict:
     """Greedy generation gives the same tokens with and without a cache."""
-    pair.set(negative_mass=1.0)
-    return _as_stock(pair, lambda model: _generation(model, pair.inputs))
-
-
-def _generation(model: PreTrainedModel, inputs: Inputs) -> Verdict:
-    inputs = {k: v for k, v in inputs.items() if not k.startswith("decoder_")}
+    inputs = {k: v for k, v in pair.inputs.items() if not k.startswith("decoder_")}
     if not model.config.is_encoder_decoder and set(inputs) == {"input_ids", "attention_mask"}:
         inputs["attention_mask"] = inputs["attention_mask"].flip(1)
     options = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "do_sample": False, "num_beams": 1}
@@ -283,19 +267,6 @@ def _generation(model: PreTrainedModel, inputs: Inputs) -> Verdict:
         generated.append(tokens if isinstance(tokens, Tensor) else tokens.sequences)
     same = generated[0].shape == generated[1].shape and torch.equal(*generated)
     return Verdict("pass") if same else Verdict("fail", "other tokens with a cache than without")
-
-
-def _as_stock(pair: Pair, check: Callable[[PreTrainedModel], Verdict]) -> Verdict:
-    """The verdict on the signed model; the check does not apply if the stock model fails as well."""
-    verdict = _caught(check, pair.signed)
-    if verdict.verdict == "pass":
-        return verdict
-    stock = _caught(check, pair.stock)
-    return verdict if stock.verdict == "pass" else Verdict("n/a", f"the stock model does not either: {stock.reason}")
-
-
-def _accepts(model: PreTrainedModel, name: str) -> bool:
-    return name in inspect.signature(model.forward).parameters
 
 
 def _refused(model: PreTrainedModel, backend: str) -> str | None:
@@ -353,42 +324,48 @@ class _SoftmaxWatch(TorchFunctionMode):
     A softmax counts in any module with "Att" in its class name, elsewhere if it has as many entries as tokens.
     """
 
-    SOFTMAX = ("softmax", "scaled_dot_product_attention", "multi_head_attention_forward")
-
     def __init__(self, model: PreTrainedModel, inputs: Inputs):
         super().__init__()
-        self.model, self.stack, self.found, self.hooks = model, [], set(), []
+        self.names = {module: name for name, module in model.named_modules()}
+        self.running: list[Any] = []
+        self.found: set[str] = set()
         self.lengths = {x.shape[1] for name, x in inputs.items() if name in ("input_ids", "decoder_input_ids")}
 
-    def __enter__(self) -> "_SoftmaxWatch":
-        for name, module in self.model.named_modules():
-            known = name, "Att" in type(module).__name__
-            self.hooks.append(module.register_forward_pre_hook(lambda *_, known=known: self.stack.append(known)))
-            self.hooks.append(module.register_forward_hook(lambda *_: self.stack.pop() and None, always_call=True))
-        return super().__enter__()
+    def enter(self, module: Any, *_: Any) -> None:
+        self.running.append(module)
 
-    def __exit__(self, *error: Any) -> None:
-        for hook in self.hooks:
-            hook.remove()
-        super().__exit__(*error)
+    def leave(self, *_: Any) -> None:
+        self.running.pop()
 
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        if function.__name__ in self.SOFTMAX and self.stack:
-            shape = args[0].shape if args and isinstance(args[0], Tensor) else (MIXED,) * 4
-            (name, attends), whole = self.stack[-1], function.__name__ != "softmax" or shape[-1] in self.lengths
-            if len(shape) > 3 and min(shape[-2:]) >= MIXED and (attends or whole):
-                self.found.add(name)
+        if function.__name__ in SOFTMAX_FUNCTIONS and self.running:
+            shape, module = args[0].shape if args and isinstance(args[0], Tensor) else (MIXED,) * 4, self.running[-1]
+            whole = function.__name__ != "softmax" or shape[-1] in self.lengths
+            if len(shape) > 3 and min(shape[-2:]) >= MIXED and (whole or "Att" in type(module).__name__):
+                self.found.add(self.names[module])
         return result
 
 
 def reloads_isolated(pair: Pair) -> Verdict:
     """The saved model has the same outputs in a process with the folder and transformers, without `hf_bidir`."""
-    from hf_bidir.hub.isolated import isolated_forward
-
     pair.set("sdpa", 1.0)
     with tempfile.TemporaryDirectory(prefix="families-") as folder:
         pair.signed.save_pretrained(folder)
         outputs = isolated_forward(folder, "AutoModel", pair.inputs)
     expected = {name: x for name, x in run(pair.signed, pair.inputs).items() if name in outputs}
     return _near(outputs, expected, EXACT, pair.inputs) if expected else Verdict("fail", "it has no outputs")
+
+
+# all checks but generation and reloading in an isolated process, by name
+CHECKS: dict[str, Callable[[Pair], Verdict]] = {
+    "λ = 0, sdpa": lambda pair: equals_stock(pair, "sdpa"),
+    "λ = 0, eager": lambda pair: equals_stock(pair, "eager"),
+    "λ = 1 moves": moves,
+    "no softmax left": no_softmax_left,
+    "backends": backends_agree,
+    "padding": padding_has_no_effect,
+    "causal": earlier_outputs_stay,
+    "save": reloads,
+    "stock weights": loads_stock_weights,
+}

@@ -13,23 +13,21 @@ Inputs = dict[str, Any]
 SIDE, SERIES = 4, 12  # patches per side of an image; steps of a time series
 
 
-def _reshaped(make: Callable[[Examples, set[str]], Inputs]) -> Callable[["Reshaped", set[str]], Inputs]:
-    def reshaped(self: "Reshaped", wanted: set[str]) -> Inputs:
-        made = make(self, wanted)
-        return {name: self.reshape[name](x) if name in self.reshape else x for name, x in made.items()}
-
-    return reshaped
-
-
 class Reshaped(Examples):
     """Examples whose images or sounds have another shape."""
-
-    # named as attributes, so that a method that is renamed in the package fails here
-    images, audio = _reshaped(Examples.images), _reshaped(Examples.audio)
 
     def __init__(self, model: PreTrainedModel, reshape: dict[str, Callable[[Tensor], Tensor]]):
         super().__init__(model, 0, COMPANIONS | OWN)
         self.reshape = reshape
+
+    def images(self, wanted: set[str]) -> Inputs:
+        return self._reshaped(super().images(wanted))
+
+    def audio(self, wanted: set[str]) -> Inputs:
+        return self._reshaped(super().audio(wanted))
+
+    def _reshaped(self, made: Inputs) -> Inputs:
+        return {name: self.reshape[name](x) if name in self.reshape else x for name, x in made.items()}
 
 
 def patches_of(x: Tensor, patch: int = 14) -> Tensor:
@@ -91,25 +89,14 @@ def _run_on(model: PreTrainedModel, inputs: Inputs) -> Inputs:
     return inputs
 
 
-OWN: dict[str, Callable[[Examples, Inputs], Any]] = {}  # companions of models that only the sweep builds
-
-
-def for_text(make: Callable[[Examples, Tensor], Tensor]) -> Callable[[Examples, Inputs], Tensor | None]:
-    """Marks an input that is created only together with token ids."""
-    return lambda examples, inputs: make(examples, inputs["input_ids"]) if "input_ids" in inputs else None
-
-
-def if_required(name: str, make: Callable[[Examples], Any]) -> None:
-    """Marks an input that is created only for models that require it."""
-    OWN[name] = lambda examples, inputs: make(examples) if name in examples.required else None
-
-
 def _width(examples: Examples) -> int:
     return first_field(examples.config, "hidden_size", "d_model")
 
 
-def _boxes(examples: Examples, ids: Tensor) -> Tensor:
-    corners = torch.randint(0, 100, (*ids.shape, 2), generator=examples.generator)
+def _boxes(examples: Examples, inputs: Inputs) -> Tensor | None:
+    if "input_ids" not in inputs:
+        return None
+    corners = torch.randint(0, 100, (*inputs["input_ids"].shape, 2), generator=examples.generator)
     boxes = torch.cat([corners, corners + 100], -1)
     return boxes / 1000 if examples.config.model_type == "udop" else boxes
 
@@ -134,8 +121,9 @@ def _past_values(examples: Examples) -> Tensor:
     return examples.randn(2, config.context_length, channels) if channels else examples.randn(2, 64)
 
 
-OWN |= {
-    "bbox": for_text(_boxes),
+# companions of models that only the sweep builds
+OWN: dict[str, Callable[[Examples, Inputs], Any]] = {
+    "bbox": _boxes,
     "flattened_patches": _flattened_patches,
     "qformer_input_ids": lambda examples, inputs: examples.ids(8),
     "task_inputs": lambda examples, inputs: examples.ids(77),
@@ -149,7 +137,7 @@ OWN |= {
     "returns_to_go": lambda e, _: e.randn(2, SERIES, 1),
     "timesteps": lambda e, _: torch.arange(SERIES).expand(2, -1),
 }
-for name, make in {
+IF_REQUIRED: dict[str, Callable[[Examples], Any]] = {
     "query_embeds": lambda e: e.randn(2, SIDE, _width(e)),
     "patch_embeds": lambda e: e.randn(2, _width(e), SIDE, SIDE),
     "latents": lambda e: e.randn(2, _width(e), SERIES),
@@ -160,8 +148,11 @@ for name, make in {
     "past_values_padding": lambda e: torch.zeros(2, 64),
     "freq": lambda e: torch.zeros(2, 1, dtype=torch.long),
     "past_values": _past_values,
-}.items():
-    if_required(name, make)
+}
+OWN |= {
+    name: lambda examples, _, name=name, make=make: make(examples) if name in examples.required else None
+    for name, make in IF_REQUIRED.items()
+}
 
 
 def _codes(examples: Examples) -> Inputs:

@@ -9,22 +9,16 @@ import torch
 import transformers
 
 from benchmarks.measure import write_table
-from hf_bidir.checkpoints.families import SUMMARY
+from hf_bidir.checkpoints.families import FAILED, KINDS, PASSED, SUMMARY
 
 Record = dict[str, Any]
 PAGE = Path(__file__).with_name("results") / "families.md"
-KINDS = ("encoder", "vision", "decoder", "encoder-decoder", "multimodal", "audio", "other", "part")
 STATUSES = ("passed", "failed", "refused", "not built", "part")
-MARKS = {"pass": "✓", "fail": "✗", "n/a": "–"}
+MARKS = {"pass": PASSED, "fail": FAILED, "n/a": "–"}
 # common reasons why a check does not apply, explained above the table
 USUAL = (
-    "no padded text",
-    "no text",
-    "does not generate",
-    "not in the sample",
-    "not causal",
-    "the stock model has no sdpa",
-)
+    "no padded text", "no text", "does not generate", "not in the sample", "not causal", "the stock model has no sdpa",
+)  # fmt: skip
 ALONE = ("encoder", "vision", "decoder")
 
 

@@ -9,12 +9,12 @@ cycles for one; the tensor cores need 8 cycles for the two products at head dime
     python benchmarks/fused_instructions.py --arch 80 --head-dims 64 128 256
 """
 
-import argparse
 import os
 import re
 import subprocess
 import tempfile
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,7 +25,7 @@ from tqdm import tqdm
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from benchmarks.measure import write_table
+from benchmarks.measure import command_line, write_table
 from hf_bidir.modeling.fused_blocks import ALIGNED
 from hf_bidir.modeling.fused_launch import KERNELS, SMALL, TILINGS, Variant
 
@@ -123,34 +123,24 @@ def per_score(code, tiling) -> list[float]:
 
 def kernel_rows(arch: int, head_dims: list[int]) -> list[list[str]]:
     rows = []
-    for head_dim in head_dims:
-        for name in tqdm(TABLED, desc=f"head dimension {head_dim}", unit="kernel"):
-            for mode, levelled in (("softmax", True), ("tanhmax", True), ("tanhmax", False)):
-                if levelled is False and name != "forward":
-                    continue
-                rows.append(kernel_row(arch, head_dim, name, mode, levelled))
+    for head_dim, name in tqdm([*product(head_dims, TABLED)], unit="kernel"):
+        for way in ("softmax", "tanhmax", *(["tanhmax without a level"] if name == "forward" else [])):
+            mode, size = way.split()[0], max(64, triton.next_power_of_2(head_dim))
+            changes = {"head_dim": head_dim, "SIGNED": mode == "tanhmax", "LEVELLED": way == mode}
+            tilings = (TILINGS[f"{NAMES[arch]} {name} {mode} {size}"], *SMALL)
+            codes = ((tiling, compiled(name, tiling, arch=arch, **changes)) for tiling in tilings)
+            tiling, code = next(found for found in codes if found[1].metadata.shared <= SHARED[arch] * 1024)
+            held = resources(code)
+            rows.append([
+                str(head_dim), name.replace("_", " "), way, f"{tiling[0]} x {tiling[1]}, {tiling[2]}, {tiling[3]}",
+                *(f"{count:.1f}" for count in per_score(code, tiling)), str(held.registers), str(held.spilled),
+                str(held.shared // 1024),
+            ])  # fmt: skip
     return rows
 
 
-def kernel_row(arch: int, head_dim: int, name: str, mode: str, levelled: bool) -> list[str]:
-    size = max(64, triton.next_power_of_2(head_dim))
-    tilings = (TILINGS[f"{NAMES[arch]} {name} {mode} {size}"], *SMALL)
-    codes = (
-        (tiling, compiled(name, tiling, arch=arch, head_dim=head_dim, SIGNED=mode == "tanhmax", LEVELLED=levelled))
-        for tiling in tilings
-    )
-    tiling, code = next(found for found in codes if found[1].metadata.shared <= SHARED[arch] * 1024)
-    held = resources(code)
-    way = mode if levelled or mode == "softmax" else "tanhmax without a level"
-    return [
-        str(head_dim), name.replace("_", " "), way, f"{tiling[0]} x {tiling[1]}, {tiling[2]}, {tiling[3]}",
-        *(f"{count:.1f}" for count in per_score(code, tiling)), str(held.registers), str(held.spilled),
-        str(held.shared // 1024),
-    ]  # fmt: skip
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--arch", type=int, choices=SHARED, default=90, help="80, 86 Ampere, 89 Ada, 90 Hopper")
     parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128], help="from 16 to 256")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "fused_instructions.md")

@@ -9,7 +9,6 @@ kernel, mode and head dimension.
     python benchmarks/fused_tilings.py --write      the fastest become those of this architecture
 """
 
-import argparse
 import ast
 import math
 import re
@@ -22,7 +21,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from benchmarks.measure import ROOT, write_table
+from benchmarks.measure import ROOT, command_line, write_table
 from hf_bidir import bidir_attention
 from hf_bidir.common.files import replacing
 from hf_bidir.modeling.attention_call import INTERPRETED
@@ -39,7 +38,7 @@ TABLE = ROOT / "hf_bidir/modeling/fused_tilings.py"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--head-dims", type=int, nargs="+", choices=[64, 128, 256], default=[64, 128, 256])
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096])
     parser.add_argument("--kernels", nargs="+", choices=SIZES, default=[*SIZES])

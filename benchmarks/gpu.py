@@ -18,10 +18,12 @@ measured again. The sections, in order; what torch.compile compiles comes after 
     python benchmarks/gpu.py --smoke --output /tmp/gpu         tiny sizes on a CPU, in Triton's interpreter
 """
 
-import argparse
+import csv
 import os
+import platform
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,9 +36,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where a wheel is
 
 import torch
 
-from benchmarks.gpu_rows import Rows
-from benchmarks.gpu_sections import SECTIONS
-from benchmarks.measure import RESULTS
+from benchmarks.gpu_sections import SECTIONS, Measured
+from benchmarks.measure import RESULTS, command_line
+from benchmarks.runs import markdown
+from hf_bidir.common.files import replacing
 
 FULL = {
     "device": "cuda", "dtype": "bfloat16", "heads": 12, "layers": 12, "width": 768, "repeats": 9, "warm_up": 3,
@@ -54,8 +57,55 @@ SMOKE = FULL | {
 }  # fmt: skip
 
 
+class Rows:
+    """The rows of gpu.csv in a folder, of all GPUs and versions; new ones are of this GPU and these versions.
+
+    gpu.md shows them under `notes`, with a table for each GPU and versions.
+    """
+
+    HEADER = ("section", "case", *Measured._fields[:2], "ratio", *Measured._fields[2:], "card", "versions")
+
+    def __init__(self, folder: Path, device: str, notes: str):
+        self.csv, self.table, self.notes = folder / "gpu.csv", folder / "gpu.md", notes
+        card = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {platform.machine()}"
+        versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "triton", "transformers"))
+        self.machine = {"card": card, "versions": versions}
+        self.rows: list[dict[str, str]] = []
+        if self.csv.exists():
+            with self.csv.open(encoding="utf-8", newline="") as file:
+                self.rows = list(csv.DictReader(file))
+
+    def of(self, section: str, case: str) -> list[dict[str, str]]:
+        """The rows of a case that were measured on this GPU with these versions."""
+        own = {"section": section, "case": case, **self.machine}
+        return [row for row in self.rows if row.items() >= own.items()]
+
+    def save(self, section: str, case: str, found: list[Measured]) -> None:
+        """Write the files with these rows in place of earlier ones of the same case."""
+        earlier = self.of(section, case)
+        self.rows = [row for row in self.rows if row not in earlier]
+        for one in found:
+            formats = {"ratio": ".3f", "own": ".4g", "baseline": ".4g"}
+            numbers = {name: getattr(one, name) for name in formats}
+            cells = {name: "" if x is None else format(x, formats[name]) for name, x in numbers.items()}
+            self.rows.append({"section": section, "case": case, **one._asdict(), **cells, **self.machine})
+        self.rows.sort(key=lambda row: [*SECTIONS].index(row["section"]))
+        with replacing(self.csv) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, self.HEADER)
+            writer.writeheader()
+            writer.writerows(self.rows)
+        machines: dict[str, list[list[str]]] = {}
+        for row in self.rows:
+            cells = [row[name] for name in self.HEADER[:-2]]
+            machines.setdefault(f"## {row['card']}; {row['versions']}", []).append(cells)
+        tables = [f"{machine}\n\n{markdown(self.HEADER[:-2], cells)}" for machine, cells in machines.items()]
+        with replacing(self.table) as temporary:
+            text = "\n\n".join(["# Signed attention on a GPU", self.notes, *tables])
+            temporary.write_text(f"{text}\n", encoding="utf-8")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=[*SECTIONS], metavar="SECTION")
     parser.add_argument("--minutes", type=float, default=8.0, help="after which no row begins")
     parser.add_argument("--again", action="store_true", help="measure rows that are already there")
@@ -72,10 +122,10 @@ def main() -> None:
         f"{sizes.heads} heads, bf16 (training: fp32 weights, autocast), no dropout; batches of attention have "
         f"{sizes.tokens} tokens, those of memory {sizes.memory_tokens}. Command: `python benchmarks/gpu.py`."
     )
-    rows = Rows(options.output or RESULTS, sizes.device, SECTIONS, notes)
+    rows = Rows(options.output or RESULTS, sizes.device, notes)
     jobs = [(section, job) for section in SECTIONS if section in options.only for job in SECTIONS[section](sizes)]
     if not options.again:
-        jobs = [(section, job) for section, job in jobs if not rows.has(section, job.case)]
+        jobs = [(section, job) for section, job in jobs if not rows.of(section, job.case)]
     jobs.sort(key=lambda found: found[1].compiles)
     end, late, failed = time.perf_counter() + 60 * options.minutes, [], []
     for section, job in jobs:

@@ -31,7 +31,6 @@ from transformers import (
 
 from benchmarks.attention import BASELINE, IMPLEMENTATIONS, Problem, random_problem, with_gradient, without_gradient
 from benchmarks.generation import generate, pair
-from benchmarks.gpu_rows import Measured
 from benchmarks.measure import ROOT, elapsed, interleaved_medians, peak_memory, synchronize
 from benchmarks.training_step import batch_of, training_step_of
 from hf_bidir import signed
@@ -45,6 +44,26 @@ BACKENDS = {
 PASSES = {"forward": without_gradient, "forward + backward": with_gradient}
 KINDS = {"plain": {}, "causal": {"causal": True}, "padded 40 %": {"padding": 0.4}}
 SECONDS = 180  # after which a process counts as failed
+
+
+class Measured(NamedTuple):
+    """One measurement; without a baseline, `against` is empty."""
+
+    measured: str
+    against: str
+    own: float
+    baseline: float | None
+    unit: str
+
+    @property
+    def ratio(self) -> float | None:
+        return self.own / self.baseline if self.baseline else None
+
+    def __str__(self) -> str:
+        if self.ratio is None:
+            return f"{self.measured}: {self.own:.4g} {self.unit}"
+        numbers = f"{self.own:.4g} / {self.baseline:.4g} {self.unit} = {self.ratio:.3f}"
+        return f"{self.measured} / {self.against}: {numbers}"
 
 
 class Job(NamedTuple):

@@ -22,11 +22,11 @@ from typing import Any
 from pandas import DataFrame
 from torch.utils.data import DataLoader
 
-from benchmarks.measure import RESULTS, ROOT, save_run, train_once
+from benchmarks.measure import RESULTS, ROOT, command_line, recipe, save_runs, train_once
 from benchmarks.runs import check_runs, listing, where
 from hf_bidir.checkpoints.convert import convert_checkpoint, restore_softmax
 from hf_bidir.checkpoints.reading import read_config
-from hf_bidir.cli.script import parse, read_recipe
+from hf_bidir.cli.script import parse
 from hf_bidir.explain.signs import negative_share
 from hf_bidir.finetune.heal import healing_data, student_and_teacher
 from hf_bidir.finetune.record import read_record
@@ -54,7 +54,7 @@ COLUMNS = {  # of the table: heading and format
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     commands = parser.add_subparsers(dest="what", required=True)
     text = commands.add_parser("minilm", help="MiniLM on reviews")
     text.add_argument("--model", required=True, help="the softmax MiniLM, a folder or a name on the Hub")
@@ -117,7 +117,7 @@ def decoder(options: argparse.Namespace) -> None:
 def save(model: str, rows: list[dict[str, Any]], given: dict[str, Any]) -> None:
     for row in rows:
         files = [Path(file) for file in (*given["train_file"], *given["validation_file"])]
-        save_run(FILE, KEY, {"model": model, "seed": 0} | row, *files)
+        save_runs(FILE, KEY, [{"model": model, "seed": 0} | row], *files)
         print(row)
 
 
@@ -140,13 +140,10 @@ def healed(name: str, given: dict[str, Any], lengths: list[int]) -> dict[Path, d
             "negative_share": share(folder, given),
         }
         if row["steps"]:
-            row |= {"minutes": minutes(folder), "threads": read_record(folder)["hardware"]["threads"]}
+            record = read_record(folder)
+            row |= {"minutes": record["duration_seconds"] / 60, "threads": record["hardware"]["threads"]}
         rows[folder] = row
     return rows
-
-
-def minutes(folder: Path) -> float:
-    return read_record(folder)["duration_seconds"] / 60
 
 
 def table(runs: DataFrame, model: str) -> str:
@@ -163,10 +160,6 @@ def share(folder: Path, given: dict[str, Any]) -> float:
     splits, (_, collator), _ = healing_data(data, args, str(folder), student, processors)
     batches = DataLoader(splits.validation, batch_size=32, collate_fn=collator)
     return negative_share(student.eval(), batches)
-
-
-def recipe(name: str) -> dict[str, Any]:
-    return read_recipe(ROOT / f"training/recipes/{name}.yaml")
 
 
 if __name__ == "__main__":

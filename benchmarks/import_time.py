@@ -34,9 +34,8 @@ def main() -> None:
     for row in rows:
         print(row)
     notes = f"Medians of {options.repeats} interleaved runs, each in a fresh process."
-    write_table(
-        options.output, "Import time", notes, ["command", "ratio to import transformers", "CPU seconds"], rows, "cpu"
-    )
+    header = ["command", "ratio to import transformers", "CPU seconds"]
+    write_table(options.output, "Import time", notes, header, rows, "cpu")
 
 
 def cpu_seconds(command: list[str]) -> float:

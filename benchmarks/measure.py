@@ -18,7 +18,7 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from benchmarks.runs import DATA, VERSIONS, add_runs, data_version, libraries, markdown
+from benchmarks.runs import DATA, VERSIONS, add_runs, data_version, has_run, libraries, markdown
 from hf_bidir.common.files import read_json, replacing, sha256
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,6 +74,18 @@ def peak_memory(task: Callable[[], None], device: str) -> float | None:
     return (_status("VmHWM") - before) / 2**10
 
 
+def command_line(description: str | None) -> argparse.ArgumentParser:
+    """A parser that shows the docstring of a script as it is written."""
+    return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def recipe(name: str) -> dict[str, Any]:
+    """The options in training/recipes/NAME.yaml."""
+    from hf_bidir.cli.script import read_recipe
+
+    return read_recipe(ROOT / f"training/recipes/{name}.yaml")
+
+
 def options_of(document: str, name: str, on_device: bool = False, **options: object) -> argparse.Namespace:
     """The parsed options of a benchmark: `options` with their default or fields of `add_argument`, and --output.
 
@@ -82,7 +94,7 @@ def options_of(document: str, name: str, on_device: bool = False, **options: obj
         name: of the table, results/NAME.md, on a GPU results/NAME-gpu.md.
         on_device: whether the options have a device and a dtype.
     """
-    parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(document)
     for option, given in options.items():
         fields = given if isinstance(given, dict) else {"type": type(given), "default": given}
         parser.add_argument(f"--{option.replace('_', '-')}", **fields)
@@ -120,11 +132,6 @@ def train_once(main: Callable[[dict[str, Any]], object], given: Mapping[str, Any
     return read_json(folder / TRAINED)
 
 
-def save_run(file: Path, key: Sequence[str], row: Mapping[str, object], *data: Path) -> None:
-    """Add one row, as `save_runs` does."""
-    save_runs(file, key, [row], *data)
-
-
 def save_runs(file: Path, key: Sequence[str], rows: Iterable[Mapping[str, object]], *data: Path) -> None:
     """Add rows to a csv file at once, in place of rows with the same values of `key`.
 
@@ -138,6 +145,27 @@ def save_runs(file: Path, key: Sequence[str], rows: Iterable[Mapping[str, object
 
     found = {VERSIONS: libraries(library_versions())} | ({DATA: data_version(*map(sha256, data))} if data else {})
     add_runs(file, [{**row, **found} for row in rows], key)
+
+
+def run_grid(
+    file: Path,
+    trials: Iterable[Mapping[str, Any]],
+    run: Callable[..., tuple[Mapping[str, Any] | list[Mapping[str, Any]], Iterable[Path]]],
+    key: Sequence[str] = (),
+) -> None:
+    """Run every trial that has no row, and save what it finds at once: an interrupted grid goes on where it was.
+
+    Args:
+        file: the csv file.
+        trials: the columns that identify a run and their values, "seed" among them; they may depend on earlier rows.
+        run: takes a trial; returns the numbers of one row, or of several, and the data files that it read.
+        key: the columns that identify a row; by default those of a trial.
+    """
+    for trial in tqdm(trials, unit="run"):
+        if not has_run(file, **trial):
+            found, data = run(**trial)
+            rows = [{**trial, **row} for row in (found if isinstance(found, list) else [found])]
+            save_runs(file, key or list(trial), rows, *data)
 
 
 def write_table(path: Path, title: str, notes: str, header: list[str], rows: list[list[str]], device: str) -> None:

@@ -6,7 +6,6 @@ The tests come from the source distribution of the installed transformers, which
 Exits with 1 if a test fails or is skipped on a signed class and passes on the stock class.
 """
 
-import argparse
 import os
 import re
 import subprocess
@@ -18,7 +17,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from benchmarks.measure import write_table
+from benchmarks.measure import command_line, write_table
 
 CLASS = r"<class '.*[.](?=\w+'>)|'>"
 HERE = Path(__file__).parent
@@ -26,7 +25,7 @@ MODULE = "test_modeling_common"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--output", type=Path, default=HERE / "results" / "peer.md")
     parser.add_argument("--cache", type=Path, default=HERE.parent / ".peer", help="folder of the downloaded tests")
     parser.add_argument("--tests", default="", help="only tests that match (as pytest -k); saves no table")

@@ -23,14 +23,8 @@ common = importlib.import_module(f"{_folder.name}.test_modeling_common")
 
 BATCH, TOKENS, HIDDEN, LAYERS, HEADS, IMAGE, PATCH = 13, 7, 32, 2, 4, 16, 4
 TEXT = {"vocab_size": 99, "max_position_embeddings": 64, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
-SIZES = {
-    "hidden_size": HIDDEN,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "intermediate_size": 37,
-    "initializer_range": 0.02,
-}
-IMAGES = {"image_size": IMAGE, "patch_size": PATCH, "num_labels": 10}
+SIZES = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": 37}
+IMAGES = SIZES | {"image_size": IMAGE, "patch_size": PATCH, "num_labels": 10}
 SIDES = {  # of an encoder-decoder
     f"{side}_{name}": value
     for side in ("encoder", "decoder")
@@ -56,23 +50,14 @@ class Family:
 
 
 NO_TOKENS = {"test_resize_embeddings": False, "test_inputs_embeds": None, "test_model_get_set_embeddings": None}
+NO_GRADIENT = NO_TOKENS | {"test_all_params_have_gradient": False}
 TEXT_HEADS = "ForSequenceClassification ForTokenClassification ForQuestionAnswering"
 FAMILIES = [
     Family("Bert", f"Model LMHeadModel ForMaskedLM ForMultipleChoice ForNextSentencePrediction {TEXT_HEADS}"),
     Family("Roberta", f"Model ForCausalLM ForMaskedLM ForMultipleChoice {TEXT_HEADS}"),
     Family("DistilBert", f"Model ForMaskedLM ForMultipleChoice {TEXT_HEADS}"),
-    Family(
-        "ViT",
-        "Model ForImageClassification ForMaskedImageModeling",
-        SIZES | IMAGES | {"encoder_stride": PATCH},
-        NO_TOKENS,
-    ),
-    Family(
-        "Dinov2",
-        "Model ForImageClassification Backbone",
-        SIZES | IMAGES | {"use_swiglu_ffn": True},
-        NO_TOKENS | {"test_all_params_have_gradient": False},
-    ),
+    Family("ViT", "Model ForImageClassification ForMaskedImageModeling", IMAGES | {"encoder_stride": PATCH}, NO_TOKENS),
+    Family("Dinov2", "Model ForImageClassification Backbone", IMAGES | {"use_swiglu_ffn": True}, NO_GRADIENT),
     Family("GPT2", f"Model LMHeadModel {TEXT_HEADS}", attributes={"test_missing_keys": False}),
     Family("Llama", f"Model ForCausalLM {TEXT_HEADS}", SIZES | TEXT | {"num_key_value_heads": 2}),
     Family(
@@ -133,13 +118,8 @@ def suite(family: Family, signed: bool) -> type[unittest.TestCase]:
     return type(f"{'Signed' if signed else 'Stock'}{family.name}", bases, attributes)
 
 
-def name_signed_heads() -> None:
-    """Register signed classes in the tables of classes by task that the tests use."""
-    for table in [name for name in vars(common) if name.endswith("_MAPPING_NAMES")]:
-        stock = getattr(common, table)
-        heads = {kind: name for kind, name in stock.items() if isinstance(name, str)}
-        setattr(common, table, {**stock, **{f"bidir_{kind}": f"Bidir{name}" for kind, name in heads.items()}})
-
-
-name_signed_heads()
+# signed classes in the tables of classes by task that the tests use
+for _table in [name for name in vars(common) if name.endswith("_MAPPING_NAMES")]:
+    _heads = {kind: name for kind, name in getattr(common, _table).items() if isinstance(name, str)}
+    getattr(common, _table).update({f"bidir_{kind}": f"Bidir{name}" for kind, name in _heads.items()})
 globals().update({made.__name__: made for family in FAMILIES for made in (suite(family, False), suite(family, True))})

@@ -132,11 +132,7 @@ def means(runs: "pd.DataFrame", by: Sequence[str], columns: Mapping[str, tuple[s
     """A table with mean ± standard deviation over seeds; `columns` have their heading, factor and digits."""
     check_runs(runs, by, seeds)
     rows = [
-        [
-            *map(str, group),
-            str(len(of)),
-            *(spread(of, name, scale, digits) for name, (_, scale, digits) in columns.items()),
-        ]
+        [*map(str, group), str(len(of)), *(spread(of, name, *form) for name, (_, *form) in columns.items())]
         for group, of in runs.groupby(list(by))
     ]
     return markdown([*by, "seeds", *(heading for heading, *_ in columns.values())], rows)

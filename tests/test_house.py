@@ -3,14 +3,15 @@
 import ast
 import importlib
 import inspect
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 import hf_bidir
-import hf_bidir.explain
 from hf_bidir import BidirBertConfig, BidirRnnConfig
+from tests.conftest import GPU, SLOW
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_bidir"
@@ -87,69 +88,59 @@ def test_the_package_imports_no_other_folder_of_the_repository():
         assert not {name.split(".")[0] for name in imported(file)} & {*FOLDERS[1:]}, file.name
 
 
+def test_the_lists_of_slow_tests_and_of_tests_for_a_gpu_name_what_exists():
+    assert not [name for name in (*SLOW, *GPU) if not (ROOT / "tests" / name).exists()]
+
+
 def test_only_research_imports_research():
     for file in (file for file in SOURCES if not file.is_relative_to(ROOT / "research")):
         assert "research" not in {name.split(".")[0] for name in imported(file)}, file
 
 
-@pytest.mark.parametrize(
-    ("module", "names"),
-    [
-        (
-            "hf_bidir",
-            "BidirBertConfig BidirBertModel BidirBertForSequenceClassification BidirBertForMaskedLM "
-            "BidirBertForTokenClassification BidirBertForQuestionAnswering BidirBertForMultipleChoice "
-            "BidirViTConfig BidirViTModel BidirViTForImageClassification "
-            "BidirRnnConfig BidirRnnForSequenceClassification "
-            "signed tanhmax bidir_attention register_attn_activation convert_checkpoint NegativeMassSchedule",
-        ),
-        (
-            "hf_bidir.explain",
-            "attention_rollout attention_flow contributions erasure orient_heads text_heatmap image_heatmap",
-        ),
-        ("hf_bidir.hub", "build_model_card push_checkpoint"),
-    ],
-)
-def test_public_names_import_and_are_listed(module, names):
-    module = importlib.import_module(module)
-    for name in names.split():
-        assert hasattr(module, name)
-        assert name in module.__all__
+HEADS = "Model ForMaskedLM ForMultipleChoice ForQuestionAnswering ForSequenceClassification ForTokenClassification"
+FROZEN = {  # public names with their first parameters, as published
+    "hf_bidir": {
+        "tanhmax": "scores keep=None dim=-1 negative_mass=1.0",
+        "bidir_attention": "query key value keep=None activation='tanhmax' negative_mass=1.0 scaling=None dropout=0.0 "
+        "implementation='auto'",
+        "register_attn_activation": "name fn",
+        **dict.fromkeys(("signed", "convert_checkpoint", "NegativeMassSchedule", "BidirBertConfig"), ""),
+        **dict.fromkeys((f"BidirBert{end}" for end in HEADS.split()), ""),
+        **dict.fromkeys(("BidirViTConfig", "BidirViTModel", "BidirViTForImageClassification"), ""),
+        **dict.fromkeys(("BidirRnnConfig", "BidirRnnForSequenceClassification"), ""),
+    },
+    "hf_bidir.explain": {
+        "attention_rollout": "attentions keep=None residual=0.5 mode='magnitude' heads='mean'",
+        "attention_flow": "attentions keep=None source=0 residual=0.5 signed=False",
+        "contributions": "model inputs target=None",
+        "erasure": "model inputs target=None how='renormalise'",
+        "orient_heads": "model dataloader",
+        **dict.fromkeys(("text_heatmap", "image_heatmap"), ""),
+    },
+    "hf_bidir.hub": {"build_model_card": "folder", "push_checkpoint": "folder repo_id"},
+}
 
 
-def test_the_frozen_signatures_begin_as_published():
-    published = {
-        "tanhmax": ["scores", "keep=None", "dim=-1", "negative_mass=1.0"],
-        "bidir_attention": [
-            "query",
-            "key",
-            "value",
-            "keep=None",
-            "activation='tanhmax'",
-            "negative_mass=1.0",
-            "scaling=None",
-            "dropout=0.0",
-            "implementation='auto'",
-        ],
-        "register_attn_activation": ["name", "fn"],
-    }
-    for name, expected in published.items():
-        assert signature_of(getattr(hf_bidir, name))[: len(expected)] == expected
+@pytest.mark.parametrize("module", FROZEN)
+def test_public_names_are_listed_and_their_signatures_begin_as_published(module):
+    package = importlib.import_module(module)
+    for name, published in FROZEN[module].items():
+        assert name in package.__all__
+        parameters = inspect.signature(getattr(package, name)).parameters.values() if published else ()
+        typed = [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in parameters]
+        assert typed[: len(published.split())] == published.split()
+        assert hasattr(package, name)
 
 
-def test_the_signatures_of_explanations_begin_as_published():
-    published = {
-        "attention_rollout": ["attentions", "keep=None", "residual=0.5", "mode='magnitude'", "heads='mean'"],
-        "attention_flow": ["attentions", "keep=None", "source=0", "residual=0.5", "signed=False"],
-        "contributions": ["model", "inputs", "target=None"],
-        "erasure": ["model", "inputs", "target=None", "how='renormalise'"],
-        "orient_heads": ["model", "dataloader"],
-    }
-    for name, expected in published.items():
-        assert signature_of(getattr(hf_bidir.explain, name))[: len(expected)] == expected
+@pytest.mark.parametrize("page", ["explain", "hub", "hf_bidir"])
+def test_every_public_name_is_in_the_reference(page):  # `make docs` checks that every name there exists
+    public = hf_bidir._HOMES if page == "hf_bidir" else importlib.import_module(f"hf_bidir.{page}").__all__
+    text = (ROOT / f"docs/reference/{page}.md").read_text(encoding="utf-8")
+    assert set(public) <= set(re.findall(r"^::: .*\.(\w+)$", text, re.MULTILINE))
 
 
-def signature_of(function) -> list[str]:
-    """The parameters with their defaults, as one would type them."""
-    parameters = inspect.signature(function).parameters.values()
-    return [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in parameters]
+@pytest.mark.parametrize("name", ["research.faithfulness", "research.rank_collapse"])
+def test_a_package_that_is_shown_as_a_whole_has_no_name_hidden_by_a_file_of_that_name(name):
+    package = importlib.import_module(name)
+    assert f"::: {name}\n" in (ROOT / f"docs/reference/{name.partition('.')[2]}.md").read_text(encoding="utf-8")
+    assert not set(package.__all__) & {file.stem for file in Path(package.__file__).parent.glob("*.py")}

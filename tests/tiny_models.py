@@ -15,6 +15,8 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedModel,
     RobertaConfig,
     RobertaForSequenceClassification,
@@ -65,6 +67,13 @@ def stock_model(family: str, **fields) -> PreTrainedModel:
     model_class, config_class, shape = STOCK[family]
     torch.manual_seed(0)
     return model_class(config_class(**shape | fields)).eval()
+
+
+def sliding_window_model(window: int = 4, **fields) -> PreTrainedModel:
+    """A causal model whose tokens attend to the last few, in evaluation mode."""
+    torch.manual_seed(0)
+    shape = SHAPE | TEXT | {"num_key_value_heads": 2, "sliding_window": window} | fields
+    return MistralForCausalLM(MistralConfig(**shape)).eval()
 
 
 def inputs_of(family: str) -> dict[str, torch.Tensor]:

@@ -24,6 +24,8 @@ processes. The output folder loads with AutoModelForCausalLM.from_pretrained(fol
 hf-bidir explain FOLDER "The film was" shows what supports and opposes the next token.
 """
 
+import hf_bidir.cli.quiet  # isort: skip  # noqa: F401  (first: before torch and transformers)
+
 import logging
 from dataclasses import dataclass
 from functools import partial
@@ -128,21 +130,15 @@ def main(options: Options = None) -> dict[str, Any]:
 
     splits = cut_into_blocks(splits, tokenizer, data)
     run = Run("text-generation", model, splits, data, args, schedule)
-    trainer = CausalTrainer(
-        model=model,
-        args=args,
-        train_dataset=splits.train,
-        eval_dataset=splits.validation,
+    sample = partial(written_sample, tokenizer, splits.validation[0]["input_ids"])
+    return run.train(
+        CausalTrainer,
+        centre=shape.centre and starts_as_softmax(source),
+        extra_record=None if args.fsdp or args.deepspeed else sample,
+        card=write_card,
         processing_class=tokenizer,
         data_collator=default_data_collator,
-        callbacks=run.callbacks,
     )
-    sample = partial(written_sample, tokenizer, splits.validation[0]["input_ids"])
-    centre, sharded = shape.centre and starts_as_softmax(source), args.fsdp or args.deepspeed
-    results = run.train(trainer, centre=centre, **({} if sharded else {"extra_record": sample}))
-    if args.should_save:
-        print(f"Model card: {write_card(args.output_dir)}")
-    return results
 
 
 def written_sample(tokenizer: Any, ids: list[int], model: PreTrainedModel) -> dict[str, dict[str, str]]:

@@ -17,6 +17,8 @@ and imdb/{train,test}.parquet. The committed numbers were measured on such files
 its test labels, so training on it gives another model. With fewer seeds than the pair has, model_cards/ stays as it is.
 """
 
+import hf_bidir.cli.quiet  # isort: skip  # noqa: F401  (first: before torch and transformers)
+
 import argparse
 import shutil
 from collections.abc import Callable
@@ -25,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset
-from matplotlib.figure import Figure
 from transformers import PreTrainedModel
 
 from hf_bidir.cli.models import NAMESPACE, local_models
@@ -34,11 +36,10 @@ from hf_bidir.cli.script import read_recipe, run_script
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, replacing, write_json
 from hf_bidir.common.statistics import mean_and_deviation
-from hf_bidir.explain import image_heatmap, load_checkpoint, read_text, text_heatmap, token_scores
-from hf_bidir.explain.api import explain_checkpoint
+from hf_bidir.explain import explain, image_heatmap, load_checkpoint, text_heatmap
 from hf_bidir.explain.registry import METHODS
 from hf_bidir.finetune.arguments import ImageDataArguments
-from hf_bidir.finetune.data.image_data import ImageCollator, read_image_splits
+from hf_bidir.finetune.data.image_data import read_image_splits
 from hf_bidir.finetune.data.image_files import read_images
 from hf_bidir.finetune.record import RESULTS, is_finished, read_record
 from hf_bidir.hub import evaluate_checkpoint
@@ -53,7 +54,7 @@ SHOWN, WEIGHTS = ("*.json", "*.png"), "model.safetensors"
 SMALL = 10_000_000  # bytes; smaller weights are committed beside their card
 LARGE = ("sst2-minilm-tanhmax",)  # committed once although it has 45 MB
 LICENSE = "apache-2.0"  # of the weights that the project trains
-IMAGES_SHOWN = 6
+IMAGES_SHOWN, METHOD = 3, "contributions"
 SENTENCE, TARGET = "a charming film with a weak ending", 1
 PROMPT = "This is one of the worst movies I have ever"
 HEADING = f"""# Checkpoints
@@ -74,7 +75,6 @@ generates this page. On the Hub the names are `{NAMESPACE}/NAME`, by
 
 | checkpoint | task | score (seeds) | this checkpoint | negative | without | MB | in this folder | measured on |
 |---|---|---|---|---|---|---|---|---|""".splitlines()
-Loaded = tuple[PreTrainedModel, Any]  # the model, and its tokenizer or image processor
 
 
 @dataclass(frozen=True)
@@ -261,52 +261,41 @@ def _by_metric(runs: list[dict[str, float]]) -> dict[str, list[float]]:
 def draw_explanations(folders: list[Path], test: str | None) -> None:
     """Draw explanation.png of a pair: contributions in both on one colour scale, of a sentence or of test images."""
     models = {folder.name: load_checkpoint(folder) for folder in folders}
-    rows = None
-    if models[folders[0].name][0].main_input_name == "pixel_values":
-        data = ImageDataArguments(dataset_name=read_record(folders[0])["recipe"]["dataset_name"])
-        rows = (read_images(test) if test else read_image_splits(data).test).select(range(IMAGES_SHOWN))
     for folder in folders:
         shown = {folder.name: models[folder.name]} | models  # the checkpoint itself first
         with replacing(folder / "explanation.png") as file:
-            _draw_sentence(shown, file) if rows is None else _draw_images(shown, rows, file)
-        if rows is not None:
+            if models[folder.name][0].main_input_name != "pixel_values":
+                _draw_sentence(shown, file)
+                continue
+            data = ImageDataArguments(dataset_name=read_record(folder)["recipe"]["dataset_name"])
+            rows = (read_images(test) if test else read_image_splits(data).test).select(range(IMAGES_SHOWN))
             rows[0]["image"].save(folder / EXAMPLE_IMAGE)
+            _draw_images(shown, rows, file)
 
 
-def _draw_images(models: dict[str, Loaded], rows: Dataset, file: Path) -> None:
-    scores, titles = {}, {}
+def _draw_images(models: dict[str, tuple[PreTrainedModel, Any]], rows: Dataset, file: Path) -> None:
+    ink = [255 - np.asarray(image.convert("L"), dtype=int) for image in rows["image"]]
+    scores, titles = [], []
     for name, (model, processor) in models.items():
-        inputs = {"pixel_values": ImageCollator(processor)(rows)["pixel_values"]}
-        scores[name] = token_scores(model, inputs, "contributions").detach()[:, 1:]  # without the class token
-        predicted, names = model(**inputs).logits.argmax(-1).tolist(), model.config.id2label
-        titles[name] = [
-            f"predicted {names[index]}\ntrue {names[label]}"
-            for index, label in zip(predicted, rows["label"], strict=True)
-        ]
-    limit = max(values.abs().max().item() for values in scores.values())
-    ink = 255 - np.stack([np.asarray(image.convert("L"), dtype=int) for image in rows["image"]])
-    figure = Figure(figsize=(1.6 * len(ink) + 1.2, 2.7 * len(models)), layout="constrained")
-    for name, part in zip(models, figure.subfigures(len(models), 1), strict=True):
-        caption = f"{name}: {METHODS['contributions'].caption()}; y is the logit of the predicted class"
-        options = {"unit": "a · ∂y/∂a", "caption": caption, "limit": limit}
-        image_heatmap(ink, scores[name], titles=titles[name], figure=part, **options)
-    figure.savefig(file, dpi=100)
+        names = model.config.id2label
+        for one, label in zip(explain(model, processor, rows["image"][:], METHOD), rows["label"], strict=True):
+            scores.append(one.shown(one.scores)[1])
+            titles.append(f"{name.rpartition('-')[2]}\npredicted {names[one.target]}\ntrue {names[label]}")
+    caption = f"{METHODS[METHOD].caption()}; y is the logit of the predicted class"
+    images = np.stack(ink * len(models))
+    image_heatmap(images, torch.stack(scores), titles=titles, unit=METHODS[METHOD].unit, caption=caption, path=file)
 
 
-def _draw_sentence(models: dict[str, Loaded], file: Path) -> None:
-    scores, explained = {}, []
-    for name, (model, tokenizer) in models.items():
-        if "Classification" in type(model).__name__:
-            example = read_text(tokenizer, SENTENCE, model.config.max_position_embeddings)
-            scores[name] = example.by_token(token_scores(model, example.inputs, "contributions", TARGET)[0].detach())
-            explained = [f"y is the logit of {model.config.id2label[TARGET]}"]
-        else:
-            explanation = explain_checkpoint((model, tokenizer), PROMPT)
-            example, scores[name] = explanation.example, explanation.scores
-            explained.append(f"{name}: {explanation.explained.rstrip('.')}")
-    caption = "; ".join([METHODS["contributions"].caption(), *explained])
+def _draw_sentence(models: dict[str, tuple[PreTrainedModel, Any]], file: Path) -> None:
+    classifies = "Classification" in type(next(iter(models.values()))[0]).__name__
+    text, target = (SENTENCE, TARGET) if classifies else (PROMPT, None)
+    found = {name: explain(*pair, text, METHOD, target=target) for name, pair in models.items()}
+    explained = [f"{name}: {one.explained.rstrip('.')}" for name, one in found.items()]
+    caption = "; ".join([METHODS[METHOD].caption(), *explained])
+    scores = {name: one.scores for name, one in found.items()}
     limit = max(values.abs().max().item() for values in scores.values())
-    text_heatmap(example.tokens, scores, unit="a · ∂y/∂a", caption=caption, path=file, limit=limit)
+    tokens = next(iter(found.values())).tokens
+    text_heatmap(tokens, scores, unit=METHODS[METHOD].unit, caption=caption, path=file, limit=limit)
 
 
 def publish_card(folder: Path) -> Path:

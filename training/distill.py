@@ -38,6 +38,8 @@ A recipe is a YAML file of the options below; options on the command line overri
 interrupted continues when the same command is given again.
 """
 
+import hf_bidir.cli.quiet  # isort: skip  # noqa: F401  (first: before torch and transformers)
+
 from typing import Any
 
 from hf_bidir.cli.script import Options, parse, run_script
@@ -49,11 +51,7 @@ OPTIONS = HEALING
 
 def main(options: Options = None, trainer_class: type[DistillationTrainer] = DistillationTrainer) -> dict[str, Any]:
     """Heal as the options say, by default those of the command line; return the numbers of all_results.json."""
-    *others, args = parse(OPTIONS, options, __doc__)
-    results = heal(*others, args, trainer_class=trainer_class)
-    if args.should_save:
-        print(f"Model card: {write_card(args.output_dir)}")
-    return results
+    return heal(*parse(OPTIONS, options, __doc__), trainer_class=trainer_class, card=write_card)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ interrupted continues when the same command is given again. The output folder lo
 AutoModelForImageClassification.from_pretrained(folder, trust_remote_code=True).
 """
 
+import hf_bidir.cli.quiet  # isort: skip  # noqa: F401  (first: before torch and transformers)
+
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,22 +97,16 @@ def main(options: Options = None) -> dict[str, Any]:
 
     args.remove_unused_columns = False  # the collator, not the model, takes the image column
     run = Run("image-classification", model, splits, data, args, schedule)
-    trainer = SignedTrainer(
-        model=model,
-        args=args,
-        train_dataset=splits.train,
-        eval_dataset=splits.validation,
+    return run.train(
+        SignedTrainer,
+        centre=shape.centre and starts_as_softmax(source),
+        card=write_card,
         processing_class=processor,
         data_collator=ImageCollator.of(processor, data),
         eval_collator=ImageCollator(processor),
         compute_metrics=classification_metrics(splits.names),
         preprocess_logits_for_metrics=predicted_classes,
-        callbacks=run.callbacks,
     )
-    results = run.train(trainer, centre=shape.centre and starts_as_softmax(source))
-    if args.should_save:
-        print(f"Model card: {write_card(args.output_dir)}")
-    return results
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ interrupted continues when the same command is given again. The output folder lo
 AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True).
 """
 
+import hf_bidir.cli.quiet  # isort: skip  # noqa: F401  (first: before torch and transformers)
+
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,21 +78,15 @@ def main(options: Options = None) -> dict[str, Any]:
     splits = read_snippets(data, tokenizer)
 
     run = Run("masked-lm", model, splits, data, args, schedule)
-    trainer = SignedTrainer(
-        model=model,
-        args=args,
-        train_dataset=splits.train,
-        eval_dataset=splits.validation,
+    return run.train(
+        SignedTrainer,
+        centre=start.centre and starts_as_softmax(source),
+        card=write_card,
         processing_class=tokenizer,
         data_collator=MaskingCollator(tokenizer, data.mask_share),
         compute_metrics=masked_word_metrics,
         preprocess_logits_for_metrics=predicted_classes,
-        callbacks=run.callbacks,
     )
-    results = run.train(trainer, centre=start.centre and starts_as_softmax(source))
-    if args.should_save:
-        print(f"Model card: {write_card(args.output_dir)}")
-    return results
 
 
 if __name__ == "__main__":

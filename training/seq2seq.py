@@ -19,6 +19,8 @@ AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True), and
 hf-bidir explain FOLDER "17 4 93" draws the alignment.
 """
 
+import hf_bidir.cli.quiet  # isort: skip  # noqa: F401  (first: before torch and transformers)
+
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,20 +132,14 @@ def main(options: Options = None) -> dict[str, Any]:
 
     splits = tokenize_pairs(splits, tokenizer, data.max_length, longest_target, data.source_prefix)
     run = Run("text2text-generation", model, splits, data, args, schedule)
-    trainer = SignedSeq2SeqTrainer(
-        model=model,
-        args=args,
-        train_dataset=splits.train,
-        eval_dataset=splits.validation,
+    return run.train(
+        SignedSeq2SeqTrainer,
+        centre=shape.centre and starts_as_softmax(source),
+        card=write_card,
         processing_class=tokenizer,
         data_collator=DataCollatorForSeq2Seq(tokenizer, model),
         compute_metrics=sequence_metrics(tokenizer) if args.predict_with_generate else None,
-        callbacks=run.callbacks,
     )
-    results = run.train(trainer, centre=shape.centre and starts_as_softmax(source))
-    if args.should_save:
-        print(f"Model card: {write_card(args.output_dir)}")
-    return results
 
 
 if __name__ == "__main__":

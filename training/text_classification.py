@@ -26,6 +26,8 @@ interrupted continues when the same command is given again. The output folder lo
 AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True).
 """
 
+import hf_bidir.cli.quiet  # isort: skip  # noqa: F401  (first: before torch and transformers)
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -104,28 +106,20 @@ def main(options: Options = None, trainer_class: Callable[..., SignedTrainer] = 
 
     collator = eval_collator = DataCollatorWithPadding(tokenizer)
     if shape.masked_lm_weight:
-        collator, trainer_class = (
-            JointCollator(tokenizer),
-            partial(JointTrainer, masked_lm_weight=shape.masked_lm_weight),
-        )
+        collator = JointCollator(tokenizer)
+        trainer_class = partial(JointTrainer, masked_lm_weight=shape.masked_lm_weight)
     splits = tokenize(splits, tokenizer, data.max_length)
     run = Run("text-classification", model, splits, data, args, schedule)
-    trainer = trainer_class(
-        model=model,
-        args=args,
-        train_dataset=splits.train,
-        eval_dataset=splits.validation,
+    return run.train(
+        trainer_class,
+        centre=shape.centre and starts_as_softmax(source),
+        card=write_card,
         processing_class=tokenizer,
         data_collator=collator,
         eval_collator=eval_collator,
         compute_metrics=classification_metrics(splits.names),
         preprocess_logits_for_metrics=predicted_classes,
-        callbacks=run.callbacks,
     )
-    results = run.train(trainer, centre=shape.centre and starts_as_softmax(source))
-    if args.should_save:
-        print(f"Model card: {write_card(args.output_dir)}")
-    return results
 
 
 if __name__ == "__main__":

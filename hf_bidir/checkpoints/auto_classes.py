@@ -27,12 +27,8 @@ def bidir_class(name: str) -> type:
 
 
 class _OnDemand(dict):
-    """Registered classes, those of other packages included, and signed ones, which are created on their first look-up.
-
-    Args:
-        registered: the classes so far.
-        name_of: the name of the signed class for a key; None if there is none.
-    """
+    """Registered classes, those of other packages included, and signed ones, which are created on their first look-up;
+    `name_of` gives the name of the signed class for a key, None if there is none."""
 
     def __init__(self, registered: dict, name_of: Callable[[Any], str | None]):
         super().__init__(registered)

@@ -1,6 +1,7 @@
 """What a class name and a config tell: Auto class, task, outputs, loss, example inputs, longest text, vocabulary."""
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,10 @@ NAMED = 5  # tokens or weights in a message
 LONGEST_TEXT = 2**20  # limit in tokens where neither model nor tokenizer has one
 IMAGE_TOKENS = ("image_token_id", "image_token_index", "image_patch_id", "media_placeholder_token_id")
 AUDIO_TOKENS = ("audio_token_id", "audio_token_index")
+AUDIO_BINS = (
+    "num_mel_bins", "n_mels", "feature_size", "input_feat_size", "input_feat_per_channel",
+    "feature_projection_input_dim", "input_dim",
+)  # fmt: skip
 Inputs = dict[str, Tensor]
 
 
@@ -82,19 +87,19 @@ def divides_by_all_labels(model: PreTrainedModel) -> bool:
     """Whether the loss of a model is a sum over the labels, divided by the `num_items_in_batch` that a Trainer passes.
 
     transformers looks for `**kwargs` in the signature, which many models have that ignore the number; so this asks the
-    model for the loss of examples, with two numbers. False for a model without examples.
+    model for the loss of examples, with two numbers. False for a model without examples or without a loss of its own.
     """
     problem = model.config.problem_type
     try:
         inputs = example_inputs(model)
         batch = inputs | {"labels": example_labels(model, inputs)}
         with in_evaluation(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            first, second = (model(**batch, num_items_in_batch=count).loss for count in (1, 2))
+            first, second = (getattr(model(**batch, num_items_in_batch=count), "loss", None) for count in (1, 2))
     except (TypeError, ValueError):  # no such argument, or no examples
         return False
     finally:
         model.config.problem_type = problem  # which some heads guess from their first labels
-    return not torch.equal(first, second)
+    return first is not None and not torch.equal(first, second)
 
 
 def example_labels(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -235,8 +240,8 @@ class Examples:
                 first_field(vision, "patch_size", "spatial_patch_size"),
                 first_field(vision, "temporal_patch_size"),
             )
-            patches = 2 * GRID[0] * GRID[1] * GRID[2]
-            return {name: self.randn(patches, channels * (time or 1) * patch**2), grid: torch.tensor([GRID, GRID])}
+            patches = self.randn(2 * math.prod(GRID), channels * (time or 1) * patch**2)
+            return {name: patches, grid: torch.tensor([GRID, GRID])}
         frames = first_field(vision, "num_frames", "frames_per_clip") or 4
         moving = name.endswith("videos") or first_field(vision, "tubelet_size", "num_frames")
         return {name: self.randn(2, *[frames] * bool(moving), channels, *_image_size(vision))}
@@ -244,16 +249,7 @@ class Examples:
     def audio(self, wanted: set[str]) -> Inputs:
         """Audio as samples `[2, samples]`, or as features `[2, bins, frames]` or `[2, frames, bins]`."""
         audio = getattr(self.config, "audio_config", None)
-        names = (
-            "num_mel_bins",
-            "n_mels",
-            "feature_size",
-            "input_feat_size",
-            "input_feat_per_channel",
-            "feature_projection_input_dim",
-            "input_dim",
-        )
-        bins = first_field(audio or self.config, *names)
+        bins = first_field(audio or self.config, *AUDIO_BINS)
         if "input_features" in wanted or ("input_features" in self.accepted and audio is not None):
             if longest := first_field(audio or self.config, "max_source_positions"):
                 return {"input_features": self.randn(2, bins, 2 * longest)}

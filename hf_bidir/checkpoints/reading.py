@@ -148,10 +148,8 @@ def with_report(head: type[PreTrainedModel], source: str | Path, **options: Any)
 def read_adapted(
     adapter: Adapter, dtype: torch.dtype | str = "auto", base: str | Path | None = None, **options: Any
 ) -> "PeftModel":
-    """Load an adapter on its base model, not merged, in evaluation mode.
-
-    Args:
-        base: the folder or Hub name of the base model, if it is no longer where the adapter says.
+    """Load an adapter on its base model, not merged, in evaluation mode; `base` is the folder or Hub name of the base
+    if it is no longer where the adapter says.
 
     Raises:
         FileNotFoundError: there is no such base model.

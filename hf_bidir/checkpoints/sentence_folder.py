@@ -87,11 +87,8 @@ class SentenceFolder:
 
 
 def sentence_folder(source: str | Path) -> SentenceFolder | None:
-    """The folder of sentence-transformers, downloaded without weights from the Hub; None for other checkpoints.
-
-    Raises:
-        ValueError: none of its modules is a transformer.
-    """
+    """The folder of sentence-transformers, downloaded without weights from the Hub; None for other checkpoints, and
+    ValueError if none of its modules is a transformer."""
     name = None if Path(source).is_dir() else str(source)
     listed = Path(source, MODULES) if name is None else Path(_on_the_hub(name) or "")
     if not listed.is_file():

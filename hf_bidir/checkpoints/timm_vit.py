@@ -9,21 +9,15 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel, ViTConfig, ViTForImageClassification, ViTImageProcessor, ViTModel
 
+from hf_bidir.common.extras import extra
+
 TIMM_PREFIX = "timm:"
 
 
 def read_timm(source: str, weights: str | Path | None) -> nn.Module:
-    """Load the model "timm:NAME" with its published weights, or with those of a file.
-
-    Raises:
-        ImportError: timm is not installed (the extra `vision`).
-        ValueError: timm has no such model, or its weights do not fit.
-        FileNotFoundError: the file of weights does not exist.
-    """
-    try:
+    """Load the model "timm:NAME" with its published weights, or with those of a file; errors name what is missing."""
+    with extra("vision"):
         import timm
-    except ImportError as error:
-        raise ImportError("timm models need timm: pip install 'hf-bidir[vision]'") from error
     name = source.removeprefix(TIMM_PREFIX)
     if not timm.is_model(name):
         similar = ", ".join(get_close_matches(name, timm.list_models()))
@@ -39,14 +33,9 @@ def read_timm(source: str, weights: str | Path | None) -> nn.Module:
 
 
 def vit_from_timm(model: nn.Module) -> tuple[PreTrainedModel, ViTImageProcessor]:
-    """The same network as a stock transformers ViT, and its preprocessing.
+    """The same network as a stock transformers ViT, and its preprocessing; ValueError names parts that a ViT lacks.
 
-    Args:
-        model: a timm VisionTransformer that classifies by its class token; without a classifier (`num_classes=0`) the
-            result is a ViTModel.
-
-    Raises:
-        ValueError: the model has parts that a ViT does not have; the message names them.
+    The model classifies by its class token; without a classifier (`num_classes=0`) the result is a ViTModel.
     """
     _check_architecture(model)
     block, classes = model.blocks[0], model.num_classes

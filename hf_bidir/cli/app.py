@@ -1,8 +1,5 @@
 """The application that every sub-command belongs to."""
 
-import logging
-import os
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -10,11 +7,6 @@ import typer
 
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.extras import extra
-
-# Deprecations in the code of libraries, which the user of a command cannot change. Wherever torchao is installed,
-# transformers imports it, and torch 2.14 logs one about torchao 0.18.
-warnings.filterwarnings("ignore", category=FutureWarning)
-logging.getLogger("torch.utils._pytree").addFilter(lambda record: "is deprecated" not in record.msg)
 
 ALIASES = {"text-column": "column", "image-column": "column"}  # the training scripts' names for the same option
 
@@ -43,9 +35,7 @@ def main() -> None:
     hf-bidir models
     hf-bidir COMMAND --help     options and examples of one command
     """
-    # Threads of GNU OpenMP spin while they wait for each other. On cores that other programs use, a step then takes
-    # several times as long (benchmarks/results/waiting_threads.md). OpenMP reads this when the command imports torch.
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    import hf_bidir.cli.quiet  # noqa: F401  (before the command imports torch)
 
 
 @contextmanager

@@ -31,8 +31,7 @@ def convert(
         str, typer.Option(help="Activation of the copy: tanhmax, balanced or a registered name.")
     ] = "tanhmax",
     negative_mass: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, help="Negative mass λ, 0 (softmax) to 1; by default 0, with --heal 1."),
+        float | None, typer.Option(min=0, max=1, help="Negative mass λ, 0 (softmax) to 1; by default 0, with --heal 1.")
     ] = None,
     heal: Annotated[
         list[str] | None,
@@ -72,8 +71,7 @@ def convert(
 
     options: dict[str, Any] = {"attn_activation": attn_activation, "weights": weights, "partial": partial}
     with one_line_errors():
-        changed = list(options.values()) != ["tanhmax", None, False] or negative_mass is not None or heal
-        if to_softmax and changed:
+        if to_softmax and (list(options.values()) != ["tanhmax", None, False] or negative_mass is not None or heal):
             raise ValueError(
                 "--to-softmax cannot be combined with --attn-activation, --negative-mass, --weights, --partial, --heal."
             )
@@ -107,9 +105,7 @@ def _heal(given: dict[str, Any]) -> None:
 
     def healed() -> None:
         with options_as(OPTIONS_OF_DISTILL):
-            data, arguments, schedule, args = parse(HEALING, given)
-            heal(data, arguments, schedule, args)
-            print(f"Model card: {write_card(args.output_dir)}")
+            heal(*parse(HEALING, given), card=write_card)
 
     run_script(healed)
 

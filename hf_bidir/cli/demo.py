@@ -96,15 +96,10 @@ def _train(files: dict[str, Path], folder: Path, attn_activation: str, seed: int
     set_seed(seed)
     model, texts = BidirRnnForSequenceClassification(config), tokenize(texts, tokenizer, LENGTH)
     run = Run("text-classification", model, texts, data, args)
-    trainer = SignedTrainer(
-        model=model,
-        args=args,
-        train_dataset=texts.train,
-        eval_dataset=texts.validation,
+    run.train(
+        SignedTrainer,
         processing_class=tokenizer,
         data_collator=DataCollatorWithPadding(tokenizer),
         compute_metrics=classification_metrics(texts.names),
         preprocess_logits_for_metrics=predicted_classes,
-        callbacks=run.callbacks,
     )
-    run.train(trainer)

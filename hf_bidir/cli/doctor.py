@@ -1,9 +1,13 @@
 """`hf-bidir doctor`: versions, devices and the attention implementation of this machine."""
 
+import os
+import platform
 import re
+from importlib.metadata import PackageNotFoundError, version
 
 import typer
 
+from hf_bidir import __version__
 from hf_bidir.cli.app import app
 
 PACKAGES = (
@@ -36,11 +40,6 @@ def doctor() -> None:
 
 def versions() -> dict[str, str]:
     """The versions of Python, hf-bidir and the packages it uses."""
-    import platform
-    from importlib.metadata import PackageNotFoundError, version
-
-    from hf_bidir import __version__
-
     found = {"python": platform.python_version(), "hf-bidir": __version__}
     for name in PACKAGES:
         try:
@@ -52,8 +51,6 @@ def versions() -> dict[str, str]:
 
 def devices() -> dict[str, str]:
     """CPU cores and threads, and the accelerators that torch finds."""
-    import os
-
     import torch
 
     rows = {"cpu": f"{os.cpu_count()} cores, threads of torch: {torch.get_num_threads()}"}

@@ -72,8 +72,7 @@ def card(
 @app.command()
 def evaluate(
     checkpoint: Annotated[
-        str,
-        typer.Argument(metavar="CHECKPOINT", help="Folder or Hub name of a classifier or causal language model."),
+        str, typer.Argument(metavar="CHECKPOINT", help="Folder or Hub name of a classifier or causal language model.")
     ],
     data: Annotated[
         str | None,

@@ -4,15 +4,13 @@ import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from hf_bidir.cli.app import app, one_line_errors
+from hf_bidir.common.errors import first_line
 from hf_bidir.common.files import CARDS, RECORD, read_json
-
-if TYPE_CHECKING:
-    pass
 
 NAMESPACE = "hf-bidir"  # the project's account on the Hub
 MEAN = re.compile(r"(\w+), mean of (\d+) seeds ± ([\d.]+)")  # how a card names a metric over seeds
@@ -71,15 +69,8 @@ def models(
         typer.echo(f"{namespace or NAMESPACE} has published no checkpoints on the Hub.")
         return
     rows = [
-        [
-            entry.name,
-            entry.task,
-            entry.score,
-            f"{entry.megabytes:.1f}",
-            "local" if entry.has_weights else "–",
-            entry.data,
-        ]
-        for entry in listed
+        [one.name, one.task, one.score, f"{one.megabytes:.1f}", "local" if one.has_weights else "–", one.data]
+        for one in listed
     ]
     rows.insert(0, ["name", "task", "score (seeds)", "MB", "weights", "data"])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -131,10 +122,9 @@ def hub_models(namespace: str = NAMESPACE) -> list[Listed]:
             parameters = info.safetensors.total if info.safetensors else None
             listed.append(_entry(info.card_data, name.partition("/")[2], name, sum(sizes), parameters, False))
     except (HfHubHTTPError, OSError, RuntimeError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise OSError(
-            f"the Hub did not list the models of {namespace} ({reason}); check the connection, or run the command in a "
-            f"clone, which has {CARDS}/."
+            f"the Hub did not list the models of {namespace} ({first_line(error)}); check the connection, or run the "
+            f"command in a clone, which has {CARDS}/."
         ) from error
     return listed
 

@@ -15,18 +15,17 @@ def did_you_mean(word: str, known: list[str]) -> str:
     return f' Did you mean "{close[0]}"?' if close else ""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of the message of an error with something on it, or the error's type."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
+
+
 @contextmanager
 def as_input_error(prefix: str = "", *kinds: type[Exception]) -> Iterator[None]:
-    """Turn a library's errors about user input into `InputError`.
-
-    Args:
-        prefix: text before the message of the error.
-        kinds: the error types to convert, by default ValueError.
-    """
-    expected = kinds or (ValueError,)
+    """Turn a library's errors about user input, by default each ValueError, into `InputError` with a prefix."""
     try:
         yield
     except InputError:
         raise
-    except expected as error:
+    except kinds or ValueError as error:  # noqa: B030
         raise InputError(" ".join(f"{prefix}{error}".split())) from error  # some messages have many lines

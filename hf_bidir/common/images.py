@@ -28,10 +28,7 @@ def open_image(image: str | Path | Image.Image, mode: str = "RGB") -> Image.Imag
         FileNotFoundError: no such file.
         ValueError: not an image, values outside of those ranges, or a mode that Pillow cannot convert.
     """
-    if isinstance(image, Image.Image):
-        opened, name = image, "the image"
-    else:
-        opened, name = _read(image), str(image)
+    opened, name = (image, "the image") if isinstance(image, Image.Image) else (_read(image), str(image))
     white = _white(opened)
     try:
         upright = ImageOps.exif_transpose(opened)

@@ -123,7 +123,10 @@ def compare(first: Sequence[float], second: Sequence[float], paired: bool = Fals
         raise ValueError(f"expected at least one value in each group; got {sizes[0]} and {sizes[1]}.")
     if paired and sizes[0] != sizes[1]:
         raise ValueError(f"paired values need equal numbers; got {sizes[0]} and {sizes[1]}.")
-    p_value = float(_test(first, second, paired).pvalue) if min(sizes) > 1 and _varies(first, second, paired) else nan
+    # a test needs variance, that of the differences if paired
+    groups = [[round(difference, 12) for difference in map(sub, first, second)]] if paired else [first, second]
+    varies = min(sizes) > 1 and any(len(set(group)) > 1 for group in groups)
+    p_value = float(_test(first, second, paired).pvalue) if varies else nan
     return Comparison(tuple(first), tuple(second), paired, p_value)
 
 
@@ -150,9 +153,3 @@ def _test(first: Sequence[float], second: Sequence[float], paired: bool) -> Any:
     with extra("hub"):
         from scipy.stats import ttest_ind, ttest_rel
     return ttest_rel(first, second) if paired else ttest_ind(first, second, equal_var=False)
-
-
-def _varies(first: Sequence[float], second: Sequence[float], paired: bool) -> bool:
-    """Whether the values have the variance that a test needs."""
-    groups = [[round(difference, 12) for difference in map(sub, first, second)]] if paired else [first, second]
-    return any(len(set(group)) > 1 for group in groups)

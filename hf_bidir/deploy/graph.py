@@ -23,6 +23,7 @@ from hf_bidir.checkpoints.convert import free_folder, largest_difference, output
 from hf_bidir.checkpoints.kinds import example_inputs
 from hf_bidir.checkpoints.reading import check_full_precision, checkpoint_processors, read_config, read_model
 from hf_bidir.checkpoints.sentence_folder import sentence_folder
+from hf_bidir.common.errors import first_line
 from hf_bidir.common.extras import extra
 from hf_bidir.modeling.configuration_bidir import ATTENTION_FIELDS, PREFIX
 
@@ -55,17 +56,15 @@ def export_checkpoint(
 
     Args:
         source: a folder, or a name on the Hub.
-        output_dir: a folder that is new or empty, unless `overwrite`.
+        output_dir: a folder that is new or empty, unless `overwrite`, which replaces its contents.
         format: "onnx" (model.onnx and model.onnx.data), or "pt2" (model.pt2, for `torch.export.load`).
         opset: the version of ONNX's operators; by default torch's (20 in torch 2.14).
         tolerance: the largest accepted difference of an output, relative to the largest one. By default 1e-4, or four
             times the difference between the model's own outputs in fp32 and in fp64: the large activations of a deep
             language model round as much.
-        overwrite: replace the contents of `output_dir`.
 
     Returns:
-        The largest difference of an output from the model's, on inputs of another batch size and length than the traced
-        ones; relative to the largest output.
+        The largest difference of an output, relative to the largest one, on inputs of other sizes than the traced ones.
 
     Raises:
         ValueError: an unknown format or operator set, a checkpoint with 8-bit weights, a model that cannot be traced,
@@ -98,8 +97,9 @@ def export_checkpoint(
     outputs = list(output_tensors(expected))
     difference = _relative_difference(outputs, list(output_tensors(got)), others)
     if tolerance is None:
-        close = difference <= TOLERANCE
-        tolerance = TOLERANCE if close else max(TOLERANCE, ROUNDING * _rounding_error(model, outputs, others))
+        tolerance = TOLERANCE
+        if difference > TOLERANCE:
+            tolerance = max(TOLERANCE, ROUNDING * _rounding_error(model, outputs, others))
     if not difference <= tolerance:
         raise ValueError(
             f"the outputs of the {format} graph of {source} differ from the model's by {difference:.1e} of the largest "
@@ -127,8 +127,7 @@ def _exported(model: PreTrainedModel, inputs: dict[str, Tensor], format: str, op
             return DynamoExporter().export(model, given, DynamoConfig(dynamic_shapes=shapes))
         exported = OnnxExporter().export(model, given, OnnxConfig(dynamic_shapes=shapes, opset_version=opset))
     except Exception as error:  # tracing raises errors of many types
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ValueError(f"{type(model).__name__} cannot be exported as {format}: {reason}") from error
+        raise ValueError(f"{type(model).__name__} cannot be exported as {format}: {first_line(error)}") from error
     others = {f"{node.domain}.{node.op_type}" for node in exported.program.graph if node.domain not in STANDARD}
     if others:
         raise ValueError(f"the graph needs operators that are not ONNX's own: {', '.join(sorted(others))}.")

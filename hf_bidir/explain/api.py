@@ -105,7 +105,7 @@ def explain(
     """
     options: dict[str, Any] = {"target": target, "position": position, "layer": layer, "head": head, "size": size}
     options |= {"against": against, "batch_size": batch_size}
-    generation = {"continuation": continuation, "new_tokens": new_tokens}
+    generation: dict[str, Any] = {"continuation": continuation, "new_tokens": new_tokens}
     if isinstance(inputs, ONE):
         return _explain_one(model, processor, inputs, method, **options, **generation)
     inputs = list(_checked(inputs))

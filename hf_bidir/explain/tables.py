@@ -115,6 +115,9 @@ def word_table(explanations: Iterable[Explanation], min_count: int = 1) -> WordT
             "choose one target for all texts.",
             stacklevel=2,
         )
-    found = ((word, *of_word) for word, of_word in sums.items() if of_word[0] >= min_count)
-    words = [Word(word, int(count), total / count, total, above / count) for word, count, total, above in found]
+    words = [
+        Word(word, int(count), total / count, total, above / count)
+        for word, (count, total, above) in sums.items()
+        if count >= min_count
+    ]
     return WordTable(sorted(words, key=lambda word: -word.mean), METHODS[methods.pop()].unit, number)

@@ -60,7 +60,7 @@ class DataArguments(SourceArguments):
     """Where the examples come from: files, or a data set by name."""
 
     train_file: str | None = option(
-        None, "Training table, or folder of class folders. Files override --dataset_name; formats: docs/training.md."
+        None, "Training table, or folder of class folders. Files override --dataset_name; formats: docs/data.md."
     )
     validation_file: str | None = option(
         None, "Examples that select the best checkpoint; default: a held-out share of the training data."

@@ -2,9 +2,10 @@
 
 import copy
 import logging
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -18,7 +19,6 @@ from transformers import (
     DataCollatorWithPadding,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    TrainingArguments,
     set_seed,
 )
 from transformers.trainer_utils import TrainOutput
@@ -39,12 +39,7 @@ from hf_bidir.checkpoints.timm_vit import TIMM_PREFIX
 from hf_bidir.common.card import CARD, parsed_card
 from hf_bidir.common.errors import InputError, as_input_error
 from hf_bidir.common.images import image_mode
-from hf_bidir.finetune.arguments import (
-    DistillationDataArguments,
-    HealingArguments,
-    ScheduleArguments,
-    option,
-)
+from hf_bidir.finetune.arguments import DistillationDataArguments, HealingArguments, ScheduleArguments, option
 from hf_bidir.finetune.both_signs import one_sidedness
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.splits import Splits
@@ -113,6 +108,7 @@ def heal(
     schedule: ScheduleArguments,
     args: HealingArguments,
     trainer_class: "type[DistillationTrainer] | None" = None,
+    card: Callable[[str], Path] | None = None,
 ) -> dict[str, Any]:
     """Convert a checkpoint, heal it on texts or images without labels, and save it in `args.output_dir`.
 
@@ -121,6 +117,7 @@ def heal(
     Args:
         data, arguments, schedule, args: the options, instances of `HEALING`.
         trainer_class: another Trainer of the same arguments; by default `DistillationTrainer`.
+        card: as in `Run.train`.
 
     Returns:
         The content of all_results.json.
@@ -131,36 +128,33 @@ def heal(
     source = arguments.model_name_or_path
     if not source:
         raise InputError("expected --model_name_or_path: a softmax checkpoint, timm:NAME or a bidir checkpoint")
-    student, teacher, processors = student_and_teacher(
-        source, arguments.teacher_name_or_path, arguments.attn_activation
-    )
+    start = source, arguments.teacher_name_or_path, arguments.attn_activation
+    student, teacher, processors = student_and_teacher(*start)
     splits, collators, processor = healing_data(data, args, source, student, processors)
-    keep_signs = _keeps_signs(student, arguments.keep_signs)
     unused = "image_column" if isinstance(processor, PreTrainedTokenizerBase) else "text_column"
     licence = _licence(source)
     args.typed = ({"license": licence} if licence else {}) | {k: v for k, v in args.typed.items() if k != unused}
+    keep_signs = _keeps_signs(student, arguments.keep_signs)
     set_seed(args.seed)
     run = Run("distillation", student, splits, data, args, schedule)
-    trainer = (trainer_class or DistillationTrainer)(
-        model=student,
+    results = run.train(
+        trainer_class or DistillationTrainer,
+        centre=arguments.centre and is_softmax(student.config),
         teacher=teacher,
         keep_signs=keep_signs,
-        args=args,
-        train_dataset=splits.train,
-        eval_dataset=splits.validation,
         processing_class=processor,
         data_collator=collators[0],
         eval_collator=collators[1],
         compute_metrics=distillation_metrics(student.can_generate()),
-        callbacks=run.callbacks,
     )
-    results = run.train(trainer, centre=arguments.centre and is_softmax(student.config))
     if args.should_save and not source.startswith(TIMM_PREFIX):
         for name, content in documents(source).items():
             if name in LICENCES:
                 Path(args.output_dir, name).write_bytes(content)
         if sentences := sentence_folder(source):
             sentences.copy_others(Path(args.output_dir))
+    if card and args.should_save:
+        print(f"Model card: {card(args.output_dir)}")
     return results
 
 
@@ -195,9 +189,7 @@ def _keeps_signs(student: PreTrainedModel, asked: bool | None) -> bool:
     """Whether to add the penalties on signs; the default depends on the model, and a warning says if it is False."""
     recurrent = not getattr(student, "attends_between_tokens", True)
     if asked and recurrent:
-        raise InputError(
-            "expected keep_signs false for a recurrent model, which has no layers to penalise; leave it out"
-        )
+        raise InputError("expected keep_signs false for a recurrent model, which has no layers to penalise; omit it")
     if asked is not None:
         return asked
     if not recurrent and not student.can_generate():
@@ -267,8 +259,17 @@ class DistillationTrainer(SignedTrainer):
     needed_signs_weight, margin = 0.2, 0.5
 
     def __init__(self, *, teacher: PreTrainedModel, keep_signs: bool = False, **kwargs: Any) -> None:
-        if keep_signs:
-            _check_hooks_see_every_layer(kwargs["args"])
+        args = kwargs["args"]
+        if keep_signs and args.gradient_checkpointing:
+            raise InputError(
+                "expected keep_signs false with gradient_checkpointing, which runs layers again outside the penalties; "
+                "leave out one of the two"
+            )
+        if keep_signs and args.n_gpu > 1:  # copies of layers run outside the hooks
+            raise InputError(
+                f"expected one GPU per process with keep_signs; got {args.n_gpu}. Start the script with torchrun "
+                f"--nproc_per_node {args.n_gpu}"
+            )
         for parameter in _before_attention(kwargs["model"]):
             parameter.requires_grad_(False)
         super().__init__(**kwargs)
@@ -351,10 +352,6 @@ def _errors(outputs: ModelOutput, expected: ModelOutput, keep: Tensor | None) ->
     return numerators, denominators
 
 
-def _mean_error(errors: Tensor, norms: Tensor) -> Tensor:
-    return (errors.sum(0) / norms.sum(0)).mean()
-
-
 def _difference(outputs: ModelOutput, expected: ModelOutput, keep: Tensor | None) -> Tensor:
     """The mean divergence from the teacher's classes, tokens or ends of spans, in nats, or the last states' error."""
     names = [name for name in LOGITS if name in expected and expected[name].shape[-1] > 1]
@@ -386,32 +383,16 @@ def _squared_norms(states: Tensor) -> Tensor:
     return squares.sum(-1) if squares.dim() == 3 else squares.flatten(1).sum(1, keepdim=True)
 
 
-def _check_hooks_see_every_layer(args: TrainingArguments) -> None:
-    """Raise InputError for settings that run layers again, or copies of them, outside the penalties' hooks."""
-    if args.gradient_checkpointing:
-        raise InputError(
-            "expected keep_signs false with gradient_checkpointing, which runs layers again outside the penalties; "
-            "leave out one of the two"
-        )
-    if args.n_gpu > 1:
-        raise InputError(
-            f"expected one GPU per process with keep_signs; got {args.n_gpu}. Start the script with torchrun "
-            f"--nproc_per_node {args.n_gpu}"
-        )
+def _mean_error(errors: Tensor, norms: Tensor) -> Tensor:
+    return (errors.sum(0) / norms.sum(0)).mean()
 
 
 def _before_attention(model: PreTrainedModel) -> Iterator[nn.Parameter]:
     """Parameters before the first layer, the embeddings, which student and teacher share."""
     path = next(name for name, module in model.named_modules() if module is signed_layers(model)[0])
-    for step in path.split("."):
-        if isinstance(model, nn.ModuleList):  # the list of layers
-            return
-        yield from model.parameters(recurse=False)
-        for name, child in model.named_children():
-            if name == step:
-                model = child
-                break
-            yield from child.parameters()
+    layers = re.split(r"\.\d+\.", path)[0]  # the list of layers
+    before = takewhile(lambda named: not named[0].startswith(f"{layers}."), model.named_parameters())
+    return (parameter for _, parameter in before)
 
 
 def student_and_teacher(

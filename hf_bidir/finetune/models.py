@@ -26,7 +26,7 @@ from hf_bidir.finetune.arguments import (
     RecurrentArguments,
     ScheduleArguments,
 )
-from hf_bidir.finetune.schedule import chosen_schedule
+from hf_bidir.finetune.schedule import schedule_for
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS
 from hf_bidir.modeling.configuration_bidir import bidir_config, check_bidir_config, check_layers
 from hf_bidir.modeling.configuration_bidir_rnn import BidirRnnConfig
@@ -101,7 +101,7 @@ def _check_schedule(arguments: PretrainedArguments, schedule: ScheduleArguments,
     if conflicts:
         moved = " or ".join(WITH_NEGATIVE_MASS)
         raise InputError(f"--negative_mass_until moves the negative mass of {moved}; leave out --{conflicts[0]}")
-    chosen_schedule(schedule, None)  # refuses bad values before any data are read
+    schedule_for(schedule)  # refuses bad values before any data are read
 
 
 def _check_adapter(arguments: AdapterArguments) -> None:

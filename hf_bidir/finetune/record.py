@@ -33,15 +33,8 @@ STATE = "trainer_state.json"  # the last file that the Trainer writes into a che
 LIBRARIES = ("hf-bidir", "torch", "transformers", "datasets", "accelerate", "tokenizers", "scikit-learn")
 # options that do not affect losses, so an interrupted run may be resumed with other values
 MAY_CHANGE = {
-    "output_dir",
-    "overwrite_output_dir",
-    "per_device_eval_batch_size",
-    "resume_from_checkpoint",
-    "disable_tqdm",
-    "report_to",
-    "run_name",
-    "base_model",
-    "license",
+    *("output_dir", "overwrite_output_dir", "per_device_eval_batch_size", "resume_from_checkpoint", "disable_tqdm"),
+    *("report_to", "run_name", "base_model", "license"),
 }
 # options that do not affect losses as long as the number of examples per step remains the same
 PER_PROCESS = {"per_device_train_batch_size", "gradient_accumulation_steps"}
@@ -51,11 +44,7 @@ SCRATCH, FOLDER, HUB, TIMM = "scratch", "folder", "hub", "timm"  # origins of th
 
 
 def begin_record(
-    task: str,
-    data: SourceArguments,
-    splits: Splits,
-    model: PreTrainedModel,
-    args: RunArguments,
+    task: str, data: SourceArguments, splits: Splits, model: PreTrainedModel, args: RunArguments
 ) -> dict[str, Any]:
     """The record of a run that starts now, with the status "running"; `task` is the pipeline's name."""
     return {

@@ -56,16 +56,12 @@ STAYS_SOFTMAX = (
     "training, and --attn_negative_mass sets it at once."
 )
 BASE_IS_SOFTMAX = "The negative mass of the base model is 0: its attention equals softmax, and an adapter keeps it."
-SMALL_MODEL, FEW_THREADS = 5_000_000, 2  # parameters; two threads are faster than one (benchmarks/threads.py)
+SMALL_MODEL, FEW_THREADS = 5_000_000, 2  # parameters; two threads are faster than one (benchmarks/results/threads.md)
 
 # options that say how long to train, or how to choose the checkpoint: with one of them a new model trains as they say
 DURATION = {
-    "num_train_epochs",
-    "max_steps",
-    "early_stopping_patience",
-    "eval_strategy",
-    "save_strategy",
-    "load_best_model_at_end",
+    *("num_train_epochs", "max_steps", "early_stopping_patience"),
+    *("eval_strategy", "save_strategy", "load_best_model_at_end"),
 }
 MOST_EPOCHS = {"image-classification": 100, "text-classification": 30, "text2text-generation": 30}
 PATIENCE = {"image-classification": 10, "text-classification": 5, "text2text-generation": 5}
@@ -82,20 +78,17 @@ FINE_TUNE = "python training/{script}.py --model_name_or_path {folder} --train_f
 
 
 class Run:
-    """A run in `args.output_dir`, which a Trainer with the same `args` and these `callbacks` carries out.
+    """A run in `args.output_dir`.
 
-    Made before the Trainer, it changes no file: it refuses a folder that another run or other files occupy, and finds
-    the checkpoint of an interrupted run. A new model trains until validation stops improving, unless an option says how
-    long (`set_scratch_duration`).
+    When made it changes no file: it refuses a folder that another run or other files occupy, and finds the checkpoint
+    of an interrupted run. A new model trains until validation stops improving, unless an option says how long
+    (`set_scratch_duration`).
 
         run = Run("text-classification", model, splits, data, args, schedule)
-        trainer = SignedTrainer(model=model, args=args, callbacks=run.callbacks, ...)
-        results = run.train(trainer)
+        results = run.train(SignedTrainer, processing_class=tokenizer, data_collator=collator)
 
     Args:
         task: the pipeline's name, for the record.
-        model: the model to train.
-        splits: its examples.
         data, args, schedule: the options; those that the user gave (`args.typed`) are recorded.
 
     Attributes:
@@ -117,7 +110,7 @@ class Run:
         args: RunArguments,
         schedule: ScheduleArguments | None = None,
     ) -> None:
-        self.task, self.splits, self.args = task, splits, args
+        self.task, self.model, self.splits, self.args = task, model, splits, args
         if note := set_scratch_duration(args, task, len(splits.train)):
             splits.note(note)
         self.schedule = schedule_for(schedule, model.config) if schedule else None
@@ -131,10 +124,12 @@ class Run:
 
     def train(
         self,
-        trainer: Trainer,
+        trainer_class: Callable[..., Trainer],
         *,
         centre: bool = False,
-        extra_record: Callable[[PreTrainedModel], dict[str, Any]] = lambda model: {},
+        extra_record: Callable[[PreTrainedModel], dict[str, Any]] | None = None,
+        card: Callable[[str], Path] | None = None,
+        **options: Any,
     ) -> dict[str, Any]:
         """Train, evaluate on validation and test, and save everything in `args.output_dir`.
 
@@ -142,14 +137,18 @@ class Run:
         all_results.json, run.json and loss_curve.png.
 
         Args:
-            trainer: has the model, the splits and the callbacks of this run.
+            trainer_class: a Trainer.
             centre: whether the weights are those of a softmax model, to be centred if they get negative mass. Models
                 whose attention has a single query for the whole text are never centred.
             extra_record: further entries of the record, from the trained model.
+            card: writes the model card of the finished folder, `hf_bidir.hub.card.write_card`.
+            options: of the Trainer, beside model, arguments, data sets and callbacks.
 
         Returns:
             The content of all_results.json: `eval_*` (validation), `test_*`, `train_loss`, `epoch` and run times.
         """
+        sets = {"train_dataset": self.splits.train, "eval_dataset": self.splits.validation}
+        trainer = trainer_class(model=self.model, args=self.args, callbacks=self.callbacks, **sets, **options)
         started, model = time.monotonic(), trainer.model
         with suitable_threads(model, self.args):
             self._begin()
@@ -162,11 +161,13 @@ class Run:
             trainer.save_model()
             if self.args.should_save:
                 # the Trainer sets special tokens in the configs, which an adapter's record has
-                self.record |= size(model) | extra_record(model)
+                self.record |= size(model) | (extra_record(model) if extra_record else {})
                 self.record |= ending(trainer.state, self.args, self.checkpoint, time.monotonic() - started)
                 self._finish(results, trainer.state.log_history)
                 print(summary(Path(self.args.output_dir), results, self.task, model))
         PartialState().wait_for_everyone()
+        if card and self.args.should_save:
+            print(f"Model card: {card(self.args.output_dir)}")
         return results
 
     def _begin(self) -> None:
@@ -194,13 +195,12 @@ class Run:
             try:
                 centre_attention(model, trainer.get_eval_dataloader(sample))
             except ValueError as error:  # a model without biases, such as Llama, cannot be centred
-                logger.warning(
-                    "Training starts without centring, so it starts further from the softmax model: %s", error
-                )
+                logger.warning("Training starts without centring, further from the softmax model: %s", error)
 
     def _evaluate(self, trainer: Trainer) -> dict[str, Any]:
         """Metrics on validation and test, and the last logged training loss."""
-        trainer.remove_callback(EarlyStoppingCallback)  # training is over; it would look for eval_* among test_*
+        for callback in (EarlyStoppingCallback, EvaluationLines):  # of training, which is over
+            trainer.remove_callback(callback)
         results = trainer.evaluate(metric_key_prefix="eval")
         if self.splits.test is not None:
             results |= trainer.evaluate(self.splits.test, metric_key_prefix="test")
@@ -282,10 +282,8 @@ def suitable_threads(model: PreTrainedModel, args: TrainingArguments) -> Iterato
     on_cpu = args.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ
     if parameters < SMALL_MODEL and before > FEW_THREADS and on_cpu:
         torch.set_num_threads(FEW_THREADS)
-        logger.warning(
-            "Using %d of %d CPU threads for a model of %s parameters; OMP_NUM_THREADS overrides it.",
-            *(FEW_THREADS, before, f"{parameters:,}"),
-        )
+        said = "Using %d of %d CPU threads for a model of %s parameters; OMP_NUM_THREADS overrides it."
+        logger.warning(said, FEW_THREADS, before, f"{parameters:,}")
     try:
         yield
     finally:
@@ -308,19 +306,12 @@ class EvaluationLines(TrainerCallback):
 
     def __init__(self) -> None:
         self.latest: dict[str, float] = {}
-        self.training = False
-
-    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        self.training = True
-
-    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
-        self.training = False
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
         self.latest |= logs
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.training and state.is_world_process_zero:
+        if state.global_step and state.is_world_process_zero:  # not before training
             tqdm.write(evaluation_line(state.epoch or 0.0, self.latest))
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -119,36 +119,26 @@ def negative_mass_metrics(model: PreTrainedModel) -> dict[str, float]:
     return {"negative_mass": sum(means) / len(means), **layers}
 
 
-def chosen_schedule(options: ScheduleArguments, start: float | None) -> NegativeMassSchedule | None:
-    """The callback that the options describe, or None without a schedule; `start` counts if the options have none.
-
-    Raises:
-        InputError: a value out of range.
-    """
-    if options.negative_mass_until is None:
-        return None
-    start = options.negative_mass_start if options.negative_mass_start is not None else start or NEARLY_SOFTMAX
-    with as_input_error("--negative_mass_*: "):
-        return NegativeMassSchedule(start, options.negative_mass_end, until=options.negative_mass_until)
-
-
-def schedule_for(options: ScheduleArguments, config: PretrainedConfig) -> NegativeMassSchedule | None:
-    """The schedule for a model with this config: it starts from the model's own negative mass, or close to softmax.
+def schedule_for(options: ScheduleArguments, config: PretrainedConfig | None = None) -> NegativeMassSchedule | None:
+    """The schedule that the options describe, or None without one; by default it starts from the negative mass of the
+    model with this config, or close to softmax. Without a config only the values are checked.
 
     Raises:
         InputError: a value out of range, or a model that has no negative mass, or several.
     """
     if options.negative_mass_until is None:
         return None
+    start, own = options.negative_mass_start, getattr(config, "attn_negative_mass", None)
     with as_input_error("--negative_mass_*: "):
-        NegativeMassSchedule.check_model(config)
-    own = config.attn_negative_mass
-    if isinstance(own, list | tuple) and options.negative_mass_start is None:
-        raise InputError(
-            "the model has a negative mass for each layer or head, and a schedule would replace them by a single one; "
-            "give --negative_mass_start to accept this, or leave out --negative_mass_until"
-        )
-    return chosen_schedule(options, own if isinstance(own, int | float) else None)
+        if config is not None:
+            NegativeMassSchedule.check_model(config)
+        if start is None and isinstance(own, list | tuple):
+            raise InputError(
+                "the model has a negative mass for each layer or head, and a schedule would replace them by a single "
+                "one; give --negative_mass_start to accept this, or leave out --negative_mass_until"
+            )
+        start = own or NEARLY_SOFTMAX if start is None else start
+        return NegativeMassSchedule(start, options.negative_mass_end, until=options.negative_mass_until)
 
 
 def check_resumed_schedule(schedule: NegativeMassSchedule | None, checkpoint: str) -> None:

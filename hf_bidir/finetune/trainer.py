@@ -72,14 +72,12 @@ class SignedTrainer(Trainer):
         difference; shares are replaced by numbers for the duration of the call.
         """
         given = {name: getattr(self.args, name) for name in ("logging_steps", "eval_steps", "save_steps")}
+        shares = {name: share for name, share in given.items() if share is not None and share < 1}
         try:
-            for name, share in given.items():
-                if share is not None and share < 1:
-                    setattr(self.args, name, math.ceil(max_steps * share))
+            vars(self.args).update({name: math.ceil(max_steps * share) for name, share in shares.items()})
             return super()._init_training_state(max_steps, *args, **kwargs)
         finally:
-            for name, value in given.items():
-                setattr(self.args, name, value)
+            vars(self.args).update(shares)
 
     def get_train_dataloader(self) -> DataLoader:
         self.data_collator = self.train_collator

@@ -84,7 +84,7 @@ def build_model_card(folder: str | Path, repo_id: str | None = None, revision: s
     known = existing.data.get("model_name") if existing else None  # the folder may have been renamed
     name = repo_id.rpartition("/")[2] if repo_id else known or folder.resolve().name
     facts = _facts(folder) | {"name": name, "repo_id": repo_id, "revision": revision or "main"}
-    facts["committed"] = f"{CARDS}/{name}" if _is_committed(folder) else None
+    facts["committed"] = f"{CARDS}/{name}" if facts["in_clone"] else None
     card = ModelCard.from_template(_metadata(facts), template_path=str(TEMPLATE), **facts)
     card.text = f"\n{BEGIN}\n{card.text.strip()}\n{END}\n"
     return merge_cards(existing, card) if existing else card
@@ -138,32 +138,39 @@ def _facts(folder: Path) -> dict[str, Any]:
     adapter, data = read_adapter(folder), run.setdefault("data", {})
     config = read_config(folder).to_dict() if adapter else read_json(folder / "config.json")
     architecture = (config.get("architectures") or ["model"])[0]
-    measured_later = is_of_these_files(folder, evaluation) and add_later_measurement(run, results, evaluation)
+    stock = architecture.removeprefix("Bidir")
+    is_current = is_of_these_files(folder, evaluation)
+    measured_later = is_current and add_later_measurement(run, results, evaluation)
     split = "test" if any(name.startswith("test_") for name in results) else "validation"
     scores = run_scores(results, split)
     reproduced = is_reproduced(scores, evaluation, data.get(split))
     activation, mass = config.get("attn_activation"), config.get("attn_negative_mass")
+    # the project's own examples run in the root folder of a clone
+    root = folder.resolve().parents[1] if folder.resolve().parent.name == CARDS else None
     base_name, has_code = None, any(folder.glob("*.py"))
     if adapter:
-        base_name, has_code = _base_in_example(adapter, folder), _base_has_code(adapter)
+        base, on_hub = adapter.base, not Path(adapter.base).exists()
+        base_name = base if on_hub else os.path.relpath(base, root or folder)
+        has_code = on_hub or any(Path(base).glob("*.py"))
     return {
         **{"run": run, "previous": previous, "evaluation": evaluation, "seeds": seeds, "measured": results},
         **_example(folder, config, architecture),
         "architecture": architecture,
-        "stock_architecture": _stock_architecture(architecture, config),
+        "stock_architecture": None if stock == architecture or is_recurrent(config.get("model_type")) else stock,
         "activation": activation,
         "negative_mass": mass,
         "signed": activation in WITH_NEGATIVE_MASS and any(all_masses(mass)),
         "adapter": adapter,
         "base_name": base_name,
         "base_model": _base_model(adapter, run, previous),
+        "in_clone": root is not None,
         "split": split,
         "scores": scores,
         "headline": headline(scores, seeds, run.get("seed")),
         "results": results_table(scores, seeds, split, run.get("seed")) if scores else [],
         "tested": TESTED_BY_SEED if len(seeds.get("seeds", [])) > 1 else None,
         "measured_on": _measured_on(run, split),
-        "verified": reproduced and is_of_these_files(folder, evaluation),
+        "verified": reproduced and is_current,
         "reproduced": reproduced,
         "measured_later": measured_later,
         "snippets": run.get("task") == "distillation" and (folder / "tokenizer_config.json").is_file(),
@@ -172,7 +179,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "figures": {file: caption for file, caption in FIGURES.items() if (folder / file).is_file()},
         "code": digests(folder, CODE),
         "has_code": has_code,
-        **{"settings": _settings, "data_rows": _data_rows},  # of this run, and of the one before
+        "not_settings": NOT_SETTINGS,
     }
 
 
@@ -196,11 +203,6 @@ def _example(folder: Path, config: dict[str, Any], architecture: str) -> dict[st
     }
 
 
-def _is_committed(folder: Path) -> bool:
-    """Whether the folder is one of the project's checkpoints, whose example runs in the root folder of a clone."""
-    return folder.resolve().parent.name == CARDS
-
-
 def _needed_signs(folder: Path, run: dict[str, Any], config: dict[str, Any]) -> bool:
     """Whether a penalty of healing asked for negative coefficients without which predictions change."""
     keep_signs = run.get("recipe", {}).get("keep_signs")
@@ -221,53 +223,10 @@ def _base_model(adapter: Adapter | None, *runs: dict[str, Any]) -> str | None:
     return None
 
 
-def _base_has_code(adapter: Adapter) -> bool:
-    """Whether the base model of an adapter has the model code, as every one on the Hub has."""
-    return not Path(adapter.base).exists() or any(Path(adapter.base).glob("*.py"))
-
-
-def _base_in_example(adapter: Adapter, folder: Path) -> str:
-    """The Hub name of the base model, or its path from where the example runs: the clone, or the adapter's folder."""
-    if not Path(adapter.base).exists():
-        return adapter.base
-    return os.path.relpath(adapter.base, folder.resolve().parents[1] if _is_committed(folder) else folder)
-
-
-def _stock_architecture(architecture: str, config: dict[str, Any]) -> str | None:
-    """The transformers class that a signed class extends; None for recurrent models."""
-    name = architecture.removeprefix("Bidir")
-    return None if name == architecture or is_recurrent(config.get("model_type")) else name
-
-
-def _settings(run: dict[str, Any]) -> dict[str, str]:
-    """The given options of a run, without those that name files."""
-    given = {name: value for name, value in run.get("recipe", {}).items() if name not in NOT_SETTINGS}
-    return {name: ", ".join(map(str, value)) if isinstance(value, list) else value for name, value in given.items()}
-
-
-def _data_rows(run: dict[str, Any]) -> list[list[str]]:
-    """Name, source, files and number of rows of each split."""
-    data = run.get("data", {}).items()
-    return [[name, _description(part), _files(part), part.get("rows", "")] for name, part in data]
-
-
-def _description(part: dict[str, Any]) -> str:
-    """The title of a split's data, if somebody wrote one into its record; else the name of the file or data set."""
-    return part.get("title") or part.get("source", "not named")
-
-
 def _data_set(part: dict[str, Any]) -> str | None:
     """The data set on the Hub: the one in the record, or the source if it is no file."""
     source = part.get("source", "")
     return part.get("hub_name") or (source if "sha256" not in part and HUB_NAME.fullmatch(source) else None)
-
-
-def _files(part: dict[str, Any]) -> str:
-    """The files of a split with the beginning of each SHA-256; empty for a data set from the Hub."""
-    hashes, names = part.get("sha256", "").split(", "), part.get("source", "").split(", ")
-    if hashes == [""] or len(hashes) != len(names):
-        return ""
-    return ", ".join(f"{name} (sha256 `{digest[:12]}…`)" for name, digest in zip(names, hashes, strict=True))
 
 
 def _measured_on(run: dict[str, Any], split: str) -> str:
@@ -275,16 +234,18 @@ def _measured_on(run: dict[str, Any], split: str) -> str:
     part, size = run["data"].get(split), run.get("recipe", {}).get("block_size")
     if not part:
         return ""
-    return (f"{part['rows']:,} blocks of {size} tokens from the " if size else "") + _description(part)
+    blocks = f"{part['rows']:,} blocks of {size} tokens from the " if size else ""
+    return blocks + (part.get("title") or part.get("source", "not named"))
 
 
 def _metadata(facts: dict[str, Any]) -> ModelCardData:
     """The card's YAML block, with the measured numbers as a model index."""
-    run, previous, adapter = facts["run"], facts["previous"], facts["adapter"]
+    run, previous, adapter, signed = facts["run"], facts["previous"], facts["adapter"], facts["signed"]
     # the data of an adapter's base are on the card of the base
     parts = [*run["data"].values(), *({} if adapter else previous.get("data", {})).values()]
     data_sets = list(dict.fromkeys(filter(None, map(_data_set, parts))))
     languages = sorted({part["language"] for part in parts if part.get("language")})
+    task = "sentence-similarity" if facts["makes_sentence_vectors"] else facts["kind"] and facts["kind"].pipeline
     library = "sentence-transformers" if facts["makes_sentence_vectors"] else "peft" if adapter else "transformers"
     return ModelCardData(
         model_name=facts["name"],
@@ -292,17 +253,11 @@ def _metadata(facts: dict[str, Any]) -> ModelCardData:
         license=run.get("recipe", {}).get("license") or previous.get("recipe", {}).get("license"),
         language=languages[0] if len(languages) == 1 else languages or None,
         library_name=library,
-        pipeline_tag="sentence-similarity"
-        if facts["makes_sentence_vectors"]
-        else facts["kind"] and facts["kind"].pipeline,
+        pipeline_tag=task,
         base_model=facts["base_model"],
         base_model_relation="adapter" if adapter and facts["base_model"] else None,
         datasets=data_sets or None,
-        tags=[
-            *([facts["activation"], "signed-attention"] if facts["signed"] else []),
-            *(["lora"] if adapter else []),
-            "hf_bidir",
-        ],
+        tags=[*([facts["activation"], "signed-attention"] * signed), *(["lora"] * bool(adapter)), "hf_bidir"],
         metrics=[metric for name in overall(facts["scores"]) if (metric := METRICS[name])] or None,
         eval_results=_model_index(facts) or None,
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hf_bidir.common.files import write_json
 from hf_bidir.finetune import record
@@ -42,13 +42,7 @@ class CardCallback(TrainerCallback):
         self.results: dict[str, Any] = {}
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: PreTrainedModel,
-        train_dataloader: DataLoader | None = None,
-        **_: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
         self.started, self.resumed = time.monotonic(), args.resume_from_checkpoint if state.global_step else None
         base, self.results = {"base_model": self.base_model} if self.base_model else {}, {}
@@ -59,25 +53,17 @@ class CardCallback(TrainerCallback):
             "started_from": record.HUB if base else None,  # the Trainer does not know where the weights came from
             "data": {},
             "notes": self.notes,
-            "label_names": list(model.config.id2label.values()),
-            **record.size(model),
+            "label_names": list(given["model"].config.id2label.values()),
+            **record.size(given["model"]),
             **record.circumstances(args),
         }
-        self._note_data("train", train_dataloader)
+        self._note_data("train", given.get("train_dataloader"))
 
-    def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, float],
-        eval_dataloader: DataLoader | None = None,
-        **_: Any,
-    ) -> None:
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         for prefix, split in SPLITS.items():
-            if any(name.startswith(prefix) for name in metrics):
-                self._note_data(split, eval_dataloader)
-        self.results |= metrics
+            if any(name.startswith(prefix) for name in given["metrics"]):
+                self._note_data(split, given.get("eval_dataloader"))
+        self.results |= given["metrics"]
         self._write(args, state)
 
     on_predict = on_evaluate

@@ -74,12 +74,7 @@ def same_data(recorded: dict[str, Any] | None, measured: dict[str, Any]) -> bool
 
 
 def results_table(scores: dict[str, float], seeds: dict[str, Any], split: str, seed: int | None) -> list[list[str]]:
-    """The rows of the card's results, the header first: with seeds.json, means of this recipe and its counterpart.
-
-    Args:
-        scores: the scores of this checkpoint.
-        seeds: the content of seeds.json, or empty.
-    """
+    """The rows of the card's results, the header first: with seeds.json, means of this recipe and its counterpart."""
     if not seeds:
         return [["metric", split], *([in_words(name), rounded(value)] for name, value in scores.items())]
     columns, count, compared = [seeds["this"], seeds["counterpart"]], seed_count(seeds), differences(seeds)
@@ -118,20 +113,19 @@ def headline(scores: dict[str, float], seeds: dict[str, Any], seed: int | None) 
     if not seeds or name not in seeds["this"]["scores"]:
         return f"**{word} {value}**"
     values = seeds["this"]["scores"][name]
-    several = len(values) > 1
-    kind = f"mean ± standard deviation of {seed_count(seeds)}" if several else "one seed"
-    beside = f"; this checkpoint (seed {seed}): {value}" if several else ""
-    return f"**{word} {mean_and_deviation(values, DIGITS)}** ({kind}){beside}"
+    told = f"**{word} {mean_and_deviation(values, DIGITS)}** "
+    if len(values) == 1:
+        return f"{told}(one seed)"
+    return f"{told}(mean ± standard deviation of {seed_count(seeds)}); this checkpoint (seed {seed}): {value}"
 
 
 def seed_count(seeds: dict[str, Any]) -> str:
     count = len(seeds["seeds"])
-    return f"{count} seed{'s' if count > 1 else ''}"
+    return "1 seed" if count == 1 else f"{count} seeds"
 
 
 def in_words(metric: str) -> str:
     """A metric's name for tables."""
-    name = metric.removeprefix("recall_")
-    if name != metric:
-        return f"recall of {name}".replace("|", r"\|")  # a bar would end the table's cell
-    return name.replace("_f1", "-F1").replace("_", " ")
+    if metric.startswith("recall_"):
+        return metric.replace("recall_", "recall of ", 1).replace("|", r"\|")  # a bar would end the table's cell
+    return metric.replace("_f1", "-F1").replace("_", " ")

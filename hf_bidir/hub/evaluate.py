@@ -18,14 +18,10 @@ from hf_bidir.checkpoints.kinds import KINDS, kind_of, longest_text
 from hf_bidir.checkpoints.layer_hooks import without_negatives
 from hf_bidir.checkpoints.reading import read_bidir, read_config
 from hf_bidir.common.card import CARD, read_card
-from hf_bidir.common.files import RECORD, read_json, sha256, write_json
+from hf_bidir.common.errors import first_line
+from hf_bidir.common.files import RECORD, read_json, write_json
 from hf_bidir.explain.signs import negative_share
-from hf_bidir.finetune.arguments import (
-    BlockArguments,
-    ImageDataArguments,
-    LabelledDataArguments,
-    TextDataArguments,
-)
+from hf_bidir.finetune.arguments import BlockArguments, ImageDataArguments, LabelledDataArguments, TextDataArguments
 from hf_bidir.finetune.data.image_data import ImageCollator, checkpoint_processor, read_image_split, read_image_splits
 from hf_bidir.finetune.data.sources import is_table
 from hf_bidir.finetune.data.splits import labelled_split
@@ -42,7 +38,6 @@ from hf_bidir.modeling.model_types import is_signed
 EVALUATION = "evaluation.json"
 FETCHED = ("*.json", "*.safetensors", "*.txt", "*.model", CARD)  # no code, because the package has the models
 EVALUATED = ("text-classification", "image-classification", "text-generation")
-Examples = tuple[Dataset, dict[str, Any], Callable]  # with their source, and the collator that makes batches of them
 
 
 @dataclass(frozen=True)
@@ -104,13 +99,19 @@ def evaluate_checkpoint(
     folder = local_folder(source, revision)
     model = _load(folder)
     split = split or ("validation" if kind_of(model).causal else "test")
-    options: dict[str, Any] = {"text_column": column, "image_column": column, "label_column": label_column}
-    options |= {"drop_bad_rows": drop_bad_rows or None}
+    columns = {"text_column": column, "image_column": column, "label_column": label_column}
+    options = columns | {"drop_bad_rows": drop_bad_rows or None}
     examples, described, collator = read_examples(model, folder, data, split, options)
+    share: float | None = None
+    without: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as scratch:
         trainer = _trainer(model, scratch, batch_size, collator)
         scores = _scores(trainer, examples)
-        share, without = _signs(trainer, examples)
+        if is_signed(model.config.model_type) and not is_softmax(model.config):
+            loader = trainer.get_eval_dataloader(examples)
+            share = negative_share(model, ({k: v.to(model.device) for k, v in batch.items()} for batch in loader))
+            with without_negatives(model):
+                without = _scores(trainer, examples)
     return Evaluation(
         split=split,
         data=described | {"rows": len(examples)},
@@ -128,10 +129,9 @@ def claimed_scores(folder: Path, split: str = "test") -> dict[str, float]:
 
     Overall numbers are those of the model index. The recall of each class, which is not in it, is that of the table.
     """
-    readme = folder / CARD
-    if not readme.is_file():
+    if not (folder / CARD).is_file():
         return {}
-    card = read_card(readme)
+    card = read_card(folder / CARD)
     results = card.data.get("eval_results") or []
     named = {result.metric_name: result.metric_value for result in results if result.dataset_split == split}
     # "accuracy, mean of 5 seeds" belongs to several checkpoints, "accuracy, this checkpoint (seed 0)" to this one
@@ -146,16 +146,15 @@ def of_the_cards_data(folder: Path, evaluation: Evaluation) -> bool:
 
 def comparison(measured: Evaluation, claimed: dict[str, float], same: bool) -> str:
     """A table of the newly measured numbers, and beside them those of the card if they are of the same data."""
-    kind = "blocks" if "perplexity" in measured.scores else "examples"
+    kind, compared = "blocks" if "perplexity" in measured.scores else "examples", bool(claimed) and same
     where = f"{measured.data['source']} ({measured.split}, {measured.data['rows']:,} {kind})"
-    lines = [f"{where:<40} {'measured':>10}"]
-    if claimed and same:
-        lines = [f"{where:<40} {'card':>8} {'measured':>10} {'difference':>12}"]
-    elif claimed:
+    heading = f"{'card':>8} {'measured':>10} {'difference':>12}" if compared else f"{'measured':>10}"
+    lines = [f"{where:<40} {heading}"]
+    if claimed and not same:
         lines.insert(0, "According to run.json, the card's numbers were measured on other data; nothing is compared.")
     for name, value in measured.scores.items():
         cells = f"{value:>10.4f}"
-        if claimed and same:
+        if compared:
             card = claimed.get(name)
             cells = f"{'–':>8} {cells}" if card is None else f"{card:>8.4f} {cells} {value - card:>+12.4f}"
         lines.append(f"{name.replace('_', ' '):<40} {cells}")
@@ -188,10 +187,9 @@ def local_folder(source: str | Path, revision: str | None = None) -> Path:
         chosen: dict[str, Any] = {"allow_patterns": list(FETCHED), "ignore_patterns": ["*/*"]}  # without sub-folders
         return Path(snapshot_download(str(source), revision=revision, **chosen))
     except (HfHubHTTPError, OSError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise FileNotFoundError(
-            f"{source} is neither a checkpoint folder nor a model on the Hub that you can access ({reason}); check the "
-            "name, the revision, and your account with `hf auth whoami`."
+            f"{source} is neither a checkpoint folder nor a model on the Hub that you can access "
+            f"({first_line(error)}). Check the name, the revision, and your account with `hf auth whoami`."
         ) from error
 
 
@@ -224,13 +222,11 @@ def _trainer(model: PreTrainedModel, scratch: str, batch_size: int, collator: Ca
     )
     if causal:
         return CausalTrainer(model=model, args=args, data_collator=collator)
-    return SignedTrainer(
-        model=model,
-        args=args,
-        data_collator=collator,
-        compute_metrics=classification_metrics(_classes(model)),
-        preprocess_logits_for_metrics=predicted_classes,
-    )
+    metrics: dict[str, Any] = {
+        "compute_metrics": classification_metrics(_classes(model)),
+        "preprocess_logits_for_metrics": predicted_classes,
+    }
+    return SignedTrainer(model=model, args=args, data_collator=collator, **metrics)
 
 
 def _classes(model: PreTrainedModel) -> list[str]:
@@ -243,40 +239,28 @@ def _scores(trainer: SignedTrainer, examples: Dataset) -> dict[str, float]:
     return {name.removeprefix("eval_"): value for name, value in measured.items() if name.startswith(kept)}
 
 
-def _signs(trainer: SignedTrainer, examples: Dataset) -> tuple[float | None, dict[str, float]]:
-    """The share of negative coefficients, and the scores without them; None and no scores for softmax."""
-    model = trainer.model
-    if not hasattr(model.config, "attn_activation") or is_softmax(model.config):
-        return None, {}
-    batches = ({k: v.to(model.device) for k, v in batch.items()} for batch in trainer.get_eval_dataloader(examples))
-    share = negative_share(model, batches)
-    with without_negatives(model):
-        return share, _scores(trainer, examples)
-
-
 def read_examples(
     model: PreTrainedModel, folder: Path, data: str | None, split: str, options: dict[str, Any]
-) -> Examples:
-    """The examples of a split, read as in training: from `data`, or from the data set that the checkpoint's run names.
+) -> tuple[Dataset, dict[str, Any], Callable]:
+    """The examples of a split, read as in training; their source, and the collator that makes batches of them.
 
     Args:
+        data: a file, a folder or the name of a data set; by default the data set that the checkpoint's run names.
         options: data options of the training scripts; those that are None are as in the run.
     """
-    run, file = read_json(folder / RECORD), None
-    if data is not None and (Path(data).exists() or is_table(data)):
-        file = data
-    elif data is None:
-        data = _data_set_of(run, split)
+    run = read_json(folder / RECORD)
+    data = data or _data_set_of(run, split)
+    file = data if Path(data).exists() or is_table(data) else None
+    described = source_of([Path(file)]) if file else {"source": data}
     if kind_of(model).causal:
-        return _read_blocks(model, folder, run, data, file, split, options)
-    images = model.main_input_name == "pixel_values"
+        blocks = _read_blocks(model, folder, _data_arguments(BlockArguments, run, options), data, file, split)
+        return blocks, described, default_data_collator
+    images, names, values = model.main_input_name == "pixel_values", _classes(model), run.get("label_values")
     arguments = _data_arguments(ImageDataArguments if images else TextDataArguments, run, options)
-    names, values = _classes(model), run.get("label_values")  # a record of an earlier version has no values
-    if file is not None:
-        read_file = read_image_split if images else read_text_split
-        examples, described = read_file(file, arguments, names, split, values), source_of([Path(file)])
+    if file:
+        examples = (read_image_split if images else read_text_split)(file, arguments, names, split, values)
     else:
-        examples, described = _read_data_set(arguments, data, split, names, values, images), {"source": data}
+        examples = _read_data_set(arguments, data, split, names, values, images)
     if images:
         return examples, described, ImageCollator(checkpoint_processor(str(folder), model.config))
     tokenizer = saved_tokenizer(str(folder), model.config)
@@ -301,24 +285,17 @@ def _read_data_set(
 
 
 def _read_blocks(
-    model: PreTrainedModel,
-    folder: Path,
-    run: dict[str, Any],
-    data: str,
-    file: str | None,
-    split: str,
-    options: dict[str, Any],
-) -> Examples:
-    """The same for a language model: the blocks of a split, sampled as in the training script."""
-    arguments, described = _data_arguments(BlockArguments, run, options), {"source": data}
+    model: PreTrainedModel, folder: Path, arguments: BlockArguments, data: str, file: str | None, split: str
+) -> Dataset:
+    """The blocks of a split for a language model, sampled as in the training script."""
     arguments.dataset_name = data
     if file is not None:
         arguments.train_file = arguments.validation_file = [file]
-        split, described = "validation", {"source": Path(file).name, "sha256": sha256(Path(file))}
+        split = "validation"
     blocks = dict(cut_into_blocks(read_documents(arguments), saved_tokenizer(str(folder), model.config), arguments))
     if split not in blocks:
         raise ValueError(f"a language model is evaluated on the train or validation split; got {split}.")
-    return blocks[split], described, default_data_collator
+    return blocks[split]
 
 
 def _data_arguments(kind: type, run: dict[str, Any], options: dict[str, Any]) -> Any:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from hf_bidir.checkpoints.adapters import Adapter
 
 CHILD = Path(__file__)
-LINES_SHOWN = 15
 LOADING_PROBLEMS = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
 
 
@@ -61,21 +60,15 @@ def isolated_forward(
         words: list[str | Path] = [CHILD, folder, auto_class, inputs_file, outputs_file]
         if adapter is not None:
             words += [_base_folder(adapter), json.dumps(adapter.changes)]
+        environment = os.environ | {"HF_MODULES_CACHE": str(Path(scratch, "modules")), "HF_HUB_OFFLINE": "1"}
+        options: dict[str, Any] = {"cwd": scratch, "env": environment, "text": True, "timeout": timeout}
         try:
-            done = subprocess.run(
-                [sys.executable, "-I", *words],
-                cwd=scratch,
-                env=os.environ | {"HF_MODULES_CACHE": str(Path(scratch, "modules")), "HF_HUB_OFFLINE": "1"},
-                capture_output=True,
-                text=True,
-                timeout=timeout,
-            )
+            done = subprocess.run([sys.executable, "-I", *words], capture_output=True, check=False, **options)
         except subprocess.TimeoutExpired:
             raise RuntimeError(f"{auto_class} from {folder} did not finish within {timeout:g} s") from None
         if done.returncode:
-            last_lines = "\n".join(done.stderr.strip().splitlines()[-LINES_SHOWN:])
-            exit_code = f"exit {done.returncode}"
-            raise RuntimeError(f"{auto_class} from {folder} failed in an isolated process ({exit_code}):\n{last_lines}")
+            failed = f"{auto_class} from {folder} failed in an isolated process (exit {done.returncode}):"
+            raise RuntimeError("\n".join([failed, *done.stderr.strip().splitlines()[-15:]]))
         return load_file(outputs_file)
 
 
@@ -85,8 +78,8 @@ def _base_folder(adapter: "Adapter") -> Path:
 
     if Path(adapter.base).is_dir():
         return Path(adapter.base).resolve()
-    files: dict[str, Any] = {"allow_patterns": ["*.json", "*.py", "*.safetensors"], "ignore_patterns": ["*/*"]}
-    return Path(snapshot_download(adapter.base, revision=adapter.revision, **files))
+    files = ["*.json", "*.py", "*.safetensors"]
+    return Path(snapshot_download(adapter.base, revision=adapter.revision, allow_patterns=files, ignore_patterns="*/*"))
 
 
 def main(folder: str, auto_class: str, inputs_file: str, outputs_file: str, *adapter: str) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import CommitInfo, HfApi, ModelCard, snapshot_download
@@ -28,6 +27,7 @@ from hf_bidir.checkpoints.convert import TOLERANCE, TOLERATED_STEPS
 from hf_bidir.checkpoints.kinds import example_inputs
 from hf_bidir.checkpoints.reading import read_adapted, read_bidir
 from hf_bidir.common.card import CARD, read_card
+from hf_bidir.common.errors import first_line
 from hf_bidir.common.files import read_json, with_imports, write_json
 from hf_bidir.hub.card import merge_cards, write_card
 from hf_bidir.hub.files import CODE, COMPUTED_FROM, MODULES, REPORTS, digests, matching
@@ -111,12 +111,13 @@ def push_checkpoint(
             if tag is not None and tag in {ref.name for ref in api.list_repo_refs(repo_id).tags}:
                 raise PushError(f"{repo_id} has the tag {tag} already; nothing was changed, choose another name.")
             _keep_hand_written(api, staged, repo_id, revision)
-            options: dict[str, Any] = {
-                "revision": revision,
-                "create_pr": create_pr,
-                "commit_message": f"Checkpoint {staged.folder.name}",
-            }
-            commit = api.upload_folder(repo_id=repo_id, folder_path=staged.folder, **options)
+            commit = api.upload_folder(
+                repo_id=repo_id,
+                folder_path=staged.folder,
+                commit_message=f"Checkpoint {staged.folder.name}",
+                revision=revision,
+                create_pr=create_pr,
+            )
         with _one_line_errors(repo_id, "the commit exists, but its tag does not"):
             if not create_pr:
                 _tag_content(api, staged, repo_id, commit.oid)
@@ -132,16 +133,16 @@ class Staged:
     folder: Path
 
     @property
-    def files(self) -> dict[str, int]:
-        """Size in bytes of each file."""
-        return {name: file.stat().st_size for name, file in matching(self.folder, ("*", *MODULES)).items()}
+    def files(self) -> dict[str, Path]:
+        """The files by name."""
+        return matching(self.folder, ("*", *MODULES))
 
     @property
     def content(self) -> str:
         """A hash of all files that affect outputs: weights, config, code, tokenizer or processor."""
         files = digests(self.folder, COMPUTED_FROM + CODE)
-        listed = "".join(f"{name} {digest}\n" for name, digest in files.items())
-        return f"content-{hashlib.sha256(listed.encode()).hexdigest()[:12]}"
+        listed = "".join(f"{name} {digest}\n" for name, digest in files.items()).encode()
+        return f"content-{hashlib.sha256(listed).hexdigest()[:12]}"
 
     @property
     def card(self) -> str:
@@ -149,18 +150,16 @@ class Staged:
 
     def summary(self) -> str:
         """The card, then the list of files with their sizes."""
-        lines = [f"{size:>13,}  {name}" for name, size in self.files.items()]
-        return "\n".join([self.card, *lines, f"{sum(self.files.values()):>13,}  bytes together"])
+        sizes = {name: file.stat().st_size for name, file in self.files.items()}
+        lines = [f"{size:>13,}  {name}" for name, size in sizes.items()]
+        return "\n".join([self.card, *lines, f"{sum(sizes.values()):>13,}  bytes together"])
 
 
 def stage(folder: str | Path, target: Path, repo_id: str | None = None, revision: str | None = None) -> Staged:
     """Copy the publishable files of a checkpoint folder, its model code and its card into `target`, and check them.
 
-    Args:
-        folder: the checkpoint.
-        target: a folder, made if it does not exist.
-        repo_id: the repository that the card's example loads; by default the folder.
-        revision: the revision that it loads; by default `Staged.content`, which must then become a tag.
+    The card's example loads `repo_id`, by default the folder, with `revision`, by default `Staged.content`, which must
+    then become a tag.
 
     Raises:
         FileNotFoundError: `folder` holds no checkpoint.
@@ -214,13 +213,12 @@ def _add_code(target: Path) -> None:
 
 def code_files(auto_map: dict[str, str], folder: Path = MODELING) -> list[str]:
     """The files in a folder of model code that a config's `auto_map` needs, by name."""
-    return sorted(
-        with_imports((f"{match[1]}.py" for path in auto_map.values() if (match := OUR_CODE.match(path))), folder)
-    )
+    named = {f"{match[1]}.py" for path in auto_map.values() if (match := OUR_CODE.match(path))}
+    return sorted(with_imports(named, folder))
 
 
 def _check_contents(staged: Staged) -> None:
-    for file in (staged.folder / name for name in staged.files):
+    for file in staged.files.values():
         if file.stat().st_size > LARGEST:
             raise ValueError(f"{file.name} is larger than {LARGEST // 2**30} GiB; save the model in smaller shards.")
         if file.suffix not in (".json", ".md", ".txt"):
@@ -231,10 +229,9 @@ def _check_contents(staged: Staged) -> None:
             raise ValueError(f"{file.name} is not UTF-8 ({error}); save it as UTF-8.") from error
         if SECRET.search(text):
             raise ValueError(f"{file.name} holds what looks like a Hub token; remove it, and revoke the token.")
-        place = LOCAL_PATH.search(text) if file.name not in VOCABULARIES else None
-        if place:
-            start = place.start()
-            raise ValueError(f"{file.name} names a path of this machine ({text[start : start + 40]!r}); remove it.")
+        if file.name not in VOCABULARIES and (place := LOCAL_PATH.search(text)):
+            named = text[place.start() : place.start() + 40]
+            raise ValueError(f"{file.name} names a path of this machine ({named!r}); remove it.")
 
 
 def _check_alone(staged: Staged) -> None:
@@ -311,8 +308,3 @@ def _one_line_errors(repo_id: str, state: str = "the repository is unchanged") -
         raise PushError(
             f"the connection to the Hub broke ({first_line(error)}); {state}, run the command again."
         ) from error
-
-
-def first_line(error: Exception) -> str:
-    """The first line of the message of an error, or its type."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

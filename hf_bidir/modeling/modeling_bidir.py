@@ -227,11 +227,8 @@ def _stock_config(model: PreTrainedModel, config: PretrainedConfig, stock: type[
 
 
 def _register_checkpoint_keys(stock: str, signed: str) -> None:
-    """Give a signed class or model type the checkpoint keys of its stock one.
-
-    transformers renames keys by class name and model type. Without this, weights would stay random, and only the load
-    report would mention it.
-    """
+    """Give a signed class or model type the checkpoint keys of its stock one, by which transformers renames weights:
+    without this, they would stay random."""
     mapping = checkpoint_names(stock)
     if mapping is not None:
         register_checkpoint_names(signed, mapping, overwrite=True)

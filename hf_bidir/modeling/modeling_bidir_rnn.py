@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling, Seq2SeqLMOutput, SequenceClassifierOutput
+from transformers.utils import can_return_tuple
 
 from .attention_call import per_head
 from .compat import attn_implementation
@@ -52,11 +53,7 @@ class BidirRnnOutput(BaseModelOutputWithPooling):
 
 
 class BidirScoredAttention(nn.Module):
-    """Base class of attention over encoder states: score, coefficients and selection.
-
-    Args:
-        size: width of the states, and of queries if the score has one.
-    """
+    """Base class of attention over encoder states, and with queries, of this size: score, coefficients, selection."""
 
     def __init__(self, config: BidirRnnConfig, size: int):
         super().__init__()
@@ -162,12 +159,8 @@ class BidirRnnModel(BidirRnnPreTrainedModel):
         super().__init__(config)
         self.embeddings = nn.Embedding(config.vocab_size, config.embedding_size)
         self.embedding_dropout = nn.Dropout(config.embedding_dropout)
-        size, self.encoder = config.embedding_size, None
-        if config.encoder != "none":
-            self.encoder = RECURRENT[config.encoder](
-                size, config.hidden_size, config.num_rnn_layers, batch_first=True, bidirectional=config.bidirectional
-            )
-            size = config.hidden_size * (1 + config.bidirectional)
+        self.encoder = None if config.encoder == "none" else recurrent_layers(config)
+        size = config.hidden_size * (1 + config.bidirectional) if self.encoder else config.embedding_size
         self.attention = BidirAttentionPooling(config, size)
         self.post_init()
 
@@ -177,6 +170,7 @@ class BidirRnnModel(BidirRnnPreTrainedModel):
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         self.embeddings = value
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -184,7 +178,6 @@ class BidirRnnModel(BidirRnnPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         **kwargs,
     ):
         """Encode and pool a batch of texts.
@@ -213,14 +206,13 @@ class BidirRnnModel(BidirRnnPreTrainedModel):
         context, coefficients, log_probability = self.attention(states, keep, last)
         requested = self.config.output_attentions if output_attentions is None else output_attentions
         states_requested = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        outputs = BidirRnnOutput(
+        return BidirRnnOutput(
             log_probability=log_probability,
             last_hidden_state=states,
             pooler_output=context,
             hidden_states=(embedded, states) if states_requested else None,
             attentions=(coefficients,) if requested else None,
         )
-        return outputs if return_dict in (None, True) else outputs.to_tuple()
 
     def _keep(self, input_ids, attention_mask, inputs_embeds) -> Tensor:
         """Boolean `[batch, length]`: True for tokens, False for padding."""
@@ -229,6 +221,11 @@ class BidirRnnModel(BidirRnnPreTrainedModel):
         if input_ids is not None:
             return input_ids != self.config.pad_token_id
         return torch.ones(inputs_embeds.shape[:2], dtype=torch.bool, device=inputs_embeds.device)
+
+
+def recurrent_layers(config: BidirRnnConfig) -> nn.LSTM | nn.GRU:
+    sizes = config.embedding_size, config.hidden_size, config.num_rnn_layers
+    return RECURRENT[config.encoder](*sizes, batch_first=True, bidirectional=config.bidirectional)
 
 
 def check_not_empty(keep: Tensor) -> None:
@@ -266,6 +263,7 @@ class BidirRnnForSequenceClassification(BidirRnnPreTrainedModel):
         self.reinforce = Reinforce() if config.attn_selection == "hard" else None
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -274,19 +272,18 @@ class BidirRnnForSequenceClassification(BidirRnnPreTrainedModel):
         labels: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         **kwargs,
     ):
         """As `BidirRnnModel`; `labels` `[batch]` add the loss to `logits` `[batch, classes]`."""
-        outputs = self.rnn(input_ids, attention_mask, inputs_embeds, output_attentions, output_hidden_states)
+        asked = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
+        outputs = self.rnn(input_ids, attention_mask, inputs_embeds, **asked, return_dict=True)
         logits = self.classifier(self.dropout(outputs.pooler_output))
         loss = None
         if labels is not None:
             loss = self._loss(logits, labels, outputs.log_probability)
-        outputs = SequenceClassifierOutput(
+        return SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
-        return outputs if return_dict in (None, True) else outputs.to_tuple()
 
     def _loss(self, logits: Tensor, labels: Tensor, log_probability: Tensor | None) -> Tensor:
         if labels.dtype == torch.long and not 0 <= labels.min() <= labels.max() < self.config.num_labels:
@@ -319,13 +316,7 @@ class RnnEncoder(nn.Module):
         self.config = config
         self.embeddings = nn.Embedding(config.vocab_size, config.embedding_size)
         self.dropout = nn.Dropout(config.embedding_dropout)
-        self.layers = RECURRENT[config.encoder](
-            config.embedding_size,
-            config.hidden_size,
-            config.num_rnn_layers,
-            batch_first=True,
-            bidirectional=config.bidirectional,
-        )
+        self.layers = recurrent_layers(config)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_) -> BaseModelOutputWithPooling:
         """Encode `[batch, length]` into states `[batch, length, size]`; `pooler_output` is the last state."""
@@ -364,6 +355,7 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
     def get_input_embeddings(self) -> nn.Embedding:
         return self.encoder.embeddings
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -372,7 +364,6 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
         encoder_outputs: BaseModelOutputWithPooling | None = None,
         labels: Tensor | None = None,
         output_attentions: bool | None = None,
-        return_dict: bool | None = None,
         **kwargs,
     ):
         """Predict the token after each of `decoder_input_ids` `[batch, steps]`, given `input_ids` `[batch, length]`.
@@ -403,13 +394,12 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
         logits, coefficients, log_probability = self._decoded(decoder_input_ids, states, last, attention_mask.bool())
         loss = None if labels is None else self._loss(logits, labels, log_probability)
         requested = self.config.output_attentions if output_attentions is None else output_attentions
-        outputs = Seq2SeqLMOutput(
+        return Seq2SeqLMOutput(
             loss=loss,
             logits=logits,
             cross_attentions=None if coefficients is None or not requested else (coefficients,),
             encoder_last_hidden_state=states,
         )
-        return outputs if return_dict in (None, True) else outputs.to_tuple()
 
     def _decoded(
         self, ids: Tensor, states: Tensor, last: Tensor, keep: Tensor
@@ -450,10 +440,9 @@ class BidirRnnForSeq2SeqLM(BidirRnnPreTrainedModel, GenerationMixin):
             )
 
     def _shifted_right(self, labels: Tensor) -> Tensor:
-        start = torch.full_like(labels[:, :1], self.config.decoder_start_token_id)
-        return torch.cat([start, labels[:, :-1]], 1).masked_fill_(
-            torch.cat([torch.zeros_like(start), labels[:, :-1]], 1) == IGNORED, self.config.pad_token_id
-        )
+        shifted = labels.roll(1, 1)
+        shifted[:, 0] = self.config.decoder_start_token_id
+        return shifted.masked_fill_(shifted == IGNORED, self.config.pad_token_id)
 
     def _loss(self, logits: Tensor, labels: Tensor, log_probability: Tensor | None) -> Tensor:
         losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none")

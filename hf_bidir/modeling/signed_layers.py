@@ -81,11 +81,8 @@ def _signed_name(name: str | None) -> str:
 
 
 def check_attn_implementation(name: str | None, between_tokens: bool = True) -> None:
-    """Raise ValueError unless `name` is a backend with signed attention, or None (not chosen yet).
-
-    Args:
-        between_tokens: False for a model with its own scores, which no kernel supports.
-    """
+    """Raise ValueError unless `name` is a backend with signed attention, or None (not chosen yet); kernels support no
+    model with its own scores (`between_tokens=False`)."""
     known = {key: description for key, description in BACKENDS.items() if between_tokens or key != "fused"}
     if name is not None and name not in known and not (between_tokens and (name == PAGED or is_kernel(name))):
         choices = ", ".join(f'"{key}" ({description})' for key, description in known.items())
@@ -141,11 +138,8 @@ def layer_names(model: PreTrainedModel, layers: list[nn.Module]) -> list[str]:
 
 
 def _masses_by_name(model: PreTrainedModel, layers: list[nn.Module], config: PretrainedConfig) -> Any:
-    """`attn_negative_mass` in the order of the layers, where a checkpoint names the layers of its list.
-
-    Raises:
-        ValueError: it names other layers.
-    """
+    """`attn_negative_mass` in the order of the layers, where a checkpoint names those of its list; ValueError if it
+    names others."""
     masses, saved = config.attn_negative_mass, getattr(config, "attn_layers", None)
     if not isinstance(masses, list) or not saved:
         return masses

@@ -84,11 +84,8 @@ def why_not(name: str, query: Tensor, mask: Any, options: dict[str, Any]) -> str
 def plain_mask(
     name: str, query: Tensor, key: Tensor, mask: Any, causal: bool, options: dict[str, Any]
 ) -> Tensor | None:
-    """A kernel's mask, with causality and a sliding window, as `[batch or 1, heads or 1, queries, keys]` or None.
-
-    Raises:
-        ValueError: packed examples, which only the kernel keeps apart.
-    """
+    """A kernel's mask, with causality and a sliding window, as `[batch or 1, heads or 1, queries, keys]` or None;
+    ValueError for packed examples, which only the kernel keeps apart."""
     queries, keys, device = query.shape[2], key.shape[2], query.device
     if isinstance(mask, torch_flex.BlockMask):
         return torch_flex.create_mask(mask.mask_mod, mask.shape[0], mask.shape[1], queries, keys, device)
@@ -182,11 +179,8 @@ def _rebound(function: Any, **names: Any) -> Callable:
 
 
 def signed_kernel(kernel: Callable, log_mass: float | Tensor, sinks: Tensor | None) -> Callable:
-    """A flash attention function with the same arguments that computes TanhMax.
-
-    Raises:
-        ValueError: when called, if the kernel returns no log-sum-exps, or lacks a backward pass that is needed.
-    """
+    """A flash attention function with the same arguments that computes TanhMax; ValueError in a call whose kernel
+    returns no log-sum-exps, or lacks a backward pass that is needed."""
     returning = _returning_lse(kernel)
 
     def attend(query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Tensor:

@@ -87,15 +87,10 @@ def overview(runs: DataFrame) -> str:
         softmax = where(runs, task=task, variant="softmax")
         for variant, name in ({"softmax": "softmax"} | variants).items():
             found = where(runs, task=task, variant=variant)
-            difference = comparison(found, softmax, "accuracy", 100) if variant != "softmax" else None
-            rows.append(
-                [
-                    data if variant == "softmax" else "",
-                    *(name, str(len(found)), spread(found, "accuracy", 100)),
-                    difference.text() if difference else "",
-                    *(f"{spread(found, 'negative_share', 100, 0)} %", spread(found, "cost_of_negatives")),
-                ]
-            )
+            difference = comparison(found, softmax, "accuracy", 100).text() if variant != "softmax" else ""
+            first = [data if variant == "softmax" else "", name, str(len(found)), spread(found, "accuracy", 100)]
+            share = f"{spread(found, 'negative_share', 100, 0)} %"
+            rows.append([*first, difference, share, spread(found, "cost_of_negatives")])
     return markdown(["data", "variant", "runs", "accuracy", "difference", "negative", "cost"], rows)
 
 
@@ -104,16 +99,16 @@ def by_variant(runs: DataFrame) -> list[tuple[str, DataFrame]]:
     return sorted(runs.groupby("variant"), key=lambda group: list(VARIANTS).index(group[0]))
 
 
-def differences(runs: DataFrame, column: str = "accuracy") -> dict[str, Comparison]:
-    """Compare a share, such as the accuracy, of each variant with that of softmax, in points; corrected together.
+def differences(runs: DataFrame) -> dict[str, Comparison]:
+    """Compare the accuracy of each variant with that of softmax, in points; corrected together.
 
     Paired by the seed of fine-tuning, each the mean over its healings; over healings where all share one softmax model.
     """
     softmax, found = where(runs, variant="softmax"), {}
     for variant, rows in by_variant(runs[runs["variant"] != "softmax"]):
         if len(softmax) > 1:
-            rows = rows.groupby("seed", as_index=False)[column].mean()
-        if (one := comparison(rows, softmax, column, 100)) is not None:
+            rows = rows.groupby("seed", as_index=False)["accuracy"].mean()
+        if (one := comparison(rows, softmax, "accuracy", 100)) is not None:
             found[variant] = one
     return holm(found)
 

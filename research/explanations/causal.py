@@ -36,13 +36,7 @@ from benchmarks.measure import save_runs
 from benchmarks.runs import markdown, where
 from hf_bidir.checkpoints.layer_hooks import kept_keys
 from hf_bidir.common.statistics import mean_in_interval
-from hf_bidir.explain import (
-    METHODS,
-    integrated_gradients,
-    integrated_relevance,
-    load_checkpoint,
-    token_scores,
-)
+from hf_bidir.explain import METHODS, integrated_gradients, integrated_relevance, load_checkpoint, token_scores
 from hf_bidir.explain.methods import methods_of
 from hf_bidir.explain.target import choose_readout
 from research.faithfulness.deletion import ranks, without_tokens
@@ -159,20 +153,18 @@ def missed(prompt: Prompt, total: float, keep_first: bool) -> float:
     return abs(total - change) / abs(change)
 
 
-def by_prompt(runs: pd.DataFrame, half: str | None = None) -> pd.DataFrame:
-    """The measures of each method and prompt, of one half of the prompts or all; random scores: mean over seeds."""
-    runs = runs if half is None else where(runs, half=half)
-    return runs.groupby(["method", "prompt"]).mean(numeric_only=True)
-
-
 def table(runs: pd.DataFrame) -> str:
     """All methods in the order of the half that chooses; means over prompts with their 95 % t interval."""
-    chosen, reported, whole = (by_prompt(runs, half) for half in ("choice", "report", None))
+    chosen, reported, whole = (  # by method and prompt; of random scores the mean over seeds
+        found.groupby(["method", "prompt"]).mean(numeric_only=True)
+        for found in (where(runs, half="choice"), where(runs, half="report"), runs)
+    )
     rows = []
     for method in chosen[FALLS[0]].groupby("method").mean().sort_values(ascending=False).index:
         own, cost = whole.loc[method], METHODS[method].cost if method in METHODS else ""
         first = f"{100 * own['first'].mean():.0f}" if method != RANDOM else ""
-        total = f"{100 * own['total'].mean():.0f}" if method != RANDOM and not _unsigned(method) else ""
+        unsigned = method in METHODS and not METHODS[method].explains_output
+        total = f"{100 * own['total'].mean():.0f}" if method != RANDOM and not unsigned else ""
         missed = f"{100 * own['missed'].median():.0f}" if own["missed"].notna().any() else ""
         falls = [mean_in_interval(list(reported.loc[method][fall]), 1) for fall in FALLS]
         passes = f"{own['forward_passes'].median():.1f}" if method != RANDOM else ""
@@ -183,10 +175,6 @@ def table(runs: pd.DataFrame) -> str:
         *("first token, %", "sum, % of y", "missed, %", "passes through the model", "time, in forward passes"),
     ]
     return markdown(header, rows)
-
-
-def _unsigned(method: str) -> bool:
-    return method in METHODS and not METHODS[method].explains_output
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ share of negative coefficients, the accuracy without them, and the number of hea
 """
 
 import argparse
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import pandas as pd
 
 from benchmarks.measure import KEEP_LAST
 from benchmarks.runs import check_runs, comparisons, markdown, spread
-from hf_bidir.common.statistics import TESTED, Comparison
+from hf_bidir.common.statistics import TESTED
 from hf_bidir.explain.orient import CONSISTENT
 from hf_bidir.hub.evaluate import evaluate_checkpoint
 from research.explanations.tasks import (
@@ -57,13 +58,11 @@ def main() -> None:
 
     trials = [
         {"task": task, "model": name, "seed": seed}
-        for task in options.tasks
-        for seed in range(options.seeds)
-        for name in MODELS
+        for task, seed, name in product(options.tasks, range(options.seeds), MODELS)
     ]
     run_grid(FILE, trials, trained_and_measured)
     for trial in trials:  # the folders of models whose rows were there
-        trained(trial["task"], trial["model"], trial["seed"], options)
+        trained(*trial.values(), options)
 
 
 def trained(task: str, name: str, seed: int, options: argparse.Namespace) -> Path:
@@ -116,21 +115,15 @@ def measured(task: str, folder: Path, data_dir: Path) -> dict[str, Any]:
     }
 
 
-def compared(runs: pd.DataFrame) -> dict[str, Comparison]:
-    """The accuracy of converted models minus that of softmax in points, by task; corrected together."""
-    tests = comparisons(runs, ("task",), "model", CONVERTED[::-1], {"accuracy": 100})
-    return {task: one for (task, _), one in tests.items()}
-
-
 def table(runs: pd.DataFrame) -> str:
-    """The table of research/explanations/results/explained_models.md."""
+    """One row for each model of a task; converted models are compared with softmax, in points, corrected together."""
     check_runs(runs, ("task", "model"), SEEDS)
-    tests, rows = compared(runs), []
+    tests, rows = comparisons(runs, ("task",), "model", CONVERTED[::-1], {"accuracy": 100}), []
     for (task, name), found in runs.groupby(["task", "model"], sort=False):
         signs = [spread(found, "negative_share", 100, 0), spread(found, "accuracy_without_negatives", 100)]
         heads = found["consistent_heads"].dropna()
         counts = ", ".join(f"{count:.0f}" for count in heads) + f" of {found['heads'].max():.0f}" if len(heads) else ""
-        tested = tests[task].cells() if name == "converted" else ["", "", ""]
+        tested = tests[task, "accuracy"].cells() if name == "converted" else ["", "", ""]
         rows.append(
             [TASKS[task].title, MODELS[name], str(len(found)), spread(found, "accuracy", 100), *tested, *signs, counts]
         )

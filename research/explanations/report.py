@@ -1,11 +1,13 @@
 """Tables of run.py: every measure by method, and the order of methods that the default follows."""
 
+from itertools import product
+
 import pandas as pd
 
 from benchmarks.runs import markdown, where
 from hf_bidir.common.statistics import interval, mean_in_interval
 from hf_bidir.explain import METHODS
-from research.explanations.measures import RANDOM
+from research.explanations.run import RANDOM
 from research.explanations.tasks import MODELS, TASKS
 
 # the title, the factor that gives the unit, digits, and whether higher is better; None where neither is
@@ -32,12 +34,14 @@ SIGNED = [name for name, method in METHODS.items() if method.explains_output]
 UNSIGNED = [name for name, method in METHODS.items() if not method.signed]
 
 
-def table(runs: pd.DataFrame, task: str, model: str) -> str:
-    """All methods of a task and model on the half that reports, mean over seeds with the 95 % t interval."""
-    runs = where(runs, task=task, model=model, half="report")
-    header = ["method", *(title for title, *_ in MEASURES.values())]
-    rows = [[method, *(_cell(found, measure) for measure in MEASURES)] for method, found in _by_method(runs)]
-    return markdown(header, rows) if rows else ""
+def tables(runs: pd.DataFrame) -> str:
+    """All methods by task and model on the half that reports, mean over seeds with the 95 % t interval."""
+    header, parts = ["method", *(title for title, *_ in MEASURES.values())], []
+    for task, model in product(TASKS, MODELS):
+        of_methods = _by_method(where(runs, task=task, model=model, half="report"))
+        if rows := [[method, *(_cell(found, measure) for measure in MEASURES)] for method, found in of_methods]:
+            parts.append(f"## {TASKS[task].title}, {MODELS[model]}\n\n{markdown(header, rows)}")
+    return "\n\n".join(parts)
 
 
 def _by_method(runs: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
@@ -53,38 +57,26 @@ def _cell(found: pd.DataFrame, measure: str) -> str:
 def ranks(runs: pd.DataFrame, tasks: tuple[str, ...], half: str, methods: list[str]) -> pd.DataFrame:
     """The place of each method by seed, from 0 (always the best) to 1 (always the worst).
 
-    Means of ranks within a family of measures, then over families, tasks and models. Methods that were not measured in
-    every task, and scores that are the same as those of another method, such as erasure-mask with softmax, count as
-    they are.
+    Means of ranks within a family of measures, then over families, tasks and models; of measures that all methods have.
+    Methods that were not measured in every task are left out; scores that are the same as those of another method, such
+    as erasure-mask with softmax, count as they are.
     """
     runs = runs[runs["task"].isin(tasks) & (runs["half"] == half) & runs["method"].isin(methods)]
     groups = list(runs.groupby(["task", "model", "seed"]))
     common = [name for name in methods if all(name in set(rows["method"]) for _, rows in groups)]
     found = []
-    for (task, model, seed), rows in groups:
-        rows = rows.set_index("method").loc[common]
-        families = [_family(rows, measures) for measures in FAMILIES.values()]
-        places = pd.concat([one for one in families if one is not None], axis=1).mean(axis=1)
-        found.append(places.rename((task, model, seed)))
-    if not found:
-        return pd.DataFrame()
-    table = pd.DataFrame(found)
-    table.index = pd.MultiIndex.from_tuples(table.index, names=["task", "model", "seed"])
-    return table.groupby(["seed", "task"]).mean().groupby("seed").mean()
-
-
-def _family(rows: pd.DataFrame, measures: tuple[str, ...]) -> pd.Series | None:
-    """The mean place of each method in some measures; None where none of them was measured for all methods."""
-    ranked = [
-        (rows[measure].rank(ascending=not MEASURES[measure][3]) - 1) / max(1, len(rows) - 1)
-        for measure in measures
-        if measure in rows and rows[measure].notna().all()
-    ]
-    return pd.concat(ranked, axis=1).mean(axis=1) if ranked else None
-
-
-def _marked(method: str) -> str:
-    return method + " \\*" * (method == REPEATED)
+    for (task, _, seed), rows in groups:
+        rows = rows.set_index("method").loc[common].dropna(axis=1)
+        places = [
+            pd.concat(
+                [(rows[one].rank(ascending=not MEASURES[one][3]) - 1) / max(1, len(rows) - 1) for one in measured],
+                axis=1,
+            ).mean(axis=1)
+            for measures in FAMILIES.values()
+            if (measured := [one for one in measures if one in rows])
+        ]
+        found.append(pd.concat(places, axis=1).mean(axis=1).to_dict() | {"task": task, "seed": seed})
+    return pd.DataFrame(found).groupby(["seed", "task"]).mean().groupby("seed").mean() if found else pd.DataFrame()
 
 
 def order(runs: pd.DataFrame, of: str, signed: bool = True) -> str:
@@ -96,7 +88,8 @@ def order(runs: pd.DataFrame, of: str, signed: bool = True) -> str:
         own = runs[runs["task"].isin(tasks) & (runs["method"] == method)]
         cost = METHODS[method].cost if method in METHODS else ""
         places = [mean_in_interval(half[method], 2) for half in (chosen, reported)]
-        rows.append([_marked(method), *places, cost, f"{own['forward_passes'].median():.1f}", _cell(own, "random_rho")])
+        name = method + " \\*" * (method == REPEATED)
+        rows.append([name, *places, cost, f"{own['forward_passes'].median():.1f}", _cell(own, "random_rho")])
     header = ["method", "choice", "report", "passes through the model", "time, in forward passes", "random weights, ρ"]
     return markdown(header, rows)
 
@@ -104,10 +97,12 @@ def order(runs: pd.DataFrame, of: str, signed: bool = True) -> str:
 def first(runs: pd.DataFrame, of: str) -> str:
     """The method that comes first on the half that chooses, among those whose scores are for or against y.
 
-    For texts, which come in data sets, among those that need at most four passes through the model.
+    Not the one whose operation the curves repeat; for texts, which come in data sets, among those that need at most
+    four passes through the model.
     """
     places = ranks(runs, TEXTS if of == "texts" else IMAGES, "choice", SIGNED).mean()
-    return places[[name for name in places.index if name in _candidates(of)]].idxmin()
+    may_be = [name for name in SIGNED if name != REPEATED and (of == "images" or METHODS[name].cost in FAST)]
+    return places[[name for name in places.index if name in may_be]].idxmin()
 
 
 def ties_with_first(runs: pd.DataFrame, of: str, method: str) -> bool:
@@ -117,34 +112,13 @@ def ties_with_first(runs: pd.DataFrame, of: str, method: str) -> bool:
     return places[method].mean() <= max(best.mean(), *interval(best))
 
 
-def _candidates(of: str) -> list[str]:
-    """Methods that may become the default: not the one whose operation the curves repeat, and fast ones for texts."""
-    return [name for name in SIGNED if name != REPEATED and (of == "images" or METHODS[name].cost in FAST)]
-
-
 def signs(runs: pd.DataFrame) -> str:
     """The human sign of signed methods on SST-2, by model, over both halves."""
-    runs = where(runs, task="sst2")
+    runs = where(runs, task="sst2").groupby(["method", "model", "seed"], as_index=False).mean(numeric_only=True)
     present = [name for name in MODELS if not where(runs, model=name).empty]
-    rows = []
-    for method, found in _by_method(runs):
-        cells = [_cell(_halves(where(found, model=name)), "human_sign") for name in present]
-        if any(cells):
-            rows.append([method, *cells])
-    return markdown(["method", *(MODELS[name] for name in present)], rows)
-
-
-def _halves(runs: pd.DataFrame) -> pd.DataFrame:
-    """One row per seed, the mean of both halves."""
-    return runs.groupby("seed").mean(numeric_only=True).reset_index()
-
-
-def tables(runs: pd.DataFrame) -> str:
-    """The tables of all tasks and models, under headings."""
-    parts = [
-        f"## {TASKS[task].title}, {MODELS[name]}\n\n{found}"
-        for task in TASKS
-        for name in MODELS
-        if (found := table(runs, task, name))
+    rows = [
+        [method, *(_cell(where(found, model=name), "human_sign") for name in present)]
+        for method, found in _by_method(runs)
+        if found["human_sign"].notna().any()
     ]
-    return "\n\n".join(parts)
+    return markdown(["method", *(MODELS[name] for name in present)], rows)

@@ -18,6 +18,7 @@ with extra("explain", "train"):
         permuted,
         prediction_changes,
         randomised,
+        randomised_stages,
         total_variation,
     )
     from research.faithfulness.masked_fidelity import f_fidelity, tuned_on_masks
@@ -30,7 +31,6 @@ with extra("explain", "train"):
         SignAgreement,
         Sufficiency,
     )
-    from research.faithfulness.randomisation import randomised_stages
 
 __all__ = [
     "ERASER_SHARES",

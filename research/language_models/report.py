@@ -15,7 +15,7 @@ from pandas import DataFrame
 
 from benchmarks.runs import check_runs, comparison, markdown, read_runs, spread, where
 from hf_bidir.common.files import save_figure
-from hf_bidir.common.statistics import TESTED, Comparison, holm
+from hf_bidir.common.statistics import TESTED, holm
 from research.language_models.run import ARMS, BITS, CURVE_POINTS, FILE, SIZES, TOKENS, best_rate, rates_of
 from research.runs import command_line
 
@@ -52,7 +52,11 @@ def table(runs: DataFrame, every_rate: bool = False, single: Collection[tuple[st
             rows[size, arm, rate] = where(runs, size=size, arm=arm, rate=rate, **seed)
     seeds = {", ".join(map(str, row)): 1 if every_rate or row[:2] in single else SEEDS for row in rows}
     check_runs(pd.concat([of.assign(row=row) for row, of in zip(seeds, rows.values(), strict=True)]), ["row"], seeds)
-    tests = {} if every_rate else compared(runs)
+    tests = {}  # the loss minus that of softmax, each at its best rate
+    for size, arm, rate in () if every_rate else rows:
+        if arm != "softmax":
+            tests[size, arm, rate] = comparison(*(at_best_rate(runs, size, one) for one in (arm, "softmax")), "loss")
+    tests = holm(tests)
     lines = [
         [
             *(size, arm, "" if every_rate else str(len(rates_of(runs, size, arm))), f"{rate:g}"),
@@ -64,16 +68,6 @@ def table(runs: DataFrame, every_rate: bool = False, single: Collection[tuple[st
     ]
     header = ["size", "attention", "rates", "rate", "seeds", "loss", *TESTED]
     return markdown([*header, *(heading for heading, _ in COLUMNS.values())], lines)
-
-
-def compared(runs: DataFrame) -> dict[tuple[str, str, float], Comparison]:
-    """The loss of each attention minus that of softmax, each at its best rate, by size, attention and rate."""
-    tests = {}
-    for size, arm in arms_of(runs):
-        if arm != "softmax":
-            pair = [at_best_rate(runs, size, one) for one in (arm, "softmax")]
-            tests[size, arm, best_rate(runs, size, arm)] = comparison(*pair, "loss")
-    return holm(tests)
 
 
 def largest(runs: DataFrame) -> str:

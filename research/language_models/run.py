@@ -16,7 +16,7 @@ import argparse
 import copy
 import shutil
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -156,31 +156,24 @@ def measured(folder: Path, file: str) -> dict[str, Any]:
         "parameters": model.num_parameters(),
         "loss": mean_loss(model, blocks),
         "largest": max(layer.abs().max().item() for layer in states),
-        "kurtosis": float(
-            np.mean([stats.kurtosis(layer.flatten().double().numpy(), fisher=False) for layer in states])
-        ),
+        "kurtosis": float(np.mean([stats.kurtosis(one.flatten().double().numpy(), fisher=False) for one in states])),
         "first_share": (sizes[..., 1:, 0] / sizes[..., 1:, :].sum(-1).clamp_min(1e-12)).mean().item(),
         "negative_share": negative.mean().item(),
         **{f"loss_{bits}_bits": mean_loss(quantised(model, bits), blocks) for bits in BITS},
     }
 
 
-@cache
-def _documents(file: str) -> Any:
-    return read_documents(BlockArguments(train_file=[file], validation_file=[file]))
-
-
 def held_out(tokenizer: Any, file: str) -> Dataset:
     """Blocks of the file; the training script evaluates on the first ones."""
     data = BlockArguments(train_file=[file], validation_file=[file], block_size=BLOCK, max_eval_samples=HELD_OUT)
-    return cut_into_blocks(_documents(file), tokenizer, data).validation
+    return cut_into_blocks(read_documents(data), tokenizer, data).validation
 
 
 def looked_into(model: PreTrainedModel, blocks: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """The coefficients and the output of every layer over some blocks."""
     coefficients, states = [], []
     hooks = [
-        layer.register_forward_hook(lambda layer, args, output: states.append(_first(output)))
+        layer.register_forward_hook(lambda *call: states.append(call[-1][0] if type(call[-1]) is tuple else call[-1]))
         for layer in model.model.layers
     ]
     for batch in blocks.split(BATCH):
@@ -194,10 +187,6 @@ def looked_into(model: PreTrainedModel, blocks: Tensor) -> tuple[list[Tensor], l
     )
 
 
-def _first(output: Any) -> Tensor:
-    return output[0] if isinstance(output, tuple) else output
-
-
 def mean_loss(model: PreTrainedModel, blocks: Tensor) -> float:
     losses = [model(input_ids=batch, labels=batch, use_cache=False).loss.item() for batch in blocks.split(8)]
     return float(np.mean(losses))  # batches have the same size
@@ -209,12 +198,8 @@ def quantised(model: PreTrainedModel, bits: int) -> PreTrainedModel:
     for layer in model.modules():
         if isinstance(layer, nn.Linear):
             layer.weight.data = rounded(layer.weight.data, bits)
-            layer.register_forward_pre_hook(partial(_round_input, bits))
+            layer.register_forward_pre_hook(lambda _, inputs: (rounded(inputs[0], bits), *inputs[1:]))
     return model
-
-
-def _round_input(bits: int, layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return (rounded(inputs[0], bits), *inputs[1:])
 
 
 def rounded(values: Tensor, bits: int) -> Tensor:

@@ -55,25 +55,24 @@ def draw_pixels(task: str, mechanisms: Sequence[str], runs: Path, picture: Path)
     grey = np.array([int(word.removeprefix("grey")) for word in row["text"].split()])
     side = int(len(grey) ** 0.5)
     figure = Figure(figsize=(10, 5.2), layout="constrained")
-    panels = figure.subplots(2, 1 + len(mechanisms)).flatten()
-    for panel, (mechanism, activation) in zip(
-        panels, [("", ""), *[*folders][:3], ("", ""), *[*folders][3:]], strict=True
-    ):
+    panels = figure.subplots(2, 1 + len(mechanisms))
+    for panel in panels.flat:
         panel.set(xticks=[], yticks=[])
-        if not mechanism:
-            panel.imshow(grey.reshape(side, side), cmap="gray", vmin=0, vmax=LEVELS)
-            panel.set_title("image")
-            continue
-        model, tokenizer = load_checkpoint(folders[mechanism, activation])
+    for panel in panels[:, 0]:
+        panel.imshow(grey.reshape(side, side), cmap="gray", vmin=0, vmax=LEVELS)
+        panel.set_title("image")
+    for panel, ((mechanism, activation), folder) in zip(panels[:, 1:].flat, folders.items(), strict=True):
+        model, tokenizer = load_checkpoint(folder)
         example = read_text(tokenizer, row["text"], model.config.max_position_embeddings)
         output, layers = record_coefficients(model, example.inputs)
         coefficients = layers[0][0, 0, 0].detach().numpy().reshape(side, side)
         largest = abs(coefficients).max()
         shown = panel.imshow(coefficients, cmap="RdBu_r", vmin=-largest, vmax=largest)
         figure.colorbar(shown, ax=panel, shrink=0.7)
-        predicted = model.config.id2label[output.logits.argmax(-1).item()]
-        right = "correct" if output.logits.argmax(-1).item() == row["label"] else "wrong"
-        panel.set_title(f"{activation}, {mechanism}\nprediction {predicted} ({right})", fontsize=9)
+        predicted = output.logits.argmax(-1).item()
+        right = "correct" if predicted == row["label"] else "wrong"
+        title = f"{activation}, {mechanism}\nprediction {model.config.id2label[predicted]} ({right})"
+        panel.set_title(title, fontsize=9)
     figure.supxlabel("coefficient of each pixel; every panel has its own scale, and its common sign is arbitrary")
     save_figure(figure, picture, dpi=90)
 

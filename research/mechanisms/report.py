@@ -1,5 +1,7 @@
 """The tables of results/mechanisms.md, from mechanisms.csv."""
 
+from itertools import product
+
 from pandas import DataFrame
 
 from benchmarks.runs import PAIR, check_runs, comparison, comparisons, markdown, spread, where
@@ -7,7 +9,7 @@ from hf_bidir.common.statistics import TESTED, Comparison, holm
 from research.mechanisms.data import SIDES
 from research.mechanisms.run import KEY, LONGER, MECHANISMS, NO_ATTENTION
 
-SEEDS, SCORE = 3, {"score": 100}
+SEEDS = 3
 TABLES = {  # and their tasks
     "mechanisms": [task for task in MECHANISMS if task not in (*SIDES, *LONGER)],
     "images": [*SIDES],
@@ -19,18 +21,8 @@ def compared(runs: DataFrame, table: str) -> dict[tuple[str, str], Comparison]:
     """TanhMax minus softmax in a table of `TABLES`, by task and mechanism; corrected together."""
     check_runs(runs, KEY[:3], SEEDS)
     runs = runs[runs["task"].isin(TABLES[table]) & (runs["mechanism"] != NO_ATTENTION)]
-    tests = comparisons(runs, ["task", "mechanism"], "activation", PAIR, SCORE)
+    tests = comparisons(runs, ["task", "mechanism"], "activation", PAIR, {"score": 100})
     return {(task, mechanism): one for (task, mechanism, _), one in tests.items()}
-
-
-def mechanisms(runs: DataFrame) -> str:
-    """TanhMax and softmax on dates, sorting and texts."""
-    return activations(runs, "mechanisms")
-
-
-def images(runs: DataFrame) -> str:
-    """TanhMax and softmax on images."""
-    return activations(runs, "images")
 
 
 def activations(runs: DataFrame, table: str) -> str:
@@ -54,21 +46,15 @@ def lengths(runs: DataFrame) -> str:
 
 
 def gains(runs: DataFrame) -> str:
-    """Attention minus no attention, by task, length and activation."""
-    rows = [[*task.split("-"), activation, *one.cells()] for (task, activation), one in compared_gains(runs).items()]
-    return markdown(["task", "words", "activation", *TESTED], rows)
-
-
-def compared_gains(runs: DataFrame) -> dict[tuple[str, str], Comparison]:
-    """Attention minus no attention, by task of `LONGER` and activation; corrected together."""
+    """Attention minus no attention, by task of `LONGER`, length and activation; corrected together."""
     check_runs(runs, KEY[:3], SEEDS)
     tests = {}
-    for task in LONGER:
-        without = where(runs, task=task, activation="none")
-        for activation in PAIR:
-            if found := comparison(where(runs, task=task, activation=activation), without, "score", 100):
-                tests[task, activation] = found
-    return holm(tests)
+    for task, activation in product(LONGER, PAIR):
+        pair = [where(runs, task=task, activation=one) for one in (activation, "none")]
+        if found := comparison(*pair, "score", 100):
+            tests[task, activation] = found
+    rows = [[*task.split("-"), activation, *one.cells()] for (task, activation), one in holm(tests).items()]
+    return markdown(["task", "words", "activation", *TESTED], rows)
 
 
 def _options(mechanism: str, changed: dict[str, object]) -> str:

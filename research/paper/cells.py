@@ -19,9 +19,8 @@ from hf_bidir.common.files import read_json, replacing, write_json
 from hf_bidir.explain import load_checkpoint
 from hf_bidir.finetune.data.sources import read_table
 from research.paper.data import removed_rows
-from research.paper.experiments import VARIANTS, Experiment, Settings
-from research.paper.measures import WORD_SUMS, Amount, measure
-from research.paper.measures_deep import measure_deep
+from research.paper.experiments import QUICK_OPTIONS, VARIANTS, Experiment, Settings
+from research.paper.measures import WORD_SUMS, measure, measure_deep
 from research.runs import is_finished, read_record, train
 
 MEASURES, FAILURE, LOG = "measures.json", "failure.txt", "log.txt"
@@ -62,32 +61,35 @@ class Cell:
         """The results of `measure` or `measure_deep`, None in place of NaN; empty before."""
         return read_json(self.folder / MEASURES)
 
-    def train(self, files: dict[str, Path], overrides: dict[str, Any] | None = None) -> None:
+    def train(self, files: dict[str, Path], settings: Settings) -> None:
         """Train the cell unless it is trained; an error is saved in its folder and not raised."""
         given = self.experiment.recipe | VARIANTS[self.variant] | {f"{name}_file": file for name, file in files.items()}
-        given |= {"learning_rate": self.learning_rate, "seed": self.seed} | (overrides or {})
+        given |= {"learning_rate": self.learning_rate, "seed": self.seed}
+        given |= QUICK_OPTIONS[self.experiment.kind] if settings.quick else {}
         if not self.trained:
             keeping_failures(self.folder, lambda: train(self.experiment.kind, given, self.run))
         if self.trained:  # the checkpoints that only resuming needs
             for checkpoint in self.run.glob("checkpoint-*"):
                 shutil.rmtree(checkpoint)
 
-    def measure(self, files: dict[str, Path], graded: Path | None, amount: Amount) -> None:
+    def measure(self, files: dict[str, Path], settings: Settings) -> None:
         """Measure a trained cell unless it is measured; errors as in `train`."""
-        if self.trained and not self.measures:
-            keeping_failures(self.folder, lambda: self._measure(files, graded, amount))
 
-    def _measure(self, files: dict[str, Path], graded: Path | None, amount: Amount) -> None:
-        model, processor = load_checkpoint(self.run)
-        model.requires_grad_(False)
-        splits = {name: read_table(str(file)) for name, file in files.items()}
-        if self.experiment.deep:
-            found = measure_deep(model, processor, splits["test"], amount, self.experiment.recipe.get("max_length"))
-        else:
-            people = None if graded is None else read_table(str(graded))
-            polar_words = people is not None or self.experiment.synthetic is not None
-            found = measure(model, processor, splits, people, amount, polar_words)
-        write_json(self.folder / MEASURES, _without_nan(found))
+        def work() -> None:
+            model, processor = load_checkpoint(self.run)
+            model.requires_grad_(False)
+            splits, amount = {name: read_table(str(file)) for name, file in files.items()}, settings.amount
+            if self.experiment.deep:
+                found = measure_deep(model, processor, splits["test"], amount, self.experiment.recipe.get("max_length"))
+            else:
+                graded = settings.graded(self.experiment)
+                people = None if graded is None else read_table(str(graded))
+                polar_words = people is not None or self.experiment.synthetic is not None
+                found = measure(model, processor, splits, people, amount, polar_words)
+            write_json(self.folder / MEASURES, _without_nan(found))
+
+        if self.trained and not self.measures:
+            keeping_failures(self.folder, work)
 
 
 def keeping_failures(folder: Path, work: Callable[[], object]) -> None:

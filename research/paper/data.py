@@ -32,7 +32,7 @@ def data_files(
     limits the rows per split, sampled at random. Without a data folder the Hub is read.
 
     Raises:
-        InputError: files are missing (all are named), the Hub does not have the data, or the data are unusable.
+        InputError: a file is missing, the Hub does not have the data, or the data are unusable.
     """
     files = {split: folder / f"{split}.parquet" for split in SPLITS}
     if all(file.is_file() for file in [*files.values(), folder / RECORD]):
@@ -81,16 +81,9 @@ def labelled_data(experiment: Experiment, data_dir: Path | None) -> tuple[dict[s
 
 def _raw(experiment: Experiment, data_dir: Path | None) -> dict[str, Dataset]:
     if data_dir is None:
-        if experiment.hub is None:
-            raise InputError(f"{experiment.title} is not on the Hub; pass a folder with it as --data-dir")
         return read_hub(experiment.hub, None)
-    files = experiment.source_files(data_dir)
-    if missing := [str(file) for file in files.values() if not file.is_file()]:
-        raise InputError(
-            f"expected all files of {experiment.title}; missing are {', '.join(missing)}. docs/paper.md describes them"
-        )
     raw = {}
-    for split, file in files.items():
+    for split, file in experiment.source_files(data_dir).items():
         raw[split] = (read_images if experiment.kind == "images" else read_table)(str(file))
         if "label" not in raw[split].column_names:
             raise InputError(f"expected a column label in {file}; it has {', '.join(raw[split].column_names)}")

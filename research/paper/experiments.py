@@ -21,6 +21,11 @@ QUICK_ROWS = {
     "bert": {"train": 200, "validation": 100, "test": 200},
     "images": {"train": 1500, "validation": 500, "test": 1000},
 }
+QUICK_OPTIONS: dict[str, dict[str, Any]] = {
+    "recurrent": {},
+    "bert": {"num_train_epochs": 2},
+    "images": {"num_train_epochs": 3},
+}
 
 
 def mean_pooling(scores: Tensor, keep: Tensor | None = None, dim: int = -1) -> Tensor:

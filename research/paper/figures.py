@@ -16,12 +16,16 @@ from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.finetune.data.synthetic import SETS
 from research.paper.cells import Cell
-from research.paper.experiments import Experiment
-from research.paper.measures import NEUTRAL_GRADE, WORD_SUMS
-from research.paper.measures_deep import CHANCE, RANKINGS, SHARES
+from research.paper.experiments import Experiment, Settings
+from research.paper.measures import CHANCE, NEUTRAL_GRADE, RANKINGS, SHARES, WORD_SUMS
 
 POLAR_FROM = 0.5  # minimum mean distance from the neutral grade
 SHOWN = ("softmax", "tanhmax")
+IMAGES, OVERLAYS = 6, ("contributions", "grad-cam", "rollout")
+AXES = {
+    "deletion": "share of tokens removed, top-ranked first",
+    "insertion": "share of tokens kept, top-ranked first",
+}
 POLARITIES = {0: ("neutral", "0.7", "."), 1: ("positive", COLORS(0.95), "+"), -1: ("negative", COLORS(0.05), "_")}
 
 
@@ -43,24 +47,22 @@ def polarity_of_words(experiment: Experiment, graded: Path | None) -> dict[str, 
     return {word: int(np.sign(mean)) for word, mean in means.items() if abs(mean) >= POLAR_FROM}
 
 
-def draw_all(
-    experiment: Experiment, variants: Mapping[str, Sequence[Cell]], root: Path, polarity: Mapping[str, int]
-) -> None:
-    """Write the figures of one experiment for the first seed of each measured variant; words only with polarities."""
-    title = experiment.title
-    measured = {variant: cells[0].measures for variant, cells in variants.items() if cells[0].measures}
-    figures = {
-        "tau": histograms(title, measured),
-        "change": violins(title, measured),
-        **({"polarity": scatter(title, measured, polarity)} if polarity else {}),
-    }
-    save_all(experiment.name, figures, root)
-
-
-def save_all(name: str, figures: Mapping[str, Figure], root: Path) -> None:
-    """Write each figure to NAME-KIND.png in `root`."""
+def draw(experiment: Experiment, variants: Mapping[str, Sequence[Cell]], settings: Settings) -> None:
+    """Save NAME-KIND.png in the folder of results, of the first seed of each measured variant of an experiment."""
+    cells = {variant: of[0] for variant, of in variants.items() if of[0].measures}
+    title, measured = experiment.title, {variant: cell.measures for variant, cell in cells.items()}
+    figures = {}
+    if not experiment.deep:
+        figures = {"tau": histograms(title, measured), "change": violins(title, measured)}
+        if polarity := polarity_of_words(experiment, settings.graded(experiment)):
+            figures["polarity"] = scatter(title, measured, polarity)
+    elif cells:
+        figures["curves"] = curves(title, measured)
+        if experiment.kind == "images":
+            test = settings.root / "data" / experiment.name / "test.parquet"
+            figures["overlays"] = overlays({variant: cell.run for variant, cell in cells.items()}, test)
     for kind, figure in figures.items():
-        save_figure(figure, root / f"{name}-{kind}.png", dpi=90)
+        save_figure(figure, settings.root / f"{experiment.name}-{kind}.png", dpi=90)
 
 
 def scatter(title: str, measured: Mapping[str, dict], polarity: Mapping[str, int]) -> Figure:
@@ -114,25 +116,6 @@ def violins(title: str, measured: Mapping[str, dict]) -> Figure:
         panel.set(title=f"{title}: {kind}", ylim=(0, 1))
     figure.axes[0].set_ylabel("total variation of the prediction")
     return figure
-
-
-IMAGES = 6
-OVERLAYS = ("contributions", "grad-cam", "rollout")
-AXES = {
-    "deletion": "share of tokens removed, top-ranked first",
-    "insertion": "share of tokens kept, top-ranked first",
-}
-
-
-def draw_deep(experiment: Experiment, variants: Mapping[str, Sequence[Cell]], test: Path, root: Path) -> None:
-    """Write the figures of one experiment for the first seed of each measured variant; `test` has its examples."""
-    first = {variant: cells[0] for variant, cells in variants.items() if cells[0].measures}
-    if not first:
-        return
-    figures = {"curves": curves(experiment.title, {variant: cell.measures for variant, cell in first.items()})}
-    if experiment.kind == "images":
-        figures["overlays"] = overlays({variant: cell.run for variant, cell in first.items()}, test)
-    save_all(experiment.name, figures, root)
 
 
 def curves(title: str, measured: Mapping[str, dict]) -> Figure:

@@ -47,16 +47,11 @@ def accuracy_runs() -> pd.DataFrame:
     return pd.concat([chosen(), lstm])
 
 
-def accuracy_tests() -> dict[str, Comparison]:
-    """TanhMax minus softmax in points, by title."""
-    tests = comparisons(accuracy_runs(), ["title"], "variant", PAIR, {"test_accuracy": 100})
-    return {title: one for (title, _), one in tests.items()}
-
-
 def accuracy() -> str:
     """Accuracies, their difference, and the smallest margin within which they are equivalent."""
     runs, rows = accuracy_runs(), []
-    for title, one in accuracy_tests().items():
+    tests = comparisons(runs, ["title"], "variant", PAIR, {"test_accuracy": 100})
+    for (title, _), one in tests.items():
         found = [where(runs, title=title, variant=name) for name in (*PAIR[::-1], "mean")]
         means = [spread(of, "test_accuracy", 100) for of in found]
         rows.append([title, str(len(found[0])), *means, *one.cells()[:2], margin(one)])
@@ -95,7 +90,8 @@ def margin(one: Comparison) -> str:
 
 def published() -> str:
     """The paper's accuracies, its protocol run again with the label in the scores, and the same weights without it."""
-    found, rows, tests = results("texts"), [], published_tests()
+    found, rows = results("texts"), []
+    tests = comparisons(found.published, ["data"], "activation", PAIR, {"fair": 1})
     for one in found.experiments:
         own = where(found.published, data=one.name)
         if own.empty:
@@ -104,28 +100,19 @@ def published() -> str:
         pair = [where(own, activation=name) for name in PAIR[::-1]]
         leaked = [f"{of['leaked'].min():.1f} to {of['leaked'].max():.1f}" for of in pair]
         fair = [spread(of, "fair") for of in pair]
-        rows.append([one.title, *papers, *leaked, *fair, *tests[one.title].cells()[:2]])
+        rows.append([one.title, *papers, *leaked, *fair, *tests[one.name, "fair"].cells()[:2]])
     kinds = ("published", "with the label", "without")
     header = [f"{name}, {kind}" for kind in kinds for name in ("softmax", "TanhMax")]
     return markdown(["data", *header, "without: difference", "p"], rows)
 
 
-def published_tests() -> dict[str, Comparison]:
-    """TanhMax minus softmax in points with the paper's protocol and without the label, by title."""
-    found = results("texts")
-    titles = {one.name: one.title for one in found.experiments}
-    tests = comparisons(found.published, ["data"], "activation", PAIR, {"fair": 1})
-    return {titles[name]: one for (name, _), one in tests.items()}
-
-
-def agreement_tests() -> dict[tuple, Comparison]:
-    """Kendall's tau of the magnitudes of `a`, or of attention in deep models, TanhMax minus softmax."""
-    return comparisons(chosen(), ["title"], "variant", PAIR, dict.fromkeys(TAUS, 1))
-
-
 def agreement() -> str:
-    """One row for each data set: the means of softmax and TanhMax, their difference and its p-value by reference."""
-    runs, tests = chosen(), agreement_tests()
+    """Kendall's tau of the magnitudes of `a`, or of attention in deep models, with erasure and gradients.
+
+    One row for each data set: the means of softmax and TanhMax, their difference and its p-value by reference.
+    """
+    runs = chosen()
+    tests = comparisons(runs, ["title"], "variant", PAIR, dict.fromkeys(TAUS, 1))
     rows: dict[str, list[str]] = {title: [title] + [""] * len(REFERENCES) for title in runs["title"].unique()}
     for (title, column), one in tests.items():
         softmax, tanhmax = (where(runs, title=title, variant=name)[column].mean() for name in PAIR[::-1])

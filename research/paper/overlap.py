@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pandas import DataFrame
 
-from benchmarks.measure import save_run
+from benchmarks.measure import save_runs
 from benchmarks.runs import check_runs, markdown, where
 from hf_bidir.finetune.data.overlap import SAME_BEGINNING, SHARED_WORDS, find_repeats
 from hf_bidir.finetune.data.sources import read_table
@@ -35,7 +35,7 @@ def main() -> None:
         for share in SHARES:
             for split, repeats in find_repeats(texts, share).items():
                 row = {"data": data, "split": split, "share": share, "rows": len(texts[split]), **repeats.removed}
-                save_run(FILE, KEY, row | {"duplicates": repeats.duplicates}, *files)
+                save_runs(FILE, KEY, [row | {"duplicates": repeats.duplicates}], *files)
         print(f"{data}: done")
 
 

@@ -10,7 +10,7 @@ that repeat a training text are left out.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from datasets import Dataset, concatenate_datasets
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.runs import SEED, VERSIONS, add_runs, has_run, libraries
+from benchmarks.runs import SEED, VERSIONS, add_runs, libraries
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.finetune.data.tokenizer import frequent_words
@@ -35,22 +35,6 @@ VOCABULARY, LENGTH, BATCH, EPOCHS = 8000, 30, 100, 100
 LOSS_SCALE = 100  # the paper multiplies the loss by this
 NO_PUNCTUATION = str.maketrans("", "", '()",.:;#&?!')
 PUBLISHED = "published.csv"
-
-
-@dataclass(frozen=True)
-class AsPublished:
-    """Test accuracies in percent of one model, with and without the label in the scores.
-
-    Attributes:
-        leaked: accuracy with the label multiplied into the scores.
-        fair: accuracy without it.
-        negative_logit: the mean logit of negative texts with the label. With TanhMax all of them have this logit, so
-            below 0 all count as correct and above 0 none does.
-    """
-
-    leaked: float
-    fair: float
-    negative_logit: float
 
 
 def published_vocabulary(texts: list[str], first_id: int = 1) -> dict[str, int]:
@@ -112,13 +96,17 @@ def positive_logits(model: BidirRnnForSequenceClassification, ids: Tensor) -> Te
 
 
 @torch.no_grad()
-def evaluate_as_published(model: BidirRnnForSequenceClassification, ids: Tensor, labels: Tensor) -> AsPublished:
-    """The accuracy with and without the label in the scores; arguments as in `train_as_published`."""
+def evaluate_as_published(model: BidirRnnForSequenceClassification, ids: Tensor, labels: Tensor) -> dict[str, float]:
+    """Test accuracies in percent, with the label multiplied into the scores ("leaked") and without it ("fair").
+
+    With the label, all negative texts of TanhMax have the same logit; "negative_logit" is its mean over negative texts:
+    below 0 all of them count as correct and above 0 none does. Arguments as in `train_as_published`.
+    """
     fair = ((positive_logits(model, ids) > 0) == labels.bool()).float().mean().item()
     with label_in_scores(model, labels):
         leaked = positive_logits(model, ids)
     accuracy = ((leaked > 0) == labels.bool()).float().mean().item()
-    return AsPublished(100 * accuracy, 100 * fair, leaked[labels == 0].mean().item())
+    return {"leaked": 100 * accuracy, "fair": 100 * fair, "negative_logit": leaked[labels == 0].mean().item()}
 
 
 @contextmanager
@@ -142,42 +130,31 @@ class PublishedCell:
     epochs: int = EPOCHS
 
     @property
-    def options(self) -> dict[str, Any]:
-        """The options of `train_as_published` from the experiment."""
-        return self.experiment.as_published[self.activation]
-
-    @property
     def key(self) -> dict[str, Any]:
         """The columns that identify the row."""
-        options = ", ".join(f"{name} {value}" for name, value in self.options.items())
-        return {
-            "data": self.experiment.name,
-            "activation": self.activation,
-            "epochs": self.epochs,
-            "options": options,
-            SEED: self.seed,
-        }
+        options = ", ".join(f"{name} {value}" for name, value in self._options.items())
+        run = {"data": self.experiment.name, "activation": self.activation, "epochs": self.epochs}
+        return run | {"options": options, SEED: self.seed}
 
     @property
-    def has_row(self) -> bool:
-        return has_run(self.root / PUBLISHED, **self.key)
+    def _options(self) -> dict[str, Any]:
+        return self.experiment.as_published[self.activation]
 
     def train(self, files: dict[str, Path], known: Path) -> None:
         """Train, evaluate and save the row; an error is saved and not raised. The file `known` gives the vocabulary."""
-        rate = self.options["learning_rate"]
-        folder = self.root / "as-published" / f"{self.experiment.name}-{self.activation}-lr{rate:g}-seed{self.seed}"
-        keeping_failures(folder, lambda: self._train(files, known))
 
-    def _train(self, files: dict[str, Path], known: Path) -> None:
-        vocabulary = published_vocabulary(read_table(str(known))["text"][:], self.experiment.published_first_id)
-        splits = published_splits(files)
-        ids = {name: encode(split["text"][:], vocabulary) for name, split in splits.items()}
-        labels = {name: torch.tensor(split["label"][:]) for name, split in splits.items()}
-        options = self.options | {"seed": self.seed, "epochs": self.epochs}
-        model = train_as_published(ids["train"], labels["train"], self.activation, **options)
-        found = asdict(evaluate_as_published(model, ids["test"], labels["test"]))
-        row = self.key | found | {VERSIONS: libraries(library_versions())}
-        add_runs(self.root / PUBLISHED, [row], list(self.key))
+        def work() -> None:
+            vocabulary = published_vocabulary(read_table(str(known))["text"][:], self.experiment.published_first_id)
+            splits = published_splits(files)
+            ids = {name: encode(split["text"][:], vocabulary) for name, split in splits.items()}
+            labels = {name: torch.tensor(split["label"][:]) for name, split in splits.items()}
+            options = self._options | {"seed": self.seed, "epochs": self.epochs}
+            model = train_as_published(ids["train"], labels["train"], self.activation, **options)
+            row = self.key | evaluate_as_published(model, ids["test"], labels["test"])
+            add_runs(self.root / PUBLISHED, [row | {VERSIONS: libraries(library_versions())}], list(self.key))
+
+        name = f"{self.experiment.name}-{self.activation}-lr{self._options['learning_rate']:g}-seed{self.seed}"
+        keeping_failures(self.root / "as-published" / name, work)
 
 
 def published_splits(files: dict[str, Path]) -> dict[str, Dataset]:

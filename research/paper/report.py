@@ -11,13 +11,14 @@ from jinja2 import Environment, PackageLoader
 from benchmarks.runs import PAIR, SEED, VERSIONS, check_runs, comparisons, markdown, read_runs, spread, where
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, replacing
-from hf_bidir.common.statistics import TESTED_BY_SEED
+from hf_bidir.common.statistics import TESTED_BY_SEED, Comparison
 from research.paper.cells import CELLS, CHOSEN, MACHINE, RATE, SETTINGS
 from research.paper.experiments import EXTENSIONS, VARIANTS, Experiment, experiment_names, read_experiments
-from research.paper.measures_deep import RANKINGS
+from research.paper.measures import RANKINGS
 from research.paper.published import LENGTH, PUBLISHED
 
 REPORT, TEMPLATE = "report.md", "report_template.md"
+RESULTS, END = Path(__file__).with_name("results"), "<!--[[[end]]]-->"
 TAUS = {
     "tau_a_gradient": "a, gradient", "tau_|a|_gradient": "\\|a\\|, gradient", "tau_au_gradient": "a·u, gradient",
     "tau_a_erasure": "a, deletion", "tau_|a|_erasure": "\\|a\\|, deletion", "tau_au_erasure": "a·u, deletion",
@@ -96,6 +97,8 @@ def read_results(root: Path, experiments: Sequence[Experiment] = ()) -> Results:
 def write_report(root: Path, experiments: Sequence[Experiment] = ()) -> Path:
     """Save report.md in the folder of results; arguments and errors as in `read_results`."""
     text = report_text(root, experiments)
+    if root.resolve().parent == RESULTS:  # a page of the repository, which `make tables` fills
+        text = f'<!--[[[cog table("research.paper.findings.report", None, "{root.name}") ]]]-->\n\n{text}\n{END}\n'
     with replacing(root / REPORT) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return root / REPORT
@@ -154,11 +157,13 @@ def accuracy_table(results: Results) -> str:
     variants, rows = _variants(results), []
     for one in results.experiments:
         own = results.of(one)
+        splits = [name for name in ("rows_train", "rows_validation", "rows_test") if name in own]
+        sizes = [f"{int(own[name].iloc[0]):,}" for name in splits]
         removed = results.settings["experiments"][one.name]["removed"]
         found = tested.get((one.name, "test_accuracy"))
         rows.append(
             [
-                *(one.title, _sizes(own), f"{removed['validation']} / {removed['test']}" if removed else ""),
+                *(one.title, " / ".join(sizes), f"{removed['validation']} / {removed['test']}" if removed else ""),
                 str(own[SEED].nunique()),
                 *(_number(one.published.get(name, {}).get("accuracy"), 1) for name in PAIR[::-1]),
                 *(spread(where(own, variant=name), "test_accuracy", 100) for name in variants),
@@ -174,7 +179,7 @@ def rate_table(results: Results) -> str:
     variants, rows = _variants(results), []
     for one in results.experiments:
         rates = sorted(where(results.cells, data=one.name)[RATE].unique())
-        cells = [_range(rates)]
+        cells = [f"{rates[0]:g} to {rates[-1]:g}" if len(rates) > 1 else f"{rates[0]:g}"]
         for variant in variants:
             tried = where(results.cells, data=one.name, variant=variant)
             rates, picked = sorted(tried[RATE].unique()), tried[tried[CHOSEN]][RATE].unique()
@@ -182,10 +187,6 @@ def rate_table(results: Results) -> str:
             cells.append(f"{picked[0]:g}{' *' if end else ''} of {len(rates)}" if picked.size else "")
         rows.append([one.title, *cells])
     return markdown(["data", "tried", *variants], rows)
-
-
-def _range(rates: Sequence[float]) -> str:
-    return f"{rates[0]:g} to {rates[-1]:g}" if len(rates) > 1 else f"{rates[0]:g}"
 
 
 def recall_table(results: Results) -> str:
@@ -243,22 +244,14 @@ def measure_table(
     return markdown(["data", "variant", *columns.values()], rows)
 
 
-def _tested(found: Any) -> str:
+def _tested(found: Comparison | None) -> str:
     """Difference, p-value and g in one cell."""
-    if found is None:
-        return ""
-    difference, p_value, effect = found.cells(3)
-    return "; ".join([difference, *([f"p {p_value}"] if p_value else []), *([f"g {effect}"] if effect else [])])
+    named = zip(("", "p ", "g "), found.cells(3) if found else (), strict=False)
+    return "; ".join(f"{name}{cell}" for name, cell in named if cell)
 
 
 def _variants(results: Results) -> list[str]:
     return [name for name in VARIANTS if name in set(results.chosen["variant"])]
-
-
-def _sizes(rows: pd.DataFrame) -> str:
-    """Training, validation and test rows."""
-    names = ("rows_train", "rows_validation", "rows_test")
-    return " / ".join(f"{int(rows[name].iloc[0]):,}" for name in names if name in rows)
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -20,20 +20,20 @@ import torch
 from joblib import Parallel, delayed
 from tqdm import tqdm
 
+from benchmarks.runs import has_run
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.files import read_json, sha256, write_json
 from research.paper.cells import Cell, Chosen, check_settings, has_rows, save_rows
 from research.paper.data import data_files
 from research.paper.experiments import EXTENSIONS, Experiment, Settings, experiment_names, read_experiments
-from research.paper.figures import draw_all, draw_deep, polarity_of_words
-from research.paper.published import EPOCHS, PublishedCell
+from research.paper.figures import draw
+from research.paper.published import EPOCHS, PUBLISHED, PublishedCell
 from research.paper.report import REPORT, write_report
 from research.runs import command_line
 
 VOCABULARY_OF = "sst"  # the vocabulary of every data set in the published protocol
 MADE = "made-from.json"
 PUBLISHED_QUICK_EPOCHS = 10
-QUICK_OPTIONS = {"recurrent": {}, "bert": {"num_train_epochs": 2}, "images": {"num_train_epochs": 3}}
 EXPERIMENTS = (
     "synthetic, synthetic-additive, sst, 20news, 20news-bydate, imdb, agnews (one attention layer; texts: all seven); "
     "vit (Fashion-MNIST, CIFAR-10); multilayer (BERT on IMDB); all, the default"
@@ -60,19 +60,20 @@ def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.prog = "python -m research.paper"
     parser.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help=EXPERIMENTS)
-    flag = {"action": "store_true"}
-    data_help = "one sub-folder per data set, listed in docs/paper.md; by default the Hub"
-    parser.add_argument("--data-dir", type=Path, help=data_help)
-    seeds_help = "the first three select the learning rate; by default 5, with --quick 1"
-    parser.add_argument("--seeds", type=int, help=seeds_help)
-    parser.add_argument("--quick", **flag, help="a trial run: little data, one learning rate")
-    published_help = "also run the paper's own training and evaluation, with its known faults"
-    parser.add_argument("--as-published", **flag, help=published_help)
-    rows_help = "use all rows of vit and multilayer, which otherwise sample some"
-    parser.add_argument("--all-rows", **flag, help=rows_help)
-    parser.add_argument("--jobs", type=int, default=2, help="parallel processes, one thread each")
-    parser.add_argument("--output", type=Path, help="by default runs/paper, with --quick runs/paper-quick")
-    parser.add_argument("--resume", **flag, help="continue in a folder with a finished report")
+    helps = {
+        "data-dir": "one sub-folder per data set, listed in docs/paper.md; by default the Hub",
+        "output": "by default runs/paper, with --quick runs/paper-quick",
+        "seeds": "the first three select the learning rate; by default 5, with --quick 1",
+        "jobs": "parallel processes, one thread each",
+        "quick": "a trial run: little data, one learning rate",
+        "as-published": "also run the paper's own training and evaluation, with its known faults",
+        "all-rows": "use all rows of vit and multilayer, which otherwise sample some",
+        "resume": "continue in a folder with a finished report",
+    }
+    kinds = {"data-dir": {"type": Path}, "output": {"type": Path}, "seeds": {"type": int}}
+    kinds["jobs"] = {"type": int, "default": 2}
+    for name, text in helps.items():
+        parser.add_argument(f"--{name}", help=text, **kinds.get(name, {"action": "store_true"}))
     options = parser.parse_args(argv)
     if options.jobs < 1 or (options.seeds is not None and options.seeds < 1):
         parser.error(f"expected --jobs and --seeds of at least 1; got {options.jobs} and {options.seeds}")
@@ -89,11 +90,7 @@ def run_paper(experiments: list[Experiment], settings: Settings, resume: bool = 
     if settings.as_published:
         run_as_published(experiments, settings)
     for experiment in unfinished:
-        cells = chosen[experiment.name]
-        if experiment.deep:
-            draw_deep(experiment, cells, settings.root / "data" / experiment.name / "test.parquet", settings.root)
-        else:
-            draw_all(experiment, cells, settings.root, polarity_of_words(experiment, settings.graded(experiment)))
+        draw(experiment, chosen[experiment.name], settings)
     save_rows(unfinished, tried, chosen, settings)
     return write_report(settings.root, experiments)
 
@@ -134,31 +131,20 @@ def run_cells(experiments: list[Experiment], settings: Settings) -> tuple[list[C
     def train(cells: list[Cell], what: str) -> None:
         waiting = [cell for cell in cells if not cell.trained and cell.folder not in attempted]
         attempted.update(cell.folder for cell in waiting)
-        _parallel(lambda cell: _train(cell, files[cell.experiment.name], settings), waiting, settings.jobs, what)
+        _parallel(lambda cell: cell.train(files[cell.experiment.name], settings), waiting, settings.jobs, what)
 
     tried, best = select_rates(experiments, settings, train)
-    chosen = {
-        one.name: {
-            variant: [
-                Cell(one, variant, best[one.name, variant], seed, settings.root) for seed in range(settings.seeds)
-            ]
-            for variant in one.variants
-        }
-        for one in experiments
-    }
+
+    def seeds_of(one: Experiment, variant: str) -> list[Cell]:
+        rate = best[one.name, variant]
+        return [Cell(one, variant, rate, seed, settings.root) for seed in range(settings.seeds)]
+
+    chosen = {one.name: {variant: seeds_of(one, variant) for variant in one.variants} for one in experiments}
     cells = [cell for variants in chosen.values() for row in variants.values() for cell in row]
     train(cells, "seeds")
     waiting = [cell for cell in cells if cell.trained and not cell.measures]
-    _parallel(lambda cell: _measure(cell, files[cell.experiment.name], settings), waiting, settings.jobs, "measures")
+    _parallel(lambda cell: cell.measure(files[cell.experiment.name], settings), waiting, settings.jobs, "measures")
     return tried, chosen
-
-
-def _train(cell: Cell, files: dict[str, Path], settings: Settings) -> None:
-    cell.train(files, QUICK_OPTIONS[cell.experiment.kind] if settings.quick else {})
-
-
-def _measure(cell: Cell, files: dict[str, Path], settings: Settings) -> None:
-    cell.measure(files, settings.graded(cell.experiment), settings.amount)
 
 
 def select_rates(
@@ -258,7 +244,7 @@ def run_as_published(experiments: list[Experiment], settings: Settings) -> None:
         for activation in one.as_published
         for seed in range(seeds)
     ]
-    waiting = [cell for cell in cells if not cell.has_row]
+    waiting = [cell for cell in cells if not has_run(settings.root / PUBLISHED, **cell.key)]
     _parallel(lambda cell: cell.train(files[cell.experiment.name], known), waiting, settings.jobs, "published")
 
 

@@ -4,14 +4,15 @@ from research.rank_collapse.measures import (
     STACKS,
     WITHOUT_NORM,
     Stack,
+    bare_attention,
     layer_residuals,
     layer_states,
     path_residuals,
+    path_states,
     relative_residual,
     stable_rank,
     transformer_layers,
 )
-from research.rank_collapse.paths import bare_attention, path_states
 
 __all__ = [
     "STACKS",

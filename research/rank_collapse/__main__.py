@@ -11,11 +11,12 @@ al. 2021). docs/rank_collapse.md has the results for TanhMax.
 from collections.abc import Sequence
 from pathlib import Path
 
+from pandas import DataFrame
 from transformers.utils import logging
 
 from hf_bidir.cli.script import run_script
 from hf_bidir.common.errors import InputError
-from research.rank_collapse.report import draw_rank_collapse, measure_checkpoint
+from research.rank_collapse.report import draw, measure_checkpoint, text_table
 from research.runs import command_line
 
 
@@ -38,8 +39,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         measured = measure_checkpoint(options.checkpoint, lines, options.paths)
     except (ValueError, OSError) as error:
         raise InputError(str(error)) from error
-    draw_rank_collapse({Path(options.checkpoint).name: measured}, options.output)
-    print(measured.table())
+    model = {"input": "random input" if lines is None else options.texts.name, "model": Path(options.checkpoint).name}
+    draw(DataFrame(measured).assign(**model), options.output)
+    print(text_table(measured))
     print(f"Saved: {options.output}")
 
 

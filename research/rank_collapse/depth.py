@@ -14,7 +14,7 @@ that is there is not measured again. Figures go to docs/rank-collapse.png and do
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -23,27 +23,23 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 
 from benchmarks.runs import check_runs, markdown, read_runs, where
 from hf_bidir import BidirBertConfig, BidirBertModel
-from hf_bidir.common.files import save_figure
-from hf_bidir.common.statistics import interval
 from hf_bidir.explain import load_checkpoint
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.image_files import read_digits
 from research.explanations.tasks import sample
 from research.rank_collapse import STACKS, WITHOUT_NORM
-from research.rank_collapse.report import RankCollapse, measure_rank_collapse
+from research.rank_collapse.report import draw, mean_and_interval, measure_rank_collapse, models, order
 from research.runs import ROOT, command_line, grid, run_grid
 
 FILE = Path(__file__).with_name("results") / "rank_collapse.csv"
 KEY = ("input", "model", "stack", "seed")
 RANDOM, DIGITS, SST2 = "random tokens", "digits", "SST-2"
-PATHS = "paths"  # of as many heads as the column says
 MASSES = (0.0, 0.25, 0.5, 0.75, 1.0)
 SEEDS, LENGTH, SEQUENCES, BATCH, PATHS_PER_LENGTH = 5, 64, 2, {SST2: 8, DIGITS: 64}, 20
-FLOOR, ROUNDING = 1e-16, 1e-14  # the precision of float64, where smaller values are drawn; residuals below are errors
+ROUNDING = 1e-14  # residuals below are errors of float64
 
 
 def main() -> None:
@@ -80,34 +76,12 @@ def measured(
     else:
         network, tokenizer = load_checkpoint(options.minilm if model == "softmax" else options.healed)
         length = 64 if input == SST2 else int(input.split()[1])
-        stacks, files = (
-            STACKS | WITHOUT_NORM,
-            [options.data_dir / ("sst2" if input == SST2 else "imdb") / "test.parquet"],
-        )
+        stacks = STACKS | WITHOUT_NORM
+        files = [options.data_dir / ("sst2" if input == SST2 else "imdb") / "test.parquet"]
         texts = [row["text"] for row in sample(files[0], SEEDS * BATCH[SST2])][seed::SEEDS]
         cut = {"padding": True, "truncation": True, "max_length": length}
         inputs = dict(tokenizer(texts, **cut, return_tensors="pt"))
-    return list(rows_of(measure_rank_collapse(network, inputs, PATHS_PER_LENGTH, stacks))), files
-
-
-def rows_of(found: RankCollapse) -> Iterator[dict[str, Any]]:
-    """The stack, and residual and stable rank by layer, four digits each."""
-    for stack, residuals in (found.stacks | {PATHS: found.paths.median(1).values}).items():
-        columns = {"residual": residuals} | ({"rank": found.ranks[stack]} if stack != PATHS else {})
-        yield {"stack": stack} | {
-            f"{name}_{layer}": float(f"{value:.4g}")
-            for name, values in columns.items()
-            for layer, value in enumerate(values.tolist())
-        }
-
-
-# tables and figures
-
-
-def mean_and_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """The geometric mean, and the 95 % t interval of its logarithm over seeds."""
-    logs = np.log10(np.maximum(values, FLOOR))
-    return tuple(10 ** np.array([logs.mean(), *interval(logs)]))
+    return measure_rank_collapse(network, inputs, PATHS_PER_LENGTH, stacks), files
 
 
 def middle(runs: pd.DataFrame, layer: int) -> float:
@@ -121,14 +95,6 @@ def residual(runs: pd.DataFrame, layer: int) -> str:
         f"{value:.2f}" if value >= 0.01 else f"{value:.0e}" for value in mean_and_interval(runs[f"residual_{layer}"])
     )
     return f"{mean} [{low}, {high}]" if middle(runs, layer) > ROUNDING else "rounding"
-
-
-def models(runs: pd.DataFrame) -> list[str]:
-    return sorted(runs["model"].unique(), key="TanhMax".__eq__)  # the last one; softmax and λ stay in order
-
-
-def order(runs: pd.DataFrame) -> list[str]:
-    return [stack for stack in [*STACKS, *WITHOUT_NORM, PATHS] if stack in set(runs["stack"])]
 
 
 def table(runs: pd.DataFrame, kind: str, shown: Sequence[int], stacks: Sequence[str] = ()) -> str:
@@ -146,26 +112,6 @@ def table(runs: pd.DataFrame, kind: str, shown: Sequence[int], stacks: Sequence[
             cells.append(residual(found, layer) + ("" if np.isnan(rank) else f" ({rank:.1f})"))
         rows.append([model, stack, *cells])
     return markdown(["model", "stack", *("input" if not layer else f"layer {layer}" for layer in shown)], rows)
-
-
-def draw(runs: pd.DataFrame, file: Path) -> None:
-    """A row of panels per input, a column per stack, a line per model with its interval over seeds."""
-    inputs, stacks = runs["input"].unique(), order(runs)
-    layers = range(runs.filter(like="residual_").notna().any().sum())
-    figure = Figure(figsize=(2.4 * len(stacks) + 1, 2.5 * len(inputs) + 1), layout="constrained")
-    panels = figure.subplots(len(inputs), len(stacks), sharex=True, sharey=True, squeeze=False)
-    for (row, kind), (column, stack), model in product(enumerate(inputs), enumerate(stacks), models(runs)):
-        panel, found = panels[row, column], where(runs, input=kind, stack=stack, model=model)
-        means, low, high = zip(*(mean_and_interval(found[f"residual_{layer}"]) for layer in layers), strict=True)
-        (line,) = panel.plot(layers, means, marker=".", label=model)
-        panel.fill_between(layers, low, high, alpha=0.25, color=line.get_color(), linewidth=0)
-        panel.set(yscale="log", xticks=layers[:: 1 if len(layers) < 10 else 3])
-        panel.set_title(stack.replace(", no", ",\nno") if row == 0 else "", fontsize=10)
-        panel.set_xlabel("heads on the path" if stack == PATHS else "layer")
-        panel.set_ylabel(f"{kind}\nrelative residual" if column == 0 else "")
-    handles, names = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=len(names))
-    save_figure(figure, file)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,26 @@
-"""`python -m research.rank_collapse`: the residuals of a checkpoint as a table and a figure."""
+"""Residuals and stable ranks by stack and layer: their rows, a text table, and a figure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
+from typing import Any
 
-import torch
+import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from pandas import DataFrame
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from benchmarks.runs import where
 from hf_bidir.checkpoints.kinds import example_inputs, longest_text
 from hf_bidir.common.files import save_figure
+from hf_bidir.common.statistics import interval
 from hf_bidir.explain.inputs.checkpoint import load_checkpoint
 from hf_bidir.explain.inputs.sentences import transformer_of
 from hf_bidir.explain.record import reads_images
 from research.rank_collapse.measures import (
     STACKS,
+    WITHOUT_NORM,
     Stack,
     layer_states,
     path_residuals,
@@ -29,50 +33,34 @@ LEGEND = (
     "its stable rank, the\neffective number of directions; paths: median residual of random paths, by the number of "
     "heads in the first column"
 )
+PATHS = "paths"  # of as many heads as the column says
 FLOOR = 1e-16  # precision of float64; smaller values are drawn here
-
-
-@dataclass(frozen=True)
-class RankCollapse:
-    """Mean residual and stable rank of one model by stack and layer, and residuals of paths by length."""
-
-    stacks: dict[str, Tensor]  # [layers + 1] each
-    ranks: dict[str, Tensor]  # [layers + 1] each
-    paths: Tensor  # [layers + 1, paths]
-
-    def table(self) -> str:
-        """One line per layer, one column per stack with the residual and its stable rank in brackets, and a legend.
-
-        The last column is the median residual of paths through that many heads.
-        """
-        columns = [
-            [f"{residual:.1e} ({rank:.1f})" for residual, rank in zip(residuals, self.ranks[name], strict=True)]
-            for name, residuals in self.stacks.items()
-        ]
-        columns.append([f"{value:.1e}" for value in self.paths.median(1).values])
-        names = ["layer", *self.stacks, "paths"]
-        rows = [[str(layer), *cells] for layer, cells in enumerate(zip(*columns, strict=True))]
-        lines = [
-            "  ".join(f"{cell:>21}" if i else f"{cell:>5}" for i, cell in enumerate(row)) for row in [names, *rows]
-        ]
-        return "\n".join([*lines, LEGEND])
+Row = dict[str, Any]
 
 
 def measure_rank_collapse(
     model: PreTrainedModel, inputs: Mapping[str, Tensor], paths: int = 100, stacks: Mapping[str, Stack] = STACKS
-) -> RankCollapse:
-    """Measure a bidir model, which is converted to float64 in place. Other arguments as in `layer_states`."""
+) -> list[Row]:
+    """A row for each stack with its mean residual and stable rank by layer, and one with the median residual of paths.
+
+    The bidir model is converted to float64 in place. Other arguments as in `layer_states`.
+    """
     model = model.double()
     inputs = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
-    residuals, ranks = {}, {}
+    rows = []
     for name, stack in stacks.items():
         states, keep = layer_states(model, inputs, stack)
-        residuals[name] = relative_residual(states, keep).mean(1)
-        ranks[name] = stable_rank(states, keep).nanmean(1)
-    return RankCollapse(residuals, ranks, path_residuals(model, inputs, paths=paths))
+        residuals, ranks = relative_residual(states, keep).mean(1), stable_rank(states, keep).nanmean(1)
+        rows.append({"stack": name} | _by_layer("residual", residuals) | _by_layer("rank", ranks))
+    middle = path_residuals(model, inputs, paths=paths).median(1).values
+    return [*rows, {"stack": PATHS} | _by_layer("residual", middle)]
 
 
-def measure_checkpoint(source: str | Path, texts: Sequence[str] | None = None, paths: int = 100) -> RankCollapse:
+def _by_layer(name: str, values: Tensor) -> dict[str, float]:
+    return {f"{name}_{layer}": float(f"{value:.4g}") for layer, value in enumerate(values.tolist())}
+
+
+def measure_checkpoint(source: str | Path, texts: Sequence[str] | None = None, paths: int = 100) -> list[Row]:
     """Measure any checkpoint, signed or softmax, on texts; without texts on random tokens or images.
 
     Raises:
@@ -91,21 +79,44 @@ def measure_checkpoint(source: str | Path, texts: Sequence[str] | None = None, p
     return measure_rank_collapse(model, dict(inputs), paths)
 
 
-def draw_rank_collapse(measured: Mapping[str, RankCollapse], path: str | Path | None = None) -> Figure:
-    """Draw one panel per stack and one for paths, with a line per model; save the figure, if a path is given."""
-    figure = Figure(figsize=(15, 3.4), layout="constrained")
-    panels = figure.subplots(1, len(STACKS) + 1, sharey=True)
-    for name, found in measured.items():
-        for panel, stack in zip(panels, STACKS, strict=False):
-            panel.plot(found.stacks[stack].clamp_min(FLOOR), marker=".", label=name)
-        middle, ends = found.paths.median(1).values, found.paths.quantile(torch.tensor([0.1, 0.9]), 1)
-        panels[-1].plot(middle.clamp_min(FLOOR), marker=".", label=name)
-        panels[-1].fill_between(range(len(middle)), *ends.clamp_min(FLOOR), alpha=0.2)
-    for panel, title in zip(panels, [*STACKS, "paths by heads passed"], strict=True):
-        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-        panel.set(title=title, yscale="log", xlabel="heads" if title.startswith("paths") else "layer")
-    panels[0].set_ylabel("relative residual ‖res(X)‖ / ‖X‖")
-    panels[0].legend(fontsize=8)
-    if path is not None:
-        save_figure(figure, path, dpi=110)
-    return figure
+def text_table(rows: Sequence[Row]) -> str:
+    """One line per layer, one column per stack with the residual and its stable rank in brackets, and a legend."""
+    columns: dict[str, Any] = {"layer": range(sum(name.startswith("residual_") for name in rows[0]))}
+    for row in rows:
+        ranks = [f" ({row[f'rank_{layer}']:.1f})" if "rank_0" in row else "" for layer in columns["layer"]]
+        columns[row["stack"]] = [f"{row[f'residual_{layer}']:.1e}{rank}" for layer, rank in enumerate(ranks)]
+    return f"{DataFrame(columns).to_string(index=False)}\n{LEGEND}"
+
+
+def mean_and_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """The geometric mean, and the 95 % t interval of its logarithm over seeds."""
+    logs = np.log10(np.maximum(values, FLOOR))
+    return tuple(10 ** np.array([logs.mean(), *(interval(logs) if len(logs) > 1 else (np.nan, np.nan))]))
+
+
+def models(runs: DataFrame) -> list[str]:
+    return sorted(runs["model"].unique(), key="TanhMax".__eq__)  # the last one; softmax and λ stay in order
+
+
+def order(runs: DataFrame) -> list[str]:
+    return [stack for stack in [*STACKS, *WITHOUT_NORM, PATHS] if stack in set(runs["stack"])]
+
+
+def draw(runs: DataFrame, file: Path) -> None:
+    """A row of panels per input, a column per stack, a line per model with its interval over seeds."""
+    inputs, stacks = runs["input"].unique(), order(runs)
+    layers = range(runs.filter(like="residual_").notna().any().sum())
+    figure = Figure(figsize=(2.4 * len(stacks) + 1, 2.5 * len(inputs) + 1), layout="constrained")
+    panels = figure.subplots(len(inputs), len(stacks), sharex=True, sharey=True, squeeze=False)
+    for (row, kind), (column, stack), model in product(enumerate(inputs), enumerate(stacks), models(runs)):
+        panel, found = panels[row, column], where(runs, input=kind, stack=stack, model=model)
+        means, low, high = zip(*(mean_and_interval(found[f"residual_{layer}"]) for layer in layers), strict=True)
+        (line,) = panel.plot(layers, means, marker=".", label=model)
+        panel.fill_between(layers, low, high, alpha=0.25, color=line.get_color(), linewidth=0)
+        panel.set(yscale="log", xticks=layers[:: 1 if len(layers) < 10 else 3])
+        panel.set_title(stack.replace(", no", ",\nno") if row == 0 else "", fontsize=10)
+        panel.set_xlabel("heads on the path" if stack == PATHS else "layer")
+        panel.set_ylabel(f"{kind}\nrelative residual" if column == 0 else "")
+    handles, names = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names))
+    save_figure(figure, file)

@@ -1,50 +1,60 @@
 """benchmarks/gpu.py at tiny sizes on a CPU: what it measures, saves and skips, and what it needs installed."""
 
 import csv
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
-SECTIONS = ["tests", "call", "first", "training", "generation", "attention", "memory"]
+pytest.importorskip("triton")
 NOT_NEEDED = ["accelerate", "datasets", "evaluate", "matplotlib", "pandas", "scipy", "timm"]
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tiny sizes are for a CPU")
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory):
-    """The folder with everything that a CPU can measure, without the packages that are not needed."""
-    pytest.importorskip("triton")
+def run(tmp_path_factory):
+    """Runs gpu.py --smoke with a folder and options, and returns its exit status.
+
+    The tests of the kernels do not run; of the processes that measure a first step, only the one of TanhMax does,
+    without the packages that are not needed.
+    """
+    blocked = tmp_path_factory.mktemp("blocked")
+    program = f"import sys; sys.modules.update(dict.fromkeys({NOT_NEEDED}))\n"
+    (blocked / "sitecustomize.py").write_text(program)  # which every new process imports
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}.items():
+            patch.setenv(name, value)  # restored afterwards; gpu.py sets them when it is imported
+        from benchmarks import gpu, gpu_sections
+
+        step = gpu_sections._first_step
+
+        def first_step(sizes, name, cache):
+            with patch.context() as path:
+                path.setattr(sys, "path", [str(blocked), *sys.path])
+                return step(sizes, name, cache) if name == gpu_sections.TANHMAX else 2.0
+
+        patch.setattr(gpu_sections, "_first_step", first_step)
+        patch.setattr(gpu_sections, "_test_file", lambda file: "3 passed, 1 skipped, 2 deselected in 0.1s")
+
+        # every model eagerly, and one compiled
+        patch.setitem(gpu_sections.SECTIONS, "training", lambda sizes: [*gpu_sections.training(sizes)][:4])
+
+        def run(*options: object) -> int:
+            patch.setattr(sys, "argv", ["gpu.py", "--smoke", *map(str, options)])
+            with pytest.raises(SystemExit) as end:
+                gpu.main()
+            return int(end.value.code)
+
+        yield run
+
+
+@pytest.fixture(scope="module")
+def measured(run, tmp_path_factory):
+    """The folder with everything that a CPU can measure."""
     folder = tmp_path_factory.mktemp("gpu")
-    program = (
-        f"import runpy, sys; sys.modules.update(dict.fromkeys({NOT_NEEDED})); sys.path.insert(0, 'benchmarks'); "
-        f"sys.argv = ['gpu.py', '--smoke', '--output', {str(folder)!r}]; "
-        "runpy.run_path('benchmarks/gpu.py', run_name='__main__')"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert run("--output", folder) == 0
     return folder
-
-
-@pytest.fixture
-def run(benchmark, monkeypatch, capsys):
-    """Runs gpu.py --smoke in this process, with a folder and options; returns its exit status and what it prints."""
-    for name, value in {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}.items():
-        monkeypatch.setenv(name, value)  # restored afterwards; gpu.py sets them when it is imported
-
-    def run(*options: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["gpu.py", "--smoke", *options])
-        with pytest.raises(SystemExit) as end:
-            benchmark("gpu").main()
-        printed = capsys.readouterr()
-        return int(end.value.code), printed.out + printed.err
-
-    pytest.importorskip("triton")
-    return run
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:
@@ -54,7 +64,9 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
 
 def test_every_section_has_rows_with_ratios_and_the_machine_in_the_csv_file_and_in_the_table(measured):
     rows, table = rows_of(measured), (measured / "gpu.md").read_text(encoding="utf-8")
-    assert list(dict.fromkeys(row["section"] for row in rows)) == SECTIONS
+    sections = ["tests", "call", "first", "training", "generation", "attention", "memory"]
+    assert list(dict.fromkeys(row["section"] for row in rows)) == sections
+    assert [row["own"] for row in rows if row["section"] == "tests"][:4] == ["3", "0", "0", "1"]
     for row in rows:
         if float(row["baseline"] or 0) > 0:
             ratio = float(row["own"]) / float(row["baseline"])
@@ -64,37 +76,36 @@ def test_every_section_has_rows_with_ratios_and_the_machine_in_the_csv_file_and_
         assert any(row["case"] in line and row["measured"] in line and row["own"] in line for line in table.split("\n"))
 
 
-def test_rows_of_this_machine_are_not_measured_again_and_rows_of_another_one_stay(measured, run, tmp_path):
+def test_rows_of_this_machine_are_measured_again_on_request_alone_and_rows_of_another_one_stay(
+    measured, run, tmp_path, capsys
+):
     before = (measured / "gpu.csv").read_bytes()
-    assert "training: " not in run("--output", str(measured))[1]
+    run("--output", measured)
+    assert "training: " not in capsys.readouterr().out
     assert (measured / "gpu.csv").read_bytes() == before
     (tmp_path / "gpu.csv").write_bytes(before.replace(b"CPU, ", b"Another GPU, "))
-    run("--output", str(tmp_path), "--only", "memory")
-    assert {row["section"] for row in rows_of(tmp_path)[len(rows_of(measured)) :]} == {"memory"}
-
-
-def test_again_replaces_the_rows_of_a_section(measured, run, tmp_path):
-    shutil.copy(measured / "gpu.csv", tmp_path)
-    before = rows_of(tmp_path)
-    run("--output", str(tmp_path), "--only", "call", "--again")
-    assert [row["case"] for row in rows_of(tmp_path)] == [row["case"] for row in before]
-    assert {row["section"] for row in rows_of(tmp_path) if row not in before} == {"call"}
+    others = rows_of(tmp_path)
+    for again in ([], ["--again"]):
+        run("--output", tmp_path, "--only", "memory", *again)
+        new = [row for row in rows_of(tmp_path) if row not in others]
+        assert len(new) + len(others) == len(rows_of(tmp_path))
+        assert [row["case"] for row in new] == [row["case"] for row in others if row["section"] == "memory"]
 
 
 def test_rows_that_do_not_begin_in_time_or_fail_are_named_and_the_others_are_measured(
-    run, benchmark, monkeypatch, tmp_path
+    run, monkeypatch, tmp_path, capsys
 ):
-    late = run("--output", str(tmp_path), "--minutes", "0", "--only", "call", "memory")[1]
-    assert "not measured in time: 4\n    call: forward," in late
-    sections = benchmark("gpu_sections")
-    monkeypatch.setitem(sections.SECTIONS, "training", lambda sizes: [sections.Job("broken", lambda: 1 / 0)])
-    status, printed = run("--output", str(tmp_path), "--only", "training", "memory")
-    assert status == 1
-    assert "failed: 1\n    training: broken: ZeroDivisionError" in printed
+    from benchmarks import gpu_sections
+
+    run("--output", tmp_path, "--minutes", "0", "--only", "call", "memory")
+    assert "not measured in time: 4\n    call: forward," in capsys.readouterr().out
+    broken = [gpu_sections.Job("broken", lambda: 1 / 0)]
+    monkeypatch.setitem(gpu_sections.SECTIONS, "training", lambda sizes: broken)
+    assert run("--output", tmp_path, "--only", "training", "memory") == 1
+    assert "failed: 1\n    training: broken: ZeroDivisionError" in capsys.readouterr().out
     assert {row["section"] for row in rows_of(tmp_path)} == {"memory"}
 
 
-def test_numbers_of_a_cpu_do_not_go_into_the_results(run):
-    status, printed = run()
-    assert status == 2
-    assert "expected a folder in --output" in printed
+def test_numbers_of_a_cpu_do_not_go_into_the_results(run, capsys):
+    assert run() == 2
+    assert "expected a folder in --output" in capsys.readouterr().err

@@ -5,18 +5,14 @@ import tarfile
 
 import pytest
 
+from benchmarks import peer
 from benchmarks.measure import RESULTS
-
-
-@pytest.fixture
-def peer(benchmark):
-    return benchmark("peer")
 
 
 @pytest.mark.parametrize(
     ("signed", "worse"), [("failed", "failed"), ("skipped", "skipped"), (None, "missing"), ("passed", None)]
 )
-def test_a_test_that_only_the_stock_class_passes_is_named(peer, signed, worse):
+def test_a_test_that_only_the_stock_class_passes_is_named(signed, worse):
     outcomes = peer.Outcomes()
     reports = {("Stock", "test_training"): "passed", ("Signed", "test_training"): signed}
     reports |= dict.fromkeys([("Stock", "test_none"), ("Signed", "test_none")], "failed")
@@ -27,7 +23,7 @@ def test_a_test_that_only_the_stock_class_passes_is_named(peer, signed, worse):
     assert outcomes.worse() == ([("Bert test_training", worse)] if worse else [])
 
 
-def test_mixins_that_the_source_distribution_leaves_out_are_empty(peer, tmp_path):
+def test_mixins_that_the_source_distribution_leaves_out_are_empty(tmp_path):
     source = b"from .generation.test_utils import Mixin\nclass ModelTesterMixin(Mixin): ...\n"
     with tarfile.open(tmp_path / "transformers-9.9.tar.gz", "w:gz") as tar:
         member = tarfile.TarInfo("transformers-9.9/tests/test_modeling_common.py")

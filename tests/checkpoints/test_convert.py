@@ -8,26 +8,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoTokenizer,
-    BartConfig,
     BertConfig,
     BertForSequenceClassification,
     BertModel,
     BertTokenizerFast,
-    CLIPConfig,
     DebertaConfig,
-    DeiTConfig,
-    Dinov2Config,
-    DistilBertConfig,
-    ElectraConfig,
-    GPT2Config,
-    LlamaConfig,
-    ModernBertConfig,
-    RobertaConfig,
     SiglipVisionConfig,
     SiglipVisionModel,
-    SwinConfig,
-    ViTConfig,
-    ViTMAEConfig,
 )
 
 import hf_bidir
@@ -35,44 +22,40 @@ from hf_bidir import BidirBertConfig, convert_checkpoint
 from hf_bidir.checkpoints.convert import restore_softmax
 from hf_bidir.checkpoints.kinds import example_inputs
 from hf_bidir.checkpoints.reading import read_bidir
+from tests.tiny_models import BART, SHAPE, TEXT
+from tests.tiny_models import IMAGES as PICTURES
 
-SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-TEXTS = {**SHAPE, "vocab_size": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.3}
-IMAGES = {**SHAPE, "image_size": 16, "patch_size": 4, "initializer_range": 0.3}
-BERT, VIT, DEIT = BertConfig(**TEXTS), ViTConfig(**IMAGES), DeiTConfig(**IMAGES)
-HALVES = {"text_config": TEXTS, "vision_config": IMAGES, "projection_dim": 16}
-SIDES = {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
-DECODER = {f"decoder_{name}": 16 for name in ("hidden_size", "intermediate_size")} | {
-    "decoder_num_hidden_layers": 1,
-    "decoder_num_attention_heads": 2,
-}
-BART = BartConfig(vocab_size=60, d_model=32, encoder_ffn_dim=48, decoder_ffn_dim=48, init_std=0.3, **SIDES)
+TEXTS, IMAGES = SHAPE | TEXT, SHAPE | PICTURES
+BERT = BertConfig(**TEXTS)
 STOCK = {
-    "BertModel": BERT,
-    "BertForSequenceClassification": BERT,
-    "BertForMultipleChoice": BERT,
-    "RobertaForMaskedLM": RobertaConfig(**TEXTS),
-    "DistilBertForTokenClassification": DistilBertConfig(vocab_size=60, dim=32, n_layers=2, n_heads=4, hidden_dim=48),
-    "ElectraForPreTraining": ElectraConfig(**TEXTS, embedding_size=16),
-    "ModernBertForMaskedLM": ModernBertConfig(**TEXTS),
-    "ViTForImageClassification": VIT,
-    "ViTMAEForPreTraining": ViTMAEConfig(**IMAGES, **DECODER),
-    "DeiTForImageClassificationWithTeacher": DEIT,
-    "Dinov2ForImageClassification": Dinov2Config(**IMAGES),
-    "CLIPModel": CLIPConfig(**HALVES),
-    "GPT2LMHeadModel": GPT2Config(vocab_size=60, n_embd=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2),
-    "LlamaForCausalLM": LlamaConfig(**TEXTS, num_key_value_heads=2),
-    "BartForConditionalGeneration": BART,
-    "BartForSequenceClassification": BART,
-    "SwinForImageClassification": SwinConfig(
-        image_size=32, patch_size=2, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4
-    ),
-}
+    "BertModel": TEXTS,
+    "BertForSequenceClassification": TEXTS,
+    "BertForMultipleChoice": TEXTS,
+    "RobertaForMaskedLM": TEXTS,
+    "DistilBertForTokenClassification": {"vocab_size": 60, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
+    "ElectraForPreTraining": TEXTS | {"embedding_size": 16},
+    "ModernBertForMaskedLM": TEXTS,
+    "ViTForImageClassification": IMAGES,
+    "ViTMAEForPreTraining": IMAGES
+    | {"decoder_hidden_size": 16, "decoder_intermediate_size": 16, "decoder_num_hidden_layers": 1}
+    | {"decoder_num_attention_heads": 2},
+    "DeiTForImageClassificationWithTeacher": IMAGES,
+    "Dinov2ForImageClassification": IMAGES,
+    "CLIPModel": {"text_config": TEXTS, "vision_config": IMAGES, "projection_dim": 16},
+    "GPT2LMHeadModel": {"vocab_size": 60, "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 1},
+    "LlamaForCausalLM": TEXTS | {"num_key_value_heads": 2},
+    "BartForConditionalGeneration": TEXT | BART,
+    "BartForSequenceClassification": TEXT | BART,
+    "SwinForImageClassification": {
+        "image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4,
+    },
+}  # fmt: skip
 
 
 def saved(name, folder):
     torch.manual_seed(0)
-    stock_class(name)(STOCK[name]).save_pretrained(folder)
+    stock = stock_class(name)
+    stock(stock.config_class(**STOCK[name])).save_pretrained(folder)
     return folder
 
 
@@ -115,7 +98,7 @@ def test_a_negative_mass_changes_the_outputs(tmp_path):
     source = saved("BertForSequenceClassification", tmp_path / "stock")
     converted = convert_checkpoint(source, tmp_path / "signed", negative_mass=1.0)
     signed = hf_bidir.BidirBertForSequenceClassification.from_pretrained(converted)
-    assert signed.config.attn_negative_mass == 1.0
+    assert (signed.config.attn_negative_mass, signed.config.attn_scope) == (1.0, "global")
     difference = first_output(signed) - first_output(BertForSequenceClassification.from_pretrained(source))
     assert difference.abs().max() > 1e-3
 
@@ -282,10 +265,14 @@ def test_a_folder_in_use_is_kept_unless_overwriting_is_asked_for(tmp_path):
     assert not (tmp_path / "out" / "notes.txt").exists()
 
 
-def test_a_checkpoint_with_negative_mass_cannot_be_restored(tmp_path):
+def test_a_checkpoint_with_negative_mass_or_with_a_window_cannot_be_restored(tmp_path):
     converted = convert_checkpoint(saved("BertModel", tmp_path / "stock"), tmp_path / "signed", negative_mass=0.5)
     with pytest.raises(ValueError, match=r"attn_negative_mass=0\.5; only a checkpoint with attn_negative_mass=0"):
         restore_softmax(converted, tmp_path / "out")
+    fields = {"attn_scope": "window", "attn_window": 1, "attn_negative_mass": 0.0, "architectures": ["BidirBertModel"]}
+    config_alone(tmp_path / "window", BidirBertConfig(**TEXTS), **fields)
+    with pytest.raises(ValueError, match=r"attn_scope=window.* has no counterpart in transformers"):
+        restore_softmax(tmp_path / "window", tmp_path / "out")
 
 
 def test_one_negative_mass_per_layer_is_written(tmp_path):

@@ -15,6 +15,7 @@ DIVIDES = {
     "LlamaForSequenceClassification": False,  # calls the loss function without the number of labels
     "Dinov2ForImageClassification": True,
     "BartForConditionalGeneration": False,
+    "BertModel": False,  # has no loss
 }
 
 

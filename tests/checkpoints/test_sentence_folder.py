@@ -1,10 +1,7 @@
 """A folder of sentence-transformers stays one, and embeds as before at λ = 0."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from contextlib import contextmanager
 
 import pytest
@@ -18,6 +15,7 @@ from hf_bidir.hub.card import build_model_card
 from hf_bidir.hub.push import stage
 from tests.hub_server import Hub
 from tests.hub_user import User
+from tests.processes import run_python
 
 SENTENCES = ["a good film", "bad", "a bad bad film good"]
 CONFIG = BertConfig(
@@ -78,10 +76,8 @@ def nested(source, tmp_path_factory):
 
 def vectors_elsewhere(place, *folders):
     """Sentence vectors from a clean process with only the folders."""
-    command = [sys.executable, "-I", "-c", ALONE, json.dumps(SENTENCES), *map(str, folders)]
-    environment = os.environ | {"HF_MODULES_CACHE": str(place / "modules"), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    environment = {"HF_MODULES_CACHE": str(place / "modules"), "HF_HUB_OFFLINE": "1"}
+    run_python(ALONE, json.dumps(SENTENCES), *folders, isolated=True, cwd=place, **environment)
     return [torch.load(place / f"{number}.pt") for number in range(len(folders))]
 
 
@@ -155,17 +151,17 @@ def test_an_encoder_that_sentence_transformers_would_load_as_a_stock_one_is_refu
         convert_checkpoint(tmp_path / "st", tmp_path / "out")
 
 
-def test_a_folder_without_a_transformer_is_refused(tmp_path):
-    modules = [{"path": "", "type": "sentence_transformers.models.StaticEmbedding"}]
+@pytest.mark.parametrize(
+    ("paths", "kind", "message"),
+    [
+        ([""], "StaticEmbedding", r"without a Transformer module.*StaticEmbedding"),
+        (["", "../elsewhere"], "Transformer", r"modules outside its folder \(\.\./elsewhere\)"),
+    ],
+)
+def test_a_folder_without_a_transformer_or_with_a_module_outside_is_refused(paths, kind, message, tmp_path):
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path in paths]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(ValueError, match=r"without a Transformer module.*StaticEmbedding"):
-        convert_checkpoint(tmp_path, tmp_path / "out")
-
-
-def test_a_module_outside_the_folder_is_refused(tmp_path):
-    modules = [{"path": path, "type": "sentence_transformers.models.Transformer"} for path in ("", "../elsewhere")]
-    (tmp_path / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(ValueError, match=r"modules outside its folder \(\.\./elsewhere\)"):
+    with pytest.raises(ValueError, match=message):
         convert_checkpoint(tmp_path, tmp_path / "out")
 
 

@@ -42,7 +42,6 @@ FORMS = {
     "first page": lambda: saved(GREY, "TIFF", save_all=True, append_images=[Image.new("L", (16, 16))]),
     "16 bits": lambda: saved(DEEP, "PNG"),
     "16 bits, big-endian": lambda: Image.fromarray(RAMP.astype(">u2") * 257),
-    "16 bits in TIFF": lambda: saved(DEEP, "TIFF"),
     "16 bits in PGM": lambda: pgm(RAMP),
     "32 bits": lambda: saved(Image.fromarray(RAMP.astype(np.int32)), "TIFF"),
     "floating point": lambda: saved(Image.fromarray(RAMP.astype(np.float32) / 255), "TIFF"),
@@ -55,10 +54,6 @@ def test_every_form_of_a_picture_gives_the_same_pixels(form):
     assert opened.mode == "RGB"
     np.testing.assert_array_equal(opened, np.repeat(RAMP[..., None], 3, -1))
     np.testing.assert_array_equal(open_image(FORMS[form](), "L"), RAMP)
-
-
-def test_one_bit_is_black_and_white():
-    assert np.unique(open_image(saved(GREY.convert("1"), "PNG"))).tolist() == [0, 255]
 
 
 CLEAR = Image.fromarray(np.stack([np.zeros_like(RAMP), RAMP], -1), "LA")  # black ink, from clear to opaque
@@ -108,12 +103,9 @@ def test_values_whose_white_is_unknown_are_refused(values, said):
         open_image(Image.fromarray(values))
 
 
-def test_a_mode_that_pillow_cannot_convert_is_one_error():
+def test_what_is_not_an_image_or_cannot_be_converted_is_refused(tmp_path):
     with pytest.raises(ValueError, match="cannot convert the image to RGB: conversion from La"):
         open_image(Image.new("La", (2, 2)))
-
-
-def test_a_file_that_is_not_an_image_is_refused(tmp_path):
     (tmp_path / "text.png").write_text("not an image")
     with pytest.raises(ValueError, match=r"text\.png cannot be read as one"):
         open_image(tmp_path / "text.png")
@@ -122,9 +114,8 @@ def test_a_file_that_is_not_an_image_is_refused(tmp_path):
 
 
 def test_an_image_is_told_by_its_suffix_or_its_content(tmp_path):
-    GREY.save(tmp_path / "scan", "PNG")
     names = {"photo.JPG": True, "broken.png": True, "scan": True, "notes.txt": False, "Thumbs.db": False}
     for name in names:
-        if name != "scan":
-            (tmp_path / name).write_bytes(b"no image")
+        (tmp_path / name).write_bytes(b"no image")
+    GREY.save(tmp_path / "scan", "PNG")
     assert {name: is_image_file(tmp_path / name) for name in names} == names

@@ -36,23 +36,16 @@ def test_95_percent_intervals_cover_the_true_difference_in_95_percent_of_simulat
     assert 0.92 <= covered <= 0.98
 
 
-def test_one_seed_gives_no_interval_no_effect_and_no_deviation():
+def test_one_seed_or_values_without_variation_give_no_interval_and_no_effect():
     one = compare([81.0], [80.0])
     assert (one.interval(), one.effect, one.within(5), one.text()) == (None, None, False, "+1.0")
     assert mean_and_deviation([81.04]) == "81.0"
+    assert compare([1.0, 1.0], [1.0, 1.0]).interval() is compare([1.0, 2.0], [1.0, 2.0], True).interval() is None
 
 
-@pytest.mark.parametrize("paired", [True, False])
-def test_values_without_variation_give_no_interval(paired):
-    assert compare([100.0, 100.0], [100.0, 100.0], paired).interval() is None
-
-
-def test_pairs_need_equal_numbers():
+def test_pairs_need_equal_numbers_and_groups_at_least_one_value():
     with pytest.raises(ValueError, match="got 4 and 3"):
         compare(FIRST, SECOND[:3], paired=True)
-
-
-def test_an_empty_group_is_refused():
     with pytest.raises(ValueError, match="at least one value in each group; got 4 and 0"):
         compare(FIRST, [])
 
@@ -73,47 +66,40 @@ def test_the_effect_is_the_difference_in_standard_deviations_corrected_for_few_s
     assert compare(FIRST, SECOND).effect == pytest.approx((1 - 3 / 23) * differences.mean() / pooled)
 
 
-def test_the_cells_of_a_comparison_are_difference_p_value_and_effect():
-    assert compare(FIRST, SECOND, paired=True).cells() == [
-        "+0.5 [-0.4, +1.5]",
-        f"{ttest_rel(FIRST, SECOND).pvalue:.3f}",
-        "+0.7",
-    ]
-    assert compare([1.0], [0.5]).cells() == ["+0.5", "", ""]
+def with_p_value(first, second, p_value):
+    return replace(compare(first, second), p_value=p_value)
 
 
 def test_holm_multiplies_the_smallest_p_value_by_their_number_and_never_reverses_the_order():
     p_values = {"a": 0.01, "b": 0.04, "c": 0.03, "d": math.nan}
-    made = {name: replace(compare([p_value], [0.0]), p_value=p_value) for name, p_value in p_values.items()}
-    found = {name: one.p_value for name, one in holm(made).items()}
-    assert math.isnan(found.pop("d"))
-    assert found == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})
+    found = holm({name: with_p_value([value], [0.0], value) for name, value in p_values.items()})
+    assert [one.p_value for one in found.values()] == pytest.approx([0.03, 0.06, 0.06, math.nan], nan_ok=True)
 
 
-def test_holm_counts_equal_comparisons_once():
-    one, other = (replace(compare([value], [0.0]), p_value=p_value) for value, p_value in ((0.1, 0.01), (0.2, 0.03)))
+def test_holm_counts_equal_comparisons_once_and_groups_that_are_divided_otherwise_each():
+    one, other = with_p_value([0.1], [0.0], 0.01), with_p_value([0.2], [0.0], 0.03)
     found = holm({"erasure": one, "the same by another name": one, "other": other})
     assert [one.p_value for one in found.values()] == pytest.approx([0.02, 0.02, 0.03])
+    found = holm({"a": with_p_value([1.0], [2.0, 3.0], 0.02), "b": with_p_value([1.0, 2.0], [3.0], 0.03)})
+    assert [one.p_value for one in found.values()] == pytest.approx([0.04, 0.04])
 
 
-def test_holm_counts_comparisons_of_groups_that_are_divided_otherwise():
-    divided = {
-        "a": replace(compare([1.0], [2.0, 3.0]), p_value=0.02),
-        "b": replace(compare([1.0, 2.0], [3.0]), p_value=0.03),
-    }
-    assert [one.p_value for one in holm(divided).values()] == pytest.approx([0.04, 0.04])
+@pytest.mark.parametrize(
+    ("first", "second", "text"),
+    [
+        ([1.0, 2.0], [0.0, 2.0], "+0.5 [-5.9, +6.9]"),
+        ([1.0, 2.0, 3.0], [1.1, 2.1, 2.9], "0.0 [-0.3, +0.3]"),  # a zero has no sign
+        ([1.0, 2.0, 3.0], [1.01, 2.02, 3.0], "-0.010 [-0.035, +0.015]"),  # not rounded to nothing
+    ],
+)
+def test_a_comparison_is_printed_with_its_interval(first, second, text):
+    assert compare(first, second, paired=True).text() == text
 
 
-def test_a_comparison_is_printed_with_its_interval():
-    assert compare([1.0, 2.0], [0.0, 2.0], paired=True).text() == "+0.5 [-5.9, +6.9]"
-
-
-def test_a_difference_that_rounds_to_zero_has_no_sign():
-    assert compare([1.0, 2.0, 3.0], [1.1, 2.1, 2.9], paired=True).text() == "0.0 [-0.3, +0.3]"
-
-
-def test_an_interval_that_would_round_to_nothing_gets_two_more_digits():
-    assert compare([1.0, 2.0, 3.0], [1.01, 2.02, 3.0], paired=True).text() == "-0.010 [-0.035, +0.015]"
+def test_the_cells_of_a_comparison_are_difference_p_value_and_effect():
+    p_value = f"{ttest_rel(FIRST, SECOND).pvalue:.3f}"
+    assert compare(FIRST, SECOND, paired=True).cells() == ["+0.5 [-0.4, +1.5]", p_value, "+0.7"]
+    assert compare([1.0], [0.5]).cells() == ["+0.5", "", ""]
 
 
 def test_the_interval_of_a_mean_is_students():

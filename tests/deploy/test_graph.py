@@ -15,8 +15,6 @@ from hf_bidir.deploy import graph as graph_module
 from hf_bidir.deploy.graph import export_checkpoint
 from tests.tiny_models import inputs_of, stock_model, word_tokenizer
 
-FAMILIES = ("bert", "gpt2")  # benchmarks/exports.py has more
-
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
@@ -47,23 +45,16 @@ def run(graph, inputs):
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_graph_computes_tanhmax_by_the_softmax_operator_of_onnx(family, exported):
-    graph = onnx.load(exported(family)[1] / "model.onnx", load_external_data=False).graph
-    operators = [node.op_type for node in graph.node]
-    assert (operators.count("Softmax"), operators.count("Exp")) == (2, 0)  # one per layer
-    assert {node.domain for node in graph.node} == {""}  # ONNX's own
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_onnxruntime_computes_the_logits_of_the_model(family, exported):
+@pytest.mark.parametrize("family", ["bert", "gpt2"])  # benchmarks/exports.py has more
+def test_onnxruntime_computes_the_logits_of_the_model_by_the_softmax_operator_of_onnx(family, exported):
     model, graph = exported(family)
     inputs = inputs_of(family)  # of other sizes than the traced ones
-    keep = inputs.get("attention_mask")
-    expected, got = read_model(model)(**inputs).logits, run(graph, inputs)
-    if keep is not None and family == "gpt2":
-        expected, got = expected[keep.bool()], got[keep.bool()]
-    torch.testing.assert_close(got, expected.detach(), atol=1e-4, rtol=1e-4)
+    keep = inputs["attention_mask"].bool() if family == "gpt2" else ...
+    torch.testing.assert_close(run(graph, inputs)[keep], read_model(model)(**inputs).logits[keep], atol=1e-4, rtol=1e-4)
+    nodes = onnx.load(graph / "model.onnx", load_external_data=False).graph.node
+    operators = [node.op_type for node in nodes]
+    assert (operators.count("Softmax"), operators.count("Exp")) == (2, 0)  # one per layer
+    assert {node.domain for node in nodes} == {""}  # ONNX's own
 
 
 def test_repeated_calls_of_a_decoder_generate_its_text(exported):
@@ -109,12 +100,7 @@ def test_a_graph_that_differs_from_the_model_is_written_only_if_that_is_asked_fo
 def test_a_graph_may_differ_by_a_few_times_the_rounding_error_of_the_model(exported, tmp_path, monkeypatch):
     monkeypatch.setattr(graph_module, "TOLERANCE", 0.0)
     monkeypatch.setattr(graph_module, "ROUNDING", 100)
-    assert 0 < export_checkpoint(exported("vit")[0], tmp_path / "graph") < 1e-5
-
-
-def test_a_difference_is_relative_to_the_largest_output_also_of_small_outputs():
-    expected, got = [torch.tensor([[1e-3, 2e-3]])], [torch.tensor([[1e-3, 1e-3]])]
-    assert graph_module._relative_difference(expected, got, {}) == pytest.approx(0.5)
+    assert 0 < export_checkpoint(exported("vit")[0], tmp_path / "graph", format="pt2") < 1e-5
 
 
 def test_the_tokenizer_and_the_token_types_come_along(exported):
@@ -135,10 +121,9 @@ def test_the_tokenizer_and_the_token_types_come_along(exported):
     ],
 )
 def test_a_bad_option_is_one_clear_error_and_writes_nothing(options, message, tmp_path):
-    signed(stock_model("bert")).save_pretrained(tmp_path / "model")
     with pytest.raises(ValueError, match=message):
-        export_checkpoint(tmp_path / "model", tmp_path / "graph", **options)
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+        export_checkpoint("any/checkpoint", tmp_path / "graph", **options)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_without_a_model_in_full_precision_is_refused(tmp_path):

@@ -7,7 +7,7 @@ from hf_bidir import BidirBertForMaskedLM
 from hf_bidir.explain import METHODS, attention_flow, attention_rollout, contributions, flip_heads, token_scores
 from hf_bidir.explain.methods import sink_note
 from hf_bidir.explain.record import record_coefficients
-from tests.explain.conftest import TEXT_METHODS, bert, images, sentences, vit
+from tests.explain.conftest import TEXT_METHODS, bert, images, pooling, sentences, vit
 
 
 def coefficients(model, inputs):
@@ -97,3 +97,11 @@ def test_captions_say_which_layers_and_heads():
 def test_a_sink_that_holds_almost_all_scores_is_named(method, scores, named):
     note = sink_note(method, ["[CLS]", "good", "[SEP]"], [True, False, True], torch.tensor(scores))
     assert (named in note) if named else note == ""
+
+
+@pytest.mark.parametrize("method", ["contributions", "signed-attention", "gradient", "integrated-gradients"])
+def test_a_recurrent_classifier_gets_a_score_for_every_word_and_none_for_padding(method):
+    scores = token_scores(pooling(encoder="lstm", bidirectional=True), sentences(), method, target=0)
+    assert scores.shape == (2, 6)
+    assert scores[0].abs().min() > 0
+    assert (scores[1, 4:] == 0).all()

@@ -14,7 +14,7 @@ import hf_bidir
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, edited_projections, in_evaluation, observed_layers
 from hf_bidir.explain import align, integrated_relevance, relevance
 from hf_bidir.explain.methods import NoRule
-from hf_bidir.explain.methods.attnlrp import RelevanceRules, relevance_rules
+from hf_bidir.explain.methods.attnlrp import RelevanceRules, proportional, relevance_rules
 from hf_bidir.explain.target import InputFunction
 from hf_bidir.modeling.interventions import NONE, interventions_in
 from hf_bidir.modeling.signed_layers import signed_layers
@@ -243,3 +243,9 @@ def test_an_encoder_decoder_is_aligned_by_relevance():
     torch.testing.assert_close(
         found.scores["relevance"][0], (start * gradient)[0].sum(-1).detach(), atol=1e-4, rtol=1e-3
     )
+
+
+def test_the_rules_define_no_second_derivatives_and_say_so():
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(RuntimeError, match="AttnLRP define no second derivatives; leave out create_graph=True"):
+        torch.autograd.grad(proportional(x, x.exp()).sum(), x, create_graph=True)

@@ -8,7 +8,7 @@ from hf_bidir.checkpoints.layer_hooks import observed_layers, signed_parts, with
 from hf_bidir.explain.orient import flip_heads
 from hf_bidir.explain.signs import negative_share, negative_variance_share
 from hf_bidir.modeling import activations
-from tests.explain.conftest import bert, sentences
+from tests.explain.conftest import bert, pooling, sentences
 
 
 def shown_coefficients(model, batch):
@@ -72,3 +72,10 @@ def test_the_shares_of_the_variance_depend_on_the_signs_of_heads_and_not_on_padd
     flipped = torch.tensor([[True, False], [False, True], [True, True]])
     flip_heads(model, flipped)
     torch.testing.assert_close(negative_variance_share(model, [batch]), torch.where(flipped, 1 - share, share))
+
+
+def test_the_share_of_a_recurrent_classifier_is_that_of_its_pooling():
+    model, batch = pooling(), sentences()
+    coefficients = model(**batch, output_attentions=True).attentions[0][:, 0, 0]
+    large = coefficients[coefficients.abs() > 1e-3]
+    assert negative_share(model, [batch]) == pytest.approx((large < 0).float().mean().item())

@@ -6,12 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
 from hf_bidir.finetune.arguments import RunArguments
 from hf_bidir.finetune.run import SMALL_MODEL, evaluation_line, set_scratch_duration, suitable_threads, summary
-
-SHAPE = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+from tests.tiny_models import stock_model
 
 
 def scratch(task, examples, *typed):
@@ -92,13 +90,11 @@ def test_the_summary_prefers_test_metrics_and_names_the_next_command():
 
 
 @pytest.mark.parametrize(
-    ("model", "what", "measure"),
-    [
-        (BertForSequenceClassification(BertConfig(**SHAPE)), '"a text of your own"', "accuracy"),
-        (GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1)), '"the beginning of a text"', "perplexity"),
-    ],
+    ("family", "what", "measure"),
+    [("bert", '"a text of your own"', "accuracy"), ("gpt2", '"the beginning of a text"', "perplexity")],
 )
-def test_the_next_commands_after_healing_a_model_with_a_head_explain_its_input_and_evaluate_it(model, what, measure):
+def test_the_next_commands_after_healing_a_model_with_a_head_explain_its_input_and_evaluate_it(family, what, measure):
+    model = stock_model(family)
     text = summary(Path("runs/a"), {"eval_loss": 1.0}, "distillation", model)
     explain, evaluate = text.splitlines()[-2:]
     assert explain == f"Next: hf-bidir explain runs/a {what}"

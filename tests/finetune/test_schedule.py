@@ -69,35 +69,30 @@ def test_an_impossible_schedule_is_refused(arguments, message):
         NegativeMassSchedule(**arguments)
 
 
-def test_a_checkpoint_names_the_negative_mass_that_its_weights_were_trained_with(tmp_path):
+def test_an_interrupted_run_resumes_to_the_same_weights_and_a_checkpoint_names_its_negative_mass(tmp_path):
     schedule = NegativeMassSchedule(0.01, 1.0, until=0.8)
-    trained(tmp_path, schedule)
+    whole = trained(tmp_path / "whole", schedule)
+    assert all("negative_mass" in entry for entry in whole.state.log_history)
     for step in (4, 8):
-        config = json.loads((tmp_path / f"checkpoint-{step}/config.json").read_text())
+        config = json.loads((tmp_path / f"whole/checkpoint-{step}/config.json").read_text())
         assert config["attn_negative_mass"] == schedule.value(step - 1, 10)
+    again = NegativeMassSchedule(0.01, 1.0, until=0.8)
+    resumed = trained(tmp_path / "resumed", again, resume=str(tmp_path / "whole/checkpoint-4"))
+    torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict())
 
 
-def test_an_interrupted_run_resumes_to_the_same_weights(tmp_path):
-    def schedule():
-        return NegativeMassSchedule(0.01, 1.0, until=0.9)
-
-    whole = trained(tmp_path / "whole", schedule()).model
-    resumed = trained(tmp_path / "resumed", schedule(), resume=str(tmp_path / "whole/checkpoint-4")).model
-    for name, weight in whole.state_dict().items():
-        torch.testing.assert_close(resumed.state_dict()[name], weight, msg=name)
-
-
-@pytest.mark.parametrize("saved", [[], [NegativeMassSchedule(until=0.5)]])
-def test_resuming_with_another_schedule_is_refused(tmp_path, saved):
-    trained(tmp_path, *saved)
-    with pytest.raises(ValueError, match=r"resume with the schedule of the checkpoint"):
-        trained(tmp_path, NegativeMassSchedule(until=0.7), resume=str(tmp_path / "checkpoint-4"))
-
-
-def test_resuming_with_another_number_of_steps_is_refused(tmp_path):
-    trained(tmp_path, NegativeMassSchedule())
-    with pytest.raises(ValueError, match=r"'max_steps': 10\}.*'max_steps': 20\}"):
-        trained(tmp_path, NegativeMassSchedule(), max_steps=20, resume=str(tmp_path / "checkpoint-4"))
+@pytest.mark.parametrize(
+    ("saved", "now", "steps", "message"),
+    [
+        (None, 0.7, 10, "resume with the schedule of the checkpoint"),
+        (0.5, 0.7, 10, "resume with the schedule of the checkpoint"),
+        (0.5, 0.5, 20, r"'max_steps': 10\}.*'max_steps': 20\}"),
+    ],
+)
+def test_resuming_with_another_schedule_or_number_of_steps_is_refused(tmp_path, saved, now, steps, message):
+    trained(tmp_path, *([NegativeMassSchedule(until=saved)] if saved else []))
+    with pytest.raises(ValueError, match=message):
+        trained(tmp_path, NegativeMassSchedule(until=now), max_steps=steps, resume=str(tmp_path / "checkpoint-4"))
 
 
 def test_a_model_without_negative_mass_is_refused(tmp_path):
@@ -114,11 +109,6 @@ def test_tensorboard_shows_the_negative_mass_of_every_step(tmp_path, monkeypatch
     events = EventAccumulator(str(folder)).Reload()
     shown = [event.value for event in events.Scalars("train/negative_mass")][:10]
     assert shown == pytest.approx([schedule.value(step, 10) for step in range(10)])
-
-
-def test_a_plain_trainer_keeps_the_negative_mass_in_its_history(tmp_path):
-    history = trained(tmp_path, NegativeMassSchedule(0.01, 1.0)).state.log_history
-    assert all("negative_mass" in entry for entry in history)
 
 
 def test_only_checkpoints_at_the_end_value_can_be_the_best(tmp_path):

@@ -94,24 +94,27 @@ def attended(q, k, v, options, outputs, returned):
     return found if returned else found[0]
 
 
-# the public functions that transformers looks for, of FlashAttention 2 (3 returns one output less) and 4
+# The public functions that transformers looks for, of FlashAttention 2 (3 returns one output less) and 4; `locals()` is
+# read before anything else, and so holds the arguments.
+OPTIONS = ("softmax_scale", "causal", "window_size", "softcap", "cu_seqlens_q", "cu_seqlens_k")
+
+
+def options_of(arguments):
+    return {name: arguments[name] for name in OPTIONS if name in arguments}
 
 
 def flash_2(
     q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, deterministic=False,
     return_attn_probs=False,
 ):  # fmt: skip
-    options = {"softmax_scale": softmax_scale, "causal": causal, "window_size": window_size, "softcap": softcap}
-    return attended(q, k, v, options, 3, return_attn_probs)
+    return attended(q, k, v, options_of(locals()), 3, return_attn_probs)
 
 
 def varlen_2(
     q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None, causal=False,
     window_size=(-1, -1), softcap=0.0, deterministic=False, return_attn_probs=False, block_table=None,
 ):  # fmt: skip
-    options = {"softmax_scale": softmax_scale, "causal": causal, "window_size": window_size, "softcap": softcap}
-    options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    return attended(q, k, v, options, 3, return_attn_probs)
+    return attended(q, k, v, options_of(locals()), 3, return_attn_probs)
 
 
 def kvcache_2(
@@ -133,17 +136,14 @@ def flash_4(
     q, k, v, softmax_scale=None, causal=False, window_size=(None, None), softcap=0.0, deterministic=False,
     return_lse=False,
 ):  # fmt: skip
-    options = {"softmax_scale": softmax_scale, "causal": causal, "window_size": window_size, "softcap": softcap}
-    return attended(q, k, v, options, 2, returned=True)  # a pair in any case
+    return attended(q, k, v, options_of(locals()), 2, returned=True)  # a pair in any case
 
 
 def varlen_4(
     q, k, v, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, softmax_scale=None,
     causal=False, window_size=(None, None), softcap=0.0, deterministic=False, return_lse=False,
 ):  # fmt: skip
-    options = {"softmax_scale": softmax_scale, "causal": causal, "window_size": window_size, "softcap": softcap}
-    options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    return attended(q, k, v, options, 2, returned=True)
+    return attended(q, k, v, options_of(locals()), 2, returned=True)
 
 
 KERNELS = {

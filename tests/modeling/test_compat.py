@@ -1,12 +1,9 @@
 """Private names of transformers that may be gone tomorrow: imports do not fail without them, and models are signed."""
 
-import os
-import subprocess
-import sys
-
 from transformers import modeling_utils
 
 from hf_bidir.modeling import compat
+from tests.processes import run_python
 
 HIDDEN = {
     "_CAN_RECORD_REGISTRY", "get_checkpoint_conversion_mapping", "register_checkpoint_conversion_mapping", "sdpa_mask",
@@ -41,12 +38,8 @@ except ValueError as error:
 
 
 def test_without_any_private_name_a_model_is_signed_saved_and_loaded(tmp_path):
-    program = f"HIDDEN = {HIDDEN!r}\n{WITHOUT}"
-    done = subprocess.run(
-        [sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=False, env=dict(os.environ)
-    )
-    assert done.returncode == 0, done.stderr
-    assert '"flex_attention"` is not supported: it does not compute signed attention' in done.stdout
+    printed = run_python(f"HIDDEN = {HIDDEN!r}\n{WITHOUT}", tmp_path)
+    assert '"flex_attention"` is not supported: it does not compute signed attention' in printed
 
 
 def test_no_substitute_is_in_use_with_this_transformers():

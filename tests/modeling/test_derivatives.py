@@ -9,6 +9,7 @@ from hf_bidir import bidir_attention, signed
 from tests.tiny_models import stock_model
 
 HEADS, LENGTH, SIZE = 4, 5, 3
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PADDING = torch.tensor([[True, True, True, True, False]])[:, None, None]
 FULL = torch.rand(1, HEADS, LENGTH, LENGTH, generator=torch.Generator().manual_seed(1)) > 0.4
 
@@ -60,22 +61,21 @@ def second_gradients(inputs: list[torch.Tensor], implementation: str, **options)
     return torch.autograd.grad(sum(x.square().sum() for x in first), inputs)
 
 
-@pytest.mark.parametrize("options", [{"causal": True, "negative_mass": 0.3}, {"keep": PADDING}])
-def test_second_derivatives_of_the_kernel_are_those_of_the_eager_path(options):
+@pytest.fixture
+def of_kernel():
     pytest.importorskip("triton")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    options = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
-    inputs = [x.detach().to(device).requires_grad_() for x in projections(dtype=torch.float32, size=16)]
-    for got, expected in zip(*(second_gradients(inputs, path, **options) for path in ("fused", "eager")), strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+    return [x.detach().to(DEVICE).requires_grad_() for x in projections(dtype=torch.float32, size=16)]
 
 
-def test_the_kernel_refuses_second_derivatives_with_dropout_which_it_cannot_draw_again():
-    pytest.importorskip("triton")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    inputs = [x.detach().to(device).requires_grad_() for x in projections(dtype=torch.float32, size=16)]
+@pytest.mark.parametrize("options", [{"causal": True, "negative_mass": 0.3}, {"keep": PADDING.to(DEVICE)}])
+def test_second_derivatives_of_the_kernel_are_those_of_the_eager_path(of_kernel, options):
+    got, expected = (second_gradients(of_kernel, path, **options) for path in ("fused", "eager"))
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_the_kernel_refuses_second_derivatives_with_dropout_which_it_cannot_draw_again(of_kernel):
     with pytest.raises(RuntimeError, match='only first derivatives; for second ones pass no dropout, or use "eager"'):
-        second_gradients(inputs, "fused", dropout=0.5)
+        second_gradients(of_kernel, "fused", dropout=0.5)
 
 
 @pytest.fixture(scope="module")

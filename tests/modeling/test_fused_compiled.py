@@ -1,13 +1,12 @@
 """The kernels as a GPU would get them: compiled for it, which needs none. The interpreter forgives more."""
 
 import json
-import os
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 
 import pytest
+
+from tests.processes import run_python
 
 pytest.importorskip("triton")
 
@@ -54,13 +53,7 @@ def cases() -> list[tuple[dict, int]]:
 
 
 def test_every_option_and_tiling_compiles_and_fits_its_architecture():
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILE, json.dumps([case for case, _ in cases()])],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(BENCHMARKS), "TRITON_INTERPRET": "0"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    for (case, limit), needed in zip(cases(), map(int, done.stdout.split()), strict=True):
+    compiled = json.dumps([case for case, _ in cases()])
+    printed = run_python(COMPILE, compiled, PYTHONPATH=str(BENCHMARKS), TRITON_INTERPRET="0")
+    for (case, limit), needed in zip(cases(), map(int, printed.split()), strict=True):
         assert needed <= limit, case

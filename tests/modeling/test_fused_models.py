@@ -1,59 +1,43 @@
 """Whole models on the Triton kernels: `attn_implementation="fused"`."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification
 
 from hf_bidir import (
-    BidirBertConfig,
     BidirBertForSequenceClassification,
-    BidirMistralConfig,
-    BidirMistralForCausalLM,
     BidirRnnConfig,
     BidirRnnForSequenceClassification,
+    signed,
 )
 from hf_bidir.modeling import modeling_bidir, signed_attention
+from tests.processes import run_python
+from tests.tiny_models import inputs_of, sliding_window_model, stock_model
 
 pytest.importorskip("triton")
 
 from tests.modeling.fused_inputs import distance
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-COMMON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
-BERT = {**COMMON, "vocab_size": 60, "initializer_range": 0.5}
-NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-KEPT = (torch.arange(9) < torch.tensor([[9], [6], [2]])).long().to(DEVICE)
-SENTENCES = {
-    "input_ids": torch.randint(1, 60, (3, 9), generator=torch.Generator().manual_seed(0)).to(DEVICE) * KEPT,
-    "attention_mask": KEPT,
-    "labels": torch.tensor([0, 1, 0], device=DEVICE),
-}
+SHAPE = {"num_attention_heads": 2, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+SENTENCES = {name: x.to(DEVICE) for name, x in inputs_of("bert").items()}
 
 
-def bert(**config):
-    torch.manual_seed(0)
-    return BidirBertForSequenceClassification(BidirBertConfig(**BERT | NO_DROPOUT | config)).to(DEVICE)
+def bert(mass=1.0, **fields):
+    return signed(stock_model("bert", **SHAPE | fields), mass).to(DEVICE)
 
 
 def loss_and_gradients(model, batch, implementation: str):
     model.set_attn_implementation(implementation)
     model.zero_grad()
-    loss = model(**batch).loss
+    loss = model(**batch, labels=torch.tensor([0, 1, 0], device=DEVICE)).loss
     loss.backward()
     return loss.detach(), *(p.grad.clone() for p in model.parameters())
 
 
-@pytest.mark.parametrize(
-    "config",
-    [{"attn_negative_mass": [0.5, [0.0, 1.0]]}, {"attn_scope": "window", "attn_window": 2}],
-    ids=["masses", "window"],
-)
-def test_a_padded_bert_learns_the_same_from_the_kernel_and_from_the_plain_path(config):
-    model = bert(**config).train()
+@pytest.mark.parametrize(("mass", "window"), [([0.5, [0.0, 1.0]], None), (1.0, 2)], ids=["masses", "window"])
+def test_a_padded_bert_learns_the_same_from_the_kernel_and_from_the_plain_path(mass, window):
+    model = bert(mass).train()
+    model.config.attn_scope, model.config.attn_window = "window" if window else "global", window
     plainly, got = (loss_and_gradients(model, SENTENCES, path) for path in ("eager", "fused"))
     gold = loss_and_gradients(model.double(), SENTENCES, "eager")
     # large weights make rounding errors large, also those of the plain path
@@ -62,7 +46,8 @@ def test_a_padded_bert_learns_the_same_from_the_kernel_and_from_the_plain_path(c
 
 
 def test_the_kernel_gets_padding_as_one_row_for_all_queries_and_dropout_in_training_only(monkeypatch):
-    model, calls = bert(attn_implementation="fused", attention_probs_dropout_prob=0.5), []
+    model, calls = bert(attention_probs_dropout_prob=0.5), []
+    model.set_attn_implementation("fused")
     attend = signed_attention.attend
 
     def recording(query, key, value, keep, call, implementation):
@@ -97,11 +82,8 @@ print((fused - eager).abs().max().item())
 
 def test_the_kernel_travels_with_a_checkpoint_and_is_imported_only_when_used(tmp_path):
     bert().save_pretrained(tmp_path)
-    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-c", STRANGER, tmp_path]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 1e-4
+    environment = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
+    assert float(run_python(STRANGER, tmp_path, cwd=tmp_path, **environment)) < 1e-4
 
 
 def test_a_machine_without_a_gpu_refuses_the_kernel_before_any_work_is_done(monkeypatch):
@@ -114,13 +96,12 @@ def test_a_machine_without_a_gpu_refuses_the_kernel_before_any_work_is_done(monk
 
 
 def test_the_kernel_keeps_a_padded_decoder_with_a_sliding_window_causal():
-    shape = COMMON | {"num_key_value_heads": 1, "vocab_size": 60, "sliding_window": 4, "initializer_range": 0.5}
-    torch.manual_seed(0)
-    model = BidirMistralForCausalLM(BidirMistralConfig(**shape)).to(DEVICE).eval()
+    keep = SENTENCES["attention_mask"]
+    model = signed(sliding_window_model(num_attention_heads=2, num_key_value_heads=1)).to(DEVICE)
     logits = []
     for implementation in ("eager", "fused"):
         model.set_attn_implementation(implementation)
-        logits.append(model(SENTENCES["input_ids"], KEPT).logits[KEPT.bool()])
+        logits.append(model(**SENTENCES).logits[keep.bool()])
     torch.testing.assert_close(*logits, rtol=1e-3, atol=1e-3)
 
 
@@ -133,6 +114,6 @@ def test_fused_is_an_error_for_a_recurrent_model():
 
 
 def test_a_stock_model_cannot_take_the_kernel_by_its_name():
-    config = BertConfig(**BERT, attn_implementation="fused")
+    stock = stock_model("bert", attn_implementation="fused", **SHAPE).to(DEVICE)
     with pytest.raises(ValueError, match="needs a signed layer, and BertSelfAttention is not signed"):
-        BertForSequenceClassification(config).to(DEVICE)(**SENTENCES)
+        stock(**SENTENCES)

@@ -1,8 +1,5 @@
 """The Triton kernels as a torch operator: compilation, export, memory, errors, missing requirements."""
 
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +14,7 @@ from tests.modeling.fused_inputs import (
     projections,
     with_gradients,
 )
+from tests.processes import run_python
 
 triton = pytest.importorskip("triton")
 
@@ -128,13 +126,9 @@ for missing in ("a GPU", "Triton"):
 
 
 def test_without_a_gpu_or_triton_fused_is_an_error_auto_works_and_nothing_imports_triton_before():
-    alone = {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", ATTEMPT], capture_output=True, text=True, env=os.environ | alone, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("torch.Size([1, 1, 4, 16])\nfused attention needs a GPU; use implementation=")
-    assert 'implementation="fused" needs Triton' in done.stdout
+    printed = run_python(ATTEMPT, TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="")
+    assert printed.startswith("torch.Size([1, 1, 4, 16])\nfused attention needs a GPU; use implementation=")
+    assert 'implementation="fused" needs Triton' in printed
 
 
 @pytest.mark.parametrize(

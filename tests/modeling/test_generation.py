@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
-from transformers import MistralConfig, MistralForCausalLM, StaticCache
+from transformers import StaticCache
 
 from hf_bidir import BidirLlamaForCausalLM, signed
 from hf_bidir.modeling.signed_layers import signed_layers
-from tests.tiny_models import DECODERS, FAMILIES, SHAPE, TEXT, VOCABULARY, stock_model
+from tests.tiny_models import DECODERS, FAMILIES, VOCABULARY, sliding_window_model, stock_model
 
 GREEDY = {"max_new_tokens": 7, "min_new_tokens": 7, "do_sample": False}
 
@@ -118,9 +118,7 @@ def test_a_cache_is_read_where_it_lies():
 
 
 def test_a_sliding_window_is_the_same_with_and_without_a_cache():
-    torch.manual_seed(0)
-    config = MistralConfig(**SHAPE, **TEXT, num_key_value_heads=2, sliding_window=4)
-    model = signed(MistralForCausalLM(config).eval())
+    model = signed(sliding_window_model())
     expected = model.generate(prompts(9), **GREEDY, use_cache=False)
     assert torch.equal(model.generate(prompts(9), **GREEDY), expected)
 

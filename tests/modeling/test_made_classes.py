@@ -3,12 +3,13 @@
 import ast
 import copy
 import inspect
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import hf_bidir
 from hf_bidir import signed
@@ -37,24 +38,16 @@ def test_a_copy_computes_the_same_and_has_attention_and_a_config_of_its_own(fami
     assert torch.equal(logits_of(model, inputs), expected)
 
 
-class Predictions(Dataset):
-    """The prediction of a model in a worker process."""
-
-    def __init__(self, model, inputs):
-        self.model, self.inputs = model, inputs
-
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, index):
-        with torch.no_grad():
-            return self.model(**self.inputs).logits
+@torch.no_grad()
+def predicted(model, inputs):
+    return model(**inputs).logits
 
 
 def test_a_spawned_worker_process_receives_a_model():
     model, inputs = signed(stock_model("roberta")), inputs_of("roberta")
-    workers = DataLoader(Predictions(model, inputs), batch_size=None, num_workers=1, multiprocessing_context="spawn")
-    torch.testing.assert_close(next(iter(workers)), model(**inputs).logits)
+    options = {"batch_size": None, "num_workers": 1, "multiprocessing_context": "spawn"}
+    (found,) = DataLoader([inputs], **options, collate_fn=partial(predicted, model))
+    torch.testing.assert_close(found, predicted(model, inputs))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

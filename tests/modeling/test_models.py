@@ -1,4 +1,4 @@
-"""Signed models of every kind: equality with the stock model, backends, gradients, compilation."""
+"""Signed models of every kind: equality with the stock model, backends, windows, gradients, compilation."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,6 +23,13 @@ def signed_model(family, mass=1.0, **fields):
     return signed(stock_model(family, **fields), mass)
 
 
+def windowed(family, reach):
+    """A model whose tokens attend to their neighbourhood only."""
+    model = signed_model(family)
+    model.config.attn_scope, model.config.attn_window = "window", reach
+    return model
+
+
 def logits_and_gradients(model, run, inputs):
     model.zero_grad()
     logits = logits_of(run, inputs)
@@ -45,9 +52,9 @@ def test_without_negative_mass_a_signed_model_equals_the_stock_model_and_with_it
     assert (logits_of(model, inputs) - logits).abs().max() > 1e-2
 
 
-@every_family
-def test_backends_agree_in_logits_and_gradients(family):
-    model = signed_model(family)
+@pytest.mark.parametrize(("family", "reach"), [*((family, None) for family in FAMILIES), ("bert", 2), ("vit", 2)])
+def test_backends_agree_in_logits_and_gradients(family, reach):
+    model = windowed(family, reach) if reach else signed_model(family)
     model.config.attn_negative_mass = [[0.05, 0.1, 0.5, 1.0], 1.0] * (len(signed_layers(model)) // 2)
     results = []
     for implementation in BACKENDS:
@@ -55,6 +62,24 @@ def test_backends_agree_in_logits_and_gradients(family):
         results.append(logits_and_gradients(model, model, inputs_of(family)))
     for expected, got in zip(*results, strict=True):
         assert (got - expected).norm() <= 1e-4 * expected.norm() + 1e-5
+
+
+@pytest.mark.parametrize("family", ["bert", "vit"])
+def test_no_coefficient_goes_further_than_a_window_and_one_that_holds_everything_changes_nothing(family):
+    inputs = inputs_of(family)
+    for coefficients in windowed(family, 2)(**inputs, output_attentions=True).attentions:
+        place = torch.arange(coefficients.shape[-1])
+        assert (coefficients[..., (place[:, None] - place).abs() > 2] == 0).all()
+        assert (coefficients[0] != 0).sum(-1).min() >= 2
+    torch.testing.assert_close(logits_of(windowed(family, 50), inputs), logits_of(signed_model(family), inputs))
+
+
+def test_in_two_layers_a_token_depends_on_what_is_within_two_windows():
+    encoder, ids = windowed("bert", 1).bert, inputs_of("bert")["input_ids"][:1]
+    changed = ids.clone()
+    changed[0, 6] = ids[0, 6] % 50 + 3
+    moved = (encoder(ids).last_hidden_state - encoder(changed).last_hidden_state).abs().amax(-1)[0] > 1e-6
+    assert moved.nonzero().flatten().tolist() == [4, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize("implementation", BACKENDS)

@@ -137,3 +137,17 @@ def test_packed_examples_are_refused_by_name():
     starts = torch.tensor([0, 5, 9], dtype=torch.int32)
     with pytest.raises(ValueError, match=r"LlamaAttention passes cu_seq_lens_q to its attention function"):
         signed(stock_model("llama"))(input_ids=inputs_of("llama")["input_ids"], cu_seq_lens_q=starts)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"attn_scope": "window"}, r'attn_window of at least 1 for attn_scope="window"; got None'),
+        ({"attn_scope": "window", "attn_window": 0}, r'attn_window of at least 1 for attn_scope="window"; got 0'),
+        ({"attn_window": 3}, r'attn_window=3 needs attn_scope="window"; attn_scope is "global"'),
+        ({"attn_scope": "local-m"}, "is not available for bidir_bert; choose one of: global, window"),
+    ],
+)
+def test_a_scope_that_cannot_be_is_one_error_that_names_both_fields(fields, message):
+    with pytest.raises(ValueError, match=message):
+        BidirBertConfig(**fields)

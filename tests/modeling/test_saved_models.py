@@ -1,9 +1,6 @@
 """Signed models of every kind saved and loaded: by their class, by Auto classes, without hf_bidir, as parts."""
 
 import json
-import os
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -31,6 +28,7 @@ from hf_bidir import (
 )
 from hf_bidir.common.files import read_json
 from hf_bidir.hub.isolated import CHILD
+from tests.processes import run_python
 from tests.tiny_models import FAMILIES, inputs_of, logits_of, stock_model
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
@@ -55,8 +53,10 @@ def test_a_stock_checkpoint_loads_with_nothing_missing_and_its_keys_are_kept(fam
     stock = stock_model(family)
     stock.save_pretrained(tmp_path / "stock")
     signed_class = getattr(hf_bidir, f"Bidir{type(stock).__name__}")
-    model, report = signed_class.from_pretrained(tmp_path / "stock", attn_negative_mass=0.0, output_loading_info=True)
+    model, report = signed_class.from_pretrained(tmp_path / "stock", output_loading_info=True)
     assert not report["missing_keys"]
+    assert (model.config.attn_activation, model.config.attn_negative_mass) == ("tanhmax", 1.0)
+    model.config.attn_negative_mass = 0.0
     torch.testing.assert_close(
         logits_of(model.eval(), inputs_of(family)), logits_of(stock, inputs_of(family)), rtol=1e-5, atol=1e-5
     )
@@ -132,10 +132,8 @@ def elsewhere(tmp_path_factory, old):
         save_file(inputs, folder / f"{name}.inputs")
         files = [str(source), auto, str(folder / f"{name}.inputs"), str(folder / f"{name}.outputs")]
         child.append(f"child['main'](*{files})")
-    environment = os.environ | {"HF_MODULES_CACHE": str(folder / "modules"), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-I", "-c", "\n".join(child)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, cwd=folder)
-    assert done.returncode == 0, done.stderr
+    environment = {"HF_MODULES_CACHE": str(folder / "modules"), "HF_HUB_OFFLINE": "1"}
+    run_python("\n".join(child), isolated=True, cwd=folder, **environment)
     return {name: main_output(load_file(folder / f"{name}.outputs")) for name in (*ALONE, "old")}
 
 
@@ -229,12 +227,6 @@ def test_a_constructor_that_copies_its_config_keeps_it_signed(tmp_path):
     shape = {"d_model": 32, "decoder_layers": 1, "decoder_attention_heads": 4, "decoder_ffn_dim": 40, "vocab_size": 60}
     hf_bidir.BidirPegasusForCausalLM(hf_bidir.BidirPegasusConfig(**shape)).save_pretrained(tmp_path)
     assert type(AutoModelForCausalLM.from_pretrained(tmp_path)).__name__ == "BidirPegasusForCausalLM"
-
-
-def test_a_stock_bert_checkpoint_loads_as_tanhmax_by_default(tmp_path):
-    stock_model("bert").save_pretrained(tmp_path)
-    config = BidirBertForSequenceClassification.from_pretrained(tmp_path).config
-    assert (config.model_type, config.attn_activation, config.attn_negative_mass) == ("bidir_bert", "tanhmax", 1.0)
 
 
 def test_masses_follow_the_names_of_layers_where_these_come_in_another_order_and_other_names_are_refused(tmp_path):

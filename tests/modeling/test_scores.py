@@ -7,7 +7,7 @@ import torch
 
 from hf_bidir.modeling.activations import softmax, tanhmax
 from hf_bidir.modeling.hard_selection import Reinforce, select_one
-from hf_bidir.modeling.scores import SCORES, WITHOUT_QUERY, ContentScore, DotScore, LocationScore
+from hf_bidir.modeling.scores import SCORES, WITHOUT_QUERY, ContentScore
 
 SIZE, ATTENTION_SIZE, SCALE, LONGEST = 3, 4, 2.5, 6
 
@@ -75,16 +75,17 @@ def test_a_score_equals_a_loop_over_its_elements_and_so_do_its_gradients(name):
             torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("score", [ContentScore, DotScore])
-def test_a_product_of_unequal_sizes_is_refused_with_the_alternatives(score):
-    with pytest.raises(ValueError, match=r'of the same size; got 2 and 3\. Choose "general" or "additive"'):
-        score(query_size=2, key_size=3)
-
-
-def test_a_length_that_location_has_never_seen_is_refused():
-    location = LocationScore(query_size=2, key_size=2, max_length=4)
-    with pytest.raises(ValueError, match=r"has 4 positions \(max_position_embeddings\), and the input has 5"):
-        location(torch.zeros(1, 1, 2), torch.zeros(1, 5, 2))
+@pytest.mark.parametrize(
+    ("name", "key_size", "message"),
+    [
+        ("content", 3, r'of the same size; got 2 and 3\. Choose "general" or "additive"'),
+        ("dot", 3, r'of the same size; got 2 and 3\. Choose "general" or "additive"'),
+        ("location", 2, r"has 4 positions \(max_position_embeddings\), and the input has 5"),
+    ],
+)
+def test_sizes_and_lengths_that_a_score_cannot_take_are_refused_with_the_alternatives(name, key_size, message):
+    with pytest.raises(ValueError, match=message):
+        SCORES[name](query_size=2, key_size=key_size, max_length=4)(torch.zeros(1, 1, 2), torch.zeros(1, 5, 2))
 
 
 def test_a_query_or_key_of_length_zero_has_no_angle_and_no_nan():

@@ -40,15 +40,15 @@ WITHOUT_PADDING = ("GPT2", "Llama")
 TEXT = "a good bad film of train validation test row one two three four five six seven eight"
 
 
-def checkpoint_of(family, folder, head="Model", **fields):
+def checkpoint_of(family, folder, head="Model", words=TEXT, **fields):
     """A folder with random weights and, for a model of texts, a tokenizer; those that write have no padding token."""
     config = getattr(transformers, f"{family}Config")(**SHAPES[family] | fields)
     torch.manual_seed(0)
     getattr(transformers, family + head)(config).save_pretrained(folder)
     if "image_size" not in SHAPES[family] and family != "CLIP":
         special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
-        vocabulary = {word: index for index, word in enumerate([*special, *TEXT.split()])}
-        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+        numbers = {word: index for index, word in enumerate(dict.fromkeys([*special, *words.split()]))}
+        tokenizer = Tokenizer(models.WordLevel(numbers, unk_token="[UNK]"))
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
         padding = {} if family in WITHOUT_PADDING else {"pad_token": "[PAD]", "mask_token": "[MASK]"}
         PreTrainedTokenizerFast(

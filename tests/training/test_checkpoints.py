@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset
-from transformers import BertConfig, BertModel, BertTokenizer
 
 from hf_bidir.hub import evaluate_checkpoint
 from hf_bidir.hub.card import card_differences
 from hf_bidir.hub.card_numbers import overall
 from hf_bidir.hub.evaluate import claimed_scores
+from tests.training.checkpoints_of_others import checkpoint_of
 from training import checkpoints, image_classification
 from training.checkpoints import CARDS, PAIRS, Pair
 
@@ -24,15 +24,21 @@ COMMITTED = sorted(file.parent for file in CARDS.glob("*/README.md"))
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def place(tmp_path_factory):
+    """Where runs and cards are written."""
+    place = tmp_path_factory.mktemp("checkpoints")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoints, "RUNS", place / "runs")
+        patch.setattr(checkpoints, "CARDS", place / "cards")
+        yield place
+
+
+@pytest.fixture(scope="module")
+def made(place):
     """A pair trained for two steps with two seeds, its runs and its cards."""
-    place, patch = tmp_path_factory.mktemp("checkpoints"), pytest.MonkeyPatch()
-    patch.setattr(checkpoints, "RUNS", place / "runs")
-    patch.setattr(checkpoints, "CARDS", place / "cards")
     pair = Pair(image_classification.main, "digits", options=dict.fromkeys(NAMES, BRIEF), seeds=2)
     checkpoints.make(pair, OPTIONS)
-    yield pair, place / "runs", place / "cards"
-    patch.undo()
+    return pair, place / "runs", place / "cards"
 
 
 def read(folder: Path, name: str) -> dict:
@@ -48,14 +54,10 @@ def test_every_card_agrees_with_its_numbers_and_was_verified(made):
 def test_a_card_has_the_seeds_of_the_checkpoint_and_of_its_softmax_counterpart(made):
     _, runs, cards = made
     folders = {name: (runs / name, runs / "seeds" / f"{name}-seed1") for name in NAMES}
-    accuracy = {
-        name: [read(run, "all_results.json")["test_accuracy"] for run in pair] for name, pair in folders.items()
-    }
     seeds = read(cards / "digits-tanhmax", "seeds.json")
-    assert [seeds[column]["name"] for column in ("this", "counterpart")] == list(NAMES)
-    assert [seeds[column]["scores"]["accuracy"] for column in ("this", "counterpart")] == [
-        accuracy[name] for name in NAMES
-    ]
+    for column, name in zip(("this", "counterpart"), NAMES, strict=True):
+        accuracy = [read(run, "all_results.json")["test_accuracy"] for run in folders[name]]
+        assert (seeds[column]["name"], seeds[column]["scores"]["accuracy"]) == (name, accuracy)
     assert read(folders["digits-tanhmax"][1], "run.json")["seed"] == 1
 
 
@@ -75,11 +77,6 @@ def test_fewer_seeds_than_the_published_ones_leave_the_published_card_alone_and_
     (cards / "kept.json").rename(cards / "digits-tanhmax" / "seeds.json")
 
 
-def test_the_list_has_every_checkpoint(made):
-    text = checkpoints.list_cards().read_text(encoding="utf-8")
-    assert all(f"[{name}]({name}/README.md)" in text for name in NAMES)
-
-
 @pytest.mark.parametrize("folder", COMMITTED, ids=lambda folder: folder.name)
 def test_a_committed_card_matches_its_files(folder):
     assert card_differences(folder) == []
@@ -97,41 +94,33 @@ def test_every_pair_is_committed():
     assert {name for pair in PAIRS.values() for name in pair.checkpoints} == {folder.name for folder in COMMITTED}
 
 
-def test_a_healed_checkpoint_comes_from_its_counterpart_of_the_same_seed(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "RUNS", tmp_path / "runs")
-    monkeypatch.setattr(checkpoints, "CARDS", tmp_path / "cards")
-    words = checkpoints.SENTENCE.split()
+def test_a_healed_checkpoint_comes_from_its_counterpart_of_the_same_seed(tmp_path, place):
+    words, runs, cards = checkpoints.SENTENCE.split(), place / "runs", place / "cards"
     (tmp_path / "sst2").mkdir()
     for split in ("train", "validation", "test"):
         rows = {"text": [f"{words[row % 5]} {words[row % 7]}" for row in range(120)], "label": [0, 1] * 60}
         Dataset.from_dict(rows).to_parquet(str(tmp_path / f"sst2/{split}.parquet"))
-    minilm = tmp_path / "minilm"
-    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
-    BertModel(BertConfig(**shape, vocab_size=20)).save_pretrained(minilm)
-    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *set(words)]))
-    BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(minilm)
+    minilm = checkpoint_of("Roberta", tmp_path / "minilm", words=checkpoints.SENTENCE)
     brief = {"max_steps": 2, "use_cpu": True, "eval_strategy": "no", "save_strategy": "no"}
     options = {"sst2-minilm-tanhmax": brief, "sst2-minilm-softmax": brief | {"model_name_or_path": minilm}}
     pair = replace(PAIRS["sst2-minilm"], seeds=2, options=options)
     given = Namespace(data_dir=tmp_path, minilm=None, seeds=None)
     checkpoints.make(pair, given)
-    later = read(tmp_path / "runs/seeds/sst2-minilm-tanhmax-seed1", "run.json")
+    later = read(runs / "seeds/sst2-minilm-tanhmax-seed1", "run.json")
     assert later["recipe"]["model_name_or_path"] == "sst2-minilm-softmax-seed1"
-    card = (tmp_path / "cards/sst2-minilm-tanhmax/README.md").read_text(encoding="utf-8")
-    assert card_differences(tmp_path / "cards/sst2-minilm-tanhmax") == []
-    accuracy = read(tmp_path / "cards/sst2-minilm-tanhmax", "evaluation.json")["scores"]["accuracy"]
+    card = (cards / "sst2-minilm-tanhmax/README.md").read_text(encoding="utf-8")
+    assert card_differences(cards / "sst2-minilm-tanhmax") == []
+    accuracy = read(cards / "sst2-minilm-tanhmax", "evaluation.json")["scores"]["accuracy"]
     assert f"this checkpoint (seed 0): {accuracy:.4f}. Test data: " in card
     assert "converted and healed" in card
-    results = tmp_path / "runs/seeds/sst2-minilm-tanhmax-seed1/all_results.json"
+    results = runs / "seeds/sst2-minilm-tanhmax-seed1/all_results.json"
     before = json.loads(results.read_text())
     results.write_text(json.dumps({name: value for name, value in before.items() if not name.startswith("test_")}))
     checkpoints.make(pair, given)  # as if it had stopped before the evaluation
     assert json.loads(results.read_text()) == before
 
 
-def test_a_pair_of_language_models_is_measured_by_its_perplexity(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "RUNS", tmp_path / "runs")
-    monkeypatch.setattr(checkpoints, "CARDS", tmp_path / "cards")
+def test_a_pair_of_language_models_is_measured_by_its_perplexity_also_in_the_list(tmp_path, place):
     (tmp_path / "imdb").mkdir()
     for split in ("train", "test"):
         rows = {"text": [f"{checkpoints.PROMPT} seen, said {split} {row}" for row in range(60)]}
@@ -143,9 +132,9 @@ def test_a_pair_of_language_models_is_measured_by_its_perplexity(tmp_path, monke
     checkpoints.make(replace(pair, options=dict.fromkeys(pair.checkpoints, brief)), options)
     table = checkpoints.list_cards().read_text(encoding="utf-8")
     for name in pair.checkpoints:
-        results = read(tmp_path / "runs" / name, "all_results.json")
-        card = (tmp_path / "cards" / name / "README.md").read_text(encoding="utf-8")
-        assert card_differences(tmp_path / "cards" / name) == []
+        results = read(place / "runs" / name, "all_results.json")
+        card = (place / "cards" / name / "README.md").read_text(encoding="utf-8")
+        assert card_differences(place / "cards" / name) == []
         assert f"**Perplexity {results['eval_perplexity']:.4f}** (one seed)" in card
         assert "Verified: `hf-bidir evaluate` measured the same numbers" in card
         assert "(explanation.png)" in card

@@ -11,12 +11,8 @@ from datasets import Dataset
 from PIL import Image
 from safetensors.torch import load_file
 from transformers import (
-    BartConfig,
-    BartModel,
     BertConfig,
-    BertForMultipleChoice,
     BertForQuestionAnswering,
-    BertForSequenceClassification,
     BertModel,
     BertTokenizerFast,
     ViTConfig,
@@ -34,11 +30,12 @@ from hf_bidir.finetune.data.image_data import new_image_processor
 from hf_bidir.finetune.heal import DistillationTrainer, student_and_teacher
 from tests.training.checkpoints_of_others import TEXT, checkpoint_of
 from training.distill import main
-from training.text_classification import main as finetune_text
 
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-RUN = shlex.split("--max_steps 40 --per_device_train_batch_size 8 --learning_rate 1e-2 --logging_steps 1 --use_cpu")
-RUN += shlex.split("--disable_tqdm true --eval_steps 20 --save_steps 20 --save_total_limit 5")
+RUN = shlex.split(
+    "--max_steps 40 --per_device_train_batch_size 8 --learning_rate 1e-2 --logging_steps 1 --use_cpu "
+    "--disable_tqdm true --eval_steps 20 --save_steps 20 --save_total_limit 5"
+)
 WORDS = [f"w{index}" for index in range(40)]
 
 
@@ -142,18 +139,17 @@ def test_outputs_come_to_need_the_negative_coefficients(healed, tmp_path, monkey
     assert kept > 1.5 * plain
 
 
-@pytest.mark.parametrize("family", ["ModernBert", "GPT2"])
-def test_signs_are_kept_in_any_family(family, bert, tmp_path):
+def test_signs_can_be_kept_in_a_decoder(bert, tmp_path):
     save_texts(TEXT.split(), bert[3])  # words that the tokenizers of these checkpoints know
-    options = ["--model_name_or_path", checkpoint_of(family, tmp_path / "stock", initializer_range=0.3), *bert[2:]]
-    healed = main([*options, *RUN, "--max_steps", "3", "--output_dir", str(tmp_path / "healed")])
-    assert 0 < healed["eval_relative_error"] < 2
+    options = ["--model_name_or_path", checkpoint_of("GPT2", tmp_path / "stock", initializer_range=0.3), *bert[2:]]
+    words = ["--max_steps", "3", "--keep_signs", "true", "--output_dir", str(tmp_path / "healed")]
+    assert 0 < main([*options, *RUN, *words])["eval_relative_error"] < 2
     assert change_without_negatives(tmp_path / "healed", {"input_ids": torch.arange(5, 15)[None]}) > 0
 
 
 @pytest.mark.parametrize(("head", "kept"), [("ForCausalLM", False), ("ForSequenceClassification", True)])
 def test_signs_are_kept_by_default_unless_the_model_generates_text(head, kept, bert, tmp_path):
-    save_texts(TEXT.split(), bert[3])  # words that the tokenizers of these checkpoints know
+    save_texts(TEXT.split(), bert[3])
     asked = []
 
     class Spy(DistillationTrainer):
@@ -166,22 +162,25 @@ def test_signs_are_kept_by_default_unless_the_model_generates_text(head, kept, b
     assert asked == [kept]
 
 
+def trainer_of(folder, place, **options):
+    """A trainer whose student is at full negative mass."""
+    student, teacher, _ = student_and_teacher(folder, None)
+    student.config.attn_negative_mass = 1.0
+    args = HealingArguments(output_dir=str(place / "run"), use_cpu=True, eval_strategy="no")
+    return DistillationTrainer(model=student, teacher=teacher, args=args, **options)
+
+
 @pytest.mark.parametrize(("mass", "penalised"), [(0.0, False), (1.0, True)])
 def test_the_penalties_are_weighted_by_the_negative_mass(bert, tmp_path, mass, penalised):
-    student, teacher, _ = student_and_teacher(bert[1], None)
-    student.config.attn_negative_mass = mass
-    args = HealingArguments(output_dir=str(tmp_path / "run"), use_cpu=True, eval_strategy="no")
-    inputs = {"input_ids": torch.arange(5, 25).view(2, 10)}
-    plain, penalised_loss = (
-        DistillationTrainer(model=student, teacher=teacher, args=args, keep_signs=keep_signs).compute_loss(
-            student, inputs
-        )
-        for keep_signs in (False, True)
-    )
-    assert (penalised_loss > plain + 1e-3).item() == penalised
+    losses = []
+    for keep_signs in (False, True):
+        trainer = trainer_of(bert[1], tmp_path, keep_signs=keep_signs)
+        trainer.model.config.attn_negative_mass = mass
+        losses.append(trainer.compute_loss(trainer.model, {"input_ids": torch.arange(5, 25).view(2, 10)}))
+    assert (losses[1] > losses[0] + 1e-3).item() == penalised
 
 
-def test_a_recurrent_model_is_healed_without_the_penalties(bert, tmp_path):
+def test_a_recurrent_softmax_model_of_this_package_is_healed_without_the_penalties(bert, tmp_path):
     save_texts(["a", "good", "film", "and", "bad", "story"], bert[3])
     card = Path(__file__).parents[2] / "model_cards/sst2-rnn-softmax"
     options = [*bert[2:], *RUN, "--max_steps", "2", "--output_dir", str(tmp_path / "out")]
@@ -209,22 +208,9 @@ def test_healing_goes_on_from_a_healed_student_with_its_teacher_named(healed, tm
     assert main([*again, "--teacher_name_or_path", options[1]])["eval_relative_error"] < error
 
 
-def test_a_run_that_was_trained_with_softmax_can_be_healed(bert, texts, tmp_path):
-    """The student of a bidir checkpoint whose activation is softmax becomes a TanhMax one."""
-    softmax = shlex.split("--attn_activation softmax --max_steps 1 --save_steps 1 --max_length 12 --use_cpu")
-    finetune_text([*texts, *softmax, *bert[:2], "--output_dir", str(tmp_path / "softmax")])
-    options = [*bert, *RUN, "--model_name_or_path", str(tmp_path / "softmax"), "--max_steps", "1"]
-    main([*options, "--output_dir", str(tmp_path / "healed")])
-    config = json.loads((tmp_path / "healed/config.json").read_text())
-    assert (config["attn_activation"], config["attn_negative_mass"]) == ("tanhmax", 1.0)
-
-
 @pytest.mark.parametrize("family", ["GPT2", "Llama", "Dinov2", "Electra"])
 def test_what_comes_before_the_first_layer_and_nothing_else_is_frozen(family, tmp_path):
-    student, teacher, _ = student_and_teacher(checkpoint_of(family, tmp_path / "stock"), None)
-    DistillationTrainer(
-        model=student, teacher=teacher, args=HealingArguments(output_dir=str(tmp_path / "run"), eval_strategy="no")
-    )
+    student = trainer_of(checkpoint_of(family, tmp_path / "stock"), tmp_path).model
     frozen = {name.partition(".")[0] for name, p in student.named_parameters() if not p.requires_grad}
     embeddings = {"GPT2": {"wte", "wpe"}, "Llama": {"embed_tokens"}, "Electra": {"embeddings", "embeddings_project"}}
     assert frozen == embeddings.get(family, {"embeddings"})
@@ -237,27 +223,17 @@ def test_spans_are_matched_as_logits(bert, tmp_path):
     assert sum(name.startswith("eval_relative_error_") for name in results) == states
 
 
-def test_an_encoder_decoder_is_refused(tmp_path):
-    config = BartConfig(vocab_size=45, d_model=16, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=16,
-                        decoder_ffn_dim=16, encoder_attention_heads=2, decoder_attention_heads=2)  # fmt: skip
-    BartModel(config).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="BartModel, an encoder-decoder; only encoders"):
-        student_and_teacher(str(tmp_path), None)
-
-
 def test_padding_does_not_count(bert, tmp_path):
     """The error of a batch of sentences is that of the sentences alone, added up."""
-    student, teacher, _ = student_and_teacher(bert[1], None)
-    student.config.attn_negative_mass = 1.0
-    args = HealingArguments(output_dir=str(tmp_path / "run"), use_cpu=True, eval_strategy="no")
-    trainer = DistillationTrainer(model=student, teacher=teacher, args=args)
+    trainer = trainer_of(bert[1], tmp_path)
     long, short = torch.arange(5, 13)[None], torch.arange(20, 23)[None]
     batch = {"input_ids": torch.zeros(2, 8, dtype=torch.long), "attention_mask": torch.zeros(2, 8, dtype=torch.long)}
     for row, ids in enumerate((long, short)):
         batch["input_ids"][row, : ids.shape[1]], batch["attention_mask"][row, : ids.shape[1]] = ids, 1
-    _, together, norms = trainer.prediction_step(student, batch)
+    _, together, norms = trainer.prediction_step(trainer.model, batch)
     for row, ids in enumerate((long, short)):
-        _, alone, norm = trainer.prediction_step(student, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        _, alone, norm = trainer.prediction_step(trainer.model, inputs)
         torch.testing.assert_close((together[row], norms[row]), (alone[0], norm[0]))
 
 
@@ -275,31 +251,26 @@ def test_options_that_cannot_be_used_are_refused_before_anything_is_trained(bert
     assert not (tmp_path / "out/model.safetensors").exists()
 
 
-def test_a_model_that_ranks_choices_is_refused(bert, tmp_path):
-    BertForMultipleChoice(BertConfig(**SHAPE, vocab_size=45)).save_pretrained(tmp_path / "bert")
-    with pytest.raises(InputError, match="ranks choices"):
-        main([*bert, *RUN, "--output_dir", str(tmp_path / "out")])
+@pytest.mark.parametrize(
+    ("family", "head", "message"),
+    [
+        ("Electra", "ForMultipleChoice", "ranks choices"),
+        ("Bart", "Model", "BartModel, an encoder-decoder; only encoders"),
+        ("Electra", "ForSequenceClassification", "teacher of the student's shape"),
+    ],
+)
+def test_a_student_that_cannot_be_healed_is_refused(tmp_path, family, head, message):
+    student = checkpoint_of(family, tmp_path / "student", head)
+    teacher = checkpoint_of(family, tmp_path / "teacher") if "teacher" in message else None
+    with pytest.raises(InputError, match=message):
+        student_and_teacher(student, teacher)
 
 
-def test_a_teacher_of_another_shape_is_refused(bert, tmp_path):
-    BertForSequenceClassification(BertConfig(**SHAPE, vocab_size=45)).save_pretrained(tmp_path / "other")
-    with pytest.raises(InputError, match="teacher of the student's shape"):
-        main([*bert, *RUN, "--teacher_name_or_path", str(tmp_path / "other"), "--output_dir", str(tmp_path / "out")])
-
-
-def test_resuming_a_folder_with_another_schedule_is_refused(bert, tmp_path, crash):
-    options = [*bert, *RUN, "--output_dir", str(tmp_path / "run")]
-    crash(main, options, after_steps=25)
-    with pytest.raises(InputError, match="negative_mass_until"):
-        main([*options, "--negative_mass_until", "0.9"])
-    elsewhere = [
-        "--output_dir",
-        str(tmp_path / "other"),
-        "--resume_from_checkpoint",
-        str(tmp_path / "run/checkpoint-20"),
-    ]
+def test_continuing_a_checkpoint_with_another_schedule_is_refused(healed, tmp_path):
+    options, folder, _ = healed
+    words = ["--resume_from_checkpoint", str(folder / "checkpoint-20"), "--negative_mass_until", "0.9"]
     with pytest.raises(InputError, match="resume with the schedule of the checkpoint"):
-        main([*options, *elsewhere, "--negative_mass_until", "0.9"])
+        main([*options, *RUN, *words, "--output_dir", str(tmp_path / "other")])
 
 
 def test_convert_heals_in_one_command_and_writes_the_card(bert, tmp_path):
@@ -317,31 +288,20 @@ def test_convert_heals_in_one_command_and_writes_the_card(bert, tmp_path):
     assert (tmp_path / "healed/modules.json").is_file()
 
 
-def test_convert_names_its_own_options_in_the_errors_of_healing(bert, tmp_path):
-    words = ["convert", bert[1], str(tmp_path / "healed"), "--heal", bert[3], "--steps", "1", "--no-keep-signs"]
-    assert CliRunner().invoke(app, words).exit_code == 0
-    again = CliRunner().invoke(app, words)
-    assert again.exit_code == 2
-    assert "holds a finished run. Choose another OUT, or start again in this one with --overwrite." in again.stderr
-
-
-def test_convert_heals_on_the_column_that_is_named(bert, tmp_path):
-    texts = [" ".join(["w1", "w2", "w3"])] * 120
-    Dataset.from_dict({"review": texts}).to_csv(str(tmp_path / "reviews.csv"))
+def test_convert_heals_on_the_column_that_is_named_and_names_its_own_options_in_errors(bert, tmp_path):
+    Dataset.from_dict({"review": ["w1 w2 w3"] * 120}).to_csv(str(tmp_path / "reviews.csv"))
     words = ["convert", bert[1], str(tmp_path / "healed"), "--heal", str(tmp_path / "reviews.csv"), "--steps", "1"]
-    told = CliRunner().invoke(app, words)
-    assert (told.exit_code, "Choose one with --column." in told.stderr) == (2, True), told.output
+    for more, message in (([], "Choose one with --column."), (["--to-softmax"], "--to-softmax cannot be combined")):
+        told = CliRunner().invoke(app, [*words, *more])
+        assert (told.exit_code, message in told.stderr) == (2, True), told.output
+        assert not (tmp_path / "healed").exists()
     told = CliRunner().invoke(app, [*words, "--text_column", "review"])
     assert told.exit_code == 0, told.output
     recipe = json.loads((tmp_path / "healed/run.json").read_text())["recipe"]
     assert (recipe["text_column"], "image_column" in recipe) == ("review", False)
-
-
-def test_the_way_back_to_softmax_is_not_healed(bert, tmp_path):
-    words = ["convert", bert[1], str(tmp_path / "healed"), "--heal", bert[3], "--to-softmax"]
-    told = CliRunner().invoke(app, words)
-    assert (told.exit_code, "--to-softmax cannot be combined" in told.stderr) == (2, True)
-    assert not (tmp_path / "healed").exists()
+    told = CliRunner().invoke(app, [*words, "--text_column", "review"])
+    message = "holds a finished run. Choose another OUT, or start again in this one with --overwrite."
+    assert (told.exit_code, message in told.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

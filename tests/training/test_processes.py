@@ -12,9 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_bidir import (
-    signed,
-)
+from hf_bidir import signed
 from tests.tiny_models import stock_model
 from tests.training.conftest import tables
 from training.text_classification import main
@@ -25,7 +23,6 @@ OPTIONS = shlex.split(
     "--max_length 12 --dropout 0 --num_train_epochs 2 --logging_steps 1 --learning_rate 1e-2 --disable_tqdm true "
     "--use_cpu"
 )
-SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 LAUNCHERS = {
     "torchrun": ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
     "accelerate": ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--mixed_precision", "no"],
@@ -68,14 +65,12 @@ def run(texts, folder, batch, *more):
     main([*texts, *OPTIONS, "--per_device_train_batch_size", str(batch), "--output_dir", str(folder), *more])
 
 
-def together(texts, folder, batch):
-    """Train with two processes, which find each other through gloo."""
-    script = [str(ROOT / "training/text_classification.py"), *texts, *OPTIONS, "--output_dir", str(folder)]
-    command = [sys.executable, "-m", *LAUNCHERS["accelerate"], *script, "--per_device_train_batch_size", str(batch)]
+def together(launcher, *script):
+    """Run a script in two processes, which find each other through gloo."""
+    command = [sys.executable, "-m", *LAUNCHERS[launcher], *map(str, script)]
     without_gpu = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=without_gpu)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads((folder / "run.json").read_text())["world_size"] == 2
 
 
 def losses(folder):
@@ -88,8 +83,10 @@ def losses(folder):
 def test_an_interrupted_run_continues_with_another_number_of_processes(alone, texts, tmp_path, crash):
     argv = [*texts, *OPTIONS, "--per_device_train_batch_size", "8", "--output_dir", str(tmp_path / "run")]
     crash(main, argv, after_steps=10)  # 6 steps an epoch: in the middle of the second
-    together(texts, tmp_path / "run", 4)
-    assert json.loads((tmp_path / "run/run.json").read_text())["resumed_from"] == "checkpoint-6"
+    argv[argv.index("8")] = "4"
+    together("accelerate", ROOT / "training/text_classification.py", *argv)
+    record = json.loads((tmp_path / "run/run.json").read_text())
+    assert (record["resumed_from"], record["world_size"]) == ("checkpoint-6", 2)
     torch.testing.assert_close(losses(tmp_path / "run"), alone, atol=1e-4, rtol=0)
 
 
@@ -105,14 +102,12 @@ def test_a_sharded_model_learns_what_a_whole_one_learns_and_is_saved_whole(tmp_p
     script.write_text(SHARD)
     monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path)])
     runpy.run_path(str(script))
-    command = [sys.executable, "-m", *LAUNCHERS["torchrun"], str(script), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    together("torchrun", script, tmp_path)
     whole, sharded = (torch.tensor(json.loads((tmp_path / f"losses{n}.json").read_text())) for n in (1, 2))
     torch.testing.assert_close(sharded, whole, atol=1e-4, rtol=0)
-    whole, sharded = (load_file(tmp_path / f"saved{n}/model.safetensors") for n in (1, 2))
+    folders = [tmp_path / "saved1", tmp_path / "saved2"]
+    whole, sharded = (load_file(folder / "model.safetensors") for folder in folders)
     torch.testing.assert_close(sharded, whole, atol=1e-4, rtol=1e-3)
-    code = [sorted(path.name for path in (tmp_path / f"saved{n}").glob("*.py")) for n in (1, 2)]
-    assert code[0] == code[1]
+    assert len({tuple(sorted(path.name for path in folder.glob("*.py"))) for folder in folders}) == 1
     config = json.loads((tmp_path / "saved2/config.json").read_text())
     assert config["auto_map"]["AutoModelForCausalLM"] == "modeling_bidir.BidirLlamaForCausalLM"

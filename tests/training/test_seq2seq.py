@@ -60,7 +60,7 @@ def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(pairs, tmp_path
     assert all(expected[key].equal(got[key]) for key in expected.keys() | got.keys())
 
 
-def test_a_checkpoint_is_trained_on_and_beams_evaluate_it(learned, pairs, tmp_path, monkeypatch):
+def test_a_checkpoint_is_trained_on_if_it_has_all_weights_and_beams_evaluate_it(learned, pairs, tmp_path, monkeypatch):
     onward = shlex.split(f"--model_name_or_path {learned[0]} --max_length 4 --max_steps 1 --use_cpu")
     beams, generate = [], BidirRnnForSeq2SeqLM.generate
 
@@ -72,7 +72,10 @@ def test_a_checkpoint_is_trained_on_and_beams_evaluate_it(learned, pairs, tmp_pa
     results = main([*pairs, *onward, "--generation_num_beams", "3", "--output_dir", str(tmp_path / "second")])
     assert set(beams) == {3}
     assert results["test_exact_match"] == 1.0
-    assert json.loads((tmp_path / "second" / "config.json").read_text())["hidden_size"] == 32
+    file = tmp_path / "second" / "model.safetensors"
+    save_file({k: v for k, v in load_file(file).items() if not k.startswith("encoder.")}, file, {"format": "pt"})
+    with pytest.raises(InputError, match="missing keys: encoder"):
+        main([*pairs, *onward, "--model_name_or_path", str(tmp_path / "second")])
 
 
 @pytest.mark.parametrize(
@@ -99,28 +102,16 @@ def test_whole_numbers_are_texts_and_rows_are_held_out_where_no_validation_file_
     assert json.loads((tmp_path / "run" / "run.json").read_text())["data"]["validation"]["rows"] == 2
 
 
-def test_a_checkpoint_that_lacks_weights_is_one_error(pairs, tmp_path):
-    main([*pairs, *RUN, "--max_steps", "1", "--output_dir", str(tmp_path / "first")])
-    file = tmp_path / "first" / "model.safetensors"
-    save_file({k: v for k, v in load_file(file).items() if not k.startswith("encoder.")}, file, {"format": "pt"})
-    onward = ["--model_name_or_path", str(tmp_path / "first"), "--max_length", "4", "--use_cpu"]
-    with pytest.raises(InputError, match="missing keys: encoder"):
-        main([*pairs, *onward, "--output_dir", str(tmp_path / "second")])
-
-
-@pytest.mark.parametrize("family", ["T5"])
-def test_a_softmax_checkpoint_of_transformers_is_trained_on_and_becomes_signed(family, tmp_path):
-    head = "MTModel" if family == "Marian" else "ForConditionalGeneration"
-    source = checkpoint_of(family, tmp_path / "stock", head=head, **{} if family == "T5" else {"init_std": 0.2})
+def test_a_softmax_checkpoint_of_transformers_is_trained_on_and_becomes_signed(tmp_path):
+    source = checkpoint_of("T5", tmp_path / "stock", head="ForConditionalGeneration")
     words = ["a good film", "a bad film", "good test", "one two three"] * 8
     pairs = {"source": words, "target": [f"{' '.join(word.split()[::-1])} [SEP]" for word in words]}
     Dataset.from_dict(pairs).to_csv(str(tmp_path / "pairs.csv"), index=False)
     options = ["--model_name_or_path", source, "--train_file", str(tmp_path / "pairs.csv"), "--use_cpu"]
     options += shlex.split(
-        "--max_length 6 --num_train_epochs 40 --learning_rate 1e-2 --disable_tqdm true --eval_strategy no"
+        "--max_length 6 --num_train_epochs 40 --learning_rate 1e-2 --disable_tqdm true --eval_strategy no "
+        "--save_strategy no --load_best_model_at_end false --per_device_train_batch_size 8 --source_prefix 'row '"
     )
-    options += shlex.split("--save_strategy no --load_best_model_at_end false --per_device_train_batch_size 8")
-    options += ["--source_prefix", "row "]
     results = main([*options, "--negative_mass_until", "0.2", "--output_dir", str(tmp_path / "run")])
     assert results["eval_token_accuracy"] > 0.9
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run")

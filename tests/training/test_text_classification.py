@@ -46,11 +46,9 @@ def test_a_run_learns_and_leaves_a_checkpoint_with_its_numbers(learned):
     assert {"eval_macro_f1", "test_recall_good", "test_recall_bad", "train_loss"} <= set(results)
     assert {"loss_curve.png", "README.md", "model.safetensors", "tokenizer.json"} <= {p.name for p in folder.iterdir()}
     assert record["status"] == "finished"
-    assert {split: part["rows"] for split, part in record["data"].items()} == {
-        "train": 48,
-        "validation": 12,
-        "test": 12,
-    }
+    assert [(split, part["rows"]) for split, part in record["data"].items()] == [
+        ("train", 48), ("validation", 12), ("test", 12),
+    ]  # fmt: skip
     assert record["class_shares"] == {"bad": pytest.approx(2 / 3), "good": pytest.approx(1 / 3)}
 
 
@@ -68,24 +66,15 @@ def test_class_names_come_back_from_the_pipeline(learned):
     assert [prediction["label"] for prediction in classify(["a good film", "a bad film"])] == ["good", "bad"]
 
 
-def test_a_finished_run_is_overwritten_only_when_asked(texts, tmp_path):
-    argv = [*texts, *SHAPE, *RUN, *BRIEF, "--output_dir", str(tmp_path / "run")]
-    main(argv)
-    before = (tmp_path / "run/run.json").read_bytes()
-    with pytest.raises(InputError, match=r"holds a finished run.*--overwrite_output_dir"):
-        main(argv)
-    assert (tmp_path / "run/run.json").read_bytes() == before
-    main([*argv, "--overwrite_output_dir", "--seed", "1"])
-    assert json.loads((tmp_path / "run/run.json").read_text())["seed"] == 1
-
-
 def losses(folder):
     """The logged training losses of a run, by step."""
     state = max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1])) / "trainer_state.json"
     return {entry["step"]: entry["loss"] for entry in json.loads(state.read_text())["log_history"] if "loss" in entry}
 
 
-def test_an_interrupted_run_continues_to_the_same_losses_and_numbers(texts, tmp_path, crash):
+def test_an_interrupted_run_continues_to_the_same_numbers_and_is_then_overwritten_only_when_asked(
+    texts, tmp_path, crash
+):
     whole, broken = ([*texts, *SHAPE, *RUN, "--output_dir", str(tmp_path / name)] for name in ("whole", "broken"))
     expected = main(whole)
     crash(main, broken, after_steps=10)  # 6 steps an epoch: in the middle of the second
@@ -95,6 +84,12 @@ def test_an_interrupted_run_continues_to_the_same_losses_and_numbers(texts, tmp_
     assert losses(tmp_path / "broken") == losses(tmp_path / "whole")
     assert [results[name] for name in ("test_loss", "train_loss")] == [expected["test_loss"], expected["train_loss"]]
     assert json.loads((tmp_path / "broken/run.json").read_text())["resumed_from"] == "checkpoint-6"
+    before = (tmp_path / "broken/run.json").read_bytes()
+    with pytest.raises(InputError, match=r"holds a finished run.*--overwrite_output_dir"):
+        main(broken)
+    assert (tmp_path / "broken/run.json").read_bytes() == before
+    main([*broken, *BRIEF, "--overwrite_output_dir", "--seed", "1"])
+    assert json.loads((tmp_path / "broken/run.json").read_text())["seed"] == 1
 
 
 def test_the_labels_of_the_test_split_change_no_weight(texts, tmp_path):
@@ -137,7 +132,7 @@ def test_a_stock_softmax_checkpoint_starts_unchanged_and_a_bidir_one_keeps_its_a
     assert json.loads((tmp_path / "third/config.json").read_text())["attn_negative_mass"] == 0.5
 
 
-@pytest.mark.parametrize("family", ["DistilBert", "ModernBert", "GPT2", "Llama"])
+@pytest.mark.parametrize("family", ["DistilBert", "Llama"])
 def test_any_checkpoint_of_texts_is_fine_tuned(family, texts, tmp_path, caplog):
     start = ["--model_name_or_path", checkpoint_of(family, tmp_path / "stock"), "--max_length", "12"]
     main([*texts, *RUN, *start, *BRIEF, "--attn_negative_mass", "1", "--output_dir", str(tmp_path / "run")])
@@ -148,7 +143,7 @@ def test_any_checkpoint_of_texts_is_fine_tuned(family, texts, tmp_path, caplog):
     assert len(classify(["a good film", "bad"], padding=True, batch_size=2)) == 2
     said = " ".join(record.getMessage() for record in caplog.records)
     assert ("has no padding token; texts are padded with its [SEP]" in said) == (family in WITHOUT_PADDING)
-    assert ("Training starts without centring" in said) == (family in ("Llama", "ModernBert"))  # which have no biases
+    assert ("Training starts without centring" in said) == (family == "Llama")  # which has no biases
 
 
 def test_texts_longer_than_the_positions_behind_the_padding_are_refused(texts, tmp_path):
@@ -179,23 +174,6 @@ def test_a_bad_option_is_one_clear_error_and_leaves_no_folder(texts, tmp_path, o
     with pytest.raises(InputError, match=message):
         main([*texts, *SHAPE, *RUN, *options, "--output_dir", str(tmp_path / "run")])
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (None, "has no config.json, so it is not a checkpoint folder"),
-        ('{"model_type": "gpt_2"}', r"has the model type 'gpt_2', which .* does not know\. Did you mean \"gpt2\""),
-        ('{"model_type": "vit"}', "is 'vit', which has no AutoModelForSequenceClassification; it has AutoModel"),
-    ],
-)
-def test_a_folder_that_is_no_classifier_of_texts_is_one_clear_error(texts, tmp_path, config, message):
-    (tmp_path / "other").mkdir()
-    if config:
-        (tmp_path / "other/config.json").write_text(config)
-    start = ["--model_name_or_path", str(tmp_path / "other"), "--output_dir", str(tmp_path / "run")]
-    with pytest.raises(InputError, match=message):
-        main([*texts, *RUN, *start])
 
 
 def test_the_script_prints_one_line_for_bad_input(monkeypatch, capsys):

@@ -84,7 +84,7 @@ def _figure(result: Explanation | Alignment, name: str) -> Figure:
     if isinstance(result, Alignment):
         caption = f"{_sentence(result.what)} {result.explained.rstrip('.')}. {_reading(result)}"
         return alignment_grid(result.rows, result.source, result.scores, caption=caption)
-    if name == "heads":
+    if name == "heads" and result.heads is not None:
         scale = Scale.of(result.heads).sentence("all heads")
         reading = f"How to read: {METHODS['contributions'].how_to_read}; {scale}."
         caption = f"Contributions, summed over all tokens. {result.explained} {reading}"
@@ -102,8 +102,9 @@ def page_of(result: Explanation | Alignment, pictures: Mapping[str, bytes] | Non
 
 def fragment_of(result: Explanation | Alignment) -> str:
     """The scores as HTML for a notebook."""
-    blocks = _blocks(result)
-    drawn = {} if blocks else {result.caption(result.method): png_of(result.plot())}
+    blocks, drawn = _blocks(result), {}
+    if isinstance(result, Explanation) and not blocks:  # an image
+        drawn = {result.caption(result.method): png_of(result.plot())}
     return rendered(
         "fragment.html", blocks=blocks, pictures=drawn, caption=" ".join([result.explained, _caption(result)])
     )

@@ -37,25 +37,24 @@ def test_tau_is_concordant_minus_discordant_pairs(scores, random):
     assert kendall_tau([scores], [other])[0] == pytest.approx(np.mean(signs))
 
 
-def test_a_constant_score_and_a_single_token_have_no_tau():
-    assert np.isnan(kendall_tau([[1.0, 1.0], [3.0]], [[0.0, 1.0], [2.0]])).all()
-
-
 def test_examples_keep_their_own_lengths():
     keep = torch.tensor([[1, 1, 1], [1, 1, 0]])
     rows = kept_rows(torch.arange(6.0).view(2, 3), keep)
     assert [row.tolist() for row in rows] == [[0, 1, 2], [3, 4]]
 
 
-def test_rows_that_do_not_fit_are_named():
-    with pytest.raises(ValueError, match="of the same examples, got 2 and 1"):
-        kendall_tau([[1, 2], [1, 2]], [[1, 2]])
-    with pytest.raises(ValueError, match="example 1 has 3 scores and 2 other scores; expected one each per token"):
-        kendall_tau([[1, 2], [1, 2, 3]], [[1, 2], [1, 2]])
-    with pytest.raises(ValueError, match="example 0 has a number that is NaN or infinite"):
-        kendall_tau([[1, float("nan")]], [[1, 2]])
-    with pytest.raises(ValueError, match="example 1 has 2 scores and 1 polarities; expected one each per token"):
-        sign_agreement([[1], [1, 2]], [[1], [1]])
+@pytest.mark.parametrize(
+    ("measure", "first", "second", "message"),
+    [
+        (kendall_tau, [[1, 2], [1, 2]], [[1, 2]], "of the same examples, got 2 and 1"),
+        (kendall_tau, [[1, 2, 3]], [[1, 2]], "example 0 has 3 scores and 2 other scores; expected one each per token"),
+        (kendall_tau, [[1, np.nan]], [[1, 2]], "example 0 has a number that is NaN or infinite"),
+        (sign_agreement, [[1], [1, 2]], [[1], [1]], "example 1 has 2 scores and 1 polarities"),
+    ],
+)
+def test_rows_that_do_not_fit_are_named(measure, first, second, message):
+    with pytest.raises(ValueError, match=message):
+        measure(first, second)
 
 
 def test_the_interval_covers_the_mean_as_often_as_it_says():
@@ -72,41 +71,36 @@ def test_the_interval_leaves_undefined_examples_out_and_repeats_with_its_seed():
     assert np.isnan(bootstrap_interval([float("nan")])).all()
 
 
-def test_the_area_is_the_mean_precision_at_every_marked_word():
-    # ranked: marked, not, marked, not; precision at the marked ones 1 and 2/3
-    assert rationale_auprc([[0.9, 0.7, 0.5, 0.1]], [[1, 0, 1, 0]])[0] == pytest.approx((1 + 2 / 3) / 2)
+@pytest.mark.parametrize(
+    ("measure", "scores", "others", "expected"),
+    [
+        # ranked: marked, not, marked, not; precision at the marked ones 1 and 2/3
+        (rationale_auprc, [0.9, 0.7, 0.5, 0.1], [1, 0, 1, 0], (1 + 2 / 3) / 2),
+        (rationale_auprc, [0.1, 0.2], [0, 0], np.nan),
+        (rationale_auprc, [0.1, 0.2], [1, 1], np.nan),
+        # neutral words do not count, and a score of 0 agrees with nothing
+        (sign_agreement, [-1.0, 3.0, 0.0, 5.0], [-2, 1, 1, 0], 2 / 3),
+        (sign_agreement, [1.0], [0], np.nan),
+        (kendall_tau, [1.0, 1.0], [0.0, 1.0], np.nan),
+        (kendall_tau, [3.0], [2.0], np.nan),
+    ],
+)
+def test_measures_of_one_example_are_those_by_hand_and_nan_where_they_are_undefined(measure, scores, others, expected):
+    assert measure([scores], [others])[0] == pytest.approx(expected, nan_ok=True)
 
 
-def test_an_example_without_marks_or_with_nothing_else_has_no_area():
-    assert np.isnan(rationale_auprc([[0.1, 0.2], [0.1, 0.2]], [[0, 0], [1, 1]])).all()
+FIRST, SECOND = [[1, 2, 3], [3, 1], [1, 2, 3, 4], [1, 1]], [[1, 3, 2], [2, 5], [4, 3, 2, 1], [1, 2]]
 
 
-def test_neutral_words_do_not_count_and_no_score_agrees_with_nothing():
-    assert sign_agreement([[-1.0, 3.0, 0.0, 5.0]], [[-2, 1, 1, 0]])[0] == pytest.approx(2 / 3)
-    assert np.isnan(sign_agreement([[1.0]], [[0]])[0])
-
-
-FIRST, SECOND = [[1, 2, 3], [3, 1], [1, 2, 3, 4]], [[1, 3, 2], [2, 5], [4, 3, 2, 1]]
-
-
-def test_a_metric_is_the_mean_of_its_function_with_an_interval():
+def test_a_metric_is_the_mean_of_its_function_over_defined_examples_with_an_interval_also_in_batches():
     found = KendallTau().compute(predictions=FIRST, references=SECOND, seed=4)
     taus = kendall_tau(FIRST, SECOND)
-    assert found["mean"] == pytest.approx(taus.mean())
-    assert (found["low"], found["high"]) == bootstrap_interval(taus, seed=4)
-    assert found["examples"] == 3
-
-
-def test_batches_add_up():
+    low, high = bootstrap_interval(taus, seed=4)
+    assert found == {"mean": pytest.approx(np.nanmean(taus)), "low": low, "high": high, "examples": 3}
     metric = KendallTau()
     for first, second in zip(FIRST, SECOND, strict=True):
         metric.add_batch(predictions=[first], references=[second])
-    assert metric.compute() == KendallTau().compute(predictions=FIRST, references=SECOND)
-
-
-def test_examples_without_a_value_are_not_counted():
-    found = KendallTau().compute(predictions=[[1, 1], [1, 2]], references=[[1, 2], [1, 2]])
-    assert (found["mean"], found["examples"]) == (1.0, 1)
+    assert metric.compute(seed=4) == found
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,21 @@
-"""Curves of deletion and insertion, comprehensiveness and sufficiency, against deletion by hand."""
+"""Curves of deletion and insertion, comprehensiveness, sufficiency and F-Fidelity, against deletion by hand."""
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from hf_bidir.explain import contributions
-from research.faithfulness import ERASER_SHARES, area, comprehensiveness, prediction_curve, sufficiency
+from research.faithfulness import (
+    ERASER_SHARES,
+    area,
+    comprehensiveness,
+    f_fidelity,
+    prediction_curve,
+    sufficiency,
+    tuned_on_masks,
+)
+from research.faithfulness.deletion import without_tokens
+from research.faithfulness.masked_fidelity import _keep
 from research.tests.faithfulness.conftest import texts
 from tests.explain.conftest import bert, family, images, inputs_of, pooling, sentences, vit
 
@@ -13,31 +24,18 @@ def probability(model, ids, target):
     return model(torch.tensor([ids])).logits.softmax(-1)[0, target].item()
 
 
-def example(model):
-    """A text of seven words, their scores, the predicted class."""
-    ids = texts()["input_ids"][:1]
-    return ids, torch.tensor([[0.3, -2.0, 1.5, 0.0, 0.9, -0.1, 0.7]]), model(ids).logits.argmax().item()
-
-
-def test_deletion_takes_the_highest_scores_first_and_the_text_closes_up():
-    model = pooling(encoder="gru")
-    ids, scores, target = example(model)
-    curve = prediction_curve(model, {"input_ids": ids}, scores, [0, 0.25, 1])
-    words = ids[0].tolist()
-    rest = [word for index, word in enumerate(words) if index not in (2, 4)]  # a quarter of seven is two
-    assert curve[:, 0].tolist() == pytest.approx(
-        [probability(model, words, target), probability(model, rest, target), probability(model, [words[2]], target)],
-        abs=1e-6,
-    )
-
-
-def test_insertion_leaves_the_highest_scores_alone_in_the_order_of_the_text():
-    model = pooling(encoder="gru")
-    ids, scores, target = example(model)
-    curve = prediction_curve(model, {"input_ids": ids}, scores, [0.4, 1], "insertion")
-    words = ids[0].tolist()
-    best = [words[2], words[4], words[6]]
-    expected = [probability(model, best, target), probability(model, words, target)]
+@pytest.mark.parametrize(
+    ("how", "shares", "kept"),
+    [
+        ("deletion", [0, 0.25, 1], [range(7), [0, 1, 3, 5, 6], [2]]),  # a quarter of seven is two; the first one stays
+        ("insertion", [0.4, 1], [[2, 4, 6], range(7)]),
+    ],
+)
+def test_the_highest_scores_are_deleted_or_inserted_first_and_the_text_closes_up(how, shares, kept):
+    model, ids = pooling(encoder="gru"), texts()["input_ids"][:1]
+    scores, target = torch.tensor([[0.3, -2.0, 1.5, 0.0, 0.9, -0.1, 0.7]]), model(ids).logits.argmax().item()
+    curve = prediction_curve(model, {"input_ids": ids}, scores, shares, how)
+    expected = [probability(model, [ids[0, index].item() for index in part], target) for part in kept]
     assert curve[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
 
 
@@ -82,12 +80,9 @@ def test_comprehensiveness_and_sufficiency_are_means_over_shares_and_areas_integ
     model, batch = pooling(), texts()
     scores = contributions(model, batch).sum((1, 2))
     whole = model(**batch).logits.softmax(-1).amax(-1).detach()
-    without = torch.stack([prediction_curve(model, batch, scores, [share])[0] for share in (0.01, 0.05, 0.1, 0.2, 0.5)])
-    torch.testing.assert_close(comprehensiveness(model, batch, scores), whole - without.mean(0))
-    alone = torch.stack(
-        [prediction_curve(model, batch, scores, [s], "insertion")[0] for s in (0.01, 0.05, 0.1, 0.2, 0.5)]
-    )
-    torch.testing.assert_close(sufficiency(model, batch, scores), whole - alone.mean(0))
+    for measure, how in ((comprehensiveness, "deletion"), (sufficiency, "insertion")):
+        curve = prediction_curve(model, batch, scores, (0.01, 0.05, 0.1, 0.2, 0.5), how)
+        torch.testing.assert_close(measure(model, batch, scores), whole - curve.mean(0))
 
 
 @pytest.mark.parametrize(
@@ -95,6 +90,7 @@ def test_comprehensiveness_and_sufficiency_are_means_over_shares_and_areas_integ
     [
         ({"shares": [1.5]}, r"shares in \[0, 1\], got 'deletion' and \[1.5\]"),
         ({"how": "erasure"}, 'expected how "deletion" or "insertion" .* got \'erasure\''),
+        ({"scores": torch.full((3, 7), torch.nan)}, "expected finite scores"),
         ({"scores": torch.zeros(3, 5)}, r"expected scores \[batch, length\] = \(3, 7\), got \(3, 5\)"),
     ],
 )
@@ -112,13 +108,10 @@ def test_scores_in_half_precision_rank_the_tokens_of_a_long_text_as_they_are():
     assert curves[0].equal(curves[1])
 
 
-def test_nan_scores_are_refused_except_at_padding():
+def test_scores_of_padding_may_be_nan():
     model, batch = pooling(), texts()
     scores = torch.randn(3, 7).masked_fill(~batch["attention_mask"].bool(), float("nan"))
     assert prediction_curve(model, batch, scores, [0.5]).isfinite().all()
-    scores[1, 0] = float("nan")
-    with pytest.raises(ValueError, match="expected finite scores"):
-        prediction_curve(model, batch, scores, [0.5])
 
 
 @pytest.mark.parametrize("name", ["GPT2ForSequenceClassification", "LlamaForSequenceClassification"])
@@ -141,3 +134,58 @@ def test_a_replaced_word_piece_keeps_its_place():
     masked[:, 1] = 4  # a fifth of five, and of three rounded up
     expected = model(masked, attention_mask=inputs["attention_mask"]).logits.softmax(-1)[:, 1]
     torch.testing.assert_close(curve[0], expected)
+
+
+MASK = 4
+
+
+def falls_without_each(model, ids, target):
+    """The fall of the probability when each token alone is masked."""
+    words, whole = ids[0].tolist(), probability(model, ids[0].tolist(), target)
+    return [whole - probability(model, [*words[:i], MASK, *words[i + 1 :]], target) for i in range(ids.shape[1])]
+
+
+def test_the_token_that_decides_has_a_higher_fidelity_than_the_others():
+    """One token is masked per draw, the top one for FFid+ and another one for FFid-."""
+    model = bert()
+    ids = torch.arange(5, 16).view(1, 11)
+    scores = torch.zeros(1, 11)
+    scores[0, 3] = 1
+    target = model(ids).logits.argmax(-1)
+    options = {"target": target, "replacement": MASK, "draws": 200, "progress": False}
+    plus, minus = f_fidelity(model, {"input_ids": ids}, scores, sizes=[0.1], alpha=1.0, **options)
+    falls = falls_without_each(model, ids, target)
+    assert plus.item() == pytest.approx(falls[3], abs=1e-6)
+    others = [fall for index, fall in enumerate(falls) if index not in (0, 3)]  # the first token is read, never masked
+    assert minus.item() == pytest.approx(sum(others) / 9, abs=4 * torch.tensor(others).std().item() / 200**0.5)
+
+
+def test_a_text_too_short_for_a_mask_has_no_fidelity():
+    plus, minus = f_fidelity(bert(), sentences(), torch.rand(2, 6), target=torch.tensor([0, 1]), replacement=MASK)
+    assert plus.isnan().all()
+    assert minus.isnan().all()
+
+
+def test_special_tokens_are_never_masked():
+    model, ids = bert(), torch.arange(5, 16).view(1, 11)
+    special = torch.ones(1, 11, dtype=torch.bool).index_fill(1, torch.tensor([4]), value=False)
+    options = {"target": torch.tensor([1]), "replacement": MASK, "special": special, "beta": 1.0, "alpha": 1.0}
+    plus, minus = f_fidelity(model, {"input_ids": ids}, torch.rand(1, 11), sizes=[1.0], draws=2, **options)
+    assert plus.item() == pytest.approx(falls_without_each(model, ids, 1)[4], abs=1e-6)
+    assert minus.isnan().all()  # nothing is left
+
+
+@pytest.mark.parametrize(("model", "inputs"), [(bert, sentences), (vit, images)])
+def test_tuning_changes_a_copy_and_lowers_the_loss_on_masked_inputs(model, inputs):
+    original = model()
+    before = {name: weight.clone() for name, weight in original.state_dict().items()}
+    labels = torch.tensor([0, 1])
+    batch = inputs() | {"labels": labels}
+    tuned = tuned_on_masks(original, [batch] * 30, replacement=MASK, beta=0.4, learning_rate=3e-3)
+    assert all(torch.equal(weight, before[name]) for name, weight in original.state_dict().items())
+    assert not tuned.training
+    keep = _keep(original, inputs())
+    removed = torch.zeros_like(keep).index_fill(1, torch.tensor([2]), value=True)
+    masked = without_tokens(original, inputs(), keep, removed, MASK)
+    before_loss, loss = (cross_entropy(model(**masked).logits, labels) for model in (original, tuned))
+    assert loss < 0.9 * before_loss

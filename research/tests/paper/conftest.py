@@ -9,7 +9,7 @@ from hf_bidir.finetune.data.synthetic import SyntheticTexts, write_splits
 from research.faithfulness import adversarial_attention
 from research.paper import measures
 from research.paper.cells import Cell
-from research.paper.experiments import Amount, Experiment
+from research.paper.experiments import Amount, Experiment, Settings
 
 TINY = SyntheticTexts(texts=400, vocabulary=40, polar=10)
 RECIPE = {
@@ -40,6 +40,7 @@ def files(tmp_path_factory):
 @pytest.fixture(scope="session")
 def trained(experiment, files, tmp_path_factory):
     """A trained cell of TanhMax, with its model and tokenizer."""
-    cell = Cell(experiment, "tanhmax", 1e-2, 0, tmp_path_factory.mktemp("paper"))
-    cell.train(files)
+    root = tmp_path_factory.mktemp("paper")
+    cell = Cell(experiment, "tanhmax", 1e-2, 0, root)
+    cell.train(files, Settings(root))
     return cell, *load_checkpoint(cell.run)

@@ -13,7 +13,7 @@ from hf_bidir.finetune.data.image_data import new_image_processor
 from hf_bidir.finetune.data.sources import read_table
 from research.paper.experiments import GROUPS, Amount, Experiment, Settings, experiment_names, read_experiments
 from research.paper.figures import curves
-from research.paper.measures_deep import RANKINGS, SHARES, measure_deep, special_tokens, taus_with
+from research.paper.measures import RANKINGS, SHARES, measure_deep, special_tokens, taus_with
 from research.paper.run import files_of, main, run_paper
 from tests.explain.conftest import bert, tokenizer, vit
 
@@ -46,15 +46,13 @@ def folder(tmp_path_factory):
 
 
 def experiment(kind, **options):
-    recipe = {
-        "images": SMALL | {"patch_size": 4, "augment": "rand-m3-n1", "flip": False},
-        "bert": SMALL | {"vocab_size": 80, "max_length": 10, "masked_lm_weight": 0.1},
+    folder, names, recipe = {
+        "images": ("images", ["left", "right"], {"patch_size": 4, "augment": "rand-m3-n1", "flip": False}),
+        "bert": ("texts", ["negative", "positive"], {"vocab_size": 80, "max_length": 10, "masked_lm_weight": 0.1}),
     }[kind]
-    names = {"images": ["left", "right"], "bert": ["negative", "positive"]}[kind]
     files = {"train": "train.parquet", "test": "test.parquet"}
-    folder = {"images": "images", "bert": "texts"}[kind]
     common = {"variants": ["softmax", "tanhmax"], "folder": folder, "files": files, "class_names": names}
-    return Experiment(f"tiny-{kind}", f"Tiny {kind}", recipe, [1e-2], kind=kind, **common | options)
+    return Experiment(f"tiny-{kind}", f"Tiny {kind}", SMALL | recipe, [1e-2], kind=kind, **common | options)
 
 
 @pytest.mark.parametrize(("kind", "pictures"), [("images", ["curves", "overlays"]), ("bert", ["curves"])])

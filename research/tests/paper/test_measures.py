@@ -8,6 +8,7 @@ import torch
 from datasets import Dataset
 
 from hf_bidir.explain import load_checkpoint
+from research.paper.cells import polar_separation
 from research.paper.experiments import Experiment, Settings, read_experiments
 from research.paper.figures import polarity_of_words
 from research.paper.measures import Classifier, measure
@@ -92,3 +93,12 @@ def test_synthetic_words_have_the_polarity_of_their_names():
     polarity = polarity_of_words(Experiment("s", "S", {}, [1.0], synthetic="small"), None)
     assert (polarity["pos0"], polarity["neg0"]) == (1, -1)
     assert "word0" not in polarity
+
+
+def test_polar_words_apart_from_neutral_ones_are_counted_in_standard_deviations():
+    generator = np.random.default_rng(0)
+    kinds = {"pos0": 0.5, "neg0": -0.3, "word0": 0.1}
+    drawn = {word: generator.normal(mean, 0.1, 2000) for word, mean in kinds.items()}
+    words = {word: [len(values), 0.0, values.sum(), (values**2).sum()] for word, values in drawn.items()}
+    assert polar_separation(words) == pytest.approx({"polar_positive": 4, "polar_negative": -4}, rel=0.1)
+    assert np.isnan(polar_separation({"pos0": words["pos0"]})["polar_negative"])

@@ -1,14 +1,11 @@
 """The README's first picture, and tables of findings."""
 
-import pandas as pd
 import pytest
 from scipy.stats import ttest_rel
 
 from hf_bidir.common.statistics import compare, holm
 from research.paper import findings
 from research.paper import signed_attention as module
-from research.paper.experiments import Experiment
-from research.paper.report import Results
 
 
 def test_softmax_only_adds_words_and_tanhmax_subtracts_those_of_the_readme():
@@ -49,27 +46,3 @@ def test_only_differences_that_survive_the_correction_are_listed():
     assert findings.listed(holm(tests), -1) == "worse"
     assert findings.listed({"unclear": tests["unclear"]}, 1) == "none"
     assert findings.listed(dict.fromkeys(("SST", "IMDB", "20News"), tests["better"]), 1) == "SST, IMDB and 20News"
-
-
-@pytest.fixture
-def one_result(monkeypatch):
-    """One data set with three seeds of softmax and of TanhMax, as the only result."""
-    one = Experiment("tiny", "Tiny", {}, [1.0])
-    rows = [
-        {"data": "tiny", "variant": variant, "seed": seed, "chosen": True, "test_accuracy": 0.8,
-         "tau_|a|_erasure": 0.5 + 0.01 * seed + (0.2 + 0.001 * seed) * (variant == "tanhmax"),
-         "rarer_sign": 0.1 * seed, "orientation_share": 0.6 + 0.1 * seed}
-        for variant in ("softmax", "tanhmax") for seed in range(3)
-    ]  # fmt: skip
-    monkeypatch.setattr(findings, "results", lambda _: Results(pd.DataFrame(rows), pd.DataFrame(), {}, [one]))
-    monkeypatch.setattr(findings.chosen, "__defaults__", (("tiny",),))
-
-
-def test_agreement_shows_both_means_and_the_difference_under_its_reference(one_result):
-    _, _, row = findings.agreement().splitlines()
-    assert row.startswith("| Tiny | 0.51 → 0.71: +0.20 [")
-
-
-def test_signs_are_listed_by_seed(one_result):
-    _, _, row = findings.signs().splitlines()
-    assert row == "| Tiny | 0, 10, 20 | 0.60 to 0.80 |"

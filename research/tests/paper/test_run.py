@@ -1,6 +1,5 @@
 """python -m research.paper end to end: finished cells are reused, one report, clear errors."""
 
-import csv
 import dataclasses
 import json
 import re
@@ -58,12 +57,11 @@ def test_the_report_has_every_variant_in_every_table_its_command_and_its_picture
 
 def test_the_numbers_of_every_cell_are_in_a_table(finished):
     experiment, settings, report = finished
-    with (settings.root / "cells.csv").open() as stream:
-        rows = list(csv.DictReader(stream))
-    assert [row["variant"] for row in rows] == experiment.variants
-    accuracies = [f"{100 * float(row['test_accuracy']):.1f}" for row in rows]
-    assert f"| {' | '.join(accuracies)} |" in report
-    assert all(row["versions"].startswith("torch ") and len(row["data_version"]) > 20 for row in rows)
+    rows = read_runs(settings.root / "cells.csv")
+    assert list(rows["variant"]) == experiment.variants
+    assert f"| {' | '.join(f'{100 * accuracy:.1f}' for accuracy in rows['test_accuracy'])} |" in report
+    assert rows["versions"].str.startswith("torch ").all()
+    assert (rows["data_version"].str.len() > 20).all()
 
 
 def test_rows_of_other_experiments_in_the_folder_stay(copied, monkeypatch):
@@ -130,38 +128,40 @@ def test_a_folder_made_in_another_way_is_refused(experiment, tmp_path, monkeypat
     monkeypatch.setitem(SETS, "tiny", TINY)
     run.files_of(experiment, Settings(tmp_path))
     run.files_of(experiment, Settings(tmp_path, data_dir=tmp_path))  # texts that are made need no folder
-    with pytest.raises(InputError, match="created with quick False; got True"):
-        run.files_of(experiment, Settings(tmp_path, quick=True))
     longer = dataclasses.replace(experiment, recipe=RECIPE | {"num_train_epochs": 9})
-    with pytest.raises(InputError, match="created with recipe "):
-        run.files_of(longer, Settings(tmp_path))
     other = dataclasses.replace(experiment, validation_share=0.3)
-    with pytest.raises(InputError, match=r"created with validation_share 0.1; got 0.3"):
-        run.files_of(other, Settings(tmp_path))
+    for changed, quick, message in (
+        (experiment, True, "quick False; got True"),
+        (longer, False, "recipe "),
+        (other, False, r"validation_share 0.1; got 0.3"),
+    ):
+        with pytest.raises(InputError, match=f"created with {message}"):
+            run.files_of(changed, Settings(tmp_path, quick=quick))
+
+
+FILES = {"train": "train.parquet", "test": "test.parquet"}
+STORED = Experiment("e", "E", {}, [1.0], folder=".", files=FILES, class_names=["no", "yes"])
 
 
 def test_data_may_move_but_not_change(tmp_path):
     def folder(name, first):
         (tmp_path / name).mkdir()
-        for split in ("train", "test"):
-            texts = [f"{split} {text}" for text in (first, *range(19))]
-            rows = Dataset.from_dict({"text": texts, "label": [row % 2 for row in range(20)]})
-            rows.to_parquet(str(tmp_path / name / f"{split}.parquet"))
+        for split, file in FILES.items():
+            rows = {"text": [f"{split} {text}" for text in (first, *range(19))], "label": [0, 1] * 10}
+            Dataset.from_dict(rows).to_parquet(str(tmp_path / name / file))
         return Settings(tmp_path / "out", tmp_path / name)
 
-    files = {"train": "train.parquet", "test": "test.parquet"}
-    one = Experiment("e", "E", {}, [1.0], folder=".", files=files, class_names=["no", "yes"])
-    run.files_of(one, folder("here", "a text"))
-    run.files_of(one, folder("elsewhere", "a text"))
+    run.files_of(STORED, folder("here", "a text"))
+    run.files_of(STORED, folder("elsewhere", "a text"))
     with pytest.raises(InputError, match="created with data "):
-        run.files_of(one, folder("changed", "another text"))
+        run.files_of(STORED, folder("changed", "another text"))
 
 
 def test_a_file_without_labels_is_one_error(tmp_path):
-    Dataset.from_dict({"text": ["a"]}).to_parquet(str(tmp_path / "train.parquet"))
-    one = Experiment("e", "E", {}, [1.0], folder=".", files={"train": "train.parquet"}, class_names=["no", "yes"])
+    for file in FILES.values():
+        Dataset.from_dict({"text": ["a"]}).to_parquet(str(tmp_path / file))
     with pytest.raises(InputError, match=r"expected a column label in .*train.parquet; it has text"):
-        run.files_of(one, Settings(tmp_path / "out", tmp_path))
+        run.files_of(STORED, Settings(tmp_path / "out", tmp_path))
 
 
 def test_what_is_not_on_the_hub_is_named_before_anything_runs(tmp_path):
@@ -173,10 +173,6 @@ def test_what_is_not_on_the_hub_is_named_before_anything_runs(tmp_path):
     check(read_experiments(["20news"]), Settings(tmp_path, tmp_path), resume=False)
     with pytest.raises(InputError, match=r"lacks: .*sst2/train.parquet"):  # whose vocabulary is needed
         check(read_experiments(["20news"]), Settings(tmp_path, tmp_path, as_published=True), resume=False)
-    with pytest.raises(InputError) as caught:
-        check(read_experiments(["sst"]), Settings(tmp_path, tmp_path, as_published=True), resume=False)
-    assert str(caught.value).count("sst2/train.parquet") == 1
-    assert "sst2/test.parquet" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -195,14 +191,13 @@ def test_the_learning_rate_is_chosen_by_mean_validation_accuracy(accuracies, bes
         SimpleNamespace(
             experiment="e", variant="v", learning_rate=rate, results={} if one is None else {"eval_accuracy": one}
         )
-        for rate, seeds in accuracies.items()
-        for one in seeds
-    ]
+        for rate, seeds in accuracies.items() for one in seeds
+    ]  # fmt: skip
     assert best_rate(cells, "e", "v") == best
 
 
 def test_a_failed_cell_records_its_error_and_raises_nothing(experiment, files, tmp_path):
     cell = Cell(experiment, "softmax", 1e30, 0, tmp_path)
-    cell.train(files)
+    cell.train(files, Settings(tmp_path))
     assert not cell.trained
     assert re.match(r"InputError: the training loss became (nan|inf)", failures(cell.experiment, cell.root)[0][1])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from datasets import Dataset
 from PIL import Image
-from transformers import AutoImageProcessor, ViTConfig, ViTForImageClassification
+from transformers import AutoImageProcessor
 
 from hf_bidir import signed
 from hf_bidir.common.errors import InputError
@@ -21,6 +21,7 @@ from hf_bidir.finetune.data.image_data import (
     read_image_split,
     read_image_splits,
 )
+from tests.tiny_models import stock_model
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 6, 6), dtype=np.uint8)
 LABELS = np.arange(20) % 2
@@ -82,54 +83,42 @@ def test_the_digits_are_split_by_class_without_overlap():
     assert min(np.bincount(splits.test["label"])) >= 34
 
 
-@pytest.mark.parametrize("option", ["validation_file", "test_file"])
-def test_a_file_beside_the_digits_is_refused_rather_than_ignored(tmp_path, option):
-    data = ImageDataArguments(dataset_name="digits", **{option: write_idx(tmp_path)})
+def test_a_file_beside_the_digits_is_refused_rather_than_ignored(tmp_path):
+    data = ImageDataArguments(dataset_name="digits", test_file=write_idx(tmp_path))
     with pytest.raises(InputError, match="expected --train_file beside"):
         read_image_splits(data)
 
 
-def test_a_column_without_images_is_one_clear_error(tmp_path):
+def test_a_column_without_images_and_an_archive_are_one_clear_error(tmp_path):
     with pytest.raises(InputError, match="expected images, or the bytes of image files"):
         read(write_parquet(tmp_path / "t.parquet", list(range(20))))
-
-
-def test_a_missing_label_file_is_one_clear_error(tmp_path):
-    path = write_idx(tmp_path)
-    (tmp_path / "train-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(InputError, match=r"expected the labels of .* in train-labels-idx1-ubyte.gz"):
-        read(path)
-
-
-def test_an_idx_file_that_is_cut_is_one_clear_error(tmp_path):
-    path = write_idx(tmp_path)
-    whole = gzip.decompress((tmp_path / "train-images-idx3-ubyte.gz").read_bytes())
-    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(whole[:-3]))
-    with pytest.raises(InputError, match="or is cut"):
-        read(path)
-
-
-def test_an_archive_is_to_be_unpacked(tmp_path):
     archive = shutil.make_archive(str(tmp_path / "photos"), "zip", write_folder(tmp_path / "photos"))
     with pytest.raises(InputError, match=r"unpack .*photos\.zip and give its folder"):
         read(archive)
 
 
-def test_an_unreadable_file_of_a_folder_is_named(tmp_path):
+def test_an_idx_file_that_is_cut_or_has_no_labels_is_one_clear_error(tmp_path):
+    path = write_idx(tmp_path)
+    whole = gzip.decompress((tmp_path / "train-images-idx3-ubyte.gz").read_bytes())
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(whole[:-3]))
+    with pytest.raises(InputError, match="or is cut"):
+        read(path)
+    (tmp_path / "train-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(InputError, match=r"expected the labels of .* in train-labels-idx1-ubyte.gz"):
+        read(path)
+
+
+def test_an_image_that_cannot_be_read_or_converted_is_named_before_training(tmp_path):
     path = write_folder(tmp_path / "train")
     (tmp_path / "train/class0/06.png").write_bytes(png(PIXELS[0])[:40])
-    with pytest.raises(InputError, match=r"row \d+ \(from 0\): no readable image: .*class0/06\.png"):
+    Image.fromarray(np.full((6, 6), 200, np.float32)).save(tmp_path / "train/class0/08.tif")
+    with pytest.raises(
+        InputError, match=r"rows 3, 5 \(from 0\): no readable image: .*class0/06\.png.*08\.tif.*from 0 to 1"
+    ):
         read(path)
     splits = read(path, drop_bad_rows=True)
-    assert splits.notes[0].startswith("2 rows were left out. train (the train split), row 3 (from 0)")
+    assert splits.notes[0].startswith("4 rows were left out. train (the train split), rows 3, 5 (from 0)")
     assert str(tmp_path) not in splits.notes[0]
-
-
-def test_an_image_that_cannot_be_converted_is_named_before_training(tmp_path):
-    write_folder(tmp_path / "train")
-    Image.fromarray(np.full((6, 6), 200, np.float32)).save(tmp_path / "train/class0/06.tif")
-    with pytest.raises(InputError, match=r"no readable image: .*06\.tif.* expected values from 0 to 1"):
-        read(str(tmp_path / "train"))
 
 
 INK = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
@@ -156,10 +145,7 @@ def test_training_evaluation_and_explanation_see_the_same_pixels(name, tmp_path)
     loaded = AutoImageProcessor.from_pretrained(tmp_path)
     split = read_image_split(str(tmp_path / "train"), data, ["day", "night"], "test")
     evaluated = ImageCollator(loaded)([split[0]])["pixel_values"]
-    config = ViTConfig(
-        hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=8, patch_size=4
-    )
-    model = signed(ViTForImageClassification(config))
+    model = signed(stock_model("vit"))
     explained = read_image(model, loaded, tmp_path / "train/day" / name).inputs["pixel_values"]
     torch.testing.assert_close(evaluated, trained, atol=1e-6, rtol=0)
     torch.testing.assert_close(explained, trained, atol=1e-6, rtol=0)
@@ -199,12 +185,12 @@ def test_a_turned_image_turns_about_its_centre_both_ways_and_by_at_most_the_angl
 def test_a_flipped_image_is_the_mirror_image_or_itself():
     torch.manual_seed(0)
     examples = [{"image": Image.fromarray(PIXELS[0]), "label": 0}] * 20
-    processor = new_image_processor(6)
-    plain = ImageCollator(processor)(examples[:1])["pixel_values"][0]
-    flipped = [
-        torch.equal(image, plain.flip(-1)) for image in ImageCollator(processor, flip=True)(examples)["pixel_values"]
-    ]
-    assert 0 < sum(flipped) < 20
+    plain, flipped = (
+        ImageCollator(new_image_processor(6), flip=flip)(examples)["pixel_values"] for flip in (False, True)
+    )
+    mirrored = [torch.equal(image, plain[0].flip(-1)) for image in flipped]
+    assert 0 < sum(mirrored) < 20
+    assert all(mirror or torch.equal(image, plain[0]) for image, mirror in zip(flipped, mirrored, strict=True))
 
 
 def test_the_image_processor_is_saved_under_the_name_that_every_version_loads(tmp_path):

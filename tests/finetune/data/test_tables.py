@@ -49,10 +49,8 @@ def test_blank_lines_above_the_header_do_not_count(tmp_path):
 
 
 def test_names_of_rows_as_r_writes_them_are_no_column(tmp_path):
-    assert read_table(write(tmp_path / "a.csv", "text,label\n1,x,a\n2,y,b\n"))[:] == {
-        "text": ["x", "y"],
-        "label": ["a", "b"],
-    }
+    file = write(tmp_path / "a.csv", "text,label\n1,x,a\n2,y,b\n")
+    assert read_table(file)[:] == {"text": ["x", "y"], "label": ["a", "b"]}
 
 
 @pytest.mark.parametrize(
@@ -61,12 +59,7 @@ def test_names_of_rows_as_r_writes_them_are_no_column(tmp_path):
         ("a.csv", "text,label\nx,1\none, two,1\n", "utf-8", r"header has 2 fields, line 3 has 3; put quotes .* ','"),
         ("a.csv", "text,label\none, two,1\nx,1\n", "utf-8", "header has 2 fields, line 2 has 3"),
         ("a.csv", 'text,label\n"two\nlines",1\n"open,1\nx,1\n', "utf-8", "a quote that opens in line 4 does not close"),
-        (
-            "a.csv",
-            "text,label\nx,1\nÄrger,2\n",
-            "cp1252",
-            "line 3 holds the byte 0xc4 .*'Ärger,2'.*save the file as UTF-8",
-        ),
+        ("a.csv", "text,label\nx,1\nÄrger,2\n", "cp1252", "line 3 holds .* 0xc4 .*'Ärger,2'.*save the file as UTF-8"),
         ("a.txt", "x\nÄrger\n", "cp1252", "line 2 holds the byte 0xc4"),
         ("a.jsonl", '{"text": "Ärger"}\n', "cp1252", "line 1 holds the byte 0xc4"),
         ("a.jsonl", '{"text": "x"}\n\n{"text": \n', "utf-8", "line 3 is not JSON"),
@@ -74,6 +67,8 @@ def test_names_of_rows_as_r_writes_them_are_no_column(tmp_path):
         ("a.jsonl", '{"a": 1}\n\n{"a": "x"}\n', "utf-8", "a is a number in line 1 and a text in line 3"),
         ("a.parquet", "x", "utf-8", "cannot read .* as parquet: Parquet file size is 1 bytes"),
         ("a.csv", "text,label\n", "utf-8", "has no rows"),
+        ("a.csv", "", "utf-8", "is empty"),
+        ("a.log", "x\n", "utf-8", "expected a file that ends in .parquet, .csv"),
         ("a.csv", "sep=;\ntext;label\nx;1\n", "utf-8", "a.csv, line 1: 'sep=;' is a command to Excel, .* remove the"),
     ],
 )

@@ -3,11 +3,12 @@ import json
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
+from hf_bidir import BidirBertConfig, BidirBertModel
 from hf_bidir.common.errors import InputError
 from hf_bidir.finetune.arguments import TextDataArguments
 from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.finetune.data.splits import labelled_split, labelled_splits
-from hf_bidir.finetune.data.text_data import read_texts
+from hf_bidir.finetune.data.text_data import fit_max_length, read_texts
 
 TEXTS, LABELS = ["good", "bad", "fine", "poor"] * 10, ["pos", "neg"] * 20
 
@@ -27,17 +28,16 @@ def read(train, **options):
     return read_texts(TextDataArguments(train_file=train, **options))
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl", ".json"])
 def test_every_kind_of_table_is_read_alike(tmp_path, suffix):
-    splits = read(write(tmp_path / f"train{suffix}"), validation_file=write(tmp_path / f"other{suffix}"))
+    file = tmp_path / f"train{suffix}"
+    if suffix == ".json":
+        file.write_text(json.dumps([{"text": t, "label": y} for t, y in zip(TEXTS, LABELS, strict=True)]))
+    else:
+        write(file)
+    splits = read(str(file), validation_file=str(file))
     assert splits.train["text"][:] == TEXTS
     assert [splits.names[label] for label in splits.train["label"]] == LABELS
-
-
-def test_a_list_of_json_objects_is_read(tmp_path):
-    path = tmp_path / "train.json"
-    path.write_text(json.dumps([{"text": t, "label": y} for t, y in zip(TEXTS, LABELS, strict=True)]))
-    assert read(str(path)).names == ["neg", "pos"]
 
 
 def test_a_tenth_of_the_training_data_is_held_out_by_class_and_the_notes_say_so(train):
@@ -95,17 +95,12 @@ def test_options_that_do_not_fit_the_data_are_one_clear_error(train, options, me
             ["pos", "neg"] * 2,
             r"test.parquet \(the test split\), rows 1, 2 \(from 0\): no text",
         ),
-        (
-            ["x"] * 4,
-            ["pos", "neg", "meh", "meh"],
-            r"labels that the train split lacks: 'meh' \(2\); it has 'neg', 'pos'",
-        ),
+        (["x"] * 4, ["pos", "neg", "meh", "meh"], r"that the train split lacks: 'meh' \(2\); it has 'neg', 'pos'"),
         (["x"] * 4, ["pos", None, "neg", "neg"], r"row 1 \(from 0\): no label"),
         (["x"] * 4, [1.0, float("nan"), 0.0, 1.0], r"row 1 \(from 0\): no label"),
         (["x"] * 4, [0.5, 1.0, 0.0, 1.0], "expected integers or names as labels; it has '0.5'"),
         (["x"] * 4, [[0, 1]] * 4, r"expected integers or names as labels; it has '\[0, 1\]'"),
         ([1, 2, 3, 4], ["pos", "neg"] * 2, "expected texts as text; the column holds 1"),
-        ([], [], "test.parquet has no rows"),
     ],
 )
 def test_rows_that_cannot_be_used_are_one_clear_error(tmp_path, texts, labels, message):
@@ -222,55 +217,50 @@ def test_a_model_of_versions_is_evaluated_on_a_csv_file(tmp_path):
     assert split["label"][:2] == [1, 0]
 
 
-def test_a_split_that_cannot_have_a_row_of_each_class_is_one_clear_error(tmp_path):
-    labels = ["a"] * 5 + ["b"] * 5 + ["rare"] * 2
-    with pytest.raises(
-        InputError, match=r"2 of 12 rows with each of the 3 classes, of which \"rare\" has the fewest rows, 2"
-    ):
-        read(write(tmp_path / "train.parquet", [f"text {row}" for row in range(12)], labels))
-
-
-def test_a_single_class_is_one_clear_error(tmp_path):
-    with pytest.raises(InputError, match="expected at least two classes"):
-        read(write(tmp_path / "train.parquet", labels=["pos"] * 40))
-
-
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("labels", "message"),
     [
-        ("train.log", "good\n", "expected a file that ends in .parquet, .csv"),
-        ("train.parquet", "not a table", "cannot read .* as parquet"),
-        ("train.csv", "", "is empty"),
+        (
+            ["a"] * 5 + ["b"] * 5 + ["rare"] * 2,
+            r"2 of 12 rows with each of the 3 classes, of which \"rare\" has the fewest rows, 2",
+        ),
+        (["pos"] * 12, "expected at least two classes"),
     ],
 )
-def test_a_file_that_is_no_table_is_one_clear_error(tmp_path, name, content, message):
-    (tmp_path / name).write_text(content)
+def test_classes_that_cannot_be_held_out_are_one_clear_error(tmp_path, labels, message):
     with pytest.raises(InputError, match=message):
-        read(str(tmp_path / name))
+        read(write(tmp_path / "train.parquet", [f"text {row}" for row in range(12)], labels))
 
 
 ROWS = [f"the film number {row}" for row in range(12)]
 
 
-def test_evaluation_texts_that_repeat_a_training_text_are_counted_in_a_note_and_kept(tmp_path):
-    test = write(tmp_path / "test.parquet", ["THE film  number 3", "new"])
-    train = write(tmp_path / "train.parquet", ROWS)
-    splits = read(train, validation_file=write(tmp_path / "validation.parquet", ["fine", "bad"]), test_file=test)
-    assert splits.notes == [
-        "1 of 2 test texts repeat a text of an earlier split (same first 100 characters: 1). They were kept; "
-        "--remove_repeated removes them."
-    ]
-    assert len(splits.test) == 2
-
-
-def test_evaluation_texts_that_repeat_a_training_text_are_removed_on_request(tmp_path):
-    train, test = write(tmp_path / "train.parquet", ROWS), write(tmp_path / "test.parquet", ["new", ROWS[3], ROWS[3]])
-    splits = read(train, validation_share=0.5, test_file=test, remove_repeated=True)
-    assert splits.test["text"][:] == ["new"]
+@pytest.mark.parametrize("remove", [False, True])
+def test_evaluation_texts_that_repeat_a_training_text_are_counted_and_removed_on_request(tmp_path, remove):
+    test = write(tmp_path / "test.parquet", ["new", "THE film  number 3", ROWS[3]])
+    splits = read(write(tmp_path / "train.parquet", ROWS), validation_share=0.5, test_file=test, remove_repeated=remove)
+    done = "removed." if remove else "kept; --remove_repeated removes them."
+    assert splits.notes[-1] == (
+        "2 of 3 test texts repeat a text of an earlier split (same first 100 characters: 2). They were " + done
+    )
+    assert splits.test["text"][:] == (["new"] if remove else ["new", "THE film  number 3", ROWS[3]])
     assert (len(splits.train), len(splits.validation)) == (6, 6)
-    assert "They were removed" in splits.notes[-1]
 
 
 def test_removal_of_every_evaluation_text_is_refused(train):
     with pytest.raises(InputError, match="every text of the validation split repeats"):
         read(train, validation_file=train, remove_repeated=True)
+
+
+@pytest.fixture
+def model():
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    return BidirBertModel(BidirBertConfig(**shape, vocab_size=30, max_position_embeddings=32))
+
+
+def test_the_default_length_is_lowered_to_the_positions_of_the_model_and_a_longer_one_refused(model):
+    data = TextDataArguments()
+    fit_max_length(data, {}, model, "some-bert")
+    assert data.max_length == 32
+    with pytest.raises(InputError, match="at most 32, the positions that some-bert has; got 64; pass --max_length 32"):
+        fit_max_length(TextDataArguments(max_length=64), {"max_length": 64}, model, "some-bert")

@@ -23,12 +23,7 @@ def test_a_saved_tokenizer_loads_as_a_fast_tokenizer_with_the_same_output(tmp_pa
     assert loaded.is_fast
     assert loaded.model_max_length == 16
     assert loaded("The CAFÉ shined").input_ids == tokenizer("The CAFÉ shined").input_ids
-
-
-def test_a_text_is_wrapped_in_cls_and_sep():
-    tokens = wordpiece()("the film")
-    assert tokens.tokens()[0] == "[CLS]"
-    assert tokens.tokens()[-1] == "[SEP]"
+    assert [tokenizer("the film").tokens()[place] for place in (0, -1)] == ["[CLS]", "[SEP]"]
 
 
 @pytest.mark.parametrize(("lowercase", "same"), [(True, True), (False, False)])
@@ -73,11 +68,7 @@ def test_a_saved_tokenizer_of_words_loads_with_the_same_output(tmp_path):
     assert batch == words()(["The CAFÉ was shining", "film"], padding=True)
     assert set(batch) == {"input_ids", "attention_mask"}
     assert batch["attention_mask"] == [[1, 1, 1, 1], [1, 0, 0, 0]]
-
-
-def test_ids_of_words_decode_to_the_text():
-    tokenizer = words()
-    assert tokenizer.decode(tokenizer("the film was shining").input_ids) == "the film was shining"
+    assert loaded.decode(loaded("the film was shining").input_ids) == "the film was shining"
 
 
 def test_a_tokenizer_of_characters_gives_the_text_back_with_its_spaces():

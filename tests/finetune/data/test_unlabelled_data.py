@@ -50,16 +50,12 @@ def test_several_files_are_joined_whatever_their_column_is_called(tokenizer, tmp
     assert words_of(read_snippets(data, tokenizer).train, tokenizer) == [["w1", "w2"], ["w3"], ["w4"], ["w5"]]
 
 
-def test_without_a_validation_file_a_share_of_the_rows_is_held_out(tokenizer, tmp_path):
+def test_a_share_of_the_rows_is_held_out_and_the_evaluation_is_a_sample_of_it(tokenizer, tmp_path):
     file = table(tmp_path / "train.parquet", WORDS)
     splits = read_snippets(UnlabelledTextArguments(train_file=[file], validation_share=0.25), tokenizer)
     train, held_out = ({word for row in words_of(split, tokenizer) for word in row} for _, split in splits)
     assert (len(train), len(held_out), train & held_out) == (30, 10, set())
-
-
-def test_the_evaluation_is_a_sample_of_the_size_that_was_asked_for(tokenizer, tmp_path):
-    file = table(tmp_path / "train.parquet", WORDS)
-    data = UnlabelledTextArguments(train_file=[file], validation_file=[file], max_eval_samples=7)
+    data = UnlabelledTextArguments(train_file=[file], validation_share=0.25, max_eval_samples=7)
     assert len(read_snippets(data, tokenizer).validation) == 7
 
 
@@ -82,22 +78,16 @@ def test_bad_data_is_an_input_error(tokenizer, tmp_path, options, message):
         read_snippets(UnlabelledTextArguments(**options), tokenizer)
 
 
-def test_an_image_that_cannot_be_read_is_named_before_training(tmp_path):
-    for index in range(4):
-        Image.new("L", (4, 4), index).save(tmp_path / f"{index}.png")
-    (tmp_path / "4.png").write_bytes(b"no image")
-    with pytest.raises(
-        InputError, match=r"no readable image in row 3 of the train split as it is used \(from 0\): .*4\.png"
-    ):
-        read_unlabelled_images(DistillationDataArguments(train_file=[str(tmp_path)]))
-
-
-def test_a_flat_folder_of_images_needs_no_labels(tmp_path):
+def test_a_flat_folder_of_images_needs_no_labels_and_an_image_that_cannot_be_read_is_named(tmp_path):
     for index in range(8):
         Image.new("L", (4, 4), index).save(tmp_path / f"{index}.png")
-    splits = read_unlabelled_images(DistillationDataArguments(train_file=[str(tmp_path)], validation_share=0.25))
+    data = DistillationDataArguments(train_file=[str(tmp_path)], validation_share=0.25)
+    splits = read_unlabelled_images(data)
     assert (len(splits.train), len(splits.validation)) == (6, 2)
     assert splits.train.column_names == ["image"]
+    (tmp_path / "4.png").write_bytes(b"no image")
+    with pytest.raises(InputError, match=r"no readable image in row \d of the \w+ split as .* \(from 0\): .*4\.png"):
+        read_unlabelled_images(data)
 
 
 def vit(**fields):

@@ -1,0 +1,108 @@
+"""Conversions: variants, samples of data, and models without a part of their coefficients."""
+
+from contextlib import ExitStack
+
+import torch
+from datasets import Dataset
+from transformers import BertTokenizer, Trainer
+
+from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients, without_negatives
+from hf_bidir.cli.script import parse
+from hf_bidir.explain.orient import flip_heads
+from hf_bidir.explain.signs import negative_variance_share
+from research.conversions.run import TASKS, VARIANTS, signs, without_as_much_positive, without_weaker_sign
+from research.runs import TRAINING
+from tests.explain.test_signs import batch_of, model_of
+
+WORDS = [f"w{index}" for index in range(20)]
+
+
+def test_every_variant_names_options_that_the_tasks_know():
+    for variant in VARIANTS.values():
+        assert issubclass(variant.healer, Trainer)
+        parse(TRAINING["distill"].OPTIONS, {"output_dir": "unused"} | (variant.heal or {}))
+        last = {"eval_strategy": "no", "load_best_model_at_end": False}
+        parse(TRAINING["bert"].OPTIONS, {"output_dir": "unused"} | last | (variant.tune or {}))
+
+
+def test_samples_for_training_and_validation_share_no_row(tmp_path):
+    data = TASKS["imdb"]
+    (tmp_path / "imdb").mkdir()
+    Dataset.from_dict({"text": list(map(str, range(6000)))}).to_parquet(str(tmp_path / "imdb/train.parquet"))
+    train, validation = (data.read(name, tmp_path, tmp_path / "runs")["text"] for name in ("train", "validation"))
+    assert (len(train), len(validation)) == (4000, 1000)
+    assert not set(train) & set(validation)
+
+
+def test_removing_a_part_of_the_coefficients_changes_the_loss(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    config = BidirBertConfig(**shape, vocab_size=25, initializer_range=1.0)
+    BidirBertForSequenceClassification(config).save_pretrained(tmp_path)
+    BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
+    texts = [" ".join(WORDS[index : index + 5]) for index in range(12)]
+    rows = Dataset.from_dict({"text": texts, "label": [0, 1] * 6})
+    numbers = signs(tmp_path, rows, 64)
+    assert 0 < numbers["negative_share"] < 1
+    assert 0 < numbers["negative_variance"] < 1
+    parts = ("", "_without_negatives", "_without_weaker_sign", "_without_positive_mass")
+    assert all(0 <= numbers[f"accuracy{part}"] <= 1 for part in parts)
+    assert len({numbers[f"loss{part}"] for part in parts}) == len(parts)
+
+
+def coefficients_of(model, batch, *contexts):
+    """The coefficients of every layer inside some contexts."""
+    seen = []
+
+    def record(coefficients):
+        seen.append(coefficients)
+        return coefficients
+
+    with ExitStack() as stack:
+        for context in (*contexts, edited_coefficients(model, record)):
+            stack.enter_context(context)
+        model(**batch)
+    return seen
+
+
+def test_the_control_removes_as_much_positive_mass_as_there_is_negative_mass_in_an_order_by_seed():
+    model, batch = model_of(1.0), batch_of()
+    (whole, *_), (reduced, *_), (again, *_), (other, *_) = (
+        coefficients_of(model, batch, *contexts)
+        for contexts in ([], *([without_as_much_positive(model, seed)] for seed in (0, 0, 1)))
+    )
+    positive, negative = whole.clamp_min(0), whole.clamp_max(0)
+    torch.testing.assert_close(reduced.clamp_max(0), negative)
+    expected = torch.minimum(-negative.sum(-1), positive.sum(-1))
+    torch.testing.assert_close(positive.sum(-1) - reduced.clamp_min(0).sum(-1), expected)
+    partly = (reduced.clamp_min(0) > 1e-6) & (reduced < positive - 1e-6)
+    assert (partly.sum(-1) <= 1).all()
+    assert reduced.equal(again)
+    assert not reduced.equal(other)
+
+
+def test_flipping_a_head_changes_nothing_without_the_weaker_sign():
+    model, batch = model_of(1.0), batch_of()
+    share = negative_variance_share(model, [batch])
+    flipped = torch.tensor([[True, False], [False, True]])
+    with without_weaker_sign(model, share):
+        before = model(**batch).logits
+    with without_negatives(model):
+        one_sign = model(**batch).logits
+    flip_heads(model, flipped)
+    after = negative_variance_share(model, [batch])
+    with without_weaker_sign(model, after):
+        torch.testing.assert_close(model(**batch).logits, before)
+    with without_negatives(model):
+        assert (model(**batch).logits - one_sign).abs().max() > 1e-3
+
+
+def test_without_the_weaker_sign_every_head_has_one_sign():
+    model, batch = model_of(1.0), batch_of()
+    share = negative_variance_share(model, [batch])
+    for layer, coefficients in enumerate(coefficients_of(model, batch, without_weaker_sign(model, share))):
+        sign = torch.where(share[layer] > 0.5, -1, 1)[:, None, None]
+        assert (sign * coefficients >= 0).all()
+        assert coefficients.abs().max() > 0
