@@ -107,6 +107,7 @@ def heal(
     arguments: StudentArguments,
     schedule: ScheduleArguments,
     args: HealingArguments,
+    *,
     trainer_class: "type[DistillationTrainer] | None" = None,
     card: Callable[[str], Path] | None = None,
 ) -> dict[str, Any]:

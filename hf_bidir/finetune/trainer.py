@@ -74,10 +74,12 @@ class SignedTrainer(Trainer):
         given = {name: getattr(self.args, name) for name in ("logging_steps", "eval_steps", "save_steps")}
         shares = {name: share for name, share in given.items() if share is not None and share < 1}
         try:
-            vars(self.args).update({name: math.ceil(max_steps * share) for name, share in shares.items()})
+            for name, share in shares.items():
+                setattr(self.args, name, math.ceil(max_steps * share))
             return super()._init_training_state(max_steps, *args, **kwargs)
         finally:
-            vars(self.args).update(shares)
+            for name, share in shares.items():
+                setattr(self.args, name, share)
 
     def get_train_dataloader(self) -> DataLoader:
         self.data_collator = self.train_collator

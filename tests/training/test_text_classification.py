@@ -111,6 +111,7 @@ def test_a_new_model_stops_early_once_its_schedule_has_ended_and_prints_a_line_p
     assert sum(line.startswith("epoch ") for line in output.splitlines()) == 6
     assert "{" not in output
     patient = ["--negative_mass_until", "0.5", "--num_train_epochs", "9", "--early_stopping_patience", "2"]
+    patient += ["--per_device_train_batch_size", "8"]
     results = main([*texts, *SHAPE, *options, *patient, "--output_dir", str(tmp_path / "schedule")])
     assert results["epoch"] > 4.5  # half of the epochs, rather than the first one and the patience
 
