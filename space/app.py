@@ -23,9 +23,8 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.explain import METHODS, load_checkpoint
 from hf_bidir.explain.api import explain_checkpoint
-from hf_bidir.explain.generation import Alignment
 from hf_bidir.explain.methods import methods_of
-from hf_bidir.explain.result import Explanation
+from hf_bidir.explain.result import Alignment, Explanation
 
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE / "examples"  # a folder of images per data set

@@ -11,10 +11,9 @@ from PIL import Image
 
 from hf_bidir.explain.draw.colors import Scale, as_array, text_color_on
 from hf_bidir.explain.draw.figures import MARKED_SHARE
-from hf_bidir.explain.generation import Alignment
 from hf_bidir.explain.inputs.text import shortened
 from hf_bidir.explain.registry import METHODS
-from hf_bidir.explain.result import Explanation
+from hf_bidir.explain.result import Alignment, Explanation
 
 PREDICTED = "the prediction"  # as a target, in place of a name
 IN_USE = 0.8  # share of the colour map used; black text is unreadable on its ends
@@ -37,8 +36,8 @@ def _color(scale: Scale, value: float) -> str:
 
 def drawn(explanation: Explanation) -> tuple[list[str], np.ndarray]:
     """Tokens and their scores, without special tokens, whose large scores would hide the others."""
-    kept = [index for index, special in enumerate(explanation.example.special) if not special]
-    return [explanation.example.tokens[index] for index in kept], as_array(explanation.scores)[kept]
+    tokens, scores = explanation.shown(explanation.scores)
+    return tokens, as_array(scores)
 
 
 def words(explanation: Explanation, scale: Scale) -> dict:

@@ -8,11 +8,7 @@ import typer
 from hf_bidir.cli.app import app, one_line_errors, slow_imports
 from hf_bidir.explain.registry import CAUSAL_DEFAULT, IMAGE_DEFAULT, METHODS, TEXT_DEFAULT
 
-DEFAULTS = {
-    TEXT_DEFAULT: "texts",
-    IMAGE_DEFAULT: "images",
-    CAUSAL_DEFAULT: "the next token of causal language models",
-}
+DEFAULTS = {TEXT_DEFAULT: "texts", IMAGE_DEFAULT: "images", CAUSAL_DEFAULT: "the next token of causal language models"}
 
 
 @app.command()

@@ -37,6 +37,7 @@ from hf_bidir.explain.orient import flip_heads as flip_heads
 from hf_bidir.explain.orient import orient_heads as orient_heads
 from hf_bidir.explain.orient import oriented_towards as oriented_towards
 from hf_bidir.explain.registry import METHODS as METHODS
+from hf_bidir.explain.result import Alignment as Alignment
 from hf_bidir.explain.result import Explanation as Explanation
 from hf_bidir.explain.result import Explanations as Explanations
 from hf_bidir.explain.tables import WordTable as WordTable

@@ -1,11 +1,11 @@
-"""Explain predictions in one call: a text, an image, a list of them, a stream, or those of a checkpoint."""
+"""Explain predictions in one call: a text, an image, a list of them, a stream, generated text, or a checkpoint's."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from PIL import Image
@@ -36,11 +36,8 @@ from hf_bidir.explain.methods import (
     token_scores,
 )
 from hf_bidir.explain.record import Inputs, Record, check_kind, model_within, reads_images
-from hf_bidir.explain.result import Explanation, Explanations
+from hf_bidir.explain.result import Alignment, Explanation, Explanations
 from hf_bidir.explain.target import batches, predictions, reads_beginning, takes_embedding, token_level
-
-if TYPE_CHECKING:
-    from hf_bidir.explain.generation import Alignment
 
 UNKNOWN = 5  # unknown words in a note
 SEVERAL_OUTPUTS = ("ForQuestionAnswering", "ForMultipleChoice")
@@ -66,16 +63,19 @@ def explain(
     head: int | None = None,
     size: int | None = None,
     against: str | None = None,
+    continuation: str | None = None,
+    new_tokens: int | None = None,
     batch_size: int = 16,
     progress: bool = True,
-) -> Explanation | Explanations:
-    """Explain the prediction for a text or an image, or for each of several.
+) -> Explanation | Explanations | Alignment:
+    """Explain the prediction for a text or an image, or for each of several; or the text that a model generates.
 
         explain(model, tokenizer, "a charming film with a weak ending", target="positive")
         explain(encoder, tokenizer, "a charming film", against="a lovely story")
 
     A text that exceeds the limit of the model is explained in overlapping windows, and y is the mean logit over them.
     Masked language models and sentence encoders see the beginning of the text, and a causal language model refuses it.
+    An encoder-decoder is explained as by `align`.
 
     Args:
         model: a signed model, with any negative mass; `hf_bidir.signed(model, negative_mass=0.0)` makes one of a
@@ -85,29 +85,34 @@ def explain(
         method: a name of `METHODS`; None selects `default_method`.
         target: the class to explain in all inputs, by name or index, or a word for a language model; None selects the
             predicted class of each.
-        position, layer, head: as in `token_scores`.
+        position, layer, head: as in `token_scores`. The default position is that of the mask for masked language
+            models, and the last one for causal ones.
         size: for images, as in `read_image`.
         against: for sentence encoders, a second text: y is the similarity of the embeddings. Without it, y is the
             embedding's projection on its own direction.
+        continuation, new_tokens: for causal language models, explain each token of a given continuation of one prompt,
+            or of `new_tokens` generated tokens, as by `explain_continuation`.
         batch_size: texts, or windows of long texts, that run together.
         progress: show a progress bar for several inputs.
 
     Returns:
-        One `Explanation`, or `Explanations`, a list of them in the order of the inputs. Both show themselves in a
-        notebook.
+        One `Explanation`, or `Explanations`, a list of them in the order of the inputs; for generated text its
+        `Alignment` with the source. All show themselves in a notebook.
 
     Raises:
-        ValueError: an empty list, inputs of another type, a prompt that is too long, and as in `read_text`,
-            `read_image` and `token_scores`.
+        ValueError: an empty list, inputs of another type, a prompt that is too long, an option that does not apply to
+            the model, and as in `read_text`, `read_image` and `token_scores`.
     """
     options: dict[str, Any] = {"target": target, "position": position, "layer": layer, "head": head, "size": size}
-    options["against"] = against
+    options |= {"against": against, "batch_size": batch_size}
+    generation: dict[str, Any] = {"continuation": continuation, "new_tokens": new_tokens}
     if isinstance(inputs, ONE):
-        return next(explain_each(model, processor, [inputs], method, batch_size=batch_size, **options))
+        return _explain_one(model, processor, inputs, method, **options, **generation)
     inputs = list(_checked(inputs))
-    if not inputs:
-        raise ValueError("expected at least one text or image, got an empty list.")
-    explanations = explain_each(model, processor, inputs, method, batch_size=batch_size, **options)
+    if not inputs or set(generation.values()) != {None}:
+        expected = "a single prompt to continue" if inputs else "at least one text or image"
+        raise ValueError(f"expected {expected}, got {'a list' if inputs else 'an empty list'}.")
+    explanations = explain_each(model, processor, inputs, method, **options)
     hidden = not progress or len(inputs) <= batch_size
     return Explanations(tqdm(explanations, desc="explaining", total=len(inputs), leave=False, disable=hidden))
 
@@ -118,44 +123,108 @@ def explain_each(
     inputs: Iterable[ONE],
     method: str | None = None,
     *,
-    target: int | str | None = None,
-    position: int | None = None,
-    layer: int | None = None,
-    head: int | None = None,
     size: int | None = None,
-    against: str | None = None,
     batch_size: int = 16,
+    **options: Any,
 ) -> Iterator[Explanation]:
     """`explain`, one `Explanation` after the other, so that a data set need not fit in memory.
 
     Args:
         inputs: any iterable, such as a column of a streamed data set.
+        options: target, position, layer, head and against; these and the other arguments are as in `explain`.
     """
-    model = compared(model_within(model, processor), processor, against)
-    if not isinstance(target, Integral | str | None):
-        raise ValueError(f"expected one target for all inputs, a name or an index; got a {type(target).__name__}.")
-    check_method(method or default_method(model, layer, head), layer, head)
-    if batch_size < 1:
-        raise ValueError(f"expected a batch_size of at least 1, got {batch_size}.")
+    model, chosen = _chosen(model, processor, method, batch_size, **options)
     stream = iter(_checked(inputs))
     alone = reads_images(model) or not _pads(model, processor) or kind_of(model).per_token
     while batch := list(islice(stream, 1 if alone else batch_size)):
         examples = [read(model, processor, one, size) for one in batch]
-        rows = batch_size if _pads(model, processor) else 1
-        chosen: dict[str, Any] = {"target": target, "position": position, "layer": layer, "head": head}
-        yield from _explain_batch(model, processor, examples, method, rows, **chosen)
+        yield from _explain_batch(model, processor, examples, method, batch_size, **chosen)
 
 
-def compared(model: PreTrainedModel, tokenizer: Any, against: str | None) -> PreTrainedModel:
-    """The model, or the sentence encoder whose y is the similarity to the text `against`."""
-    if against is None:
-        return model
-    if not takes_embedding(model):
+def explain_checkpoint(
+    source: str | Path | tuple[PreTrainedModel, Any], text_or_image: str, *, method: str | None = None, **options: Any
+) -> Explanation | Alignment:
+    """Explain the prediction of a checkpoint, signed or softmax, for a text or an image file, with all figures.
+
+    Args:
+        source: as in `load_checkpoint`, or its result.
+        method, options: as in `explain`, such as target, layer and continuation.
+
+    Raises:
+        FileNotFoundError, ValueError: as in `load_checkpoint` and `explain`; a file for a text model.
+    """
+    if not isinstance(source, tuple):
+        from hf_bidir.explain.inputs.checkpoint import load_checkpoint
+
+        source = load_checkpoint(source)
+    processor, model = source[1], model_within(*source)
+    if not reads_images(model) and len(text_or_image) < LONGEST_NAME and Path(text_or_image).is_file():
+        raise ValueError(
+            f"expected a text in quotation marks, got the file {text_or_image}; {type(model).__name__} takes the text "
+            "itself."
+        )
+    return _explain_one(model, processor, text_or_image, method, figures=True, **options)
+
+
+def _explain_one(
+    model: PreTrainedModel,
+    processor: Any,
+    text_or_image: Any,
+    method: str | None,
+    *,
+    size: int | None = None,
+    continuation: str | None = None,
+    new_tokens: int | None = None,
+    batch_size: int = 16,
+    figures: bool = False,
+    **options: Any,
+) -> Explanation | Alignment:
+    """The explanation of one input, with the figures of its page if asked for, or the alignment of generated text."""
+    model, chosen = _chosen(model, processor, method, batch_size, **options)
+    generation = {"continuation": continuation, "new_tokens": new_tokens}
+    if not model.config.is_encoder_decoder and set(generation.values()) == {None}:
+        example = read(model, processor, text_or_image, size)
+        return next(_explain_batch(model, processor, [example], method, batch_size, figures, **chosen))
+    from hf_bidir.explain.generation import align, explain_continuation
+
+    if model.config.is_encoder_decoder:
+        _check_left_out(model, **chosen, size=size, **generation)
+        return align(model, processor, text_or_image, method=method or "contributions")
+    if not kind_of(model).causal:
+        raise ValueError(f"{type(model).__name__} does not generate text; leave out continuation and new_tokens.")
+    if None not in generation.values():
+        raise ValueError("expected a continuation (a given text) or new_tokens (generate one), got both.")
+    _check_left_out(model, target=chosen.pop("target"), position=chosen.pop("position"), size=size)
+    following = {} if new_tokens is None else {"new_tokens": new_tokens}
+    return explain_continuation(model, processor, text_or_image, continuation, method=method, **following, **chosen)
+
+
+def _check_left_out(model: PreTrainedModel, **choices: Any) -> None:
+    """Raise ValueError for options that do not apply to generated text."""
+    named = [name for name, value in choices.items() if value is not None]
+    if named:
+        what = "generated token" if model.config.is_encoder_decoder else "token that follows"
+        raise ValueError(f"{type(model).__name__} is explained for each {what}; leave out {', '.join(named)}.")
+
+
+def _chosen(
+    model: Any, processor: Any, method: str | None, batch_size: int, *, target: Any = None, position: int | None = None,
+    layer: int | None = None, head: int | None = None, against: str | None = None,
+) -> tuple[PreTrainedModel, dict[str, Any]]:  # fmt: skip
+    """The model, or the sentence encoder compared with the text `against`; and the other options, once checked."""
+    model = model_within(model, processor)
+    if not isinstance(target, Integral | str | None):
+        raise ValueError(f"expected one target for all inputs, a name or an index; got a {type(target).__name__}.")
+    if against is not None and not takes_embedding(model):
         raise ValueError(
             f"a second text is compared by sentence encoders: folders of sentence-transformers, as load_checkpoint "
             f"loads them; {type(model).__name__} is none. Leave out against."
         )
-    return model.compared_with(tokenizer, against)
+    if batch_size < 1:
+        raise ValueError(f"expected a batch_size of at least 1, got {batch_size}.")
+    check_method(method or default_method(model, layer, head), layer, head)
+    model = model if against is None else model.compared_with(processor, against)
+    return model, {"target": target, "position": position, "layer": layer, "head": head}
 
 
 def _checked(inputs: Iterable[ONE]) -> Iterable[ONE]:
@@ -187,75 +256,12 @@ def read(model: PreTrainedModel, processor: Any, text_or_image: ONE, size: int |
         raise ValueError(
             f"expected a text for {type(model).__name__}, got {type(text_or_image).__name__}; pass the text itself."
         )
-    if takes_embedding(model):
-        text_or_image = model.spelled(text_or_image)
+    text = model.spelled(text_or_image) if takes_embedding(model) else text_or_image
     whole = reads_beginning(model) or not processor.is_fast
-    example = read_text(processor, text_or_image, text_limit(model, processor) if whole else LONGEST_TEXT)
+    example = read_text(processor, text, text_limit(model, processor) if whole else LONGEST_TEXT)
     if kind_of(model).causal:
         check_prompt(model, processor, example)
     return example
-
-
-def explain_checkpoint(
-    source: str | Path | tuple[PreTrainedModel, object],
-    text_or_image: str,
-    *,
-    method: str | None = None,
-    target: str | None = None,
-    position: int | None = None,
-    layer: int | None = None,
-    head: int | None = None,
-    continuation: str | None = None,
-    new_tokens: int | None = None,
-    size: int | None = None,
-    against: str | None = None,
-) -> "Explanation | Alignment":
-    """Explain the prediction of a checkpoint, signed or softmax, for a text or an image file.
-
-    Args:
-        source: as in `load_checkpoint`, or its result.
-        method, target, position, layer, head, size, against: as in `explain`. The default position is that of the mask
-            for masked language models, and the last one for causal ones.
-        continuation, new_tokens: for causal language models, explain each token of a given continuation, or of
-            `new_tokens` generated tokens, instead of the next token alone.
-
-    Returns:
-        The scores of tokens; for generated text or a continuation, its alignment with the source.
-
-    Raises:
-        FileNotFoundError, ValueError: as in `load_checkpoint`, `read_text`, `read_image` and `token_scores`; a file
-            for a text model, or an option that does not apply to the model.
-    """
-    if not isinstance(source, tuple):
-        from hf_bidir.explain.inputs.checkpoint import load_checkpoint
-
-        source = load_checkpoint(source)
-    model, processor = source
-    model = compared(model_within(model, processor), processor, against)
-    check_kind(model)
-    check_method(method or default_method(model, layer, head), layer, head)
-    _check_not_a_file(model, text_or_image)
-    generation = {"continuation": continuation, "new_tokens": new_tokens}
-    chosen: dict[str, Any] = {"target": target, "position": position}
-    where: dict[str, Any] = {"layer": layer, "head": head}
-    if model.config.is_encoder_decoder:
-        _check_left_out(model, **chosen, **where, size=size, **generation)
-        from hf_bidir.explain.generation import align
-
-        return align(model, processor, text_or_image, method=method or "contributions")
-    if not any(value is not None for value in generation.values()):
-        example = read(model, processor, text_or_image, size)
-        return next(_explain_batch(model, processor, [example], method, 16, figures=True, **chosen, **where))
-    if not kind_of(model).causal:
-        raise ValueError(f"{type(model).__name__} does not generate text; leave out --continuation and --new-tokens.")
-    if None not in generation.values():
-        raise ValueError("expected --continuation (explain a given text) or --new-tokens (generate one), got both.")
-    _check_left_out(model, **chosen, size=size)
-    if new_tokens is not None:
-        where["new_tokens"] = new_tokens
-    from hf_bidir.explain.generation import explain_continuation
-
-    return explain_continuation(model, processor, text_or_image, continuation, method=method, **where)
 
 
 def _explain_batch(
@@ -267,19 +273,15 @@ def _explain_batch(
     figures: bool = False,
     **chosen: Any,
 ) -> Iterator[Explanation]:
-    """The explanations of examples whose windows run together.
-
-    Args:
-        figures: whether the explanation of a single example has all that its page draws.
-        chosen: target, position, layer and head, as in `token_scores`.
-    """
+    """The explanations of examples whose windows run together; of a single one with the figures, if asked for."""
     whole, several = model, type(model).__name__.endswith(SEVERAL_OUTPUTS)
     about = [f"{type(model).__name__} has no single output to explain; its encoder is explained instead."] * several
     model = model.base_model if several else model
+    batch_size = batch_size if _pads(whole, processor) else 1
     if len(examples) == 1:
         level = token_level(model, processor, examples[0], chosen["target"], chosen["position"])
         chosen |= dict(zip(("target", "position"), level, strict=True))
-    windows = [windows_of_model(model, processor, example) for example in examples]
+    windows = [_windows(model, processor, example) for example in examples]
     inputs, counts = _padded(processor, examples, windows), [len(own) for own in windows]
     # one forward pass serves the prediction, its scores and figures, unless no coefficients are needed, which are large
     used = method or default_method(model, chosen["layer"], chosen["head"], passes_of(model, inputs))
@@ -294,38 +296,30 @@ def _explain_batch(
         targets = {"target": None if own[0] is None else torch.tensor(own)}
         of_part, used, why = scores_by_default(model, part, method, **chosen | targets)
         scores.append(of_part.cpu())
-    about += [*orientation(whole, used), *([why] if why else [])]
+    about += [*_orientation(whole, used), *([why] if why else [])]
     shares, layer, head = METHODS[used].explains_output, chosen["layer"], chosen["head"]
     for example, own, one, pieces in zip(examples, windows, predicted, torch.cat(scores).split(counts), strict=True):
         length = len(example.token_of_piece)
         by_token = example.by_token(merged(list(pieces), own, length, shares), METHODS[used].additive)
         sink = filter(None, [sink_note(used, example.tokens, example.special, by_token)])
-        explanation = Explanation(
-            example=example,
-            explained=one.explained,
-            method=used,
-            layer=layer,
-            head=head,
-            scores=by_token,
-            value=one.value,
-            target=one.target,
-            notes=[*truncation(example), *unknown(example, processor), *note(own, shares), *about, *sink],
-        )
+        notes = [*_lost(example, processor), *note(own, shares), *about, *sink]
+        explanation = Explanation(example, one.explained, used, layer, head, by_token, one.value, one.target, notes)
         # figures of a single window would be of another text
         yield _with_figures(explanation, record, **chosen) if figures and record else explanation
 
 
 def _with_figures(explanation: Explanation, record: Record, target, position, layer, head) -> Explanation:
     """The explanation with rollout, flow and the contributions of heads, as far as they say something."""
+    from hf_bidir.explain.methods.contributions import contributions
+
     example, model, notes = explanation.example, record.model, list(explanation.notes)
-    names, traced = [], {}
+    names, traced = ["flow", "rollout"], {}
     if kind_of(model).causal:
+        names = []
         notes.append(NO_FLOW)
     elif len(example.token_of_piece) > FLOW_LIMIT:
         names = ["rollout"]
         notes.append(f"Flow is left out of the figures for over {FLOW_LIMIT} tokens; --method flow computes it.")
-    else:
-        names = ["flow", "rollout"]
     for name in (name for name in names if name in methods_of(model)):
         found = token_scores(model, record, name, target, position=position, layer=layer, head=head)
         scores = example.by_token(found[0], METHODS[name].additive)
@@ -333,8 +327,6 @@ def _with_figures(explanation: Explanation, record: Record, target, position, la
             notes.append(f"{name.capitalize()} is not drawn: {sink}")
         else:
             traced[name] = scores
-    from hf_bidir.explain.methods.contributions import contributions
-
     heads = contributions(model, record, target, position=position)[0].sum(-1)
     whole = (explanation.method, layer, head) == ("contributions", None, None)
     if whole and explanation.scores.abs().sum() < LITTLE * abs(explanation.value):
@@ -345,22 +337,7 @@ def _with_figures(explanation: Explanation, record: Record, target, position, la
     return replace(explanation, notes=notes, heads=heads, traced=traced)
 
 
-def _check_left_out(model: PreTrainedModel, **choices) -> None:
-    """Raise ValueError for options that do not apply to generated text."""
-    named = [f"--{name.replace('_', '-')}" for name, value in choices.items() if value is not None]
-    if named:
-        what = "generated token" if model.config.is_encoder_decoder else "token that follows"
-        raise ValueError(f"{type(model).__name__} is explained for each {what}; leave out {', '.join(named)}.")
-
-
-def _check_not_a_file(model: PreTrainedModel, text: str) -> None:
-    if not reads_images(model) and len(text) < LONGEST_NAME and Path(text).is_file():
-        raise ValueError(
-            f"expected a text in quotation marks, got the file {text}; {type(model).__name__} takes the text itself."
-        )
-
-
-def windows_of_model(model: PreTrainedModel, processor, example: Example) -> list[Tensor]:
+def _windows(model: PreTrainedModel, processor, example: Example) -> list[Tensor]:
     """The positions of a text's windows; a single one for an image, and where only the beginning of a text is read."""
     if example.grid is not None or reads_beginning(model):
         return [torch.arange(len(example.token_of_piece))]
@@ -377,23 +354,20 @@ def _padded(processor, examples: list[Example], windows: list[list[Tensor]]) -> 
     return dict(processor.pad(parts, padding_side="right", return_tensors="pt"))
 
 
-def truncation(example: Example) -> list[str]:
-    """One sentence where a text was cut."""
+def _lost(example: Example, tokenizer) -> list[str]:
+    """A sentence each where a text was cut, and on the words for which the tokenizer has no piece."""
     cut = f"The text is too long for the model; its last {example.truncated} word pieces were left out."
-    return [cut] if example.truncated else []
-
-
-def unknown(example: Example, tokenizer) -> list[str]:
-    """One sentence that names the words for which the tokenizer has no piece."""
+    notes = [cut] if example.truncated else []
     if "input_ids" not in example.inputs or (piece := getattr(tokenizer, "unk_token_id", None)) is None:
-        return []
+        return notes
     places = example.token_of_piece[example.inputs["input_ids"][0] == piece].tolist()
     words = list(dict.fromkeys(example.tokens[place] for place in places if not example.special[place]))
     named = ", ".join(visible(shortened(word)) for word in words[:UNKNOWN]) + ", …" * (len(words) > UNKNOWN)
-    return [f"Not, or not fully, in the vocabulary; the model reads {tokenizer.unk_token}: {named}."] if words else []
+    read = f"Not, or not fully, in the vocabulary; the model reads {tokenizer.unk_token}: {named}."
+    return [*notes, read] if words else notes
 
 
-def orientation(model: PreTrainedModel, method: str) -> list[str]:
+def _orientation(model: PreTrainedModel, method: str) -> list[str]:
     """One sentence on raw signs: what they are oriented towards, or that they are not."""
     if not METHODS[method].oriented:
         return []

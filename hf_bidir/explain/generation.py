@@ -1,8 +1,6 @@
 """Generated text, explained token by token: of encoder-decoders by its source, of causal models by what precedes."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -13,97 +11,31 @@ from hf_bidir.checkpoints.kinds import text_limit
 from hf_bidir.checkpoints.layer_hooks import hooked, in_evaluation
 from hf_bidir.checkpoints.projections import check_differentiable
 from hf_bidir.checkpoints.signing import unwrapped
-from hf_bidir.explain.inputs.text import (
-    Example,
-    check_prompt,
-    read_text,
-    shortened,
-    signed,
-    spelled,
-    told_apart,
-    visible,
-)
-from hf_bidir.explain.methods import (
-    METHODS,
-    NoRule,
-    check_method,
-    default_method,
-    passes_of,
-    sink_note,
-    token_scores,
-    why_fast,
-)
+from hf_bidir.explain.inputs.text import Example, check_prompt, read_text, spelled, visible
+from hf_bidir.explain.methods import METHODS, check_method, default_method, passes_of, sink_note, token_scores, why_fast
 from hf_bidir.explain.methods.attnlrp import relevance_rules
 from hf_bidir.explain.orient import signs_are_free
 from hf_bidir.explain.record import attends_between_tokens, model_within, record_coefficients
+from hf_bidir.explain.result import Alignment
 from hf_bidir.modeling.signed_layers import signed_layers
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 LOGIT = "the logit of the token of a row, minus the mean of all logits"
-NAMED_SHARE = 0.01  # share of a row's largest magnitude below which a token is not printed
 ROWS = 16  # generated tokens explained in one batch
 CONTRIBUTION, RELEVANCE, COEFFICIENT, MAGNITUDE = "a · ∂y/∂a", "relevance", "coefficient a", "mean |a|"
 METHODS_OF_TEXTS = ("contributions", "attnlrp")
 SUPPORTS = "+ (red) supports the generated token, − (blue) opposes it; the signs are comparable"
-READING = {
-    RELEVANCE: SUPPORTS,
-    CONTRIBUTION: SUPPORTS,
-    COEFFICIENT: "+ (red) and − (blue) are the signs of coefficients, which do not say support or opposition",
-    MAGNITUDE: "the larger, the more attention; there are no signs",
+MEANING = {  # what the numbers are, and how to read them
+    CONTRIBUTION: (f"Contributions a · ∂y/∂a of source words to y, {LOGIT}", SUPPORTS),
+    RELEVANCE: (f"Relevance (AttnLRP) of source words for y, {LOGIT}", SUPPORTS),
+    COEFFICIENT: (
+        "Coefficients a of source words (hard selection has no contributions)",
+        "+ (red) and − (blue) are the signs of coefficients, which do not say support or opposition",
+    ),
+    MAGNITUDE: (
+        "Magnitudes |a| of the attention to source words",
+        "the larger, the more attention; there are no signs",
+    ),
 }
-WHAT = {
-    CONTRIBUTION: "Contributions a · ∂y/∂a of source words to {}",
-    RELEVANCE: "Relevance (AttnLRP) of source words for {}",
-    COEFFICIENT: "Coefficients a of source words (hard selection has no contributions)",
-    MAGNITUDE: "Magnitudes |a| of the attention to source words",
-}
-
-
-@dataclass(frozen=True)
-class Alignment:
-    """Generated tokens, and for each of them a number per source token."""
-
-    source: list[str]  # for a causal model, the prompt and all generated tokens but the last
-    written: list[str]  # the generated tokens in order
-    explained: str  # the generated text, in words
-    what: str  # the numbers that rank tokens, in words
-    scores: Mapping[str, Tensor]  # [written, source] by unit; the first one ranks
-    first_length: int  # source tokens of the first generated token: all, or in a causal model one fewer than the next
-    how_to_read: str = ""  # the meaning of + and − in the first scores, without a full stop
-    probabilities: Sequence[float] = ()  # of the generated tokens, where known
-    has_signs: bool = True  # whether the first scores can be negative
-
-    @property
-    def rows(self) -> list[str]:
-        """The generated tokens with their probabilities."""
-        if not self.probabilities:
-            return self.written
-        return [f"{word} ({share:.1%})" for word, share in zip(self.written, self.probabilities, strict=True)]
-
-    def summary(self, top: int = 10) -> str:
-        """One line per generated token, with the source tokens of largest magnitude."""
-        lines = [self.explained, f"{self.what}. Largest magnitude first:"]
-        number, names = signed if self.has_signs else "{:.2g}".format, told_apart(self.source)
-        for word, row in zip(self.rows, next(iter(self.scores.values())), strict=True):
-            order = row.abs().argsort(descending=True)[:top].tolist()
-            order = [index for index in order if row[index].abs() > NAMED_SHARE * row.abs().max()]
-            named = "  ".join(f"{number(row[index].item())} {names[index]}" for index in order)
-            lines.append(f"{shortened(word):>16}  {named}")
-        return "\n".join(lines)
-
-    def figures(self) -> "dict[str, tuple[str, Figure]]":
-        """The grid of all numbers, with its caption."""
-        from hf_bidir.explain.draw.explanations import figures_of_alignment
-
-        return figures_of_alignment(self)
-
-    def page(self, pictures: Mapping[str, bytes] | None = None) -> str:
-        """A web page with the figure, by default drawn, and for every generated token its source text in colours."""
-        from hf_bidir.explain.draw.explanations import page_of_alignment
-
-        return page_of_alignment(self, pictures)
 
 
 def align(
@@ -144,28 +76,26 @@ def align(
         ids = model.generate(**inputs, num_beams=num_beams)
         coefficients, contributions = _rows(model, inputs, ids)
         relevance = _relevance_rows(model, inputs, ids) if method == "attnlrp" else None
+    attended = {MAGNITUDE if attends_between_tokens(model) else COEFFICIENT: coefficients}
     hard = getattr(model.config, "attn_selection", "soft") == "hard"
-    between_tokens = attends_between_tokens(model)
-    attended = {MAGNITUDE if between_tokens else COEFFICIENT: coefficients}
     scores = attended if hard else {CONTRIBUTION: contributions} | attended
     if relevance is not None:
         scores = {RELEVANCE: relevance} | scores
+    what, how_to_read = MEANING[next(iter(scores))]
+    explained = f'Generated: "{visible(tokenizer.decode(ids[0], skip_special_tokens=True))}".'
+    if example.truncated:
+        explained += f" The source was truncated by {example.truncated} tokens."
+    if COEFFICIENT in scores and signs_are_free(model):
+        explained += " Raw signs are not comparable between models: negating all coefficients changes no output."
     return Alignment(
         source=[visible(token) for token in example.tokens],
         written=spelled(tokenizer, ids[0, 1:].tolist()),
-        explained=_described(model, example, tokenizer.decode(ids[0], skip_special_tokens=True)),
-        what=WHAT[next(iter(scores))].format(f"y, {LOGIT}"),
+        explained=explained,
+        what=what,
         scores={unit: example.by_token(rows) for unit, rows in scores.items()},
         first_length=len(example.tokens),
-        how_to_read=READING[next(iter(scores))],
+        how_to_read=how_to_read,
     )
-
-
-def _described(model: PreTrainedModel, example: Example, text: str) -> str:
-    cut = f" The source was truncated by {example.truncated} tokens."
-    free = " Raw signs are not comparable between models: negating all coefficients changes no output."
-    shows_signs = signs_are_free(model) and not attends_between_tokens(model)
-    return f'Generated: "{visible(text)}".{cut if example.truncated else ""}{free if shows_signs else ""}'
 
 
 def _rows(model: PreTrainedModel, inputs: dict[str, Tensor], ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -191,8 +121,6 @@ def _explained_logits(logits: Tensor, ids: Tensor) -> Tensor:
 
 def _relevance_rows(model: PreTrainedModel, inputs: dict[str, Tensor], ids: Tensor) -> Tensor:
     """The relevance of the source tokens for each generated id, `[generated, source]`; what is generated is given."""
-    if not attends_between_tokens(model):
-        raise NoRule(f"AttnLRP has no rule for recurrent models such as {type(model).__name__}; use contributions.")
     embedding = model.get_encoder().get_input_embeddings()
     start = embedding(inputs["input_ids"]).detach().requires_grad_()
     calls: list[nn.Module] = []

@@ -1,7 +1,4 @@
-"""Orientation: fix the arbitrary overall sign of each head so that positive coefficients support the target.
-
-The config of a model says which target its heads are oriented towards, as long as no weight has changed.
-"""
+"""Orientation: fix the arbitrary overall sign of each head so that positive coefficients support the target."""
 
 import hashlib
 import warnings
@@ -26,7 +23,7 @@ from hf_bidir.checkpoints.reading import check_full_precision
 from hf_bidir.explain.inputs.sentences import transformer_of
 from hf_bidir.explain.methods.contributions import coefficients_and_gradients
 from hf_bidir.explain.record import attention_config, check_bidir
-from hf_bidir.explain.target import Target
+from hf_bidir.explain.target import Position, Target
 from hf_bidir.modeling.activations import WITH_NEGATIVE_MASS, get_attn_activation
 from hf_bidir.modeling.configuration_bidir import all_masses
 from hf_bidir.modeling.signed_layers import signed_layers
@@ -42,18 +39,17 @@ def orient_heads(
     dataloader: Iterable[Mapping[str, Tensor]],
     target: Target = None,
     *,
-    position: int | Tensor | None = None,
+    position: Position = None,
     progress: bool = True,
 ) -> Tensor:
     """Negate `W_k` and `W_v` of whole heads in place, so that positive coefficients support the target on average.
 
     At `λ = 1` negating the keys and values of a head negates its coefficients and leaves the output unchanged, so raw
-    signs are arbitrary. With `u_ij = ∂y/∂a_ij`, a head is flipped if `Σ |a_ij| u_ij < 0` over the data.
+    signs are arbitrary. With `u_ij = ∂y/∂a_ij`, a head is flipped if `Σ |a_ij| u_ij < 0` over the data. Heads with the
+    same keys or values, such as the query heads of one key head, flip together, by their sum.
 
     The target is recorded in `model.config.attn_oriented`, which `save_pretrained` saves; `oriented_towards(model)`
     reads it as long as no weight has changed.
-
-    Heads that share keys or values, such as the query heads of one key head, flip together, by their sum.
 
     Args:
         model: a bidir model with TanhMax at `λ = 1`, or another odd activation.
@@ -186,10 +182,7 @@ def _support(model, batch, target, position) -> Tensor:
 
 
 def signs_are_free(model: PreTrainedModel) -> bool:
-    """Whether the activation allows flipping heads: `λ = 1` in all heads, or another odd activation.
-
-    A norm with a bias between projection and score also forbids it; `orient_heads` detects that.
-    """
+    """Whether the activation allows flipping heads: `λ = 1` in all heads, or another odd activation."""
     config = attention_config(model)
     if config.attn_activation in WITH_NEGATIVE_MASS:
         return {*all_masses(config.attn_negative_mass)} == {1}

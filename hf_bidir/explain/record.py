@@ -198,15 +198,10 @@ def keep_mask_of(inputs: Mapping[str, Tensor], length: int) -> Tensor:
 def record_coefficients(
     model: PreTrainedModel, inputs: Mapping[str, Any], layers: Sequence[nn.Module] | None = None
 ) -> tuple[ModelOutput, list[Tensor]]:
-    """Run the model on any attention backend and record its coefficients.
+    """Run the model on any attention backend; its outputs, and the coefficients of the `layers`, by default of all.
 
-    Args:
-        layers: the signed layers to record; None records all.
-
-    Returns:
-        The outputs, and the coefficients of each of these layers, `[batch, heads, length, length]`, in the order in
-        which they run; a layer that runs several times, as in ALBERT, has one entry per run. Both are
-        differentiable if gradients are enabled, even with frozen weights.
+    They are `[batch, heads, queries, keys]` each, in the order in which layers run, with one entry per run of a layer,
+    as in ALBERT. Both are differentiable if gradients are enabled, even with frozen weights.
     """
     recorded: list[Tensor] = []
 
@@ -223,11 +218,7 @@ def record_coefficients(
 
 
 def sequence_length(model: PreTrainedModel, inputs: Mapping[str, Tensor], coefficients: Sequence[Tensor]) -> int:
-    """The number of tokens that all layers attend over, from the coefficients of a model for its inputs.
-
-    Raises:
-        ValueError: layers that differ in length or number of heads, attend in windows, or have other keys than queries.
-    """
+    """The number of tokens that all layers attend over; raises ValueError if they differ, or attend in windows."""
     shapes = list(dict.fromkeys(tuple(layer.shape) for layer in coefficients))
     rows, _, queries, keys = shapes[0]
     if (
@@ -250,21 +241,14 @@ def check_exists(name: str, index: int | None, count: int) -> None:
 
 
 def read_position(coefficients: Tensor, keep: Tensor) -> Tensor:
-    """The position that the output is read from, `[batch]`: the first token, or the last one in causal attention.
-
-    The coefficients are those of one layer, `[..., queries, keys]`; `keep` `[batch, length]` is False for padding.
-    """
+    """The position that the output is read from, `[batch]`: the first token, or the last one in causal attention."""
     causal = coefficients.shape[-2] == coefficients.shape[-1] and not coefficients.triu(1).any()
     positions = torch.arange(keep.shape[1], device=keep.device)
     return (positions * keep * causal).argmax(-1)
 
 
 def token_positions(position: int | Sequence[int] | Tensor, keep: Tensor) -> Tensor:
-    """Expand one position for all examples, or one per example, to `[batch]` on the device of `keep` `[batch, length]`.
-
-    Raises:
-        ValueError: a wrong number of positions, or a position that is padding or out of range.
-    """
+    """One position for all examples, or one per example, as `[batch]`; raises ValueError if it is not in `keep`."""
     batch, length = keep.shape
     positions = torch.as_tensor(position, device=keep.device)
     if positions.dim() > 1 or positions.numel() not in (1, batch) or positions.is_floating_point():
@@ -307,10 +291,7 @@ def leading_tokens(model: PreTrainedModel, pixels: Tensor, length: int) -> int:
 
 
 def blocks(model: PreTrainedModel) -> list[nn.Module]:
-    """The blocks of a model: for each signed layer the largest entry of a module list with this signed layer alone.
-
-    Where every entry has more of them, as in a decoder with cross-attention, the smallest entry.
-    """
+    """For each signed layer the largest entry of a module list with it alone, or the smallest one with several."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
     inside = {entry: set(entry.modules()) for found in lists for entry in found}
     layers, around = signed_layers(model), {}

@@ -1,6 +1,6 @@
-"""The scores of one example or several: printed, drawn, as a page, and as they show themselves in a notebook."""
+"""The scores of one example or several, and of generated text: printed, drawn, as a page, and in a notebook."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +17,54 @@ if TYPE_CHECKING:
     from hf_bidir.explain.tables import WordTable
 
 SHOWN = 20  # explanations in a notebook
+NAMED_SHARE = 0.01  # share of a row's largest magnitude below which a token of an alignment is not printed
+
+
+class Result:
+    """What an `Explanation` and an `Alignment` can both do; a notebook displays them."""
+
+    def summary(self, top: int = 10) -> str:
+        """The scores of largest magnitude, as text."""
+        raise NotImplementedError
+
+    def figures(self) -> "dict[str, tuple[str, Figure]]":
+        """The figures by names of `FIGURES`, each with its heading.
+
+        Rollout and flow need attention between tokens; the grid of heads needs more than one head.
+        """
+        from hf_bidir.explain.draw.explanations import figures_of
+
+        return figures_of(self)  # type: ignore[arg-type]
+
+    def page(self, pictures: Mapping[str, bytes] | None = None) -> str:
+        """The figures as a web page without scripts, with a text as HTML instead of its picture.
+
+        Args:
+            pictures: the figures as PNG by file name; by default they are drawn.
+        """
+        from hf_bidir.explain.draw.explanations import page_of
+
+        return page_of(self, pictures)  # type: ignore[arg-type]
+
+    def to_html(self, path: str | Path) -> None:
+        """Write the page."""
+        from hf_bidir.explain.draw.page import write_page
+
+        write_page(path, self.page())
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def _repr_html_(self) -> str:
+        """The scores as HTML, which Jupyter shows in place of the object."""
+        from hf_bidir.explain.draw.explanations import fragment_of
+
+        return fragment_of(self)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, eq=False)
-class Explanation:
-    """The scores of one example, and the output they explain; a notebook displays them.
+class Explanation(Result):
+    """The scores of one example, and the output they explain.
 
     Attributes:
         example: the inputs, with a name for every token.
@@ -54,19 +97,9 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the inputs, as numbers, strings and lists that json can write."""
-        return {
-            "explained": self.explained,
-            "value": self.value,
-            "target": self.target,
-            "method": self.method,
-            "unit": METHODS[self.method].unit,
-            "layer": self.layer,
-            "head": self.head,
-            "tokens": self.tokens,
-            "special": self.example.special,
-            "scores": self.scores.tolist(),
-            "notes": self.notes,
-        }
+        named = ("explained", "value", "target", "method", "layer", "head", "tokens", "notes")
+        more = {"unit": METHODS[self.method].unit, "special": self.example.special, "scores": self.scores.tolist()}
+        return {name: getattr(self, name) for name in named} | more
 
     def plot(self) -> "Figure":
         """The text or image with its scores as colours."""
@@ -74,45 +107,10 @@ class Explanation:
 
         return draw(self, [self.method])
 
-    def to_html(self, path: str | Path) -> None:
-        """Write a page with the scores and all figures, without scripts."""
-        from hf_bidir.explain.draw.page import write_page
-
-        write_page(path, self.page())
-
-    def __str__(self) -> str:
-        return self.summary()
-
     def __repr__(self) -> str:
-        what = (
-            f"{self.example.grid[0]} x {self.example.grid[1]} patches" if self.example.grid else " ".join(self.tokens)
-        )
+        grid = self.example.grid
+        what = f"{grid[0]} x {grid[1]} patches" if grid else " ".join(self.tokens)
         return f"<Explanation by {self.method} of {visible(shortened(what, 60))}>"
-
-    def _repr_html_(self) -> str:
-        """The scores as HTML, which Jupyter shows in place of the object."""
-        from hf_bidir.explain.draw.explanations import fragment_of
-
-        return fragment_of(self)
-
-    def figures(self) -> "dict[str, tuple[str, Figure]]":
-        """The figures by names of `FIGURES`, each with its heading.
-
-        Rollout and flow need attention between tokens; the grid of heads needs more than one head.
-        """
-        from hf_bidir.explain.draw.explanations import figures_of
-
-        return figures_of(self)
-
-    def page(self, pictures: Mapping[str, bytes] | None = None) -> str:
-        """The figures as a web page, with a text as HTML instead of its picture.
-
-        Args:
-            pictures: the figures as PNG by file name; by default they are drawn.
-        """
-        from hf_bidir.explain.draw.explanations import page_of
-
-        return page_of(self, pictures)
 
     def caption(self, method: str) -> str:
         return METHODS[method].caption(self.layer, self.head)
@@ -153,10 +151,6 @@ class Explanation:
             return ""
         return f"The scores sum to {signed(total)}, y is {signed(self.value)}; {method.sums}."
 
-    def reading(self) -> str:
-        """One sentence on how to read the scores, with their colour scale."""
-        return f"How to read: {METHODS[self.method].how_to_read}; {self.scale().sentence('all scores')}."
-
 
 class Explanations(list[Explanation]):
     """A list of explanations, which shows the first ones in a notebook."""
@@ -170,3 +164,36 @@ class Explanations(list[Explanation]):
     def _repr_html_(self) -> str:
         more = f"<p>and {len(self) - SHOWN} more</p>" if len(self) > SHOWN else ""
         return "".join(one._repr_html_() for one in self[:SHOWN]) + more
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment(Result):
+    """Generated tokens, and for each of them a number per source token."""
+
+    source: list[str]  # for a causal model, the prompt and all generated tokens but the last
+    written: list[str]  # the generated tokens in order
+    explained: str  # the generated text, in words
+    what: str  # the numbers that rank tokens, in words
+    scores: Mapping[str, Tensor]  # [written, source] by unit; the first one ranks
+    first_length: int  # source tokens of the first generated token: all, or in a causal model one fewer than the next
+    how_to_read: str = ""  # the meaning of + and − in the first scores, without a full stop
+    probabilities: Sequence[float] = ()  # of the generated tokens, where known
+    has_signs: bool = True  # whether the first scores can be negative
+
+    @property
+    def rows(self) -> list[str]:
+        """The generated tokens with their probabilities."""
+        if not self.probabilities:
+            return self.written
+        return [f"{word} ({share:.1%})" for word, share in zip(self.written, self.probabilities, strict=True)]
+
+    def summary(self, top: int = 10) -> str:
+        """One line per generated token, with the source tokens of largest magnitude."""
+        lines = [self.explained, f"{self.what}. Largest magnitude first:"]
+        number, names = signed if self.has_signs else "{:.2g}".format, told_apart(self.source)
+        for word, row in zip(self.rows, next(iter(self.scores.values())), strict=True):
+            order = row.abs().argsort(descending=True)[:top].tolist()
+            order = [index for index in order if row[index].abs() > NAMED_SHARE * row.abs().max()]
+            named = "  ".join(f"{number(row[index].item())} {names[index]}" for index in order)
+            lines.append(f"{shortened(word):>16}  {named}")
+        return "\n".join(lines)

@@ -17,10 +17,8 @@ def negative_share(
 ) -> float | None:
     """The share of negative coefficients among those of magnitude over `threshold`, in [0, 1].
 
-    Counts all layers, heads and queries except padding. At `λ = 1` the overall sign of a head is arbitrary, but whether
-    it uses both signs is not.
-
-    None if no coefficient exceeds the threshold, as in an almost untrained model. The model is in evaluation mode.
+    Counts all layers, heads and queries except padding, in evaluation mode. At `λ = 1` the overall sign of a head is
+    arbitrary, but whether it uses both signs is not. None if no coefficient exceeds the threshold.
     """
     negative = counted = 0
 

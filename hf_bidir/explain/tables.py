@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hf_bidir.explain.draw.colors import Scale
 from hf_bidir.explain.draw.fonts import Figure
-from hf_bidir.explain.draw.page import html_table
+from hf_bidir.explain.draw.page import rendered
 from hf_bidir.explain.inputs.text import shortened, signed, visible
 from hf_bidir.explain.registry import METHODS
 from hf_bidir.explain.result import Explanation
@@ -72,7 +72,8 @@ class WordTable:
     def _repr_html_(self) -> str:
         header = ["word", "occurrences", f"mean of {self.unit}", "above 0"]
         rows = [[one.word, str(one.count), f"{one.mean:+.3g}", f"{one.positive:.0%}"] for one in self._ends()]
-        return html_table(header, rows, f"{len(self.words)} words of {self.explanations} texts")
+        caption = f"{len(self.words)} words of {self.explanations} texts"
+        return rendered("table.html", header=header, rows=rows, caption=caption)
 
 
 def word_table(explanations: Iterable[Explanation], min_count: int = 1) -> WordTable:

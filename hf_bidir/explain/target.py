@@ -3,7 +3,7 @@
 For language models `y` is the logit minus the mean over the vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,8 @@ from hf_bidir.explain.record import Inputs, Record, leading_tokens, patch_size, 
 from hf_bidir.modeling.activations import upcast
 
 ROWS = ("logits", "sentence_embedding", "last_hidden_state")  # outputs that are explained, the first one present
-Target = int | str | Sequence[int] | Tensor | None
+Target = int | str | Sequence[int] | Tensor | None  # one for all examples, or one per example
+Position = int | Tensor | None  # the token that is read, likewise
 
 
 @dataclass(frozen=True)
@@ -43,23 +44,12 @@ class Readout:
 
 
 def choose_readout(
-    model: PreTrainedModel,
-    outputs: ModelOutput,
-    target: Target,
-    position: int | Tensor | None,
-    default: int | Tensor = 0,
+    model: PreTrainedModel, outputs: ModelOutput, target: Target, position: Position, default: int | Tensor = 0
 ) -> Readout:
-    """Resolve `target` and `position` for the outputs of a batch.
+    """Resolve `target` and `position`, or the `default` one of a model without a head, for the outputs of a batch.
 
-    Args:
-        target: a class by index or name, or one index per example; None for the predicted class. A model without a
-            head takes no target: `y` is the projection on its own hidden state, or on its own embedding. A sentence
-            encoder that is compared with a text has the similarity to it as `y`.
-        position: for heads with an output per token (language modelling, token classes), the position to explain.
-        default: the position for a model without a head, if `position` is None.
-
-    Raises:
-        ValueError: an unknown class, a position that is missing or out of range, or a head with other outputs.
+    Without a head there is no target: `y` is the projection of the hidden state, or of the embedding, on itself. For a
+    sentence encoder that is compared with a text it is the similarity. Raises ValueError for what does not exist.
     """
     check_position(model, position)
     rows = _rows(outputs)
@@ -102,7 +92,7 @@ def reads_beginning(model: PreTrainedModel) -> bool:
     return kind_of(model).per_token or takes_embedding(model)
 
 
-def check_position(model: PreTrainedModel, position: int | Tensor | None) -> None:
+def check_position(model: PreTrainedModel, position: Position) -> None:
     """Raise ValueError if a head with an output per token has no position, or another classifier has one."""
     name = type(model).__name__
     if kind_of(model).per_token and position is None:
@@ -148,7 +138,7 @@ class InputFunction:
     length: int  # tokens in the model's sequence
     readout: Readout | None  # None: that of the outputs of `score`, for a function of one point
     target: Target = None
-    position: int | Tensor | None = None
+    position: Position = None
     keep_first: Tensor | None = None  # boolean [batch]: texts whose first token is part of the baseline
 
     @classmethod
@@ -156,11 +146,9 @@ class InputFunction:
     def of(
         cls, model, inputs, target, position, *, one_point: bool = False, keep_first: bool | None = None
     ) -> "InputFunction":
-        """The function of these inputs.
+        """The function of these inputs, at `one_point` only: saves a forward pass for texts and models with logits.
 
-        Args:
-            one_point: it will be computed at the inputs only; saves a forward pass for texts and models with logits.
-            keep_first: whether the first token of a text is part of the baseline; None: where attention is causal.
+        `keep_first`: whether the first token of a text is part of the baseline; None: where attention is causal.
         """
         record = Record.of(model, inputs)
         check_differentiable(model)
@@ -182,8 +170,7 @@ class InputFunction:
     def baseline(self) -> Tensor:
         """Images of zeros, or padding at every token, except the first of a text in `keep_first`.
 
-        Causal models use the first token as a sink: most attention goes to it and most of their computation depends on
-        it. On a path that starts without it, y changes too abruptly for an integral of few steps.
+        It is the sink of causal attention: without it, y changes too abruptly for an integral of few steps.
         """
         if self.start.dim() == 4:
             return torch.zeros_like(self.start)
@@ -236,29 +223,26 @@ def predictions(
     processor,
     parts: Sequence[Inputs],
     target: Target,
-    position: int | Tensor | None,
+    position: Position,
     windows: Sequence[int] | None = None,
 ) -> list[Prediction]:
-    """The predictions for a batch.
+    """The predictions for a batch, in parts that run together.
 
-    Args:
-        parts: the batch in parts that run together.
-        windows: the number of windows of each example, one below the other in the batch; y is their mean. By default
-            every row is an example of its own.
+    y is the mean over the `windows` of an example, which are rows below each other; by default each row is an example.
     """
     with in_evaluation(model):
         names, every, places = zip(*(_explained_rows(Record.of(model, part)) for part in parts), strict=True)
     rows = torch.cat(every)
     read = None if places[0] is None else torch.cat(places)
     windows = [1] * len(rows) if windows is None else windows
-    several, means = any(count > 1 for count in windows), []
-    if several and read is not None:  # the rows of one example are read each at its own position
+    means = []
+    if read is not None and len(windows) < len(rows):  # the rows of one example are read each at its own position
         outputs = ModelOutput(last_hidden_state=rows)
         values = choose_readout(model, outputs, target, position, read)(outputs)
         means = [own.mean().item() for own in values.split(list(windows))]
         first = torch.tensor([sum(windows[:index]) for index in range(len(windows))])
         rows, read = rows[first], read[first]
-    elif several:
+    elif len(windows) < len(rows):
         rows = torch.stack([own.mean(0) for own in rows.split(list(windows))])
     outputs = ModelOutput({names[0]: rows})
     readout = choose_readout(model, outputs, target, position, 0 if read is None else read)
@@ -273,10 +257,7 @@ def batches(inputs: Mapping[str, Tensor], size: int) -> Iterator[dict[str, Tenso
 
 
 def _explained_rows(record: Record) -> tuple[str, Tensor, Tensor | None]:
-    """The name of the explained output and its rows, in at least fp32 if they are logits.
-
-    They are logits or an embedding; or the hidden states of a model without a head, with the position it is read at.
-    """
+    """The name of the explained output and its rows; of hidden states also the position that they are read at."""
     model = record.model
     if record.kept or not (has_head(model) or takes_embedding(model)):
         outputs = record.read()[0]
@@ -291,11 +272,13 @@ def _explained_rows(record: Record) -> tuple[str, Tensor, Tensor | None]:
     return "last_hidden_state", outputs.last_hidden_state, record.position
 
 
-def _described(
-    model: PreTrainedModel, processor, outputs: ModelOutput, readout: Readout, row: int, value: float
-) -> Prediction:
+def _described(model: Any, processor, outputs: ModelOutput, readout: Readout, row: int, value: float) -> Prediction:
     if takes_embedding(model):
-        return Prediction(_similarity(model, value), value, None)
+        what = "the embedding before normalisation projected on its own direction"
+        more = "; --against TEXT explains its similarity to a text"
+        if model.reference is not None:
+            what, more = f'its {model.similarity} similarity to "{visible(model.against)}"', ""
+        return Prediction(f"Embedding ({model.described}). Explained: y, {what}, {signed(value)}{more}.", value, None)
     place = None if readout.positions is None else int(readout.positions[row])
     if "logits" not in outputs:
         y = f"y, the hidden state of token {place} projected on its own direction, {signed(value)}"
@@ -306,21 +289,17 @@ def _described(
         return Prediction(f"Prediction, and explained: y = {signed(value)}.", value, explained)
     several = getattr(model.config, "problem_type", None) == "multi_label_classification"
     probabilities = logits.float().sigmoid() if several else logits.float().softmax(-1)
-    name = _name_of(model, processor)
+
+    def name(index: int) -> str:
+        """What names a class, or a token of the vocabulary."""
+        tokens = kind_of(model).names_tokens
+        return f'"{spelled(processor, [index])[0]}"' if tokens else model.config.id2label[index]
+
     mean = " minus the mean of all tokens" if kind_of(model).names_tokens else ""
     y = f"y, the logit of {name(explained)}{mean}, {signed(value)}"
     other = f" (probability {probabilities[explained]:.1%})" if explained != predicted else ""
     text = f"Prediction: {name(predicted)} ({probabilities[predicted]:.1%}). Explained: {y}{other}."
     return Prediction(text, value, explained)
-
-
-def _similarity(model: Any, value: float) -> str:
-    """What is explained of a text's embedding, in words."""
-    if model.reference is not None:
-        what = f'{model.similarity} similarity to "{visible(model.against)}"'
-        return f"Embedding ({model.described}). Explained: y, its {what}, {signed(value)}."
-    y = f"y, the embedding before normalisation projected on its own direction, {signed(value)}"
-    return f"Embedding ({model.described}). Explained: {y}; --against TEXT explains its similarity to a text."
 
 
 def token_level(model, processor, example: Example, target, position) -> tuple[str | int | None, int | None]:
@@ -355,10 +334,3 @@ def _word_piece(tokenizer, word: str) -> int:
         split = f", but {parts}; choose one of them" if len(known) > 1 else ""
         raise ValueError(f"target {word!r} is not one token of the vocabulary{split}.{whole if split else ''}")
     return token
-
-
-def _name_of(model: PreTrainedModel, processor) -> Callable[[int], str]:
-    """What names a class, or a token of the vocabulary."""
-    if kind_of(model).names_tokens:
-        return lambda index: f'"{spelled(processor, [index])[0]}"'
-    return lambda index: model.config.id2label[index]

@@ -106,22 +106,9 @@ def random_softmax(layers: int = 3, batch: int = 2, heads: int = 2, length: int 
 
 
 TEXT_METHODS = [name for name, method in METHODS.items() if not method.of_patches]
-WORDS = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    "a",
-    "good",
-    "bad",
-    "film",
-    "un",
-    "##believ",
-    "##ably",
-    "<b>",
-    "!",
-]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = [*SPECIAL, "a", "good", "bad", "film", "un", "##believ", "##ably", "<b>", "!"]
+NAMES = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1}}
 
 
 def tokenizer():
@@ -130,33 +117,27 @@ def tokenizer():
 
     pieces = Tokenizer(models.WordPiece({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
     pieces.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    pieces.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    names = {
-        "unk_token": "[UNK]",
-        "pad_token": "[PAD]",
-        "cls_token": "[CLS]",
-        "sep_token": "[SEP]",
-        "mask_token": "[MASK]",
-    }
+    ends = [("[CLS]", 2), ("[SEP]", 3)]
+    pieces.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    names = {f"{piece[1:-1].lower()}_token": piece for piece in SPECIAL}
     return PreTrainedTokenizerFast(tokenizer_object=pieces, **names)
+
+
+def saved(model, processor, folder):
+    """The folder with the model and its tokenizer or image processor."""
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture
 def checkpoint(tmp_path):
     """A signed text classifier with its tokenizer."""
-    bert(id2label={0: "negative", 1: "positive"}, label2id={"negative": 0, "positive": 1}).save_pretrained(
-        tmp_path / "signed"
-    )
-    tokenizer().save_pretrained(tmp_path / "signed")
-    return tmp_path / "signed"
+    return saved(bert(**NAMES), tokenizer(), tmp_path / "signed")
 
 
 @pytest.fixture
 def stock_checkpoint(tmp_path):
     """A softmax text classifier of plain transformers, with its tokenizer."""
     torch.manual_seed(0)
-    BertForSequenceClassification(BertConfig(**SHAPE)).save_pretrained(tmp_path / "stock")
-    tokenizer().save_pretrained(tmp_path / "stock")
-    return tmp_path / "stock"
+    return saved(BertForSequenceClassification(BertConfig(**SHAPE)), tokenizer(), tmp_path / "stock")

@@ -23,7 +23,7 @@ from hf_bidir.explain import (
 from hf_bidir.explain.api import explain_checkpoint
 from hf_bidir.explain.inputs.text import spelled, visible
 from hf_bidir.finetune.data.tokenizer import train_byte_level
-from tests.explain.conftest import with_biases
+from tests.explain.conftest import saved, with_biases
 
 PROMPT, NEXT = "the film was", "not good"
 TOKENIZER = train_byte_level([f"{PROMPT} {NEXT} and the film was bad"] * 9, vocab_size=290, max_length=16)
@@ -51,9 +51,7 @@ def model():
 
 @pytest.fixture
 def folder(model, tmp_path):
-    model.save_pretrained(tmp_path / "model")
-    TOKENIZER.save_pretrained(tmp_path / "model")
-    return str(tmp_path / "model")
+    return str(saved(model, TOKENIZER, tmp_path / "model"))
 
 
 @pytest.mark.parametrize(
@@ -86,6 +84,15 @@ def test_a_given_continuation_is_explained_token_by_token(model):
     assert f"{found.written[0]} ({found.probabilities[0]:.1%})  " in found.summary()
 
 
+def test_explain_takes_the_continuation_of_a_single_prompt(model):
+    found = explain(model, TOKENIZER, PROMPT, continuation=NEXT)
+    expected = explain_continuation(model, TOKENIZER, PROMPT, NEXT)
+    assert found.written == expected.written
+    torch.testing.assert_close(found.scores["Δy"], expected.scores["Δy"])
+    with pytest.raises(ValueError, match="expected a single prompt to continue, got a list"):
+        explain(model, TOKENIZER, [PROMPT], new_tokens=2)
+
+
 def test_without_a_continuation_the_generated_text_is_explained(model):
     found = explain_continuation(model, TOKENIZER, PROMPT, new_tokens=4)
     inputs = TOKENIZER(PROMPT, return_tensors="pt")
@@ -109,9 +116,10 @@ def test_y_is_the_logit_minus_the_mean_so_a_shift_of_all_logits_changes_nothing(
 
 
 def test_the_page_colours_the_tokens_that_each_token_attends_to(folder):
-    page = explain_checkpoint(folder, PROMPT, continuation=NEXT).page()
+    found = explain_checkpoint(folder, PROMPT, continuation=NEXT)
+    page = found.page()
     parts = page.split("<h2>→ ")[1:]
-    assert len(parts) == len(explain_checkpoint(folder, PROMPT, continuation=NEXT).written)
+    assert len(parts) == len(found.written) == found._repr_html_().count("<h2>→ ")
     assert [part.count('<span class="word">') for part in parts] == list(range(3, 3 + len(parts)))
     ends = set(re.findall(r'<div class="scale"><span>(.*?)</span>', page))
     assert len(ends) == 1  # one colour scale for all rows
@@ -183,8 +191,8 @@ def test_the_first_token_of_causal_attention_stays_in_the_baseline_as_the_sink(m
         (PROMPT, {"new_tokens": 20}, "the prompt has 3 tokens and 20 follow, but "),
         (PROMPT, {"target": "unheard"}, r"'unheard' is not one token of the vocabulary, but ' ' \+ 'u' \+ 'n' \+ "),
         (PROMPT, {"target": " "}, "expected a word of the vocabulary"),
-        (PROMPT, {"target": "bad", "new_tokens": 2}, "is explained for each token that follows; leave out --target"),
-        (PROMPT, {"continuation": NEXT, "new_tokens": 2}, "expected --continuation .* or --new-tokens"),
+        (PROMPT, {"target": "bad", "new_tokens": 2}, "is explained for each token that follows; leave out target"),
+        (PROMPT, {"continuation": NEXT, "new_tokens": 2}, "expected a continuation .* or new_tokens"),
     ],
 )
 def test_bad_input_is_one_error_with_the_expectation(text, chosen, told, folder):

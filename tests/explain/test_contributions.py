@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import BertConfig, BertForSequenceClassification
 
-from hf_bidir import BidirBertForMaskedLM, BidirBertForQuestionAnswering, BidirBertModel
+from hf_bidir import BidirBertForMaskedLM, BidirBertForQuestionAnswering, BidirBertModel, tanhmax
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients
 from hf_bidir.explain import contributions, edge_contributions, flip_heads, pooled_contributions
 from tests.explain.conftest import bert, images, sentences, vit
@@ -103,27 +103,14 @@ def test_a_masked_language_model_is_explained_at_a_position():
     torch.testing.assert_close(total, expected[:, :, 2].detach())
 
 
-class Pooling(torch.nn.Module):
-    """One attention layer over the tokens, then a linear map: the paper's model."""
-
-    def __init__(self):
-        super().__init__()
-        self.score, self.value, self.readout = torch.nn.Linear(4, 1), torch.nn.Linear(4, 6), torch.nn.Linear(6, 3)
-
-    def forward(self, tokens):
-        scores = self.score(tokens).squeeze(-1)
-        coefficients = torch.sinh(scores) / torch.cosh(scores).sum(-1, keepdim=True)
-        values = self.value(tokens)
-        return self.readout((coefficients.unsqueeze(-1) * values).sum(1)), coefficients, values
-
-
 def test_pooled_contributions_add_up_to_the_logit_without_its_bias():
     torch.manual_seed(0)
-    model = Pooling()
-    logits, coefficients, values = model(torch.randn(2, 5, 4))
-    shares = pooled_contributions(coefficients, values, model.readout.weight[1])
-    torch.testing.assert_close(shares.sum(-1), logits[:, 1] - model.readout.bias[1])
-    flipped = pooled_contributions(-coefficients, -values, model.readout.weight[1])
+    readout, values = torch.nn.Linear(6, 3), torch.randn(2, 5, 6)
+    coefficients = tanhmax(torch.randn(2, 5))
+    logits = readout((coefficients.unsqueeze(-1) * values).sum(1))
+    shares = pooled_contributions(coefficients, values, readout.weight[1])
+    torch.testing.assert_close(shares.sum(-1), logits[:, 1] - readout.bias[1])
+    flipped = pooled_contributions(-coefficients, -values, readout.weight[1])
     torch.testing.assert_close(flipped, shares)
 
 

@@ -16,30 +16,50 @@ def logit(model, inputs, target=1):
     return model(**inputs).logits[:, target]
 
 
-@pytest.mark.parametrize(("model", "inputs", "negative_mass"), [(bert, sentences, 0.0), (vit, images, 1.0)])
-def test_renormalising_keeps_the_sum_of_magnitudes(model, inputs, negative_mass):
-    model, inputs = model(negative_mass), inputs()
-    effects = erasure(model, inputs, target=1)
-    for token in (0, 3):
+def renormalised(model, inputs, token):
+    def edit(a):
+        others = a.clone()
+        others[..., token] = 0
+        return others * a.abs().sum(-1, keepdim=True) / others.abs().sum(-1, keepdim=True)
 
-        def edit(a, token=token):
-            others = a.clone()
-            others[..., token] = 0
-            return others * a.abs().sum(-1, keepdim=True) / others.abs().sum(-1, keepdim=True)
-
-        with edited_coefficients(model, edit):
-            without = logit(model, inputs)
-        torch.testing.assert_close(effects[:, token], logit(model, inputs) - without, atol=1e-5, rtol=1e-4)
+    with edited_coefficients(model, edit):
+        return logit(model, inputs)
 
 
-def test_a_masked_token_is_padding():
-    model, inputs = bert(), sentences()
-    effects = erasure(model, inputs, target=1, how="mask")
-    for token in (0, 3):
-        keep = inputs["attention_mask"].clone()
-        keep[:, token] = 0
-        without = logit(model, {**inputs, "attention_mask": keep})
-        torch.testing.assert_close(effects[:, token], logit(model, inputs) - without, atol=1e-5, rtol=1e-4)
+def masked(model, inputs, token):
+    keep = inputs["attention_mask"].clone()
+    keep[:, token] = 0
+    return logit(model, {**inputs, "attention_mask": keep})
+
+
+def deleted(model, inputs, token):
+    return logit(model, {k: torch.cat([v[:, :token], v[:, token + 1 :]], 1) for k, v in inputs.items()})
+
+
+def painted(model, inputs, token):
+    pixels, (row, column) = inputs["pixel_values"].clone(), divmod(token - 1, 4)
+    pixels[:, :, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2] = 0  # patches of 2 x 2 pixels
+    return logit(model, {"pixel_values": pixels})
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "how", "without", "tokens"),
+    [
+        (lambda: bert(0.0), sentences, "renormalise", renormalised, (0, 3)),
+        (vit, images, "renormalise", renormalised, (0, 3)),
+        (bert, sentences, "mask", masked, (0, 3)),
+        (bert, sentences, "token", deleted, (1, 3)),
+        (vit, images, "token", painted, (1, 8)),
+    ],
+)
+def test_the_effect_of_a_token_is_the_fall_of_the_logit_without_it(model, inputs, how, without, tokens):
+    model, inputs = model(), inputs()
+    effects = erasure(model, inputs, target=1, how=how)
+    for token in tokens:
+        expected = logit(model, inputs) - without(model, inputs, token)
+        torch.testing.assert_close(effects[:, token], expected, atol=1e-5, rtol=1e-4)
+    if how == "token":
+        assert not effects[:, 0].any()  # the output is read from the first token
 
 
 @pytest.mark.parametrize(("model", "inputs"), BATCHES)
@@ -52,16 +72,10 @@ def test_on_softmax_masking_and_renormalising_are_the_same(model, inputs):
     assert masked.abs().max() > 0.01
 
 
-def test_a_token_is_deleted_from_the_text():
+def test_positions_move_up_and_a_single_token_is_not_deleted():
     model, inputs = bert(), sentences()
-    effects = erasure(model, inputs, target=1, how="token")
-    for token in (1, 3):
-        shorter = {k: torch.cat([v[:, :token], v[:, token + 1 :]], 1) for k, v in inputs.items()}
-        without = logit(model, shorter)
-        torch.testing.assert_close(effects[:, token], logit(model, inputs) - without, atol=1e-5, rtol=1e-4)
-    assert not effects[:, 0].any()  # the output is read from the first token
     positions = inputs | {"position_ids": torch.arange(6).unsqueeze(0)}
-    torch.testing.assert_close(erasure(model, positions, target=1, how="token"), effects)
+    torch.testing.assert_close(erasure(model, positions, how="token"), erasure(model, inputs, how="token"))
     assert erasure(model, {"input_ids": torch.tensor([[2]])}, how="token").tolist() == [[0.0]]
 
 
@@ -76,17 +90,6 @@ def test_the_position_moves_with_its_token_if_an_earlier_one_is_deleted():
             logits = model(**shorter).logits[:, place]
             without = logits[:, 7] - logits.mean(-1)
             torch.testing.assert_close(effects[:, token], whole - without, atol=1e-5, rtol=1e-4)
-
-
-def test_an_erased_patch_is_set_to_0():
-    model, inputs = vit(), images()
-    effects = erasure(model, inputs, target=1, how="token")
-    painted = inputs["pixel_values"].clone()
-    painted[:, :, 2:4, 6:8] = 0  # row 1, column 3 of four: patch 7, token 8
-    without = logit(model, {"pixel_values": painted})
-    torch.testing.assert_close(effects[:, 8], logit(model, inputs) - without, atol=1e-5, rtol=1e-4)
-    assert effects.shape == (2, 17)
-    assert not effects[:, 0].any()
 
 
 @pytest.mark.parametrize("how", ["renormalise", "mask", "token"])

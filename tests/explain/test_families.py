@@ -26,16 +26,7 @@ from hf_bidir.explain import (
 )
 from hf_bidir.explain.record import record_coefficients
 from hf_bidir.modeling.signed_layers import signed_layers
-from tests.explain.conftest import (
-    FAMILIES,
-    NOT_ODD,
-    PICTURES,
-    TEXT_METHODS,
-    TEXTS,
-    family,
-    inputs_of,
-    tokenizer,
-)
+from tests.explain.conftest import FAMILIES, NOT_ODD, PICTURES, TEXT_METHODS, TEXTS, family, inputs_of, saved, tokenizer
 
 TEXT_FAMILIES = [name for name in FAMILIES if "Image" not in name]
 CAUSAL = ["GPT2ForSequenceClassification", "LlamaForSequenceClassification"]
@@ -252,13 +243,10 @@ def test_the_command_explains_a_checkpoint_of_any_family(name, tmp_path):
     model = family(name, **EXPLAINED[name])
     of_images = model.main_input_name == "pixel_values"
     processor = ViTImageProcessor(size={"height": 8, "width": 8}) if of_images else tokenizer()
-    model.save_pretrained(tmp_path / "model")
-    processor.save_pretrained(tmp_path / "model")
+    folder = saved(model, processor, tmp_path / "model")
     Image.effect_noise((8, 8), 80).save(tmp_path / "noise.png")
     text_or_image = str(tmp_path / "noise.png") if of_images else "a unbelievably good film"
-    result = CliRunner().invoke(
-        app, ["explain", str(tmp_path / "model"), text_or_image, "--output", str(tmp_path / "out")]
-    )
+    result = CliRunner().invoke(app, ["explain", str(folder), text_or_image, "--output", str(tmp_path / "out")])
     assert result.exit_code == 0, result.output
     assert ("patch in row" if of_images else "unbelievably") in result.output
     assert ("its encoder is explained instead" in result.output) == name.endswith("QuestionAnswering")

@@ -107,7 +107,6 @@ def test_coefficients_beyond_one_do_not_overflow_the_solver():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"attentions": (None,)}, r'set_attn_implementation\("eager"\)'),
         ({"attentions": [torch.full((2, 1, 5, 5), torch.nan)]}, "finite coefficients"),
         ({"source": 5}, "position of a token, not padding, from 0 to 4; got 5"),
         ({"source": [0, 1, 2]}, r"one per example \(2\)"),

@@ -17,9 +17,7 @@ from hf_bidir.explain import edge_contributions, explain, flip_heads, load_check
 from hf_bidir.explain.record import record_coefficients
 from hf_bidir.finetune.arguments import RunArguments
 from hf_bidir.finetune.trainer import SignedTrainer
-from tests.explain.conftest import bert, sentences, tokenizer
-
-NAMES = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1}}
+from tests.explain.conftest import NAMES, bert, sentences, tokenizer
 
 
 def quietly(model, batches, **options):

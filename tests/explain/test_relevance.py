@@ -55,6 +55,14 @@ def recorded_attention(model):
         yield calls
 
 
+def attended(model, inputs):
+    """`y` under the rules, and what goes into and out of every attention."""
+    with in_evaluation(model), torch.enable_grad():
+        function = InputFunction.of(model, inputs, 1, None)
+        with recorded_attention(model) as calls, relevance_rules(model):
+            return function.score(function.start.clone().requires_grad_(), function.rows), calls
+
+
 def absorbed_by_attention(y, calls):
     """The relevance that reaches a context and goes on to neither query, key nor value."""
     gradients = iter(torch.autograd.grad(y.sum(), [x for call in calls for x in call], retain_graph=True))
@@ -74,12 +82,8 @@ def test_relevance_sums_to_the_logit_without_what_the_normalisers_absorb(name, n
     model = without_biases(family(name, negative_mass))
     inputs = doubled(inputs_of(model))
     scores = relevance(model, inputs, target=1)
-    with in_evaluation(model), torch.enable_grad():
-        function = InputFunction.of(model, inputs, 1, None)
-        start = function.start.clone().requires_grad_()
-        with recorded_attention(model) as calls, relevance_rules(model):
-            y = function.score(start, function.rows)
-        absorbed = absorbed_by_attention(y, calls)
+    y, calls = attended(model, inputs)
+    absorbed = absorbed_by_attention(y, calls)
     torch.testing.assert_close(y.detach(), model(**inputs).logits[:, 1])
     assert abs(scores.sum().item() + absorbed - y.sum().item()) < 1e-6 * y.abs().max().item()
 
@@ -105,16 +109,12 @@ def test_a_product_of_coefficients_and_values_is_shared_half_and_half(negative_m
     """Of the relevance of a context, the values get half; query and key get as much as each other."""
     model = without_biases(bert(negative_mass))
     inputs = doubled(sentences())
-    with in_evaluation(model), torch.enable_grad():
-        function = InputFunction.of(model, inputs, 1, None)
-        start = function.start.clone().requires_grad_()
-        with recorded_attention(model) as calls, relevance_rules(model):
-            y = function.score(start, function.rows)
-        for query, key, value, context in calls:
-            found = torch.autograd.grad(y.sum(), [query, key, value, context], retain_graph=True)
-            q, k, v, o = ((x * g).sum() for x, g in zip((query, key, value, context), found, strict=True))
-            torch.testing.assert_close(v, o / 2)
-            torch.testing.assert_close(q, k)
+    y, calls = attended(model, inputs)
+    for call in calls:
+        found = torch.autograd.grad(y.sum(), call, retain_graph=True)
+        q, k, v, o = ((x * g).sum() for x, g in zip(call, found, strict=True))
+        torch.testing.assert_close(v, o / 2)
+        torch.testing.assert_close(q, k)
 
 
 def test_without_scores_relevance_is_that_of_constant_coefficients():

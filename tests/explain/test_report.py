@@ -15,7 +15,7 @@ from hf_bidir.cli import app
 from hf_bidir.explain import explain, load_checkpoint, read_text, token_scores
 from hf_bidir.explain.api import explain_checkpoint
 from hf_bidir.explain.registry import TEXT_DEFAULT
-from tests.explain.conftest import bert, tokenizer
+from tests.explain.conftest import NAMES, bert, tokenizer
 
 TEXT = "a unbelievably good film !"
 DIGITS = Path(__file__).parents[2] / "model_cards/digits-tanhmax"
@@ -49,10 +49,8 @@ def test_only_free_signs_need_an_orientation():
 
 
 def test_what_is_explained_of_a_model_without_probabilities():
-    assert (
-        "BidirBertModel has no head. Explained: y, the"
-        in explain(bert(head=BidirBertModel), tokenizer(), TEXT).explained
-    )
+    headless = explain(bert(head=BidirBertModel), tokenizer(), TEXT).explained
+    assert "BidirBertModel has no head. Explained: y, the" in headless
     regression = explain(bert(num_labels=1), tokenizer(), TEXT).explained
     assert regression.startswith("Prediction, and explained: y = ")
     assert "%" not in regression
@@ -61,8 +59,7 @@ def test_what_is_explained_of_a_model_without_probabilities():
 def test_the_printed_scores_are_those_of_the_method_by_word(checkpoint):
     explanation = explain_checkpoint(checkpoint, TEXT, target="negative", layer=1, head=0)
     example = read_text(tokenizer(), TEXT, 12)
-    model = bert(id2label={0: "negative", 1: "positive"}, label2id={"negative": 0, "positive": 1})
-    scores = token_scores(model, example.inputs, target=0, layer=1, head=0)
+    scores = token_scores(bert(**NAMES), example.inputs, target=0, layer=1, head=0)
     torch.testing.assert_close(explanation.scores, example.by_token(scores[0]))
     assert "Explained: y, the logit of negative" in explanation.summary()
 

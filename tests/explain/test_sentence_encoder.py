@@ -53,11 +53,7 @@ def test_y_is_the_similarity_that_sentence_transformers_computes(mode, tmp_path)
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"similarity_fn_name": "dot"},
-        {"default_prompt_name": "q", "prompts": {"q": "good "}},
-    ],
+    "settings", [{"similarity_fn_name": "dot"}, {"default_prompt_name": "q", "prompts": {"q": "good "}}]
 )
 def test_the_settings_of_the_folder_count(settings, tmp_path):
     folder, stock = sentence_folder(tmp_path, "mean", ("Dense",), **settings)

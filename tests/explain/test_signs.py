@@ -3,25 +3,12 @@
 import pytest
 import torch
 
-from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, register_attn_activation, tanhmax
+from hf_bidir import register_attn_activation, tanhmax
 from hf_bidir.checkpoints.layer_hooks import observed_layers, signed_parts, without_negatives
 from hf_bidir.explain.orient import flip_heads
 from hf_bidir.explain.signs import negative_share, negative_variance_share
 from hf_bidir.modeling import activations
-from tests.explain.conftest import pooling
-
-SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
-
-
-def model_of(negative_mass):
-    torch.manual_seed(0)
-    config = BidirBertConfig(**SHAPE, vocab_size=30, attn_negative_mass=negative_mass, initializer_range=0.5)
-    return BidirBertForSequenceClassification(config).eval()
-
-
-def batch_of():
-    keep = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
-    return {"input_ids": torch.arange(10).view(2, 5), "attention_mask": keep}
+from tests.explain.conftest import bert, pooling, sentences
 
 
 def shown_coefficients(model, batch):
@@ -33,7 +20,7 @@ def shown_coefficients(model, batch):
 
 
 def test_the_share_is_that_of_the_coefficients_which_the_model_returns():
-    model, batch = model_of(1.0), batch_of()
+    model, batch = bert(), sentences()
     shown = shown_coefficients(model, batch)
     large = shown[shown.abs() > 0.01]
     expected = (large < 0).float().mean().item()
@@ -45,7 +32,7 @@ def test_the_share_is_that_of_the_coefficients_which_the_model_returns():
 
 
 def test_without_negatives_a_model_computes_what_its_positive_coefficients_give(monkeypatch):
-    model, batch = model_of(1.0), batch_of()
+    model, batch = bert(), sentences()
     monkeypatch.setattr(activations, "_ACTIVATIONS", dict(activations._ACTIVATIONS))
     register_attn_activation("positive_part", lambda scores, keep=None, dim=-1: tanhmax(scores, keep, dim).clamp_min(0))
     model.config.attn_activation = "positive_part"
@@ -59,7 +46,7 @@ def test_without_negatives_a_model_computes_what_its_positive_coefficients_give(
 
 
 def test_the_signed_parts_of_a_layer_are_what_its_coefficients_of_either_sign_give():
-    model, batch, values, parts = model_of(1.0), batch_of(), [], []
+    model, batch, values, parts = bert(), sentences(), [], []
 
     def observe(layer, key, value, context):
         values.append(value)
@@ -70,25 +57,25 @@ def test_the_signed_parts_of_a_layer_are_what_its_coefficients_of_either_sign_gi
         model(**batch)
     model.set_attn_implementation("eager")
     coefficients = model(**batch, output_attentions=True).attentions
-    assert [layer for layer, _, _ in parts] == [0, 1]
+    assert [layer for layer, _, _ in parts] == [0, 1, 2]
     for (_, positive, negative), a, value in zip(parts, coefficients, values, strict=True):
         torch.testing.assert_close(positive, (a * (a > 0) @ value).transpose(1, 2))
         torch.testing.assert_close(negative, (a * (a < 0) @ value).transpose(1, 2))
 
 
 def test_the_shares_of_the_variance_depend_on_the_signs_of_heads_and_not_on_padding():
-    model, batch = model_of(1.0), batch_of()
+    model, batch = bert(), sentences()
     share = negative_variance_share(model, [batch])
-    assert not negative_variance_share(model_of(0.0), [batch]).any()  # softmax
+    assert not negative_variance_share(bert(0.0), [batch]).any()  # softmax
     padded = {name: torch.nn.functional.pad(x, (0, 4)) for name, x in batch.items()}
     torch.testing.assert_close(negative_variance_share(model, [padded]), share)
-    flipped = torch.tensor([[True, False], [False, True]])
+    flipped = torch.tensor([[True, False], [False, True], [True, True]])
     flip_heads(model, flipped)
     torch.testing.assert_close(negative_variance_share(model, [batch]), torch.where(flipped, 1 - share, share))
 
 
 def test_the_share_of_a_recurrent_classifier_is_that_of_its_pooling():
-    model, batch = pooling(), batch_of()
+    model, batch = pooling(), sentences()
     coefficients = model(**batch, output_attentions=True).attentions[0][:, 0, 0]
     large = coefficients[coefficients.abs() > 1e-3]
     assert negative_share(model, [batch]) == pytest.approx((large < 0).float().mean().item())

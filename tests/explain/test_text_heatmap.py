@@ -1,16 +1,21 @@
 """Texts with signed scores: as a figure, and as a page that runs nothing."""
 
 import re
+import warnings
 from html.parser import HTMLParser
 from itertools import pairwise
 
+import matplotlib
 import numpy as np
 import pytest
 import torch
 from matplotlib.patches import Rectangle
+from matplotlib.text import Text
 
 from hf_bidir.explain import text_heatmap
+from hf_bidir.explain.draw import fonts
 
+WITHOUT_LETTERS = "cmex10"  # a font of brackets, which matplotlib brings
 HOSTILE = "<script>alert(1)</script>"
 
 
@@ -120,3 +125,30 @@ def test_the_page_shows_every_signed_number(tmp_path):
 def test_bad_input_is_one_error_with_the_expectation(tokens, scores, message):
     with pytest.raises(ValueError, match=message):
         text_heatmap(tokens, scores)
+
+
+@pytest.fixture
+def without_letters():
+    """Any warning of matplotlib is an error, and no other test has filled the caches."""
+    for cached in (fonts._family_with, fonts._warn):
+        cached.cache_clear()
+    with matplotlib.rc_context({"font.family": [WITHOUT_LETTERS]}), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def test_a_character_that_the_font_lacks_is_drawn_in_an_installed_one(without_letters, tmp_path, caplog):
+    figure = text_heatmap(["был", "good"], [1.0, -1.0], path=tmp_path / "scores.png")
+    (word,) = (text for text in figure.findobj(Text) if text.get_text() == "был")
+    assert word.get_family()[0] == WITHOUT_LETTERS
+    assert not fonts._lacking("был", word.get_family())
+    assert not caplog.text
+
+
+def test_characters_that_no_font_has_are_one_line(without_letters, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(fonts, "_installed", lambda: ["cmr10"])  # has Latin letters only
+    text_heatmap(["был", "good"], [1.0, -1.0], path=tmp_path / "scores.png")
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 1, lines
+    assert "has the characters б л ы −," in lines[0]
+    assert 'matplotlib.rcParams["font.family"]' in lines[0]

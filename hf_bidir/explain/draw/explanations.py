@@ -1,8 +1,8 @@
-"""Explanations as figures, as a page, and as a folder with both."""
+"""Explanations and alignments as figures, as a page, and as a folder with both."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -10,20 +10,16 @@ from matplotlib.figure import Figure
 from hf_bidir.common.files import replacing
 from hf_bidir.explain.draw.colors import Scale
 from hf_bidir.explain.draw.figures import alignment_grid, image_heatmap, layer_head_grid
-from hf_bidir.explain.draw.page import TextBlock, html_fragment, html_page, png_of
+from hf_bidir.explain.draw.page import TextBlock, png_of, rendered
 from hf_bidir.explain.draw.photo import photo_heatmap
 from hf_bidir.explain.draw.text import text_blocks, text_heatmap
 from hf_bidir.explain.registry import METHODS
-from hf_bidir.explain.result import Explanation
-
-if TYPE_CHECKING:
-    from hf_bidir.explain.generation import Alignment
+from hf_bidir.explain.result import Alignment, Explanation
 
 SMOOTH = 10  # rows of patches from which an image is drawn as a photograph under a smooth map
 FIGURES = ("scores", "rollout-flow", "heads", "alignment")
 PAGE = "index.html"
 PAGE_MARK = '<meta name="generator" content="hf-bidir explain">'  # in page.html
-ROWS_AND_COLUMNS = "Rows: generated tokens. Columns: source tokens."
 
 
 def draw(explanation: Explanation, methods: list[str]) -> Figure:
@@ -32,15 +28,15 @@ def draw(explanation: Explanation, methods: list[str]) -> Figure:
     scores = {name: explanation.shown(known[name])[1] for name in methods}
     units = {name: METHODS[name].unit for name in methods}
     if methods == [explanation.method]:
-        hidden, reading = " ".join([explanation.hidden(), *explanation.notes]), explanation.reading()
+        hidden, reading = " ".join([explanation.hidden(), *explanation.notes]), _reading(explanation)
         limit = explanation.scale().limit
     else:  # rollout and flow, which have different units
         scores = {name: values / values.abs().max().clamp_min(1e-12) for name, values in scores.items()}
         units, hidden, limit = dict.fromkeys(methods, "share of the largest"), "", 1.0
         same = "each is divided by its largest score, so all are on one colour scale, 0 to 1"
         reading = f"How to read: {METHODS[methods[0]].how_to_read}; {same}."
-    captions = "; ".join(explanation.caption(name) for name in methods)
-    caption = " ".join(filter(None, [f"{captions[0].upper()}{captions[1:]}.", hidden, explanation.explained, reading]))
+    captions = _sentence("; ".join(explanation.caption(name) for name in methods))
+    caption = " ".join(filter(None, [captions, hidden, explanation.explained, reading]))
     if example.grid is None:
         words, _ = explanation.shown(explanation.scores)
         return text_heatmap(words, scores, unit=units, caption=caption, limit=limit)
@@ -55,84 +51,92 @@ def draw(explanation: Explanation, methods: list[str]) -> Figure:
     return figure
 
 
-def _headings(explanation: Explanation) -> dict[str, str]:
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _reading(result: Explanation | Alignment) -> str:
+    """How to read the scores, of an alignment the first ones, with their colour scale."""
+    if isinstance(result, Alignment):
+        how, scale = result.how_to_read, Scale.of(next(iter(result.scores.values()))).sentence("all rows")
+    else:
+        how, scale = METHODS[result.method].how_to_read, result.scale().sentence("all scores")
+    return f"How to read: {how}; {scale}."
+
+
+def _headings(result: Explanation | Alignment) -> dict[str, str]:
     """The headings of the figures by names of `FIGURES`."""
-    found = {"scores": explanation.caption(explanation.method)}
-    if explanation.traced:
-        found["rollout-flow"] = " and ".join(explanation.traced).capitalize()
-    if explanation.heads is not None and explanation.heads.numel() > 1:
-        found["heads"] = "Contribution of each layer and head"
-    return found
+    if isinstance(result, Alignment):
+        return {"alignment": "Rows: generated tokens. Columns: source tokens."}
+    headings = {"scores": result.caption(result.method)}
+    if result.traced:
+        headings["rollout-flow"] = " and ".join(result.traced).capitalize()
+    if result.heads is not None and result.heads.numel() > 1:
+        headings["heads"] = "Contribution of each layer and head"
+    return headings
 
 
-def figures_of(explanation: Explanation) -> dict[str, tuple[str, Figure]]:
-    headings, drawn = _headings(explanation), {"scores": draw(explanation, [explanation.method])}
-    if "rollout-flow" in headings:
-        drawn["rollout-flow"] = draw(explanation, list(explanation.traced))
-    if explanation.heads is not None and "heads" in headings:
-        scale = Scale.of(explanation.heads).sentence("all heads")
+def figures_of(result: Explanation | Alignment) -> dict[str, tuple[str, Figure]]:
+    return {name: (heading, _figure(result, name)) for name, heading in _headings(result).items()}
+
+
+def _figure(result: Explanation | Alignment, name: str) -> Figure:
+    if isinstance(result, Alignment):
+        caption = f"{_sentence(result.what)} {result.explained.rstrip('.')}. {_reading(result)}"
+        return alignment_grid(result.rows, result.source, result.scores, caption=caption)
+    if name == "heads" and result.heads is not None:
+        scale = Scale.of(result.heads).sentence("all heads")
         reading = f"How to read: {METHODS['contributions'].how_to_read}; {scale}."
-        caption = f"Contributions, summed over all tokens. {explanation.explained} {reading}"
-        drawn["heads"] = layer_head_grid(explanation.heads, unit="a · ∂y/∂a", caption=caption)
-    return {name: (headings[name], figure) for name, figure in drawn.items()}
+        caption = f"Contributions, summed over all tokens. {result.explained} {reading}"
+        return layer_head_grid(result.heads, unit="a · ∂y/∂a", caption=caption)
+    return draw(result, [result.method] if name == "scores" else list(result.traced))
 
 
-def page_of(explanation: Explanation, pictures: Mapping[str, bytes] | None = None) -> str:
+def page_of(result: Explanation | Alignment, pictures: Mapping[str, bytes] | None = None) -> str:
     if pictures is None:
-        pictures = {name: png_of(figure) for name, (_, figure) in figures_of(explanation).items()}
-    headings, blocks = _headings(explanation), []
-    if explanation.example.grid is None:
-        del headings["scores"]
-        blocks = _blocks(explanation)
-    by_heading = {heading: pictures[name] for name, heading in headings.items()}
-    notes = [*explanation.notes, explanation.hidden(), explanation.sums(), explanation.reading()]
-    return html_page(explanation.explained, blocks=blocks, pictures=by_heading, caption=" ".join(filter(None, notes)))
+        pictures = {name: png_of(figure) for name, (_, figure) in figures_of(result).items()}
+    blocks, headings = _blocks(result), _headings(result)
+    drawn = {heading: pictures[name] for name, heading in headings.items() if name != "scores" or not blocks}
+    return rendered("page.html", title=result.explained, blocks=blocks, pictures=drawn, caption=_caption(result))
 
 
-def fragment_of(explanation: Explanation) -> str:
+def fragment_of(result: Explanation | Alignment) -> str:
     """The scores as HTML for a notebook."""
-    notes = [explanation.explained, *explanation.notes, explanation.hidden(), explanation.sums(), explanation.reading()]
-    caption = " ".join(filter(None, notes))
-    if explanation.example.grid is not None:
-        pictures = {explanation.caption(explanation.method): png_of(explanation.plot())}
-        return html_fragment(pictures=pictures, caption=caption)
-    return html_fragment(blocks=_blocks(explanation), caption=caption)
-
-
-def _blocks(explanation: Explanation) -> list[TextBlock]:
-    tokens, scores = explanation.shown(explanation.scores)
-    scale, row = explanation.scale(), {explanation.caption(explanation.method): scores}
-    return text_blocks(tokens, row, METHODS[explanation.method].unit, scale.has_signs, scale.limit)
-
-
-def figures_of_alignment(alignment: "Alignment") -> dict[str, tuple[str, Figure]]:
-    what = f"{alignment.what[0].upper()}{alignment.what[1:]}"
-    caption = f"{what}. {alignment.explained.rstrip('.')}. {_reading(alignment)}"
-    grid = alignment_grid(alignment.rows, alignment.source, alignment.scores, caption=caption)
-    return {"alignment": (ROWS_AND_COLUMNS, grid)}
-
-
-def page_of_alignment(alignment: "Alignment", pictures: Mapping[str, bytes] | None = None) -> str:
-    if pictures is None:
-        pictures = {name: png_of(figure) for name, (_, figure) in figures_of_alignment(alignment).items()}
-    unit, rows = next(iter(alignment.scores.items()))
-    source, first, scale, blocks = alignment.source, alignment.first_length, Scale.of(rows), []
-    for step, (word, row) in enumerate(zip(alignment.rows, rows, strict=True)):
-        length = len(source) if first == len(source) else first + step
-        blocks += text_blocks(source[:length], {f"→ {word}": row[:length]}, unit, scale.has_signs, scale.limit)
-    caption = f"{alignment.what}. {_reading(alignment)}"
-    return html_page(
-        alignment.explained, blocks=blocks, pictures={ROWS_AND_COLUMNS: pictures["alignment"]}, caption=caption
+    blocks, drawn = _blocks(result), {}
+    if isinstance(result, Explanation) and not blocks:  # an image
+        drawn = {result.caption(result.method): png_of(result.plot())}
+    return rendered(
+        "fragment.html", blocks=blocks, pictures=drawn, caption=" ".join([result.explained, _caption(result)])
     )
 
 
-def _reading(alignment: "Alignment") -> str:
-    """One sentence on how to read the first panel and the page, with their common colour scale."""
-    scale = Scale.of(next(iter(alignment.scores.values())))
-    return f"How to read: {alignment.how_to_read}; {scale.sentence('all rows')}."
+def _caption(result: Explanation | Alignment) -> str:
+    if isinstance(result, Alignment):
+        return f"{result.what}. {_reading(result)}"
+    return " ".join(filter(None, [*result.notes, result.hidden(), result.sums(), _reading(result)]))
 
 
-def write_explanation(explanation: "Explanation | Alignment", folder: str | Path) -> list[Path]:
+def _blocks(result: Explanation | Alignment) -> list[TextBlock]:
+    """The texts with their scores, a row for each generated token; none for an image."""
+    if isinstance(result, Alignment):
+        unit, rows = next(iter(result.scores.items()))
+        scale, whole = Scale.of(rows), result.first_length == len(result.source)
+        lengths = [result.first_length + (0 if whole else step) for step in range(len(rows))]
+        steps = zip(result.rows, rows, lengths, strict=True)
+        named = [(f"→ {word}", result.source[:length], row[:length]) for word, row, length in steps]
+    elif result.example.grid is None:
+        unit, scale = METHODS[result.method].unit, result.scale()
+        named = [(result.caption(result.method), *result.shown(result.scores))]
+    else:
+        return []
+    return [
+        block
+        for heading, tokens, scores in named
+        for block in text_blocks(tokens, {heading: scores}, unit, scale.has_signs, scale.limit)
+    ]
+
+
+def write_explanation(explanation: Explanation | Alignment, folder: str | Path) -> list[Path]:
     """Write the figures as PNG, and index.html, a page with all of them, into `folder`.
 
     Replaces an earlier explanation. Everything is drawn first, then each file is written beside its target and renamed.

@@ -44,9 +44,8 @@ def image_heatmap(
         images: `[batch, height, width]` or `[batch, channels, height, width]`.
         scores: `[batch, rows, columns]`, or `[batch, patches]` for a square grid of patches.
         titles, unit, caption: one title per image, the label of the colour bar, and the text under the panels.
-        path: file to save the figure to; the suffix sets the format.
-        figure: a figure or subfigure to draw into; by default a new one.
-        limit: the magnitude of the strongest colour; by default the largest score.
+        path: file to save to; the suffix sets the format.
+        figure, limit: what to draw into, and the magnitude of the strongest colour; by default the largest score.
     """
     images, scores = _grey(images), _grid(scores)
     titles = [""] * len(images) if titles is None else list(titles)
@@ -112,9 +111,7 @@ def layer_head_grid(
 ) -> Figure:
     """Draw one coloured cell per layer and head, with its signed number unless it is close to 0.
 
-    Args:
-        values: `[layers, heads]`; layer 0 is drawn at the bottom.
-        unit, caption, path, limit: as in `image_heatmap`.
+    `values` are `[layers, heads]`, layer 0 at the bottom; other arguments as in `image_heatmap`.
     """
     values = as_array(values)
     if values.ndim != 2 or not values.size or not np.isfinite(values).all():
@@ -148,7 +145,6 @@ def alignment_grid(
     Args:
         written, source: the generated words, one per row, the first one on top; the source words, one per column.
         values: one panel per unit, `[written, source]` each; every panel has its own scale.
-        caption, path: as in `image_heatmap`.
     """
     grids, shape = {unit: as_array(grid) for unit, grid in values.items()}, (len(written), len(source))
     for unit, grid in grids.items():
@@ -193,7 +189,6 @@ def word_scatter(
     Args:
         words, coefficients, counts: `[length]` each; the mean over the occurrences of a word, and their number.
         polarity: `[length]`, above 0 for positive words, below 0 for negative ones.
-        unit, caption, path: as in `image_heatmap`.
     """
     coefficients, polarity, counts = as_array(coefficients), np.sign(as_array(polarity)), as_array(counts)
     if not coefficients.shape == polarity.shape == counts.shape == (len(words),) or not len(words):

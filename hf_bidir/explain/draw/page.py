@@ -1,8 +1,8 @@
-"""Explanations as a self-contained HTML page without scripts."""
+"""Explanations as self-contained HTML without scripts, a page or a fragment for a notebook."""
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from hf_bidir.explain.inputs.text import visible
 
 @dataclass(frozen=True)
 class TextBlock:
-    """A text with one row of scores `[length]`, under a heading."""
+    """A text with one row of scores `[length]`, under a heading, as content.html draws it."""
 
     heading: str
     tokens: Sequence[str]
@@ -40,53 +40,19 @@ class TextBlock:
         return ", ".join(map(to_hex, self.scale.steps(9)))
 
     @property
-    def words(self) -> list[dict[str, str]]:
+    def words(self) -> Iterator[tuple[str, str, str, str]]:
+        """Each token with its number, background and colour."""
         scale = self.scale
-        colors = [scale.color(score) for score in self.scores]
-        return [
-            {
-                "text": visible(token),
-                "score": scale.number(score),
-                "background": to_hex(color),
-                "color": text_color_on(color),
-            }
-            for token, score, color in zip(self.tokens, self.scores, colors, strict=True)
-        ]
+        for token, score in zip(self.tokens, self.scores, strict=True):
+            color = scale.color(score)
+            yield visible(token), scale.number(score), to_hex(color), text_color_on(color)
 
 
-def html_page(
-    title: str,
-    *,
-    blocks: Sequence[TextBlock] = (),
-    pictures: Mapping[str, bytes] | None = None,
-    caption: str | None = None,
-) -> str:
-    """Render texts with their scores, then PNG pictures under their headings.
-
-    Tokens, titles and captions are escaped, and the page's content security policy forbids scripts and external files.
-    """
-    return _rendered("page.html", title=title, blocks=blocks, pictures=_encoded(pictures), caption=caption)
-
-
-def _rendered(template: str, **values: object) -> str:
+def rendered(template: str, *, pictures: Mapping[str, bytes] | None = None, **values: object) -> str:
+    """A template of this folder with its values, PNG pictures by heading among them; every value is escaped."""
     environment = Environment(loader=PackageLoader("hf_bidir.explain.draw", "."), autoescape=True)
-    return environment.get_template(template).render(**values)
-
-
-def _encoded(pictures: Mapping[str, bytes] | None) -> dict[str, str]:
-    return {heading: base64.b64encode(png).decode("ascii") for heading, png in (pictures or {}).items()}
-
-
-def html_fragment(
-    *, blocks: Sequence[TextBlock] = (), pictures: Mapping[str, bytes] | None = None, caption: str | None = None
-) -> str:
-    """The content of `html_page` without the page around it, for a notebook; everything is escaped."""
-    return _rendered("fragment.html", blocks=blocks, pictures=_encoded(pictures), caption=caption)
-
-
-def html_table(header: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> str:
-    """An escaped HTML table for a notebook."""
-    return _rendered("table.html", header=header, rows=rows, caption=caption)
+    encoded = {heading: base64.b64encode(png).decode("ascii") for heading, png in (pictures or {}).items()}
+    return environment.get_template(template).render(pictures=encoded, **values)
 
 
 def write_page(path: str | Path, page: str) -> None:

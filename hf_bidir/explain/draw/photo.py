@@ -41,7 +41,7 @@ def photo_heatmap(
     """Draw scores over a photograph in grey: red for +, blue for −, clear for 0.
 
     Args:
-        photo, maps: the image, and scores `[rows, columns]` of its patches, by title.
+        maps: scores `[rows, columns]` of its patches, by title.
         units: label of the colour bars, or one by title.
         columns: panels in a row; by default all in one row, of at most four.
         common_scale: one colour scale for all panels, with a single bar.
@@ -92,9 +92,8 @@ def _panels(picture: Image.Image, count: int, columns: int | None) -> tuple[Figu
 
 def upsampled(grid: np.ndarray, shape: tuple[int, ...], smooth: bool = True) -> np.ndarray:
     """Scores of patches `[rows, columns]` as scores of pixels; interpolation does not exceed the largest magnitude."""
-    values = torch.from_numpy(grid)[None, None]
-    options: dict[str, Any] = {"mode": "bicubic", "align_corners": False} if smooth else {"mode": "nearest"}
-    found = torch.nn.functional.interpolate(values, size=tuple(shape[:2]), **options)[0, 0]
+    mode = "bicubic" if smooth else "nearest"
+    found = torch.nn.functional.interpolate(torch.from_numpy(grid)[None, None], size=tuple(shape[:2]), mode=mode)[0, 0]
     return found.clamp(float(grid.min()), float(grid.max())).numpy()
 
 
@@ -125,10 +124,9 @@ def vision_maps(
     for name in chosen:
         check_method(name or default_method(model))
     example = read_image(model, processor, image, size=size)
-    named = {"target": target, "position": None, "layer": None, "head": None}
     record = Record(model, example.inputs, kept=True)
     about = predictions(model, processor, [record], target, None)[0].explained
-    found = (scores_by_default(model, record, name, **named) for name in chosen)
+    found = (scores_by_default(model, record, name, target=target) for name in chosen)
     scores = {name: values[0] for values, name, _ in found}
     hidden = "; ".join(f"{name}: {_special(example, values)}" for name, values in scores.items())
     return photo_heatmap(
@@ -171,14 +169,15 @@ def head_maps(
     record = Record(model, example.inputs, kept=True)
     found = _by_head(record, method, target, _place(example, query))  # [layers, heads, tokens]
     rows, columns = (
-        list(range(count)) if given is None else list(given)
+        list(range(count) if given is None else given)
         for given, count in zip((layers, heads), found.shape[:2], strict=True)
     )
     if not rows or not columns:
         raise ValueError(f"expected at least one layer and one head, got layers {rows} and heads {columns}.")
-    for name, some, count in (("layer", rows, len(found)), ("head", columns, found.shape[1])):
-        for index in some:
-            check_exists(name, index, count)
+    for index in rows:
+        check_exists("layer", index, len(found))
+    for index in columns:
+        check_exists("head", index, found.shape[1])
     maps = {f"layer {layer}, head {head}": _grid(example, found[layer, head]) for layer in rows for head in columns}
     explains = METHODS[method].explains_output
     caption = predictions(model, processor, [record], target, None)[0].explained if explains else ""
@@ -215,9 +214,5 @@ def _grid(example: Example, scores: Tensor) -> Tensor:
 
 def _special(example: Example, scores: Tensor) -> str:
     """The scores of class token and registers, in words."""
-    named = [
-        f"{token} {score:.2g}"
-        for token, special, score in zip(example.tokens, example.special, scores.tolist(), strict=True)
-        if special
-    ]
-    return ", ".join(named) or "nothing"
+    found = zip(example.tokens, example.special, scores.tolist(), strict=True)
+    return ", ".join(f"{token} {score:.2g}" for token, special, score in found if special) or "nothing"

@@ -13,7 +13,7 @@ from torch import Tensor
 from hf_bidir.common.files import save_figure
 from hf_bidir.explain.draw.colors import Scale, as_array, text_color_on
 from hf_bidir.explain.draw.fonts import Figure, families, silent_missing_glyphs
-from hf_bidir.explain.draw.page import TextBlock, html_page, write_page
+from hf_bidir.explain.draw.page import TextBlock, rendered, write_page
 from hf_bidir.explain.inputs.text import shortened, visible
 
 Scores = Tensor | np.ndarray | Sequence[float]
@@ -65,7 +65,7 @@ def text_heatmap(
         figure.text(0.5, MARGIN / 2 / height, caption, ha="center", va="bottom", fontsize=8, parse_math=False)
     if path is not None and Path(path).suffix.lower() == ".html":
         blocks = text_blocks(tokens, named, unit, limit=limit)
-        write_page(path, html_page("Signed scores", blocks=blocks, caption=caption))
+        write_page(path, rendered("page.html", title="Signed scores", blocks=blocks, caption=caption))
     elif path is not None:
         save_figure(figure, path, dpi=120)
     return figure
@@ -78,7 +78,7 @@ def text_blocks(
     has_signs: bool = False,
     limit: float | None = None,
 ) -> list[TextBlock]:
-    """Blocks for `html_page`; arguments and errors as in `text_heatmap`, `has_signs` as in `TextBlock`."""
+    """Blocks for a page; arguments and errors as in `text_heatmap`, `has_signs` as in `TextBlock`."""
     return [
         TextBlock(name, tokens, values, unit if isinstance(unit, str) else unit[name], has_signs, limit)
         for name, values in check_scores(tokens, scores).items()

@@ -28,11 +28,12 @@ def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, Any]:
             quantised, or its tokenizer has tokens without an embedding; or as in `sentence_encoder`.
         ModuleNotFoundError: a folder of sentence-transformers, which is not installed.
     """
-    sentences = None if str(source).startswith(TIMM_PREFIX) else sentence_folder(source)
+    timm = str(source).startswith(TIMM_PREFIX)
+    sentences = None if timm else sentence_folder(source)
     transformer = sentences.transformer if sentences else source
     if sentences is None or sentences.name is None:  # the folder of a Hub repository has its weights later
         _check_weights(Path(transformer))
-    config = None if str(source).startswith(TIMM_PREFIX) else read_config(transformer)
+    config = None if timm else read_config(transformer)
     if config is not None:
         check_full_precision(config, source, "explained")
     if config is not None and is_signed(config.model_type):

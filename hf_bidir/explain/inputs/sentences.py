@@ -17,11 +17,8 @@ LINEAR_IN_THE_EMBEDDING = ("cosine", "dot")  # similarities to a fixed text, cos
 class SentenceEncoder(PreTrainedModel):
     """A signed transformer with the modules of its sentence-transformers folder; computes one embedding per text.
 
-    Args:
-        transformer, parts: the model that attends, and the modules after it, from pooling to normalisation.
-        similarity: "cosine" or "dot".
-        prompt, lower_case: what sentence-transformers puts before every text, and whether it is in lower case.
-        against, reference: the text that this one is compared with, if any, and its embedding `[entries]`.
+    `parts` are the modules from pooling to normalisation; `prompt` stands before every text; `reference` `[entries]` is
+    the embedding of the text `against`, which this one is compared with.
     """
 
     base_model_prefix, makes_embeddings = "transformer", True
@@ -52,10 +49,7 @@ class SentenceEncoder(PreTrainedModel):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, pooled: Tensor | None = None, **others: Any
     ) -> ModelOutput:
-        """The embedding `[batch, entries]`; as it is compared, or without a second text before its normalisation.
-
-        `pooled` `[batch, length]` is False for tokens whose states are left out of the pooling.
-        """
+        """The embedding `[batch, entries]`, before its normalisation if it is not compared, of the `pooled` tokens."""
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         states = self.transformer(input_ids=input_ids, attention_mask=mask, **others).last_hidden_state
         mask = mask if pooled is None else mask * pooled
@@ -82,11 +76,7 @@ class SentenceEncoder(PreTrainedModel):
 
     @torch.no_grad()
     def compared_with(self, tokenizer: Any, text: str) -> "SentenceEncoder":
-        """The same encoder with the similarity to another text as its `y`.
-
-        Raises:
-            ValueError: an empty text, or a similarity that is neither cosine nor the dot product.
-        """
+        """The same encoder with the similarity to another text as its `y`; raises ValueError if it is another one."""
         if not text.strip():
             raise ValueError(f"expected a second text with at least one word, got {text!r}.")
         if self.similarity not in LINEAR_IN_THE_EMBEDDING:
@@ -95,10 +85,10 @@ class SentenceEncoder(PreTrainedModel):
                 f"{' and '.join(LINEAR_IN_THE_EMBEDDING)} are explained. Leave out the second text."
             )
         settings = (self.similarity, self.prompt, self.lower_case, text)
-        whole = SentenceEncoder(self.transformer, self.parts, *settings, reference=torch.empty(0))
+        compared = SentenceEncoder(self.transformer, self.parts, *settings, reference=torch.empty(0))
         inputs = tokenizer(self.spelled(text), truncation=True, return_tensors="pt").to(self.device)
-        reference = whole(**inputs).sentence_embedding[0]
-        return SentenceEncoder(self.transformer, self.parts, *settings, reference=reference)
+        compared.reference = compared(**inputs).sentence_embedding[0]
+        return compared
 
     @property
     def described(self) -> str:
@@ -112,11 +102,7 @@ class SentenceEncoder(PreTrainedModel):
 def sentence_encoder(transformer: PreTrainedModel, tokenizer: Any, folder: SentenceFolder) -> PreTrainedModel:
     """The transformer with the other modules of its folder; itself if they make no embedding of a text.
 
-    Sets the tokenizer's limit to the folder's.
-
-    Raises:
-        ModuleNotFoundError: sentence-transformers is not installed.
-        ValueError: a module that is not part of sentence-transformers, or a prompt that is not pooled.
+    Sets the tokenizer's limit. Raises ValueError for a module of others, or a prompt that is not pooled.
     """
     if not folder.embeds:
         return transformer

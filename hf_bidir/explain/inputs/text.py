@@ -4,7 +4,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -33,11 +33,7 @@ class Example:
     photo: "Image.Image | None" = None  # the part of an image that is the input, in its own resolution
 
     def by_token(self, scores: Tensor, add: bool = True) -> Tensor:
-        """Combine scores `[..., length]` of model positions to scores of tokens, `[..., tokens]`.
-
-        Args:
-            add: sum the scores of a word's pieces; otherwise take the one of largest magnitude.
-        """
+        """Scores of tokens `[..., tokens]` from `[..., length]`: sum or largest magnitude of its pieces."""
         pieces = torch.nn.functional.one_hot(self.token_of_piece).bool().T.to(scores.device)  # [tokens, length]
         table = scores.unsqueeze(-2) * pieces
         if add:
@@ -53,15 +49,24 @@ def read_text(tokenizer, text: str | Sequence[str], limit: int) -> Example:
     Raises:
         ValueError: the text has no word.
     """
-    split = not isinstance(text, str)
+    wordless = f"expected a text with at least one word, got {text!r}."
     if not "".join(text).strip():
-        raise ValueError(f"expected a text with at least one word, got {text!r}.")
-    if not tokenizer.is_fast:
-        return _read_pieces(tokenizer, text, limit)
-    text = list(text) if split else text
+        raise ValueError(wordless)
+    split = tokenizer.is_fast and not isinstance(text, str)
+    text = text if isinstance(text, str) else list(text) if split else " ".join(text)
     whole = len(tokenizer(text, is_split_into_words=split, verbose=False)["input_ids"])
-    options = {"truncation": True, "max_length": limit, "return_tensors": "pt", "return_offsets_mapping": True}
-    encoding = tokenizer(text, is_split_into_words=split, **options)
+    options: dict[str, Any] = {"truncation": True, "max_length": limit, "return_tensors": "pt"}
+    if tokenizer.is_fast:
+        options |= {"is_split_into_words": split, "return_offsets_mapping": True}
+    encoding = tokenizer(text, **options)
+    tokens, special, token_of_piece = (_words if tokenizer.is_fast else _joined_pieces)(tokenizer, text, encoding)
+    if all(special):
+        raise ValueError(wordless)
+    return Example(dict(encoding), tokens, special, torch.tensor(token_of_piece), whole - len(token_of_piece))
+
+
+def _words(tokenizer, text: str | list[str], encoding: Any) -> tuple[list[str], list[bool], list[int]]:
+    """Words, whether each is special, and the word of each piece, by character offsets."""
     offsets = encoding.pop("offset_mapping")[0].tolist()
     pieces = tokenizer.convert_ids_to_tokens(encoding["input_ids"][0])
     tokens: list[str] = []
@@ -80,9 +85,7 @@ def read_text(tokenizer, text: str | Sequence[str], limit: int) -> Example:
         if word is not None:
             tokens[-1] = _spelling(text, first, reach) if isinstance(text, str) else text[word]
         token_of_piece.append(len(tokens) - 1)
-    if all(special):
-        raise ValueError(f"expected a text with at least one word, got {text!r}.")
-    return Example(dict(encoding), tokens, special, torch.tensor(token_of_piece), whole - len(pieces))
+    return tokens, special, token_of_piece
 
 
 def _begins_word(text: str, first: int, reach: int, start: int, new: bool) -> bool:
@@ -108,14 +111,8 @@ def _is_mark(char: str) -> bool:
     return char != "" and (char in JOINERS or unicodedata.category(char).startswith("M"))
 
 
-def _read_pieces(tokenizer, text: str | Sequence[str], limit: int) -> Example:
-    """Like `read_text`, for tokenizers that return no character offsets, such as Marian's.
-
-    SentencePiece pieces are joined to words at each "▁"; other pieces stay as they are, joined to characters.
-    """
-    text = text if isinstance(text, str) else " ".join(text)
-    whole = len(tokenizer(text, verbose=False)["input_ids"])
-    encoding = tokenizer(text, truncation=True, max_length=limit, return_tensors="pt")
+def _joined_pieces(tokenizer, text: Any, encoding: Any) -> tuple[list[str], list[bool], list[int]]:
+    """Like `_words`, without character offsets: pieces are joined at each "▁" to words, or else to characters."""
     ids = encoding["input_ids"][0].tolist()
     marked = any("▁" in piece for piece in tokenizer.convert_ids_to_tokens(ids))
     tokens: list[str] = []
@@ -132,10 +129,7 @@ def _read_pieces(tokenizer, text: str | Sequence[str], limit: int) -> Example:
             special.append(own)
         tokens[-1] += piece.replace("▁", "")
         token_of_piece += [len(tokens) - 1] * len(part)
-    if all(special):
-        raise ValueError(f"expected a text with at least one word, got {text!r}.")
-    named = [token if token.strip() else "␣" for token in tokens]
-    return Example(dict(encoding), named, special, torch.tensor(token_of_piece), whole - len(ids))
+    return [token if token.strip() else "␣" for token in tokens], special, token_of_piece
 
 
 def check_prompt(model: PreTrainedModel, tokenizer, example: Example, more: int = 0) -> None:
@@ -150,10 +144,9 @@ def check_prompt(model: PreTrainedModel, tokenizer, example: Example, more: int 
 
 
 def windows_of(example: Example, limit: int) -> list[Tensor]:
-    """The positions of a text's windows, `[length]` each, of at most `limit` tokens; a single one if the text fits.
+    """The positions of a text's windows of at most `limit` tokens, `[length]` each, with the text's special tokens.
 
-    Every window begins and ends with the special tokens of the whole text. Neighbours share `limit // OVERLAP` tokens,
-    the last two more.
+    Neighbours share `limit // OVERLAP` tokens, the last two more.
     """
     special = torch.tensor(example.special)[example.token_of_piece]
     length = len(special)
@@ -174,11 +167,7 @@ def window(example: Example, positions: Tensor) -> dict[str, Tensor]:
 
 
 def merged(scores: list[Tensor], windows: list[Tensor], length: int, shares: bool) -> Tensor:
-    """Scores `[length]` of a text from those of its windows.
-
-    Scores that support or oppose y (`shares`) are those of the mean of y, hence the mean of all windows' scores.
-    Otherwise a token's score is the mean over the windows that contain it.
-    """
+    """Scores `[length]` of a text: the mean of all windows, if they are `shares` of the mean y, or of those with it."""
     total, count = torch.zeros(length, dtype=scores[0].dtype), torch.zeros(length)
     for own, positions in zip(scores, windows, strict=True):
         total.index_add_(0, positions, own[: len(positions)])
@@ -225,11 +214,7 @@ def told_apart(tokens: Sequence[str]) -> list[str]:
 
 
 def spelled(tokenizer, ids: Sequence[int]) -> list[str]:
-    """Every token as text.
-
-    Tokens that make up one character together are named by it and their place, such as "日 [1/3]"; a part of a
-    character without its other parts by its piece; a token that the tokenizer does not have by its id.
-    """
+    """Every token as text: its character with a place if several make it up, as "日 [1/3]", or its piece or id."""
     names: list[str] = []
     for part in characters(tokenizer, ids):
         text, (piece, *_) = tokenizer.decode(part), tokenizer.convert_ids_to_tokens(part)

@@ -1,8 +1,4 @@
-"""All methods under one signature: a signed or unsigned number per token.
-
-A method is a function in a file of this folder, which is imported when the method is first used, and an entry in
-`METHODS` with its cost, what it needs, and what it means.
-"""
+"""All methods under one signature; the file of a method is imported when the method is first used."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,14 +10,8 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.checkpoints.signing import unwrapped
 from hf_bidir.explain.record import Inputs, Record, attends_between_tokens, reads_images
-from hf_bidir.explain.registry import (
-    CAUSAL_DEFAULT,
-    CAUSAL_FAST,
-    IMAGE_DEFAULT,
-    METHODS,
-    TEXT_DEFAULT,
-)
-from hf_bidir.explain.target import Target, check_position, takes_embedding
+from hf_bidir.explain.registry import CAUSAL_DEFAULT, CAUSAL_FAST, IMAGE_DEFAULT, METHODS, TEXT_DEFAULT
+from hf_bidir.explain.target import Position, Target, check_position, takes_embedding
 
 AFFORDABLE = 64  # forward passes up to which CAUSAL_DEFAULT is the default
 SINK = 0.9  # share of the scores on the first or a special token from which they do not rank the others
@@ -36,7 +26,7 @@ class Request(NamedTuple):
 
     record: Record
     target: Target = None
-    position: int | Tensor | None = None
+    position: Position = None
     layer: int | None = None
     head: int | None = None
 
@@ -47,7 +37,7 @@ def token_scores(
     method: str | None = None,
     target: Target = None,
     *,
-    position: int | Tensor | None = None,
+    position: Position = None,
     layer: int | None = None,
     head: int | None = None,
 ) -> Tensor:
@@ -86,10 +76,7 @@ def pools_tokens(model: PreTrainedModel) -> bool:
 
 
 def methods_of(model: PreTrainedModel) -> list[str]:
-    """The methods available for a model: those of texts or of images, and those that its attention supports.
-
-    Encoder-decoders are explained by `align`.
-    """
+    """The methods available for a model, by its inputs and its attention; `align` explains encoder-decoders."""
     if model.config.is_encoder_decoder:
         return ["contributions"]
     missing = {
@@ -138,11 +125,7 @@ def why_fast(method: str, passes: int) -> str:
 def scores_by_default(
     model: PreTrainedModel, inputs: Inputs, method: str | None, **where: Any
 ) -> tuple[Tensor, str, str]:
-    """Scores by a method, or by the default one, and by contributions where that has no rule for the model.
-
-    Returns the scores `[batch, length]`, the method that computed them, and a sentence if it is neither the given nor
-    the default one, else "".
-    """
+    """Scores `[batch, length]` by the default method, or contributions; the method; and why it is another."""
     passes = passes_of(model, inputs)
     chosen = method or default_method(model, where.get("layer"), where.get("head"), passes)
     try:

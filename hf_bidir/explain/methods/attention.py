@@ -49,8 +49,7 @@ def attention_rollout(
     Raises:
         ValueError: no coefficients, NaN, layers of different lengths, or an unknown mode or head.
     """
-    keep = check_attentions(attentions, keep)
-    check_residual(residual)
+    keep = check_attentions(attentions, keep, residual)
     if mode not in ("magnitude", "signed"):
         raise ValueError(f'expected mode "magnitude" or "signed", got {mode!r}.')
     pairs = keep.unsqueeze(-1) & keep.unsqueeze(-2)
@@ -69,8 +68,10 @@ def _step(coefficients: Tensor, residual: float) -> Tensor:
     return step
 
 
-def check_attentions(attentions: Sequence[Tensor], keep: Tensor | None) -> Tensor:
-    """The keep-mask as a boolean `[batch, length]` on the device of the coefficients, once both are checked."""
+def check_attentions(attentions: Sequence[Tensor], keep: Tensor | None, residual: float) -> Tensor:
+    """The keep-mask as a boolean `[batch, length]` on the device of the coefficients, once all are checked."""
+    if not 0 <= residual <= 1:
+        raise ValueError(f"expected residual, the share of the skip connection, in [0, 1]; got {residual}.")
     if isinstance(attentions, Mapping):
         raise ValueError(
             f"expected the coefficients of every layer, got {type(attentions).__name__}; pass its .attentions."
@@ -99,28 +100,17 @@ def check_attentions(attentions: Sequence[Tensor], keep: Tensor | None) -> Tenso
 
 
 def combine_heads(attention: Tensor, heads: Heads, *, magnitude: bool) -> Tensor:
-    """Reduce coefficients `[batch, heads, queries, keys]` to `[batch, queries, keys]`, in at least fp32.
-
-    Args:
-        heads: "mean"; "max", the coefficient of largest magnitude; or the index of one head.
-        magnitude: combine `|a|` instead of `a`.
-    """
-    attention = upcast(attention)
+    """`[batch, heads, queries, keys]` as `[batch, queries, keys]`, in at least fp32; `|a|` if `magnitude`, else `a`."""
+    attention = upcast(attention).abs() if magnitude else upcast(attention)
     count = attention.shape[1]
     if heads == "mean":
-        return (attention.abs() if magnitude else attention).mean(1)
+        return attention.mean(1)
     if heads == "max":
         highest, lowest = attention.amax(1), attention.amin(1)
-        largest = torch.where(highest >= -lowest, highest, lowest)
-        return largest.abs() if magnitude else largest
+        return torch.where(highest >= -lowest, highest, lowest)
     if not isinstance(heads, int) or not -count <= heads < count:
         raise ValueError(f'expected heads "mean", "max" or an index from 0 to {count - 1}, got {heads!r}.')
-    return attention[:, heads].abs() if magnitude else attention[:, heads]
-
-
-def check_residual(residual: float) -> None:
-    if not 0 <= residual <= 1:
-        raise ValueError(f"expected residual, the share of the skip connection, in [0, 1]; got {residual}.")
+    return attention[:, heads]
 
 
 def check_finite(coefficients: Tensor) -> None:

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.layer_hooks import edited_projections, hooked, in_evaluation, observed_layers
 from hf_bidir.explain.methods import NoRule
 from hf_bidir.explain.record import Inputs, attends_between_tokens
-from hf_bidir.explain.target import InputFunction, Target
+from hf_bidir.explain.target import InputFunction, Position, Target
 from hf_bidir.modeling.activations import upcast
 
 # Shares of the relevance of `a v`: the product gives half to the values and half to the coefficients, which give what
@@ -59,7 +59,7 @@ def relevance(
     inputs: Inputs,
     target: Target = None,
     *,
-    position: int | Tensor | None = None,
+    position: Position = None,
     through_scores: bool = True,
 ) -> Tensor:
     """The relevance of every token for `y`: AttnLRP (Achtibat et al. 2024), with a rule for signed attention.
@@ -85,7 +85,7 @@ def relevance(
     Raises:
         NoRule: an operation without a rule, which is named.
     """
-    with _differentiable(model):
+    with torch.inference_mode(False), torch.enable_grad(), in_evaluation(model):
         function = InputFunction.of(model, inputs, target, position, one_point=True)
         return function.by_token(function.start * _gradient(function, function.start, through_scores))
 
@@ -95,7 +95,7 @@ def integrated_relevance(
     inputs: Inputs,
     target: Target = None,
     *,
-    position: int | Tensor | None = None,
+    position: Position = None,
     steps: int = 2,
     keep_first: bool | None = None,
 ) -> Tensor:
@@ -112,7 +112,7 @@ def integrated_relevance(
     """
     if steps < 1:
         raise ValueError(f"expected at least one step, got {steps}.")
-    with _differentiable(model):
+    with torch.inference_mode(False), torch.enable_grad(), in_evaluation(model):
         function = InputFunction.of(model, inputs, target, position, keep_first=keep_first)
         change = function.start - function.baseline
         points = [function.baseline + (step + 0.5) / steps * change for step in range(steps)]
@@ -121,19 +121,6 @@ def integrated_relevance(
         found = torch.cat([_gradient(function, part) for part in torch.cat(points).split(rows)])
         gradient = found.unflatten(0, (steps, -1)).mean(0)
     return function.by_token(change * gradient)
-
-
-@contextmanager
-def _differentiable(model: PreTrainedModel) -> Iterator[None]:
-    """Context in which the model computes a relevance.
-
-    Raises:
-        NoRule: a recurrent model.
-    """
-    if not attends_between_tokens(model):
-        raise NoRule(f"AttnLRP has no rule for recurrent models such as {type(model).__name__}; {OTHERS}.")
-    with torch.inference_mode(False), torch.enable_grad(), in_evaluation(model):
-        yield
 
 
 def _gradient(function: InputFunction, point: Tensor, through_scores: bool = True) -> Tensor:
@@ -148,8 +135,10 @@ def _gradient(function: InputFunction, point: Tensor, through_scores: bool = Tru
 def relevance_rules(model: PreTrainedModel, through_scores: bool = True) -> Iterator[None]:
     """Context in which a forward pass of a signed model builds a graph whose gradient times input is relevance.
 
-    Weights are constants inside the context. A backward pass may follow after it.
+    Weights are constants inside the context. A backward pass may follow after it. Raises NoRule for recurrent models.
     """
+    if not attends_between_tokens(model):
+        raise NoRule(f"AttnLRP has no rule for recurrent models such as {type(model).__name__}; {OTHERS}.")
     rules = RelevanceRules()
 
     def projected(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
@@ -207,11 +196,7 @@ def _dependent(*operands: Any) -> int:
 
 
 def _apply(function: Callable, name: str, args: tuple, kwargs: dict) -> Any:
-    """The operation with the derivative of its rule.
-
-    Raises:
-        NoRule: an operation without a rule.
-    """
+    """The operation with the derivative of its rule. Raises NoRule for one without."""
     if name == "layer_norm":
         return _layer_norm(*args, **kwargs)
     if name == "scaled_dot_product_attention":
@@ -296,15 +281,7 @@ class _Proportional(torch.autograd.Function):
 
 def scaled(x: Tensor, factor: float) -> Tensor:
     """`x`, with its gradient scaled by the factor."""
-    return _Scaled.apply(x, factor)
-
-
-class _Scaled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient * ctx.factor, None
+    x = x.view_as(x)
+    if x.requires_grad:
+        x.register_hook(lambda gradient: gradient * factor)
+    return x

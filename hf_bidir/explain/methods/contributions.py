@@ -8,12 +8,12 @@ from hf_bidir.checkpoints.projections import Projections, check_differentiable, 
 from hf_bidir.explain.methods import Request
 from hf_bidir.explain.methods.attention import chosen_layers, from_source
 from hf_bidir.explain.record import Inputs, Record, check_exists, sequence_length
-from hf_bidir.explain.target import Target, choose_readout
+from hf_bidir.explain.target import Position, Target, choose_readout
 from hf_bidir.modeling.activations import upcast
 
 
 def contributions(
-    model: PreTrainedModel, inputs: Inputs, target: Target = None, *, position: int | Tensor | None = None
+    model: PreTrainedModel, inputs: Inputs, target: Target = None, *, position: Position = None
 ) -> Tensor:
     """`Σ_i a_ij · ∂y/∂a_ij`: the contribution of key j to `y` in each layer and head, summed over queries i.
 
@@ -46,15 +46,14 @@ def contributions(
 def by_contributions(request: Request) -> Tensor:
     record, target, position, layer, head = request
     scores = contributions(record.model, record, target, position=position)
-    check_exists("layer", layer, scores.shape[1])
-    check_exists("head", head, scores.shape[2])
-    layers = slice(None) if layer is None else slice(layer, layer + 1)
-    heads = slice(None) if head is None else slice(head, head + 1)
-    return scores[:, layers, heads].sum((1, 2))
+    for dim, name, index in ((1, "layer", layer), (2, "head", head)):
+        check_exists(name, index, scores.shape[dim])
+        scores = scores if index is None else scores.narrow(dim, index, 1)
+    return scores.sum((1, 2))
 
 
 def edge_contributions(
-    model: PreTrainedModel, inputs: Inputs, target: Target = None, *, position: int | Tensor | None = None
+    model: PreTrainedModel, inputs: Inputs, target: Target = None, *, position: Position = None
 ) -> tuple[Tensor, ...]:
     """`a_ij · ∂y/∂a_ij` of every layer, `[batch, heads, queries, keys]`; arguments and errors as in `contributions`."""
     coefficients, gradients = coefficients_and_gradients(model, inputs, target, position)
@@ -62,13 +61,9 @@ def edge_contributions(
 
 
 def coefficients_and_gradients(
-    model: PreTrainedModel, inputs: Inputs, target: Target, position: int | Tensor | None
+    model: PreTrainedModel, inputs: Inputs, target: Target, position: Position
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """`a` and `∂y/∂a` of every layer, `[batch, heads, queries, keys]` each; arguments and errors as in `contributions`.
-
-    Layers come in the order in which they run; a layer that runs several times has one entry per run. Coefficients that
-    do not affect `y`, such as those of padding, have a gradient of 0.
-    """
+    """`a` and `∂y/∂a` of every run of a layer, `[batch, heads, queries, keys]`; 0 where `a` does not affect `y`."""
     with torch.inference_mode(False), torch.enable_grad():
         record = Record.of(model, inputs)
         check_differentiable(model)
@@ -91,9 +86,9 @@ def value_weighted(model: PreTrainedModel, inputs: Inputs) -> tuple[Tensor, ...]
     record = Record.of(model, inputs)
     coefficients = record.coefficients
     first = {name: rows[:1] for name, rows in record.inputs.items()}
-    outputs = {found.layer: _output_weight(found) for found in projections(model, first)}
+    maps = {found.layer: found for found in projections(model, first)}
     return tuple(
-        upcast(a).abs() * _transformed_norms(value, outputs[layer], heads=a.shape[1]).unsqueeze(2)
+        upcast(a).abs() * _transformed_norms(maps[layer], value, heads=a.shape[1]).unsqueeze(2)
         for a, (layer, value) in zip(coefficients, record.values, strict=True)
     )
 
@@ -103,19 +98,16 @@ def by_values(request: Request) -> Tensor:
     return from_source(norms.sum(1) if request.head is None else norms[:, request.head], request)
 
 
-def _output_weight(found: Projections) -> Tensor:
+def _transformed_norms(found: Projections, values: Tensor, heads: int) -> Tensor:
+    """`‖v_j W_o‖` `[batch, heads, keys]` from values `[batch, key heads, keys, head_dim]`."""
     if found.output is None:
         raise ValueError(
             f"{type(found.layer).__name__} has another module between attention and output projection, so ‖a v W_o‖ is "
             "not what a key adds to a query; use contributions instead."
         )
-    return weight_of(found.output)
-
-
-def _transformed_norms(values: Tensor, weight: Tensor, heads: int) -> Tensor:
-    """`‖v_j W_o‖` `[batch, heads, keys]` from values `[batch, key heads, keys, d]` and `W_o` `[hidden, heads * d]`."""
     # with W = Q R, ‖W v‖ = ‖R v‖, and R v has the dimension of the head instead of the hidden size
-    triangle = torch.linalg.qr(upcast(weight).unflatten(1, (heads, -1)).movedim(1, 0), mode="r").R
+    by_head_weight = upcast(weight_of(found.output)).unflatten(1, (heads, -1)).movedim(1, 0)
+    triangle = torch.linalg.qr(by_head_weight, mode="r").R
     by_head = upcast(values).repeat_interleave(heads // values.shape[1], 1)
     return (by_head @ triangle.mT).norm(dim=-1)
 

@@ -12,7 +12,7 @@ from transformers.utils import ModelOutput
 from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, in_evaluation, kept_keys
 from hf_bidir.explain.record import Inputs, Record, attends_between_tokens, leading_tokens, patch_size
-from hf_bidir.explain.target import Readout, Target, choose_readout, takes_embedding
+from hf_bidir.explain.target import Position, Readout, Target, choose_readout, takes_embedding
 
 
 @torch.no_grad()
@@ -22,7 +22,7 @@ def erasure(
     target: Target = None,
     how: Literal["renormalise", "zero", "mask", "token"] = "renormalise",
     *,
-    position: int | Tensor | None = None,
+    position: Position = None,
     chunk_size: int = 64,
     progress: bool = True,
 ) -> Tensor:
@@ -123,10 +123,7 @@ def _attending_only(model: PreTrainedModel, others: Tensor, how: str) -> Abstrac
 
 
 def _indispensable(model: PreTrainedModel, inputs: dict, readout: Readout, read: Tensor, keep: Tensor) -> Tensor:
-    """Boolean like `keep`: the token that `y` is read from, and the tokens before an image's patches.
-
-    Where `y` is pooled over all tokens, only the single token of a text of one; where it reads a single one, this one.
-    """
+    """Boolean like `keep`: the only token that `y` is read from, and the tokens before an image's patches."""
     if takes_embedding(model):
         return model.pooling_weights(keep) == 1
     if not attends_between_tokens(model):

@@ -16,7 +16,6 @@ from hf_bidir.explain.methods.attention import (
     Heads,
     check_attentions,
     check_finite,
-    check_residual,
     coefficients_of,
     combine_heads,
     heads_of,
@@ -64,8 +63,7 @@ def attention_flow(
     Raises:
         ValueError: no coefficients, NaN, layers of different lengths, or a source that is not a token.
     """
-    keep = check_attentions(attentions, keep)
-    check_residual(residual)
+    keep = check_attentions(attentions, keep, residual)
     sources = token_positions(source, keep).tolist()
     stacked = torch.stack([combine_heads(layer.detach(), heads, magnitude=not signed) for layer in attentions], 1)
     stacked = stacked.masked_fill(~(keep[:, None, :, None] & keep[:, None, None]), 0)
@@ -135,14 +133,8 @@ def _all_flows(graphs: list[_Graph], workers: int | None, progress: bool) -> Ite
         (graph, range(start, min(start + 32, graph.length))) for graph in graphs for start in range(0, graph.length, 32)
     ]
     results = Parallel(n_jobs=workers, return_as="generator")(delayed(_flows)(*task) for task in tasks)
-    with tqdm(
-        total=sum(graph.length for graph in graphs),
-        desc="flow",
-        unit="token",
-        leave=False,
-        delay=1,
-        disable=not progress,
-    ) as bar:
+    count, hidden = sum(graph.length for graph in graphs), not progress
+    with tqdm(total=count, desc="flow", unit="token", leave=False, delay=1, disable=hidden) as bar:
         for flows in results:
             bar.update(len(flows))
             yield from flows

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.layer_hooks import hooked, in_evaluation
 from hf_bidir.explain.methods import Request
 from hf_bidir.explain.record import Inputs, check_exists, leading_tokens
-from hf_bidir.explain.target import InputFunction, Target
+from hf_bidir.explain.target import InputFunction, Position, Target
 from hf_bidir.modeling.signed_layers import signed_layers
 
 TOLERATED, SMALL = 0.1, 0.1  # error of integrated gradients, relative to a change of y of at least SMALL
@@ -23,11 +23,8 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def _differentiated(model: PreTrainedModel, *inputs: Any, **options: Any) -> Iterator[InputFunction]:
-    """Context in which captum differentiates the `InputFunction` of these arguments.
-
-    cuDNN is off for recurrent models, because its backward pass exists in training mode only.
-    `torch.backends.cudnn.flags` would reset its other switches too.
-    """
+    """Context in which captum differentiates the `InputFunction` of these arguments."""
+    # cuDNN has a backward pass of recurrent models in training mode only; its `flags` would reset other switches too
     before = torch.backends.cudnn.enabled
     torch.backends.cudnn.enabled = before and not any(isinstance(module, nn.RNNBase) for module in model.modules())
     try:
@@ -38,7 +35,7 @@ def _differentiated(model: PreTrainedModel, *inputs: Any, **options: Any) -> Ite
 
 
 def gradient_times_input(
-    model: PreTrainedModel, inputs: Inputs, target: Target = None, *, position: int | Tensor | None = None
+    model: PreTrainedModel, inputs: Inputs, target: Target = None, *, position: Position = None
 ) -> Tensor:
     """`x · ∂y/∂x`, summed over a token's word embedding or a patch's pixels; captum's `InputXGradient`.
 
@@ -57,7 +54,7 @@ def integrated_gradients(
     inputs: Inputs,
     target: Target = None,
     *,
-    position: int | Tensor | None = None,
+    position: Position = None,
     steps: int = 50,
     keep_first: bool | None = None,
 ) -> Tensor:
@@ -98,7 +95,7 @@ def smooth_grad(
     inputs: Inputs,
     target: Target = None,
     *,
-    position: int | Tensor | None = None,
+    position: Position = None,
     samples: int = 25,
     noise: float = 0.5,
     seed: int = 0,
@@ -138,7 +135,7 @@ def grad_cam(
     inputs: Inputs,
     target: Target = None,
     *,
-    position: int | Tensor | None = None,
+    position: Position = None,
     layer: int | None = None,
 ) -> Tensor:
     """`Σ_c x_jc · mean_i ∂y/∂x_ic` of patch j: Grad-CAM (Selvaraju et al. 2017) for images; captum's `LayerGradCam`.

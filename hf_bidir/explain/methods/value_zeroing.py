@@ -27,7 +27,6 @@ def value_zeroing(
     block with its feed-forward part and norms. Invariant under sign flips of heads.
 
     Args:
-        model, inputs: as in `contributions`.
         layer: the last block to measure, counted from 0 in the order in which blocks run; by default all.
 
     Returns:
