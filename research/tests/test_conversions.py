@@ -13,7 +13,7 @@ from hf_bidir.explain.orient import flip_heads
 from hf_bidir.explain.signs import negative_variance_share
 from research.conversions.run import TASKS, VARIANTS, signs, without_as_much_positive, without_weaker_sign
 from research.runs import TRAINING
-from tests.explain.test_signs import batch_of, model_of
+from tests.explain.conftest import bert, sentences
 
 WORDS = [f"w{index}" for index in range(20)]
 
@@ -68,7 +68,7 @@ def coefficients_of(model, batch, *contexts):
 
 
 def test_the_control_removes_as_much_positive_mass_as_there_is_negative_mass_in_an_order_by_seed():
-    model, batch = model_of(1.0), batch_of()
+    model, batch = bert(), sentences()
     (whole, *_), (reduced, *_), (again, *_), (other, *_) = (
         coefficients_of(model, batch, *contexts)
         for contexts in ([], *([without_as_much_positive(model, seed)] for seed in (0, 0, 1)))
@@ -84,7 +84,7 @@ def test_the_control_removes_as_much_positive_mass_as_there_is_negative_mass_in_
 
 
 def test_flipping_a_head_changes_nothing_without_the_weaker_sign():
-    model, batch = model_of(1.0), batch_of()
+    model, batch = bert(), sentences()
     share = negative_variance_share(model, [batch])
     flipped = torch.tensor([[True, False], [False, True]])
     with without_weaker_sign(model, share):
@@ -100,7 +100,7 @@ def test_flipping_a_head_changes_nothing_without_the_weaker_sign():
 
 
 def test_without_the_weaker_sign_every_head_has_one_sign():
-    model, batch = model_of(1.0), batch_of()
+    model, batch = bert(), sentences()
     share = negative_variance_share(model, [batch])
     for layer, coefficients in enumerate(coefficients_of(model, batch, without_weaker_sign(model, share))):
         sign = torch.where(share[layer] > 0.5, -1, 1)[:, None, None]
