@@ -22,7 +22,7 @@ def explain(
         typer.Option(
             help=f"One of: {', '.join(METHODS)}. By default "
             f"{', '.join(f'{name} for {kind}' for name, kind in DEFAULTS.items())}, and contributions for a layer or a "
-            "head (docs/explanations.md compares them)."
+            "head (docs/explanation_methods.md compares them)."
         ),
     ] = None,
     target: Annotated[str | None, typer.Option(help="Class or token to explain; by default the predicted one.")] = None,
@@ -88,6 +88,6 @@ def explain(
         written = write_explanation(explanation, output)
     typer.echo(explanation.summary(top))
     if method is None and isinstance(explanation, Explanation) and (kind := DEFAULTS.get(explanation.method)):
-        typer.echo(f"{explanation.method} is the default for {kind}; docs/explanations.md compares the methods.")
+        typer.echo(f"{explanation.method} is the default for {kind}; docs/explanation_methods.md compares the methods.")
     told = f"Replaced the earlier explanation in {output}" if replaces else "Saved"
     typer.echo(f"{told}: {', '.join(map(str, written))}")

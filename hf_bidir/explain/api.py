@@ -44,7 +44,7 @@ SEVERAL_OUTPUTS = ("ForQuestionAnswering", "ForMultipleChoice")
 ONE = str | Path | Image.Image
 NO_FLOW = (
     "Rollout and flow are not drawn beside the scores: in a causal language model they ranked tokens worse than random "
-    "scores do (docs/explanations.md)."
+    "scores do (docs/explanation_methods.md)."
 )
 LITTLE = 0.1  # share of y below which the summed magnitude of contributions is noted
 LONGEST_NAME = 255  # longest file name; longer texts cannot be files

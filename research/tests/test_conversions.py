@@ -86,7 +86,8 @@ def test_the_control_removes_as_much_positive_mass_as_there_is_negative_mass_in_
 def test_flipping_a_head_changes_nothing_without_the_weaker_sign():
     model, batch = bert(), sentences()
     share = negative_variance_share(model, [batch])
-    flipped = torch.tensor([[True, False], [False, True]])
+    flipped = torch.zeros_like(share, dtype=torch.bool)
+    flipped[0, 0] = flipped[-1, -1] = True
     with without_weaker_sign(model, share):
         before = model(**batch).logits
     with without_negatives(model):
