@@ -128,7 +128,11 @@ def with_report(head: type[PreTrainedModel], source: str | Path, **options: Any)
     """`from_pretrained` with the keys that were missing or did not fit, which it does not log: callers check them.
 
     One line names the weights that the model has no place for.
+
+    Raises:
+        FileNotFoundError: a folder without weights.
     """
+    _check_weights(Path(source))
     loader = logging.getLogger(transformers.modeling_utils.__name__)
 
     def is_other(record: logging.LogRecord) -> bool:
@@ -143,6 +147,12 @@ def with_report(head: type[PreTrainedModel], source: str | Path, **options: Any)
         place = f"{len(left_out)} weights in {source} are not part of {head.__name__}"
         logger.warning("%s and were left out: %s", place, few(left_out))
     return model, report
+
+
+def _check_weights(folder: Path) -> None:
+    if folder.is_dir() and not any(file for kind in ("*.safetensors", "*.bin") for file in folder.glob(kind)):
+        card = f" Its {CARD} may say how to produce them." if (folder / CARD).is_file() else ""
+        raise FileNotFoundError(f"{folder} has no weights (*.safetensors).{card}")
 
 
 def read_adapted(

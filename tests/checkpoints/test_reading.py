@@ -1,5 +1,7 @@
 """Reading checkpoints: tokenizers that do not fit their models."""
 
+from pathlib import Path
+
 import pytest
 from transformers import AutoTokenizer, BertForQuestionAnswering, BertTokenizer
 
@@ -81,3 +83,11 @@ def test_weights_without_a_place_in_the_model_are_named_in_one_line(tmp_path, ca
     (line,) = (record.getMessage() for record in caplog.records if "left out" in record.getMessage())
     assert line.startswith("4 weights in")
     assert "left out: bert.pooler.dense.bias, bert.pooler.dense.weight, classifier.bias, classifier" in line
+
+
+@pytest.mark.parametrize("read", [read_model, signed_model, load_checkpoint])
+def test_a_folder_without_weights_is_named_with_where_to_look(folder, read):
+    Path(folder, "model.safetensors").unlink()
+    Path(folder, "README.md").write_text("---\nlicense: mit\n---\nTrain it by make.\n")
+    with pytest.raises(FileNotFoundError, match=r"has no weights \(\*\.safetensors\)\. Its README\.md may say how"):
+        read(folder)

@@ -31,8 +31,6 @@ def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, Any]:
     timm = str(source).startswith(TIMM_PREFIX)
     sentences = None if timm else sentence_folder(source)
     transformer = sentences.transformer if sentences else source
-    if sentences is None or sentences.name is None:  # the folder of a Hub repository has its weights later
-        _check_weights(Path(transformer))
     config = None if timm else read_config(transformer)
     if config is not None:
         check_full_precision(config, source, "explained")
@@ -51,9 +49,3 @@ def load_checkpoint(source: str | Path) -> tuple[PreTrainedModel, Any]:
         raise FileNotFoundError(f"{source} has no {kind} beside its weights; save one there with save_pretrained.")
     model = sentence_encoder(model, fitting[0], sentences) if sentences else model
     return model.eval(), fitting[0]
-
-
-def _check_weights(folder: Path) -> None:
-    if (folder / "config.json").is_file() and not any(folder.glob("*.safetensors")):
-        card = " Its README.md may say how to produce them." if (folder / "README.md").is_file() else ""
-        raise FileNotFoundError(f"{folder} has no weights (*.safetensors).{card}")
