@@ -31,7 +31,7 @@ def test_without_torch_and_transformers_before_it_the_import_registers_signed_mo
     code = (
         "import hf_bidir, sys, warnings\n"
         "print([name for name in ('torch', 'transformers') if name in sys.modules])\n"
-        "from hf_bidir.cli import app\n"
+        "import hf_bidir.cli.quiet\n"
         "from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PretrainedConfig\n"
         "class Mine(PretrainedConfig):\n"
         "    model_type = 'mine'\n"
