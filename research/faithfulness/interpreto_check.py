@@ -1,6 +1,6 @@
 """Do the areas under deletion and insertion curves equal those of the library interpreto?
 
-    python3 -m venv check && check/bin/pip install interpreto==0.5.2 -e ".[explain]"
+    python3 -m venv check && check/bin/pip install interpreto==0.5.2 -e ".[all]"
     check/bin/python -m research.faithfulness.interpreto_check
 
 On one committed model, with word pieces replaced by [MASK] one at a time, as interpreto does, and scores of the default
