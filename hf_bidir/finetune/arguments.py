@@ -209,7 +209,9 @@ class PretrainedArguments:
         None, "For the model card: Hub name of the original checkpoint if --model_name_or_path is a folder."
     )
     license: str | None = option(None, "For the model card: licence of the initial weights, such as apache-2.0.")
-    attn_implementation: str | None = option(None, "Backend: sdpa, eager or fused. sdpa is the fastest exact one.")
+    attn_implementation: str | None = option(
+        None, "Backend, such as sdpa (default: an exact one by device and dtype), eager or fused; docs/models.md has all."
+    )
     centre: bool = option(
         True,
         "Subtraction of mean keys and values before a softmax checkpoint gets negative mass, which leaves the softmax "
