@@ -1,4 +1,4 @@
-"""What a class name and a config tell: Auto class, task, outputs, loss, example inputs, longest text, vocabulary."""
+"""Properties of a model by its class name and config: Auto class, task, loss, example inputs, limits of its texts."""
 
 import inspect
 import math
@@ -44,8 +44,8 @@ class Kind(NamedTuple):
         return self.task if self.has_pipeline else None
 
 
-_CAUSAL = "AutoModelForCausalLM", "text-generation", True, True, True, True, "CAUSAL_LM"
-# Where several fit a config, the first counts.
+_CAUSAL = {"names_tokens": True, "per_token": True, "causal": True, "peft_task": "CAUSAL_LM"}
+# if several fit a config, the first one counts
 KINDS = (
     Kind("Model", "AutoModel", "feature-extraction"),
     Kind("ForImageClassification", "AutoModelForImageClassification", "image-classification"),
@@ -63,22 +63,24 @@ KINDS = (
     ),
     Kind("ForMultipleChoice", "AutoModelForMultipleChoice", "multiple-choice", has_pipeline=False),
     Kind("ForMaskedLM", "AutoModelForMaskedLM", "fill-mask", names_tokens=True, per_token=True),
-    Kind("ForCausalLM", *_CAUSAL),
-    Kind("LMHeadModel", *_CAUSAL),
+    Kind("ForCausalLM", "AutoModelForCausalLM", "text-generation", **_CAUSAL),
+    Kind("LMHeadModel", "AutoModelForCausalLM", "text-generation", **_CAUSAL),
     Kind("ForImageTextToText", "AutoModelForImageTextToText", "image-text-to-text"),
     Kind("ForZeroShotImageClassification", "AutoModelForZeroShotImageClassification", "zero-shot-image-classification"),
     Kind("ForObjectDetection", "AutoModelForObjectDetection", "object-detection"),
     Kind("ForSemanticSegmentation", "AutoModelForSemanticSegmentation", "image-segmentation"),
     Kind("ForAudioClassification", "AutoModelForAudioClassification", "audio-classification"),
     Kind("ForSpeechSeq2Seq", "AutoModelForSpeechSeq2Seq", "automatic-speech-recognition"),
-    Kind("ForSeq2SeqLM", "AutoModelForSeq2SeqLM", "text2text-generation", False, peft_task="SEQ_2_SEQ_LM"),
+    Kind(
+        "ForSeq2SeqLM", "AutoModelForSeq2SeqLM", "text2text-generation", has_pipeline=False, peft_task="SEQ_2_SEQ_LM",
+    ),
 )  # fmt: skip
 NO_HEAD = KINDS[0]
 BY_AUTO_CLASS = {kind.auto: kind for kind in reversed(KINDS)}
 
 
 def kind_of(model: PreTrainedModel | str) -> Kind:
-    """The kind of a model or of a class with this name; `NO_HEAD` if its name tells none."""
+    """The kind of a model or of a class with this name; `NO_HEAD` if its name has none of the endings."""
     name = model if isinstance(model, str) else type(model).__name__
     return next((kind for kind in KINDS[1:] if name.endswith(kind.ending)), NO_HEAD)
 
@@ -86,8 +88,9 @@ def kind_of(model: PreTrainedModel | str) -> Kind:
 def divides_by_all_labels(model: PreTrainedModel) -> bool:
     """Whether the loss of a model is a sum over the labels, divided by the `num_items_in_batch` that a Trainer passes.
 
-    transformers looks for `**kwargs` in the signature, which many models have that ignore the number; so this asks the
-    model for the loss of examples, with two numbers. False for a model without examples or without a loss of its own.
+    transformers looks for `**kwargs` in the signature, but many models that have it ignore the number. So this computes
+    the loss of example inputs with two different numbers. False for a model without example inputs
+    or without a loss of its own.
     """
     problem = model.config.problem_type
     try:
@@ -341,8 +344,8 @@ def check_vocabulary(tokenizer: Any, count: int | None, source: str | Path) -> N
     if without := [str(token) for index, token in added if index >= count and str(token) not in others]:
         raise ValueError(
             f"the tokenizer of {source} has tokens for which its model, with {count} embeddings, has none: "
-            f"{few(without)}. They were added without "
-            "model.resize_token_embeddings(len(tokenizer)); call it, and save the model again."
+            f"{few(without)}. They were added without model.resize_token_embeddings(len(tokenizer)); call it, and save "
+            "the model again."
         )
 
 

@@ -1,9 +1,10 @@
-"""What a process of ours sets before it imports torch and transformers; importing this file does it.
+"""Settings of the process of a command or script, made by importing this file before torch and transformers.
 
-Deprecations in the code of libraries, which the user of a command cannot change, are not printed: wherever torchao is
-installed, transformers imports it, and torch 2.14 logs one about torchao 0.18. Threads of GNU OpenMP, which spin while
-they wait for each other, sleep sooner: on cores that other programs use, a step otherwise takes several times as long
-(benchmarks/results/waiting_threads.md).
+Deprecations in the code of libraries are not printed, because the user of a command cannot change that code. For
+example, transformers imports torchao where it is installed, and torch 2.14 logs a deprecation about torchao 0.18.
+
+Threads of GNU OpenMP spin while they wait for each other; here they sleep sooner. On cores that other programs use, a
+step otherwise takes several times as long (benchmarks/results/waiting_threads.md).
 """
 
 import logging

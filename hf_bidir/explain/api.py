@@ -1,4 +1,4 @@
-"""Explain predictions in one call: a text, an image, a list of them, a stream, generated text, or a checkpoint's."""
+"""Explain predictions in one call: for a text, an image, a list or stream of them, or generated text."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -239,7 +239,7 @@ def _checked(inputs: Iterable[ONE]) -> Iterable[ONE]:
 
 
 def _pads(model: PreTrainedModel, processor) -> bool:
-    """Whether texts of different lengths can form a batch: the tokenizer and the config know a padding token."""
+    """Whether texts of different lengths can form a batch: the tokenizer and the config have a padding token."""
     return all(getattr(part, "pad_token_id", None) is not None for part in (processor, model.config.get_text_config()))
 
 

@@ -1,4 +1,4 @@
-"""Generated text, explained token by token: of encoder-decoders by its source, of causal models by what precedes."""
+"""Explain generated text token by token: for encoder-decoders by the source, for causal models by earlier tokens."""
 
 from collections.abc import Mapping
 
@@ -120,7 +120,7 @@ def _explained_logits(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 def _relevance_rows(model: PreTrainedModel, inputs: dict[str, Tensor], ids: Tensor) -> Tensor:
-    """The relevance of the source tokens for each generated id, `[generated, source]`; what is generated is given."""
+    """The relevance of the source tokens for each generated id, `[generated, source]`, with the ids before it given."""
     embedding = model.get_encoder().get_input_embeddings()
     start = embedding(inputs["input_ids"]).detach().requires_grad_()
     calls: list[nn.Module] = []
@@ -171,8 +171,8 @@ def explain_continuation(
     Args:
         model: a signed causal language model, in any attention backend.
         tokenizer: a fast one; the pieces of a word in the prompt are summed.
-        continuation, new_tokens: the text to explain, separated from the prompt by a blank; None generates at most this
-            number of tokens greedily.
+        continuation, new_tokens: the text to explain, separated from the prompt by a space; None generates at most
+            `new_tokens` tokens greedily.
         method, layer, head: as in `token_scores`.
 
     Returns:

@@ -196,9 +196,9 @@ def _check_free_signs(model: PreTrainedModel) -> None:
     if not signs_are_free(model):
         config = attention_config(model)
         raise ValueError(
-            "heads can be flipped without changing outputs only where λ = 1 in every head; this model has "
-            f"attn_activation={config.attn_activation!r}, attn_negative_mass={config.attn_negative_mass!r}. Its signs "
-            "are fixed already, or all positive (softmax)."
+            "heads can be flipped without changing outputs only where λ = 1 in every head or the activation is odd; "
+            f"got attn_activation={config.attn_activation!r}, attn_negative_mass={config.attn_negative_mass!r}. "
+            "Its signs are not arbitrary, so they need no orientation."
         )
 
 
@@ -234,7 +234,7 @@ def oriented_towards(model: PreTrainedModel) -> str | None:
 
 @torch.no_grad()
 def fingerprint(model: nn.Module) -> str:
-    """A hash of the names and values of all weights in single precision, 16 characters; of what attends alone."""
+    """16 characters of a hash of the names and fp32 values of all weights; of a sentence encoder, its transformer's."""
     found = hashlib.sha256()
     for name, weight in sorted(transformer_of(model).named_parameters()):
         found.update(name.encode())

@@ -24,10 +24,10 @@ class Method:
 
     what: str
     unit: str
-    cost: str  # passes through the model, n: tokens; beside a forward pass that finds y
+    cost: str  # passes through a model for n tokens, beside the forward pass that computes y
     function: str  # file and name, such as "erasure.erasure"
     options: Mapping[str, Any] = field(default_factory=dict)
-    layers: Literal["all", "last", "up to the last", None] = None  # default; None: takes no layer or head
+    layers: Literal["all", "last", "up to the last", None] = None  # used by default; None: takes no layer or head
     signed: bool = True
     additive: bool = True  # a word's score is the sum of its pieces
     oriented: bool = False  # needs `orient_heads` at λ = 1
@@ -37,7 +37,7 @@ class Method:
     one_query: bool = False  # starts at a single token, from which the output is read
     by_head: bool = True  # a method that takes a layer takes a head as well
     shared: bool = False  # several outputs of one text take no more passes than one
-    sums: str = NOT_Y  # what the scores of an example sum to, where they are for or against y
+    sums: str = NOT_Y  # what the scores of an example sum to, if they are for or against y
 
     def scores(self, request: "Request") -> "Tensor":
         """One number per token, `[batch, length]`."""

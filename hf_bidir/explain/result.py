@@ -21,7 +21,7 @@ NAMED_SHARE = 0.01  # share of a row's largest magnitude below which a token of 
 
 
 class Result:
-    """What an `Explanation` and an `Alignment` can both do; a notebook displays them."""
+    """Base of `Explanation` and `Alignment`: prints a summary, draws figures and a page, and displays in notebooks."""
 
     def summary(self, top: int = 10) -> str:
         """The scores of largest magnitude, as text."""
@@ -175,7 +175,7 @@ class Alignment(Result):
     explained: str  # the generated text, in words
     what: str  # the numbers that rank tokens, in words
     scores: Mapping[str, Tensor]  # [written, source] by unit; the first one ranks
-    first_length: int  # source tokens of the first generated token: all, or in a causal model one fewer than the next
+    first_length: int  # source tokens of the first row: all, or those of the prompt, and one more in each next row
     how_to_read: str = ""  # the meaning of + and − in the first scores, without a full stop
     probabilities: Sequence[float] = ()  # of the generated tokens, where known
     has_signs: bool = True  # whether the first scores can be negative

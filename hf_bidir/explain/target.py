@@ -71,7 +71,7 @@ def choose_readout(
             weights = weights - 1 / rows.shape[-1]
         return Readout(weights, positions)
     if target is not None:
-        raise ValueError(f"{type(model).__name__} has no classes, so target must be None; got {target!r}.")
+        raise ValueError(f"{type(model).__name__} has no classes; got target {target!r}, leave it out.")
     if (reference := getattr(model, "reference", None)) is not None:  # the embedding that this one is compared with
         return Readout(reference.to(rows).expand_as(rows), positions)
     return Readout(torch.nn.functional.normalize(rows, dim=-1), positions)
@@ -291,7 +291,7 @@ def _described(model: Any, processor, outputs: ModelOutput, readout: Readout, ro
     probabilities = logits.float().sigmoid() if several else logits.float().softmax(-1)
 
     def name(index: int) -> str:
-        """What names a class, or a token of the vocabulary."""
+        """The name of a class, or a token of the vocabulary in quotation marks."""
         tokens = kind_of(model).names_tokens
         return f'"{spelled(processor, [index])[0]}"' if tokens else model.config.id2label[index]
 
@@ -331,6 +331,6 @@ def _word_piece(tokenizer, word: str) -> int:
         known = [piece for piece in spellings[0] if piece != tokenizer.unk_token_id]
         parts = " + ".join(repr(tokenizer.decode([piece])) for piece in known)
         whole = " Or explain all of them with --continuation."
-        split = f", but {parts}; choose one of them" if len(known) > 1 else ""
-        raise ValueError(f"target {word!r} is not one token of the vocabulary{split}.{whole if split else ''}")
+        advice = f", but {parts}; choose one of them.{whole}" if len(known) > 1 else "; choose a word that is one."
+        raise ValueError(f"target {word!r} is not one token of the vocabulary{advice}")
     return token

@@ -210,7 +210,7 @@ class PretrainedArguments:
     )
     license: str | None = option(None, "For the model card: licence of the initial weights, such as apache-2.0.")
     attn_implementation: str | None = option(
-        None, "Backend, such as sdpa (default: an exact one by device and dtype), eager or fused; docs/models.md has all."
+        None, "Backend: sdpa (default: an exact one by device and dtype), eager, fused or another of docs/models.md."
     )
     centre: bool = option(
         True,

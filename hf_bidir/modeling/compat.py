@@ -1,7 +1,7 @@
-"""Everything private of transformers that the modeling files use: what for, since when, and what happens without it.
+"""The private names of transformers that the modeling files use: their purpose, first version, and substitutes.
 
-This file travels with checkpoints, which versions of transformers load that do not exist yet. So a name that is gone
-never stops an import: it has a substitute here, or what needs it says so when it is used.
+This file travels with checkpoints, so it runs with versions of transformers that do not exist yet. A name that such a
+version lacks never stops an import: it has a substitute here, or its user raises an error when it is called.
 """
 
 from collections.abc import Callable
@@ -22,13 +22,14 @@ def _private(name: str, *modules: str, default: Any = None) -> Any:
     return default
 
 
-# Which outputs the classes of models record, by class. Constructors fill it in; `signed(model)` runs none. Since 5.0.
-# Without it, such a model may return no attentions or hidden states when asked for them.
+# Outputs that each model class records. Constructors register them, but `signed(model)` calls no constructor, so the
+# entry of a `Bidir…` class is set when the class is made. Since 5.0. Without it, such a model may return no attentions
+# or hidden states.
 _PLACES = "utils.output_capturing", "utils.generic", "modeling_utils"
 CAN_RECORD: dict = _private("_CAN_RECORD_REGISTRY", *_PLACES, default={})
 
-# The names that checkpoints of a class or model type have for weights, where they differ from those of the model. Since
-# 5.0. Without them, weights have the same names in both.
+# Names of weights in checkpoints of a class or model type, where they differ from those in the model. Since 5.0.
+# Without them, weights have the same names in both.
 _NAMES = "conversion_mapping"
 checkpoint_names: Callable = _private("get_checkpoint_conversion_mapping", _NAMES, default=lambda kind: None)
 register_checkpoint_names: Callable = _private(

@@ -132,7 +132,7 @@ def test_pooled_contributions_add_up_to_the_logit_without_its_bias():
             {"position": 6},
             "position of a token, not padding, from 0 to 5; got 6",
         ),
-        (lambda: bert(head=BidirBertModel), sentences, {"target": 1}, "has no classes, so target must be None"),
+        (lambda: bert(head=BidirBertModel), sentences, {"target": 1}, "has no classes; got target 1, leave it out"),
         (lambda: bert(head=BidirBertForQuestionAnswering), sentences, {}, "Explain model.base_model, the same model"),
         (lambda: BertForSequenceClassification(BertConfig(num_hidden_layers=1)), sentences, {}, "load_checkpoint"),
     ],
