@@ -153,7 +153,7 @@ def run_grid(
     run: Callable[..., tuple[Mapping[str, Any] | list[Mapping[str, Any]], Iterable[Path]]],
     key: Sequence[str] = (),
 ) -> None:
-    """Run every trial that has no row, and save what it finds at once: an interrupted grid goes on where it was.
+    """Run every trial that has no row, and save its rows at once, so that an interrupted grid resumes.
 
     Args:
         file: the csv file.

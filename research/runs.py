@@ -1,4 +1,4 @@
-"""What all studies share: a grid of runs that become rows of a csv file, and the calls of the training scripts."""
+"""Shared by all studies: a grid of runs that become rows of a csv file, and the calls of the training scripts."""
 
 from collections.abc import Iterable, Mapping
 from functools import partial

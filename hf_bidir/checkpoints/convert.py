@@ -115,7 +115,10 @@ def signed_model(
     signed(model, **attention)
     difference = largest_difference(before, outputs_of(model, inputs), inputs)
     if is_softmax(model.config) and not difference <= _tolerance(model):
-        raise ValueError(f"the converted model's outputs differ from the source's by {difference:.1e}; nothing saved.")
+        raise ValueError(
+            f"the converted model's outputs differ from the source's by {difference:.1e}, more than "
+            f"{_tolerance(model):.0e}; nothing saved."
+        )
     return model, processors, difference
 
 
@@ -150,7 +153,10 @@ def restore_softmax(source: str | Path, output_dir: str | Path, *, overwrite: bo
     inputs = random_inputs(bidir)
     difference = largest_difference(outputs_of(bidir, inputs), outputs_of(model, inputs), inputs)
     if not difference <= _tolerance(model):
-        raise ValueError(f"the restored model's outputs differ from the source's by {difference:.1e}; nothing saved.")
+        raise ValueError(
+            f"the restored model's outputs differ from the source's by {difference:.1e}, more than "
+            f"{_tolerance(model):.0e}; nothing saved."
+        )
     return write_checkpoint(output_dir, [model, *checkpoint_processors(transformer, model)], sentences)
 
 
@@ -185,7 +191,7 @@ def merge_adapter(
             f"{MERGE_TOLERANCE:g}; nothing saved."
         )
     processors = checkpoint_processors(source, model) or checkpoint_processors(base, model)
-    # the card tells where the weights come from
+    # the card names the origin of the weights from this record
     write_checkpoint(output_dir, [model, *processors], copies={PREVIOUS: adapter.folder / RECORD})
     return difference
 

@@ -63,7 +63,7 @@ def read_config(source: str | Path, revision: str | None = None) -> PretrainedCo
     except OSError as error:
         reason = " ".join(str(error).split())
         raise FileNotFoundError(
-            f"{source} is no checkpoint folder, and cannot be read from the Hub: {reason}"
+            f"{source} is not a checkpoint folder, and cannot be read from the Hub: {reason}"
         ) from error
 
 

@@ -129,8 +129,9 @@ def heal(
     source = arguments.model_name_or_path
     if not source:
         raise InputError("expected --model_name_or_path: a softmax checkpoint, timm:NAME or a bidir checkpoint")
-    start = source, arguments.teacher_name_or_path, arguments.attn_activation
-    student, teacher, processors = student_and_teacher(*start)
+    student, teacher, processors = student_and_teacher(
+        source, arguments.teacher_name_or_path, arguments.attn_activation
+    )
     splits, collators, processor = healing_data(data, args, source, student, processors)
     unused = "image_column" if isinstance(processor, PreTrainedTokenizerBase) else "text_column"
     licence = _licence(source)
@@ -187,16 +188,18 @@ def healing_data(
 
 
 def _keeps_signs(student: PreTrainedModel, asked: bool | None) -> bool:
-    """Whether to add the penalties on signs; the default depends on the model, and a warning says if it is False."""
+    """Whether to add the penalties on signs; a warning names the reason where the default for this model is False."""
     recurrent = not getattr(student, "attends_between_tokens", True)
     if asked and recurrent:
-        raise InputError("expected keep_signs false for a recurrent model, which has no layers to penalise; omit it")
+        raise InputError(
+            "expected keep_signs false for a recurrent model, which has no layers to penalise; leave it out"
+        )
     if asked is not None:
         return asked
     if not recurrent and not student.can_generate():
         return True
     reason = "is recurrent" if recurrent else "generates text, and keep_signs cost a small language model 6.5 points"
-    logger.warning("%s %s: healing without keep_signs", type(student).__name__, reason)
+    logger.warning("%s %s: healing without keep_signs.", type(student).__name__, reason)
     return False
 
 
@@ -226,13 +229,14 @@ def _check_texts(snippets: Dataset, tokenizer: PreTrainedTokenizerBase, source: 
     length = mean(len(token.lstrip("#Ġ▁")) for token in tokenizer.convert_ids_to_tokens(pieces))
     if length < SHORT_PIECES:
         logger.warning(
-            "the tokenizer of %s cuts the texts into pieces of %.1f characters; the model may not know their language",
-            *(source, length),
+            "The tokenizer of %s cuts the texts into pieces of %.1f characters; the model may not know their language.",
+            source,
+            length,
         )
 
 
 class DistillationTrainer(SignedTrainer):
-    """A Trainer without labels, whose loss is the student's relative squared error, and optionally keeps its signs.
+    """A Trainer without labels, whose loss is the student's relative squared error, with optional penalties on signs.
 
     The error of a layer is the mean of `‖student - teacher‖² / ‖teacher‖²` over the tokens that are not padding. The
     states of a few tokens, often the first one, have many times the norm of the others, so a quotient of sums over

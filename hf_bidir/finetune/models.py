@@ -68,8 +68,8 @@ def check_options(arguments: PretrainedArguments, schedule: ScheduleArguments, t
 
     Raises:
         InputError: several negative masses; options that shape a new model beside a checkpoint; a schedule's option
-            without --negative_mass_until, a bad value of it, or a schedule beside a fixed negative mass; an adapter to
-            train on from, or one that cannot be trained with these options.
+            without --negative_mass_until, a bad value of it, or a schedule beside a fixed negative mass; a checkpoint
+            that is an adapter, or an adapter that cannot be trained with these options.
     """
     typed, source = set(typed), arguments.model_name_or_path
     masses = [name for name in NEGATIVE_MASSES if getattr(arguments, name) is not None]
@@ -82,7 +82,7 @@ def check_options(arguments: PretrainedArguments, schedule: ScheduleArguments, t
             f"{source}; leave them out, or leave out --model_name_or_path"
         )
     if source and not source.startswith(TIMM_PREFIX) and read_adapter(source):
-        raise InputError(f"{source} is an adapter; train on from the merged model: hf-bidir merge {source} OUT")
+        raise InputError(f"{source} is an adapter; merge it and train the result: hf-bidir merge {source} OUT")
     _check_schedule(arguments, schedule, typed)
     if getattr(arguments, "lora_rank", None) is not None:
         _check_adapter(cast(AdapterArguments, arguments))
@@ -266,7 +266,7 @@ def build_model(auto: str, arguments: PretrainedArguments, config: PretrainedCon
     """The model with random weights, or with those of the checkpoint; call `set_seed` before.
 
     A classification head of another number of classes is replaced by a new one. With `lora_rank` the result is peft's
-    model with an adapter, which passes everything on to the model within.
+    model with an adapter, which delegates to the model within.
 
     Args:
         auto: the Auto class of the head, such as "AutoModelForSequenceClassification".
@@ -307,9 +307,9 @@ def _set_masses(model: PreTrainedModel, arguments: PretrainedArguments) -> None:
 def _pretrained(
     head: type[PreTrainedModel], source: str, config: PretrainedConfig
 ) -> tuple[PreTrainedModel, list[str]]:
-    """The checkpoint's weights under a head that may be new, and the names of the weights that are.
+    """The checkpoint's weights under a head that may be new, and the names of the weights that are new.
 
-    Refuses an encoder or decoder with random weights.
+    Raises InputError if weights of the encoder or decoder would be random.
     """
     new: list[str] = []
     refused = f"{source} is not a usable checkpoint: "

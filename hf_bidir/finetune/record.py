@@ -1,4 +1,4 @@
-"""What a run leaves in its output folder: the record run.json, and the decision whether a run may go on there."""
+"""The record of a run, run.json, and the decision whether a run may start or resume in an output folder."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def begin_record(
 
 
 def size(model: PreTrainedModel) -> dict[str, Any]:
-    """The number of weights; with an adapter that of its base, and "adapter": what belongs to it and its base."""
+    """The number of parameters; for a model with an adapter that of its base, and under "adapter" facts about both."""
     number = model.num_parameters()
     if not hasattr(model, "peft_config"):
         return {"num_parameters": number}
@@ -74,11 +74,11 @@ def size(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _beside_base(model: PreTrainedModel, adapter: "PeftConfig") -> dict[str, Any]:
-    """The base of an adapter, and what the model's configs have that those of the base do not; empty if unknown."""
+    """The base of an adapter, and the config fields in which the model differs; empty if the base is unknown."""
     base, revision = adapter.base_model_name_or_path or "", adapter.revision
     try:
         config = read_config(base, revision)
-    except (OSError, ValueError):  # a Trainer of somebody's own, whose base was never saved or has moved
+    except (OSError, ValueError):  # of a user's own Trainer: the base was never saved, or has moved
         return {}
     if not is_signed(config.model_type):
         return {}
@@ -252,7 +252,7 @@ def _differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def last_checkpoint(folder: Path) -> str | None:
-    """The complete checkpoint with the most steps, or None; `get_last_checkpoint` would take one that was cut short."""
+    """The complete checkpoint with the most steps, or None; `get_last_checkpoint` would also take an incomplete one."""
     return next((str(path) for path in reversed(_checkpoints(folder)) if _is_complete(path)), None)
 
 

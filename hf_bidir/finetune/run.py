@@ -58,7 +58,7 @@ STAYS_SOFTMAX = (
 BASE_IS_SOFTMAX = "The negative mass of the base model is 0: its attention equals softmax, and an adapter keeps it."
 SMALL_MODEL, FEW_THREADS = 5_000_000, 2  # parameters; two threads are faster than one (benchmarks/results/threads.md)
 
-# options that say how long to train, or how to choose the checkpoint: with one of them a new model trains as they say
+# options of the duration of training or the choice of the checkpoint, which turn off `set_scratch_duration`
 DURATION = {
     *("num_train_epochs", "max_steps", "early_stopping_patience"),
     *("eval_strategy", "save_strategy", "load_best_model_at_end"),
@@ -207,20 +207,20 @@ class Run:
         # the Trainer's own train_loss counts the steps before a resume but not their losses
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
         results |= {"epoch": trainer.state.epoch, "train_loss": losses[-1] if losses else None}
-        self._note_if_constant(results)
+        self._note_majority(results)
         # JSON has neither NaN nor infinity
         infinite = [key for key, value in results.items() if isinstance(value, float) and not math.isfinite(value)]
         return results | dict.fromkeys(infinite)
 
-    def _note_if_constant(self, results: dict[str, Any]) -> None:
-        """Note that a classifier is not more accurate than always predicting the largest class."""
+    def _note_majority(self, results: dict[str, Any]) -> None:
+        """Note if a classifier is not more accurate than always predicting the most frequent class."""
         if not self.splits.names or "eval_accuracy" not in results:
             return
         counts, rows = Counter(self.splits.validation["label"]), len(self.splits.validation)
         if results["eval_accuracy"] <= max(counts.values()) / rows:
             self.splits.note(
                 f"The validation accuracy, {results['eval_accuracy']:.4f}, is not above that of always predicting the "
-                f"largest class ({max(counts.values())} of {rows} rows)."
+                f"most frequent class ({max(counts.values())} of {rows} rows)."
             )
             logger.warning("Train longer (--num_train_epochs), with another --learning_rate, or on more data.")
 
@@ -320,7 +320,7 @@ class EvaluationLines(TrainerCallback):
 
 
 def evaluation_line(epoch: float, logs: dict[str, float]) -> str:
-    """The line for the latest value of each logged quantity."""
+    """A line with the latest value of each logged quantity."""
     metrics = [(f"eval_{name}", f"validation {name.replace('_', ' ')}") for name in SHOWN]
     shown = [("loss", "train loss"), *metrics, ("learning_rate", "learning rate"), ("negative_mass", "λ")]
     values = [f"{label} {logs[key]:.4g}" for key, label in shown if logs.get(key) is not None]

@@ -22,20 +22,20 @@ class NegativeMassSchedule(TrainerCallback, ExportableState):
     Before every step the config gets the value of that step, so a checkpoint always has the `λ` of its last training
     step. The value depends on the step alone; an interrupted run resumes where it was.
 
-    Args:
-        start, end: `λ` in (0, 1] before and after. The default start, `e^-12`, is close to softmax; a model that has
-            more negative mass than `start` falls back to it.
-        until: the share of training, in [0, 1], at which it arrives.
-
-    Raises:
-        ValueError: a value out of range; when training begins, a model without negative mass, or a checkpoint that was
-            trained with another schedule.
-
     The value is added to every entry of the log as `negative_mass`. `SignedTrainer` adds it before TensorBoard and
     the like read the entry. A plain Trainer calls them first unless they are given after this callback:
     `Trainer(callbacks=[NegativeMassSchedule(), TensorBoardCallback()], args=TrainingArguments(report_to="none"))`.
     With a plain Trainer, `load_best_model_at_end` also considers checkpoints before `until`; `SignedTrainer` ignores
     them.
+
+    Args:
+        start, end: `λ` in (0, 1] before and after. The default start, `e^-12`, is close to softmax; a model that has
+            more negative mass than `start` falls back to it.
+        until: the share of training, in [0, 1], at which `λ` reaches `end`.
+
+    Raises:
+        ValueError: a value out of range; when training begins, a model without negative mass, or a checkpoint that was
+            trained with another schedule.
     """
 
     def __init__(self, start: float = NEARLY_SOFTMAX, end: float = 1.0, *, until: float = 0.35) -> None:
@@ -148,4 +148,7 @@ def check_resumed_schedule(schedule: NegativeMassSchedule | None, checkpoint: st
         with as_input_error():
             schedule.check_saved(state)
     elif saved := saved_schedule(state):
-        raise InputError(f"{checkpoint} was trained with the negative mass schedule {saved}, and this run has none")
+        raise InputError(
+            f"{checkpoint} was trained with the negative mass schedule {saved}, and this run has none; give it the "
+            "same --negative_mass_until, or start again with --overwrite_output_dir"
+        )

@@ -179,7 +179,7 @@ def local_folder(source: str | Path, revision: str | None = None) -> Path:
     """
     if Path(source).is_dir():
         if revision is not None:
-            raise ValueError(f"{source} is a folder and has no revisions; leave out {revision}.")
+            raise ValueError(f"{source} is a folder and has no revisions; leave out the revision {revision}.")
         if not any(Path(source).glob("*.safetensors")):
             raise FileNotFoundError(f"{source} has no weights (*.safetensors), so there is nothing to measure.")
         return Path(source)

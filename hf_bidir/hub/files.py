@@ -31,7 +31,7 @@ def matching(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path]:
 def digests(folder: Path, patterns: tuple[str, ...] = COMPUTED_FROM) -> dict[str, str]:
     """The SHA-256 of every file that decides what the checkpoint computes, by name.
 
-    That of an adapter's config leaves out where its base is, which changes when it is published.
+    For an adapter's config, the place of its base is left out, because publishing changes it.
     """
     found = {name: sha256(file) for name, file in matching(folder, patterns).items()}
     if ADAPTER_CONFIG in found:

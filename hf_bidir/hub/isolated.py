@@ -83,7 +83,7 @@ def _base_folder(adapter: "Adapter") -> Path:
 
 
 def main(folder: str, auto_class: str, inputs_file: str, outputs_file: str, *adapter: str) -> None:
-    """What the clean process does."""
+    """Run the checkpoint; called in the clean process."""
     import transformers
 
     auto = getattr(transformers, auto_class)

@@ -1,4 +1,4 @@
-"""A grid of runs goes on where it was interrupted."""
+"""A grid of runs resumes after an interruption."""
 
 import pytest
 

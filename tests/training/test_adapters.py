@@ -296,7 +296,7 @@ def test_an_adapter_is_neither_quantised_nor_restored_nor_trained_on(trained, te
     with pytest.raises(ValueError, match="is an adapter; merge it first"):
         restore_softmax(folder, tmp_path / "stock")
     for more in ([], ["--lora_rank", "2"]):
-        with pytest.raises(InputError, match="is an adapter; train on from the merged model"):
+        with pytest.raises(InputError, match="is an adapter; merge it and train the result"):
             main([*texts, *more, "--model_name_or_path", str(folder), "--output_dir", str(tmp_path / "again")])
 
 
