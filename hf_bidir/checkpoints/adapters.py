@@ -93,7 +93,7 @@ class Adapter:
         return self.record.get("generation", {})
 
     def _head(self, base: PretrainedConfig) -> str:
-        """The name of the model's class."""
+        """The name of the model class that the adapter was trained on, or of its task's class in the base."""
         if named := (self.config.get("auto_mapping") or {}).get("base_model_class"):
             return named
         task = self.config.get("task_type")
@@ -150,7 +150,7 @@ class Adapter:
 
 
 def read_adapter(source: str | Path) -> Adapter | None:
-    """The adapter in a folder or Hub repository; None if it is none, as one with a config.json."""
+    """The adapter in a folder or Hub repository; None if there is none, or a config.json, which is of a whole model."""
     folder = Path(source)
     if not folder.is_dir():
         try:
@@ -208,7 +208,7 @@ def check_untied(adapted: "PeftModel") -> None:
     layers = model.get_input_embeddings(), model.get_output_embeddings()
     weights = [getattr(layer, "base_layer", layer).weight for layer in layers]
     if weights[0] is weights[1] and any(hasattr(layer, "base_layer") for layer in layers):
-        raise ValueError("the embeddings and the output layer share one weight, and cannot have an adapter.")
+        raise ValueError("the embeddings and the output layer share one weight; choose other layers for an adapter.")
 
 
 def _short(digests: dict[str, str]) -> str:

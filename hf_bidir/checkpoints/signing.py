@@ -1,4 +1,4 @@
-"""Signs a stock model in place, also inside what compiles, distributes or adapts it."""
+"""Signs a stock model in place, also one that is compiled, distributed or wrapped by peft."""
 
 from typing import Any
 
@@ -39,9 +39,7 @@ def signed(
     """
     given, model = model, unwrapped(model)
     if signed_layers(model):
-        raise ValueError(
-            f"{type(model).__name__} is signed already; set model.config.attn_negative_mass, the value of all layers."
-        )
+        raise ValueError(f"{type(model).__name__} is signed already; set model.config.attn_negative_mass to change λ.")
     made, activation = signed_class(type(model)), activation or attn_activation
     config = bidir_config(
         model.config, attn_activation=activation, attn_negative_mass=negative_mass, attn_partial=partial

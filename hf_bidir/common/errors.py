@@ -16,7 +16,7 @@ def did_you_mean(word: str, known: list[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of the message of an error with something on it, or the error's type."""
+    """The first line of an error's message that is not blank, or the error's type."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
 
 

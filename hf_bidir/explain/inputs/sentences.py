@@ -76,7 +76,7 @@ class SentenceEncoder(PreTrainedModel):
 
     @torch.no_grad()
     def compared_with(self, tokenizer: Any, text: str) -> "SentenceEncoder":
-        """The same encoder with the similarity to another text as its `y`; raises ValueError if it is another one."""
+        """The same encoder with the similarity to another text as its `y`; ValueError unless it is cosine or dot."""
         if not text.strip():
             raise ValueError(f"expected a second text with at least one word, got {text!r}.")
         if self.similarity not in LINEAR_IN_THE_EMBEDDING:
@@ -102,7 +102,8 @@ class SentenceEncoder(PreTrainedModel):
 def sentence_encoder(transformer: PreTrainedModel, tokenizer: Any, folder: SentenceFolder) -> PreTrainedModel:
     """The transformer with the other modules of its folder; itself if they make no embedding of a text.
 
-    Sets the tokenizer's limit. Raises ValueError for a module of others, or a prompt that is not pooled.
+    Sets the tokenizer's limit. Raises ValueError for a module that is not part of sentence-transformers, or a prompt
+    that is not pooled.
     """
     if not folder.embeds:
         return transformer

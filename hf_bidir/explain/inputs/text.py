@@ -167,7 +167,11 @@ def window(example: Example, positions: Tensor) -> dict[str, Tensor]:
 
 
 def merged(scores: list[Tensor], windows: list[Tensor], length: int, shares: bool) -> Tensor:
-    """Scores `[length]` of a text: the mean of all windows, if they are `shares` of the mean y, or of those with it."""
+    """Scores `[length]` of a text from those of its windows.
+
+    `shares` of the mean y are summed over windows and divided by their number; other scores are averaged over the
+    windows that contain the token.
+    """
     total, count = torch.zeros(length, dtype=scores[0].dtype), torch.zeros(length)
     for own, positions in zip(scores, windows, strict=True):
         total.index_add_(0, positions, own[: len(positions)])

@@ -91,9 +91,9 @@ def methods_of(model: PreTrainedModel) -> list[str]:
 def default_method(model: PreTrainedModel, layer: int | None = None, head: int | None = None, passes: int = 1) -> str:
     """An eligible method whose mean rank in research/explanations/run.py ties with the best one.
 
-    For causal language models the most faithful one of research/explanations/causal.py, or among those of one
-    backward pass, where it would need more than `AFFORDABLE` forward passes (`passes`, one per token). Contributions
-    for a layer or head, a recurrent model, and an encoder-decoder.
+    For causal language models it is the most faithful method of research/explanations/causal.py; where that needs more
+    than `AFFORDABLE` forward passes (`passes`, one per token), the most faithful one of a single backward pass. For a
+    layer or head, a recurrent model and an encoder-decoder it is contributions.
     """
     if reads_images(model):
         best = IMAGE_DEFAULT
@@ -125,7 +125,10 @@ def why_fast(method: str, passes: int) -> str:
 def scores_by_default(
     model: PreTrainedModel, inputs: Inputs, method: str | None, **where: Any
 ) -> tuple[Tensor, str, str]:
-    """Scores `[batch, length]` by the default method, or contributions; the method; and why it is another."""
+    """Scores `[batch, length]` by `method` or the default, the method used, and the reason if it is another default.
+
+    Where the model has an operation without a rule of the default method, contributions replace it.
+    """
     passes = passes_of(model, inputs)
     chosen = method or default_method(model, where.get("layer"), where.get("head"), passes)
     try:

@@ -235,7 +235,7 @@ def find_column(where: str, split: Dataset, chosen: str | None, guesses: tuple[s
 
 
 def check_texts(name: str, split: Dataset, role: str, problems: Problems) -> None:
-    """Rows of the column `role`, if it is there, that are no text are a problem."""
+    """Add rows without a text in the column `role` to the problems; nothing if the split lacks the column."""
     texts = split[role][:] if role in split.column_names else []
     if other := [text for text in texts if text is not None and not isinstance(text, str)]:
         holds = f"expected texts as {role}; the column holds {quoted(other[:1])}"
@@ -300,8 +300,8 @@ def _hold_out(train: Dataset, share: float, seed: int, names: list[str]) -> tupl
     if not len(names) <= held_out <= len(train) - len(names):
         rarest = int(counts.argmin())
         raise InputError(
-            f"cannot hold out a validation split of {held_out} of {len(train)} rows with each of the {len(names)} "
-            f'classes, of which "{names[rarest]}" has the fewest rows, {counts[rarest]}, and leave as many. Give '
+            f"cannot hold out {held_out} of {len(train)} rows for validation: both parts need each of the {len(names)} "
+            f'classes, of which "{names[rarest]}" has the fewest rows, {counts[rarest]}. Give '
             "--validation_file, another --validation_share, or more rows of the small classes."
         )
     rows = train_test_split(np.arange(len(train)), test_size=share, random_state=seed, stratify=train["label"][:])

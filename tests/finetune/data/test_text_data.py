@@ -222,7 +222,7 @@ def test_a_model_of_versions_is_evaluated_on_a_csv_file(tmp_path):
     [
         (
             ["a"] * 5 + ["b"] * 5 + ["rare"] * 2,
-            r"2 of 12 rows with each of the 3 classes, of which \"rare\" has the fewest rows, 2",
+            r"2 of 12 rows for validation: both parts need each of the 3 classes, of which \"rare\" has the fewest",
         ),
         (["pos"] * 12, "expected at least two classes"),
     ],
