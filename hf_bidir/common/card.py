@@ -41,7 +41,7 @@ def parsed_card(content: bytes, name: str, **options: Any) -> ModelCard:
         raise InputError(f"the header of {name} has no end. {advice}")
     try:
         return ModelCard(text, **options)
-    except (YAMLError, ValueError, TypeError) as error:  # TypeError: a key that is no text
+    except (YAMLError, ValueError, TypeError) as error:  # TypeError: a key that is not text
         raise InputError(
             f"the header of {name} is not that of a model card: {' '.join(str(error).split())}. {advice}"
         ) from error

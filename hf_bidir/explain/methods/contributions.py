@@ -25,7 +25,7 @@ def contributions(
         model: a bidir model, on any attention backend. `load_checkpoint` loads softmax checkpoints as bidir models.
         inputs: a batch of model inputs; padding gets zeros.
         target: the class whose logit is `y`, by index or name: one for all examples, or one index per example. None
-            selects the predicted class. For a model without a head, `y` is the projection on its own hidden state.
+            selects the predicted class. For a model without a head, `y` projects its hidden state on itself.
         position: for heads with an output per token, the position to explain. For models without a head the default
             is the first token, or the last one in causal attention.
 

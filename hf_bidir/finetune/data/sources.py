@@ -134,7 +134,9 @@ def _dialect(file: Path) -> dict[str, Any]:
     usual = "\t" if file.suffix.lower() == ".tsv" else ","
     line, header = next(_lines(file), (1, ""))
     if header.startswith("sep="):
-        raise InputError(f"{file}, line {line}: {header.strip()!r} is a command to Excel, no header; remove the line")
+        raise InputError(
+            f"{file}, line {line}: {header.strip()!r} is a command to Excel, not a header; remove the line"
+        )
     try:
         sniffed = csv.Sniffer().sniff(header, usual if usual in header else SEPARATORS)
     except csv.Error:  # a single column

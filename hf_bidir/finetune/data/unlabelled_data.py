@@ -159,7 +159,7 @@ def _columns(
 ) -> Splits:
     """Train and validation, each with one column of this kind under the first of the guessed names."""
     raw = raw_splits(data, read_file, lambda name, part: _one_column(f"the {name} split", part, column, guesses, kind))
-    if "validation" not in raw and "test" in raw:  # nothing is chosen by it but, if asked for, a checkpoint
+    if "validation" not in raw and "test" in raw:  # by default it only measures: the last checkpoint is kept
         raw["validation"] = raw["test"]
     raw.pop("test", None)
     return unlabelled_splits(raw, data)
