@@ -64,13 +64,13 @@ def about(model_type: str) -> str:
     if "partial" in entry:
         lines.append(f"  with partial=True: {'every check passes' if entry['partial'] else 'some checks fail'}")
     marks = dict(zip(summary()["checks"], entry.get("checks", ""), strict=False))
-    for told, mark in (
+    for heading, mark in (
         ("checked", PASSED),
         ("failed", FAILED),
         ("not checked, because it does not apply or is not in the sample", "–"),
     ):
         if found := [check for check, got in marks.items() if got == mark]:
-            lines.append(f"  {told}: {'; '.join(found)}")
+            lines.append(f"  {heading}: {'; '.join(found)}")
     return "\n".join(lines)
 
 

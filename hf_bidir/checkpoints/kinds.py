@@ -44,7 +44,7 @@ class Kind(NamedTuple):
         return self.task if self.has_pipeline else None
 
 
-_CAUSAL = {"names_tokens": True, "per_token": True, "causal": True, "peft_task": "CAUSAL_LM"}
+_CAUSAL: dict[str, Any] = {"names_tokens": True, "per_token": True, "causal": True, "peft_task": "CAUSAL_LM"}
 # if several fit a config, the first one counts
 KINDS = (
     Kind("Model", "AutoModel", "feature-extraction"),

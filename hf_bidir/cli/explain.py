@@ -89,5 +89,5 @@ def explain(
     typer.echo(explanation.summary(top))
     if method is None and isinstance(explanation, Explanation) and (kind := DEFAULTS.get(explanation.method)):
         typer.echo(f"{explanation.method} is the default for {kind}; docs/explanation_methods.md compares the methods.")
-    told = f"Replaced the earlier explanation in {output}" if replaces else "Saved"
-    typer.echo(f"{told}: {', '.join(map(str, written))}")
+    done = f"Replaced the earlier explanation in {output}" if replaces else "Saved"
+    typer.echo(f"{done}: {', '.join(map(str, written))}")

@@ -48,7 +48,7 @@ def orient(
         folder = free_folder(output_dir, overwrite, checkpoint)
         model, processor = load_checkpoint(checkpoint)
         batches = unlabelled_batches(model, processor, data, column, examples, batch_size)
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
             share = orient_heads(model, batches, target)
         sentences = sentence_folder(checkpoint)
@@ -56,6 +56,6 @@ def orient(
         write_checkpoint(folder, [transformer_of(model), *checkpoint_processors(source, model)], sentences)
     consistent = int((share >= CONSISTENT).sum())
     typer.echo(f"{consistent} of {share.numel()} heads have a consistent sign (a share of at least {CONSISTENT}).")
-    for warning in told:
+    for warning in caught:
         typer.echo(f"warning: {warning.message}", err=True)
     typer.echo(f"Saved to {output_dir}")

@@ -45,7 +45,7 @@ def parse(dataclasses: Iterable[type], options: Options = None, description: str
     words = {"usage": "%(prog)s [recipe.yaml] [--option value ...]", "description": description or ""}
     parser = HfArgumentParser(dataclasses, **words, formatter_class=FullHelp, allow_abbrev=False, add_help=False)
     for action in parser._actions:
-        if action.type is string_to_bool:  # transformers demands a value where the default is None
+        if action.type is string_to_bool:  # transformers requires a value where the default is None
             action.nargs, action.const = "?", True
     known = sorted(action.dest for action in parser._actions)
     parser.add_argument("-h", "--help", action=ShortHelp)

@@ -113,10 +113,10 @@ def headline(scores: dict[str, float], seeds: dict[str, Any], seed: int | None) 
     if not seeds or name not in seeds["this"]["scores"]:
         return f"**{word} {value}**"
     values = seeds["this"]["scores"][name]
-    told = f"**{word} {mean_and_deviation(values, DIGITS)}** "
+    over_seeds = f"**{word} {mean_and_deviation(values, DIGITS)}** "
     if len(values) == 1:
-        return f"{told}(one seed)"
-    return f"{told}(mean ± standard deviation of {seed_count(seeds)}); this checkpoint (seed {seed}): {value}"
+        return f"{over_seeds}(one seed)"
+    return f"{over_seeds}(mean ± standard deviation of {seed_count(seeds)}); this checkpoint (seed {seed}): {value}"
 
 
 def seed_count(seeds: dict[str, Any]) -> str:
