@@ -50,8 +50,8 @@ from benchmarks.families_checks import (
 from benchmarks.families_inputs import example
 from benchmarks.families_table import write_results
 from hf_bidir import signed
+from hf_bidir.modeling.attention_layers import SOFTMAX_FUNCTIONS, attention_layers, outside_layers
 from hf_bidir.modeling.configuration_bidir import stock_heads
-from hf_bidir.modeling.signed_layers import attention_layers, attention_outside
 
 RECORDS = Path("runs/families.jsonl")
 ISOLATED = ("bert", "roberta", "modernbert", "esm", "vit", "dinov2", "clip", "gpt2", "llama", "bart", "t5", "wav2vec2")
@@ -159,9 +159,10 @@ def _outcome(name: str, status: str, reason: str = "", **more: Any) -> Record:
 
 
 def _not_built(name: str, reason: str) -> Record:
-    """The record of a model that was not built; `layers` is 0 if its code has no attention interface."""
+    """The record of a model that was not built; `layers` is 0 if its code computes no softmax attention."""
     found = model_class(name)
-    layers = {} if "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(inspect.getmodule(found)) else {"layers": 0}
+    source = inspect.getsource(inspect.getmodule(found))
+    layers = {} if any(word in source for word in ("ALL_ATTENTION_FUNCTIONS", *SOFTMAX_FUNCTIONS)) else {"layers": 0}
     return _outcome(name, "not built", reason, model=found.__name__, kind=kind(name, found, None), **layers)
 
 
@@ -179,8 +180,8 @@ def recorded(name: str) -> Record:
     record = {
         "model": found.__name__,
         "kind": kind(name, found, stock),
-        "layers": len(attention_layers(stock)),
-        "outside": attention_outside(stock),
+        "layers": len(attention_layers(stock)) + len(outside_layers(stock)),
+        "outside": list(outside_layers(stock)),
     }
     refusal = _refusal(stock)
     if inputs is None and not refusal:
@@ -210,7 +211,7 @@ def _runnable(name: str, found: type[PreTrainedModel]) -> tuple[PreTrainedModel 
     for shrink in SHRINKS:
         try:
             model = built(found, tiny_config(CONFIG_MAPPING[name], shrink))
-            if not attention_layers(model):
+            if not attention_layers(model) and not outside_layers(model):
                 return model, None, ""
             inputs = example(model)
             outputs = run(model, inputs)

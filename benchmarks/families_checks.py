@@ -17,11 +17,11 @@ from transformers import PreTrainedModel
 
 from hf_bidir import signed
 from hf_bidir.checkpoints.kinds import special_tokens
-from hf_bidir.checkpoints.layer_hooks import hooked, observed_layers
+from hf_bidir.checkpoints.layer_hooks import hooked
 from hf_bidir.hub.isolated import isolated_forward
 from hf_bidir.modeling import modeling_bidir
-from hf_bidir.modeling.attention_layers import SOFTMAX_FUNCTIONS
-from hf_bidir.modeling.signed_layers import attention_outside, signed_layers
+from hf_bidir.modeling.attention_layers import SOFTMAX_FUNCTIONS, attention_outside
+from hf_bidir.modeling.signed_layers import signed_layers
 
 EXACT, CLOSE, MOVED = 1e-5, 1e-4, 1e-3  # tolerances relative to the largest output: λ = 0, other paths, λ = 1
 NEW_TOKENS = 5
@@ -129,10 +129,10 @@ def moves(pair: Pair) -> Verdict:
     """At λ = 1 the outputs differ; the verdict names the number of signed layers that ran."""
     ran: set[Any] = set()
     pair.set(negative_mass=1.0)
-    with observed_layers(pair.signed, lambda layer, *_: ran.add(layer)):
+    layers = signed_layers(pair.signed)
+    with hooked(layers, after=lambda layer, *_: ran.add(layer)):
         outputs = run(pair.signed, pair.inputs)
     distance, _ = difference(outputs, run(pair.stock, pair.inputs), pair.inputs)
-    layers = signed_layers(pair.signed)
     idle = f"{len(layers) - len(ran)} of {len(layers)} signed layers did not run" if len(ran) < len(layers) else ""
     if not distance > MOVED:
         return Verdict("fail", "; ".join(filter(None, [f"the outputs move by {distance:.1e} only", idle])))
@@ -251,7 +251,7 @@ def _reloaded(model: PreTrainedModel, as_class: type, inputs: Inputs, **options:
 
 @as_stock
 def generates_with_cache(model: PreTrainedModel, pair: Pair) -> Verdict:
-    """Greedy generation gives the same tokens with and without a cache."""
+    """Greedy generation gives the same tokens and logits with and without a cache."""
     inputs = {k: v for k, v in pair.inputs.items() if not k.startswith("decoder_")}
     if not model.config.is_encoder_decoder and set(inputs) == {"input_ids", "attention_mask"}:
         inputs["attention_mask"] = inputs["attention_mask"].flip(1)
@@ -263,10 +263,14 @@ def generates_with_cache(model: PreTrainedModel, pair: Pair) -> Verdict:
     generated = []
     for use_cache in (False, True):
         torch.manual_seed(0)
-        tokens = model.generate(**inputs, **options, use_cache=use_cache)
-        generated.append(tokens if isinstance(tokens, Tensor) else tokens.sequences)
-    same = generated[0].shape == generated[1].shape and torch.equal(*generated)
-    return Verdict("pass") if same else Verdict("fail", "other tokens with a cache than without")
+        options |= {"use_cache": use_cache, "return_dict_in_generate": True, "output_logits": True}
+        outputs = model.generate(**inputs, **options)
+        tokens, logits = (outputs, None) if isinstance(outputs, Tensor) else (outputs.sequences, outputs.get("logits"))
+        generated.append((tokens, {str(step): x for step, x in enumerate(logits or ())}))
+    (tokens, logits), (cached_tokens, cached_logits) = generated
+    if tokens.shape != cached_tokens.shape or not torch.equal(tokens, cached_tokens):
+        return Verdict("fail", "other tokens with a cache than without")
+    return _near(cached_logits, logits, CLOSE)
 
 
 def _refused(model: PreTrainedModel, backend: str) -> str | None:

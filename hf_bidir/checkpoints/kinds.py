@@ -197,7 +197,8 @@ class Examples:
     def text(self, features: Inputs) -> Inputs:
         """Text, with placeholders for image and audio features if the model inserts them into the text."""
         text = self.config.get_text_config()
-        length = min(LENGTH, (first_field(text, "max_position_embeddings", "n_positions") or LENGTH + 2) - 2)
+        longest = first_field(text, "max_position_embeddings", "n_positions") or 0
+        length = min(LENGTH, longest - 2) if longest > 0 else LENGTH  # XLNet has -1: any length
         ids = self.ids(length)
         for names, method in ((IMAGE_TOKENS, "get_image_features"), (AUDIO_TOKENS, "get_audio_features")):
             token = first_field(self.config, *names)

@@ -131,7 +131,7 @@ class _Probe:
     def after(self, linear: nn.Module, args: tuple, kwargs: dict, output: Tensor) -> Tensor:
         leaf = output.detach().requires_grad_()
         self.recent.append((linear, leaf))
-        return leaf
+        return leaf.clone()  # which DeBERTa changes in place
 
     def observe(self, layer: nn.Module, key: Tensor, value: Tensor, context: Tensor) -> None:
         if layer not in self.found:  # a layer that is run again has the same maps

@@ -76,7 +76,7 @@ class Record:
     @property
     def length(self) -> int:
         """The number of tokens that all layers attend over; errors as in `sequence_length`."""
-        return sequence_length(self.model, self.inputs, self.coefficients)
+        return sequence_length(self.model, self.inputs, self.coefficients, pooled=True)
 
     @property
     def keep(self) -> Tensor:
@@ -217,15 +217,19 @@ def record_coefficients(
         return model(**inputs, return_dict=True), recorded
 
 
-def sequence_length(model: PreTrainedModel, inputs: Mapping[str, Tensor], coefficients: Sequence[Tensor]) -> int:
-    """The number of tokens that all layers attend over; raises ValueError if they differ, or attend in windows."""
+def sequence_length(
+    model: PreTrainedModel, inputs: Mapping[str, Tensor], coefficients: Sequence[Tensor], pooled: bool = False
+) -> int:
+    """The number of tokens that all layers attend over; raises ValueError if they differ, or attend in windows.
+
+    Args:
+        pooled: accept layers with a single query, such as the pooling head of SigLIP.
+    """
     shapes = list(dict.fromkeys(tuple(layer.shape) for layer in coefficients))
-    rows, _, queries, keys = shapes[0]
-    if (
-        len(shapes) == 1
-        and rows == len(inputs[model.main_input_name])
-        and (queries == keys or not attends_between_tokens(model))
-    ):
+    single = pooled or not attends_between_tokens(model)
+    rows, keys = len(inputs[model.main_input_name]), shapes[0][3]
+    wanted = {(rows, keys, keys), (rows, 1 if single else keys, keys)}
+    if wanted.issuperset((rows, queries, keys) for rows, _, queries, keys in shapes):
         return keys
     raise ValueError(
         f"expected layers that all attend over the same tokens; {type(model).__name__} has coefficients [batch, heads, "

@@ -8,7 +8,17 @@ from typing import Any
 
 from torch import nn
 
-SOFTMAX_FUNCTIONS = {"softmax", "scaled_dot_product_attention", "multi_head_attention_forward"}
+SOFTMAX_FUNCTIONS = {"softmax", "Softmax", "scaled_dot_product_attention", "multi_head_attention_forward"}
+# Softmax in these classes, recognised by the end of their name, gives no coefficients of keys, and stays.
+NO_ATTENTION = ("AttentionMap", "AssignAttention", "AttentiveStatisticsPooling", "GatedAttention", "AttentionGRUCell",
+                "LinearSelfAttention", "AdditiveAttention")  # fmt: skip
+# Attention that cannot be signed although it computes a softmax, by the end of its class name, with the reason.
+UNSIGNABLE = {
+    "NystromformerSelfAttention": "its coefficients are a product of three softmax matrices",
+    "BlockSparseAttention": 'the model replaces it for short texts; load it with attention_type="original_full"',
+}
+
+MIXERS = ("Attention", "Mixer", "FourierTransform", "Recurrent", "LSTMLayer", "FocalModulation", "S6")
 
 
 # mypy does not take type[Any] for hashable, hence the `type: ignore[arg-type]`s of this file
@@ -18,18 +28,35 @@ def attention_layers(model: nn.Module) -> list[nn.Module]:
     return [m for m in with_config if "ALL_ATTENTION_FUNCTIONS" in _forward_names(type(m))]  # type: ignore[arg-type]
 
 
-def attention_outside(model: nn.Module) -> list[str]:
-    """The names of attention modules that do not use the interface, and therefore stay softmax."""
-    layers = set(attention_layers(model))
-    return [
-        name
+def outside_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers that compute attention by themselves, by name, in the order of `model.modules()`."""
+    inside = set(attention_layers(model))
+    return {
+        name: module
         for name, module in model.named_modules()
-        if module not in layers
-        and (
-            isinstance(module, nn.MultiheadAttention)
-            or ("Att" in type(module).__name__ and SOFTMAX_FUNCTIONS & _names(type(module)))  # type: ignore[arg-type]
-        )
-    ]
+        if module not in inside and _attends(type(module))  # type: ignore[arg-type]
+    }
+
+
+def attention_outside(model: nn.Module) -> list[str]:
+    """The names of the layers that compute attention by themselves, and are not signed."""
+    return [name for name, module in outside_layers(model).items() if not hasattr(module, "signed_index")]
+
+
+def mixers(model: nn.Module) -> str:
+    """What a model without softmax attention combines positions with, by the names of its classes."""
+    classes = {type(module).__name__ for module in model.modules()}
+    found = sorted(name for name in classes if any(word in name for word in MIXERS))
+    innermost = [name for name in found if name.endswith(MIXERS)] or found
+    return ", ".join(innermost[:3]) or ("convolutions" if any("Conv" in name for name in classes) else "")
+
+
+@cache
+def _attends(module_class: type[nn.Module]) -> bool:
+    name, names = module_class.__name__, _names(module_class)  # type: ignore[arg-type]
+    if issubclass(module_class, nn.MultiheadAttention):
+        return True
+    return "Att" in name and not name.endswith(NO_ATTENTION) and bool(SOFTMAX_FUNCTIONS & names)
 
 
 def _code(function: Callable) -> Any:

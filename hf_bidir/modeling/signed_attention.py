@@ -47,24 +47,31 @@ class Plan(NamedTuple):
     calls: dict[tuple, AttentionCall] | None  # the checked options of the calls so far; None while a graph is made
 
 
+def heads_of(layer: nn.Module) -> int | None:
+    """The number of heads if known from the layer or its config; otherwise the first forward pass checks it."""
+    own = getattr(layer, "num_heads", getattr(layer, "num_attention_heads", None))
+    return own if own is not None else getattr(getattr(layer, "config", None), "num_attention_heads", None)
+
+
 def plan_of(layer: nn.Module, compiling: bool) -> Plan:
     """The plan of a layer, made anew when its config has changed."""
     if compiling:
         return _made_plan(layer, None)
-    bidir, stock = raw_attribute(layer.config.bidir, "__dict__"), raw_attribute(layer.config.stock, "__dict__")
+    view = layer.signed_view
+    bidir, stock = raw_attribute(view.bidir, "__dict__"), raw_attribute(view.stock, "__dict__")
     now = (
         bidir.get("attn_activation"), bidir.get("attn_negative_mass"), bidir.get("attn_window"),
         stock.get(ATTN_IMPLEMENTATION),
     )  # fmt: skip
-    known = layer.config.__dict__.get("plan")
+    known = view.__dict__.get("plan")
     if known is None or known[0] != now:
         known = deepcopy(now), _made_plan(layer, {})  # a list of masses may change in place
-        layer.config.__dict__["plan"] = known
+        view.__dict__["plan"] = known
     return known[1]
 
 
 def _made_plan(layer: nn.Module, calls: dict | None) -> Plan:
-    config, name = layer.config.bidir, attn_implementation(layer.config.stock)
+    config, name = layer.signed_view.bidir, attn_implementation(layer.signed_view.stock)
     activation, window = config.attn_activation, config.attn_window
     mass = layer_negative_mass(config, layer.signed_index, layer.signed_count)
     softmax = activation == "softmax" or (activation in WITH_NEGATIVE_MASS and not any(all_masses(mass)))
@@ -110,7 +117,7 @@ def signed_attention(
     changes, wanting = running_call(module, compiling)
     if plan.softmax and changes is NONE and (stock := _stock_function(module, plan, wanting, options)):
         return stock(module, query, key, value, attention_mask, **options)
-    for name in module.config.refused:  # torch 2.8 compiles no set of strings
+    for name in module.signed_view.refused:  # torch 2.8 compiles no set of strings
         if options.get(name) is not None:
             _refuse(module, plan, name, options)
     if changes.project:
@@ -133,7 +140,7 @@ def _stock_function(module: nn.Module, plan: Plan, wanting: bool, options: dict[
 
         return None if wanting else stock_kernel(plan.kernel)
     if plan.backend == "eager":
-        paged = attn_implementation(module.config.stock) == PAGED
+        paged = attn_implementation(module.signed_view.stock) == PAGED
         return ALL_ATTENTION_FUNCTIONS[PAGED] if paged else own_eager(type(module))  # type: ignore[arg-type]
     lacking = any(options.get(name) is not None for name in SDPA_LACKS)
     return None if plan.backend == "fused" or lacking or wanting else SDPA

@@ -16,7 +16,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
-from .attention_layers import attention_layers, attention_outside, keywords, own_eager
+from .attention_layers import UNSIGNABLE, attention_layers, keywords, mixers, outside_layers, own_eager
 from .compat import (
     ATTN_IMPLEMENTATION,
     attn_implementation,
@@ -27,6 +27,7 @@ from .compat import (
 )
 from .configuration_bidir import check_layers
 from .interventions import graphs, intervening, recompute_alike, wanting_coefficients
+from .outside_attention import outside_class
 from .signed_attention import (
     BACKENDS,
     PAGED,
@@ -34,6 +35,7 @@ from .signed_attention import (
     SPARSE,
     SUPPORTED,
     UNSUPPORTED,
+    heads_of,
     signed_attention,
 )
 
@@ -95,40 +97,58 @@ def check_attn_implementation(name: str | None, between_tokens: bool = True) -> 
 def sign_layers(model: PreTrainedModel, config: PretrainedConfig) -> None:
     """Make every attention layer of a model signed, as `config` says. A failure changes nothing.
 
+    With `attn_partial` in the config, only those that use the interface.
+
     Raises:
-        ValueError: no layer uses the interface; some attention is outside it, without `attn_partial` in the config; or
-            a list of negative masses does not match the layers.
+        ValueError: the model has no softmax attention, or some that cannot be signed; or a list of negative masses does
+            not match the layers.
     """
-    layers, name = attention_layers(model), type(model).__name__
-    outside = attention_outside(model)
-    if not layers:
-        where = f"; its attention is in {_listed(outside)}" if outside else ""
-        raise ValueError(
-            f"{name} has no layer that computes attention through transformers' attention interface{where}. "
-            "`hf-bidir families` lists the model types that can be signed."
-        )
-    if sparse := sorted({type(m).__name__ for m in layers if SPARSE & keywords(type(m))}):  # type: ignore[arg-type]
-        raise ValueError(
-            f"{name} limits its queries to keys chosen by index ({_listed(sparse)}), which signed attention does not "
-            "compute; use a model with dense attention."
-        )
-    if outside and not config.attn_partial:
-        raise ValueError(
-            f"{name} computes some attention outside transformers' attention interface, which would stay softmax: "
-            f"{_listed(outside)}. To accept that: signed(model, partial=True), --partial, attn_partial in the config."
-        )
+    inside, outside = attention_layers(model), outside_layers(model)
+    _check_signable(model, inside, outside, config.attn_partial)
+    chosen = {*inside, *(() if config.attn_partial else outside.values())}
+    layers = [module for module in model.modules() if module in chosen]
     check_layers(config.attn_negative_mass, [heads_of(layer) for layer in layers])
     config.attn_negative_mass = _masses_by_name(model, layers, config)
-    stocks = [config if layer.config is model.config else layer.config for layer in layers]
-    refused = [_unsupported_arguments(layer) for layer in layers]
-    for index, layer in enumerate(layers):
+    views = []
+    for layer in layers:
+        own = getattr(layer, "config", model.config)
+        stock = config if own is model.config else own
+        views.append(SignedConfig(stock, config, _unsupported_arguments(layer) if layer in inside else ()))
+    for index, (layer, view) in enumerate(zip(layers, views, strict=True)):
         layer.signed_index, layer.signed_count, layer.intervening = index, len(layers), intervening
-        layer.config = SignedConfig(stocks[index], config, refused[index])
+        layer.signed_view = view
+        if layer in inside:
+            layer.config = view
+        else:
+            layer.__class__ = outside_class(type(layer))  # type: ignore[arg-type]
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
             part.register_forward_pre_hook(_before_forward, with_kwargs=True)
             part.register_forward_hook(_after_forward, with_kwargs=True, always_call=True)
     recompute_alike(model)
+
+
+def _check_signable(
+    model: PreTrainedModel, inside: list[nn.Module], outside: dict[str, nn.Module], partial: bool
+) -> None:
+    name, classes = type(model).__name__, {type(layer).__name__ for layer in outside.values()}
+    if not inside and (partial or not outside):
+        kept = f"; partial=True keeps softmax in {_listed(list(outside))}" if outside else ""
+        instead = f"; it has {found} instead" if not outside and (found := mixers(model)) else ""
+        raise ValueError(
+            f"{name} has no layer that computes softmax attention{instead}{kept}. "
+            "`hf-bidir families` lists the model types that can be signed."
+        )
+    if sparse := sorted({type(m).__name__ for m in inside if SPARSE & keywords(type(m))}):  # type: ignore[arg-type]
+        raise ValueError(
+            f"{name} limits its queries to keys chosen by index ({_listed(sparse)}), which signed attention does not "
+            "compute; use a model with dense attention."
+        )
+    reasons = {kind: why for kind in sorted(classes) for end, why in UNSIGNABLE.items() if kind.endswith(end)}
+    if reasons and not partial:
+        kind, why = next(iter(reasons.items()))
+        keep = " To keep it as it is: signed(model, partial=True), --partial, attn_partial in the config."
+        raise ValueError(f"{name} has attention that cannot be signed: {kind} ({why}).{keep if inside else ''}")
 
 
 def layer_names(model: PreTrainedModel, layers: list[nn.Module]) -> list[str]:
@@ -166,12 +186,6 @@ def _unsupported_arguments(layer: nn.Module) -> frozenset[str]:
 
 def _listed(names: list[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def heads_of(layer: nn.Module) -> int | None:
-    """The number of heads if known from the layer or its config; otherwise the first forward pass checks it."""
-    own = getattr(layer, "num_heads", getattr(layer, "num_attention_heads", None))
-    return own if own is not None else getattr(layer.config, "num_attention_heads", None)
 
 
 def signed_layers(model: nn.Module) -> list[nn.Module]:

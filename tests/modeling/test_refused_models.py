@@ -87,26 +87,20 @@ def test_a_signed_model_is_not_signed_again():
 
 SPARSE = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "moe_intermediate_size": 16}
 SMALL = {"vocab_size": 60, "num_hidden_layers": 1, "intermediate_size": 32}
+TINY = {"hidden_size": 8, "num_attention_heads": 2}
 UNSIGNABLE = {
-    "DebertaModel": ({"hidden_size": 8, "num_attention_heads": 2}, r"no layer that .* is in encoder\.layer\.0\.att"),
+    "BigBirdModel": (TINY, r"BigBirdBlockSparseAttention \(.*load it with attention_type=\"original_full\"\)\.$"),
     "DeepseekV32Model": (SPARSE, r"keys chosen by index \(DeepseekV32Attention\)"),
+    "FNetModel": ({"hidden_size": 8}, "no layer that computes softmax attention; it has FNetBasicFourierTransform"),
+    "NystromformerModel": (TINY, r"NystromformerSelfAttention \(its coefficients are a product of three"),
 }
 
 
 @pytest.mark.parametrize("name", [name for name in UNSIGNABLE if hasattr(transformers, name)])
-def test_attention_that_cannot_be_signed_is_refused_with_its_place(name):
+def test_attention_that_cannot_be_signed_is_refused_with_the_reason(name):
     stock, (fields, message) = getattr(transformers, name), UNSIGNABLE[name]
     with torch.device("meta"), pytest.raises(ValueError, match=message):
         signed(stock(stock.config_class(**SMALL | fields)))
-
-
-def test_attention_outside_the_interface_is_named_and_accepted_only_when_asked(tmp_path):
-    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 40}
-    stock = transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**shape, image_size=8, patch_size=4))
-    with pytest.raises(ValueError, match=r"would stay softmax: .*head\.attention.*partial=True"):
-        signed(stock)
-    signed(stock, partial=True).save_pretrained(tmp_path)
-    assert hf_bidir.BidirSiglipVisionModel.from_pretrained(tmp_path).config.attn_partial
 
 
 def test_an_unknown_class_is_refused_with_the_closest_name_and_one_of_the_user_by_its_module():

@@ -19,6 +19,7 @@ from hf_bidir.explain.methods import NoRule
 from hf_bidir.explain.record import Inputs, attends_between_tokens
 from hf_bidir.explain.target import InputFunction, Position, Target
 from hf_bidir.modeling.activations import upcast
+from hf_bidir.modeling.signed_layers import signed_layers
 
 # Shares of the relevance of `a v`: the product gives half to the values and half to the coefficients, which give what
 # their normaliser does not absorb to query and key, half each.
@@ -139,6 +140,8 @@ def relevance_rules(model: PreTrainedModel, through_scores: bool = True) -> Iter
     """
     if not attends_between_tokens(model):
         raise NoRule(f"AttnLRP has no rule for recurrent models such as {type(model).__name__}; {OTHERS}.")
+    if own := [type(layer).__name__ for layer in signed_layers(model) if hasattr(layer, "stock_class")]:
+        raise NoRule(f"AttnLRP has no rule for layers with attention of their own, such as {own[0]}; {OTHERS}.")
     rules = RelevanceRules()
 
     def projected(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:

@@ -39,7 +39,7 @@ def contributions(
     """
     record = Record.of(model, inputs)
     edges = edge_contributions(record.model, record, target, position=position)
-    sequence_length(record.model, record.inputs, edges)
+    sequence_length(record.model, record.inputs, edges, pooled=True)
     return torch.stack([layer.sum(2) for layer in edges], dim=1)
 
 

@@ -1,0 +1,232 @@
+"""Layers that compute attention by themselves, outside transformers' attention interface."""
+
+import copy
+import io
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from torch.nn import functional as F
+
+from hf_bidir import signed
+from hf_bidir.checkpoints.layer_hooks import edited_coefficients, edited_projections, kept_keys, observed_layers
+from hf_bidir.modeling.activations import tanhmax
+from hf_bidir.modeling.outside_attention import OutsideAttention, lowered, outside_class
+from hf_bidir.modeling.signed_layers import signed_layers
+
+SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
+WORDS = SHAPE | {"vocab_size": 60, "max_position_embeddings": 64}
+WINDOWS = {"image_size": 16, "patch_size": 2, "embed_dim": 16, "depths": [2], "num_heads": [4], "window_size": 4}
+DISENTANGLED = WORDS | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
+TEXT = {
+    "deberta": ("DebertaModel", DISENTANGLED),
+    "deberta-v2": ("DebertaV2Model", DISENTANGLED),
+    "longformer": ("LongformerModel", WORDS | {"attention_window": [4, 4]}),
+    "mpnet": ("MPNetModel", WORDS),
+    "xlnet": ("XLNetModel", {"vocab_size": 60, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 40}),
+}
+IMAGES = {
+    "segformer": ("SegformerModel", {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 8, 8, 8]}),
+    "siglip": ("SiglipVisionModel", SHAPE | {"image_size": 16, "patch_size": 4}),
+    "swinv2": ("Swinv2Model", WINDOWS),
+}
+COMPILED = ("deberta-v2", "siglip")  # a softmax of its own, and `nn.MultiheadAttention`
+INDICES = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(0))
+KEEP = torch.tensor([[1] * 9, [1] * 6 + [0] * 3])
+
+
+def stock_model(family):
+    name, fields = (TEXT | IMAGES)[family]
+    made = getattr(transformers, name)
+    torch.manual_seed(0)
+    model = made(made.config_class(**fields)).eval()
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.3)
+    return model
+
+
+def inputs_of(family):
+    if family in TEXT:
+        return {"input_ids": INDICES, "attention_mask": KEEP}
+    size = 64 if family == "segformer" else 16
+    return {"pixel_values": torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))}
+
+
+def states(model, inputs):
+    with torch.no_grad():
+        outputs = model(**inputs)
+    return outputs.pooler_output if outputs.get("pooler_output") is not None else outputs.last_hidden_state
+
+
+@pytest.fixture(scope="module", params=[*TEXT, *IMAGES])
+def family(request):
+    return request.param
+
+
+def test_a_negative_mass_of_0_is_the_stock_model_to_the_bit_and_1_is_another(family):
+    stock, inputs = stock_model(family), inputs_of(family)
+    model = signed(copy.deepcopy(stock), 0.0)
+    assert torch.equal(states(model, inputs), states(stock, inputs))
+    model.config.attn_negative_mass = 1.0
+    assert not torch.allclose(states(model, inputs), states(stock, inputs), rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", TEXT)
+def test_padding_has_no_effect(family):
+    model = signed(stock_model(family))
+    alone = model(INDICES[1:, :6], attention_mask=KEEP[1:, :6]).last_hidden_state
+    torch.testing.assert_close(model(INDICES, attention_mask=KEEP).last_hidden_state[1:, :6], alone)
+
+
+def test_copies_pickles_and_saved_models_are_equal(family, tmp_path):
+    model, inputs, file = signed(stock_model(family), 0.7), inputs_of(family), io.BytesIO()
+    expected = states(model, inputs)
+    torch.save(model, file)
+    file.seek(0)
+    model.save_pretrained(tmp_path)
+    for again in (copy.deepcopy(model), torch.load(file, weights_only=False), type(model).from_pretrained(tmp_path)):
+        assert len(signed_layers(again)) == len(signed_layers(model)) > 0
+        assert torch.equal(states(again, inputs), expected)
+
+
+@pytest.mark.parametrize("family", COMPILED)
+def test_the_model_compiles_into_one_graph_and_is_exported(family):
+    model, inputs = signed(stock_model(family)), inputs_of(family)
+    expected = model(**inputs).last_hidden_state
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(**inputs).last_hidden_state, expected)
+    exported = torch.export.export(model, (), inputs).module()
+    torch.testing.assert_close(exported(**inputs).last_hidden_state, expected)
+
+
+@pytest.mark.parametrize("family", ["deberta-v2", "siglip", "swinv2"])
+def test_each_head_has_its_own_negative_mass(family):
+    stock, inputs = stock_model(family), inputs_of(family)
+    count = len(signed_layers(signed(copy.deepcopy(stock))))
+    found = {}
+    for masses in ([1.0, 0.0, 0.0, 0.0], 0.0, 1.0):
+        model, seen = signed(copy.deepcopy(stock), [masses] * count), []
+        with edited_coefficients(model, lambda a, seen=seen: seen.append(a) or a):
+            states(model, inputs)
+        found[str(masses)] = seen[0]
+    mixed, softmax, tanhmax_ = found.values()
+    torch.testing.assert_close(mixed[:1, 0], tanhmax_[:1, 0])
+    torch.testing.assert_close(mixed[:1, 1:], softmax[:1, 1:])  # the other row has queries that attend to nothing
+
+
+def test_gradient_checkpointing_gives_the_same_gradients():
+    gradients = []
+    for checkpointing in (False, True):
+        model = signed(stock_model("deberta-v2")).train()
+        for part in model.modules():
+            part.training = part.training and not isinstance(part, nn.Dropout)
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        model(**inputs_of("deberta-v2")).last_hidden_state.square().mean().backward()
+        gradients.append(model.encoder.layer[0].attention.self.query_proj.weight.grad)
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("family", ["deberta-v2", "mpnet", "xlnet"])
+def test_values_and_context_are_observed_and_the_coefficients_are_those_of_the_formula(family):
+    model, coefficients, seen = signed(stock_model(family)), [], []
+    with (
+        edited_coefficients(model, lambda a: coefficients.append(a) or a),
+        observed_layers(model, lambda layer, key, value, context: seen.append((layer, key, value, context))),
+    ):
+        model(**inputs_of(family))
+    assert [layer for layer, *_ in seen] == signed_layers(model)
+    for a, (_, key, value, context) in zip(coefficients, seen, strict=True):
+        assert key.shape == value.shape == (2, 4, 9, 8)
+        torch.testing.assert_close((a @ value).transpose(1, 2), context)
+        assert a.min() < 0
+        assert not a[1, :, :6, 6:].any()
+
+
+def test_keys_are_dropped_and_a_change_of_values_is_refused():
+    model, keep = signed(stock_model("mpnet")), torch.ones(2, 1, 1, 9, dtype=torch.bool)
+    keep[:, :, :, 6:] = False
+    with kept_keys(model, keep):
+        dropped = model(INDICES).last_hidden_state
+    torch.testing.assert_close(dropped[:, :6], model(INDICES[:, :6]).last_hidden_state)
+    with (
+        edited_projections(model, lambda *states: states),
+        pytest.raises(ValueError, match=r"MPNetSelfAttention computes its own attention.*not available"),
+    ):
+        model(INDICES)
+
+
+def test_output_attentions_are_what_the_layer_returns():
+    attentions = signed(stock_model("deberta-v2"))(**inputs_of("deberta-v2"), output_attentions=True).attentions
+    assert all(a.shape == (2, 4, 9, 9) and a.min() < 0 for a in attentions)
+
+
+def test_partial_keeps_softmax_outside_the_interface_also_after_saving(tmp_path):
+    stock = stock_model("siglip")
+    signed(copy.deepcopy(stock), partial=True).save_pretrained(tmp_path)
+    for model in (signed(stock, partial=True), type(signed(stock_model("siglip"))).from_pretrained(tmp_path)):
+        assert model.config.attn_partial
+        assert not any(isinstance(layer, OutsideAttention) for layer in signed_layers(model))
+
+
+class Own(nn.Module):
+    """Attention whose scores are its input."""
+
+    num_heads = 1
+
+    def forward(self, scores, mask=None, dim=-1):
+        scores = scores if mask is None else scores + mask
+        return F.softmax(scores, dim)
+
+
+def operators(layer, scores, mask=None, dim=-1):
+    model = signed(stock_model("mpnet"))
+    layer.__class__ = outside_class(type(layer))
+    for name in ("signed_index", "signed_count", "signed_view", "intervening"):
+        setattr(layer, name, getattr(signed_layers(model)[0], name))
+    return layer(scores, mask, dim)
+
+
+@pytest.mark.parametrize("masked", [-100.0, -1e4, torch.finfo(torch.float32).min, -torch.inf])
+def test_what_an_added_mask_drops_has_no_weight_and_low_scores_keep_theirs(masked):
+    scores = torch.randn(2, 1, 4, 4) * 5
+    scores[0, 0, 0, 0] = -102.0
+    keep = torch.ones(4, 4, dtype=torch.bool).tril()
+    mask = torch.zeros(4, 4).masked_fill(~keep, masked)
+    torch.testing.assert_close(operators(Own(), scores, mask), tanhmax(scores, keep))
+
+
+def test_a_bias_is_no_mask_however_low_it_is():
+    bias = torch.tensor([[0.0, -3.0], [-80.0, 0.0]])
+    assert torch.equal(lowered(bias), bias)
+    scores = torch.randn(1, 1, 2, 2)
+    torch.testing.assert_close(operators(Own(), scores, bias), tanhmax(scores + bias))
+
+
+def test_a_softmax_over_another_dimension_stays():
+    scores = torch.randn(1, 1, 3, 4)
+    torch.testing.assert_close(operators(Own(), scores, dim=2), scores.softmax(2))
+
+
+def test_a_layer_without_a_softmax_that_can_be_replaced_is_an_error():
+    class Hidden(Own):
+        def forward(self, scores, mask=None, dim=-1):
+            return (scores - scores.logsumexp(-1, keepdim=True)).exp() @ scores
+
+    with pytest.raises(ValueError, match="Hidden computed no softmax over keys"):
+        operators(Hidden(), torch.randn(1, 1, 3, 3))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_of_torch_in_such_a_layer_is_signed(causal):
+    class Torch(nn.Module):
+        num_heads = 2
+
+        def forward(self, query, mask=None, dim=-1):
+            return F.scaled_dot_product_attention(query, query, query, mask, is_causal=causal)
+
+    query, keep = torch.randn(2, 2, 5, 4), torch.ones(5, 5, dtype=torch.bool)
+    keep = keep.tril() if causal else keep
+    expected = tanhmax(query @ query.mT / 2, keep) @ query
+    torch.testing.assert_close(operators(Torch(), query), expected)
