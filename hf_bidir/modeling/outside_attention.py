@@ -5,7 +5,8 @@ the signed activation. Everything else, such as position terms in the scores and
 
 A mask is part of the scores there. Softmax forgives what is only very negative, a signed activation does not: a key
 whose score is at most `FLOOR` is dropped, and a mask that is added to scores is lowered to the smallest number first,
-because models also mask with -100, which scores of real models reach.
+because models also mask with -100, which scores of real models reach. Nor may the maximum of the scores be subtracted
+from them, which changes no softmax: that subtraction is left out.
 """
 
 import functools
@@ -28,6 +29,8 @@ FLOOR = -1000.0  # scores of at most this drop their key; masks of -1e4 and of t
 SOFTMAX = {F.softmax, torch.softmax, torch.special.softmax, Tensor.softmax}
 ADDING = {torch.baddbmm, Tensor.baddbmm}  # a product to the first of their arguments
 PRODUCT = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.einsum} | ADDING
+MAXIMUM = {torch.amax, Tensor.amax, torch.max, Tensor.max}
+DIFFERENCE = {torch.sub, Tensor.sub, Tensor.__sub__}
 SUM = {torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__}
 # torch's function for `nn.MultiheadAttention`, without the detour through a mode, so that its softmax is seen
 _multi_head_attention = FunctionType(
@@ -84,6 +87,7 @@ class SignedOperators(TorchFunctionMode):
         super().__init__()
         self.layer, self.plan, self.changes = layer, plan, changes
         self.multiplied = self.found = False  # whether there was a product of tensors, and a softmax over keys
+        self.maximum: Tensor | None = None  # the last one of a tensor
         self.products: list[tuple[int, str, Tensor]] = []  # before the softmax: numbers of results, and second factors
         self.coefficients: Tensor | None = None  # until they are multiplied by values
 
@@ -100,7 +104,13 @@ class SignedOperators(TorchFunctionMode):
             args = args[0], lowered(args[1], args[0])
             if function not in (Tensor.add_, Tensor.__iadd__):
                 args = lowered(args[0], args[1]), args[1]
+        if function in DIFFERENCE and args[1] is self.maximum and self.maximum is not None:
+            return args[0]
         result = function(*args, **kwargs)
+        if function in MAXIMUM:
+            self.maximum = result if isinstance(result, Tensor) else result[0]
+        elif function is Tensor.detach and args[0] is self.maximum:
+            self.maximum = result
         self.multiplied = self.multiplied or function in PRODUCT
         if self.changes.observe:
             self.follow(function, args, kwargs, result)

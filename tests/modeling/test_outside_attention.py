@@ -204,6 +204,18 @@ def test_a_bias_is_no_mask_however_low_it_is():
     torch.testing.assert_close(operators(Own(), scores, bias), tanhmax(scores + bias))
 
 
+@pytest.mark.parametrize(
+    "maximum", [lambda x: x.amax(-1, True).detach(), lambda x: torch.max(x, -1, True)[0], torch.max]
+)
+def test_a_maximum_is_not_subtracted_from_scores(maximum):
+    class Shifted(Own):
+        def forward(self, scores, mask=None, dim=-1):
+            return F.softmax(scores - maximum(scores), dim)
+
+    scores = torch.randn(1, 1, 3, 4)
+    torch.testing.assert_close(operators(Shifted(), scores), tanhmax(scores))
+
+
 def test_a_softmax_over_another_dimension_stays():
     scores = torch.randn(1, 1, 3, 4)
     torch.testing.assert_close(operators(Own(), scores, dim=2), scores.softmax(2))
