@@ -34,7 +34,7 @@ SIDES = {  # of an encoder-decoder
 
 @dataclass(frozen=True)
 class Family:
-    """The classes `name` + one of `heads`, the fields of a small config, and attributes for the tests.
+    """The classes `name` + one of `heads`, the fields of a small config, attributes for the tests, and the image size.
 
     A test that is set to None is skipped for stock and signed classes.
     """
@@ -43,21 +43,63 @@ class Family:
     heads: str
     fields: dict[str, Any] = field(default_factory=lambda: SIZES | TEXT)
     attributes: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def images(self) -> bool:
-        return "image_size" in self.fields
+    image_size: int | None = None
 
 
 NO_TOKENS = {"test_resize_embeddings": False, "test_inputs_embeds": None, "test_model_get_set_embeddings": None}
+# of stages with other lengths and widths, for which transformers' own tests of these models have other versions
+STAGES = NO_TOKENS | {"test_attention_outputs": None, "test_hidden_states_output": None,
+                      "test_retain_grad_hidden_states_attentions": None}  # fmt: skip
+WINDOWS = {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [1, 2], "num_heads": [2, 2], "window_size": 2,
+           "mlp_ratio": 2.0, "encoder_stride": 4, "num_labels": 10}  # fmt: skip
+PYRAMID = {"num_encoder_blocks": 2, "depths": [1, 1], "sr_ratios": [2, 1], "hidden_sizes": [16, 32], "num_labels": 10,
+           "patch_sizes": [3, 3], "strides": [2, 2], "num_attention_heads": [2, 4], "mlp_ratios": [2, 2],
+           "decoder_hidden_size": 32}  # fmt: skip
+MELS, FRAMES = 16, 60
 NO_GRADIENT = NO_TOKENS | {"test_all_params_have_gradient": False}
 TEXT_HEADS = "ForSequenceClassification ForTokenClassification ForQuestionAnswering"
 FAMILIES = [
     Family("Bert", f"Model LMHeadModel ForMaskedLM ForMultipleChoice ForNextSentencePrediction {TEXT_HEADS}"),
     Family("Roberta", f"Model ForCausalLM ForMaskedLM ForMultipleChoice {TEXT_HEADS}"),
     Family("DistilBert", f"Model ForMaskedLM ForMultipleChoice {TEXT_HEADS}"),
-    Family("ViT", "Model ForImageClassification ForMaskedImageModeling", IMAGES | {"encoder_stride": PATCH}, NO_TOKENS),
-    Family("Dinov2", "Model ForImageClassification Backbone", IMAGES | {"use_swiglu_ffn": True}, NO_GRADIENT),
+    Family(
+        "DebertaV2",
+        f"Model ForMaskedLM ForMultipleChoice {TEXT_HEADS}",
+        SIZES | TEXT | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8},
+    ),
+    Family("MPNet", f"Model ForMaskedLM ForMultipleChoice {TEXT_HEADS}"),
+    Family(
+        "ViT",
+        "Model ForImageClassification ForMaskedImageModeling",
+        IMAGES | {"encoder_stride": PATCH},
+        NO_TOKENS,
+        image_size=IMAGE,
+    ),
+    Family(
+        "Dinov2",
+        "Model ForImageClassification Backbone",
+        IMAGES | {"use_swiglu_ffn": True},
+        NO_GRADIENT,
+        image_size=IMAGE,
+    ),
+    Family("SiglipVision", "Model", IMAGES, NO_GRADIENT, image_size=IMAGE),
+    Family("Swin", "Model ForImageClassification Backbone", WINDOWS, STAGES, image_size=32),
+    Family("Swinv2", "Model ForImageClassification Backbone", WINDOWS, STAGES, image_size=32),
+    Family("Segformer", "Model ForImageClassification ForSemanticSegmentation", PYRAMID, STAGES, image_size=32),
+    Family(
+        "Whisper",
+        "Model ForConditionalGeneration",
+        TEXT
+        | SIDES
+        | {
+            "d_model": HIDDEN,
+            "num_mel_bins": MELS,
+            "max_source_positions": FRAMES // 2,
+            "max_target_positions": 64,
+            "decoder_start_token_id": 2,
+        },
+        {"is_encoder_decoder": True, "test_missing_keys": False, "test_inputs_embeds": None},
+    ),
     Family("GPT2", f"Model LMHeadModel {TEXT_HEADS}", attributes={"test_missing_keys": False}),
     Family("Llama", f"Model ForCausalLM {TEXT_HEADS}", SIZES | TEXT | {"num_key_value_heads": 2}),
     Family(
@@ -80,19 +122,24 @@ class Tester:
         self.family, self.config_class = family, config_class
         patches = (IMAGE // PATCH) ** 2
         self.num_masks, self.mask_length = patches // 2, patches
-        self.seq_length = patches + 1 if family.images else TOKENS  # with the class token
+        self.seq_length = TOKENS
+        if family.image_size:
+            self.seq_length = patches + (family.name != "SiglipVision")  # the class token
 
     def get_config(self) -> PretrainedConfig:
         return self.config_class(**self.family.fields)
 
     def prepare_config_and_inputs_for_common(self) -> tuple[PretrainedConfig, dict[str, torch.Tensor]]:
-        if self.family.images:
-            return self.get_config(), {"pixel_values": torch.rand(BATCH, 3, IMAGE, IMAGE)}
+        if size := self.family.image_size:
+            return self.get_config(), {"pixel_values": torch.rand(BATCH, 3, size, size)}
         ids = torch.randint(3, TEXT["vocab_size"], (BATCH, TOKENS))
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         if self.family.attributes.get("is_encoder_decoder"):
             inputs["input_ids"][:, -1] = TEXT["eos_token_id"]
             inputs |= {"decoder_input_ids": ids.flip(1), "decoder_attention_mask": torch.ones_like(ids)}
+        if "num_mel_bins" in self.family.fields:
+            inputs = inputs | {"input_features": torch.rand(BATCH, MELS, FRAMES)}
+            del inputs["input_ids"], inputs["attention_mask"]
         return self.get_config(), inputs
 
 

@@ -73,7 +73,7 @@ def convert_checkpoint(
         negative_mass: its `λ` in [0, 1], or a list with one entry per layer. At 0 its outputs on random input are
             compared with the source's before anything is saved; above 0 the difference is logged.
         weights: for "timm:NAME", a file of weights (safetensors, or a torch file without pickled code).
-        partial: accept a model in which some attention is outside transformers' attention interface and stays softmax.
+        partial: sign only layers that use transformers' attention interface; other attention stays softmax.
         overwrite: replace the contents of `output_dir`.
 
     Returns:

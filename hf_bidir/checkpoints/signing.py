@@ -23,19 +23,18 @@ def signed(
     """Sign a stock model in place: the same object and weights, with the class `Bidir…`.
 
     Args:
-        model: a transformers model whose attention layers use the attention interface; also compiled, or in
+        model: a transformers model with softmax attention; also compiled, or in
             `DataParallel`, `DistributedDataParallel` or peft's wrapper: the model inside is signed.
         negative_mass: `λ` in [0, 1]: one number, or a list with one entry per layer, each a number or one per head.
         attn_activation: "tanhmax", "balanced", "softmax", "tanh" or a registered name.
-        partial: accept a model in which some attention is outside the interface and stays softmax.
+        partial: sign only layers that use transformers' attention interface; other attention stays softmax.
         activation: the former name of `attn_activation`.
 
     Returns:
         The model. Its config is a new object; the stock config does not change.
 
     Raises:
-        ValueError: not a transformers model, signed already, no layer uses the interface, or some attention is outside
-            the interface.
+        ValueError: not a transformers model, signed already, no softmax attention, or some that cannot be signed.
     """
     given, model = model, unwrapped(model)
     if signed_layers(model):

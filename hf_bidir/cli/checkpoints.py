@@ -45,7 +45,11 @@ def convert(
     ] = None,
     weights: Annotated[Path | None, typer.Option(help="Weights file for timm:NAME; by default from the Hub.")] = None,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Accept a model that keeps softmax in some of its attention.")
+        bool,
+        typer.Option(
+            "--partial",
+            help="Sign only layers of transformers' attention interface; others stay softmax.",
+        ),
     ] = False,
     to_softmax: Annotated[
         bool, typer.Option("--to-softmax", help="Convert back: from a signed model with λ = 0 to the stock model.")

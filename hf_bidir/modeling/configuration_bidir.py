@@ -31,7 +31,7 @@ FIELDS_DOC = """
     attn_scope: "global" (default): a query attends to all keys that the model's mask keeps; "window": only to those at
         most `attn_window` positions away, on either side.
     attn_window: at least 1; only with `attn_scope="window"`.
-    attn_partial: accept a model in which some attention is outside transformers' attention interface and stays softmax.
+    attn_partial: sign only layers that use transformers' attention interface; other attention stays softmax.
     attn_oriented: what `hf_bidir.explain.orient_heads` recorded about the signs of heads, for the weights it saw.
 """
 
