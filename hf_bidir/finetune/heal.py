@@ -301,7 +301,7 @@ class DistillationTrainer(SignedTrainer):
         model.eval()  # dropout would be noise that the teacher does not have
         expected, keep = self._teacher_outputs(inputs), inputs.get("attention_mask")
         if not self.keep_signs:
-            return _mean_error(*_errors(model(**inputs, output_hidden_states=True), expected, keep))
+            return relative_error(model(**inputs, output_hidden_states=True), expected, keep)
         with one_sidedness(model, keep, self.most_unequal) as one_sided:
             outputs = model(**inputs, output_hidden_states=True)
         with without_negatives(model):
@@ -310,7 +310,7 @@ class DistillationTrainer(SignedTrainer):
         needed = self.needed_signs_weight * (self.margin - difference).clamp_min(0)
         # near λ = 0 the penalties could only move the student away from its teacher
         mass = mean(map(float, all_masses(self.model.config.attn_negative_mass)))
-        return _mean_error(*_errors(outputs, expected, keep)) + mass * (both + needed)
+        return relative_error(outputs, expected, keep) + mass * (both + needed)
 
     def _teacher_outputs(self, inputs: dict[str, Tensor]) -> ModelOutput:
         with torch.no_grad():
@@ -337,6 +337,12 @@ def _next_token_losses(logits: Tensor, inputs: dict[str, Tensor]) -> tuple[Tenso
     targets = ids[:, 1:].masked_fill(keep[:, 1:] * keep[:, :-1] == 0, -100)  # padding may be on either side
     losses = cross_entropy(logits[:, :-1].float().transpose(1, 2), targets, reduction="none")
     return losses.sum(1, keepdim=True), (targets != -100).sum(1, keepdim=True).float()
+
+
+def relative_error(outputs: ModelOutput, expected: ModelOutput, keep: Tensor | None = None) -> Tensor:
+    """The loss of `DistillationTrainer` for outputs of student and teacher with hidden states; `keep` is the padding
+    mask `[batch, length]`."""
+    return _mean_error(*_errors(outputs, expected, keep))
 
 
 def _errors(outputs: ModelOutput, expected: ModelOutput, keep: Tensor | None) -> tuple[Tensor, Tensor]:

