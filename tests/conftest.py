@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import forks
+from tests.processes import SOON
+
 if not torch.cuda.is_available():  # then Triton's interpreter runs the kernels, in this process and in those it starts
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -51,6 +54,21 @@ GPU = (
     "modeling/test_fused_options.py",
     "modeling/test_two_calls.py",
 )
+
+
+def pytest_configure() -> None:
+    """Choose the folder of the interpreter that starts soon, for the workers too."""
+    forks.prepare()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _clean_processes_start_soon():
+    """Processes of isolated_forward are forks; tests/hub/test_isolated.py has a real one."""
+    from hf_bidir.hub import isolated
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(isolated, "subprocess", SOON)
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

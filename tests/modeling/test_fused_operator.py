@@ -126,7 +126,7 @@ for missing in ("a GPU", "Triton"):
 
 
 def test_without_a_gpu_or_triton_fused_is_an_error_auto_works_and_nothing_imports_triton_before():
-    printed = run_python(ATTEMPT, TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="")
+    printed = run_python(ATTEMPT, fresh=True, TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="")
     assert printed.startswith("torch.Size([1, 1, 4, 16])\nfused attention needs a GPU; use implementation=")
     assert 'implementation="fused" needs Triton' in printed
 
