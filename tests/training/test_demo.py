@@ -12,6 +12,7 @@ from hf_bidir.explain import flip_heads
 from training import demo
 
 EXPECTED = 0.4  # of so few epochs
+SMALLER = ["--num_hidden_layers", "2", "--per_device_train_batch_size", "16", "--learning_rate", "4e-3"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,7 +28,7 @@ def folder(tmp_path_factory, fewer_epochs):
     """A demo run to its end; the demo leaves by SystemExit if one of its own checks fails."""
     folder = tmp_path_factory.mktemp("runs") / "digits-tanhmax"
     try:
-        demo.main(["--output_dir", str(folder), "--disable_tqdm", "true", "--num_train_epochs", "3"])
+        demo.main(["--output_dir", str(folder), "--disable_tqdm", "true", "--num_train_epochs", "3", *SMALLER])
     except SystemExit as failure:
         pytest.fail(f"the demo failed: {failure}")
     return folder
