@@ -23,7 +23,10 @@ def outputs():
     manager = KernelManager()
     manager.kernel_spec.argv[0] = forks.prepare()
     resources = {"metadata": {"path": str(NOTEBOOK.parent)}}
-    NotebookClient(notebook, km=manager, timeout=300, resources=resources).execute()
+    try:
+        NotebookClient(notebook, km=manager, timeout=300, resources=resources).execute()
+    finally:
+        manager.shutdown_kernel(now=True)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     return [[output["data"] for output in cell.outputs if "data" in output] for cell in cells]
 

@@ -38,10 +38,13 @@ def test_the_demo_learns_the_digits(folder):
     assert json.loads((folder / "all_results.json").read_text())["test_accuracy"] >= EXPECTED
 
 
-def test_the_demo_leaves_a_picture_and_a_card_that_shows_it(folder):
+def test_the_demo_leaves_pictures_of_loss_and_attention_and_a_card_that_shows_them(folder):
+    assert imread(folder / "loss_curve.png").std() > 0
     assert imread(folder / "attention.png").std() > 0
     assert imread(folder / "digit.png").shape[:2] == (8, 8)
-    assert "(attention.png)" in (folder / "README.md").read_text(encoding="utf-8")
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert "(loss_curve.png)" in card
+    assert "(attention.png)" in card
 
 
 def test_a_second_demo_uses_the_finished_run_and_lists_its_files(folder, capsys):
