@@ -36,6 +36,7 @@ SLOW = (
     "modeling/test_compat.py",
     "checkpoints/test_convert.py",
     "modeling/test_made_classes.py",
+    "test_forks.py",
     "test_imports.py",
     "cli/test_text_demo.py",
     "hub",
@@ -56,9 +57,11 @@ GPU = (
 )
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Choose the folder of the interpreter that starts soon, for the workers too."""
-    forks.prepare()
+    if forks.FOLDER not in os.environ:
+        forks.prepare()
+        config.add_cleanup(forks.remove)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,7 +13,6 @@ Tests of what is imported when, or of isolation itself, start `sys.executable` i
 
 import atexit
 import contextlib
-import fcntl
 import gc
 import json
 import os
@@ -60,11 +59,16 @@ def prepare(ready: bool = False) -> str:
     return os.path.join(os.environ[FOLDER], "ready" if ready else "python")
 
 
+def remove() -> None:
+    """Remove the folder; a server that was started in it ends within a second of the process that called `prepare`."""
+    if FOLDER in os.environ:
+        shutil.rmtree(os.environ.pop(FOLDER), ignore_errors=True)
+
+
 def ask(name: str, folder: str, python: str) -> None:
     """Have the server run a process with the arguments, environment, folder and files of this one; leave as it does."""
     with _connection(name, folder, python) as server:
         request = {"words": sys.argv[1:], "environment": dict(os.environ), "cwd": os.getcwd()}
-        request["environment"].pop("LC_CTYPE", None)  # set by Python
         socket.send_fds(server, [b"x"], [0, 1, 2])
         server.sendall(json.dumps(request).encode() + b"\n")
         status = server.recv(16)
@@ -79,6 +83,8 @@ def _connection(name: str, folder: str, python: str) -> socket.socket:
     with contextlib.suppress(OSError):
         connection.connect(path)
         return connection
+    import fcntl  # of Unix
+
     with open(os.path.join(folder, f"{name}.lock"), "w") as lock:  # one starts the server, the others wait
         fcntl.flock(lock, fcntl.LOCK_EX)
         with open(os.path.join(folder, "environment.json")) as file:
