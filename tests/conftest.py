@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import forks
+from tests.processes import SOON
+
 if not torch.cuda.is_available():  # then Triton's interpreter runs the kernels, in this process and in those it starts
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -33,6 +36,7 @@ SLOW = (
     "modeling/test_compat.py",
     "checkpoints/test_convert.py",
     "modeling/test_made_classes.py",
+    "test_forks.py",
     "test_imports.py",
     "cli/test_text_demo.py",
     "hub",
@@ -51,6 +55,23 @@ GPU = (
     "modeling/test_fused_options.py",
     "modeling/test_two_calls.py",
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the folder of the interpreter that starts soon, for the workers too."""
+    if forks.FOLDER not in os.environ:
+        forks.prepare()
+        config.add_cleanup(forks.remove)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _clean_processes_start_soon():
+    """Processes of isolated_forward are forks; tests/hub/test_isolated.py has a real one."""
+    from hf_bidir.hub import isolated
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(isolated, "subprocess", SOON)
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,8 +3,9 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
+
+from tests import forks
 
 # Without pauses between the client's attempts. Most pushes are of a folder that this user has pushed before, and what
 # it computes in a clean process stays the same.
@@ -13,7 +14,9 @@ import functools, json, sys
 from huggingface_hub.utils import _http
 from typer.testing import CliRunner
 from hf_bidir.cli import app
-from hf_bidir.hub import push
+from hf_bidir.hub import isolated, push
+from tests.processes import SOON
+isolated.subprocess = SOON
 _http.http_backoff.__kwdefaults__.update(base_wait_time=0.01, max_wait_time=0.01)
 computed, compute = {}, push.isolated_forward
 def isolated_forward(folder, auto, inputs):
@@ -30,14 +33,14 @@ for line in sys.stdin:
 
 
 def start(hub, code, *words, home, token="hf_alice"):
-    """A fresh process of a user, with a home folder and a cache of its own, that runs Python code."""
+    """A new process of a user, with a home folder and a cache of its own, that runs Python code."""
     environment = os.environ | {
         "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HF_TOKEN": token, "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "0", "PYTHONPATH": str(Path(__file__).parents[1]),
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }  # fmt: skip
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    command = [sys.executable, "-c", code, *map(str, words)]
+    command = [forks.prepare(), "-c", code, *map(str, words)]
     return subprocess.Popen(command, env=environment, cwd=home.parent, text=True, **pipes)
 
 

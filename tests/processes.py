@@ -4,14 +4,33 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+from tests import forks
+
+# To be the `subprocess` of hf_bidir.hub.isolated, whose process then starts where transformers has been imported.
+SOON = SimpleNamespace(
+    run=lambda command, **options: subprocess.run([forks.prepare(ready=True), *command[1:]], **options),
+    TimeoutExpired=subprocess.TimeoutExpired,
+)
 
 
 def run_python(
-    program: str, *arguments: Any, isolated: bool = False, cwd: Path | None = None, **environment: str
+    program: str,
+    *arguments: Any,
+    isolated: bool = False,
+    fresh: bool = False,
+    cwd: Path | None = None,
+    **environment: str,
 ) -> str:
-    """What a program prints; it must succeed. `isolated`: without this repository and what PYTHONPATH names."""
-    command = [sys.executable, *(["-I"] if isolated else []), "-c", program, *map(str, arguments)]
+    """What a program prints; it must succeed.
+
+    `isolated`: without this repository and what PYTHONPATH names. transformers has been imported there, and is offline,
+    unless the process is to be `fresh`.
+    """
+    python = sys.executable if fresh else forks.prepare(ready=True)
+    command = [python, *(["-I"] if isolated else []), "-c", program, *map(str, arguments)]
     environment = os.environ | environment
     done = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr

@@ -3,14 +3,16 @@
 import subprocess
 import sys
 
+from tests import forks
+
 SHAPE = "hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=9"
 
 
 COMMANDS = [["--help"], ["explain", "--help"], ["families", "roberta"], ["models", "--json"]]
 
 
-def run(code: str) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+def run(code: str, python: str = sys.executable) -> list[str]:
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return done.stdout.splitlines()
 
@@ -27,10 +29,18 @@ def test_commands_that_only_print_import_neither_torch_nor_transformers():
     assert run(code) == ["0 []"] * len(COMMANDS)
 
 
-def test_without_torch_and_transformers_before_it_the_import_registers_signed_models_beside_others_and_prints_nothing():
+def test_importing_the_package_and_its_explanations_imports_neither_torch_nor_transformers():
+    code = (
+        "import hf_bidir, hf_bidir.explain, sys\n"
+        "print([name for name in ('torch', 'transformers') if name in sys.modules])\n"
+    )
+    assert run(code) == ["[]"]
+
+
+def test_an_import_before_that_of_transformers_registers_signed_models_beside_others_and_prints_nothing():
     code = (
         "import hf_bidir, sys, warnings\n"
-        "print([name for name in ('torch', 'transformers') if name in sys.modules])\n"
+        "print('transformers' in sys.modules)\n"
         "import hf_bidir.cli.quiet\n"
         "from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PretrainedConfig\n"
         "class Mine(PretrainedConfig):\n"
@@ -44,4 +54,4 @@ def test_without_torch_and_transformers_before_it_the_import_registers_signed_mo
         "warnings.warn('is deprecated', FutureWarning)\n"
         "torch.utils._pytree.log.warning('%s is deprecated', 1)\n"
     )
-    assert run(code) == ["[]", "BidirBertModel", "bert Mine", "[False, False]"]
+    assert run(code, forks.prepare()) == ["False", "BidirBertModel", "bert Mine", "[False, False]"]

@@ -4,11 +4,13 @@ import logging
 import os
 import re
 from difflib import unified_diff
+from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from jinja2 import Template
 
 from hf_bidir.checkpoints.adapters import Adapter, read_adapter
 from hf_bidir.checkpoints.kinds import BY_AUTO_CLASS, NO_HEAD
@@ -85,9 +87,16 @@ def build_model_card(folder: str | Path, repo_id: str | None = None, revision: s
     name = repo_id.rpartition("/")[2] if repo_id else known or folder.resolve().name
     facts = _facts(folder) | {"name": name, "repo_id": repo_id, "revision": revision or "main"}
     facts["committed"] = f"{CARDS}/{name}" if facts["in_clone"] else None
-    card = ModelCard.from_template(_metadata(facts), template_path=str(TEMPLATE), **facts)
+    metadata = _metadata(facts)
+    card = ModelCard(_template().render(metadata.to_dict() | facts, card_data=metadata.to_yaml()))
     card.text = f"\n{BEGIN}\n{card.text.strip()}\n{END}\n"
     return merge_cards(existing, card) if existing else card
+
+
+@cache
+def _template() -> Template:
+    """The template, compiled once, which takes longer than filling it in."""
+    return Template(TEMPLATE.read_text(encoding="utf-8"))
 
 
 def write_card(folder: str | Path, repo_id: str | None = None, revision: str | None = None) -> Path:

@@ -6,12 +6,15 @@ import pytest
 from typer.testing import CliRunner
 
 from hf_bidir.cli import app
+from hf_bidir.finetune.data.synthetic import SETS, SyntheticTexts
 
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("demo")
-    return folder, CliRunner().invoke(app, ["demo", "--output", str(folder)])
+    folder, fewer = tmp_path_factory.mktemp("demo"), SyntheticTexts(texts=3000, vocabulary=400, polar=40)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SETS, "small", fewer)
+        yield folder, CliRunner().invoke(app, ["demo", "--output", str(folder)])
 
 
 def test_the_demo_learns_the_polar_words_and_shows_what_they_add(shown):

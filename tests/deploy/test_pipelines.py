@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from PIL import Image
 from transformers import AutoConfig, CLIPImageProcessor, ViTImageProcessor, YolosImageProcessor, pipeline
 
 from hf_bidir import signed
+from tests import forks
 from tests.tiny_models import WORDS, word_tokenizer
 
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
@@ -80,7 +80,7 @@ def rounded(answer):
 
 
 def test_every_task_gives_the_answers_of_the_package(calls, tmp_path):
-    command = [sys.executable, "-I", "-c", ALONE]
+    command = [forks.prepare(ready=True), "-I", "-c", ALONE]
     options = {"env": os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")}, "cwd": tmp_path}
     done = subprocess.run(command, input=json.dumps(calls), capture_output=True, text=True, check=False, **options)
     assert done.returncode == 0, done.stderr[-3000:]

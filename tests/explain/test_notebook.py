@@ -5,8 +5,11 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from jupyter_client import KernelManager
 from nbclient import NotebookClient
 from playwright.sync_api import sync_playwright
+
+from tests import forks
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -17,7 +20,13 @@ NOTEBOOK = Path(__file__).resolve().parents[2] / "docs/notebooks/explanations.ip
 def outputs():
     """The rich outputs of every cell, by MIME type."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(NOTEBOOK.parent)}}).execute()
+    manager = KernelManager()
+    manager.kernel_spec.argv[0] = forks.prepare()
+    resources = {"metadata": {"path": str(NOTEBOOK.parent)}}
+    try:
+        NotebookClient(notebook, km=manager, timeout=300, resources=resources).execute()
+    finally:
+        manager.shutdown_kernel(now=True)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     return [[output["data"] for output in cell.outputs if "data" in output] for cell in cells]
 

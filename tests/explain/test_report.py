@@ -1,8 +1,6 @@
 """`hf-bidir explain`: printed summary, figures, page and errors."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from hf_bidir.explain import explain, load_checkpoint, read_text, token_scores
 from hf_bidir.explain.api import explain_checkpoint
 from hf_bidir.explain.registry import TEXT_DEFAULT
 from tests.explain.conftest import NAMES, bert, tokenizer
+from tests.processes import run_python
 
 TEXT = "a unbelievably good film !"
 DIGITS = Path(__file__).parents[2] / "model_cards/digits-tanhmax"
@@ -172,15 +171,12 @@ def test_an_explanation_runs_the_model_forward_and_backward_at_most_twice(checkp
 
 
 def test_the_default_explanation_of_a_text_imports_few_files_and_no_library_for_drawing():
-    done = subprocess.run([sys.executable, "-c", FEW_FILES], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_python(FEW_FILES)
 
 
 FEW_FILES = """
 import sys
 import hf_bidir.explain
-assert "torch" not in sys.modules
-import hf_bidir
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
 words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "good", "film"]
 shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": len(words)}

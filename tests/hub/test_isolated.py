@@ -1,14 +1,25 @@
 """isolated_forward: a checkpoint folder in a clean process without hf_bidir. tests/modeling compares its outputs."""
 
+import subprocess
+
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from hf_bidir import signed
-from hf_bidir.hub import isolated_forward
+from hf_bidir.hub import isolated, isolated_forward
 from hf_bidir.hub.isolated import main
-from tests.tiny_models import inputs_of, stock_model
+from tests.tiny_models import inputs_of, logits_of, stock_model
 
 AUTO = "AutoModelForImageClassification"
+UNLESS_MISSING = """
+try:
+    import hf_bidir
+except ImportError:
+    pass
+else:
+    raise RuntimeError("hf_bidir can be imported")
+"""
 
 
 @pytest.fixture
@@ -17,7 +28,16 @@ def folder(tmp_path):
     return tmp_path / "checkpoint"
 
 
-def test_an_import_of_hf_bidir_fails_in_the_isolated_process(folder):
+def test_the_outputs_come_from_a_process_of_its_own_in_which_hf_bidir_is_missing(folder, monkeypatch):
+    monkeypatch.setattr(isolated, "subprocess", subprocess)
+    code = next(folder.glob("modeling_*.py"))
+    code.write_text(code.read_text() + UNLESS_MISSING)
+    found = isolated_forward(folder, AUTO, inputs_of("vit"))
+    expected = logits_of(signed(stock_model("vit")), inputs_of("vit"))
+    torch.testing.assert_close(found["logits"], expected, rtol=0, atol=1e-5)
+
+
+def test_an_import_of_hf_bidir_is_an_error_that_names_the_class_and_the_import(folder):
     code = next(folder.glob("modeling_*.py"))
     code.write_text("import hf_bidir\n" + code.read_text())
     with pytest.raises(RuntimeError, match=rf"{AUTO}(.|\n)*isolated process(.|\n)*hf_bidir"):

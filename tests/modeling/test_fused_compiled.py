@@ -54,6 +54,6 @@ def cases() -> list[tuple[dict, int]]:
 
 def test_every_option_and_tiling_compiles_and_fits_its_architecture():
     compiled = json.dumps([case for case, _ in cases()])
-    printed = run_python(COMPILE, compiled, PYTHONPATH=str(BENCHMARKS), TRITON_INTERPRET="0")
+    printed = run_python(COMPILE, compiled, fresh=True, PYTHONPATH=str(BENCHMARKS), TRITON_INTERPRET="0")
     for (case, limit), needed in zip(cases(), map(int, printed.split()), strict=True):
         assert needed <= limit, case

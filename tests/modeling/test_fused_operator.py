@@ -27,7 +27,7 @@ from hf_bidir.modeling.fused_problem import Inputs, _precision, wide  # noqa: E4
 def test_the_kernel_alone_checks_the_shapes_too():
     query, key, value = projections()
     for wrong in ([query, key[..., :8], value], [query[:, :1], key, value], [query, key, value[:, :, :9]]):
-        with pytest.raises(ValueError, match=r"got query \(2, [12], 33, 16\)"):
+        with pytest.raises(ValueError, match=r"got query \(2, [12], 20, 16\)"):
             fused_attention(*wrong)
 
 
@@ -55,12 +55,12 @@ def test_what_is_kept_for_the_backward_pass_grows_with_the_length_and_not_with_i
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"head_dim": 8}, r"head dimensions from 16 to 256; .* Got query \(2, 2, 33, 8\)"),
+        ({"head_dim": 8}, r"head dimensions from 16 to 256; .* Got query \(2, 2, 20, 8\)"),
         ({"head_dim": 264}, "head dimensions from 16 to 256"),
-        ({"value_dim": 8}, r"head dimensions from 16 to 256.*value \(2, 2, 29, 8\)"),
+        ({"value_dim": 8}, r"head dimensions from 16 to 256.*value \(2, 2, 18, 8\)"),
         ({"dtype": torch.float64}, "one dtype, fp16, bf16 or fp32; .* Got query .* torch.float64"),
-        ({"dtype": [torch.float32, torch.float16]}, r"one dtype.*key \(2, 2, 29, 16\) torch.float16"),
-        ({"keys": 0}, r"no size may be 0, got query \(2, 2, 33, 16\), key \(2, 2, 0, 16\)"),
+        ({"dtype": [torch.float32, torch.float16]}, r"one dtype.*key \(2, 2, 18, 16\) torch.float16"),
+        ({"keys": 0}, r"no size may be 0, got query \(2, 2, 20, 16\), key \(2, 2, 0, 16\)"),
     ],
 )
 def test_what_the_kernel_cannot_take_is_refused_with_the_shapes(change, message):
@@ -126,7 +126,7 @@ for missing in ("a GPU", "Triton"):
 
 
 def test_without_a_gpu_or_triton_fused_is_an_error_auto_works_and_nothing_imports_triton_before():
-    printed = run_python(ATTEMPT, TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="")
+    printed = run_python(ATTEMPT, fresh=True, TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="")
     assert printed.startswith("torch.Size([1, 1, 4, 16])\nfused attention needs a GPU; use implementation=")
     assert 'implementation="fused" needs Triton' in printed
 

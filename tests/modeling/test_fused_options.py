@@ -39,7 +39,7 @@ def dropped(inputs, rate: float, seed: int):
 
 def test_dropout_of_small_scores_drops_what_it_drops_of_large_ones():
     query, key, _ = projections(dtype=torch.bfloat16)
-    basis = torch.eye(29, device=DEVICE, dtype=torch.bfloat16).expand(2, 2, 29, 29)
+    basis = torch.eye(18, device=DEVICE, dtype=torch.bfloat16).expand(2, 2, 18, 18)
     found = []
     for size in (1e-6, 1.0):
         torch.manual_seed(0)
@@ -60,7 +60,7 @@ def test_dropout_drops_its_share_scales_the_rest_and_differs_between_calls_heads
 
 
 def test_the_backward_pass_drops_what_the_forward_pass_dropped_of_grouped_heads_too():
-    query, key, value = inputs = grouped(queries=29, keys=29)
+    query, key, value = inputs = grouped(queries=18, keys=18)
     torch.manual_seed(5)
     got = attended(*inputs, dropout=0.4)
     factors = dropped([query, *(x.repeat_interleave(2, 1) for x in (key, value))], 0.4, seed=5)
@@ -86,11 +86,11 @@ def compared(inputs, call, keep=None, causal=False, bias=None):
     return found
 
 
-@pytest.mark.parametrize("shape", [(2, 2, 33, 29), (2, 1, 1, 29), (33, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 2, 20, 18), (2, 1, 1, 18), (20, 1)], ids=str)
 def test_a_bias_of_every_shape_is_added_and_gets_its_gradient(shape):
     inputs, bias = projections(), bias_of(shape)
     call = attention_call(*inputs[:2], negative_mass=0.4)
-    got, plainly, gold = compared(inputs, call, mask("padding", 2, 2, 33, 29), len(shape) == 4, bias)
+    got, plainly, gold = compared(inputs, call, mask("padding", 2, 2, 20, 18), len(shape) == 4, bias)
     assert got[-1].shape == shape
     assert_as_exact_as_the_plain_path(got, plainly, gold)
 
@@ -119,7 +119,7 @@ def test_few_queries_over_many_keys_take_a_bias_and_a_cap():
 
 def test_a_gradient_of_a_gradient_is_refused_where_a_bias_has_one():
     inputs = projections()
-    context = fused_attention(*inputs, None, attention_call(*inputs[:2], bias=bias_of((1, 2, 33, 29))))
+    context = fused_attention(*inputs, None, attention_call(*inputs[:2], bias=bias_of((1, 2, 20, 18))))
     with pytest.raises(RuntimeError, match="has only first derivatives"):
         torch.autograd.grad(context.sum(), inputs, create_graph=True)[0].sum().backward()
 
@@ -128,8 +128,8 @@ def test_a_gradient_of_a_gradient_is_refused_where_a_bias_has_one():
     ("terms", "message"),
     [
         ({"sinks": torch.zeros(2)}, 'supports no sinks; use "eager"'),
-        ({"bias": torch.zeros(1, 2, 20, 29)}, r"bias must broadcast to .* = \(2, 2, 33, 29\), got \(1, 2, 20, 29\)"),
-        ({"bias": torch.zeros(1, 1, 1, 33, 29)}, r"bias must broadcast to .*, got \(1, 1, 1, 33, 29\)"),
+        ({"bias": torch.zeros(1, 2, 12, 18)}, r"bias must broadcast to .* = \(2, 2, 20, 18\), got \(1, 2, 12, 18\)"),
+        ({"bias": torch.zeros(1, 1, 1, 20, 18)}, r"bias must broadcast to .*, got \(1, 1, 1, 20, 18\)"),
     ],
 )
 def test_terms_that_the_kernel_cannot_take_are_refused(terms, message):
@@ -201,7 +201,7 @@ def test_what_packed_attention_cannot_take_is_refused(change, message):
 
 
 def test_a_mask_besides_packed_examples_is_refused():
-    query = projections(queries=29)[0]
-    examples = Packed(boundaries([0, 29]), boundaries([0, 29]), 29, 29)
+    query = projections(queries=18)[0]
+    examples = Packed(boundaries([0, 18]), boundaries([0, 18]), 18, 18)
     with pytest.raises(ValueError, match="omit keep"):
-        fused_attention(query, query, query, mask("padding", 2, 1, 1, 29), packed=examples)
+        fused_attention(query, query, query, mask("padding", 2, 1, 1, 18), packed=examples)

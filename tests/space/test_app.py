@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import gradio as gr
@@ -28,6 +27,7 @@ from transformers import BartConfig, BartForConditionalGeneration
 
 from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, BidirLlamaConfig, BidirLlamaForCausalLM
 from hf_bidir.finetune.data.tokenizer import train_byte_level, train_wordpiece
+from tests import forks
 
 ROOT = Path(__file__).parents[2]
 DIGITS = [str(ROOT / "model_cards" / f"digits-{activation}") for activation in ("tanhmax", "softmax")]
@@ -73,7 +73,7 @@ def decoders(tmp_path_factory):
 @pytest.fixture(scope="module")
 def address(texts):
     """The URL of a server with the committed digits checkpoints and small text ones."""
-    command = [sys.executable, "-u", str(ROOT / "space/app.py"), *DIGITS, *texts]
+    command = [forks.prepare(), "-u", str(ROOT / "space/app.py"), *DIGITS, *texts]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
         found = next(filter(None, (re.search(r"http://127\.0\.0\.1:\d+", line) for line in server.stdout)), None)

@@ -172,6 +172,7 @@ def test_an_encoder_decoder_writes_what_it_wrote_in_training(tmp_path, monkeypat
     (tmp_path / "pairs.csv").write_text(f"source,target\n{rows}")
     words = signed_checkpoint(AutoModelForSeq2SeqLM, "T5", tmp_path / "base", "ForConditionalGeneration")
     words += [*BRIEF, "--max_steps", "20", "--max_length", "8", "--source_prefix", "film: "]
+    words += shlex.split("--eval_strategy no --save_strategy no --load_best_model_at_end false")
     seq2seq.main([*words, "--train_file", str(tmp_path / "pairs.csv"), "--output_dir", str(tmp_path / "run")])
     ids = AutoTokenizer.from_pretrained(tmp_path / "run")(["film: good film"], return_tensors="pt")["input_ids"]
     written = kept[-1].eval().generate(input_ids=ids).tolist()

@@ -12,6 +12,7 @@ from hf_bidir.explain import flip_heads
 from training import demo
 
 EXPECTED = 0.4  # of so few epochs
+SMALLER = ["--num_hidden_layers", "2", "--per_device_train_batch_size", "16", "--learning_rate", "4e-3"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,7 +28,7 @@ def folder(tmp_path_factory, fewer_epochs):
     """A demo run to its end; the demo leaves by SystemExit if one of its own checks fails."""
     folder = tmp_path_factory.mktemp("runs") / "digits-tanhmax"
     try:
-        demo.main(["--output_dir", str(folder), "--disable_tqdm", "true", "--num_train_epochs", "3"])
+        demo.main(["--output_dir", str(folder), "--disable_tqdm", "true", "--num_train_epochs", "3", *SMALLER])
     except SystemExit as failure:
         pytest.fail(f"the demo failed: {failure}")
     return folder
@@ -37,10 +38,13 @@ def test_the_demo_learns_the_digits(folder):
     assert json.loads((folder / "all_results.json").read_text())["test_accuracy"] >= EXPECTED
 
 
-def test_the_demo_leaves_a_picture_and_a_card_that_shows_it(folder):
+def test_the_demo_leaves_pictures_of_loss_and_attention_and_a_card_that_shows_them(folder):
+    assert imread(folder / "loss_curve.png").std() > 0
     assert imread(folder / "attention.png").std() > 0
     assert imread(folder / "digit.png").shape[:2] == (8, 8)
-    assert "(attention.png)" in (folder / "README.md").read_text(encoding="utf-8")
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert "(loss_curve.png)" in card
+    assert "(attention.png)" in card
 
 
 def test_a_second_demo_uses_the_finished_run_and_lists_its_files(folder, capsys):

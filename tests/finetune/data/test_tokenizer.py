@@ -1,11 +1,10 @@
 import json
-import subprocess
-import sys
 
 import pytest
 from transformers import AutoTokenizer
 
 from hf_bidir.finetune.data.tokenizer import SPECIAL_TOKENS, train_wordpiece, train_words
+from tests.processes import run_python
 
 TEXTS = [
     f"the {noun} was {verb}ing, and {verb}ed again" for noun in ("Café", "film", "plot") for verb in ("shin", "bor")
@@ -45,8 +44,7 @@ def test_two_processes_learn_the_same_vocabulary():
         "tokenizer = train_wordpiece(json.loads(sys.argv[1]), vocab_size=60, max_length=16);"
         "print(json.dumps(tokenizer.get_vocab()))"
     )
-    command = [sys.executable, "-c", script, json.dumps(TEXTS)]
-    other = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    other = run_python(script, json.dumps(TEXTS))
     assert json.loads(other.splitlines()[-1]) == wordpiece().get_vocab()
 
 
