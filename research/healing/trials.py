@@ -30,7 +30,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, get_cosine_schedule_with_warmup
 
 from benchmarks.measure import command_line, run_grid
 from benchmarks.real_weights import CACHE, load
@@ -88,7 +88,7 @@ def main() -> None:
         {
             "way": way,
             "budget": options.budget * (way not in WAYS[:2]),
-            "learning_rate": options.learning_rate,
+            "learning_rate": rate,
             "seed": 0,
         }
         for way in options.only
@@ -132,7 +132,7 @@ def trained(
     for loss, share in phases:
         steps = round(share / COST[loss])
         optimizer = torch.optim.AdamW([x for x in adapted.parameters() if x.requires_grad], rate, weight_decay=0.0)
-        warmed = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, max(2, steps), pct_start=0.1)
+        scheduler = get_cosine_schedule_with_warmup(optimizer, max(1, steps // 10), steps)
         for step in tqdm(range(steps), desc=f"{way}: {loss}", leave=False):
             if way == "heads":
                 set_heads(student, order[: round(len(order) * min(1.0, (step + 1) / (0.7 * steps)))])
@@ -140,7 +140,7 @@ def trained(
             LOSSES[loss](student, teacher, next(data)).backward()
             nn.utils.clip_grad_norm_(adapted.parameters(), 1.0)
             optimizer.step()
-            warmed.step()
+            scheduler.step()
     return adapted.merge_and_unload() if adapted is not student else student
 
 
