@@ -136,6 +136,8 @@ OWN: dict[str, Callable[[Examples, Inputs], Any]] = {
     "rewards": lambda e, _: e.randn(2, SERIES, 1),
     "returns_to_go": lambda e, _: e.randn(2, SERIES, 1),
     "timesteps": lambda e, _: torch.arange(SERIES).expand(2, -1),
+    "visual_feats": lambda e, _: e.randn(2, SERIES, e.config.visual_feat_dim),
+    "visual_pos": lambda e, _: e.randn(2, SERIES, e.config.visual_pos_dim),
 }
 IF_REQUIRED: dict[str, Callable[[Examples], Any]] = {
     "query_embeds": lambda e: e.randn(2, SIDE, _width(e)),
@@ -194,6 +196,7 @@ def _decision(examples: Examples) -> Inputs:
 # models with inputs of special shapes
 BY_TYPE: dict[str, Callable[[Examples], Inputs]] = {
     "blt": lambda e: {"input_ids": e.ids(SERIES)},
+    "depth_pro": lambda e: {"pixel_values": e.randn(2, 3, 280, 280)},
     "florence_vision": lambda e: {"hidden_states": e.randn(2, 3, 64, 64)},
     "gemma4_vision": _placed_patches,
     "inkling2_vision": lambda e: {
@@ -210,6 +213,9 @@ BY_TYPE: dict[str, Callable[[Examples], Inputs]] = {
     "musicgen_melody_decoder": _codes,
     "qwen3_omni_moe_talker_code_predictor": lambda e: {"inputs_embeds": e.randn(2, SERIES, _width(e))},
     "qwen3_omni_moe_talker_text": lambda e: {"inputs_embeds": e.randn(2, SERIES, _width(e))},
+    "seggpt": lambda e: {
+        name: e.randn(2, 3, 64, 64) for name in ("pixel_values", "prompt_pixel_values", "prompt_masks")
+    },
     "siglip2_vision_model": lambda e: {
         "pixel_values": flat_patches(e.model),
         "pixel_attention_mask": torch.ones(2, SIDE**2, dtype=torch.long),
