@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch import nn
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 from hf_bidir.modeling.configuration_bidir import stock_heads
@@ -79,12 +80,16 @@ FIXED: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 2},
     "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32, "global_head_dim": 32},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "edgetam_prompt_encoder": {"image_size": 64, "patch_size": 8},
+    "edgetam_vision_model": {"backbone_channel_list": [1024, 512, 256, 64],
+                             "backbone_feature_sizes": [[32, 32], [16, 16], [8, 8]]},
     "efficientloftr": {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 8},
     "ernie4_5_vl_moe_text": {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5,
                                                  "mrope_section": [3, 3, 2]}},
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
     "falcon_h1": MAMBA | {"mamba_d_ssm": 64},
-    "depth_pro": {"patch_size": 70},
+    "depth_pro": {"patch_size": 70, "intermediate_hook_ids": [1, 0], "intermediate_feature_dims": [WIDTH, WIDTH],
+                  "scaled_images_feature_dims": [WIDTH, WIDTH, WIDTH]},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
     "gemma4_assistant": {"hidden_size_per_layer_input": 0},
     "granitemoehybrid": MAMBA | {"layer_types": ["mamba", "attention"]},
@@ -112,19 +117,22 @@ FIXED: dict[str, dict[str, Any]] = {
     "qwen2_5_omni_thinker": {"vision_start_token_id": 140},
     "qwen3_omni_moe_thinker": {"vision_start_token_id": 140},
     "reformer": {"axial_pos_embds_dim": (32, 32), "axial_pos_shape": (8, 8)},
-    "rf_detr_dinov2": {"num_windows": 2},
+    "rf_detr_dinov2": {"image_size": 56, "num_windows": 2},
     "sam2_vision_model": {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]},
     "sam2_hiera_det_model": {"hidden_size": 96},
     "sapiens2": {"num_key_value_attention_heads": 2, "num_key_value_heads_per_layer": [4, 2]},
     "seggpt": {"image_size": (128, 64), "intermediate_hidden_state_indices": [0, 1], "merge_index": 0},
     "step3p5": {"sliding_window": 16},
     "t5gemma2_text": {"dropout_rate": 0.0},
+    "vit_pe_core_large_patch14_336": {"model_args": {"depth": 2, "embed_dim": WIDTH, "num_heads": 4, "img_size": 64}},
     "unlimited_ocr_sam_vision_model": {"downsample_channels": [32, WIDTH]},
     "vitmatte": {"fusion_hidden_sizes": [64, 32, 16, 8]},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 6, "attn_layer_period": 2, "attn_layer_offset": 1, "layers_block_type": None,
               "attention_head_dim": 32, "attention_hidden_size": 128},
 }  # fmt: skip
+# Swin v2 adds 16 * sigmoid(x) to its scores. Near x = 0 the negative part of signed attention vanishes, for x << 0 not.
+POSITIVE_BIASES = "continuous_position_bias_mlp.2.weight"
 SIZES_OF_TEXT = re.compile(r".*(vocab|position|token|length|_id|_index|sampling|rate).*")
 
 
@@ -175,6 +183,7 @@ def _default(config_class: type[PretrainedConfig]) -> PretrainedConfig:
 
 def _shrunk(default: PretrainedConfig, shrink: str) -> PretrainedConfig:
     config_class, fixed = type(default), FIXED.get(default.model_type, {})
+    fixed = fixed | FIXED.get(getattr(default, "architecture", ""), {})  # of timm
     rules = SHALLOW if "decoder_in_channels" in vars(default) else SHALLOW + TINY  # widths of several levels, in lists
     changed: dict[str, Any] = {}
     for name, value in vars(default).items():
@@ -323,14 +332,19 @@ def built(model_class: type[PreTrainedModel], config: PretrainedConfig) -> PreTr
     """
     torch.manual_seed(0)
     model = model_class._from_config(config) if hasattr(model_class, "_from_config") else model_class(config)
-    for parameter in model.eval().parameters():
+    modules = list(model.eval().modules())
+    kernels = {x for module in modules if isinstance(module, nn.Conv1d) for x in module.parameters()}
+    scales = {module.weight for module in modules if isinstance(module, nn.BatchNorm2d)}
+    for name, parameter in model.named_parameters():
         if not parameter.is_floating_point() or parameter.numel() == 0:
             continue
         if parameter.dim() < 2:
             wanted, size = 0.2, parameter.abs().mean()
-        else:
-            fan_in = max(1, parameter[0].numel() if parameter.dim() != 3 else parameter.shape[1])
-            wanted, size = 1 / math.sqrt(fan_in), parameter.std()
+        else:  # the first dimension is that of outputs, or of experts before inputs and outputs
+            experts = parameter.dim() == 3 and parameter not in kernels
+            wanted, size = 1 / math.sqrt(max(1, parameter.shape[1] if experts else parameter[0].numel())), parameter.std()
         if not parameter.isfinite().all() or size < wanted:
-            parameter.normal_(0, wanted)
+            parameter.normal_(float(parameter in scales), wanted)
+        if name.endswith(POSITIVE_BIASES):
+            parameter.copy_(-parameter.abs())
     return model
