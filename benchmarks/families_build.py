@@ -59,6 +59,7 @@ TINY = [
 WHERE_NONE = {"head_dim": HEAD_DIM, "num_experts_per_tok": 2, "vocab_size": VOCABULARY, "prediction_length": 4}
 # exceptions by model type, also for parts of another model
 MAMBA = {"mamba_d_head": "auto", "mamba_n_heads": 4, "mamba_d_state": 16, "mamba_chunk_size": 16}
+ATOMS = {"hidden_size": WIDTH, "output_dim": WIDTH, "num_attention_heads": 2, "num_hidden_layers": 1}
 FIXED: dict[str, dict[str, Any]] = {
     "align": {"projection_dim": 640},
     "blt": {"encoder_hash_byte_group_vocab": 64, "use_cache": False},
@@ -70,6 +71,7 @@ FIXED: dict[str, dict[str, Any]] = {
     "big_bird": {"attention_type": "original_full"},
     "bigbird_pegasus": {"attention_type": "original_full"},
     "bamba": MAMBA | {"attn_layer_indices": [1]},
+    "clap_audio_model": {"patch_embeds_hidden_size": 96},
     "clvp_encoder": {"num_attention_heads": 2},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4,
                                                                    "mrope_section": [4, 2, 2]}}},
@@ -87,6 +89,9 @@ FIXED: dict[str, dict[str, Any]] = {
     "ernie4_5_vl_moe_text": {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5,
                                                  "mrope_section": [3, 3, 2]}},
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
+    "esmfold2": {"atom_encoder": ATOMS | {"output_dim": 384}, "num_loops": 1,
+                 "structure_head": {"diffusion_module": {"hidden_size": WIDTH, "num_attention_heads": HEADS,
+                                                         "num_hidden_layers": 1, "atom_encoder": ATOMS}}},
     "falcon_h1": MAMBA | {"mamba_d_ssm": 64},
     "depth_pro": {"patch_size": 70, "intermediate_hook_ids": [1, 0], "intermediate_feature_dims": [WIDTH, WIDTH],
                   "scaled_images_feature_dims": [WIDTH, WIDTH, WIDTH]},
@@ -109,6 +114,9 @@ FIXED: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1, "state_size": 16},
     "nemotron": {"head_dim": 16, "num_key_value_heads": 4},
     "nemotron_h": {"n_groups": 1},
+    "omdet-turbo": {"decoder_hidden_dim": 32, "vision_features_channels": [WIDTH] * 3,
+                    "backbone_config": {"model_type": "timm_backbone", "backbone": "swin_tiny_patch4_window7_224",
+                                        "out_indices": [1, 2, 3], "img_size": 64, "always_partition": True}},
     "pix2struct_text_model": {"initializer_range": 0.02},
     "pp_doclayout_v2": {"class_thresholds": [0.5] * 20, "class_order": list(range(20))},
     "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 32},
@@ -125,6 +133,7 @@ FIXED: dict[str, dict[str, Any]] = {
     "shieldgemma2": {"yes_token_index": 5, "no_token_index": 6},
     "step3p5": {"sliding_window": 16},
     "t5gemma2_text": {"dropout_rate": 0.0},
+    "tvp": {"max_img_size": 64, "num_frames": 2, "visual_prompt_size": 8},
     "vit_pe_core_large_patch14_336": {"model_args": {"depth": 2, "embed_dim": WIDTH, "num_heads": 4, "img_size": 64}},
     "unlimited_ocr_sam_vision_model": {"downsample_channels": [32, WIDTH]},
     "vitmatte": {"fusion_hidden_sizes": [64, 32, 16, 8]},
@@ -344,7 +353,8 @@ def built(model_class: type[PreTrainedModel], config: PretrainedConfig) -> PreTr
             wanted, size = 0.2, parameter.abs().mean()
         else:  # the first dimension is that of outputs, or of experts before inputs and outputs
             experts = parameter.dim() == 3 and parameter not in kernels
-            wanted, size = 1 / math.sqrt(max(1, parameter.shape[1] if experts else parameter[0].numel())), parameter.std()
+            fan_in = max(1, parameter.shape[1] if experts else parameter[0].numel())
+            wanted, size = 1 / math.sqrt(fan_in), parameter.std()
         if not parameter.isfinite().all() or size < wanted:
             parameter.normal_(float(parameter in scales), wanted)
         if name.endswith(POSITIVE_BIASES):

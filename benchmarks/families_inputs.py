@@ -10,13 +10,14 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.kinds import COMPANIONS, FRAMES, Examples, first_field
 
 Inputs = dict[str, Any]
+Reshape = dict[str, Callable[[Tensor], Tensor]]
 SIDE, SERIES = 4, 12  # patches per side of an image; steps of a time series
 
 
 class Reshaped(Examples):
-    """Examples whose images or sounds have another shape."""
+    """Examples whose images or sounds have another shape; with `everything`, of all modalities that are accepted."""
 
-    def __init__(self, model: PreTrainedModel, reshape: dict[str, Callable[[Tensor], Tensor]], everything: bool = False):
+    def __init__(self, model: PreTrainedModel, reshape: Reshape, everything: bool = False):
         super().__init__(model, 0, COMPANIONS | OWN)
         self.reshape = reshape
         if everything:
@@ -44,7 +45,7 @@ def flat_patches(model: PreTrainedModel) -> Tensor:
 
 MODALITIES = {"input_ids", "pixel_values", "pixel_values_videos", "input_features", "input_values"}
 # tried in this order until the model runs; then only text, then these with all modalities that the model accepts
-RESHAPES: list[dict[str, Callable[[Tensor], Tensor]]] = [
+RESHAPES: list[Reshape] = [
     {},
     {"pixel_values": lambda x: x.unsqueeze(1)},
     {"pixel_values": lambda x: torch.stack([x, x.flip(0)], 1)},
@@ -66,7 +67,8 @@ def example(model: PreTrainedModel) -> Inputs:
     """The first candidate that the model runs on; raises the error of the first if it runs on none."""
     if (special := BY_TYPE.get(model.config.model_type)) and type(model).__name__ not in GENERATES:
         examples = Examples(model, seed=0)
-        return _run_on(model, examples.placed(special(examples)))
+        made = special(examples)
+        return _run_on(model, made | examples.placed({k: v for k, v in made.items() if isinstance(v, Tensor)}))
     problem = None
     for examples in _candidates(model):
         try:
@@ -218,10 +220,10 @@ def _images_in_text(examples: Examples) -> Inputs:
 
 def _classes(examples: Examples) -> Inputs:
     """Two images, of which each has a task and three classes."""
-    size, classes, tasks = examples.config.image_size, torch.cat([examples.ids(SERIES)] * 3), examples.ids(SERIES)
+    classes, tasks = torch.cat([examples.ids(SERIES) for _ in range(3)]), examples.ids(SERIES)
     return {
-        "pixel_values": examples.randn(2, 3, size, size),
-        "classes_input_ids": classes.flip(1) + torch.arange(6)[:, None],
+        "pixel_values": examples.randn(2, 3, 64, 64),
+        "classes_input_ids": classes,
         "classes_attention_mask": torch.ones_like(classes),
         "tasks_input_ids": tasks,
         "tasks_attention_mask": torch.ones_like(tasks),
@@ -241,10 +243,39 @@ def _codes_to_mel(examples: Examples) -> Inputs:
     }
 
 
+def _protein(examples: Examples) -> Inputs:
+    """Two proteins of one chain, with three atoms per residue."""
+    from transformers.models.esmfold2.modeling_esmfold2 import EsmFold2AtomInputs  # not in transformers 5.0
+
+    config, length = examples.config, SERIES
+    places, none = torch.arange(length).expand(2, -1), torch.zeros(2, length, dtype=torch.long)
+    atoms = torch.arange(3 * length).expand(2, -1)
+    one_chain = dict.fromkeys(("asym_id", "sym_id", "entity_id", "mol_type"), none)
+    return one_chain | {
+        "token_index": places,
+        "residue_index": places,
+        "res_type": examples.ids(length) % config.num_res_types,
+        "token_bonds": torch.zeros(2, length, length, 1),
+        "attention_mask": torch.ones(2, length, dtype=torch.bool),
+        "input_ids": examples.ids(length) % 20 + 4,
+        "msa": torch.stack([examples.ids(length) % config.num_res_types] * 2, 1),
+        "atom_inputs": EsmFold2AtomInputs(
+            ref_pos=examples.randn(2, 3 * length, 3),
+            ref_charge=torch.zeros(2, 3 * length),
+            atom_attention_mask=torch.ones_like(atoms, dtype=torch.bool),
+            ref_element=atoms % 8,
+            ref_atom_name_chars=torch.stack([atoms % 30] * config.max_chars, -1),
+            ref_space_uid=atoms // 3,
+            atom_to_token=atoms // 3,
+        ),
+    }
+
+
 # models with inputs of special shapes
 BY_TYPE: dict[str, Callable[[Examples], Inputs]] = {
     "blt": lambda e: {"input_ids": e.ids(SERIES)},
     "depth_pro": lambda e: {"pixel_values": e.randn(2, 3, 280, 280)},
+    "esmfold2": _protein,
     "florence_vision": lambda e: {"hidden_states": e.randn(2, 3, 64, 64)},
     "gemma4_vision": _placed_patches,
     "gemma4_audio": lambda e: {
@@ -274,6 +305,11 @@ BY_TYPE: dict[str, Callable[[Examples], Inputs]] = {
     "siglip2": lambda e: {"input_ids": e.ids(SERIES)} | _flat_images(e),
     "siglip2_vision_model": _flat_images,
     "speecht5": lambda e: {name: e.randn(2, SERIES, _width(e)) for name in ("input_values", "decoder_input_values")},
+    "tvp": lambda e: {  # it has no batches
+        "input_ids": e.ids(SERIES)[:1],
+        "pixel_values": e.randn(1, e.config.num_frames, 3, 64, 64),
+        "attention_mask": torch.ones(1, SERIES, dtype=torch.long),
+    },
     "blip_2_qformer": lambda e: {
         "query_embeds": e.randn(2, SIDE, _width(e)),
         "encoder_hidden_states": e.randn(2, SIDE, e.config.encoder_hidden_size),
