@@ -114,7 +114,7 @@ FIXED: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1, "state_size": 16},
     "nemotron": {"head_dim": 16, "num_key_value_heads": 4},
     "nemotron_h": {"n_groups": 1},
-    "omdet-turbo": {"decoder_hidden_dim": 32, "vision_features_channels": [WIDTH] * 3,
+    "omdet-turbo": {"decoder_hidden_dim": 256,
                     "backbone_config": {"model_type": "timm_backbone", "backbone": "swin_tiny_patch4_window7_224",
                                         "out_indices": [1, 2, 3], "img_size": 64, "always_partition": True}},
     "pix2struct_text_model": {"initializer_range": 0.02},
@@ -142,7 +142,7 @@ FIXED: dict[str, dict[str, Any]] = {
     "zamba": {"num_hidden_layers": 6, "attn_layer_period": 2, "attn_layer_offset": 1, "layers_block_type": None,
               "attention_head_dim": 32, "attention_hidden_size": 128},
 }  # fmt: skip
-# Swin v2 adds 16 * sigmoid(x) to its scores. Near x = 0 the negative part of signed attention vanishes, for x << 0 not.
+# Swin v2 and Swin2SR add 16 * sigmoid(x) to scores: near 0, the negative part of signed attention vanishes.
 POSITIVE_BIASES = "continuous_position_bias_mlp.2.weight"
 SIZES_OF_TEXT = re.compile(r".*(vocab|position|token|length|_id|_index|sampling|rate).*")
 
@@ -356,7 +356,7 @@ def built(model_class: type[PreTrainedModel], config: PretrainedConfig) -> PreTr
             fan_in = max(1, parameter.shape[1] if experts else parameter[0].numel())
             wanted, size = 1 / math.sqrt(fan_in), parameter.std()
         if not parameter.isfinite().all() or size < wanted:
-            parameter.normal_(float(parameter in scales), wanted)
+            parameter.normal_(0.5 * (parameter in scales), wanted)
         if name.endswith(POSITIVE_BIASES):
             parameter.copy_(-parameter.abs())
     return model
