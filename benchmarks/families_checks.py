@@ -113,7 +113,10 @@ def equals_stock(pair: Pair, backend: str) -> Verdict:
     if (reason := _refused(pair.stock, backend)) is not None:
         return Verdict("n/a", reason)
     pair.set(backend, 0.0)
-    expected = run(pair.stock, pair.inputs)
+    try:
+        expected = run(pair.stock, pair.inputs)
+    except Exception as error:
+        return Verdict("n/a", f"the stock model does not run with {backend}: {one_line(error, 100)}")
     if not all(x.isfinite().any() for x in expected.values()):
         return Verdict("n/a", f"the stock model gives NaN with {backend}")
     verdict = _near(run(pair.signed, pair.inputs), expected, EXACT, pair.inputs)

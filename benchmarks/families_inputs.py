@@ -1,24 +1,27 @@
 """Inputs for a tiny model of any type: `example_inputs` of the package, and rare inputs by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_bidir.checkpoints.kinds import COMPANIONS, Examples, first_field
+from hf_bidir.checkpoints.kinds import COMPANIONS, FRAMES, Examples, first_field
 
 Inputs = dict[str, Any]
+Reshape = dict[str, Callable[[Tensor], Tensor]]
 SIDE, SERIES = 4, 12  # patches per side of an image; steps of a time series
 
 
 class Reshaped(Examples):
-    """Examples whose images or sounds have another shape."""
+    """Examples whose images or sounds have another shape; with `everything`, of all modalities that are accepted."""
 
-    def __init__(self, model: PreTrainedModel, reshape: dict[str, Callable[[Tensor], Tensor]]):
+    def __init__(self, model: PreTrainedModel, reshape: Reshape, everything: bool = False):
         super().__init__(model, 0, COMPANIONS | OWN)
         self.reshape = reshape
+        if everything:
+            self.required |= MODALITIES & set(self.accepted)
 
     def images(self, wanted: set[str]) -> Inputs:
         return self._reshaped(super().images(wanted))
@@ -40,8 +43,9 @@ def flat_patches(model: PreTrainedModel) -> Tensor:
     return torch.randn(2, SIDE**2, width)
 
 
-# tried in this order until the model runs; the last is only text
-RESHAPES: list[dict[str, Callable[[Tensor], Tensor]]] = [
+MODALITIES = {"input_ids", "pixel_values", "pixel_values_videos", "input_features", "input_values"}
+# tried in this order until the model runs; then only text, then these with all modalities that the model accepts
+RESHAPES: list[Reshape] = [
     {},
     {"pixel_values": lambda x: x.unsqueeze(1)},
     {"pixel_values": lambda x: torch.stack([x, x.flip(0)], 1)},
@@ -61,25 +65,29 @@ RESHAPES: list[dict[str, Callable[[Tensor], Tensor]]] = [
 
 def example(model: PreTrainedModel) -> Inputs:
     """The first candidate that the model runs on; raises the error of the first if it runs on none."""
-    problem = None
     if (special := BY_TYPE.get(model.config.model_type)) and type(model).__name__ not in GENERATES:
         examples = Examples(model, seed=0)
-        return _run_on(model, examples.placed(special(examples)))
-    for reshape in RESHAPES:
-        examples = Reshaped(model, reshape)
-        if reshape and not set(reshape) & set(examples.accepted):
-            continue
+        made = special(examples)
+        return _run_on(model, made | examples.placed({k: v for k, v in made.items() if isinstance(v, Tensor)}))
+    problem = None
+    for examples in _candidates(model):
         try:
-            return _run_on(model, examples.inputs())
+            return _run_on(model, examples())
         except Exception as error:
             problem = problem or error
-    try:
-        examples = Reshaped(model, {})
-        if "input_ids" in examples.accepted:
-            return _run_on(model, examples.placed(examples.text({})))
-    except Exception:
-        raise problem from None
+    assert problem is not None
     raise problem
+
+
+def _candidates(model: PreTrainedModel) -> Iterator[Callable[[], Inputs]]:
+    """Functions that make inputs, in the order in which they are tried."""
+    plain = Reshaped(model, {})
+    reshapes = [reshape for reshape in RESHAPES if not reshape or set(reshape) & set(plain.accepted)]
+    yield from (Reshaped(model, reshape).inputs for reshape in reshapes)
+    if "input_ids" in plain.accepted:
+        yield lambda: plain.placed(plain.text({}))
+    if len(MODALITIES & set(plain.accepted)) > 1:
+        yield from (Reshaped(model, reshape, everything=True).inputs for reshape in reshapes)
 
 
 def _run_on(model: PreTrainedModel, inputs: Inputs) -> Inputs:
@@ -136,6 +144,8 @@ OWN: dict[str, Callable[[Examples, Inputs], Any]] = {
     "rewards": lambda e, _: e.randn(2, SERIES, 1),
     "returns_to_go": lambda e, _: e.randn(2, SERIES, 1),
     "timesteps": lambda e, _: torch.arange(SERIES).expand(2, -1),
+    "visual_feats": lambda e, _: e.randn(2, SERIES, e.config.visual_feat_dim),
+    "visual_pos": lambda e, _: e.randn(2, SERIES, e.config.visual_pos_dim),
 }
 IF_REQUIRED: dict[str, Callable[[Examples], Any]] = {
     "query_embeds": lambda e: e.randn(2, SIDE, _width(e)),
@@ -147,6 +157,10 @@ IF_REQUIRED: dict[str, Callable[[Examples], Any]] = {
     "aspect_ratio_mask": lambda e: torch.ones(2, 1, 4, dtype=torch.long),
     "past_values_padding": lambda e: torch.zeros(2, 64),
     "freq": lambda e: torch.zeros(2, 1, dtype=torch.long),
+    "inputs": lambda e: e.randn(2, SERIES, _width(e)),
+    "hidden_states": lambda e: e.randn(2, SERIES, first_field(e.config, "input_dim", "hidden_size")),
+    "audio_mel": lambda e: e.randn(2, FRAMES, e.config.input_feat_size),
+    "audio_mel_mask": lambda e: torch.zeros(2, FRAMES, dtype=torch.bool),
     "past_values": _past_values,
 }
 OWN |= {
@@ -191,11 +205,83 @@ def _decision(examples: Examples) -> Inputs:
     }
 
 
+def _flat_images(examples: Examples) -> Inputs:
+    mask = torch.ones(2, SIDE**2, dtype=torch.long)
+    shapes = torch.full((2, 2), SIDE)
+    return {"pixel_values": flat_patches(examples.model), "pixel_attention_mask": mask, "spatial_shapes": shapes}
+
+
+def _images_in_text(examples: Examples) -> Inputs:
+    ids, size = examples.ids(2 * SERIES), first_field(examples.config, "image_size")
+    ids[:, 2 : 2 + examples.config.mm_tokens_per_image] = examples.config.image_token_index
+    images = examples.randn(2, 3, size, size)
+    return {"input_ids": ids, "pixel_values": images, "attention_mask": torch.ones_like(ids)}
+
+
+def _classes(examples: Examples) -> Inputs:
+    """Two images, of which each has a task and three classes."""
+    classes, tasks = torch.cat([examples.ids(SERIES) for _ in range(3)]), examples.ids(SERIES)
+    return {
+        "pixel_values": examples.randn(2, 3, 64, 64),
+        "classes_input_ids": classes,
+        "classes_attention_mask": torch.ones_like(classes),
+        "tasks_input_ids": tasks,
+        "tasks_attention_mask": torch.ones_like(tasks),
+        "classes_structure": torch.tensor([3, 3]),
+    }
+
+
+def _codes_to_mel(examples: Examples) -> Inputs:
+    config = examples.config
+    steps = SERIES * config.repeats
+    return {
+        "hidden_states": examples.randn(2, steps, config.mel_dim),
+        "condition_vector": examples.randn(2, steps, config.mel_dim),
+        "speaker_embedding": examples.randn(2, steps, config.enc_emb_dim),
+        "quantized_code": torch.randint(1, 99, (2, SERIES), generator=examples.generator),
+        "time_step": torch.tensor(0.5),
+    }
+
+
+def _protein(examples: Examples) -> Inputs:
+    """Two proteins of one chain, with three atoms per residue."""
+    from transformers.models.esmfold2.modeling_esmfold2 import EsmFold2AtomInputs  # not in transformers 5.0
+
+    config, length = examples.config, SERIES
+    places, none = torch.arange(length).expand(2, -1), torch.zeros(2, length, dtype=torch.long)
+    atoms = torch.arange(3 * length).expand(2, -1)
+    one_chain = dict.fromkeys(("asym_id", "sym_id", "entity_id", "mol_type"), none)
+    return one_chain | {
+        "token_index": places,
+        "residue_index": places,
+        "res_type": examples.ids(length) % config.num_res_types,
+        "token_bonds": torch.zeros(2, length, length, 1),
+        "attention_mask": torch.ones(2, length, dtype=torch.bool),
+        "input_ids": examples.ids(length) % 20 + 4,
+        "msa": torch.stack([examples.ids(length) % config.num_res_types] * 2, 1),
+        "atom_inputs": EsmFold2AtomInputs(
+            ref_pos=examples.randn(2, 3 * length, 3),
+            ref_charge=torch.zeros(2, 3 * length),
+            atom_attention_mask=torch.ones_like(atoms, dtype=torch.bool),
+            ref_element=atoms % 8,
+            ref_atom_name_chars=torch.stack([atoms % 30] * config.max_chars, -1),
+            ref_space_uid=atoms // 3,
+            atom_to_token=atoms // 3,
+        ),
+    }
+
+
 # models with inputs of special shapes
 BY_TYPE: dict[str, Callable[[Examples], Inputs]] = {
     "blt": lambda e: {"input_ids": e.ids(SERIES)},
+    "depth_pro": lambda e: {"pixel_values": e.randn(2, 3, 280, 280)},
+    "esmfold2": _protein,
     "florence_vision": lambda e: {"hidden_states": e.randn(2, 3, 64, 64)},
     "gemma4_vision": _placed_patches,
+    "gemma4_audio": lambda e: {
+        "input_features": e.randn(2, FRAMES, 128),
+        "attention_mask": torch.ones(2, FRAMES, dtype=torch.bool),
+    },
     "inkling2_vision": lambda e: {
         "pixel_values": e.randn(2 * SIDE**2, 40, 40, 3),
         "image_grid_thw": torch.tensor([[1, SIDE, SIDE]] * 2),
@@ -210,14 +296,23 @@ BY_TYPE: dict[str, Callable[[Examples], Inputs]] = {
     "musicgen_melody_decoder": _codes,
     "qwen3_omni_moe_talker_code_predictor": lambda e: {"inputs_embeds": e.randn(2, SERIES, _width(e))},
     "qwen3_omni_moe_talker_text": lambda e: {"inputs_embeds": e.randn(2, SERIES, _width(e))},
-    "siglip2_vision_model": lambda e: {
-        "pixel_values": flat_patches(e.model),
-        "pixel_attention_mask": torch.ones(2, SIDE**2, dtype=torch.long),
-        "spatial_shapes": torch.full((2, 2), SIDE),
+    "omdet-turbo": _classes,
+    "qwen2_5_omni_dit": _codes_to_mel,
+    "seggpt": lambda e: {
+        name: e.randn(2, 3, 64, 64) for name in ("pixel_values", "prompt_pixel_values", "prompt_masks")
+    },
+    "shieldgemma2": _images_in_text,
+    "siglip2": lambda e: {"input_ids": e.ids(SERIES)} | _flat_images(e),
+    "siglip2_vision_model": _flat_images,
+    "speecht5": lambda e: {name: e.randn(2, SERIES, _width(e)) for name in ("input_values", "decoder_input_values")},
+    "tvp": lambda e: {  # it has no batches
+        "input_ids": e.ids(SERIES)[:1],
+        "pixel_values": e.randn(1, e.config.num_frames, 3, 64, 64),
+        "attention_mask": torch.ones(1, SERIES, dtype=torch.long),
     },
     "blip_2_qformer": lambda e: {
         "query_embeds": e.randn(2, SIDE, _width(e)),
         "encoder_hidden_states": e.randn(2, SIDE, e.config.encoder_hidden_size),
     },
 }
-GENERATES = ("MusicgenForConditionalGeneration",)
+GENERATES = ("MusicgenForConditionalGeneration", "SpeechT5ForSpeechToText")
