@@ -51,8 +51,10 @@ class BidirConfigMixin(_Stock):
         fields, unused = super().get_config_dict(*args, **kwargs)
         if f"{SIGNED}{fields.get('model_type')}" == cls.model_type:
             fields["model_type"] = cls.model_type  # avoids a warning of transformers about another type
-        part = fields.get(getattr(cls, "base_config_key", "") or "")
-        if isinstance(part, dict):
+        keys = getattr(cls, "base_config_key", None) or []  # CLVP's encoder has several
+        for part in (fields.get(key) for key in ([keys] if isinstance(keys, str) else keys)):
+            if not isinstance(part, dict):
+                continue
             ours = {name: fields[name] for name in ATTENTION_FIELDS if name in fields}
             if isinstance(ours.get("attn_negative_mass"), list | tuple):
                 raise ValueError(
