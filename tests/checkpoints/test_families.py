@@ -85,7 +85,7 @@ def test_the_command_lists_supported_types_by_kind():
     ("name", "code", "told"),
     [
         ("roberta", 0, r"^roberta \(RobertaModel, encoder\): supported[^$]*checked: .*λ = 1 moves"),
-        ("deberta", 0, r"not supported[^$]*DebertaModel has no layer that computes attention through transformers'"),
+        ("fnet", 0, r"not supported[^$]*FNetModel has no layer that computes"),
         ("robertta", 2, r'no model type "robertta"\. Did you mean "roberta"\?'),
     ],
 )
@@ -120,8 +120,8 @@ def test_a_check_does_not_apply_where_the_stock_model_fails_it(sweep):
 @pytest.mark.parametrize(
     ("name", "status", "reason"),
     [
-        ("deberta", "refused", "no layer that computes attention through transformers' attention interface"),
-        ("git", "refused", "computes some attention outside transformers' attention interface"),
+        ("fnet", "refused", "no layer that computes softmax attention; it has FNetBasicFourierTransform"),
+        ("nystromformer", "refused", "its coefficients are a product of three softmax matrices"),
         ("sam_prompt_encoder", "part", "a part of another model"),
     ],
 )

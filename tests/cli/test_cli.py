@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from transformers import BertConfig, BertModel, SiglipVisionConfig, SiglipVisionModel
+from transformers import BertConfig, BertModel, BigBirdPegasusConfig, BigBirdPegasusModel
 from typer.testing import CliRunner
 
 from hf_bidir.cli import app
@@ -83,11 +83,14 @@ def test_bad_input_is_one_line_and_exit_code_2(stock, tmp_path, words, message):
 
 
 def test_convert_reports_what_cannot_be_signed_in_one_line_and_partial_accepts_a_part(tmp_path):
-    images = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    SiglipVisionModel(SiglipVisionConfig(**images, image_size=8, patch_size=4)).save_pretrained(tmp_path / "stock")
+    sides = {
+        f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads", "ffn_dim")
+    }
+    config = BigBirdPegasusConfig(**sides, d_model=8, vocab_size=20, max_position_embeddings=16)
+    BigBirdPegasusModel(config).save_pretrained(tmp_path / "stock")
     command = ["convert", tmp_path / "stock", tmp_path / "out"]
     refused = run(*command)
     assert refused.exit_code == 2
-    assert refused.stderr.splitlines()[-1].startswith("error: SiglipVisionModel computes some attention outside")
+    assert refused.stderr.splitlines()[-1].startswith("error: BigBirdPegasusModel has attention that cannot be")
     assert run(*command, "--partial").exit_code == 0
     assert (tmp_path / "out/config.json").is_file()

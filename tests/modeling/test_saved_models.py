@@ -189,6 +189,13 @@ def test_a_part_of_a_model_takes_its_attention_from_the_whole(tmp_path):
     assert part.config.attn_negative_mass == 0.25
 
 
+def test_the_fields_of_a_part_may_be_under_one_of_several_keys(tmp_path):
+    sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = transformers.ClvpEncoderConfig(**sizes, vocab_size=60, projection_dim=32)
+    signed(transformers.ClvpEncoder(config), 0.25).save_pretrained(tmp_path)
+    assert hf_bidir.BidirClvpEncoder.from_pretrained(tmp_path).config.attn_negative_mass == 0.25
+
+
 def test_a_part_with_a_config_of_its_own_is_not_saved_as_softmax(tmp_path):
     model = signed_model("t5")
     with pytest.raises(ValueError, match=r"would be loaded as softmax\. Save the whole model"):

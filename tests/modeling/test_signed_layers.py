@@ -24,7 +24,8 @@ def layer(mass=1.0, backend="sdpa", **fields):
     config = BidirLlamaConfig(attn_negative_mass=mass, **fields)
     config._attn_implementation = backend
     module = nn.Module().eval()
-    module.config, module.is_causal = SignedConfig(config, config), False
+    module.config = module.signed_view = SignedConfig(config, config)
+    module.is_causal = False
     module.signed_index, module.signed_count = 0, 1
     return module
 
