@@ -15,6 +15,7 @@ NO_ATTENTION = ("AttentionMap", "AssignAttention", "AttentiveStatisticsPooling",
 # Attention that cannot be signed although it computes a softmax, by the end of its class name, with the reason.
 UNSIGNABLE = {
     "NystromformerSelfAttention": "its coefficients are a product of three softmax matrices",
+    "MptAttention": "its position biases count from the end of the text, so that signs would depend on its length",
     "BlockSparseAttention": 'the model replaces it for short texts; load it with attention_type="original_full"',
 }
 
