@@ -10,6 +10,7 @@ from them, which changes no softmax: that subtraction is left out.
 """
 
 import functools
+import inspect
 from types import FunctionType
 from typing import Any
 
@@ -20,12 +21,13 @@ from torch.overrides import TorchFunctionMode
 
 from .activations import WITH_NEGATIVE_MASS
 from .attention import attend
-from .attention_call import MASKED, attention_call
+from .attention_call import MASKED, attention_call, is_captured
 from .eager_attention import activated, grouped_matmul
 from .interventions import NONE, Interventions, running_call
 from .signed_attention import Plan, heads_of, plan_of
 
 FLOOR = -1000.0  # scores of at most this drop their key; masks of -1e4 and of the smallest fp16 number stay below it
+MASKS = ("attention_mask", "attn_mask")  # parameters of layers
 SOFTMAX = {F.softmax, torch.softmax, torch.special.softmax, Tensor.softmax}
 ADDING = {torch.baddbmm, Tensor.baddbmm}  # a product to the first of their arguments
 PRODUCT = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.einsum} | ADDING
@@ -61,10 +63,32 @@ class OutsideAttention(nn.Module):
                 f"{type(self).__name__} computed no softmax over keys that signed attention could replace; set its "
                 "negative mass to 0, or sign the model with partial=True."
             )
+        if not compiling and not vars(self).get("mask_found"):
+            self.look_for_mask(operators, args, kwargs)
         return outputs
+
+    def look_for_mask(self, operators: "SignedOperators", args: tuple, kwargs: dict) -> None:
+        """Raise ValueError if the layer was given a mask that drops keys, and no score was masked."""
+        if operators.keep is None or is_captured(operators.keep):
+            return
+        given = _parameters(self.stock_class).bind(self, *args, **kwargs).arguments  # type: ignore[arg-type]
+        masks = [x for name, x in given.items() if name in MASKS and isinstance(x, Tensor) and x.is_floating_point()]
+        if not any(bool((mask <= MASKED).any()) for mask in masks):
+            return
+        if bool(operators.keep.all()):
+            raise ValueError(
+                f"{type(self).__name__} applies its attention mask where signed attention does not see it, so that "
+                "padding would have weights; call the model without padding, or sign it with partial=True."
+            )
+        self.mask_found = True
 
     def __reduce_ex__(self, protocol: Any) -> tuple:
         return _restored, (self.stock_class,), self.__getstate__()
+
+
+@functools.cache
+def _parameters(stock: type[nn.Module]) -> inspect.Signature:
+    return inspect.signature(stock.forward)
 
 
 @functools.cache
@@ -88,6 +112,7 @@ class SignedOperators(TorchFunctionMode):
         self.layer, self.plan, self.changes = layer, plan, changes
         self.multiplied = self.found = False  # whether there was a product of tensors, and a softmax over keys
         self.maximum: Tensor | None = None  # the last one of a tensor
+        self.keep: Tensor | None = None  # which of the last scores were not masked
         self.products: list[tuple[int, str, Tensor]] = []  # before the softmax: numbers of results, and second factors
         self.coefficients: Tensor | None = None  # until they are multiplied by values
 
@@ -117,16 +142,17 @@ class SignedOperators(TorchFunctionMode):
         return result
 
     def softmax(
-        self, function: Any, input: Tensor, dim: int | None = None, *_: Any, dtype: Any = None, **options: Any
+        self, function: Any, input: Tensor, dim: int | None = None, *more: Any, dtype: Any = None, **options: Any
     ) -> Tensor:
         """The coefficients for scores `[..., keys]`; softmax itself over another dimension."""
+        dtype = next((x for x in more if isinstance(x, torch.dtype)), dtype)  # third argument of torch.softmax
         if dim not in (-1, input.dim() - 1):
             return function(input, dim, dtype=dtype)
         if self.changes.project:
             raise self.unavailable("a method that changes its queries, keys or values", input)
         self.found = True
         scores = input if dtype is None else input.to(dtype)
-        keep = None if self.plan.softmax else ~(scores <= FLOOR)
+        keep = self.keep = None if self.plan.softmax else ~(scores <= FLOOR)
         if self.changes.keep is not None:
             keep = self.changes.kept(keep)
         activation = "softmax" if self.plan.softmax else self.plan.activation
@@ -205,8 +231,9 @@ class SignedOperators(TorchFunctionMode):
             of_keys, key = next(found, ("", None))
             if key is None:
                 raise self.unavailable("an explanation that needs its keys", self.coefficients)
-            states = (of_keys, key, "key"), (equation, operands[1], "value"), (equation, result, "context")
-            key, value, context = (self.by_head(_in_order(*state)) for state in states)
+            key = self.by_head(_in_order(of_keys, key, "key"))
+            value = self.by_head(_in_order(equation, operands[1], "value"))
+            context = self.by_head(_in_order(equation, result, "context"))
             self.changes.observe(self.layer, key, value, context.transpose(1, 2))  # type: ignore[misc]
             self.coefficients, self.products = None, []
 

@@ -216,6 +216,15 @@ def test_a_maximum_is_not_subtracted_from_scores(maximum):
     torch.testing.assert_close(operators(Shifted(), scores), tanhmax(scores))
 
 
+def test_a_softmax_in_another_dtype_gives_coefficients_of_that_dtype():
+    class Upcast(Own):
+        def forward(self, scores, mask=None, dim=-1):
+            return torch.softmax(scores, dim, torch.float64)
+
+    scores = torch.randn(1, 1, 3, 4)
+    torch.testing.assert_close(operators(Upcast(), scores), tanhmax(scores.double()))
+
+
 def test_a_softmax_over_another_dimension_stays():
     scores = torch.randn(1, 1, 3, 4)
     torch.testing.assert_close(operators(Own(), scores, dim=2), scores.softmax(2))
@@ -228,6 +237,17 @@ def test_a_layer_without_a_softmax_that_can_be_replaced_is_an_error():
 
     with pytest.raises(ValueError, match="Hidden computed no softmax over keys"):
         operators(Hidden(), torch.randn(1, 1, 3, 3))
+
+
+def test_a_mask_that_does_not_reach_the_scores_is_an_error():
+    class Later(Own):
+        def forward(self, scores, attention_mask=None, dim=-1):
+            return F.softmax(scores, dim) * (attention_mask == 0)
+
+    scores, mask = torch.randn(1, 1, 3, 3), torch.tensor([0.0, 0.0, -1e4])
+    with pytest.raises(ValueError, match=r"Later applies its attention mask where signed attention does not see it"):
+        operators(Later(), scores, mask)
+    assert operators(Later(), scores, torch.zeros(3)).shape == scores.shape
 
 
 @pytest.mark.parametrize("causal", [False, True])
