@@ -220,7 +220,7 @@ class SignedOperators(TorchFunctionMode):
                 self.coefficients = result
             return
         equation = args[0] if function is torch.einsum else ""
-        operands = (*args, *kwargs.values())[1:] if equation or function in ADDING else (*args, *kwargs.values())
+        operands: Any = (*args, *kwargs.values())[1:] if equation or function in ADDING else (*args, *kwargs.values())
         operands = operands[0] if isinstance(operands[0], tuple | list) else operands
         if equation and len(operands) != 2:
             return
