@@ -227,7 +227,7 @@ class SignedOperators(TorchFunctionMode):
         if self.coefficients is None:
             self.products.append((result.numel(), equation, operands[1]))
         elif operands[0] is self.coefficients:
-            found = (x for count, *x in self.products if count == self.coefficients.numel())
+            found: Any = (x for count, *x in self.products if count == self.coefficients.numel())
             of_keys, key = next(found, ("", None))
             if key is None:
                 raise self.unavailable("an explanation that needs its keys", self.coefficients)
