@@ -45,7 +45,7 @@ check: install  ## check style, and run the tests that are not slow: for daily w
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
-peer: install  ## run transformers' own model tests on stock and signed classes (10 minutes)
+peer: install  ## run transformers' own model tests on stock and signed classes (5 minutes)
 	$(BIN)/python benchmarks/peer.py
 
 lint: install  ## check style, formatting, types and workflows

@@ -56,6 +56,12 @@ PYRAMID = {"num_encoder_blocks": 2, "depths": [1, 1], "sr_ratios": [2, 1], "hidd
            "patch_sizes": [3, 3], "strides": [2, 2], "num_attention_heads": [2, 4], "mlp_ratios": [2, 2],
            "decoder_hidden_size": 32}  # fmt: skip
 MELS, FRAMES = 16, 60
+# the tests make no labels for speech, and expect texts where they resize embeddings
+_CHECKPOINTING = "test_training_gradient_checkpointing"
+NO_LABELS = dict.fromkeys(
+    ("test_training", _CHECKPOINTING, f"{_CHECKPOINTING}_use_reentrant_false", f"{_CHECKPOINTING}_use_reentrant_true",
+     "test_resize_embeddings_untied", "test_resize_tokens_embeddings")
+)  # fmt: skip
 NO_GRADIENT = NO_TOKENS | {"test_all_params_have_gradient": False}
 TEXT_HEADS = "ForSequenceClassification ForTokenClassification ForQuestionAnswering"
 FAMILIES = [
@@ -98,7 +104,7 @@ FAMILIES = [
             "max_target_positions": 64,
             "decoder_start_token_id": 2,
         },
-        {"is_encoder_decoder": True, "test_missing_keys": False, "test_inputs_embeds": None},
+        {"is_encoder_decoder": True, "test_missing_keys": False, "test_inputs_embeds": None, **NO_LABELS},
     ),
     Family("GPT2", f"Model LMHeadModel {TEXT_HEADS}", attributes={"test_missing_keys": False}),
     Family("Llama", f"Model ForCausalLM {TEXT_HEADS}", SIZES | TEXT | {"num_key_value_heads": 2}),
@@ -120,11 +126,13 @@ class Tester:
 
     def __init__(self, family: Family, config_class: type[PretrainedConfig]):
         self.family, self.config_class = family, config_class
-        patches = (IMAGE // PATCH) ** 2
+        patches = ((family.image_size or IMAGE) // family.fields.get("patch_size", PATCH)) ** 2
         self.num_masks, self.mask_length = patches // 2, patches
         self.seq_length = TOKENS
         if family.image_size:
-            self.seq_length = patches + (family.name != "SiglipVision")  # the class token
+            self.seq_length = patches + (family.name in ("ViT", "Dinov2"))  # the class token
+        if "num_mel_bins" in family.fields:
+            self.encoder_seq_length, self.decoder_seq_length = FRAMES // 2, TOKENS
 
     def get_config(self) -> PretrainedConfig:
         return self.config_class(**self.family.fields)

@@ -223,7 +223,8 @@ def _attend(
     if changes.edit and coefficients is not None:
         coefficients = changes.edit(coefficients)
         context = grouped_matmul(coefficients, value)
-    return context.transpose(1, 2).contiguous(), coefficients
+    # a layer that returns coefficients which nobody asked for breaks reentrant gradient checkpointing
+    return context.transpose(1, 2).contiguous(), coefficients if coefficients_needed else None
 
 
 def _window(plan: Plan, keep: Tensor | None, causal: bool, sliding: int) -> tuple[Tensor | None, bool, int | None]:
