@@ -38,7 +38,7 @@ def test_no_signed_class_of_the_published_table_passes_fewer_tests_than_its_stoc
     lines = (RESULTS / "peer.md").read_text(encoding="utf-8").splitlines()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
     rows = {family: [int(number) for number in numbers] for family, *numbers in cells[2:]}
-    assert len(rows) == 9
+    assert len(rows) == 16
     for family, row in rows.items():
         assert row[:3] == row[3:], family
-        assert row[0] > 90, family
+        assert row[0] > 70, family

