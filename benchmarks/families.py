@@ -7,7 +7,7 @@ earlier outputs of a causal model; generation is equal with and without cache; a
 for a sample of 12 in an isolated process with only the folder; the signed class loads stock weights. Saves a table, and
 the summary for `hf-bidir families`.
 
-    python benchmarks/families.py                    every type, about half an hour on 2 cores
+    python benchmarks/families.py                    every type, 11 minutes on 2 cores
     python benchmarks/families.py --resume           continue an interrupted sweep
     python benchmarks/families.py --only bert llama  only these, printed and not saved
 

