@@ -2,6 +2,7 @@
 
     make checkpoints                                # all of them, from the Hub's data
     make checkpoints NAMES=digits                   # one pair: two minutes a seed, no download
+    python -m training.checkpoints minilm --data-dir DIR --minilm FOLDER   # MiniLM healed, for every task: 45 minutes
     python -m training.checkpoints sst2-minilm --data-dir DIR --minilm FOLDER
     python -m training.checkpoints --cards-only --data-dir DIR   # no training: renew cards and pictures in model_cards/
 
@@ -12,9 +13,13 @@ runs/checkpoints/seeds); a finished run is not repeated, an interrupted one cont
 copied to model_cards/NAME, and the weights too if they are below 10 MB or those of sst2-minilm-tanhmax, which is saved
 in half precision.
 
-`DIR` holds fashion_mnist/ with {train,t10k}-images-idx3-ubyte.gz and their labels, sst2/{train,validation,test}.parquet
-and imdb/{train,test}.parquet. The committed numbers were measured on such files. The Hub's SST-2 adds phrases and hides
-its test labels, so training on it gives another model. With fewer seeds than the pair has, model_cards/ stays as it is.
+minilm-tanhmax has no labels and no pair: it is all-MiniLM-L6-v2, healed, also in half precision. What it is worth is
+measured by research/conversions (embeddings.py, and run.py with the variant "encoder").
+
+`DIR` holds fashion_mnist/ with {train,t10k}-images-idx3-ubyte.gz and their labels,
+sst2/{train,validation,test}.parquet, imdb/{train,test}.parquet and 20news_sports/bydate_train.parquet. The committed
+numbers were measured on such files. The Hub's SST-2 adds phrases and hides its test labels, so training on it gives
+another model. With fewer seeds than the pair has, model_cards/ stays as it is.
 """
 
 import hf_bidir.cli.quiet  # isort: skip  # noqa: F401  (first: before torch and transformers)
@@ -46,13 +51,15 @@ from hf_bidir.hub import evaluate_checkpoint
 from hf_bidir.hub.card import EXAMPLE_IMAGE, write_card
 from hf_bidir.hub.card_numbers import DIGITS
 from hf_bidir.hub.evaluate import Evaluation
+from hf_bidir.hub.files import MODULES, matching
 from training import causal_lm, distill, image_classification, recurrent_classification, text_classification
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS, CARDS = ROOT / "runs/checkpoints", ROOT / "model_cards"
 SHOWN, WEIGHTS = ("*.json", "*.png"), "model.safetensors"
 SMALL = 10_000_000  # bytes; smaller weights are committed beside their card
-LARGE = ("sst2-minilm-tanhmax",)  # committed once although it has 45 MB
+ENCODER = "minilm"
+LARGE = ("sst2-minilm-tanhmax", "minilm-tanhmax")  # committed once although they have 45 MB
 LICENSE = "apache-2.0"  # of the weights that the project trains
 IMAGES_SHOWN, METHOD = 3, "contributions"
 SENTENCE, TARGET = "a charming film with a weak ending", 1
@@ -60,15 +67,17 @@ PROMPT = "This is one of the worst movies I have ever"
 HEADING = f"""# Checkpoints
 
 Each TanhMax checkpoint has a softmax counterpart. The recipes of a pair differ in the attention, and for imdb-lm in the
-learning rate, except that sst2-minilm-tanhmax is sst2-minilm-softmax, converted and healed. Weights below 10 MB are in
-this folder, and those of sst2-minilm-tanhmax in half precision; load them by path in a clone, as each card shows.
+learning rate, except that sst2-minilm-tanhmax is sst2-minilm-softmax, converted and healed. minilm-tanhmax is
+all-MiniLM-L6-v2, healed: a sentence encoder, and a start for any text classifier. Weights below 10 MB are in
+this folder, and those of the two MiniLMs with TanhMax in half precision; load them by path in a clone, as each card
+shows.
 `hf-bidir models` prints this list, and `make checkpoints` trains the checkpoints, evaluates the saved files and
 generates this page. On the Hub the names are `{NAMESPACE}/NAME`, by
 `hf-bidir push model_cards/NAME {NAMESPACE}/NAME`.
 
-- **score**: accuracy, or perplexity for language models (lower is better), as mean ± standard deviation, with the
-  number of seeds in brackets. **this checkpoint**: the same metric for the checkpoint itself, trained with seed 0,
-  which in most rows is better than the mean: compare the scores.
+- **score**: accuracy, or where lower is better perplexity of language models and relative error of the encoder's hidden
+  states; as mean ± standard deviation, with the number of seeds in brackets. **this checkpoint**: the same metric for
+  the checkpoint itself, trained with seed 0, which in most rows is better than the mean: compare the scores.
 - **negative**: share of negative coefficients among those with a magnitude above 0.001. **without**: the metric of this
   checkpoint with the negative coefficients set to 0, and no further training.
 - **MB**: size of the weights; **in this folder**: whether they are committed.
@@ -116,6 +125,8 @@ class Pair:
         return str(data_dir / self.data / file) if data_dir and self.data else None
 
 
+HEALING_TEXTS = ("imdb/train.parquet", "sst2/train.parquet", "20news_sports/bydate_train.parquet")
+HELD_OUT_TEXTS = ("imdb/test.parquet", "sst2/validation.parquet")
 PARQUET = {f"{split}_file": f"{split}.parquet" for split in ("train", "validation", "test")}
 PAIRS = {
     pair.name: pair
@@ -162,18 +173,24 @@ PAIRS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of: {', '.join(PAIRS)}; by default all")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"some of: {', '.join([*PAIRS, ENCODER])}; by default all"
+    )
     parser.add_argument("--data-dir", type=Path, help="read local files from here; by default the Hub's data sets")
     parser.add_argument("--minilm", type=Path, help="a folder with all-MiniLM-L6-v2; by default from the Hub")
     parser.add_argument("--seeds", type=int, metavar="N", help="this many seeds, instead of each pair's own number")
     parser.add_argument("--cards-only", action="store_true", help="train nothing; renew model_cards/ from its files")
     options = parser.parse_args()
-    if unknown := set(options.names) - PAIRS.keys():
-        raise InputError(f"there is no checkpoint called {', '.join(sorted(unknown))}; there are {', '.join(PAIRS)}")
+    names = [*PAIRS, ENCODER]
+    if unknown := set(options.names) - set(names):
+        raise InputError(f"there is no checkpoint called {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     if options.seeds is not None and options.seeds < 1:
         raise InputError(f"expected --seeds of at least 1; got {options.seeds}")
-    for name in options.names or PAIRS:
-        (renew_cards if options.cards_only else make)(PAIRS[name], options)
+    for name in options.names or names:
+        if name == ENCODER:
+            make_encoder(options)
+        else:
+            (renew_cards if options.cards_only else make)(PAIRS[name], options)
     print(f"Written: {list_cards()}")
 
 
@@ -198,6 +215,26 @@ def make(pair: Pair, options: argparse.Namespace) -> None:
         print(f"{name}: {pair.metrics[0]} {number}, {len(seeds)} seeds. Written: {RUNS / name}")
         if len(seeds) >= pair.seeds:
             print(f"Copied: {publish_card(RUNS / name)}")
+
+
+def make_encoder(options: argparse.Namespace, given: dict[str, Any] | None = None) -> None:
+    """Heal the pretrained MiniLM, unless only its card is wanted, and save it in half precision; `given` are further
+    options of its run."""
+    name = f"{ENCODER}-tanhmax"
+    if options.cards_only:
+        print(f"Written: {write_card(CARDS / name)}")
+        return
+    if not is_finished(RUNS / name):
+        chosen = read_recipe(ROOT / f"training/recipes/{ENCODER}-healed.yaml") | {"output_dir": RUNS / name}
+        if options.minilm:
+            chosen["model_name_or_path"] = options.minilm
+        if options.data_dir:
+            texts = {"train_file": HEALING_TEXTS, "validation_file": HELD_OUT_TEXTS}
+            chosen |= {option: [options.data_dir / file for file in files] for option, files in texts.items()}
+        distill.main(chosen | {"bf16": True, "use_cpu": not torch.cuda.is_available()} | (given or {}))
+    load_checkpoint(RUNS / name)[0].half().save_pretrained(RUNS / name)
+    write_card(RUNS / name)
+    print(f"Copied: {publish_card(RUNS / name)}")
 
 
 def renew_cards(pair: Pair, options: argparse.Namespace) -> None:
@@ -302,13 +339,13 @@ def publish_card(folder: Path) -> Path:
     """Copy the description of a checkpoint to model_cards/, with small weights and those of LARGE; write its card."""
     target = CARDS / folder.name
     target.mkdir(parents=True, exist_ok=True)
-    for file in target.iterdir():  # from an earlier run; README.md stays, with what a person added to the card
-        if file.name != "README.md":
+    for name, file in matching(target, ("*", "*/*")).items():  # from an earlier run
+        if name != "README.md":  # with what a person added to the card
             file.unlink()
     committed = folder.name in LARGE or sum(file.stat().st_size for file in folder.glob("*.safetensors")) < SMALL
-    for pattern in (*SHOWN, *(["*.safetensors"] if committed else [])):
-        for file in folder.glob(pattern):
-            shutil.copyfile(file, target / file.name)
+    for name, file in matching(folder, (*SHOWN, *MODULES, *(["*.safetensors"] if committed else []))).items():
+        (target / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, target / name)
     name_data(target)
     return write_card(target)
 
@@ -320,14 +357,17 @@ def name_data(folder: Path) -> None:
     def named(part: dict[str, Any]) -> dict[str, Any]:
         if part["source"] == "digits":
             return part | {"title": f"scikit-learn digits, {part['rows']:,} of the 1,797 images"}
-        return part | known.get(part.get("sha256"), {})
+        found = [known.get(digest, {}) for digest in part.get("sha256", "").split(", ")]
+        if len(found) > 1 and all(found):  # several files are several data sets, of which the card lists none by name
+            return part | {"title": ", ".join(one["title"] for one in found), "language": found[0]["language"]}
+        return part | found[0]
 
     for name in ("run.json", "previous_run.json"):
         if (folder / name).is_file():
             record = read_json(folder / name)
             write_json(folder / name, record | {"data": {key: named(part) for key, part in record["data"].items()}})
-    evaluation = read_json(folder / "evaluation.json")
-    write_json(folder / "evaluation.json", evaluation | {"data": named(evaluation["data"])})
+    if evaluation := read_json(folder / "evaluation.json"):
+        write_json(folder / "evaluation.json", evaluation | {"data": named(evaluation["data"])})
 
 
 def list_cards() -> Path:
@@ -335,7 +375,7 @@ def list_cards() -> Path:
     rows = []
     for model in local_models(CARDS):
         evaluation = read_json(CARDS / model.name / "evaluation.json")
-        share, without = evaluation["negative_share"], evaluation.get(f"{model.metric}_without_negatives")
+        share, without = evaluation.get("negative_share"), evaluation.get(f"{model.metric}_without_negatives")
         signs = ["–", "–"] if share is None else [f"{share:.1%}", f"{without:.4f}"]
         size = [f"{model.megabytes:.1f}", "yes" if model.has_weights else "no"]
         score = [model.task, model.score, f"{model.checkpoint:.4f}"]

@@ -211,6 +211,7 @@ class Variant:
     weights: dict[str, float] | None = None
     tuner: str = "SignedTrainer"
     own_texts: bool = False
+    start: str | None = None
 
     @property
     def afterwards(self) -> bool:
@@ -262,7 +263,8 @@ def measured_run(
     """Convert, heal, fine-tune, measure; finished parts are reused."""
     data, chosen, numbers = TASKS[task], VARIANTS[variant], {}
     files = {f"{name}_file": str(data.split(name, data_dir, runs)) for name in ("train", "validation")}
-    start: str | Path = ROOT / "model_cards" / data.teacher if data.teacher else minilm
+    committed = chosen.start or data.teacher
+    start: str | Path = ROOT / "model_cards" / committed if committed else minilm
     if chosen.afterwards and not data.teacher:
         start = tuned(runs / f"{task}-softmax-0-{seed}", start, files, VARIANTS["softmax"], data.options, seed)
     if chosen.heal is not None:

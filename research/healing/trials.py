@@ -138,7 +138,9 @@ def trained(
             if way == "heads":
                 set_heads(student, order[: round(len(order) * min(1.0, (step + 1) / (0.7 * steps)))])
             optimizer.zero_grad()
-            LOSSES[loss](student, teacher, next(data)).backward()
+            with torch.autocast(student.device.type, torch.bfloat16):
+                error = LOSSES[loss](student, teacher, next(data))
+            error.backward()
             nn.utils.clip_grad_norm_(adapted.parameters(), 1.0)
             optimizer.step()
             scheduler.step()
@@ -153,8 +155,8 @@ def states_loss(student: PreTrainedModel, teacher: PreTrainedModel, ids: Tensor)
 
 def logits_loss(student: PreTrainedModel, teacher: PreTrainedModel, ids: Tensor) -> Tensor:
     with torch.no_grad():
-        expected = teacher(ids).logits.log_softmax(-1)
-    found = student(ids).logits.log_softmax(-1)
+        expected = teacher(ids).logits.float().log_softmax(-1)
+    found = student(ids).logits.float().log_softmax(-1)
     return F.kl_div(found, expected, reduction="none", log_target=True).sum(-1).mean()
 
 
@@ -163,6 +165,7 @@ def attention_loss(student: PreTrainedModel, teacher: PreTrainedModel, ids: Tens
     errors = []
     calls = attention_calls(teacher, ids)
     for layer, (kwargs, expected) in zip(signed_layers(student), calls, strict=True):
+        expected = expected.float()
         error = (layer(**kwargs)[0] - expected).square().sum(-1) / expected.square().sum(-1).clamp_min(1e-6)
         errors.append(error.mean())
     return torch.stack(errors).mean()

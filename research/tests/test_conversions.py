@@ -2,18 +2,22 @@
 
 from contextlib import ExitStack
 
+import pytest
 import torch
 from datasets import Dataset
+from pandas import DataFrame
 from transformers import BertTokenizer, Trainer
 
-from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification
+from hf_bidir import BidirBertConfig, BidirBertForSequenceClassification, convert_checkpoint
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, without_negatives
 from hf_bidir.cli.script import parse
 from hf_bidir.explain.orient import flip_heads
 from hf_bidir.explain.signs import negative_variance_share
+from research.conversions import embeddings
 from research.conversions.run import TASKS, VARIANTS, signs, without_as_much_positive, without_weaker_sign
 from research.runs import TRAINING
 from tests.explain.conftest import bert, sentences
+from tests.sentence_models import SENTENCES, sentence_model
 
 WORDS = [f"w{index}" for index in range(20)]
 
@@ -50,6 +54,28 @@ def test_removing_a_part_of_the_coefficients_changes_the_loss(tmp_path):
     parts = ("", "_without_negatives", "_without_weaker_sign", "_without_positive_mass")
     assert all(0 <= numbers[f"accuracy{part}"] <= 1 for part in parts)
     assert len({numbers[f"loss{part}"] for part in parts}) == len(parts)
+
+
+def test_encoders_are_measured_by_what_is_nearest_and_by_the_order_of_cosines():
+    titles = torch.eye(4)
+    news = torch.nn.functional.normalize(titles + 0.3 * titles[[1, 0, 3, 2]])  # the other text of the topic is near
+    topics = {"text": ["a", "b", "c", "d"], "label": [0, 0, 1, 1]}
+    texts = {"news": DataFrame(topics), "train": DataFrame(topics), "test": DataFrame(topics)}
+    vectors = {"titles": titles, "news": news, "train": titles, "test": news[[0, 1, 2, 0]]}
+    assert embeddings.measured(vectors, texts) == pytest.approx({"found": 1, "related": 1, "same_group": 0.75})
+    assert embeddings.agreement(news, 2 * news) == pytest.approx(1)
+    assert embeddings.agreement(news, titles) < 0.95
+
+
+def test_the_encoder_without_negatives_embeds_otherwise(tmp_path):
+    healed = convert_checkpoint(sentence_model(tmp_path)[0], tmp_path / "healed", negative_mass=1.0)
+    texts = {name: DataFrame({"text": SENTENCES, "title": SENTENCES}) for name in ("news", "train", "test")}
+    found = {}
+    for encoder in ("healed", "positive"):
+        with embeddings.opened(encoder, str(tmp_path), healed) as model:
+            found[encoder] = embeddings.embedded(model, texts)
+    assert found["healed"].keys() == {"news", "train", "test", "titles"}
+    assert not torch.allclose(found["healed"]["news"], found["positive"]["news"], atol=1e-3)
 
 
 def coefficients_of(model, batch, *contexts):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from huggingface_hub import ModelCard
-from transformers import BertConfig, BertForMaskedLM, BertModel, BertTokenizerFast, T5Config, T5EncoderModel
+from transformers import BertForMaskedLM, T5Config, T5EncoderModel
 
 from hf_bidir import convert_checkpoint
 from hf_bidir.checkpoints.convert import restore_softmax
@@ -16,12 +16,8 @@ from hf_bidir.hub.push import stage
 from tests.hub_server import Hub
 from tests.hub_user import User
 from tests.processes import run_python
+from tests.sentence_models import SENTENCES, sentence_model
 
-SENTENCES = ["a good film", "bad", "a bad bad film good"]
-CONFIG = BertConfig(
-    vocab_size=9, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
-    initializer_range=0.5, max_position_embeddings=16,
-)  # fmt: skip
 ALONE = """
 import json, sys
 sys.modules["hf_bidir"] = None
@@ -31,24 +27,6 @@ for number, folder in enumerate(sys.argv[2:]):
     model = SentenceTransformer(folder, trust_remote_code=True, device="cpu")
     torch.save(model.encode(json.loads(sys.argv[1]), prompt_name="query", convert_to_tensor=True), f"{number}.pt")
 """
-
-
-def sentence_model(folder):
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.base.modules import Dense, Normalize, Transformer
-    from sentence_transformers.sentence_transformer.modules import Pooling
-
-    (folder / "vocab.txt").write_text(
-        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "good", "bad", "film"])
-    )
-    torch.manual_seed(0)
-    BertModel(CONFIG).save_pretrained(folder / "bert")
-    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder / "bert")
-    modules = [Transformer(str(folder / "bert")), Pooling(16), Dense(16, 8), Normalize()]
-    model = SentenceTransformer(modules=modules, prompts={"query": "good "}, device="cpu")
-    model.save(str(folder / "st"))
-    (folder / "st/LICENSE").write_text("Apache-2.0")
-    return folder / "st", model.encode(SENTENCES, prompt_name="query", convert_to_tensor=True)
 
 
 @pytest.fixture(scope="module")

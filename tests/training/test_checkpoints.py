@@ -7,12 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from datasets import Dataset
+from sentence_transformers import SentenceTransformer
 
 from hf_bidir.hub import evaluate_checkpoint
 from hf_bidir.hub.card import card_differences
 from hf_bidir.hub.card_numbers import overall
 from hf_bidir.hub.evaluate import claimed_scores
+from tests.sentence_models import SENTENCES, sentence_model
 from tests.training.checkpoints_of_others import checkpoint_of
 from training import checkpoints, image_classification
 from training.checkpoints import CARDS, PAIRS, Pair
@@ -90,8 +93,9 @@ def test_a_committed_checkpoint_has_the_score_of_its_card(name):
     assert {metric: measured[metric] for metric in claimed} == pytest.approx(claimed, abs=0.003)  # one digit of 360
 
 
-def test_every_pair_is_committed():
-    assert {name for pair in PAIRS.values() for name in pair.checkpoints} == {folder.name for folder in COMMITTED}
+def test_every_pair_is_committed_and_the_encoder():
+    pairs = {name for pair in PAIRS.values() for name in pair.checkpoints}
+    assert pairs | {"minilm-tanhmax"} == {folder.name for folder in COMMITTED}
 
 
 def test_a_healed_checkpoint_comes_from_its_counterpart_of_the_same_seed(tmp_path, place):
@@ -118,6 +122,20 @@ def test_a_healed_checkpoint_comes_from_its_counterpart_of_the_same_seed(tmp_pat
     results.write_text(json.dumps({name: value for name, value in before.items() if not name.startswith("test_")}))
     checkpoints.make(pair, given)  # as if it had stopped before the evaluation
     assert json.loads(results.read_text()) == before
+
+
+def test_the_healed_encoder_is_published_in_half_precision_with_its_other_modules(tmp_path, place):
+    texts = {"text": SENTENCES * 50}
+    for file in (*checkpoints.HEALING_TEXTS, *checkpoints.HELD_OUT_TEXTS):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        Dataset.from_dict(texts).to_parquet(str(tmp_path / file))
+    given = Namespace(data_dir=tmp_path, minilm=sentence_model(tmp_path)[0], cards_only=False)
+    checkpoints.make_encoder(given, {"max_steps": 2, "max_length": 8, "save_strategy": "no"})
+    model = SentenceTransformer(str(place / "cards/minilm-tanhmax"), device="cpu")
+    assert model.encode("a film").shape == (8,)
+    assert next(model.parameters()).dtype == torch.float16
+    assert model[0].model.config.attn_activation == "tanhmax"
+    assert checkpoints.list_cards().read_text().count("[minilm-tanhmax]") == 1
 
 
 def test_a_pair_of_language_models_is_measured_by_its_perplexity_also_in_the_list(tmp_path, place):
