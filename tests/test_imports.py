@@ -41,7 +41,7 @@ def test_an_import_before_that_of_transformers_registers_signed_models_beside_ot
     code = (
         "import hf_bidir, sys, warnings\n"
         "print('transformers' in sys.modules)\n"
-        "import hf_bidir.cli.quiet\n"
+        "import hf_bidir.cli.start\n"
         "from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PretrainedConfig\n"
         "class Mine(PretrainedConfig):\n"
         "    model_type = 'mine'\n"

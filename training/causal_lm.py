@@ -24,7 +24,7 @@ processes. The output folder loads with AutoModelForCausalLM.from_pretrained(fol
 hf-bidir explain FOLDER "The film was" shows what supports and opposes the next token.
 """
 
-import hf_bidir.cli.quiet  # isort: skip  # noqa: F401  (first: before torch and transformers)
+import hf_bidir.cli.start  # isort: skip  # noqa: F401  (first: before torch and transformers)
 
 import logging
 from dataclasses import dataclass

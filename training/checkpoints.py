@@ -22,7 +22,7 @@ numbers were measured on such files. The Hub's SST-2 adds phrases and hides its 
 another model. With fewer seeds than the pair has, model_cards/ stays as it is.
 """
 
-import hf_bidir.cli.quiet  # isort: skip  # noqa: F401  (first: before torch and transformers)
+import hf_bidir.cli.start  # isort: skip  # noqa: F401  (first: before torch and transformers)
 
 import argparse
 import shutil

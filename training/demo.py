@@ -9,7 +9,7 @@ An interrupted run continues. A finished run is not trained again, only reloaded
 to train again.
 """
 
-import hf_bidir.cli.quiet  # isort: skip  # noqa: F401  (first: before torch and transformers)
+import hf_bidir.cli.start  # isort: skip  # noqa: F401  (first: before torch and transformers)
 
 import json
 import sys

@@ -38,7 +38,7 @@ A recipe is a YAML file of the options below; options on the command line overri
 interrupted continues when the same command is given again.
 """
 
-import hf_bidir.cli.quiet  # isort: skip  # noqa: F401  (first: before torch and transformers)
+import hf_bidir.cli.start  # isort: skip  # noqa: F401  (first: before torch and transformers)
 
 from typing import Any
 

@@ -27,7 +27,7 @@ interrupted continues when the same command is given again. The output folder lo
 AutoModelForImageClassification.from_pretrained(folder, trust_remote_code=True).
 """
 
-import hf_bidir.cli.quiet  # isort: skip  # noqa: F401  (first: before torch and transformers)
+import hf_bidir.cli.start  # isort: skip  # noqa: F401  (first: before torch and transformers)
 
 from dataclasses import dataclass
 from typing import Any

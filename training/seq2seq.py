@@ -19,7 +19,7 @@ AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True), and
 hf-bidir explain FOLDER "17 4 93" draws the alignment.
 """
 
-import hf_bidir.cli.quiet  # isort: skip  # noqa: F401  (first: before torch and transformers)
+import hf_bidir.cli.start  # isort: skip  # noqa: F401  (first: before torch and transformers)
 
 from dataclasses import dataclass
 from typing import Any

@@ -26,7 +26,7 @@ interrupted continues when the same command is given again. The output folder lo
 AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True).
 """
 
-import hf_bidir.cli.quiet  # isort: skip  # noqa: F401  (first: before torch and transformers)
+import hf_bidir.cli.start  # isort: skip  # noqa: F401  (first: before torch and transformers)
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -35,7 +35,7 @@ def main() -> None:
     hf-bidir models
     hf-bidir COMMAND --help     options and examples of one command
     """
-    import hf_bidir.cli.quiet  # noqa: F401  (before the command imports torch)
+    import hf_bidir.cli.start  # noqa: F401  (before the command imports torch)
 
 
 @contextmanager

