@@ -57,6 +57,7 @@ from hf_bidir.modeling.signed_layers import signed_layers
 logger = logging.getLogger(__name__)
 
 LOGITS = ("logits", "start_logits", "end_logits")
+STATES, PREDICTIONS = "states", "logits"  # what can be matched
 SMALLEST = 1e-6  # squared norm of a token that errors are divided by
 FEWEST_TEXTS, CHECKED_TEXTS = 100, 500
 FEWEST_EVALUATED, MOST_EVALUATED = 32, 500  # examples
@@ -79,6 +80,12 @@ class StudentArguments:
     )
     attn_activation: str | None = option(
         None, "Activation of the student, tanhmax or balanced; default: the checkpoint's, tanhmax for a softmax one."
+    )
+    match: str | None = option(
+        None,
+        "What the student matches: states (the hidden states of all layers and the logits) or logits (the divergence "
+        "of predicted tokens or classes); default: logits for models that generate text, else states.",
+        choices=[STATES, PREDICTIONS],
     )
     keep_signs: bool | None = option(
         None,
@@ -137,12 +144,14 @@ def heal(
     licence = _licence(source)
     args.typed = ({"license": licence} if licence else {}) | {k: v for k, v in args.typed.items() if k != unused}
     keep_signs = _keeps_signs(student, arguments.keep_signs)
+    match = arguments.match or (PREDICTIONS if student.can_generate() else STATES)
     set_seed(args.seed)
     run = Run("distillation", student, splits, data, args, schedule)
     results = run.train(
         trainer_class or DistillationTrainer,
         centre=arguments.centre and is_softmax(student.config),
         teacher=teacher,
+        match=match,
         keep_signs=keep_signs,
         processing_class=processor,
         data_collator=collators[0],
@@ -236,9 +245,10 @@ def _check_texts(snippets: Dataset, tokenizer: PreTrainedTokenizerBase, source: 
 
 
 class DistillationTrainer(SignedTrainer):
-    """A Trainer without labels, whose loss is the student's relative squared error, with optional penalties on signs.
+    """A Trainer without labels: the loss is the distance from the teacher, with optional penalties on signs.
 
-    The error of a layer is the mean of `‖student - teacher‖² / ‖teacher‖²` over the tokens that are not padding. The
+    The distance is the mean Kullback-Leibler divergence of predicted tokens or classes in nats, or a relative error:
+    the error of a layer is the mean of `‖student - teacher‖² / ‖teacher‖²` over the tokens that are not padding. The
     states of a few tokens, often the first one, have many times the norm of the others, so a quotient of sums over
     tokens would measure them alone. Where the model has a head, the error of its logits, which are close to 0 where a
     prediction is undecided, is `Σ ‖student - teacher‖² / Σ ‖teacher‖²`. The loss is the mean over layers and logits.
@@ -246,6 +256,7 @@ class DistillationTrainer(SignedTrainer):
 
     Args:
         teacher: the softmax model; takes the same inputs.
+        match: "logits" for the divergence, "states" for the relative error.
         keep_signs: add the two penalties below. Without them healing leaves fewer negative coefficients, and the
             predictions hardly depend on them.
 
@@ -257,13 +268,16 @@ class DistillationTrainer(SignedTrainer):
             of their classes or tokens, in nats, or without such logits the relative error of the last hidden states.
 
     Raises:
-        InputError: `keep_signs` with gradient checkpointing, or with several GPUs in one process.
+        InputError: `keep_signs` with gradient checkpointing, or with several GPUs in one process; in training,
+            `match="logits"` for a model that predicts nothing.
     """
 
     both_signs_weight, most_unequal = 0.1, 3.0
     needed_signs_weight, margin = 0.2, 0.5
 
-    def __init__(self, *, teacher: PreTrainedModel, keep_signs: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, *, teacher: PreTrainedModel, match: str = STATES, keep_signs: bool = False, **kwargs: Any
+    ) -> None:
         args = kwargs["args"]
         if keep_signs and args.gradient_checkpointing:
             raise InputError(
@@ -278,7 +292,7 @@ class DistillationTrainer(SignedTrainer):
         for parameter in _before_attention(kwargs["model"]):
             parameter.requires_grad_(False)
         super().__init__(**kwargs)
-        self.keep_signs = keep_signs
+        self.match, self.keep_signs = match, keep_signs
         self.teacher = teacher.eval().requires_grad_(False).to(self.args.device)
         self.model_accepts_loss_kwargs = False  # the loss is a mean; the Trainer averages accumulated ones
 
@@ -301,7 +315,7 @@ class DistillationTrainer(SignedTrainer):
         model.eval()  # dropout would be noise that the teacher does not have
         expected, keep = self._teacher_outputs(inputs), inputs.get("attention_mask")
         if not self.keep_signs:
-            return relative_error(model(**inputs, output_hidden_states=True), expected, keep)
+            return self._distance(model(**inputs, output_hidden_states=True), expected, keep)
         with one_sidedness(model, keep, self.most_unequal) as one_sided:
             outputs = model(**inputs, output_hidden_states=True)
         with without_negatives(model):
@@ -310,7 +324,10 @@ class DistillationTrainer(SignedTrainer):
         needed = self.needed_signs_weight * (self.margin - difference).clamp_min(0)
         # near λ = 0 the penalties could only move the student away from its teacher
         mass = mean(map(float, all_masses(self.model.config.attn_negative_mass)))
-        return relative_error(outputs, expected, keep) + mass * (both + needed)
+        return self._distance(outputs, expected, keep) + mass * (both + needed)
+
+    def _distance(self, outputs: ModelOutput, expected: ModelOutput, keep: Tensor | None) -> Tensor:
+        return (relative_error if self.match == STATES else divergence)(outputs, expected, keep)
 
     def _teacher_outputs(self, inputs: dict[str, Tensor]) -> ModelOutput:
         with torch.no_grad():
@@ -340,7 +357,7 @@ def _next_token_losses(logits: Tensor, inputs: dict[str, Tensor]) -> tuple[Tenso
 
 
 def relative_error(outputs: ModelOutput, expected: ModelOutput, keep: Tensor | None = None) -> Tensor:
-    """The loss of `DistillationTrainer` for outputs of student and teacher with hidden states; `keep` is the padding
+    """The error of `DistillationTrainer` for outputs of student and teacher with hidden states; `keep` is the padding
     mask `[batch, length]`."""
     return _mean_error(*_errors(outputs, expected, keep))
 
@@ -364,17 +381,29 @@ def _errors(outputs: ModelOutput, expected: ModelOutput, keep: Tensor | None) ->
 
 
 def _difference(outputs: ModelOutput, expected: ModelOutput, keep: Tensor | None) -> Tensor:
-    """The mean divergence from the teacher's classes, tokens or ends of spans, in nats, or the last states' error."""
-    names = [name for name in LOGITS if name in expected and expected[name].shape[-1] > 1]
+    """The divergence, or without predictions the last states' error."""
+    if _predictions(expected):
+        return divergence(outputs, expected, keep)
+    errors, norms = _errors(outputs, expected, keep)
+    return _mean_error(errors[:, -1:], norms[:, -1:])
+
+
+def divergence(outputs: ModelOutput, expected: ModelOutput, keep: Tensor | None = None) -> Tensor:
+    """The mean Kullback-Leibler divergence of the student's classes, tokens or ends of spans from the teacher's, in
+    nats; `keep` is the padding mask `[batch, length]`. InputError where the outputs have none."""
+    names, means = _predictions(expected), []
     if not names:
-        errors, norms = _errors(outputs, expected, keep)
-        return _mean_error(errors[:, -1:], norms[:, -1:])
-    means = []
+        raise InputError(f"expected match states for a model that returns {', '.join(expected)}, and predicts nothing")
     for name in names:
         ours, theirs = outputs[name].float().log_softmax(-1), expected[name].float().log_softmax(-1)
         nats = kl_div(ours, theirs, reduction="none", log_target=True).sum(-1)
         means.append((nats if nats.dim() == 1 else at_tokens(nats, keep)).mean())
     return torch.stack(means).mean()
+
+
+def _predictions(expected: ModelOutput) -> list[str]:
+    """The names of outputs whose last dimension has several classes or tokens."""
+    return [name for name in LOGITS if name in expected and expected[name].shape[-1] > 1]
 
 
 def _states(outputs: ModelOutput) -> tuple[list[Tensor], list[Tensor]]:
