@@ -3,10 +3,10 @@
 Inside the `forward` of such a layer a torch function mode replaces the softmax over keys, and torch's own attention, by
 the signed activation. Everything else, such as position terms in the scores and dropout, stays the layer's.
 
-A mask is part of the scores there. Softmax forgives what is only very negative, a signed activation does not: a key
-whose score is at most `FLOOR` is dropped, and a mask that is added to scores is lowered to the smallest number first,
-because models also mask with -100, which scores of real models reach. Nor may the maximum of the scores be subtracted
-from them, which changes no softmax: that subtraction is left out.
+A mask is part of the scores there. A very low score has no weight in a softmax, but a large negative one in a signed
+activation. So a key whose score is at most `FLOOR` is dropped, and a mask that is added to scores is lowered to the
+smallest number first, because models also mask with -100, which scores of real models reach. A maximum subtracted from
+the scores does not change a softmax, but does change a signed activation: that subtraction is left out.
 """
 
 import functools
@@ -27,9 +27,9 @@ from .interventions import NONE, Interventions, running_call
 from .signed_attention import Plan, heads_of, plan_of
 
 FLOOR = -1000.0  # scores of at most this drop their key; masks of -1e4 and of the smallest fp16 number stay below it
-MASKS = ("attention_mask", "attn_mask")  # parameters of layers
+MASKS = ("attention_mask", "attn_mask")  # parameters of the `forward` of layers
 SOFTMAX = {F.softmax, torch.softmax, torch.special.softmax, Tensor.softmax}
-ADDING = {torch.baddbmm, Tensor.baddbmm}  # a product to the first of their arguments
+ADDING = {torch.baddbmm, Tensor.baddbmm}  # they add a product to their first argument
 PRODUCT = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.einsum} | ADDING
 MAXIMUM = {torch.amax, Tensor.amax, torch.max, Tensor.max}
 DIFFERENCE = {torch.sub, Tensor.sub, Tensor.__sub__}
@@ -47,6 +47,7 @@ class OutsideAttention(nn.Module):
 
     signed_index: int
     stock_class: type[nn.Module]
+    mask_found = False  # whether a call has had a mask that reached the scores
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         compiling = torch.compiler.is_compiling()
@@ -54,7 +55,10 @@ class OutsideAttention(nn.Module):
         if plan.softmax and changes is NONE:
             return super().forward(*args, **kwargs)
         if plan.window is not None:
-            raise ValueError(f"{type(self).__name__} computes its own attention, which takes no attn_window.")
+            raise ValueError(
+                f"{type(self).__name__} computes its own attention, which takes no attn_window; set attn_window=None "
+                'and attn_scope="global".'
+            )
         operators = SignedOperators(self, plan, changes)
         with operators:
             outputs = super().forward(*args, **kwargs)
@@ -63,19 +67,17 @@ class OutsideAttention(nn.Module):
                 f"{type(self).__name__} computed no softmax over keys that signed attention could replace; set its "
                 "negative mass to 0, or sign the model with partial=True."
             )
-        if not compiling and not vars(self).get("mask_found"):
-            self.look_for_mask(operators, args, kwargs)
+        if not (compiling or self.mask_found or operators.keep is None or is_captured(operators.keep)):
+            self.check_mask(operators.keep, args, kwargs)
         return outputs
 
-    def look_for_mask(self, operators: "SignedOperators", args: tuple, kwargs: dict) -> None:
-        """Raise ValueError if the layer was given a mask that drops keys, and no score was masked."""
-        if operators.keep is None or is_captured(operators.keep):
-            return
-        given = _parameters(self.stock_class).bind(self, *args, **kwargs).arguments  # type: ignore[arg-type]
+    def check_mask(self, keep: Tensor, args: tuple, kwargs: dict) -> None:
+        """Raise ValueError if a call has a mask that drops keys, and all scores are kept."""
+        given = _signature(self.stock_class).bind(self, *args, **kwargs).arguments  # type: ignore[arg-type]
         masks = [x for name, x in given.items() if name in MASKS and isinstance(x, Tensor) and x.is_floating_point()]
-        if not any(bool((mask <= MASKED).any()) for mask in masks):
+        if not any((mask <= MASKED).any() for mask in masks):
             return
-        if bool(operators.keep.all()):
+        if keep.all():
             raise ValueError(
                 f"{type(self).__name__} applies its attention mask where signed attention does not see it, so that "
                 "padding would have weights; call the model without padding, or sign it with partial=True."
@@ -87,7 +89,7 @@ class OutsideAttention(nn.Module):
 
 
 @functools.cache
-def _parameters(stock: type[nn.Module]) -> inspect.Signature:
+def _signature(stock: type[nn.Module]) -> inspect.Signature:
     return inspect.signature(stock.forward)
 
 
@@ -111,9 +113,10 @@ class SignedOperators(TorchFunctionMode):
         super().__init__()
         self.layer, self.plan, self.changes = layer, plan, changes
         self.multiplied = self.found = False  # whether there was a product of tensors, and a softmax over keys
-        self.maximum: Tensor | None = None  # the last one of a tensor
+        self.maximum: Tensor | None = None  # the last maximum of a tensor
         self.keep: Tensor | None = None  # which of the last scores were not masked
-        self.products: list[tuple[int, str, Tensor]] = []  # before the softmax: numbers of results, and second factors
+        # of the products before the softmax: number of entries, equation of einsum, second factor
+        self.products: list[tuple[int, str, Tensor]] = []
         self.coefficients: Tensor | None = None  # until they are multiplied by values
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -174,7 +177,7 @@ class SignedOperators(TorchFunctionMode):
             return by_head.repeat(shape[0] // heads)[:, None, None]
         axes = [axis for axis in range(1, scores.dim() - 1) if shape[axis] == heads]
         if not axes:
-            raise self.unavailable(f"{heads} negative masses, one per head,", scores)
+            raise self.unavailable(f"a negative mass for each of {heads} heads", scores)
         return by_head.view(-1, *[1] * (scores.dim() - 1 - axes[0]))
 
     def attention(
@@ -220,7 +223,7 @@ class SignedOperators(TorchFunctionMode):
                 self.coefficients = result
             return
         equation = args[0] if function is torch.einsum else ""
-        operands: Any = (*args, *kwargs.values())[1:] if equation or function in ADDING else (*args, *kwargs.values())
+        operands: Any = (*args, *kwargs.values())[1 if equation or function in ADDING else 0 :]
         operands = operands[0] if isinstance(operands[0], tuple | list) else operands
         if equation and len(operands) != 2:
             return

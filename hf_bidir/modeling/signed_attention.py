@@ -109,8 +109,8 @@ def signed_attention(
         options: of the stock function; see `_attend`.
 
     Returns:
-        The context `[batch, queries, heads, head_dim]`, and the coefficients `[batch, heads, queries, keys]` on the
-        eager path, else None.
+        The context `[batch, queries, heads, head_dim]`, and the coefficients `[batch, heads, queries, keys]` if the
+        call asks for them or edits them, or the backend is "eager", else None.
     """
     compiling = torch.compiler.is_compiling()
     plan = plan_of(module, compiling)
@@ -223,7 +223,7 @@ def _attend(
     if changes.edit and coefficients is not None:
         coefficients = changes.edit(coefficients)
         context = grouped_matmul(coefficients, value)
-    # a layer that returns coefficients which nobody asked for breaks reentrant gradient checkpointing
+    # coefficients that the call does not ask for break reentrant gradient checkpointing
     return context.transpose(1, 2).contiguous(), coefficients if coefficients_needed else None
 
 

@@ -2,17 +2,19 @@
 
 import copy
 import io
+import operator
 
 import pytest
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hf_bidir import signed
 from hf_bidir.checkpoints.layer_hooks import edited_coefficients, edited_projections, kept_keys, observed_layers
 from hf_bidir.hub.isolated import isolated_forward
 from hf_bidir.modeling.activations import tanhmax
+from hf_bidir.modeling.interventions import Interventions, intervening
 from hf_bidir.modeling.outside_attention import OutsideAttention, lowered, outside_class
 from hf_bidir.modeling.signed_layers import signed_layers
 
@@ -21,6 +23,7 @@ WORDS = SHAPE | {"vocab_size": 60, "max_position_embeddings": 64}
 WINDOWS = {"image_size": 16, "patch_size": 2, "embed_dim": 16, "depths": [2], "num_heads": [4], "window_size": 4}
 DISENTANGLED = WORDS | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
 TEXT = {
+    "bloom": ("BloomModel", {"vocab_size": 60, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
     "deberta": ("DebertaModel", DISENTANGLED),
     "deberta-v2": ("DebertaV2Model", DISENTANGLED),
     "longformer": ("LongformerModel", WORDS | {"attention_window": [4, 4]}),
@@ -137,7 +140,7 @@ def test_gradient_checkpointing_gives_the_same_gradients():
     torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.parametrize("family", ["deberta-v2", "mpnet", "xlnet"])
+@pytest.mark.parametrize("family", ["bloom", "deberta-v2", "mpnet", "xlnet"])
 def test_values_and_context_are_observed_and_the_coefficients_are_those_of_the_formula(family):
     model, coefficients, seen = signed(stock_model(family)), [], []
     with (
@@ -153,16 +156,38 @@ def test_values_and_context_are_observed_and_the_coefficients_are_those_of_the_f
         assert not a[1, :, :6, 6:].any()
 
 
-def test_keys_are_dropped_and_a_change_of_values_is_refused():
+def test_keys_that_a_call_drops_have_no_effect():
     model, keep = signed(stock_model("mpnet")), torch.ones(2, 1, 1, 9, dtype=torch.bool)
     keep[:, :, :, 6:] = False
     with kept_keys(model, keep):
         dropped = model(INDICES).last_hidden_state
     torch.testing.assert_close(dropped[:, :6], model(INDICES[:, :6]).last_hidden_state)
+
+
+@pytest.mark.parametrize(
+    ("family", "changed", "refused"),
+    [
+        (
+            "mpnet",
+            lambda model: edited_projections(model, lambda *states: states),
+            "changes its queries, keys or values",
+        ),
+        ("longformer", lambda model: edited_coefficients(model, lambda a: a), "this explanation"),
+    ],
+)
+def test_a_change_that_a_layer_cannot_make_is_refused(family, changed, refused):
+    model = signed(stock_model(family))
     with (
-        edited_projections(model, lambda *states: states),
-        pytest.raises(ValueError, match=r"MPNetSelfAttention computes its own attention.*not available"),
+        changed(model),
+        pytest.raises(ValueError, match=rf"Attention computes its own attention.*{refused}.*not avail"),
     ):
+        model(**inputs_of(family))
+
+
+def test_a_window_is_refused():
+    model = signed(stock_model("mpnet"))
+    model.config.attn_scope, model.config.attn_window = "window", 2
+    with pytest.raises(ValueError, match=r"MPNetSelfAttention .* takes no attn_window; set attn_window=None"):
         model(INDICES)
 
 
@@ -189,12 +214,25 @@ class Own(nn.Module):
         return F.softmax(scores, dim)
 
 
-def operators(layer, scores, mask=None, dim=-1):
-    model = signed(stock_model("mpnet"))
+class OfTorch(nn.Module):
+    """Attention by torch's function, whose query, key and value are its input."""
+
+    num_heads = 2
+
+    def __init__(self, **options):
+        super().__init__()
+        self.options = options
+
+    def forward(self, states, mask=None):
+        return F.scaled_dot_product_attention(states, states, states, mask, **self.options)
+
+
+def signed_layer(layer, negative_mass=1.0):
+    model = signed(stock_model("mpnet"), negative_mass)
     layer.__class__ = outside_class(type(layer))
     for name in ("signed_index", "signed_count", "signed_view", "intervening"):
         setattr(layer, name, getattr(signed_layers(model)[0], name))
-    return layer(scores, mask, dim)
+    return layer
 
 
 @pytest.mark.parametrize("masked", [-100.0, -1e4, torch.finfo(torch.float32).min, -torch.inf])
@@ -203,14 +241,30 @@ def test_what_an_added_mask_drops_has_no_weight_and_low_scores_keep_theirs(maske
     scores[0, 0, 0, 0] = -102.0
     keep = torch.ones(4, 4, dtype=torch.bool).tril()
     mask = torch.zeros(4, 4).masked_fill(~keep, masked)
-    torch.testing.assert_close(operators(Own(), scores, mask), tanhmax(scores, keep))
+    torch.testing.assert_close(signed_layer(Own())(scores, mask), tanhmax(scores, keep))
 
 
-def test_a_bias_is_no_mask_however_low_it_is():
-    bias = torch.tensor([[0.0, -3.0], [-80.0, 0.0]])
-    assert torch.equal(lowered(bias), bias)
-    scores = torch.randn(1, 1, 2, 2)
-    torch.testing.assert_close(operators(Own(), scores, bias), tanhmax(scores + bias))
+@pytest.mark.parametrize("added", [torch.add, operator.iadd, Tensor.add_, lambda scores, mask: mask + scores])
+def test_a_mask_is_recognised_however_it_is_added(added):
+    class Adding(Own):
+        def forward(self, scores, mask=None, dim=-1):
+            return F.softmax(added(scores.clone(), mask), dim)
+
+    scores, keep = torch.randn(1, 1, 3, 3), torch.ones(3, 3, dtype=torch.bool).tril()
+    mask = torch.zeros(3, 3).masked_fill(~keep, -100.0)
+    torch.testing.assert_close(signed_layer(Adding())(scores, mask), tanhmax(scores, keep))
+
+
+@pytest.mark.parametrize("bias", [[[0.0, -3.0], [-80.0, 0.0]], [[-80.0, -60.0], [-60.0, -80.0]], [[0.0], [-80.0]]])
+def test_a_bias_is_no_mask_however_low_it_is(bias):
+    scores, bias = torch.randn(1, 1, 2, len(bias[0])), torch.tensor(bias)
+    torch.testing.assert_close(signed_layer(Own())(scores, bias), tanhmax(scores + bias))
+
+
+@pytest.mark.parametrize("term", [1.0, torch.tensor(1.0), torch.ones(2, 1)])
+def test_a_mask_stays_as_it_is_where_it_is_added_to_something_else_than_scores(term):
+    mask = torch.tensor([[0.0, -100.0], [0.0, 0.0]])
+    assert torch.equal(lowered(mask, term), mask)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +276,7 @@ def test_a_maximum_is_not_subtracted_from_scores(maximum):
             return F.softmax(scores - maximum(scores), dim)
 
     scores = torch.randn(1, 1, 3, 4)
-    torch.testing.assert_close(operators(Shifted(), scores), tanhmax(scores))
+    torch.testing.assert_close(signed_layer(Shifted())(scores), tanhmax(scores))
 
 
 def test_a_softmax_in_another_dtype_gives_coefficients_of_that_dtype():
@@ -231,12 +285,12 @@ def test_a_softmax_in_another_dtype_gives_coefficients_of_that_dtype():
             return torch.softmax(scores, dim, torch.float64)
 
     scores = torch.randn(1, 1, 3, 4)
-    torch.testing.assert_close(operators(Upcast(), scores), tanhmax(scores.double()))
+    torch.testing.assert_close(signed_layer(Upcast())(scores), tanhmax(scores.double()))
 
 
 def test_a_softmax_over_another_dimension_stays():
     scores = torch.randn(1, 1, 3, 4)
-    torch.testing.assert_close(operators(Own(), scores, dim=2), scores.softmax(2))
+    torch.testing.assert_close(signed_layer(Own())(scores, dim=2), scores.softmax(2))
 
 
 def test_a_layer_without_a_softmax_that_can_be_replaced_is_an_error():
@@ -245,7 +299,7 @@ def test_a_layer_without_a_softmax_that_can_be_replaced_is_an_error():
             return (scores - scores.logsumexp(-1, keepdim=True)).exp() @ scores
 
     with pytest.raises(ValueError, match="Hidden computed no softmax over keys"):
-        operators(Hidden(), torch.randn(1, 1, 3, 3))
+        signed_layer(Hidden())(torch.randn(1, 1, 3, 3))
 
 
 def test_a_mask_that_does_not_reach_the_scores_is_an_error():
@@ -255,19 +309,69 @@ def test_a_mask_that_does_not_reach_the_scores_is_an_error():
 
     scores, mask = torch.randn(1, 1, 3, 3), torch.tensor([0.0, 0.0, -1e4])
     with pytest.raises(ValueError, match=r"Later applies its attention mask where signed attention does not see it"):
-        operators(Later(), scores, mask)
-    assert operators(Later(), scores, torch.zeros(3)).shape == scores.shape
+        signed_layer(Later())(scores, mask)
+    assert signed_layer(Later())(scores, torch.zeros(3)).shape == scores.shape
+
+
+def test_negative_masses_of_heads_need_scores_with_these_heads():
+    layer = signed_layer(Own(), [[1.0, 0.0, 0.0, 0.0]] * 2)
+    with pytest.raises(ValueError, match=r"with \(2, 3, 5, 5\) for .* a negative mass for each of 4 heads"):
+        layer(torch.randn(2, 3, 5, 5))
+
+
+def test_values_without_a_product_with_keys_cannot_be_observed():
+    class Keyless(Own):
+        def forward(self, scores, mask=None, dim=-1):
+            return F.softmax(scores, dim) @ scores
+
+    layer = signed_layer(Keyless())
+    with (
+        intervening([layer], Interventions(observe=lambda *_: None)),
+        pytest.raises(ValueError, match="an explanation that needs its keys is not available"),
+    ):
+        layer(torch.randn(1, 1, 3, 3))
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_of_torch_in_such_a_layer_is_signed(causal):
-    class Torch(nn.Module):
-        num_heads = 2
-
-        def forward(self, query, mask=None, dim=-1):
-            return F.scaled_dot_product_attention(query, query, query, mask, is_causal=causal)
-
-    query, keep = torch.randn(2, 2, 5, 4), torch.ones(5, 5, dtype=torch.bool)
+    states, keep = torch.randn(2, 2, 5, 4), torch.ones(5, 5, dtype=torch.bool)
     keep = keep.tril() if causal else keep
-    expected = tanhmax(query @ query.mT / 2, keep) @ query
-    torch.testing.assert_close(operators(Torch(), query), expected)
+    expected = tanhmax(states @ states.mT / 3, keep) @ states
+    torch.testing.assert_close(signed_layer(OfTorch(is_causal=causal, scale=1 / 3))(states), expected)
+
+
+@pytest.mark.parametrize(("bias", "masked"), [(0.0, -100.0), (1.5, -1e4)])
+def test_a_float_mask_of_torchs_attention_drops_keys_and_is_else_added_to_the_scores(bias, masked):
+    states, keep = torch.randn(2, 2, 5, 4), torch.ones(5, 5, dtype=torch.bool).tril()
+    bias = bias * torch.randn(5, 5)
+    expected = tanhmax(states @ states.mT / 2 + bias, keep) @ states
+    torch.testing.assert_close(signed_layer(OfTorch())(states, bias.masked_fill(~keep, masked)), expected)
+
+
+def test_changes_and_observers_of_a_call_reach_attention_of_torch():
+    layer, states, keep, seen = signed_layer(OfTorch()), torch.randn(1, 2, 5, 4), torch.arange(5) < 3, []
+    changes = Interventions(
+        edit=lambda coefficients: 2 * coefficients,
+        keep=keep.view(1, 1, 1, 5),
+        project=lambda query, key, value: (query, key, 3 * value),
+        observe=lambda *states: seen.extend(states),
+    )
+    with intervening([layer], changes):
+        context = layer(states)
+    torch.testing.assert_close(context, 2 * tanhmax(states @ states.mT / 2, keep.expand(5, 5)) @ (3 * states))
+    assert seen[0] is layer
+    torch.testing.assert_close(seen[1:], [states, 3 * states, context.transpose(1, 2)])
+
+
+def test_attention_of_torch_without_heads_is_an_error():
+    with pytest.raises(ValueError, match=r"with \(2, 5, 4\) for .* torch's attention is not available"):
+        signed_layer(OfTorch())(torch.randn(2, 5, 4))
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@torch.no_grad()
+def test_multi_head_attention_of_torch_is_signed(need_weights):
+    layer, states = signed_layer(nn.MultiheadAttention(8, 2, batch_first=True).eval()), torch.randn(3, 5, 8)
+    query, key, value = (states @ layer.in_proj_weight.T).view(3, 5, 3, 2, 4).permute(2, 0, 3, 1, 4)
+    expected = layer.out_proj((tanhmax(query @ key.mT / 2) @ value).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(layer(states, states, states, need_weights=need_weights)[0], expected)
