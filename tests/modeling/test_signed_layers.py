@@ -154,7 +154,7 @@ def test_what_only_the_eager_path_computes_uses_it_and_is_logged(backend, given,
     attention._log_choice.cache_clear()
     context, coefficients = signed_attention(layer(backend=backend), *tensors(), **given)
     torch.testing.assert_close(context, signed_attention(layer(backend="eager"), *tensors(), **given)[0])
-    assert coefficients is None  # which nobody asked for
+    assert coefficients is None  # the call does not ask for them
     assert f"uses the eager implementation (only it computes {named})" in caplog.text
 
 
