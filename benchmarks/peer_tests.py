@@ -56,13 +56,16 @@ PYRAMID = {"num_encoder_blocks": 2, "depths": [1, 1], "sr_ratios": [2, 1], "hidd
            "patch_sizes": [3, 3], "strides": [2, 2], "num_attention_heads": [2, 4], "mlp_ratios": [2, 2],
            "decoder_hidden_size": 32}  # fmt: skip
 MELS, FRAMES = 16, 60
-# the tests make no labels for speech, and expect texts where they resize embeddings
-_CHECKPOINTING = "test_training_gradient_checkpointing"
-NO_LABELS = dict.fromkeys(
-    ("test_training", _CHECKPOINTING, f"{_CHECKPOINTING}_use_reentrant_false", f"{_CHECKPOINTING}_use_reentrant_true",
-     "test_resize_embeddings_untied", "test_resize_tokens_embeddings")
+SPEECH = {"d_model": HIDDEN, "num_mel_bins": MELS, "max_source_positions": FRAMES // 2, "max_target_positions": 64,
+          "decoder_start_token_id": 2}  # fmt: skip
+ENCODER_DECODER = {"is_encoder_decoder": True, "test_missing_keys": False, "test_inputs_embeds": None}
+# the tests make no labels for speech, and need texts where they resize embeddings
+NO_TEXT = ENCODER_DECODER | dict.fromkeys(
+    ("test_training", "test_resize_embeddings_untied", "test_resize_tokens_embeddings",
+     *(f"test_training_gradient_checkpointing{how}" for how in ("", "_use_reentrant_false", "_use_reentrant_true")))
 )  # fmt: skip
 NO_GRADIENT = NO_TOKENS | {"test_all_params_have_gradient": False}
+VISION = "Model ForImageClassification"
 TEXT_HEADS = "ForSequenceClassification ForTokenClassification ForQuestionAnswering"
 FAMILIES = [
     Family("Bert", f"Model LMHeadModel ForMaskedLM ForMultipleChoice ForNextSentencePrediction {TEXT_HEADS}"),
@@ -74,45 +77,20 @@ FAMILIES = [
         SIZES | TEXT | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8},
     ),
     Family("MPNet", f"Model ForMaskedLM ForMultipleChoice {TEXT_HEADS}"),
-    Family(
-        "ViT",
-        "Model ForImageClassification ForMaskedImageModeling",
-        IMAGES | {"encoder_stride": PATCH},
-        NO_TOKENS,
-        image_size=IMAGE,
-    ),
-    Family(
-        "Dinov2",
-        "Model ForImageClassification Backbone",
-        IMAGES | {"use_swiglu_ffn": True},
-        NO_GRADIENT,
-        image_size=IMAGE,
-    ),
+    Family("ViT", f"{VISION} ForMaskedImageModeling", IMAGES | {"encoder_stride": PATCH}, NO_TOKENS, image_size=IMAGE),
+    Family("Dinov2", f"{VISION} Backbone", IMAGES | {"use_swiglu_ffn": True}, NO_GRADIENT, image_size=IMAGE),
     Family("SiglipVision", "Model", IMAGES, NO_GRADIENT, image_size=IMAGE),
-    Family("Swin", "Model ForImageClassification Backbone", WINDOWS, STAGES, image_size=32),
-    Family("Swinv2", "Model ForImageClassification Backbone", WINDOWS, STAGES, image_size=32),
-    Family("Segformer", "Model ForImageClassification ForSemanticSegmentation", PYRAMID, STAGES, image_size=32),
-    Family(
-        "Whisper",
-        "Model ForConditionalGeneration",
-        TEXT
-        | SIDES
-        | {
-            "d_model": HIDDEN,
-            "num_mel_bins": MELS,
-            "max_source_positions": FRAMES // 2,
-            "max_target_positions": 64,
-            "decoder_start_token_id": 2,
-        },
-        {"is_encoder_decoder": True, "test_missing_keys": False, "test_inputs_embeds": None, **NO_LABELS},
-    ),
+    Family("Swin", f"{VISION} Backbone", WINDOWS, STAGES, image_size=32),
+    Family("Swinv2", f"{VISION} Backbone", WINDOWS, STAGES, image_size=32),
+    Family("Segformer", f"{VISION} ForSemanticSegmentation", PYRAMID, STAGES, image_size=32),
+    Family("Whisper", "Model ForConditionalGeneration", TEXT | SIDES | SPEECH, NO_TEXT),
     Family("GPT2", f"Model LMHeadModel {TEXT_HEADS}", attributes={"test_missing_keys": False}),
     Family("Llama", f"Model ForCausalLM {TEXT_HEADS}", SIZES | TEXT | {"num_key_value_heads": 2}),
     Family(
         "Bart",
         "Model ForConditionalGeneration ForSequenceClassification ForQuestionAnswering",
         TEXT | SIDES | {"d_model": HIDDEN},
-        {"is_encoder_decoder": True, "test_missing_keys": False, "test_inputs_embeds": None},
+        ENCODER_DECODER,
     ),
 ]
 
@@ -146,8 +124,8 @@ class Tester:
             inputs["input_ids"][:, -1] = TEXT["eos_token_id"]
             inputs |= {"decoder_input_ids": ids.flip(1), "decoder_attention_mask": torch.ones_like(ids)}
         if "num_mel_bins" in self.family.fields:
-            inputs = inputs | {"input_features": torch.rand(BATCH, MELS, FRAMES)}
             del inputs["input_ids"], inputs["attention_mask"]
+            inputs["input_features"] = torch.rand(BATCH, MELS, FRAMES)
         return self.get_config(), inputs
 
 

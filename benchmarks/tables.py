@@ -21,7 +21,9 @@ from cogapp import Cog
 from benchmarks.runs import read_runs
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = (".", "docs", "benchmarks/results", "research", "research/*/results", "research/paper/results/*", "model_cards/*")
+FOLDERS = (
+    ".", "docs", "benchmarks/results", "research", "research/*/results", "research/paper/results/*", "model_cards/*",
+)  # fmt: skip
 
 
 def main(*options: str) -> int:
