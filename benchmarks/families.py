@@ -272,9 +272,8 @@ def kind(name: str, found: type[PreTrainedModel], model: PreTrainedModel | None)
         return "encoder-decoder"
     heads = stock_heads(name)
     causal = any(getattr(layer, "is_causal", False) is True for layer in attention_layers(model)) if model else False
-    return (
-        "decoder" if causal or ("AutoModelForCausalLM" in heads and "AutoModelForMaskedLM" not in heads) else "encoder"
-    )
+    generates = "AutoModelForCausalLM" in heads and "AutoModelForMaskedLM" not in heads
+    return "decoder" if causal or generates else "encoder"
 
 
 if __name__ == "__main__":

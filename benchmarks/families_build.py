@@ -218,10 +218,10 @@ def _shrunk(default: PretrainedConfig, shrink: str) -> PretrainedConfig:
         _image_sizes(default, changed)
     known = set(inspect.signature(config_class.__init__).parameters) | {"out_indices", "out_features"}
     fresh = _default(config_class)
-    said = {
+    by_parent = {
         n: v for n, v in vars(default).items() if _set_by_parent(fresh, n, v) and (n in known or isinstance(v, bool))
     }
-    return config_class(**said | {name: value for name, value in changed.items() if name in known} | fixed)
+    return config_class(**by_parent | {name: value for name, value in changed.items() if name in known} | fixed)
 
 
 def _stages(default: PretrainedConfig, changed: dict[str, Any]) -> None:

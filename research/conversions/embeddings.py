@@ -1,12 +1,12 @@
-"""Does a healed sentence encoder embed as the softmax model does that it was made from?
+"""How well does a healed sentence encoder match the softmax encoder that it was made from?
 
     python -m research.conversions.embeddings --data-dir DATA --model MINILM
     python -m research.conversions.embeddings --data-dir DATA --model MINILM --healed FOLDER
 
 MINILM is sentence-transformers/all-MiniLM-L6-v2 or a folder with its weights, the healed encoder by default
 model_cards/minilm-tanhmax, and DATA has ag_news/test.parquet with titles and 20news_sports/bydate_{train,test}.parquet.
-None of these texts was used in healing, except the training posts of 20 Newsgroups. A row of results/embeddings.csv is
-one encoder; `make tables` makes the table.
+None of these texts was used in healing, except the training posts of 20 Newsgroups. Each encoder becomes a row of
+results/embeddings.csv; `make tables` makes the table.
 
 encoders:
   softmax       MINILM
@@ -93,7 +93,7 @@ def opened(encoder: str, softmax: str, healed: Path) -> Iterator[SentenceTransfo
 
 
 def embedded(model: SentenceTransformer, texts: dict[str, DataFrame]) -> dict[str, Tensor]:
-    """Unit vectors `[texts, features]` of each table's texts, and of the titles of news."""
+    """Unit vectors `[texts, features]` of the texts of each table, by its name, and of the titles of news."""
     columns = {name: table["text"] for name, table in texts.items()} | {"titles": texts["news"]["title"]}
     return {
         name: torch.tensor(model.encode(column.tolist(), normalize_embeddings=True))
@@ -102,7 +102,13 @@ def embedded(model: SentenceTransformer, texts: dict[str, DataFrame]) -> dict[st
 
 
 def measured(vectors: dict[str, Tensor], texts: dict[str, DataFrame]) -> dict[str, float]:
-    """What the vectors are worth in three tasks with known answers."""
+    """Scores in three tasks.
+
+    Returns:
+        found: the share of news titles whose nearest description is their own.
+        related: see `related`.
+        same_group: the share of test posts whose nearest training post is of the same newsgroup.
+    """
     news, nearest = texts["news"], (vectors["titles"] @ vectors["news"].T).argmax(1)
     found = news["text"].to_numpy()[nearest] == news["text"].to_numpy()  # a few descriptions occur twice
     same = texts["train"]["label"].to_numpy()[(vectors["test"] @ vectors["train"].T).argmax(1)]
@@ -114,8 +120,8 @@ def measured(vectors: dict[str, Tensor], texts: dict[str, DataFrame]) -> dict[st
 
 
 def related(vectors: dict[str, Tensor], topics: Series) -> float:
-    """Spearman's correlation of cosines of titles and descriptions with how they are related, the same number of pairs
-    each: 2 of one article, 1 of one topic, 0 of two topics."""
+    """Spearman's correlation of the cosine of a title and a description with their relation: 2 if they are of one
+    article, 1 of one topic, 0 of two topics; as many pairs of each."""
     rng, topic = np.random.default_rng(0), topics.to_numpy()
     first, second = rng.integers(len(topic), size=(2, PAIRS))
     second[::3] = first[::3]
@@ -127,7 +133,7 @@ def related(vectors: dict[str, Tensor], topics: Series) -> float:
 
 
 def agreement(ours: Tensor, theirs: Tensor) -> float:
-    """Spearman's correlation of two encoders' cosines of the same random pairs of texts."""
+    """Spearman's correlation between the cosines that two encoders give to the same random pairs of texts."""
     first, second = torch.randint(len(ours), (2, PAIRS), generator=torch.Generator().manual_seed(0))
     return spearmanr(*((x[first] * x[second]).sum(1) for x in (ours, theirs))).statistic
 

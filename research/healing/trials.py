@@ -46,11 +46,12 @@ class Way:
     """A way of healing.
 
     Attributes:
-        what: for people.
-        losses: of the phases of training, each with the same share of the budget; none trains nothing.
+        what: the description in the table and in `--help`.
+        losses: names in `LOSSES`, one for each phase of training; phases share the budget equally, and without a loss
+            the student is not trained.
         activation, mass: of the student.
-        heads: "all"; "rising", λ grows head by head, those first whose output changes least; "most", the quarter that
-            changes most stays at λ = 0.
+        heads: which have λ = `mass`: "all"; "rising", one head after another, those first whose output changes least;
+            "most", all but the quarter whose output changes most.
         lora: train adapters of rank 16 instead of all weights.
     """
 
@@ -122,21 +123,13 @@ def main() -> None:
         files = [options.data_dir / f"{folder}/{split}.parquet" for folder in TEXTS.values() for split in blocks]
         return scores(student, blocks["test"]), files
 
-    rate = options.learning_rate
-    trials = [
-        {
-            "way": way,
-            "budget": options.budget * bool(WAYS[way].losses),
-            "learning_rate": rate,
-            "seed": 0,
-        }
-        for way in options.only
-    ]
+    fixed = {"learning_rate": options.learning_rate, "seed": 0}
+    trials = [{"way": way, "budget": options.budget * bool(WAYS[way].losses)} | fixed for way in options.only]
     run_grid(FILE, trials, run)
 
 
 def blocks_of(tokenizer: Any, file: Path, count: int) -> Tensor:
-    """The first tokens of a file's shuffled texts, joined, `[count, BLOCK]`."""
+    """The first tokens of a file's shuffled texts, joined, `[count, BLOCK]`, or fewer rows if the file ends."""
     table = read_parquet(file)
     ids: list[int] = []
     for text in table["text"].sample(frac=1, random_state=0):
@@ -157,7 +150,7 @@ def batches(blocks: dict[str, Tensor], seed: int) -> Iterator[Tensor]:
 def trained(
     student: PreTrainedModel, teacher: PreTrainedModel, way: Way, budget: float, rate: float, data: Iterator[Tensor]
 ) -> PreTrainedModel:
-    """The student after training with a budget."""
+    """The student after training with a budget of forward passes; changes it in place."""
     order = heads_by_change(student, teacher, next(data), way.mass) if way.heads != "all" else []
     if way.heads == "most":
         set_heads(student, order[: round(len(order) * (1 - KEPT_SOFTMAX))], way.mass)
@@ -183,40 +176,42 @@ def trained(
 
 
 def states_loss(student: PreTrainedModel, teacher: PreTrainedModel, ids: Tensor) -> Tensor:
+    """The relative error of hidden states and logits."""
     with torch.no_grad():
         expected = teacher(ids, output_hidden_states=True)
     return relative_error(student(ids, output_hidden_states=True), expected)
 
 
 def logits_loss(student: PreTrainedModel, teacher: PreTrainedModel, ids: Tensor) -> Tensor:
-    return divergence(student, teacher_logits(teacher, ids), ids)
+    """`divergence` from the teacher."""
+    return divergence(student, log_probabilities(teacher, ids), ids)
 
 
 def needed_loss(student: PreTrainedModel, teacher: PreTrainedModel, ids: Tensor) -> Tensor:
-    """`logits_loss`, and what the divergence without negative coefficients lacks of `MARGIN` nats more."""
-    expected = teacher_logits(teacher, ids)
+    """`logits_loss`, and a penalty unless the divergence without negative coefficients is `MARGIN` nats larger."""
+    expected = log_probabilities(teacher, ids)
     loss = divergence(student, expected, ids)
     with without_negatives(student):
         without = divergence(student, expected, ids)
     return loss + (loss.detach() + MARGIN - without).clamp_min(0)
 
 
-def teacher_logits(teacher: PreTrainedModel, ids: Tensor) -> Tensor:
-    with torch.no_grad():
-        return teacher(ids).logits.float().log_softmax(-1)
+@torch.no_grad()
+def log_probabilities(teacher: PreTrainedModel, ids: Tensor) -> Tensor:
+    """Log-probabilities of the next token, `[batch, length, vocabulary]`."""
+    return teacher(ids).logits.float().log_softmax(-1)
 
 
 def divergence(student: PreTrainedModel, expected: Tensor, ids: Tensor) -> Tensor:
-    """Kullback-Leibler divergence of the next token from the teacher's log-probabilities, mean over tokens, in nats."""
+    """The Kullback-Leibler divergence of the next token from `log_probabilities`, in nats, mean over tokens."""
     found = student(ids).logits.float().log_softmax(-1)
     return F.kl_div(found, expected, reduction="none", log_target=True).sum(-1).mean()
 
 
 def attention_loss(student: PreTrainedModel, teacher: PreTrainedModel, ids: Tensor) -> Tensor:
-    """The mean relative error of attention outputs, each layer with the inputs of the teacher's."""
+    """The relative error of attention outputs for the inputs of the teacher's layers, mean over tokens and layers."""
     errors = []
-    calls = attention_calls(teacher, ids)
-    for layer, (kwargs, expected) in zip(signed_layers(student), calls, strict=True):
+    for layer, (kwargs, expected) in zip(signed_layers(student), attention_calls(teacher, ids), strict=True):
         expected = expected.float()
         error = (layer(**kwargs)[0] - expected).square().sum(-1) / expected.square().sum(-1).clamp_min(1e-6)
         errors.append(error.mean())
@@ -243,7 +238,8 @@ def attention_calls(teacher: PreTrainedModel, ids: Tensor) -> list[tuple[dict[st
 def heads_by_change(
     student: PreTrainedModel, teacher: PreTrainedModel, ids: Tensor, mass: float
 ) -> list[tuple[int, int]]:
-    """Layers and heads, by how much the head's context changes from λ = 0 to `mass` with the teacher's inputs."""
+    """`(layer, head)` of all heads, ordered by the relative change of their context from λ = 0 to `mass`, the smallest
+    first; each layer has the inputs of the teacher's."""
     calls, contexts = attention_calls(teacher, ids), {}
     for value in (0.0, mass):
         student.config.attn_negative_mass = value

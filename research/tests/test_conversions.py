@@ -56,7 +56,7 @@ def test_removing_a_part_of_the_coefficients_changes_the_loss(tmp_path):
     assert len({numbers[f"loss{part}"] for part in parts}) == len(parts)
 
 
-def test_encoders_are_measured_by_what_is_nearest_and_by_the_order_of_cosines():
+def test_encoders_are_measured_by_nearest_texts_and_by_the_order_of_cosines():
     titles = torch.eye(4)
     news = torch.nn.functional.normalize(titles + 0.3 * titles[[1, 0, 3, 2]])  # the other text of the topic is near
     topics = {"text": ["a", "b", "c", "d"], "label": [0, 0, 1, 1]}
@@ -67,7 +67,7 @@ def test_encoders_are_measured_by_what_is_nearest_and_by_the_order_of_cosines():
     assert embeddings.agreement(news, titles) < 0.95
 
 
-def test_the_encoder_without_negatives_embeds_otherwise(tmp_path):
+def test_an_encoder_without_negative_coefficients_gives_other_embeddings(tmp_path):
     healed = convert_checkpoint(sentence_model(tmp_path)[0], tmp_path / "healed", negative_mass=1.0)
     texts = {name: DataFrame({"text": SENTENCES, "title": SENTENCES}) for name in ("news", "train", "test")}
     found = {}

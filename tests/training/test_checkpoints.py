@@ -93,7 +93,7 @@ def test_a_committed_checkpoint_has_the_score_of_its_card(name):
     assert {metric: measured[metric] for metric in claimed} == pytest.approx(claimed, abs=0.003)  # one digit of 360
 
 
-def test_every_pair_is_committed_and_the_encoder():
+def test_every_pair_and_the_encoder_are_committed():
     pairs = {name for pair in PAIRS.values() for name in pair.checkpoints}
     assert pairs | {"minilm-tanhmax"} == {folder.name for folder in COMMITTED}
 
