@@ -18,7 +18,7 @@ UNSIGNABLE = {
     "MptAttention": "its position biases count from the end of the text, so that signs would depend on its length",
     "BlockSparseAttention": 'the model replaces it for short texts; load it with attention_type="original_full"',
 }
-
+# what combines positions in place of attention, by parts of class names
 MIXERS = ("Attention", "Mixer", "FourierTransform", "Recurrent", "LSTMLayer", "FocalModulation", "S6")
 
 
@@ -54,13 +54,14 @@ def mixers(model: nn.Module) -> str:
 
 @cache
 def _attends(module_class: type[nn.Module]) -> bool:
+    """Whether a module computes a softmax of attention in its own code."""
     name, names = module_class.__name__, _names(module_class)  # type: ignore[arg-type]
-    if issubclass(module_class, nn.MultiheadAttention):
-        return True
-    return "Att" in name and not name.endswith(NO_ATTENTION) and bool(SOFTMAX_FUNCTIONS & names)
+    named = "Att" in name and not name.endswith(NO_ATTENTION)
+    return issubclass(module_class, nn.MultiheadAttention) or (named and bool(SOFTMAX_FUNCTIONS & names))
 
 
 def _code(function: Callable) -> Any:
+    """The code of a function; of one in C, which has none, the code of this one, which names no attention."""
     return getattr(inspect.unwrap(function), "__code__", None) or _code.__code__
 
 
