@@ -66,7 +66,7 @@ def parser_of(dataclasses: tuple[type, ...], description: str | None = None) -> 
     parser = HfArgumentParser(dataclasses, **parser_words(description))
     rare = set(Seq2SeqTrainingArguments.__dataclass_fields__) - COMMON_RUN_OPTIONS
     for action in parser._actions:
-        action.rare = action.dest in rare  # type: ignore[attr-defined]
+        action.rare = action.dest in rare
         if action.type is string_to_bool:  # transformers requires a value where the default is None
             action.nargs, action.const = "?", True
     return parser
@@ -86,8 +86,8 @@ def typed_options(parser: ArgumentParser, options: Options = None) -> dict[str, 
     """
     known = sorted(action.dest for action in parser._actions)
     parser.add_argument("-h", "--help", action=ShortHelp)
-    full = {"action": "help", "default": SUPPRESS, "help": "show every option, with its full help"}
-    parser.add_argument("--help-all", "--help_all", **full)
+    full = "show every option, with its full help"
+    parser.add_argument("--help-all", "--help_all", action="help", default=SUPPRESS, help=full)
     parser.add_argument("recipe", nargs="?", default=SUPPRESS, help="YAML file of options")
     if isinstance(options, Mapping):
         argv = _words(options, known, "the call")

@@ -90,7 +90,7 @@ class StudentArguments:
     keep_signs: bool | None = option(
         None,
         "Penalise heads that use one sign, and predictions that stay the same without negative coefficients; default: "
-        "true, but false for models that generate text, which lose accuracy by it, and for recurrent ones.",
+        "true, but false for models that generate text, and for recurrent ones.",
     )
     centre: bool = option(
         True, "Subtraction of mean keys and values before a softmax checkpoint is healed; --no_centre skips this."
@@ -207,7 +207,7 @@ def _keeps_signs(student: PreTrainedModel, asked: bool | None) -> bool:
         return asked
     if not recurrent and not student.can_generate():
         return True
-    reason = "is recurrent" if recurrent else "generates text, and keep_signs cost a small language model 6.5 points"
+    reason = "is recurrent" if recurrent else "generates text"
     logger.warning("%s %s: healing without keep_signs.", type(student).__name__, reason)
     return False
 
@@ -266,6 +266,8 @@ class DistillationTrainer(SignedTrainer):
         needed_signs_weight, margin: weight and margin of the penalty `max(0, margin - difference)`. The difference
             between the student without negative coefficients and the teacher is the mean Kullback-Leibler divergence
             of their classes or tokens, in nats, or without such logits the relative error of the last hidden states.
+        further: in nats; with `match="logits"` the only penalty is `max(0, distance + further - difference)`: the
+            student without negative coefficients has to be that much further from the teacher than with them.
 
     Raises:
         InputError: `keep_signs` with gradient checkpointing, or with several GPUs in one process; in training,
@@ -274,6 +276,7 @@ class DistillationTrainer(SignedTrainer):
 
     both_signs_weight, most_unequal = 0.1, 3.0
     needed_signs_weight, margin = 0.2, 0.5
+    further = 0.1
 
     def __init__(
         self, *, teacher: PreTrainedModel, match: str = STATES, keep_signs: bool = False, **kwargs: Any
@@ -317,14 +320,16 @@ class DistillationTrainer(SignedTrainer):
         if not self.keep_signs:
             return self._distance(model(**inputs, output_hidden_states=True), expected, keep)
         with one_sidedness(model, keep, self.most_unequal) as one_sided:
-            outputs = model(**inputs, output_hidden_states=True)
+            distance = self._distance(model(**inputs, output_hidden_states=True), expected, keep)
         with without_negatives(model):
             difference = _difference(model(**inputs, output_hidden_states=True), expected, keep)
+        if self.match == PREDICTIONS:
+            return distance + (distance.detach() + self.further - difference).clamp_min(0)
         both = self.both_signs_weight * torch.stack(one_sided).mean()
         needed = self.needed_signs_weight * (self.margin - difference).clamp_min(0)
         # near λ = 0 the penalties could only move the student away from its teacher
         mass = mean(map(float, all_masses(self.model.config.attn_negative_mass)))
-        return self._distance(outputs, expected, keep) + mass * (both + needed)
+        return distance + mass * (both + needed)
 
     def _distance(self, outputs: ModelOutput, expected: ModelOutput, keep: Tensor | None) -> Tensor:
         return (relative_error if self.match == STATES else divergence)(outputs, expected, keep)

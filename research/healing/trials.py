@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 from transformers import PreTrainedModel, get_cosine_schedule_with_warmup
+from transformers.utils import ModelOutput
 
 from benchmarks.measure import command_line, run_grid
 from benchmarks.real_weights import CACHE, load
@@ -32,7 +33,7 @@ from benchmarks.runs import listing
 from hf_bidir import signed
 from hf_bidir.checkpoints.layer_hooks import hooked, observed_layers, without_negatives
 from hf_bidir.explain.record import record_coefficients
-from hf_bidir.finetune.heal import relative_error
+from hf_bidir.finetune.heal import divergence, relative_error
 from hf_bidir.modeling.attention_layers import attention_layers
 from hf_bidir.modeling.signed_layers import heads_of, signed_layers
 
@@ -128,15 +129,15 @@ def main() -> None:
     run_grid(FILE, trials, run)
 
 
-def blocks_of(tokenizer: Any, file: Path, count: int) -> Tensor:
-    """The first tokens of a file's shuffled texts, joined, `[count, BLOCK]`, or fewer rows if the file ends."""
+def blocks_of(tokenizer: Any, file: Path, count: int, length: int = BLOCK) -> Tensor:
+    """The first tokens of a file's shuffled texts, joined, `[count, length]`, or fewer rows if the file ends."""
     table = read_parquet(file)
     ids: list[int] = []
     for text in table["text"].sample(frac=1, random_state=0):
         ids += [tokenizer.eos_token_id, *tokenizer(text.replace("<br />", " "))["input_ids"]]
-        if len(ids) >= count * BLOCK:
+        if len(ids) >= count * length:
             break
-    return torch.tensor(ids[: len(ids) // BLOCK * BLOCK][: count * BLOCK]).view(-1, BLOCK)
+    return torch.tensor(ids[: len(ids) // length * length][: count * length]).view(-1, length)
 
 
 def batches(blocks: dict[str, Tensor], seed: int) -> Iterator[Tensor]:
@@ -183,29 +184,22 @@ def states_loss(student: PreTrainedModel, teacher: PreTrainedModel, ids: Tensor)
 
 
 def logits_loss(student: PreTrainedModel, teacher: PreTrainedModel, ids: Tensor) -> Tensor:
-    """`divergence` from the teacher."""
-    return divergence(student, log_probabilities(teacher, ids), ids)
+    """The divergence of the next token."""
+    return divergence(student(ids), predicted(teacher, ids))
 
 
 def needed_loss(student: PreTrainedModel, teacher: PreTrainedModel, ids: Tensor) -> Tensor:
     """`logits_loss`, and a penalty unless the divergence without negative coefficients is `MARGIN` nats larger."""
-    expected = log_probabilities(teacher, ids)
-    loss = divergence(student, expected, ids)
+    expected = predicted(teacher, ids)
+    loss = divergence(student(ids), expected)
     with without_negatives(student):
-        without = divergence(student, expected, ids)
+        without = divergence(student(ids), expected)
     return loss + (loss.detach() + MARGIN - without).clamp_min(0)
 
 
 @torch.no_grad()
-def log_probabilities(teacher: PreTrainedModel, ids: Tensor) -> Tensor:
-    """Log-probabilities of the next token, `[batch, length, vocabulary]`."""
-    return teacher(ids).logits.float().log_softmax(-1)
-
-
-def divergence(student: PreTrainedModel, expected: Tensor, ids: Tensor) -> Tensor:
-    """The Kullback-Leibler divergence of the next token from `log_probabilities`, in nats, mean over tokens."""
-    found = student(ids).logits.float().log_softmax(-1)
-    return F.kl_div(found, expected, reduction="none", log_target=True).sum(-1).mean()
+def predicted(teacher: PreTrainedModel, ids: Tensor) -> ModelOutput:
+    return teacher(ids)
 
 
 def attention_loss(student: PreTrainedModel, teacher: PreTrainedModel, ids: Tensor) -> Tensor:

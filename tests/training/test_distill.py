@@ -147,19 +147,23 @@ def test_signs_can_be_kept_in_a_decoder(bert, tmp_path):
     assert change_without_negatives(tmp_path / "healed", {"input_ids": torch.arange(5, 15)[None]}) > 0
 
 
-@pytest.mark.parametrize(("head", "kept"), [("ForCausalLM", False), ("ForSequenceClassification", True)])
-def test_signs_are_kept_by_default_unless_the_model_generates_text(head, kept, bert, tmp_path):
+@pytest.mark.parametrize(
+    ("head", "expected"), [("ForCausalLM", (False, "logits")), ("ForSequenceClassification", (True, "states"))]
+)
+def test_by_default_a_model_that_generates_text_matches_predictions_without_keeping_signs(
+    head, expected, bert, tmp_path
+):
     save_texts(TEXT.split(), bert[3])
     asked = []
 
     class Spy(DistillationTrainer):
         def __init__(self, **kwargs):
-            asked.append(kwargs["keep_signs"])
+            asked.append((kwargs["keep_signs"], kwargs["match"]))
             super().__init__(**kwargs)
 
     options = ["--model_name_or_path", checkpoint_of("Llama", tmp_path / "stock", head), *bert[2:], *RUN]
     main([*options, "--max_steps", "1", "--output_dir", str(tmp_path / "healed")], trainer_class=Spy)
-    assert asked == [kept]
+    assert asked == [expected]
 
 
 def trainer_of(folder, place, **options):
@@ -178,6 +182,26 @@ def test_the_penalties_are_weighted_by_the_negative_mass(bert, tmp_path, mass, p
         trainer.model.config.attn_negative_mass = mass
         losses.append(trainer.compute_loss(trainer.model, {"input_ids": torch.arange(5, 25).view(2, 10)}))
     assert (losses[1] > losses[0] + 1e-3).item() == penalised
+
+
+def test_predictions_are_matched_by_their_divergence_and_worse_ones_without_negatives_can_be_asked_for(tmp_path):
+    trainer = trainer_of(checkpoint_of("Llama", tmp_path / "stock", "ForCausalLM"), tmp_path, match="logits")
+    inputs = {"input_ids": torch.arange(5, 25).view(2, 10)}
+    model, teacher = trainer.model, trainer.teacher
+    with torch.no_grad():
+        ours, theirs = (one(**inputs).logits.log_softmax(-1) for one in (model, teacher))
+        with without_negatives(model):
+            without = model(**inputs).logits.log_softmax(-1)
+    distance, further = ((theirs.exp() * (theirs - x)).sum(-1).mean() for x in (ours, without))
+    torch.testing.assert_close(trainer.compute_loss(model, inputs), distance)
+    trainer.keep_signs, trainer.further = True, 5.0
+    torch.testing.assert_close(trainer.compute_loss(model, inputs), 2 * distance + 5 - further)
+
+
+def test_a_model_that_predicts_nothing_matches_states_only(bert, tmp_path):
+    trainer = trainer_of(bert[1], tmp_path, match="logits")
+    with pytest.raises(InputError, match="expected match states for a model that returns"):
+        trainer.compute_loss(trainer.model, {"input_ids": torch.arange(5, 25).view(2, 10)})
 
 
 def test_a_recurrent_softmax_model_of_this_package_is_healed_without_the_penalties(bert, tmp_path):

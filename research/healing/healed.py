@@ -1,0 +1,107 @@
+"""What a healed language model keeps of the softmax model, and what its negative coefficients are worth.
+
+    python -m research.healing.healed --data-dir DIR --healed runs/smollm2-healed ...
+
+DIR has imdb/test.parquet and ag_news/test.parquet. Each model is a row of results/healed.csv: SmolLM2-135M-Instruct
+with softmax, the same with its logits divided by a temperature, and the healed folders. `make tables` makes the table.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from pandas import DataFrame
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from benchmarks.measure import command_line, run_grid
+from benchmarks.real_weights import CACHE, load
+from benchmarks.runs import listing
+from hf_bidir import signed
+from hf_bidir.checkpoints.layer_hooks import without_negatives
+from hf_bidir.checkpoints.reading import read_bidir
+from hf_bidir.explain.signs import negative_share
+from research.healing.trials import TEXTS, blocks_of
+from research.language_models.run import looked_into, quantised
+
+FILE = Path(__file__).with_name("results") / "healed.csv"
+BLOCK, HELD_OUT, LOOKED_AT, BITS, TEMPERATURES = 256, 24, 2, (8, 4), (1.1, 1.2)
+COLUMNS = {  # of the table: heading and format
+    "model": ("model", "{}"),
+    **{kind: (kind, "{:.1f}") for kind in TEXTS},
+    **{f"{kind}_without": (f"{kind}, no negatives", "{:.1f}") for kind in TEXTS},
+    **{f"{kind}_{bits}_bits": (f"{kind}, {bits} bits", "{:.4g}") for bits in BITS for kind in TEXTS},
+    "negative_share": ("negative coefficients", "{:.0%}"),
+    "first_share": ("on the first token", "{:.0%}"),
+    "largest": ("largest activation", "{:.0f}"),
+}
+
+
+def main() -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--healed", type=Path, nargs="*", default=[], help="folders of healed models")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the fetched weights")
+    options = parser.parse_args()
+    teacher, tokenizer = load("smollm2", options.cache)
+    files = {kind: options.data_dir / f"{folder}/test.parquet" for kind, folder in TEXTS.items()}
+    blocks = {kind: blocks_of(tokenizer, file, HELD_OUT, BLOCK) for kind, file in files.items()}
+    softmax = {"softmax": 1.0} | {f"softmax, temperature {value}": value for value in TEMPERATURES}
+    healed = {folder.name: folder for folder in options.healed}
+
+    def run(model: str) -> tuple[dict[str, Any], list[Path]]:
+        opened = signed(teacher, 0.0) if model in softmax else read_bidir(healed[model], torch.float32).eval()
+        temperature = softmax.get(model, 1.0)
+        if temperature != 1:
+            return perplexities(opened, blocks, temperature), [*files.values()]
+        return measured(opened, blocks), [*files.values()]
+
+    run_grid(FILE, [{"model": name} for name in (*softmax, *healed)], run)
+
+
+@torch.no_grad()
+def perplexities(model: PreTrainedModel, blocks: dict[str, Tensor], temperature: float = 1.0) -> dict[str, float]:
+    """The perplexity of each kind of text, with the logits divided by a temperature."""
+
+    def losses(x: Tensor) -> Tensor:
+        logits = model(x, use_cache=False).logits[:, :-1] / temperature
+        return F.cross_entropy(logits.flatten(0, 1), x[:, 1:].flatten())
+
+    return {
+        kind: torch.stack([losses(x) for x in texts.split(4)]).mean().exp().item() for kind, texts in blocks.items()
+    }
+
+
+@torch.no_grad()
+def measured(model: PreTrainedModel, blocks: dict[str, Tensor]) -> dict[str, float]:
+    """A row: perplexities; without negative coefficients; with weights and inputs of linear layers in few bits; and
+    over a few blocks the share of negative coefficients over 0.001, that of the first token in the sum of magnitudes,
+    and the largest magnitude of a hidden state."""
+    found = perplexities(model, blocks)
+
+    def add(ending: str, measure: Callable[[], dict[str, float]]) -> None:
+        found.update({f"{kind}_{ending}": value for kind, value in measure().items()})
+
+    with without_negatives(model):
+        add("without", lambda: perplexities(model, blocks))
+    for bits in BITS:
+        add(f"{bits}_bits", lambda bits=bits: perplexities(quantised(model, bits), blocks))
+    few = torch.cat([texts[:LOOKED_AT] for texts in blocks.values()])
+    coefficients, states = looked_into(model, few)
+    sizes = torch.stack(coefficients).abs()[..., 1:, :]
+    return found | {
+        "negative_share": negative_share(model, [{"input_ids": few}]) or 0.0,
+        "first_share": (sizes[..., 0] / sizes.sum(-1).clamp_min(1e-12)).mean().item(),
+        "largest": max(layer.abs().max().item() for layer in states),
+    }
+
+
+def table(runs: DataFrame) -> str:
+    """One row a model."""
+    return listing(runs, COLUMNS)
+
+
+if __name__ == "__main__":
+    main()
