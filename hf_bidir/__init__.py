@@ -7,6 +7,7 @@ that uses the attention interface is that class with signed attention, created o
 from importlib import import_module
 
 from hf_bidir.checkpoints import auto_classes
+from hf_bidir.common.errors import did_you_mean
 
 __version__ = "0.1.0"
 
@@ -19,6 +20,7 @@ _HOMES = {
     "signed": "hf_bidir.checkpoints.signing",
     "tanhmax": "hf_bidir.modeling.activations",
 }
+_ROOMS = ("checkpoints", "deploy", "explain", "finetune", "hub", "modeling")
 _TEXT = "ForMaskedLM ForMultipleChoice ForQuestionAnswering ForSequenceClassification ForTokenClassification"
 _HEADS = {  # common classes, listed for completion in editors (`__init__.pyi`); all others can be accessed as well
     **dict.fromkeys(("Bert", "DistilBert", "Electra", "ModernBert", "Roberta", "XLMRoberta"), _TEXT),
@@ -35,13 +37,15 @@ __all__ = sorted([*_HOMES, *_COMMON])
 def __getattr__(name: str):
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
+    if name in _ROOMS:
+        return import_module(f"{__name__}.{name}")
     if name.startswith("Bidir"):
         return auto_classes.bidir_class(name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{did_you_mean(name, __dir__())}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*__all__, *_ROOMS, "__version__"])
 
 
 auto_classes.register()

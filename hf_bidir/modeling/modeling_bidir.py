@@ -13,6 +13,7 @@ from .attention_call import fused_obstacle
 from .compat import CAN_RECORD, attn_implementation, checkpoint_names, register_checkpoint_names
 from .configuration_bidir import (
     PREFIX,
+    all_masses,
     bidir_config,
     check_bidir_config,
     config_of_class,
@@ -83,6 +84,12 @@ class BidirMixin(_Stock):
     def _set_gradient_checkpointing(self, *args: Any, **kwargs: Any) -> None:
         super()._set_gradient_checkpointing(*args, **kwargs)
         recompute_alike(self)
+
+    def extra_repr(self) -> str:
+        """The attention activation and λ, for `repr(model)`."""
+        masses = sorted(set(map(float, all_masses(self.config.attn_negative_mass))))
+        ends = dict.fromkeys([masses[0], masses[-1]])
+        return f"attention: {self.config.attn_activation}, λ = {' to '.join(f'{mass:g}' for mass in ends)}"
 
     @classmethod
     def is_custom_code(cls) -> bool:

@@ -80,9 +80,29 @@ def stubbed():
     return {name: bases for name, bases in names.items() if not name.startswith("_")}
 
 
+def test_the_package_lists_its_public_names_reaches_its_rooms_and_suggests_what_was_meant():
+    assert {*hf_bidir.__all__, "explain", "__version__"} < set(dir(hf_bidir))
+    assert not any(name.startswith("_") and name != "__version__" for name in dir(hf_bidir))
+    assert callable(hf_bidir.explain.explain)
+    with pytest.raises(AttributeError, match=r"has no attribute .signd.\. Did you mean"):
+        _ = hf_bidir.signd
+
+
+@pytest.mark.parametrize(("mass", "shown"), [(1.0, "tanhmax, λ = 1"), ([0.0, 0.5], "tanhmax, λ = 0 to 0.5")])
+def test_a_model_shows_its_activation_and_negative_mass(mass, shown):
+    config = hf_bidir.BidirBertConfig(
+        hidden_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=8,
+        vocab_size=9,
+        attn_negative_mass=mass,
+    )
+    assert repr(hf_bidir.BidirBertModel(config)).startswith(f"BidirBertModel(\n  attention: {shown}\n")
+
+
 def test_the_type_stub_declares_exactly_the_public_names_which_extend_what_it_says():
     assert sorted(stubbed()) == hf_bidir.__all__
-    assert set(hf_bidir.__all__) <= set(dir(hf_bidir))
     assert (PACKAGE / "py.typed").is_file()
     for name, bases in stubbed().items():
         made = getattr(hf_bidir, name)
