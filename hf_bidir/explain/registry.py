@@ -22,7 +22,7 @@ NOT_Y = "they need not sum to y"
 class Method:
     """A method of `token_scores`: description, unit, cost and requirements."""
 
-    what: str
+    what: str  # {baseline} is what texts or images are compared with
     unit: str
     cost: str  # passes through a model for n tokens, beside the forward pass that computes y
     function: str  # file and name, such as "erasure.erasure"
@@ -71,17 +71,18 @@ class Method:
             )
         return "the stronger the colour, the larger; there are no signs, so support and opposition look the same"
 
-    def caption(self, layer: int | None = None, head: int | None = None) -> str:
-        """The description, with layers and heads."""
+    def caption(self, layer: int | None = None, head: int | None = None, images: bool = False) -> str:
+        """The description, with layers and heads, and the baseline of texts or images."""
+        what = self.what.format(baseline="the mean colour" if images else "padding")
         if self.layers is None:
-            return self.what
+            return what
         where = {
             "all": "all layers" if layer is None else f"layer {layer}",
             "last": "last layer" if layer is None else f"layer {layer}",
             "up to the last": "through all layers" if layer is None else f"through layers 0 to {layer}",
         }[self.layers]
         heads = "all heads" if head is None else f"head {head}"
-        return f"{self.what}; {where}{f', {heads}' if self.by_head else ''}"
+        return f"{what}; {where}{f', {heads}' if self.by_head else ''}"
 
 
 METHODS: dict[str, Method] = {
@@ -94,7 +95,7 @@ METHODS: dict[str, Method] = {
         {"through_scores": False}, between_tokens=True, of_outputs=True,
     ),
     "integrated-attnlrp": Method(
-        "AttnLRP, integrated from padding, or from the mean colour for images", "relevance",
+        "AttnLRP, integrated from {baseline}", "relevance",
         "1 forward, 1 backward of 2 copies", "attnlrp.integrated_relevance", between_tokens=True,
     ),
     "contributions": Method(
@@ -118,7 +119,7 @@ METHODS: dict[str, Method] = {
         "gradients.smooth_grad",
     ),
     "integrated-gradients": Method(
-        "integrated gradients from padding, or from the mean colour for images", "part of y",
+        "integrated gradients from {baseline}", "part of y",
         "50 forward, 50 backward", "gradients.integrated_gradients",
         sums="they sum to the change of y from the baseline, up to the error of the integral",
     ),

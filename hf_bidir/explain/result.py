@@ -113,7 +113,7 @@ class Explanation(Result):
         return f"<Explanation by {self.method} of {visible(shortened(what, 60))}>"
 
     def caption(self, method: str) -> str:
-        return METHODS[method].caption(self.layer, self.head)
+        return METHODS[method].caption(self.layer, self.head, images=self.example.grid is not None)
 
     def summary(self, top: int = 10) -> str:
         """The explained output, then the tokens with the scores of largest magnitude, special tokens included."""
