@@ -18,6 +18,7 @@ from hf_bidir.checkpoints.reading import read_config
 from hf_bidir.common.card import CARD, read_card
 from hf_bidir.common.files import CARDS, RECORD, read_json, replacing
 from hf_bidir.common.statistics import TESTED_BY_SEED
+from hf_bidir.finetune.record import CURVE
 from hf_bidir.hub.card_numbers import (
     DIGITS,
     MEAN,
@@ -54,7 +55,7 @@ FIGURES = {
     "explanation.png": "Contributions to the prediction, with this checkpoint and with its counterpart on one colour "
     "scale: red supports the prediction, blue opposes it",
     "attention.png": "Signed attention over a few inputs",
-    "loss_curve.png": "Loss during training, and validation accuracy where it was measured",
+    CURVE: "Loss during training",
 }
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 SOURCE = re.compile(r'^source, revision = "([^"]+)", "([^"]+)"', re.MULTILINE)  # in the card's example
@@ -185,7 +186,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "snippets": run.get("task") == "distillation" and (folder / "tokenizer_config.json").is_file(),
         "needed_signs": _needed_signs(folder, run, config),
         "has_weights": any(folder.glob("*.safetensors")),
-        "figures": {file: caption for file, caption in FIGURES.items() if (folder / file).is_file()},
+        "figures": _figures(folder, results),
         "code": digests(folder, CODE),
         "has_code": has_code,
         "not_settings": NOT_SETTINGS,
@@ -210,6 +211,14 @@ def _example(folder: Path, config: dict[str, Any], architecture: str) -> dict[st
         "has_example_image": (folder / EXAMPLE_IMAGE).is_file(),
         "makes_sentence_vectors": (folder / "modules.json").is_file(),
     }
+
+
+def _figures(folder: Path, results: dict[str, Any]) -> dict[str, str]:
+    """The pictures in the folder, with their captions."""
+    found = {file: caption for file, caption in FIGURES.items() if (folder / file).is_file()}
+    if CURVE in found and "eval_accuracy" in results:
+        found[CURVE] += ", and validation accuracy"
+    return found
 
 
 def _needed_signs(folder: Path, run: dict[str, Any], config: dict[str, Any]) -> bool:
