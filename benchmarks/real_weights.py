@@ -95,6 +95,7 @@ def load(name: str, cache: Path = CACHE) -> Loaded:
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
             model.float().save_pretrained(f"{scratch}/stock")
             processor.save_pretrained(f"{scratch}/stock")
+            stock.parent.mkdir(exist_ok=True)
             Path(scratch, "stock").rename(stock)
     made = getattr(transformers, AutoConfig.from_pretrained(stock).architectures[0])
     model = made.from_pretrained(stock, dtype=torch.float32).eval()
@@ -103,8 +104,8 @@ def load(name: str, cache: Path = CACHE) -> Loaded:
 
 
 def fetched(name: str, cache: Path = CACHE) -> Path:
-    """The folder with the unpacked wheels of a model."""
-    folder = cache / name
+    """The folder with the unpacked wheels of a model, named after the first, which several models may share."""
+    folder = cache / next(iter(SOURCES[name].wheels)).partition("==")[0]
     if folder.is_dir():
         return folder
     cache.mkdir(parents=True, exist_ok=True)
