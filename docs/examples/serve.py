@@ -1,6 +1,6 @@
 """An endpoint that answers many requests with one batch: a text classifier, or embeddings of sentences.
 
-    pip install hf-bidir litserve sentence-transformers     # the last for --embed
+    pip install -e '.[sentences]' litserve     # the extra is for --embed
     python docs/examples/serve.py model_cards/sst2-minilm-tanhmax
     python docs/examples/serve.py runs/minilm-signed --embed        # a folder of sentence-transformers
 

@@ -1,7 +1,8 @@
 """What a command or script does before it imports torch and transformers, by importing this file first.
 
 A script answers `--help` and mistakes in its options from the record beside it, options.json, because these imports
-take seconds. The record is used where it was made with the installed transformers; `make tables` renews it.
+take seconds. The record is used where it was made with the installed transformers; `make tables` renews it. A package
+that a script lacks is reported in one line, with the extra that installs it.
 
 Deprecations in the code of libraries are not printed, because the user of a command cannot change that code. For
 example, transformers imports torchao where it is installed, and torch 2.14 logs a deprecation about torchao 0.18.
@@ -18,7 +19,10 @@ import warnings
 from argparse import ArgumentParser
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import TracebackType
 from typing import Any
+
+from hf_bidir.common.extras import missing
 
 warnings.filterwarnings("ignore", category=FutureWarning)
 logging.getLogger("torch.utils._pytree").addFilter(lambda record: "is deprecated" not in record.msg)
@@ -30,6 +34,7 @@ def answer() -> None:
     script = Path(getattr(sys.modules["__main__"], "__file__", None) or os.devnull)
     if not script.with_name(RECORD).is_file():
         return
+    sys.excepthook = name_extra
     record = json.loads(script.with_name(RECORD).read_text(encoding="utf-8"))
     if record["transformers"] != _installed() or script.name not in record["scripts"]:
         return
@@ -37,6 +42,15 @@ def answer() -> None:
 
     parser = recorded_parser(record, script.name, sys.modules["__main__"].__doc__)
     run_script(lambda: typed_options(parser))
+
+
+def name_extra(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print the command that installs a package which a script's imports lack, in place of a traceback."""
+    reason = missing(error, "train") if isinstance(error, ModuleNotFoundError) else None
+    if reason is None:
+        sys.__excepthook__(kind, error, trace)
+    else:
+        print(f"error: {reason}", file=sys.stderr)
 
 
 def recorded_parser(record: dict[str, Any], script: str, description: str | None) -> ArgumentParser:

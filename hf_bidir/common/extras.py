@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
@@ -14,8 +17,21 @@ def extra(*names: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package in ("", "hf_bidir"):
+        reason = missing(error, *names)
+        if reason is None:
             raise
-        reason = f"{package} is not installed; run: pip install 'hf-bidir[{','.join(names)}]'"
         raise ModuleNotFoundError(reason, name=error.name) from error
+
+
+def missing(error: ModuleNotFoundError, *names: str) -> str | None:
+    """The package that an import lacks and the command that installs it; None for a module of this package."""
+    package = (error.name or "").partition(".")[0]
+    if package in ("", "hf_bidir"):
+        return None
+    return f"{package} is not installed; run: {install(*names)}"
+
+
+def install(*names: str) -> str:
+    """The pip command that installs this package with extras, from the clone around it if there is one."""
+    package = "-e '." if (ROOT / "pyproject.toml").is_file() else "'hf-bidir"
+    return f"pip install {package}[{','.join(names)}]'"

@@ -55,3 +55,11 @@ def test_the_recorded_options_accept_what_the_scripts_accept():
     typed_options(recorded_parser(record(), "distill.py", None), words)
     with pytest.raises(InputError, match="unknown option: --centres"):
         typed_options(recorded_parser(record(), "distill.py", None), ["--centres"])
+
+
+def test_a_package_that_a_script_lacks_is_named_with_the_command_that_installs_it(tmp_path):
+    (tmp_path / "datasets.py").write_text("raise ModuleNotFoundError(\"No module named 'datasets'\", name='datasets')")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    command = [sys.executable, str(ROOT / "training/distill.py"), "--train_file", "texts.txt"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, "error: datasets is not installed; run: pip install -e '.[train]'\n")

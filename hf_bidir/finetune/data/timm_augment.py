@@ -11,6 +11,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from hf_bidir.common.errors import InputError
+from hf_bidir.common.extras import install
 
 SIZE = 224  # required by timm; without cropping it only bounds translations in pixels, which RandAugment does not use
 
@@ -40,7 +41,7 @@ class TimmAugmentation:
             from timm.data import create_transform
             from timm.data.random_erasing import RandomErasing
         except ImportError as error:
-            raise InputError("--augment and --erase need timm: pip install 'hf-bidir[vision]'") from error
+            raise InputError(f"--augment and --erase need timm: {install('vision')}") from error
         options = {"is_training": True, "color_jitter": None, "separate": True}
         try:
             _, self._change, _ = create_transform(SIZE, auto_augment=self.policy, **options)
