@@ -68,7 +68,7 @@ TANHMAX, TRANSFER = "TanhMax, λ = 1", ("attention", "logits")
 WAYS = {
     "softmax": Way("softmax", (), mass=0.0),
     "swapped": Way(f"{TANHMAX}, not trained", ()),
-    "states": Way(f"{TANHMAX}: hidden states and logits, as training/distill.py", ("states",)),
+    "states": Way(f"{TANHMAX}: hidden states and logits", ("states",)),
     "logits": Way(f"{TANHMAX}: divergence of the next token"),
     "attention": Way(f"{TANHMAX}: outputs of attention layers for the teacher's inputs, then logits", TRANSFER),
     "heads": Way(f"{TANHMAX}: logits, λ = 1 head by head", heads="rising"),
