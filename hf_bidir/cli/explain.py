@@ -6,9 +6,24 @@ from typing import Annotated, Any
 import typer
 
 from hf_bidir.cli.app import app, one_line_errors, slow_imports
-from hf_bidir.explain.registry import CAUSAL_DEFAULT, IMAGE_DEFAULT, METHODS, TEXT_DEFAULT
+from hf_bidir.explain.registry import CAUSAL_DEFAULT, IMAGE_DEFAULT, LAYER_DEFAULT, METHODS, TEXT_DEFAULT
 
-DEFAULTS = {TEXT_DEFAULT: "texts", IMAGE_DEFAULT: "images", CAUSAL_DEFAULT: "the next token of causal language models"}
+DEFAULTS = {  # by kind of input; of a layer or a head alone, contributions
+    TEXT_DEFAULT: "the default for texts", IMAGE_DEFAULT: "for images",
+    CAUSAL_DEFAULT: "for the next token of causal language models", LAYER_DEFAULT: "for a layer or a head",
+}  # fmt: skip
+
+
+def methods_by_meaning() -> str:
+    """The methods in groups: the defaults, others for or against the prediction, signs of coefficients, no signs."""
+    others = {name: method for name, method in METHODS.items() if name not in DEFAULTS}
+    groups = {
+        "also for or against": [name for name, method in others.items() if method.explains_output],
+        "signs of coefficients": [name for name, method in others.items() if method.oriented],
+        "only ranks": [name for name, method in others.items() if not method.signed],
+    }
+    first = ", ".join(f"{name} ({kind})" for name, kind in DEFAULTS.items())
+    return "; ".join([first, *(f"{meaning}: {', '.join(names)}" for meaning, names in groups.items())])
 
 
 @app.command()
@@ -19,11 +34,7 @@ def explain(
     text_or_image: Annotated[str, typer.Argument(metavar="TEXT|IMAGE", help="A text, or the path of an image.")],
     method: Annotated[
         str | None,
-        typer.Option(
-            help=f"One of: {', '.join(METHODS)}. By default "
-            f"{', '.join(f'{name} for {kind}' for name, kind in DEFAULTS.items())}, and contributions for a layer or a "
-            "head (docs/explanation_methods.md compares them)."
-        ),
+        typer.Option(help=f"{methods_by_meaning()}. docs/explanation_methods.md compares them."),
     ] = None,
     target: Annotated[str | None, typer.Option(help="Class or token to explain; by default the predicted one.")] = None,
     layer: Annotated[
@@ -50,11 +61,10 @@ def explain(
     """Explain a prediction: which tokens support or oppose it.
 
     Prints the scores of largest magnitude and saves scores.png, rollout-flow.png, heads.png and index.html, which has
-    them all. A token with a positive score supports the target, one with a negative score opposes it; attention,
-    rollout, flow, values, alti and value-zeroing are never negative and only rank tokens; the signs of
-    signed-attention, signed-rollout and signed-flow refer to the target that heads are oriented towards; grad-cam is
-    for images. Patches are named by row and column, counted from 0. A text that exceeds the limit of a classifier is
-    explained in windows, without rollout-flow.png and heads.png. Put -- before a text that begins with a dash.
+    them all. A token with a positive score supports the target, one with a negative score opposes it; the signs of
+    coefficients refer to the target that heads are oriented towards. Patches are named by row and column, counted
+    from 0. A text that exceeds the limit of a classifier is explained in windows, without rollout-flow.png and
+    heads.png. Put -- before a text that begins with a dash.
 
     Causal language models such as Llama: the next token is explained, or with --continuation or --new-tokens every
     token of a text, in alignment.png. A leading space is added to --target. Encoder-decoders: the alignment of

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hf_bidir.explain.methods import Request
 
 NO_PASS = "none"
-TEXT_DEFAULT, IMAGE_DEFAULT = "integrated-attnlrp", "integrated-gradients"
+TEXT_DEFAULT, IMAGE_DEFAULT, LAYER_DEFAULT = "integrated-attnlrp", "integrated-gradients", "contributions"
 CAUSAL_DEFAULT, CAUSAL_FAST = "erasure", "attnlrp"  # of causal language models
 NOT_Y = "they need not sum to y"
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from hf_bidir.checkpoints.kinds import kind_of
 from hf_bidir.checkpoints.signing import unwrapped
 from hf_bidir.explain.record import Inputs, Record, attends_between_tokens, reads_images
-from hf_bidir.explain.registry import CAUSAL_DEFAULT, CAUSAL_FAST, IMAGE_DEFAULT, METHODS, TEXT_DEFAULT
+from hf_bidir.explain.registry import CAUSAL_DEFAULT, CAUSAL_FAST, IMAGE_DEFAULT, LAYER_DEFAULT, METHODS, TEXT_DEFAULT
 from hf_bidir.explain.target import Position, Target, check_position, takes_embedding
 
 AFFORDABLE = 64  # forward passes up to which CAUSAL_DEFAULT is the default
@@ -101,7 +101,7 @@ def default_method(model: PreTrainedModel, layer: int | None = None, head: int |
         best = CAUSAL_DEFAULT if passes <= AFFORDABLE else CAUSAL_FAST
     else:
         best = TEXT_DEFAULT
-    return best if best in methods_of(model) and layer is None and head is None else "contributions"
+    return best if best in methods_of(model) and layer is None and head is None else LAYER_DEFAULT
 
 
 def passes_of(model: PreTrainedModel, inputs: Inputs) -> int:
