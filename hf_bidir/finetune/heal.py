@@ -341,7 +341,7 @@ class DistillationTrainer(SignedTrainer):
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The error without the penalties, and per example what `distillation_metrics` needs."""
+        """The distance without the penalties, and per example what `distillation_metrics` needs."""
         with torch.no_grad(), self.compute_loss_context_manager():
             inputs = self._prepare_inputs(inputs)
             outputs, expected = model(**inputs, output_hidden_states=True), self._teacher_outputs(inputs)
@@ -349,7 +349,8 @@ class DistillationTrainer(SignedTrainer):
             if self.teacher.can_generate():
                 losses = [_next_token_losses(model_outputs.logits, inputs) for model_outputs in (outputs, expected)]
                 measured = [torch.cat(parts, 1) for parts in zip(errors, *losses, strict=True)]
-        return _mean_error(*errors), *measured
+            distance = self._distance(outputs, expected, inputs.get("attention_mask"))
+        return distance, *measured
 
 
 def _next_token_losses(logits: Tensor, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
