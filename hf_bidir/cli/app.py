@@ -63,5 +63,8 @@ def options_as(ours: Mapping[str, str]) -> Iterator[None]:
 @contextmanager
 def slow_imports(*extras: str) -> Iterator[None]:
     """The imports of a command, which `--help` does without; print a missing package and its extra as one line."""
+    from hf_bidir.cli.start import announce_imports
+
+    announce_imports()
     with one_line_errors(), extra(*extras):
         yield

@@ -42,6 +42,13 @@ def answer() -> None:
 
     parser = recorded_parser(record, script.name, sys.modules["__main__"].__doc__)
     run_script(lambda: typed_options(parser))
+    announce_imports()
+
+
+def announce_imports() -> None:
+    """Say on a terminal what takes the next seconds."""
+    if sys.stderr.isatty() and "torch" not in sys.modules and os.environ.get("RANK", "0") == "0":
+        print("importing torch and transformers …", file=sys.stderr)
 
 
 def name_extra(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -46,13 +46,14 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the fetched weights")
     options = parser.parse_args()
     teacher, tokenizer = load("smollm2", options.cache)
+    teacher = signed(teacher, 0.0)
     files = {kind: options.data_dir / f"{folder}/test.parquet" for kind, folder in TEXTS.items()}
     blocks = {kind: blocks_of(tokenizer, file, HELD_OUT, BLOCK) for kind, file in files.items()}
     softmax = {"softmax": 1.0} | {f"softmax, temperature {value}": value for value in TEMPERATURES}
     healed = {folder.name: folder for folder in options.healed}
 
     def run(model: str) -> tuple[dict[str, Any], list[Path]]:
-        opened = signed(teacher, 0.0) if model in softmax else read_bidir(healed[model], torch.float32).eval()
+        opened = teacher if model in softmax else read_bidir(healed[model], torch.float32).eval()
         temperature = softmax.get(model, 1.0)
         if temperature != 1:
             return perplexities(opened, blocks, temperature), [*files.values()]

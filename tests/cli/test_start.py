@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,15 @@ def test_the_recorded_options_accept_what_the_scripts_accept():
     typed_options(recorded_parser(record(), "distill.py", None), words)
     with pytest.raises(InputError, match="unknown option: --centres"):
         typed_options(recorded_parser(record(), "distill.py", None), ["--centres"])
+
+
+def test_a_terminal_is_told_what_the_first_seconds_are_for(tmp_path):
+    (tmp_path / "torch.py").write_text("raise SystemExit(0)")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    terminal, stderr = pty.openpty()
+    command = [sys.executable, str(ROOT / "training/distill.py"), "--train_file", "texts.txt"]
+    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=stderr, timeout=60, check=False)
+    assert os.read(terminal, 200).decode().strip() == "importing torch and transformers …"
 
 
 def test_a_package_that_a_script_lacks_is_named_with_the_command_that_installs_it(tmp_path):
