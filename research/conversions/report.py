@@ -20,6 +20,7 @@ from research.runs import command_line
 
 PARTS = ("negatives", "positive_mass", "weaker_sign")
 TICKS = (-30, -10, -5, -2, -1, 0, 1, 2, 5, 10, 30)
+ENCODER = "encoder"  # the variant that starts from the committed encoder
 LINEAR = 2  # between -2 and 2 points the axes of costs are linear: some variants are far off
 COLUMNS = {  # of the table: heading, factor and digits
     "relative_error": ("hidden-state error", 100, 1),
@@ -48,7 +49,7 @@ def table(runs: DataFrame, task: str, split: str, seeds: int | Mapping[str, int]
     `seeds` is how many each variant must have, of fine-tuning, or of healing where all share one softmax checkpoint.
     """
     chosen = {"task": task, "split": split} | ({"versions": versions} if versions else {})
-    runs = with_costs(where(runs, **chosen))
+    runs = with_costs(where(runs[runs["variant"] != ENCODER], **chosen))
     check_runs(runs if runs["seed"].any() else runs.assign(seed=runs["healing"]), ["variant"], seeds)
     compared = differences(runs)
     rows = [
@@ -92,6 +93,20 @@ def overview(runs: DataFrame) -> str:
             share = f"{spread(found, 'negative_share', 100, 0)} %"
             rows.append([*first, difference, share, spread(found, "cost_of_negatives")])
     return markdown(["data", "variant", "runs", "accuracy", "difference", "negative", "cost"], rows)
+
+
+def encoder(runs: DataFrame) -> str:
+    """MiniLM beside the committed healed encoder, both fine-tuned: accuracy, difference and signs, by task."""
+    runs, rows = with_costs(where(runs, split="test")), []
+    for task, data in TASKS.items():
+        softmax, healed = (where(runs, task=task, variant=name) for name in ("softmax", ENCODER))
+        if len(healed):
+            shared = softmax[softmax["seed"].isin(healed["seed"])]
+            difference = comparison(healed, shared, "accuracy", 100)
+            accuracies = [spread(found, "accuracy", 100) for found in (shared, healed)]
+            signs = [f"{spread(healed, 'negative_share', 100, 0)} %", spread(healed, "cost_of_negatives")]
+            rows.append([data.title, str(len(healed)), *accuracies, difference.text() if difference else "", *signs])
+    return markdown(["data", "seeds", "softmax", "minilm-tanhmax", "difference", "negative", "cost"], rows)
 
 
 def by_variant(runs: DataFrame) -> list[tuple[str, DataFrame]]:
