@@ -43,7 +43,7 @@ LAUNCH = {
     "footer_links": ["gradio", "settings"],
 }
 SENTENCES = (
-    "a warm and funny film, although the ending is weak",  # the models of OPENS_WITH agree on it
+    "a warm and funny film with a weak ending",  # the models of OPENS_WITH agree on it
     "the plot is dull, but the actors are wonderful",
     "not a bad film at all",
 )

@@ -137,7 +137,7 @@ def test_an_adapter_is_pushed_alone_and_its_card_loads_it_on_its_base(published,
     }
     assert b"base_model: alice/tiny" in files["README.md"]
     label, probability = stranger[1][-1].split()
-    inputs = AutoTokenizer.from_pretrained(adapter)("a charming film with a weak ending", return_tensors="pt")
+    inputs = AutoTokenizer.from_pretrained(adapter)("your text", return_tensors="pt")
     expected = read_model(adapter)(**inputs).logits.softmax(-1).max().item()
     assert label in ("good", "bad", "new")
     assert float(probability) == pytest.approx(expected, abs=1e-4)
