@@ -8,10 +8,12 @@ import typer
 from hf_bidir.cli.app import app, one_line_errors, slow_imports
 from hf_bidir.explain.registry import CAUSAL_DEFAULT, IMAGE_DEFAULT, LAYER_DEFAULT, METHODS, TEXT_DEFAULT
 
-DEFAULTS = {  # by kind of input; of a layer or a head alone, contributions
-    TEXT_DEFAULT: "the default for texts", IMAGE_DEFAULT: "for images",
-    CAUSAL_DEFAULT: "for the next token of causal language models", LAYER_DEFAULT: "for a layer or a head",
-}  # fmt: skip
+DEFAULTS = {
+    TEXT_DEFAULT: "texts",
+    IMAGE_DEFAULT: "images",
+    CAUSAL_DEFAULT: "the next token of causal language models",
+    LAYER_DEFAULT: "a layer, a head or a recurrent model",
+}
 
 
 def methods_by_meaning() -> str:
@@ -22,8 +24,8 @@ def methods_by_meaning() -> str:
         "signs of coefficients": [name for name, method in others.items() if method.oriented],
         "only ranks": [name for name, method in others.items() if not method.signed],
     }
-    first = ", ".join(f"{name} ({kind})" for name, kind in DEFAULTS.items())
-    return "; ".join([first, *(f"{meaning}: {', '.join(names)}" for meaning, names in groups.items())])
+    first = ", ".join(f"{name} (for {kind})" for name, kind in DEFAULTS.items())
+    return "; ".join([f"Defaults: {first}", *(f"{meaning}: {', '.join(names)}" for meaning, names in groups.items())])
 
 
 @app.command()
