@@ -24,7 +24,8 @@ from packaging.utils import canonicalize_name
 import hf_bidir
 
 ROOT = Path(__file__).parents[1]
-EXCLUDED = (".ci/", ".github/", ".pre-commit-config.yaml", "model_cards/sst2-minilm-tanhmax/model.safetensors")
+LARGE = tuple(f"model_cards/{name}-tanhmax/model.safetensors" for name in ("minilm", "sst2-minilm"))
+EXCLUDED = (".ci/", ".github/", ".pre-commit-config.yaml", *LARGE)
 EXTRA_PACKAGES = ("PIL", "accelerate", "captum", "datasets", "evaluate", "gradio", "matplotlib", "scipy", "timm")
 
 
