@@ -1,11 +1,9 @@
 """Record the options of all scripts in training/options.json, from which they answer `--help` and mistakes at once.
 
 python -m training.record_options           # make tables does so
-python -m training.record_options --check   # change nothing; exit with 5 if the record is old
 """
 
 import json
-import sys
 from argparse import Action
 from pathlib import Path
 from typing import Any
@@ -60,14 +58,11 @@ def _described(action: Action) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    """Save the record, or compare it; the exit status."""
-    if "--check" in sys.argv[1:]:
-        return 0 if json.loads(FILE.read_text(encoding="utf-8")) == record() else 5
+def main() -> None:
+    """Save the record."""
     with replacing(FILE) as temporary:
         temporary.write_text(json.dumps(record(), indent=0) + "\n", encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -36,12 +36,11 @@ def answer() -> None:
         return
     sys.excepthook = name_extra
     record = json.loads(script.with_name(RECORD).read_text(encoding="utf-8"))
-    if record["transformers"] != _installed() or script.name not in record["scripts"]:
-        return
-    from hf_bidir.cli.script import run_script, typed_options
+    if record["transformers"] == _installed() and script.name in record["scripts"]:
+        from hf_bidir.cli.script import run_script, typed_options
 
-    parser = recorded_parser(record, script.name, sys.modules["__main__"].__doc__)
-    run_script(lambda: typed_options(parser))
+        parser = recorded_parser(record, script.name, sys.modules["__main__"].__doc__)
+        run_script(lambda: typed_options(parser))
     announce_imports()
 
 

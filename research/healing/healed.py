@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from pandas import DataFrame
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from benchmarks.measure import command_line, run_grid
@@ -23,7 +22,7 @@ from hf_bidir import signed
 from hf_bidir.checkpoints.layer_hooks import without_negatives
 from hf_bidir.checkpoints.reading import read_bidir
 from hf_bidir.explain.signs import negative_share
-from research.healing.trials import TEXTS, blocks_of
+from research.healing.trials import TEXTS, blocks_of, perplexities
 from research.language_models.run import looked_into, quantised
 
 FILE = Path(__file__).with_name("results") / "healed.csv"
@@ -60,19 +59,6 @@ def main() -> None:
         return measured(opened, blocks), [*files.values()]
 
     run_grid(FILE, [{"model": name} for name in (*softmax, *healed)], run)
-
-
-@torch.no_grad()
-def perplexities(model: PreTrainedModel, blocks: dict[str, Tensor], temperature: float = 1.0) -> dict[str, float]:
-    """The perplexity of each kind of text, with the logits divided by a temperature."""
-
-    def losses(x: Tensor) -> Tensor:
-        logits = model(x, use_cache=False).logits[:, :-1] / temperature
-        return F.cross_entropy(logits.flatten(0, 1), x[:, 1:].flatten())
-
-    return {
-        kind: torch.stack([losses(x) for x in texts.split(4)]).mean().exp().item() for kind, texts in blocks.items()
-    }
 
 
 @torch.no_grad()

@@ -260,21 +260,26 @@ def set_heads(student: PreTrainedModel, heads: list[tuple[int, int]], mass: floa
 @torch.no_grad()
 def scores(student: PreTrainedModel, blocks: dict[str, Tensor]) -> dict[str, float]:
     """Perplexities, also without negative coefficients, and the share of negative coefficients."""
-    student.eval()
-
-    def perplexity(x: Tensor) -> float:
-        losses = [
-            F.cross_entropy(student(part).logits[:, :-1].flatten(0, 1), part[:, 1:].flatten()) for part in x.split(8)
-        ]
-        return torch.stack(losses).mean().exp().item()
-
-    found = {kind: perplexity(x) for kind, x in blocks.items()}
+    found = perplexities(student.eval(), blocks)
     with without_negatives(student):
-        found |= {f"{kind}_without": perplexity(x) for kind, x in blocks.items()}
+        found |= {f"{kind}_without": value for kind, value in perplexities(student, blocks).items()}
     coefficients = record_coefficients(student, {"input_ids": torch.cat([x[:2] for x in blocks.values()])})[1]
     kept = torch.ones(BLOCK, BLOCK, dtype=torch.bool, device=coefficients[0].device).tril()
     found["negative_share"] = sum((a[..., kept] < 0).float().mean().item() for a in coefficients) / len(coefficients)
     return found
+
+
+@torch.no_grad()
+def perplexities(model: PreTrainedModel, blocks: dict[str, Tensor], temperature: float = 1.0) -> dict[str, float]:
+    """The perplexity of each kind of text, with the logits divided by a temperature."""
+
+    def losses(x: Tensor) -> Tensor:
+        logits = model(x, use_cache=False).logits[:, :-1] / temperature
+        return F.cross_entropy(logits.flatten(0, 1), x[:, 1:].flatten())
+
+    return {
+        kind: torch.stack([losses(x) for x in texts.split(4)]).mean().exp().item() for kind, texts in blocks.items()
+    }
 
 
 def table(runs: DataFrame) -> str:
