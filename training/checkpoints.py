@@ -2,7 +2,7 @@
 
     make checkpoints                                # all of them, from the Hub's data
     make checkpoints NAMES=digits                   # one pair: two minutes a seed, no download
-    python -m training.checkpoints minilm --data-dir DIR --minilm FOLDER   # MiniLM healed, for every task: an hour on one core
+    python -m training.checkpoints minilm --data-dir DIR --minilm FOLDER   # MiniLM, healed: an hour on one core
     python -m training.checkpoints sst2-minilm --data-dir DIR --minilm FOLDER
     python -m training.checkpoints --cards-only --data-dir DIR   # no training: renew cards and pictures in model_cards/
 
