@@ -103,18 +103,19 @@ def test_a_scatter_marks_positive_negative_and_neutral_words_differently():
 
 @pytest.mark.parametrize("draw", [lambda *of: image_heatmap(*of), lambda image, grid: photo_of(image, grid)])
 @pytest.mark.parametrize("brightness", [0, 255])
-def test_the_strongest_patch_has_the_colour_of_the_end_of_the_bar_on_any_image(draw, brightness):
+def test_patches_have_the_colours_of_the_bar_on_any_image(draw, brightness):
     scores = np.zeros((1, 2, 2))
-    scores[0, 0, 0], scores[0, 1, 1] = 1.0, -1.0
+    scores[0, 0], scores[0, 1] = (1.0, 0.5), (-0.5, -1.0)
     figure = draw(np.full((1, 32, 32), brightness, np.uint8), scores)
     figure.set_dpi(60)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     pixels = np.asarray(canvas.buffer_rgba())[..., :3] / 255
     panel = figure.axes[0].get_window_extent()
-    for share, value in ((0.1, 1.0), (0.9, 0.0)):  # off the marks in the middle of patches
-        column, row = int(panel.x0 + share * panel.width), int(len(pixels) - panel.y1 + share * panel.height)
-        np.testing.assert_allclose(pixels[row, column], COLORS(value)[:3], atol=0.2)
+    for (down, across), score in np.ndenumerate(scores[0]):
+        column = int(panel.x0 + (0.1 + 0.8 * across) * panel.width)  # off the marks in the middle of patches
+        row = int(len(pixels) - panel.y1 + (0.1 + 0.8 * down) * panel.height)
+        np.testing.assert_allclose(pixels[row, column], COLORS(0.5 + score / 2)[:3], atol=0.2)
 
 
 def photo_of(image, grid):

@@ -74,7 +74,8 @@ def test_numbers_and_sentences_contrast_with_the_background_of_a_page_and_of_a_n
         page.set_content(f'<body style="background: {background}; color: {own}">{found._repr_html_()}')
         notebook = shades(page.locator(".word small").first.screenshot())
         page.goto((tmp_path / "page.html").as_uri())
-        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgba(0, 0, 0, 0)"
+        written = page.evaluate("getComputedStyle(document.body).color")
+        assert written == {"light": "rgb(0, 0, 0)", "dark": "rgb(255, 255, 255)"}[scheme]
         for darkest, lightest in (notebook, shades(page.locator(".word small").first.screenshot())):
             assert lightest - darkest > 120
         browser.close()
