@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +18,8 @@ from hf_bidir.checkpoints.reading import complete_model
 from hf_bidir.common.errors import InputError
 from hf_bidir.common.extras import extra
 from hf_bidir.finetune.schedule import NegativeMassSchedule, negative_mass_metrics
+from hf_bidir.modeling.compat import register_in_tables
+from hf_bidir.modeling.model_types import stock_type
 
 with extra("train"):
     from datasets import Dataset
@@ -44,6 +47,10 @@ class SignedTrainer(Trainer):
     data_collator: Callable
 
     def __init__(self, *, eval_collator: Callable | None = None, **kwargs: Any) -> None:
+        args, config = kwargs.get("args"), getattr(kwargs.get("model"), "config", None)
+        if args is not None and args.use_liger_kernel and config is not None:  # its table, before the Trainer reads it
+            import_module("liger_kernel.transformers.monkey_patch")
+            register_in_tables(config.model_type, stock_type(config.model_type))
         super().__init__(**kwargs)
         sharded = getattr(self, "is_distributed_loading_by_transformers", False)  # not in older versions
         if sharded and self.args.load_best_model_at_end:

@@ -143,7 +143,7 @@ def _content(result: Explanation | Alignment, with_reading: bool) -> Content:
 def _caption(result: Explanation | Alignment, with_reading: bool = True) -> str:
     reading = _reading(result) if with_reading else ""
     if isinstance(result, Alignment):
-        return f"{result.what}. {reading}"
+        return f"{_sentence(result.what)} {reading}"
     return " ".join(filter(None, [result.hidden(), result.sums(), reading]))
 
 
