@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, Seq2SeqTrainer, Trainer, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
+from transformers.utils import is_liger_kernel_available
 
 from hf_bidir.checkpoints.adapters import ADAPTER_WEIGHTS
 from hf_bidir.checkpoints.kinds import divides_by_all_labels
@@ -47,10 +48,6 @@ class SignedTrainer(Trainer):
     data_collator: Callable
 
     def __init__(self, *, eval_collator: Callable | None = None, **kwargs: Any) -> None:
-        args, config = kwargs.get("args"), getattr(kwargs.get("model"), "config", None)
-        if args is not None and args.use_liger_kernel and config is not None:  # its table, before the Trainer reads it
-            import_module("liger_kernel.transformers.monkey_patch")
-            register_in_tables(config.model_type, stock_type(config.model_type))
         super().__init__(**kwargs)
         sharded = getattr(self, "is_distributed_loading_by_transformers", False)  # not in older versions
         if sharded and self.args.load_best_model_at_end:
@@ -70,6 +67,9 @@ class SignedTrainer(Trainer):
         config = self.accelerator.unwrap_model(self.model).config
         if getattr(config, "attn_oriented", None) is not None:
             config.attn_oriented = None
+        if self.args.use_liger_kernel and is_liger_kernel_available():  # which the Trainer imports later
+            import_module("liger_kernel.transformers.monkey_patch")
+            register_in_tables(config.model_type, stock_type(config.model_type))
         return super().train(*args, **kwargs)
 
     def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
