@@ -62,11 +62,11 @@ def explain(
 ) -> None:
     """Explain a prediction: which tokens support or oppose it.
 
-    Prints the scores of largest magnitude and saves scores.png, rollout-flow.png, heads.png and index.html, which has
-    them all. A token with a positive score supports the target, one with a negative score opposes it; the signs of
-    coefficients refer to the target that heads are oriented towards. Patches are named by row and column, counted
-    from 0. A text that exceeds the limit of a classifier is explained in windows, without rollout-flow.png and
-    heads.png. Put -- before a text that begins with a dash.
+    Prints the scores of largest magnitude and saves coefficients.png (of one head), scores.png, rollout-flow.png,
+    heads.png and index.html, which has them all. A token with a positive score supports the target, one with a negative
+    score opposes it; the signs of coefficients refer to the target that heads are oriented towards. Patches are named
+    by row and column, counted from 0. A text that exceeds the limit of a classifier is explained in windows, with
+    scores.png alone. Put -- before a text that begins with a dash.
 
     Causal language models such as Llama: the next token is explained, or with --continuation or --new-tokens every
     token of a text, in alignment.png. A leading space is added to --target. Encoder-decoders: the alignment of

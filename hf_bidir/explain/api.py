@@ -14,6 +14,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import LONGEST_TEXT, kind_of, text_limit
+from hf_bidir.explain.coefficients import head_of_query
 from hf_bidir.explain.inputs.text import (
     Example,
     check_prompt,
@@ -46,7 +47,6 @@ NO_FLOW = (
     "Rollout and flow are not drawn beside the scores: in a causal language model they ranked tokens worse than random "
     "scores do (docs/explanation_methods.md)."
 )
-LITTLE = 0.1  # share of y below which the summed magnitude of contributions is noted
 LONGEST_NAME = 255  # longest file name; longer texts cannot be files
 FLOW_LIMIT = 256  # tokens; the time for all flows grows at least with the cube of the length
 
@@ -304,6 +304,11 @@ def _explain_batch(
         sink = filter(None, [sink_note(used, example.tokens, example.special, by_token)])
         notes = [*_lost(example, processor), *note(own, shares), *about, *sink]
         explanation = Explanation(example, one.explained, used, layer, head, by_token, one.value, one.target, notes)
+        if explanation.little:
+            notes.append(explanation.little)
+        if record is not None:
+            attended = head_of_query(record, example, chosen["position"], layer, head)
+            explanation = replace(explanation, coefficients=attended)
         # figures of a single window would be of another text
         yield _with_figures(explanation, record, **chosen) if figures and record else explanation
 
@@ -328,12 +333,6 @@ def _with_figures(explanation: Explanation, record: Record, target, position, la
         else:
             traced[name] = scores
     heads = contributions(model, record, target, position=position)[0].sum(-1)
-    whole = (explanation.method, layer, head) == ("contributions", None, None)
-    if whole and explanation.scores.abs().sum() < LITTLE * abs(explanation.value):
-        notes.append(
-            "y hardly changes with small changes of the attention here (saturation), so these scores and their signs "
-            "say little. --method erasure removes whole tokens instead."
-        )
     return replace(explanation, notes=notes, heads=heads, traced=traced)
 
 

@@ -8,9 +8,10 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from hf_bidir.checkpoints.kinds import text_limit
-from hf_bidir.checkpoints.layer_hooks import hooked, in_evaluation
+from hf_bidir.checkpoints.layer_hooks import hooked, in_evaluation, observed_layers
 from hf_bidir.checkpoints.projections import check_differentiable
 from hf_bidir.checkpoints.signing import unwrapped
+from hf_bidir.explain.coefficients import strongest_head
 from hf_bidir.explain.inputs.text import Example, check_prompt, read_text, spelled, visible
 from hf_bidir.explain.methods import METHODS, check_method, default_method, passes_of, sink_note, token_scores, why_fast
 from hf_bidir.explain.methods.attnlrp import relevance_rules
@@ -74,7 +75,7 @@ def align(
     with torch.inference_mode(False), torch.enable_grad(), in_evaluation(model):
         inputs = {name: example.inputs[name].clone().to(model.device) for name in ("input_ids", "attention_mask")}
         ids = model.generate(**inputs, num_beams=num_beams)
-        coefficients, contributions = _rows(model, inputs, ids)
+        coefficients, contributions, y = _rows(model, inputs, ids)
         relevance = _relevance_rows(model, inputs, ids) if method == "attnlrp" else None
     attended = {MAGNITUDE if attends_between_tokens(model) else COEFFICIENT: coefficients}
     hard = getattr(model.config, "attn_selection", "soft") == "hard"
@@ -95,23 +96,25 @@ def align(
         scores={unit: example.by_token(rows) for unit, rows in scores.items()},
         first_length=len(example.tokens),
         how_to_read=how_to_read,
+        values=[] if hard else y,
     )
 
 
-def _rows(model: PreTrainedModel, inputs: dict[str, Tensor], ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention and contributions, `[generated, source]` each, of the generated ids."""
+def _rows(model: PreTrainedModel, inputs: dict[str, Tensor], ids: Tensor) -> tuple[Tensor, Tensor, list[float]]:
+    """Attention and contributions, `[generated, source]` each, of the generated ids, and their `y`."""
     inputs = inputs | {"decoder_input_ids": ids[:, :-1]}
     between_tokens = attends_between_tokens(model)
     outputs, recorded = record_coefficients(model, inputs, cross_attention(model, inputs) if between_tokens else None)
     attended, contributions = [], []
-    for step, y in enumerate(_explained_logits(outputs.logits[0], ids)):
+    explained = _explained_logits(outputs.logits[0], ids)
+    for step, y in enumerate(explained):
         # a recurrent model calls its layer once per step, others once for all steps
         calls, row = (recorded, step) if between_tokens else ([recorded[step]], 0)
         gradients = torch.autograd.grad(y, calls, retain_graph=True, materialize_grads=True)
         own = torch.stack([a.detach()[0, :, row].float() for a in calls])  # [layers, heads, source]
         contributions.append((own * torch.stack([gradient[0, :, row] for gradient in gradients])).sum((0, 1)))
         attended.append(own.abs().mean((0, 1)) if between_tokens else own[0, 0])
-    return torch.stack(attended).cpu(), torch.stack(contributions).cpu()
+    return torch.stack(attended).cpu(), torch.stack(contributions).cpu(), explained.tolist()
 
 
 def _explained_logits(logits: Tensor, ids: Tensor) -> Tensor:
@@ -191,25 +194,48 @@ def explain_continuation(
     passes = passes_of(model, inputs)
     chosen = method or default_method(model, layer, head, passes)
     scores = prediction_scores(model, inputs, generated, positions, chosen, layer=layer, head=head)
-    prompted = example.by_token(scores[:, :start], METHODS[chosen].additive)
-    by_token = torch.cat([prompted, scores[:, start : len(ids) - 1]], dim=1)
+
+    def by_source(rows: Tensor, add: bool = True) -> Tensor:
+        return torch.cat([example.by_token(rows[:, :start], add), rows[:, start : len(ids) - 1]], dim=1)
+
+    by_token = by_source(scores, METHODS[chosen].additive)
     pieces = spelled(tokenizer, generated.tolist())
     source = [*example.tokens, *pieces[:-1]]
     sink = sink_note(chosen, source, [*example.special, *[False] * len(pieces[:-1])], by_token)
     where = METHODS[chosen].caption(layer, head) + f"; y is {LOGIT}" * METHODS[chosen].explains_output
-    with torch.no_grad(), in_evaluation(model):
-        likely = model(**inputs).logits[0, positions.to(model.device)].float().softmax(-1).cpu()
+    largest = "" if head is not None else ", in the head of its layer with the largest Σ |a| ‖v‖"
+    logits, attended, place = _attended(model, inputs, positions.to(model.device), layer, head)
+    y = logits.gather(-1, generated[:, None]).squeeze(-1) - logits.mean(-1)
+    whole = METHODS[chosen].explains_output and (layer, head) == (None, None)
     return Alignment(
         source=source,
         written=pieces,
         explained=f"{visible(prompt.strip())} → {visible(tokenizer.decode(generated).strip())}",
         what=" ".join(filter(None, ["" if method else why_fast(chosen, passes), sink, where])),
-        scores={METHODS[chosen].unit: by_token},
+        scores={METHODS[chosen].unit: by_token, f"a of {place}": by_source(attended)},
         first_length=len(example.tokens),
-        how_to_read=METHODS[chosen].how_to_read,
+        how_to_read=f"{METHODS[chosen].how_to_read}; a is the attention at the position before{largest}",
         has_signs=METHODS[chosen].signed,
-        probabilities=likely.gather(-1, generated[:, None]).squeeze(-1).tolist(),
+        probabilities=logits.softmax(-1).gather(-1, generated[:, None]).squeeze(-1).tolist(),
+        values=y.tolist() if whole else (),
     )
+
+
+@torch.no_grad()
+def _attended(
+    model: PreTrainedModel, inputs: Mapping[str, Tensor], positions: Tensor, layer: int | None, head: int | None
+) -> tuple[Tensor, Tensor, str]:
+    """Logits and coefficients at the positions, `[positions, vocabulary]` and `[positions, length]`, with their head.
+
+    The coefficients are those of a single layer, because those of all would take the memory of as many maps.
+    """
+    layers, values = signed_layers(model), list[Tensor]()
+    index = len(layers) - 1 if layer is None else layer
+    with observed_layers(layers[index], lambda layer, key, value, _: values.append(value)):
+        outputs, recorded = record_coefficients(model, inputs, [layers[index]])
+    rows = recorded[-1][0, :, positions].float()  # [heads, positions, keys]
+    head = strongest_head(rows, values[-1][0]) if head is None else head
+    return outputs.logits[0, positions].float().cpu(), rows[head].cpu(), f"layer {index}, head {head}"
 
 
 def prediction_scores(

@@ -13,11 +13,24 @@ from hf_bidir.explain.registry import METHODS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from hf_bidir.explain.coefficients import Coefficients
     from hf_bidir.explain.draw.colors import Scale
     from hf_bidir.explain.tables import WordTable
 
 SHOWN = 20  # explanations in a notebook
+LITTLE = 0.1  # share of the magnitude of y below which that of all scores together explains little
 NAMED_SHARE = 0.01  # share of a row's largest magnitude below which a token of an alignment is not printed
+
+
+def explains_little(scores: Tensor, y: Sequence[float]) -> str:
+    """A note where all scores together are small beside y, such as in saturation; empty otherwise, and without y."""
+    total, whole = scores.abs().sum().item(), sum(map(abs, y))
+    if not total < LITTLE * whole:
+        return ""
+    return (
+        f"These scores explain almost nothing: their magnitudes sum to {total:.2g}, that of y to {whole:.2g}, so their "
+        "signs say little. The colour scale ends at y."
+    )
 
 
 class Result:
@@ -59,7 +72,7 @@ class Result:
         """The scores as HTML, which Jupyter shows in place of the object."""
         from hf_bidir.explain.draw.explanations import fragment_of
 
-        return fragment_of(self)  # type: ignore[arg-type]
+        return fragment_of([self])  # type: ignore[list-item]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +89,8 @@ class Explanation(Result):
         notes: what limits the scores, a sentence each.
         heads: contributions of each layer and head, summed over all tokens, `[layers, heads]`; only where asked for.
         traced: rollout and flow, `[tokens]` each; only where asked for.
+        coefficients: those of one head for the query that the output is read from; None where the method read none, and
+            for texts in several windows or in batches.
     """
 
     example: Example
@@ -89,6 +104,7 @@ class Explanation(Result):
     notes: list[str] = field(default_factory=list)
     heads: Tensor | None = None
     traced: dict[str, Tensor] = field(default_factory=dict)
+    coefficients: "Coefficients | None" = None
 
     @property
     def tokens(self) -> list[str]:
@@ -121,7 +137,17 @@ class Explanation(Result):
         scores, names = self.scores.tolist(), told_apart(self.example.tokens)
         rows = [f"{self.number(scores[index]):>10}  {names[index]}" for index in order]
         heading = f"{self.caption(self.method)}. Largest magnitude first:"
-        return "\n".join(filter(None, [self.explained, *self.notes, heading, *rows, self.sums()]))
+        above = [self.explained, *self.notes, self._attended(), heading]
+        return "\n".join(filter(None, [*above, *rows, self.sums()]))
+
+    def _attended(self) -> str:
+        """The head that is shown, with its lowest and its highest coefficient; empty if there is none."""
+        if self.coefficients is None:
+            return ""
+        tokens, values = self.shown(self.coefficients.values)
+        places = int(values.argmin()), int(values.argmax())
+        ends = [f"{signed(values[at].item())} ({visible(shortened(tokens[at]))})" for at in places]
+        return f"{self.coefficients.heading}: {' to '.join(ends)}."
 
     def number(self, score: float) -> str:
         """A score as text, with a sign if the method has signs."""
@@ -132,17 +158,32 @@ class Explanation(Result):
         kept = [index for index, special in enumerate(self.example.special) if not special]
         return [self.example.tokens[index] for index in kept], scores[kept]
 
-    def hidden(self) -> str:
-        """The special tokens that are not drawn, with their scores, as a sentence; empty if there are none."""
-        numbers = zip(told_apart(self.example.tokens), self.example.special, self.scores.tolist(), strict=True)
-        named = [f"{token} ({self.number(score)})" for token, special, score in numbers if special]
+    def hidden(self, scores: Tensor | None = None) -> str:
+        """The special tokens that are not drawn, with their scores, as a sentence; empty if there are none.
+
+        Args:
+            scores: `[tokens]` with signs, in place of those of the method.
+        """
+        number, scores = (self.number, self.scores) if scores is None else (signed, scores)
+        numbers = zip(told_apart(self.example.tokens), self.example.special, scores.tolist(), strict=True)
+        named = [f"{token} ({number(score)})" for token, special, score in numbers if special]
         return f"Not drawn: {', '.join(named)}." if named else ""
 
+    @property
+    def little(self) -> str:
+        """The note of `explains_little` on the scores of the whole model; empty for those of a layer or head."""
+        whole = METHODS[self.method].explains_output and (self.layer, self.head) == (None, None)
+        note = explains_little(self.scores, [self.value]) if whole else ""
+        return note and note + " The method erasure removes whole tokens." * (not self.method.startswith("erasure"))
+
     def scale(self) -> "Scale":
-        """The colour scale of the scores. The grid of heads has its own: sums over all tokens can be much larger."""
+        """The colour scale of the scores, up to the largest one, or to y where they explain little.
+
+        The grid of heads has its own: sums over all tokens can be much larger.
+        """
         from hf_bidir.explain.draw.colors import Scale
 
-        return Scale.of(self.shown(self.scores)[1])
+        return Scale.of(self.shown(self.scores)[1], limit=abs(self.value) if self.little else None)
 
     def sums(self) -> str:
         """One sentence on what the scores sum to, where they are for or against y."""
@@ -162,8 +203,9 @@ class Explanations(list[Explanation]):
         return word_table(self, min_count)
 
     def _repr_html_(self) -> str:
-        more = f"<p>and {len(self) - SHOWN} more</p>" if len(self) > SHOWN else ""
-        return "".join(one._repr_html_() for one in self[:SHOWN]) + more
+        from hf_bidir.explain.draw.explanations import fragment_of
+
+        return fragment_of(self[:SHOWN], more=f"and {len(self) - SHOWN} more" if len(self) > SHOWN else "")
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,6 +221,16 @@ class Alignment(Result):
     how_to_read: str = ""  # the meaning of + and − in the first scores, without a full stop
     probabilities: Sequence[float] = ()  # of the generated tokens, where known
     has_signs: bool = True  # whether the first scores can be negative
+    values: Sequence[float] = ()  # y of each generated token, where the first scores are for or against it
+
+    @property
+    def notes(self) -> list[str]:
+        """What limits the scores, a sentence each."""
+        return [note] if (note := explains_little(next(iter(self.scores.values())), self.values)) else []
+
+    def limit(self, unit: str) -> float | None:
+        """The magnitude of the strongest colour: that of y where the scores explain little, otherwise the largest."""
+        return max(map(abs, self.values)) if self.notes and unit == next(iter(self.scores)) else None
 
     @property
     def rows(self) -> list[str]:
@@ -189,7 +241,7 @@ class Alignment(Result):
 
     def summary(self, top: int = 10) -> str:
         """One line per generated token, with the source tokens of largest magnitude."""
-        lines = [self.explained, f"{self.what}. Largest magnitude first:"]
+        lines = [self.explained, *self.notes, f"{self.what}. Largest magnitude first:"]
         number, names = signed if self.has_signs else "{:.2g}".format, told_apart(self.source)
         for word, row in zip(self.rows, next(iter(self.scores.values())), strict=True):
             order = row.abs().argsort(descending=True)[:top].tolist()

@@ -2,6 +2,7 @@
 
 import copy
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from hf_bidir.explain import (
     explain_continuation,
     integrated_gradients,
     integrated_relevance,
+    load_checkpoint,
     methods,
     prediction_scores,
     token_scores,
@@ -120,9 +122,17 @@ def test_the_page_colours_the_tokens_that_each_token_attends_to(folder):
     page = found.page()
     parts = page.split("<h2>→ ")[1:]
     assert len(parts) == len(found.written) == found._repr_html_().count("<h2>→ ")
-    assert [part.count('<span class="word">') for part in parts] == list(range(3, 3 + len(parts)))
-    ends = set(re.findall(r'<div class="scale"><span>(.*?)</span>', page))
-    assert len(ends) == 1  # one colour scale for all rows
+    assert [part.count('<span class="word">') for part in parts] == [2 * (3 + step) for step in range(len(parts))]
+    units = re.findall(r'<div class="scale">.*<span>(.*?)</span></div>', page)
+    assert (len(units), units[1]) == (2, "Δy")  # a colour bar for all rows of coefficients, one for those of scores
+
+
+def test_beside_each_token_stand_the_coefficients_at_the_position_before_it(folder):
+    source = load_checkpoint(folder)
+    found = explain_checkpoint(source, PROMPT, continuation=NEXT, layer=1, head=1, method="contributions")
+    ids = source[1](f"{PROMPT} {NEXT}", return_tensors="pt")["input_ids"][:, :-1]
+    coefficients = source[0](ids, output_attentions=True).attentions[1][0, 1]
+    torch.testing.assert_close(found.scores["a of layer 1, head 1"], coefficients[-len(found.written) :])
 
 
 def test_the_command_explains_the_next_token_a_target_and_what_follows(folder, tmp_path):
@@ -135,12 +145,22 @@ def test_the_command_explains_the_next_token_a_target_and_what_follows(folder, t
     assert "minus the mean of all tokens" in told
     assert "erasure is the default for the next token of causal language models" in told
     assert "Rollout and flow are not drawn" in told
-    assert files == {"scores.png", "heads.png", "index.html"}
+    assert files == {"coefficients.png", "scores.png", "heads.png", "index.html"}
     told, _ = run("--target", "bad", "--method", "erasure")
     assert 'Explained: y, the logit of " bad" minus' in told
     told, files = run("--new-tokens", "3", "--method", "gradient")
     assert "input times gradient; y is the logit" in told
     assert files == {"alignment.png", "index.html"}
+
+
+def test_a_continuation_whose_scores_are_small_beside_y_has_a_warning_and_pale_colours(folder):
+    found = explain_checkpoint(folder, PROMPT, continuation=NEXT)
+    assert not found.notes
+    small = replace(found, scores={unit: rows / 1e4 for unit, rows in found.scores.items()})
+    told = "These scores explain almost nothing"
+    assert [told in text for text in (small.summary(), small.page(), small._repr_html_())] == [True] * 3
+    assert small.limit("Δy") == max(map(abs, found.values))
+    assert not replace(small, values=()).notes
 
 
 def test_a_continuation_explained_without_signs_prints_none(folder):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hf_bidir import BidirBertModel
-from hf_bidir.explain import Explanation, explain, explain_each, read_text, token_scores, word_table
+from hf_bidir.explain import Explanation, Explanations, explain, explain_each, read_text, token_scores, word_table
 from hf_bidir.explain.inputs.text import windows_of
 from hf_bidir.explain.methods import TEXT_DEFAULT, default_method
 from tests.explain.conftest import NAMES, bert, pooling, tokenizer
@@ -102,10 +102,17 @@ def test_a_notebook_shows_coloured_words_without_a_script():
     shown = explain(model(), tokenizer(), "a <b> good film")._repr_html_()
     assert "&lt;b&gt;" in shown
     assert "<b>" not in shown.replace('<b style="', "")
-    assert shown.count('class="word"') == 4
+    assert shown.count('class="word"') == 2 * 4  # coefficients and scores
     assert "<script" not in shown
-    several = explain(model(), tokenizer(), TEXTS)._repr_html_()
-    assert several.count('class="hf-bidir"') == 4
+
+
+def test_a_list_in_a_notebook_shows_its_first_explanations_and_says_once_how_to_read_them():
+    several = explain(model(), tokenizer(), TEXTS)
+    shown = several._repr_html_()
+    assert shown.count("Explained: y") == len(TEXTS)
+    assert shown.count("How to read: + (red) supports y") == 1
+    assert several[0]._repr_html_().count("How to read: + (red) supports y") == 1
+    assert "and 5 more" in Explanations(several[:1] * 25)._repr_html_()
 
 
 def test_control_characters_of_a_text_are_not_printed(tmp_path):

@@ -251,4 +251,5 @@ def test_the_command_explains_a_checkpoint_of_any_family(name, tmp_path):
     assert ("patch in row" if of_images else "unbelievably") in result.output
     assert ("its encoder is explained instead" in result.output) == name.endswith("QuestionAnswering")
     traced = [] if kind_of(model).causal else ["rollout-flow.png"]
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"scores.png", "heads.png", "index.html", *traced}
+    drawn = {"coefficients.png", "scores.png", "heads.png", *traced}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"index.html", *drawn}

@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
+from PIL import Image
 
-from hf_bidir.explain import image_heatmap, layer_head_grid, word_scatter
+from hf_bidir.explain import image_heatmap, layer_head_grid, photo_heatmap, word_scatter
+from hf_bidir.explain.draw.colors import COLORS
 
 IMAGES = np.linspace(0, 1, 2 * 8 * 8).reshape(2, 8, 8)
 
@@ -96,3 +99,29 @@ def test_a_scatter_marks_positive_negative_and_neutral_words_differently():
     markers = {tuple(map(tuple, collection.get_paths()[0].vertices)) for collection in groups.values()}
     assert len(markers) == 3
     assert {"good", "bad"} <= set(texts_of(figure))
+
+
+@pytest.mark.parametrize("draw", [lambda *of: image_heatmap(*of), lambda image, grid: photo_of(image, grid)])
+@pytest.mark.parametrize("brightness", [0, 255])
+def test_patches_have_the_colours_of_the_bar_on_any_image(draw, brightness):
+    scores = np.zeros((1, 2, 2))
+    scores[0, 0], scores[0, 1] = (1.0, 0.5), (-0.5, -1.0)
+    figure = draw(np.full((1, 32, 32), brightness, np.uint8), scores)
+    figure.set_dpi(60)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    pixels = np.asarray(canvas.buffer_rgba())[..., :3] / 255
+    panel = figure.axes[0].get_window_extent()
+    for (down, across), score in np.ndenumerate(scores[0]):
+        column = int(panel.x0 + (0.1 + 0.8 * across) * panel.width)  # off the marks in the middle of patches
+        row = int(len(pixels) - panel.y1 + (0.1 + 0.8 * down) * panel.height)
+        np.testing.assert_allclose(pixels[row, column], COLORS(0.5 + score / 2)[:3], atol=0.2)
+
+
+def photo_of(image, grid):
+    return photo_heatmap(Image.fromarray(image[0]), {"scores": grid[0]}, smooth=False)
+
+
+def test_without_any_score_an_image_keeps_its_black():
+    figure = image_heatmap(IMAGES[:1], np.zeros((1, 16)))
+    assert figure.axes[0].images[0].get_clim() == (IMAGES[0].min(), IMAGES[0].max())

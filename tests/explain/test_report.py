@@ -28,7 +28,7 @@ def test_it_writes_figures_and_a_page_and_prints_signed_tokens(checkpoint, tmp_p
     result = run(checkpoint, f"{TEXT} <script>alert(1)</script>", "--output", tmp_path / "out")
     assert result.exit_code == 0, result.output
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"scores.png", "rollout-flow.png", "heads.png", "index.html"}
+    assert names == {"coefficients.png", "scores.png", "rollout-flow.png", "heads.png", "index.html"}
     assert re.search(r"Prediction: (positive|negative) \(\d+\.\d%\)", result.output)
     assert re.search(r"[+−]\d\S*  unbelievably", result.output)
     assert (
@@ -132,6 +132,22 @@ def test_scores_and_heads_have_a_scale_each_so_that_neither_is_pale(checkpoint):
     assert explanation.scale().limit == explanation.shown(explanation.scores)[1].abs().max()
     heads = explanation.figures()["heads"][1]
     assert max(image.norm.vmax for axes in heads.axes for image in axes.images) == explanation.heads.abs().max()
+    assert "A cell without a number is closer to 0 than 5% of the largest." in " ".join(heads.get_supxlabel().split())
+
+
+@pytest.mark.parametrize("method", [None, "contributions", "erasure"])
+def test_scores_that_are_small_beside_y_are_pale_and_have_a_warning(checkpoint, method):
+    model, words = load_checkpoint(checkpoint)
+    model.classifier.bias.data[1] = -1e3  # y hardly depends on the text
+    found = explain_checkpoint((model, words), TEXT, target="positive", method=method)
+    told = "These scores explain almost nothing"
+    assert [told in text for text in (found.summary(), found.page(), found._repr_html_())] == [True] * 3
+    assert "How to read: + (red) supports y" in found.page()
+    assert found.scale().limit == abs(found.value)
+    assert ("removes whole tokens" in found.little) == (method != "erasure")
+    whole = explain_checkpoint((model, words), TEXT, target="negative", method=method)
+    one_head = explain(model, words, TEXT, "contributions", target="positive", head=0)
+    assert (whole.little, one_head.little) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -144,7 +160,7 @@ def test_scores_and_heads_have_a_scale_each_so_that_neither_is_pale(checkpoint):
 )
 def test_an_explanation_says_how_to_read_its_scores_and_what_they_sum_to(checkpoint, method, meaning, sums, signs):
     explanation = explain_checkpoint(checkpoint, TEXT, method=method)
-    page = explanation.page({"scores": b"", "rollout-flow": b"", "heads": b""})
+    page = explanation.page({"rollout-flow": b"", "heads": b""})
     assert re.search(rf"How to read: [^.]*{meaning}[^.]* on one colour scale", page)
     for text in (page, explanation.summary()):
         assert (sums in text) if sums else ("sum to" not in text)
@@ -184,6 +200,6 @@ model = hf_bidir.signed(BertForSequenceClassification(BertConfig(**shape)), nega
 tokenizer = BertTokenizer(vocab={word: index for index, word in enumerate(words)})
 hf_bidir.explain.explain(model, tokenizer, "a good film")
 files = [name for name in sys.modules if name.partition(".")[0] == "hf_bidir"]
-assert len(files) <= 35, sorted(files)
+assert len(files) <= 36, sorted(files)
 assert not {"matplotlib", "captum"} & sys.modules.keys()
 """

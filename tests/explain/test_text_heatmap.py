@@ -14,6 +14,7 @@ from matplotlib.text import Text
 
 from hf_bidir.explain import text_heatmap
 from hf_bidir.explain.draw import fonts
+from hf_bidir.explain.draw.text import NUMBER_COLOR
 
 WITHOUT_LETTERS = "cmex10"  # a font of brackets, which matplotlib brings
 HOSTILE = "<script>alert(1)</script>"
@@ -56,17 +57,26 @@ def test_positive_is_red_negative_blue_and_zero_white_on_one_scale():
     assert sum(red[:3]) == pytest.approx(sum(blue[:3]), abs=0.3)  # equally strong, equally dark
 
 
-def test_strong_words_carry_their_signed_number_so_that_grey_prints_can_be_read():
-    texts = written(text_heatmap(["for", "against", "weak"], [0.5, -0.25, 0.01]))
-    assert {"+0.5", "−0.25"} <= set(texts)
-    assert "+0.01" not in texts
+def test_words_carry_their_signed_number_so_that_grey_prints_can_be_read():
+    texts = written(text_heatmap(["for", "against", "weak", "none"], [0.5, -0.25, 0.01, 5e-5]))
+    assert {"+0.5", "−0.25", "+0.01", "≈0"} <= set(texts)
+
+
+def test_rows_on_one_scale_share_a_colour_bar_and_others_have_their_own(tmp_path):
+    def bars(units, limit=None):
+        figure = text_heatmap(["a", "b"], {"one": [0.1, 1.0], "two": [0.5, 0.9]}, unit=units, limit=limit)
+        return len(figure.axes)
+
+    assert (bars("share", 1.0), bars("share"), bars({"one": "a", "two": "Δy"}, 1.0)) == (1, 2, 2)
+    page = page_of(tmp_path, ["a"], {"one": [0.2], "two": [0.1]}, limit=1.0)
+    assert page.count('class="scale"') == 1
 
 
 def test_several_rows_of_scores_have_scales_of_their_own(tmp_path):
     scores = {"rollout": [0.1, -0.2], "flow": torch.tensor([3.0, 4.0])}
     units = {"rollout": "share", "flow": "$x_1$"}  # no formula
     texts = written(text_heatmap(["a", "$"], scores, unit=units, caption="$", path=tmp_path / "figure.png"))
-    assert {"rollout", "flow", "−0.2", "4", "share", "$x_1$", "$"} <= set(texts)
+    assert {"rollout", "flow", "−0.2", "4", "+0.2   share", "4   $x_1$", "$"} <= set(texts)
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -91,7 +101,7 @@ def test_a_long_text_grows_the_figure_instead_of_leaving_it():
 def test_numbers_under_short_words_do_not_overlap():
     figure = text_heatmap(["a"] * 5, [-0.0011, 0.0012, -0.0013, 0.0014, -0.0015])
     figure.draw_without_rendering()
-    numbers = [text for text in figure.texts if text.get_text().startswith(("+", "−"))]
+    numbers = [text for text in figure.texts if text.get_color() == NUMBER_COLOR]
     extents = [text.get_window_extent() for text in numbers]
     assert len(extents) == 5
     assert all(left.x1 <= right.x0 for left, right in pairwise(extents))

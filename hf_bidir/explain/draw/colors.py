@@ -15,6 +15,7 @@ from hf_bidir.explain.inputs.text import signed
 
 COLORS = colormaps["RdBu_r"]
 STEPS = 256  # colours in a colour bar
+NEGLIGIBLE = 1e-3  # share of the limit below which a value is written as ≈0
 
 
 def as_array(values: Tensor | np.ndarray | Sequence[float]) -> np.ndarray:
@@ -48,6 +49,9 @@ class Scale:
         return f"{subject} are on one colour scale, {self.number(self.ends[0])} to {self.number(self.ends[1])}"
 
     def number(self, value: float) -> str:
+        """The value with two significant digits, unless it is too close to 0 for this scale."""
+        if 0 < abs(value) < NEGLIGIBLE * self.limit:
+            return "≈0"
         return signed(value) if self.has_signs else f"{value:.2g}"
 
     def color(self, value: float) -> tuple[float, float, float, float]:

@@ -18,6 +18,8 @@ from hf_bidir.explain.inputs.text import shortened
 
 LABELLED = 8  # labelled words of each polarity in a scatter
 CAPTION_DENSITY = 15  # characters per inch of a caption
+UNNUMBERED_SHARE = 0.05  # share of the largest magnitude below which a cell of layers and heads carries no number
+LIGHTENED = 0.6  # brightness of black under colours, which would be dark over black
 MARKED_SHARE = 0.3  # share of the largest magnitude from which a patch or cell carries its sign
 CENTRED: dict[str, Any] = {"ha": "center", "va": "center"}
 DISC = {"boxstyle": "circle,pad=0.05", "facecolor": "white", "alpha": 0.6, "linewidth": 0}
@@ -123,7 +125,7 @@ def layer_head_grid(
     scale.show(panel, values, origin="lower", aspect="auto")
     panel.set(xlabel="head", ylabel="layer", xticks=range(heads), yticks=range(layers))
     for (layer, head), value in np.ndenumerate(values):
-        if abs(value) >= 0.05 * scale.limit:
+        if abs(value) >= UNNUMBERED_SHARE * scale.limit:
             color = text_color_on(scale.color(value))
             panel.text(head, layer, scale.number(value), fontsize=6, color=color, **CENTRED)
     scale.bar(figure, unit, ax=panel)
@@ -135,6 +137,7 @@ def alignment_grid(
     source: Sequence[str],
     values: Mapping[str, Array],
     *,
+    limits: Mapping[str, float | None] | None = None,
     caption: str | None = None,
     path: str | Path | None = None,
 ) -> Figure:
@@ -145,6 +148,7 @@ def alignment_grid(
     Args:
         written, source: the generated words, one per row, the first one on top; the source words, one per column.
         values: one panel per unit, `[written, source]` each; every panel has its own scale.
+        limits: the magnitude of the strongest colour by unit; by default the largest value.
     """
     grids, shape = {unit: as_array(grid) for unit, grid in values.items()}, (len(written), len(source))
     for unit, grid in grids.items():
@@ -156,7 +160,7 @@ def alignment_grid(
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(1, len(grids), squeeze=False, sharey=True)[0]
     for panel, (unit, grid) in zip(panels, grids.items(), strict=True):
-        scale = Scale.of(grid)
+        scale = Scale.of(grid, limit=(limits or {}).get(unit))
         scale.show(panel, grid, aspect="auto")
         panel.set_xticks(range(len(source)), [shortened(word, 12) for word in source], rotation=90, parse_math=False)
         panel.set_yticks(range(len(written)), [shortened(word, 20) for word in written], parse_math=False)
@@ -230,8 +234,10 @@ def finish(figure: Any, caption: str | None, path: str | Path | None, dpi: int =
 
 
 def overlay(panel: Any, image: np.ndarray, grid: np.ndarray, scale: Scale, **placing: Any) -> None:
-    """A grey image under colours, which are clear at 0, where the colour map is white."""
-    panel.imshow(image, cmap="gray", **({"vmin": 0, "vmax": 255} if image.dtype == np.uint8 else {}))
+    """A grey image, lightened, under colours that are clear at 0; without any score, the image as it is."""
+    low, high = float(image.min()), max(float(image.max()), float(image.min()) + 1e-6)
+    darkest = low - (high - low) * LIGHTENED / (1 - LIGHTENED) if grid.any() else low
+    panel.imshow(image, cmap="gray", vmin=darkest, vmax=high)
     scale.show(panel, grid, **placing).set_alpha(0.85 * np.sqrt(np.abs(grid) / scale.limit).clip(max=1))
 
 

@@ -3,7 +3,7 @@
 import base64
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -18,41 +18,55 @@ from hf_bidir.explain.inputs.text import visible
 
 @dataclass(frozen=True)
 class TextBlock:
-    """A text with one row of scores `[length]`, under a heading, as content.html draws it."""
+    """A text with one row of scores `[length]` on their colour scale, as content.html draws it."""
 
     heading: str
     tokens: Sequence[str]
     scores: np.ndarray
     unit: str
-    has_signs: bool = False  # True also if only scores of another block are negative
-    limit: float | None = None  # the magnitude of the strongest colour; by default the largest score
+    scale: Scale
+    label: str = ""  # in front of the text
+    caption: str = ""  # below it
 
     @property
-    def scale(self) -> Scale:
-        return Scale.of(self.scores, self.has_signs, self.limit)
-
-    @property
-    def ends(self) -> list[str]:
-        return [self.scale.number(end) for end in self.scale.ends]
-
-    @property
-    def gradient(self) -> str:
-        return ", ".join(map(to_hex, self.scale.steps(9)))
+    def bar(self) -> tuple[str, str, str, str]:
+        """The ends of the colour bar, its colours and its unit."""
+        start, end = map(self.scale.number, self.scale.ends)
+        return start, end, ", ".join(map(to_hex, self.scale.steps(9))), self.unit
 
     @property
     def words(self) -> Iterator[tuple[str, str, str, str]]:
         """Each token with its number, background and colour."""
-        scale = self.scale
         for token, score in zip(self.tokens, self.scores, strict=True):
-            color = scale.color(score)
-            yield visible(token), scale.number(score), to_hex(color), text_color_on(color)
+            color = self.scale.color(score)
+            yield visible(token), self.scale.number(score), to_hex(color), text_color_on(color)
 
 
-def rendered(template: str, *, pictures: Mapping[str, bytes] | None = None, **values: object) -> str:
-    """A template of this folder with its values, PNG pictures by heading among them; every value is escaped."""
+@dataclass(frozen=True)
+class Content:
+    """What a page or a fragment shows: notes, text, coloured texts, and pictures as PNG by heading."""
+
+    title: str = ""
+    notes: Sequence[str] = ()
+    caption: str = ""
+    blocks: Sequence[TextBlock] = ()
+    pictures: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def barred(self) -> list[tuple[TextBlock, bool]]:
+        """The blocks, and whether each is the first one with its colour bar, which the others do not repeat."""
+        bars = [block.bar for block in self.blocks]
+        return [(block, bars.index(bar) == at) for at, (block, bar) in enumerate(zip(self.blocks, bars, strict=True))]
+
+    @property
+    def encoded(self) -> dict[str, str]:
+        return {heading: base64.b64encode(png).decode("ascii") for heading, png in self.pictures.items()}
+
+
+def rendered(template: str, **values: object) -> str:
+    """A template of this folder with its values; every value is escaped."""
     environment = Environment(loader=PackageLoader("hf_bidir.explain.draw", "."), autoescape=True)
-    encoded = {heading: base64.b64encode(png).decode("ascii") for heading, png in (pictures or {}).items()}
-    return environment.get_template(template).render(pictures=encoded, **values)
+    return environment.get_template(template).render(**values)
 
 
 def write_page(path: str | Path, page: str) -> None:

@@ -35,6 +35,7 @@ def photo_heatmap(
     common_scale: bool = False,
     with_photo: bool = False,
     smooth: bool = True,
+    limit: float | None = None,
     caption: str | None = None,
     path: str | Path | None = None,
 ) -> Figure:
@@ -47,6 +48,7 @@ def photo_heatmap(
         common_scale: one colour scale for all panels, with a single bar.
         with_photo: show the photograph in colour first.
         smooth: bicubic interpolation between patches; otherwise each patch has one colour.
+        limit: the magnitude of the strongest colour; by default the largest score of a panel, or of all.
         caption, path: as in `image_heatmap`; "pdf" for a paper.
 
     Raises:
@@ -64,10 +66,10 @@ def photo_heatmap(
     if with_photo:
         panels[0].imshow(picture)
         panels[0].set_title("photograph", fontsize=9)
-    whole = Scale.of(np.concatenate([grid.ravel() for grid in grids.values()]))
+    whole = Scale.of(np.concatenate([grid.ravel() for grid in grids.values()]), limit=limit)
     grey = np.asarray(picture.convert("L"))
     for panel, (title, grid) in zip(panels[int(with_photo) :], grids.items(), strict=False):
-        scale = whole if common_scale else Scale.of(grid)
+        scale = whole if common_scale else Scale.of(grid, limit=limit)
         overlay(panel, grey, upsampled(grid, grey.shape, smooth), scale)
         panel.set_title(title, fontsize=9 if (columns or 0) <= WIDE else 6, parse_math=False)
         if not common_scale:

@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -11,18 +12,19 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from hf_bidir.common.files import save_figure
-from hf_bidir.explain.draw.colors import Scale, as_array, text_color_on
+from hf_bidir.explain.draw.colors import Scale, as_array
 from hf_bidir.explain.draw.fonts import Figure, families, silent_missing_glyphs
-from hf_bidir.explain.draw.page import TextBlock, rendered, write_page
-from hf_bidir.explain.inputs.text import shortened, visible
+from hf_bidir.explain.draw.page import Content, TextBlock, rendered, write_page
+from hf_bidir.explain.inputs.text import shortened
 
 Scores = Tensor | np.ndarray | Sequence[float]
 
 WIDTH = 9.0  # lengths in inches
-HEADING, LINE, SCALE, CAPTION, MARGIN = 0.35, 0.42, 0.7, 0.2, 0.2
+HEADING, LINE, SCALE, CAPTION, MARGIN = 0.35, 0.45, 0.45, 0.17, 0.2
+BAR = (0.5, 1.9)  # where a colour bar begins, and its width
 CAPTION_WIDTH = 130  # characters
 FONT, NUMBER_FONT = 11, 7  # points
-NUMBERED_SHARE = 0.1  # share of the largest magnitude from which a word carries its number
+NUMBER_COLOR = "0.3"
 
 
 def text_heatmap(
@@ -36,8 +38,8 @@ def text_heatmap(
 ) -> Figure:
     """Draw a text with its signed scores as colours behind the words: red for +, blue for −, white for 0.
 
-    Words of large magnitude carry their signed number, so the figure can be read in grey. Words of more than 40
-    characters are shortened. If nothing is negative, there is neither blue nor a sign.
+    Words carry their signed number, so the figure can be read in grey. Words of more than 40 characters are shortened.
+    If nothing is negative, there is neither blue nor a sign. Rows on the same scale share a colour bar.
 
     Args:
         tokens: words or word pieces, `length` of them.
@@ -51,38 +53,35 @@ def text_heatmap(
         ValueError: no tokens, or scores that do not fit them or are not finite.
     """
     named = check_scores(tokens, scores)
-    figure = Figure(figsize=(WIDTH, 1))
-    tokens = [visible(shortened(token)) for token in tokens]
-    places = _places(tokens, named, FigureCanvasAgg(figure).get_renderer())
-    block = HEADING + LINE * (1 + places[-1][0]) + SCALE
-    caption = textwrap.fill(caption, CAPTION_WIDTH) if caption else ""
-    height = block * len(named) + MARGIN + CAPTION * len(caption.splitlines())
-    figure.set_size_inches(WIDTH, height)
-    for index, (name, values) in enumerate(named.items()):
-        its_unit = unit if isinstance(unit, str) else unit[name]
-        _draw_block(figure, height - block * index, block, tokens, places, name, values, its_unit, limit)
-    if caption:
-        figure.text(0.5, MARGIN / 2 / height, caption, ha="center", va="bottom", fontsize=8, parse_math=False)
+    units = {name: unit if isinstance(unit, str) else unit[name] for name in named}
+    blocks = [
+        TextBlock(name, tokens, values, units[name], Scale.of(values, limit=limit)) for name, values in named.items()
+    ]
+    content = Content("Signed scores", caption=caption or "", blocks=blocks)
+    figure = _drawn(content)
     if path is not None and Path(path).suffix.lower() == ".html":
-        blocks = text_blocks(tokens, named, unit, limit=limit)
-        write_page(path, rendered("page.html", title="Signed scores", blocks=blocks, caption=caption))
+        write_page(path, rendered("page.html", content=content))
     elif path is not None:
         save_figure(figure, path, dpi=120)
     return figure
 
 
-def text_blocks(
-    tokens: Sequence[str],
-    scores: Scores | Mapping[str, Scores],
-    unit: str | Mapping[str, str],
-    has_signs: bool = False,
-    limit: float | None = None,
-) -> list[TextBlock]:
-    """Blocks for a page; arguments and errors as in `text_heatmap`, `has_signs` as in `TextBlock`."""
-    return [
-        TextBlock(name, tokens, values, unit if isinstance(unit, str) else unit[name], has_signs, limit)
-        for name, values in check_scores(tokens, scores).items()
-    ]
+def _drawn(content: Content) -> Figure:
+    """The coloured texts one below the other, as on a page, and the caption."""
+    figure = Figure(figsize=(WIDTH, 1))
+    places = _places(content.blocks, FigureCanvasAgg(figure).get_renderer())
+    caption = textwrap.fill(content.caption, CAPTION_WIDTH)
+    heights = [HEADING + LINE * (1 + places[-1][0]) + SCALE * with_bar for _, with_bar in content.barred]
+    height = top = sum(heights) + MARGIN + CAPTION * len(caption.splitlines())
+    figure.set_size_inches(WIDTH, height)
+    for (block, with_bar), its_height in zip(content.barred, heights, strict=True):
+        _draw_block(figure, top, block, places)
+        top -= its_height
+        if with_bar:
+            _draw_bar(figure, top + SCALE / 2, block)
+    place = (MARGIN / WIDTH, MARGIN / 2 / height)
+    figure.text(*place, caption, ha="left", va="bottom", fontsize=8, parse_math=False)
+    return figure
 
 
 def check_scores(tokens: Sequence[str], scores: Scores | Mapping[str, Scores]) -> dict[str, np.ndarray]:
@@ -99,16 +98,17 @@ def check_scores(tokens: Sequence[str], scores: Scores | Mapping[str, Scores]) -
     return named
 
 
-def _places(tokens: Sequence[str], named: Mapping[str, np.ndarray], renderer) -> list[tuple[int, float, float]]:
-    """Line, left edge and width of each token with its numbers; edge and width in inches."""
-    numbers = [[Scale.of(values).number(value) for value in values] for values in named.values()]
+def _places(blocks: Sequence[TextBlock], renderer) -> list[tuple[int, float, float, float]]:
+    """Line and left edge of each token, its width, and its width with its numbers; edges and widths in inches."""
     places, line, left = [], 0, MARGIN
-    for token, *below in zip(tokens, *numbers, strict=True):
-        width = 0.12 + max(_inches(token, FONT, renderer), *(_inches(text, NUMBER_FONT, renderer) for text in below))
-        if left + width > WIDTH - MARGIN and left > MARGIN:
+    numbered = [[number for _, number, *_ in block.words] for block in blocks]
+    for (word, *_), *numbers in zip(blocks[0].words, *numbered, strict=True):
+        width = 0.12 + _inches(shortened(word), FONT, renderer)
+        whole = max(width, *(0.06 + _inches(number, NUMBER_FONT, renderer) for number in numbers))
+        if left + whole > WIDTH - MARGIN and left > MARGIN:
             line, left = line + 1, MARGIN
-        places.append((line, left, width))
-        left += width + 0.05
+        places.append((line, left, width, whole))
+        left += whole + 0.05
     return places
 
 
@@ -118,25 +118,29 @@ def _inches(text: str, size: float, renderer) -> float:
         return renderer.get_text_width_height_descent(text, font, ismath=False)[0] / renderer.dpi
 
 
-def _draw_block(
-    figure, top: float, block: float, tokens, places, name: str, values: np.ndarray, unit: str, limit: float | None
-) -> None:
-    """Draw one text with its heading and colour bar in the `block` inches below `top`."""
+def _draw_block(figure, top: float, block: TextBlock, places: list[tuple[int, float, float, float]]) -> None:
+    """Draw one text with its heading below `top`, in inches."""
     height = figure.get_size_inches()[1]
-    scale = Scale.of(values, limit=limit)
-    figure.text(MARGIN / WIDTH, (top - 0.25) / height, name, fontsize=10, fontweight="bold", parse_math=False)
-    for token, (line, left, width), value in zip(tokens, places, values, strict=True):
-        middle = top - HEADING - LINE * (line + 0.4)
-        color = scale.color(value)
+    figure.text(MARGIN / WIDTH, (top - 0.25) / height, block.heading, fontsize=10, fontweight="bold", parse_math=False)
+    centred: dict[str, Any] = {"ha": "center", "va": "center", "parse_math": False}
+    for (word, number, background, color), (line, left, width, whole) in zip(block.words, places, strict=True):
+        middle, centre = top - HEADING - LINE * (line + 0.4), left + whole / 2
         box = Rectangle(
-            (left / WIDTH, (middle - 0.12) / height), width / WIDTH, 0.24 / height,
-            transform=figure.transFigure, facecolor=color, edgecolor="lightgrey", linewidth=0.5,
+            ((centre - width / 2) / WIDTH, (middle - 0.12) / height), width / WIDTH, 0.24 / height,
+            transform=figure.transFigure, facecolor=background, edgecolor="lightgrey", linewidth=0.5,
         )  # fmt: skip
         figure.add_artist(box)
-        centred = {"ha": "center", "va": "center", "parse_math": False}
-        centre = (left + width / 2) / WIDTH
-        figure.text(centre, middle / height, token, fontsize=FONT, color=text_color_on(color), **centred)
-        if abs(value) >= NUMBERED_SHARE * scale.limit:
-            figure.text(centre, (middle - 0.19) / height, scale.number(value), fontsize=NUMBER_FONT, **centred)
-    bar = figure.add_axes((0.3, (top - block + 0.42) / height, 0.4, 0.1 / height))
-    scale.bar(figure, unit, cax=bar, orientation="horizontal").ax.tick_params(labelsize=8)
+        figure.text(centre / WIDTH, middle / height, shortened(word), fontsize=FONT, color=color, **centred)
+        below = (centre / WIDTH, (middle - 0.19) / height)
+        figure.text(*below, number, fontsize=NUMBER_FONT, color=NUMBER_COLOR, **centred)
+
+
+def _draw_bar(figure, middle: float, block: TextBlock) -> None:
+    """Draw the colour bar of a block between its ends, with the unit behind it."""
+    height, (left, width) = figure.get_size_inches()[1], BAR
+    bar = figure.add_axes(((MARGIN + left) / WIDTH, (middle - 0.06) / height, width / WIDTH, 0.12 / height))
+    block.scale.bar(figure, "", cax=bar, orientation="horizontal").set_ticks([])
+    start, end, _, unit = block.bar
+    beside: dict[str, Any] = {"va": "center", "fontsize": 8, "parse_math": False}
+    figure.text((MARGIN + left - 0.08) / WIDTH, middle / height, start, ha="right", **beside)
+    figure.text((MARGIN + left + width + 0.08) / WIDTH, middle / height, f"{end}   {unit}", ha="left", **beside)

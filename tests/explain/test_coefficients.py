@@ -1,0 +1,95 @@
+"""The coefficients of one head that are shown beside the scores of a method."""
+
+import pytest
+import torch
+from transformers import ViTImageProcessor
+
+from hf_bidir.checkpoints.layer_hooks import observed_layers
+from hf_bidir.explain import explain, read_text
+from hf_bidir.explain.coefficients import head_of_query, strongest_head
+from hf_bidir.explain.record import Record, record_coefficients
+from hf_bidir.modeling.signed_layers import signed_layers
+from tests.explain.conftest import bert, family, images, pooling, tokenizer
+
+TEXT = "a unbelievably good film !"
+
+
+def text():
+    return read_text(tokenizer(), TEXT, 12)
+
+
+@torch.no_grad()
+def recorded(model, inputs):
+    return record_coefficients(model, inputs)[1]
+
+
+@pytest.mark.parametrize(
+    ("head", "row", "query"),
+    [
+        ("BertForSequenceClassification", 0, "query [CLS]"),
+        ("LlamaForSequenceClassification", -1, "query [SEP]"),  # attention is causal
+    ],
+)
+def test_the_query_is_the_position_that_the_output_is_read_from(head, row, query):
+    model, example = family(head, pad_token_id=0), text()
+    shown = head_of_query(Record(model, example.inputs), example, head=1)
+    expected = example.by_token(recorded(model, example.inputs)[-1][0, 1, row])
+    torch.testing.assert_close(shown.values, expected)
+    assert shown.heading == f"Coefficients of layer 2, head 1, for {query}"
+
+
+def test_without_a_class_token_it_is_the_mean_over_all_patches():
+    model = family("SiglipVisionModel", image_size=8, patch_size=2, vision_use_head=False)
+    found = explain(model, ViTImageProcessor(size={"height": 8, "width": 8}), images_of(model), "erasure")
+    mean = recorded(model, found.example.inputs)[-1][0, found.coefficients.head].mean(0)
+    torch.testing.assert_close(found.coefficients.values, mean)
+    assert found.coefficients.query == "the mean over all queries"
+
+
+def images_of(model):
+    from PIL import Image
+
+    pixels = images()["pixel_values"][0].permute(1, 2, 0).mul(60).add(120).clamp(0, 255)
+    return Image.fromarray(pixels.byte().numpy())
+
+
+def test_a_single_query_is_named_so():
+    model, example = pooling(), text()
+    shown = head_of_query(Record(model, example.inputs), example)
+    torch.testing.assert_close(shown.values, example.by_token(recorded(model, example.inputs)[0][0, 0, 0]))
+    assert (shown.query, shown.chosen) == ("its only query", "")
+
+
+@pytest.mark.parametrize("layer", [None, 1])
+def test_the_head_is_the_one_whose_weighted_values_are_largest_unless_it_is_asked_for(layer):
+    model, example, values = bert(), text(), []
+    part = signed_layers(model)[2 if layer is None else layer]
+    part.value.weight.data[8:] *= 100  # the second of two heads
+    with observed_layers(part, lambda _layer, _key, value, _context: values.append(value[0])):
+        rows = recorded(model, example.inputs)[2 if layer is None else layer][0, :, :1]
+    assert strongest_head(rows, values[0]) == 1
+    shown = head_of_query(Record(model, example.inputs), example, layer=layer)
+    assert (shown.layer, shown.head) == (2 if layer is None else layer, 1)
+    assert f"Of the heads of {'the last' if layer is None else 'this'} layer" in shown.caption
+    asked = head_of_query(Record(model, example.inputs), example, layer=layer, head=0)
+    assert (asked.head, asked.chosen) == (0, "")
+
+
+@pytest.mark.parametrize(("mass", "signs"), [(0.0, "none is negative"), (1.0, "red and blue are their signs")])
+def test_those_of_softmax_have_no_sign(mass, signs):
+    found = explain(bert(mass), tokenizer(), TEXT)
+    assert bool((found.coefficients.values < 0).any()) == bool(mass)
+    assert signs in found._repr_html_()
+    assert found.coefficients.heading in found.summary()
+
+
+def test_they_stand_above_the_scores_on_a_colour_scale_of_their_own():
+    found = explain(bert(), tokenizer(), TEXT)
+    for shown in (found._repr_html_(), found.page({})):
+        assert shown.index(f"<h2>{found.coefficients.heading}") < shown.index(f"<h2>{found.caption(found.method)}")
+        assert shown.count('class="scale"') == 2
+
+
+def test_a_method_that_reads_none_and_texts_in_a_batch_have_none():
+    assert explain(bert(), tokenizer(), TEXT, "attnlrp").coefficients is None
+    assert [one.coefficients for one in explain(bert(), tokenizer(), [TEXT, "a film"])] == [None, None]
