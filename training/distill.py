@@ -24,18 +24,17 @@ The student starts as the teacher, with centred keys and values, which does not 
 labels are needed, and one healed checkpoint serves every later task: fine-tune it with text_classification.py,
 causal_lm.py or image_classification.py --model_name_or_path FOLDER.
 
+A model that generates text loses all it knows at λ = 1. By default it gets balanced attention with λ = 0.2, which
+costs it little, reads joined texts, and matches the teacher's next token instead of its states (--match logits).
+
 The reported relative error is the squared distance of the hidden states (and the logits) to the teacher's, as a
 share of their squared norm, on average over layers and tokens: 0 is equal. For a language model the perplexity of
-student and teacher is reported beside it. Models that generate text match the teacher's next token (--match logits)
-instead of its states, which brought one nearer to its perplexity at equal compute.
+student and teacher is reported beside it.
 
 Matching alone reduces negative coefficients. Penalties keep them in use: on heads whose output comes from one sign,
 and on predictions that stay the same without negative coefficients; with --match logits the second alone.
---keep_signs false leaves them out, the default for models that generate text; the student then comes closer to its
-teacher, and the longer it is healed, the fewer coefficients are negative.
-
-A pretrained language model loses everything at λ = 1. --attn_activation balanced --negative_mass_end 0.2 costs it
-little and is healed in a few steps: training/recipes/smollm2-healed.yaml.
+--keep_signs false leaves them out; the student then comes closer to its teacher, and the longer it is healed, the
+fewer coefficients are negative.
 
 A recipe is a YAML file of the options below; options on the command line override it. A run that was
 interrupted continues when the same command is given again.

@@ -28,10 +28,17 @@ def convert(
     ],
     output_dir: Annotated[Path, typer.Argument(metavar="OUT", help="Output folder, new or empty.")],
     attn_activation: Annotated[
-        str, typer.Option(help="Activation of the copy: tanhmax, balanced or a registered name.")
-    ] = "tanhmax",
+        str | None,
+        typer.Option(
+            help="Activation of the copy: tanhmax, balanced or a registered name; by default tanhmax, with --heal "
+            "balanced for models that generate text."
+        ),
+    ] = None,
     negative_mass: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Negative mass λ, 0 (softmax) to 1; by default 0, with --heal 1.")
+        float | None,
+        typer.Option(
+            min=0, max=1, help="Negative mass λ, 0 (softmax) to 1; by default 0, with --heal 1, or 0.2 of balanced."
+        ),
     ] = None,
     heal: Annotated[
         list[str] | None,
@@ -41,7 +48,7 @@ def convert(
     steps: Annotated[int, typer.Option(min=1, help="Steps of healing.")] = 300,
     keep_signs: Annotated[
         bool | None,
-        typer.Option(help="Heal with penalties that keep signs in use; by default unless the model generates text."),
+        typer.Option(help="Heal with penalties that keep signs in use; by default unless the model is recurrent."),
     ] = None,
     weights: Annotated[Path | None, typer.Option(help="Weights file for timm:NAME; by default from the Hub.")] = None,
     partial: Annotated[
@@ -61,8 +68,8 @@ def convert(
     Copies the tokenizer or processor too; sentence-transformers folders keep their layout. With λ = 0, the default, the
     copy computes the same outputs as the source, which is checked on random input before anything is saved. With λ > 0
     the outputs differ and the difference is printed. With --heal the copy is then trained to match the hidden states of
-    the source, keeps its negative coefficients in use unless it generates text, and gets a model card; an interrupted
-    run continues. training/distill.py has all options of healing.
+    the source, or its next tokens, keeps its negative coefficients in use, and gets a model card; an interrupted run
+    continues. training/distill.py has all options of healing.
 
     \b
     hf-bidir convert FacebookAI/roberta-base runs/roberta-signed
@@ -73,9 +80,8 @@ def convert(
     """
     from hf_bidir.checkpoints.convert import convert_checkpoint, restore_softmax  # a slow import, not needed for --help
 
-    options: dict[str, Any] = {"attn_activation": attn_activation, "weights": weights, "partial": partial}
     with one_line_errors():
-        if to_softmax and (list(options.values()) != ["tanhmax", None, False] or negative_mass is not None or heal):
+        if to_softmax and (attn_activation or negative_mass is not None or weights or partial or heal):
             raise ValueError(
                 "--to-softmax cannot be combined with --attn-activation, --negative-mass, --weights, --partial, --heal."
             )
@@ -84,6 +90,11 @@ def convert(
         if to_softmax:
             restore_softmax(source, output_dir, overwrite=overwrite)
         elif not heal:
+            options: dict[str, Any] = {
+                "attn_activation": attn_activation or "tanhmax",
+                "weights": weights,
+                "partial": partial,
+            }
             convert_checkpoint(source, output_dir, negative_mass=negative_mass or 0.0, overwrite=overwrite, **options)
     if heal:
         given = {
@@ -92,11 +103,13 @@ def convert(
             "output_dir": output_dir,
             "max_steps": steps,
             "attn_activation": attn_activation,
-            "negative_mass_end": 1.0 if negative_mass is None else negative_mass,
+            "negative_mass_end": negative_mass,
             "overwrite_output_dir": overwrite,
+            "text_column": column,
+            "image_column": column,
+            "keep_signs": keep_signs,
         }
-        optional = {"text_column": column, "image_column": column, "keep_signs": keep_signs}
-        _heal(given | {name: value for name, value in optional.items() if value is not None})
+        _heal({name: value for name, value in given.items() if value is not None})
     typer.echo(f"Saved to {output_dir}")
 
 

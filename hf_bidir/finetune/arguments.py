@@ -285,7 +285,7 @@ class ScheduleArguments:
     negative_mass_start: float | None = option(
         None, "Initial negative mass; default: the model's, or e^-12 (close to softmax) if that is 0."
     )
-    negative_mass_end: float = option(1.0, "Final negative mass.")
+    negative_mass_end: float | None = option(None, "Final negative mass; default: 1.")
 
 
 @dataclass

@@ -4,6 +4,7 @@ import copy
 import logging
 import re
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain, takewhile
 from pathlib import Path
@@ -44,7 +45,7 @@ from hf_bidir.finetune.both_signs import one_sidedness
 from hf_bidir.finetune.data.image_data import ImageCollator
 from hf_bidir.finetune.data.splits import Splits
 from hf_bidir.finetune.data.text_data import fit_max_length
-from hf_bidir.finetune.data.unlabelled_data import read_snippets, read_unlabelled_images
+from hf_bidir.finetune.data.unlabelled_data import read_blocks, read_snippets, read_unlabelled_images
 from hf_bidir.finetune.metrics import distillation_metrics
 from hf_bidir.finetune.models import able_to_pad, know_padding
 from hf_bidir.finetune.run import Run
@@ -59,7 +60,8 @@ logger = logging.getLogger(__name__)
 LOGITS = ("logits", "start_logits", "end_logits")
 STATES, PREDICTIONS = "states", "logits"  # what can be matched
 SMALLEST = 1e-6  # squared norm of a token that errors are divided by
-FEWEST_TEXTS, CHECKED_TEXTS = 100, 500
+FEWEST_TOKENS, CHECKED_TEXTS = 500, 500
+FINAL_MASS = {"balanced": 0.2}  # default λ by activation, otherwise 1
 FEWEST_EVALUATED, MOST_EVALUATED = 32, 500  # examples
 TRAINED_PER_EVALUATED = 35  # a tenth of the time: 7 evaluations, and training costs twice the evaluation of an example
 MOST_UNKNOWN = 0.2  # share of unknown pieces
@@ -79,7 +81,9 @@ class StudentArguments:
         None, "Softmax teacher, required if the student already has negative mass."
     )
     attn_activation: str | None = option(
-        None, "Activation of the student, tanhmax or balanced; default: the checkpoint's, tanhmax for a softmax one."
+        None,
+        "Activation of the student, tanhmax or balanced; default: the checkpoint's; for a softmax one tanhmax, or "
+        "balanced if it generates text.",
     )
     match: str | None = option(
         None,
@@ -90,7 +94,7 @@ class StudentArguments:
     keep_signs: bool | None = option(
         None,
         "Penalise heads that use one sign, and predictions that stay the same without negative coefficients; default: "
-        "true, but false for models that generate text, and for recurrent ones.",
+        "true, but false for recurrent models and with gradient_checkpointing.",
     )
     centre: bool = option(
         True, "Subtraction of mean keys and values before a softmax checkpoint is healed; --no_centre skips this."
@@ -104,6 +108,7 @@ class HealingScheduleArguments(ScheduleArguments):
     negative_mass_until: float | None = option(
         0.0, "Change the negative mass over this share of training, 0 to 1; 0 sets the final value at once."
     )
+    negative_mass_end: float | None = option(None, "Final negative mass; default: 1, or 0.2 of balanced attention.")
 
 
 HEALING = (DistillationDataArguments, StudentArguments, HealingScheduleArguments, HealingArguments)
@@ -143,7 +148,10 @@ def heal(
     unused = "image_column" if isinstance(processor, PreTrainedTokenizerBase) else "text_column"
     licence = _licence(source)
     args.typed = ({"license": licence} if licence else {}) | {k: v for k, v in args.typed.items() if k != unused}
-    keep_signs = _keeps_signs(student, arguments.keep_signs)
+    keep_signs = _keeps_signs(student, arguments.keep_signs, args)
+    args.typed["keep_signs"] = keep_signs
+    if schedule.negative_mass_end is None:
+        schedule.negative_mass_end = FINAL_MASS.get(student.config.attn_activation, 1.0)
     match = arguments.match or (PREDICTIONS if student.can_generate() else STATES)
     set_seed(args.seed)
     run = Run("distillation", student, splits, data, args, schedule)
@@ -185,7 +193,9 @@ def healing_data(
         if isinstance(processor, PreTrainedTokenizerBase):
             fit_max_length(data, ["max_length"], student, source)
             collator = DataCollatorWithPadding(processor)
-            splits = read_snippets(data, processor)
+            # a model that generates text reads joined texts as well, without padding
+            joined = student.can_generate() and processor.eos_token_id is not None
+            splits = (read_blocks if joined else read_snippets)(data, processor)
             _check_texts(splits.train, processor, source)
             return splits, (collator, collator), processor
         if isinstance(processor, BaseImageProcessor):
@@ -196,19 +206,17 @@ def healing_data(
     raise InputError(f"{source} has neither a tokenizer nor an image processor; save one in its folder")
 
 
-def _keeps_signs(student: PreTrainedModel, asked: bool | None) -> bool:
-    """Whether to add the penalties on signs; a warning names the reason where the default for this model is False."""
+def _keeps_signs(student: PreTrainedModel, asked: bool | None, args: HealingArguments) -> bool:
+    """Whether to add the penalties on signs; a warning names the reason where the default is False."""
     recurrent = not getattr(student, "attends_between_tokens", True)
     if asked and recurrent:
         raise InputError(
             "expected keep_signs false for a recurrent model, which has no layers to penalise; leave it out"
         )
-    if asked is not None:
-        return asked
-    if not recurrent and not student.can_generate():
-        return True
-    reason = "is recurrent" if recurrent else "generates text"
-    logger.warning("%s %s: healing without keep_signs.", type(student).__name__, reason)
+    if asked is not None or not (recurrent or args.gradient_checkpointing):
+        return asked is not False
+    reason = f"{type(student).__name__} is recurrent" if recurrent else "gradient_checkpointing runs layers again"
+    logger.warning("%s: healing without keep_signs.", reason)
     return False
 
 
@@ -223,12 +231,12 @@ def _licence(source: str) -> str | None:
 
 def _check_texts(snippets: Dataset, tokenizer: PreTrainedTokenizerBase, source: str) -> None:
     """Raise InputError for too few texts, and for texts in a language or script that the tokenizer does not know."""
-    if len(snippets) < FEWEST_TEXTS:
-        raise InputError(
-            f"expected at least {FEWEST_TEXTS} texts to heal with, besides those held out for validation; got "
-            f"{len(snippets)}. Any text without labels will do"
-        )
     pieces = list(chain.from_iterable(snippets.select(range(min(CHECKED_TEXTS, len(snippets))))["input_ids"]))
+    if len(pieces) < FEWEST_TOKENS and len(snippets) <= CHECKED_TEXTS:
+        raise InputError(
+            f"expected texts of at least {FEWEST_TOKENS} tokens to heal with, besides those held out for validation; "
+            f"got {len(pieces)}. Any text without labels will do"
+        )
     unknown = mean(piece == tokenizer.unk_token_id for piece in pieces)
     if unknown > MOST_UNKNOWN:
         raise InputError(
@@ -319,11 +327,13 @@ class DistillationTrainer(SignedTrainer):
         expected, keep = self._teacher_outputs(inputs), inputs.get("attention_mask")
         if not self.keep_signs:
             return self._distance(model(**inputs, output_hidden_states=True), expected, keep)
-        with one_sidedness(model, keep, self.most_unequal) as one_sided:
+        by_state = self.match == STATES
+        heads: AbstractContextManager = one_sidedness(model, keep, self.most_unequal) if by_state else nullcontext([])
+        with heads as one_sided:
             distance = self._distance(model(**inputs, output_hidden_states=True), expected, keep)
         with without_negatives(model):
             difference = _difference(model(**inputs, output_hidden_states=True), expected, keep)
-        if self.match == PREDICTIONS:
+        if not by_state:
             return distance + (distance.detach() + self.further - difference).clamp_min(0)
         both = self.both_signs_weight * torch.stack(one_sided).mean()
         needed = self.needed_signs_weight * (self.margin - difference).clamp_min(0)
@@ -449,7 +459,8 @@ def student_and_teacher(
     Args:
         source: a softmax checkpoint (converted here), "timm:NAME", or a bidir checkpoint.
         teacher: a softmax or `λ = 0` checkpoint of the same shape; None takes `source` for the teacher, too.
-        activation: of the student; None keeps that of a bidir checkpoint, and takes TanhMax for a softmax one.
+        activation: of the student; None keeps that of a bidir checkpoint; a softmax one becomes TanhMax, or balanced
+            if it generates text.
 
     Raises:
         InputError: a source that cannot be converted or has no states to match, a teacher of another shape or with
@@ -501,6 +512,8 @@ def _signed(source: str) -> tuple[PreTrainedModel, list]:
     with as_input_error("", ValueError, OSError, ImportError):
         if source.startswith(TIMM_PREFIX) or not is_signed(read_config(source).model_type):
             model, processors, _ = signed_model(source, dtype=torch.float32)
+            if model.can_generate():  # TanhMax would cost it its predictions: research/healing/results/trials.md
+                model.config.attn_activation = "balanced"
             return model, processors
         check_full_precision(read_config(source), source, "trained")
         model = read_bidir(source, dtype=torch.float32)

@@ -138,7 +138,8 @@ def schedule_for(options: ScheduleArguments, config: PretrainedConfig | None = N
                 "one; give --negative_mass_start to accept this, or leave out --negative_mass_until"
             )
         start = own or NEARLY_SOFTMAX if start is None else start
-        return NegativeMassSchedule(start, options.negative_mass_end, until=options.negative_mass_until)
+        end = 1.0 if options.negative_mass_end is None else options.negative_mass_end
+        return NegativeMassSchedule(start, end, until=options.negative_mass_until)
 
 
 def check_resumed_schedule(schedule: NegativeMassSchedule | None, checkpoint: str) -> None:

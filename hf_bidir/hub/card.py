@@ -224,7 +224,7 @@ def _figures(folder: Path, results: dict[str, Any]) -> dict[str, str]:
 def _needed_signs(folder: Path, run: dict[str, Any], config: dict[str, Any]) -> bool:
     """Whether a penalty of healing asked for negative coefficients without which predictions change."""
     keep_signs = run.get("recipe", {}).get("keep_signs")
-    if keep_signs is None:  # the default: unless the model generates text or is recurrent
+    if keep_signs is None:  # a run before the record had it: unless the model generates text or is recurrent
         recurrent = is_recurrent(config["model_type"])
         keep_signs = not recurrent and not (folder / "generation_config.json").is_file()
     return run.get("task") == "distillation" and keep_signs

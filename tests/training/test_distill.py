@@ -28,6 +28,7 @@ from hf_bidir.explain.signs import negative_variance_share
 from hf_bidir.finetune.arguments import HealingArguments
 from hf_bidir.finetune.data.image_data import new_image_processor
 from hf_bidir.finetune.heal import DistillationTrainer, student_and_teacher
+from hf_bidir.finetune.schedule import NegativeMassSchedule
 from tests.training.checkpoints_of_others import TEXT, checkpoint_of
 from training.distill import main
 
@@ -148,9 +149,10 @@ def test_signs_can_be_kept_in_a_decoder(bert, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("head", "expected"), [("ForCausalLM", (False, "logits")), ("ForSequenceClassification", (True, "states"))]
+    ("head", "expected"),
+    [("ForCausalLM", ("logits", "balanced", 0.2)), ("ForSequenceClassification", ("states", "tanhmax", 1.0))],
 )
-def test_by_default_a_model_that_generates_text_matches_predictions_without_keeping_signs(
+def test_by_default_a_model_that_generates_text_is_healed_with_balanced_attention_and_matches_predictions(
     head, expected, bert, tmp_path
 ):
     save_texts(TEXT.split(), bert[3])
@@ -158,8 +160,9 @@ def test_by_default_a_model_that_generates_text_matches_predictions_without_keep
 
     class Spy(DistillationTrainer):
         def __init__(self, **kwargs):
-            asked.append((kwargs["keep_signs"], kwargs["match"]))
             super().__init__(**kwargs)
+            schedule = self._callback(NegativeMassSchedule)
+            asked.append((kwargs["match"], self.model.config.attn_activation, schedule.end))
 
     options = ["--model_name_or_path", checkpoint_of("Llama", tmp_path / "stock", head), *bert[2:], *RUN]
     main([*options, "--max_steps", "1", "--output_dir", str(tmp_path / "healed")], trainer_class=Spy)
@@ -330,7 +333,7 @@ def test_convert_heals_on_the_column_that_is_named_and_names_its_own_options_in_
 
 @pytest.mark.parametrize(
     ("texts", "message"),
-    [(["w1 w2"] * 60, "at least 100 texts"), (["добрый день"] * 200, r"does not know \d\d% of the texts' pieces")],
+    [(["w1 w2"] * 60, "at least 500 tokens"), (["добрый день"] * 200, r"does not know \d\d% of the texts' pieces")],
     ids=["too few", "another language"],
 )
 def test_texts_that_cannot_heal_are_refused(bert, tmp_path, texts, message):

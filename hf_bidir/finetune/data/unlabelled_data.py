@@ -24,7 +24,8 @@ from hf_bidir.finetune.data.sources import read_table
 from hf_bidir.finetune.data.splits import Splits, find_column, raw_splits, unlabelled_splits
 from hf_bidir.finetune.data.text_data import TEXT_COLUMNS
 
-JOINED = 10_000  # texts joined at once; the remainder, shorter than a block, is dropped
+JOINED = 10_000  # texts joined at once
+SHORT_TEXT = 8  # tokens
 
 
 def read_snippets(data: UnlabelledTextArguments, tokenizer: PreTrainedTokenizerBase) -> Splits:
@@ -52,13 +53,31 @@ def read_snippets(data: UnlabelledTextArguments, tokenizer: PreTrainedTokenizerB
     return _sampled(_with_text(snippets), data)
 
 
+def read_blocks(data: UnlabelledTextArguments, tokenizer: PreTrainedTokenizerBase) -> Splits:
+    """Texts, each followed by the end token, joined and cut into blocks of `max_length` tokens, as `input_ids`.
+
+    The last block can be shorter.
+
+    Raises:
+        InputError: no data, no such file or column, or nothing but empty texts.
+    """
+    documents = _documents(data, read_table)
+    if data.max_eval_samples is not None:  # so many texts, unless they are very short, need not all be cut
+        enough = data.max_eval_samples * max(data.max_length // SHORT_TEXT, 1)
+        documents = _sampled(documents, data, enough)
+    return _sampled(_blocks(documents, tokenizer, data.max_length), data)
+
+
 def read_documents(data: BlockArguments) -> Splits:
     """Read the splits with the column `text`, without blank rows.
 
     Raises:
         InputError: no data, no such file or column, or nothing but empty texts.
     """
-    read_file = partial(read_table, sample_by=data.sample_by)
+    return _documents(data, partial(read_table, sample_by=data.sample_by))
+
+
+def _documents(data: UnlabelledDataArguments, read_file: Callable[[str], Dataset]) -> Splits:
     splits = _columns(data, read_file, data.text_column, TEXT_COLUMNS, Value("string"))
     described = {"input_columns": "text", "desc": "looking for empty texts"}
     return _with_text(splits.map(lambda split: split.filter(_has_text, **described)))
@@ -70,29 +89,43 @@ def cut_into_blocks(splits: Splits, tokenizer: PreTrainedTokenizerBase, data: Bl
     Raises:
         InputError: the tokenizer has no end token, or a split has fewer tokens than a block.
     """
-    end, size = tokenizer.eos_token_id, data.block_size
-    if end is None:
+    if tokenizer.eos_token_id is None:
         raise InputError("expected a tokenizer with a token that ends a text (eos_token), which parts joined texts")
-
-    def tokens_of(texts: list[str]) -> list[int]:
-        rows = tokenizer(texts, return_attention_mask=False, verbose=False)["input_ids"]
-        return [*chain.from_iterable(ids if ids and ids[-1] == end else [*ids, end] for ids in rows)]
-
-    def cut(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
-        tokens = tokens_of(batch["text"])
-        blocks = [tokens[start : start + size] for start in range(0, len(tokens) - size + 1, size)]
-        return {"input_ids": blocks, "labels": blocks}
-
-    options = {"batched": True, "batch_size": JOINED, "remove_columns": "text"}
-    blocks = splits.map(lambda split: split.map(cut, desc=f"cutting blocks of {size} tokens", **options))
+    size = data.block_size
+    blocks = _blocks(splits, tokenizer, size, ("input_ids", "labels"), whole=True)
     for name, split in blocks:
         if len(split) == 0:
-            count = len(tokens_of(getattr(splits, name)["text"][:]))
+            count = len(_joined(tokenizer, getattr(splits, name)["text"][:]))
             raise InputError(
                 f"the {name} split has {count} tokens, fewer than one block of {size}; give more text, or "
                 f"pass --block_size {count} or less"
             )
     return _sampled(blocks, data)
+
+
+def _blocks(
+    splits: Splits,
+    tokenizer: PreTrainedTokenizerBase,
+    size: int,
+    columns: tuple[str, ...] = ("input_ids",),
+    whole: bool = False,
+) -> Splits:
+    """The texts as blocks of tokens, the same in all columns; `whole` drops a last one that is shorter."""
+
+    def cut(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+        tokens = _joined(tokenizer, batch["text"])
+        end = len(tokens) - size + 1 if whole else len(tokens)
+        blocks = [tokens[start : start + size] for start in range(0, end, size)]
+        return dict.fromkeys(columns, blocks)
+
+    options = {"batched": True, "batch_size": JOINED, "remove_columns": "text"}
+    return splits.map(lambda split: split.map(cut, desc=f"cutting blocks of {size} tokens", **options))
+
+
+def _joined(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[int]:
+    """The tokens of all texts, each with the end token after it."""
+    end, rows = tokenizer.eos_token_id, tokenizer(texts, return_attention_mask=False, verbose=False)["input_ids"]
+    return [*chain.from_iterable(ids if ids and ids[-1] == end else [*ids, end] for ids in rows)]
 
 
 def read_unlabelled_images(data: DistillationDataArguments) -> Splits:
@@ -175,10 +208,11 @@ def _one_column(
         return (part if old == role else part.rename_column(old, role)).cast_column(role, kind)
 
 
-def _sampled(splits: Splits, data: UnlabelledDataArguments) -> Splits:
-    """The splits with at most `max_eval_samples` rows of validation, and a note about it."""
-    if data.max_eval_samples is not None and len(splits.validation) > data.max_eval_samples:
-        splits.validation = splits.validation.shuffle(seed=data.split_seed).select(range(data.max_eval_samples))
+def _sampled(splits: Splits, data: UnlabelledDataArguments, rows: int | None = None) -> Splits:
+    """The splits with at most this many rows of validation, by default `max_eval_samples`, and a note about those."""
+    rows = rows or data.max_eval_samples
+    if rows is not None and len(splits.validation) > rows:
+        splits.validation = splits.validation.shuffle(seed=data.split_seed).select(range(rows))
         note = f"Evaluated on a random sample of {data.max_eval_samples}."
         splits.notes += [note] if note not in splits.notes else []
     return splits

@@ -1,5 +1,7 @@
 """Plain text becomes snippets, and images need no labels."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,12 @@ from hf_bidir.common.errors import InputError
 from hf_bidir.explain import read_image
 from hf_bidir.finetune.arguments import DistillationDataArguments, HealingArguments, UnlabelledTextArguments
 from hf_bidir.finetune.data.image_data import new_image_processor
-from hf_bidir.finetune.data.unlabelled_data import read_snippets, read_unlabelled_images, unlabelled_batches
+from hf_bidir.finetune.data.unlabelled_data import (
+    read_blocks,
+    read_snippets,
+    read_unlabelled_images,
+    unlabelled_batches,
+)
 from hf_bidir.finetune.heal import healing_data
 
 WORDS = [f"w{index}" for index in range(40)]
@@ -40,6 +47,19 @@ def test_a_long_text_becomes_snippets_that_hold_every_word_once(tokenizer, tmp_p
     snippets = read_snippets(data, tokenizer).train
     assert [word for snippet in words_of(snippets, tokenizer) for word in snippet] == WORDS
     assert max(map(len, snippets["input_ids"])) == 10
+
+
+def test_blocks_hold_all_texts_in_their_order_with_an_end_after_each_and_only_the_last_is_shorter(tokenizer, tmp_path):
+    texts = [" ".join(WORDS[:7]), " ", WORDS[7], " ".join(WORDS[8:])]
+    files = {name: [table(tmp_path / f"{name}.parquet", texts)] for name in ("train", "validation")}
+    data = UnlabelledTextArguments(train_file=files["train"], validation_file=files["validation"], max_length=16)
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.eos_token = "[SEP]"
+    blocks = read_blocks(data, tokenizer).train["input_ids"]
+    joined = [piece for block in blocks for piece in block]
+    assert joined == [piece for text in texts if text.strip() for piece in tokenizer(text)["input_ids"]]
+    assert {len(block) for block in blocks[:-1]} == {16}
+    assert 0 < len(blocks[-1]) <= 16
 
 
 def test_several_files_are_joined_whatever_their_column_is_called(tokenizer, tmp_path):
